@@ -1,6 +1,6 @@
-"""A plan: how often to save, what that leads to, how sure it is, and what to improve first.
+"""Plan how often to save, what that leads to, how sure it is, and what to improve first.
 
-`ftckpt.planning.models` holds the mathematics; here it is put together for one job. Seconds, bytes
+`ftckpt.planning.models` holds the mathematics; this package applies it to one job. Seconds, bytes
 and fractions throughout.
 
     from ftckpt.planning import rates

@@ -1,4 +1,4 @@
-"""The answer of a plan: the interval, what it leads to, how sure it is, what to improve first."""
+"""Answer a plan's question: the interval, its outcome, its certainty, and improvements."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .quantities import shown_duration
 from .question import IntervalRule, Question
 from .upkeep import Upkeep, UpkeepCost, money_of, upkeep_of
 
-# A save or flush of this many mean times between failures is refused: the models have an answer
-# there too, and it helps nobody.
+# Saves or flushes longer than this many mean times between failures are refused: the models still
+# give an answer there, but a useless one.
 _HOPELESS = 2.0
-# Below this share of useful work no plan is given.
+# Below this share of useful work there is nothing to plan.
 _LEAST_GOODPUT = 1e-3
 
 
@@ -29,13 +29,13 @@ class Interval(NamedTuple):
 
     Attributes:
         exact_s: with the largest goodput.
-        low_s: the same at the most failures that the count allows; None where nothing was counted.
-        high_s: at the fewest.
+        low_s: the same at the upper limit of the failure rate; None without a count.
+        high_s: the same at the lower limit.
         young_s: by Young's rule.
         daly_s: by Daly's.
-        chosen_s: that is advised.
-        steps: the same in training steps.
-        rounding_cost: goodput that is given up for a round number of steps.
+        chosen_s: the advised one.
+        steps: the advised one in training steps.
+        rounding_cost: goodput lost by rounding to whole steps.
     """
 
     exact_s: float
@@ -49,12 +49,11 @@ class Interval(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """What one rule says, and what its interval really leads to.
+    """A rule's interval, and its real outcome.
 
     Attributes:
-        rule: whose.
-        interval_s: its interval.
-        predicted: the goodput that it predicts.
+        interval_s: the rule's interval.
+        predicted: the goodput that the rule predicts.
         exact: the exact goodput there.
     """
 
@@ -65,7 +64,7 @@ class Forecast(NamedTuple):
 
 
 class Improvement(NamedTuple):
-    """What one change would bring.
+    """The effect of one change.
 
     Attributes:
         change: in words.
@@ -85,14 +84,11 @@ class Plan:
     """The answer.
 
     Attributes:
-        question: what was asked.
-        interval: how often to save.
-        outcome: where the wall time goes then.
+        outcome: where the wall time goes at the advised interval.
         goodput_limits: goodput at the confidence limits of the failure rate, the lower first; None
-            where nothing was counted.
-        forecasts: what the rules say.
-        predicted: the goodput that the rule asked for predicts for the interval that is advised.
-        constraints: what holds and what does not.
+            without a count.
+        forecasts: the rules' predictions.
+        predicted: the goodput that the chosen rule predicts for the advised interval.
         improvements: the largest gain first.
         upkeep: of the storage; None without the size of a checkpoint.
         money: None without a price.
@@ -111,10 +107,10 @@ class Plan:
 
 
 def answer(question: Question) -> Plan:
-    """Plan.
+    """Answer a question.
 
     Raises:
-        UsageError: the job cannot make progress, or a number is out of range; a sentence says why.
+        UsageError: the job cannot make progress, or a number is out of range.
     """
     model = question.model
     best = float(solve(model).interval)
@@ -141,10 +137,10 @@ def answer(question: Question) -> Plan:
 
 
 def solve(model: Model) -> Outcome:
-    """Return the interval with the largest goodput, and where the wall time goes with it.
+    """Return the interval with the largest goodput, and its outcome.
 
     Raises:
-        UsageError: the job cannot make progress, or its saves cost nothing; a sentence says why.
+        UsageError: the job cannot make progress, or its saves cost nothing.
     """
     _refuse_hopeless(model)
     best = model.optimum()
@@ -163,7 +159,7 @@ def solve(model: Model) -> Outcome:
 
 
 def _refuse_hopeless(model: Model) -> None:
-    """Refuse a job that fails faster than it can save or restart, and say what takes too long."""
+    """Refuse a job that fails faster than it can save or restart; name what takes too long."""
     limit = _HOPELESS * model.rollback_mtbf
     for name, seconds in (
         ("a save stops training for", model.stall),
@@ -180,10 +176,10 @@ def _refuse_hopeless(model: Model) -> None:
 
 
 def _forecasts(model: Model, best: float) -> tuple[Forecast, ...]:
-    """Return what each rule says that knows this kind of save."""
+    """Return the predictions of the rules that apply to this kind of save."""
     save, mtbf = model.stall, model.rollback_mtbf
     intervals = {IntervalRule.EXACT: best}
-    # The rules know one kind of save, and one that costs something.
+    # The rules know one kind of save, with a cost above 0.
     if not isinstance(model, Tiered) and save > 0:
         young = max(float(classic.young(save, mtbf)), model.least_interval)
         daly = max(float(classic.daly(save, mtbf)), model.least_interval)
@@ -195,7 +191,7 @@ def _forecasts(model: Model, best: float) -> tuple[Forecast, ...]:
 
 
 def _predicted(model: Model, rule: IntervalRule, interval: float) -> float:
-    """Return the goodput that a rule predicts for an interval; Daly's predicts none of its own."""
+    """Return the goodput that a rule predicts for an interval; Daly's has no prediction."""
     save, mtbf, restart, detect = model.stall, model.rollback_mtbf, model.reload, model.detect
     if rule is IntervalRule.YOUNG:
         first = classic.first_order(interval, save, mtbf, restart=restart, detect=detect)
@@ -206,7 +202,7 @@ def _predicted(model: Model, rule: IntervalRule, interval: float) -> float:
 
 
 def _interval(question: Question, best: float, by_rule: dict[str, float]) -> Interval:
-    """Choose: what the user says, else the rule's interval, within the limits, in whole steps."""
+    """Choose the user's interval, else the rule's, within the limits, in whole steps."""
     model, step = question.model, question.step
     if question.rule not in by_rule:
         raise UsageError(
@@ -219,7 +215,7 @@ def _interval(question: Question, best: float, by_rule: dict[str, float]) -> Int
         steps = None if step is None else max(1, round(chosen / step))
     else:
         low, high = question.limits.window(model)
-        # Where both cannot hold, the loss that was asked for wins; the constraint says what breaks.
+        # If both cannot hold, the requested loss wins; the constraint reports the other.
         chosen = min(max(by_rule[question.rule], low), high)
         if step is not None:
             steps = _whole_steps(model, chosen, step, low, high)
@@ -241,7 +237,7 @@ def _interval(question: Question, best: float, by_rule: dict[str, float]) -> Int
 
 
 def _whole_steps(model: Model, interval: float, step: float, low: float, high: float) -> int:
-    """Round to a number of steps that is easy to remember, or just to whole ones within bounds."""
+    """Round to a memorable number of steps, or just to a whole one within the bounds."""
     rounded = rounding.to_steps(
         interval, step, lambda tried: model.outcome(tried).useful, model.least_interval
     )
@@ -261,7 +257,7 @@ def _scaled(question: Question, mtbf: float) -> Model:
 
 
 def _improvements(model: Model, best: Forecast, outcome: Outcome) -> list[Improvement]:
-    """Return the gain of each improvement over the best interval, and of that interval itself."""
+    """Return the gain of each improvement, and of the best interval itself."""
     gain = best.exact - float(outcome.useful)
     found = [Improvement("the best interval", best.interval_s, best.exact, gain)]
     for change, better in model.improvements():
@@ -272,5 +268,5 @@ def _improvements(model: Model, best: Forecast, outcome: Outcome) -> list[Improv
 
 
 def around(interval: float, least: float, factors: Sequence[float]) -> list[float]:
-    """Return intervals around one, ascending, none below `least`, each once."""
+    """Return distinct intervals around one, ascending, none below `least`."""
     return sorted({max(interval * factor, least) for factor in factors})

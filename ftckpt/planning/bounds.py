@@ -1,4 +1,4 @@
-"""Check the limits that a plan must hold to."""
+"""Check the limits that a plan must keep."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from .choose_model import Model, Spot
 from .models import silent
 from .quantities import shown_duration
 
-# The chance that is taken of finding a silent error only when every kept copy has it.
+# Accepted chance of finding a silent error only when every kept copy has it.
 RISK = 0.01
 
 
 class Constraint(NamedTuple):
-    """One thing that must hold.
+    """One condition of a plan.
 
     Attributes:
-        name: what it is about, stable: for scripts.
+        name: stable, for scripts.
         ok: whether it holds.
-        value: what the plan leads to.
-        limit: what it may be at most, or at least where `name` says so.
+        value: of the plan.
+        limit: the most, or the least if `name` says so.
         unit: `s`, `B`, `B/s`, "" for a fraction or a number.
-        advice: what would make it hold; "" where it does.
+        advice: a remedy; "" if it holds.
     """
 
     name: str
@@ -39,16 +39,16 @@ class Constraint(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanBounds:
-    """What was asked; None for nothing.
+    """The requested limits; None for none.
 
     Attributes:
-        max_loss: seconds of work that a failure may cost at most.
-        max_overhead: stall of a save for each second of work.
+        max_loss: seconds of work that a failure may cost.
+        max_overhead: stall of a save per second of work.
         host_ram: bytes of a host for staging snapshots.
-        staged: bytes that the ranks of a host hold of snapshots, all buffers together.
-        keep_last: checkpoints that are kept.
-        detection_latency: mean seconds for which a silent error stays unseen.
-        storage_bw: bytes a second that storage takes.
+        staged: bytes of snapshots that a host's ranks hold, all buffers together.
+        keep_last: number of kept checkpoints.
+        detection_latency: mean seconds until a silent error is noticed.
+        storage_bw: bytes per second that storage accepts.
     """
 
     max_loss: float | None = None
@@ -62,7 +62,7 @@ class PlanBounds:
     def window(self, model: Model) -> tuple[float, float]:
         """Return the shortest and the longest interval that the limits and the model allow.
 
-        A loss that even the flush exceeds allows no interval; it is left to `check` to say so.
+        A loss that even the flush exceeds is left to `check` to report.
         """
         low, high = model.least_interval, math.inf
         if self.max_overhead:
@@ -76,14 +76,7 @@ class PlanBounds:
 def check(
     model: Model, outcome: Outcome, limits: PlanBounds, nbytes: float | None
 ) -> Iterator[Constraint]:
-    """Yield what holds and what does not at the interval of `outcome`.
-
-    Args:
-        model: the job.
-        outcome: at the interval that is advised.
-        limits: what was asked.
-        nbytes: of a checkpoint, where known.
-    """
+    """Yield each condition at the interval of `outcome`; `nbytes` is a checkpoint's size."""
     interval = float(outcome.interval)
     period = interval + model.stall
     flush = model.durable - model.stall

@@ -1,6 +1,6 @@
-"""The models of a job that saves, behind one face: the best interval, and what one leads to.
+"""Models of a job that saves, with one interface: the best interval, and an interval's outcome.
 
-Every time is in seconds. Only the interval of `outcome` may be an array, for curves.
+All times are in seconds. Only the interval of `outcome` may be an array, for curves.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Model(ABC):
 
     Attributes:
         mtbf: mean time between failures.
-        detect: from a failure until it was noticed and what failed was replaced.
+        detect: from a failure until it is noticed and the failed part is replaced.
     """
 
     mtbf: float
@@ -35,26 +35,26 @@ class Model(ABC):
     @property
     @abstractmethod
     def stall(self) -> float:
-        """By how much one save delays training: the C of Young's rule."""
+        """The delay of training by one save: the C of Young's rule."""
 
     @property
     def rollback_mtbf(self) -> float:
-        """Mean time between what throws work away: the M of Young's rule."""
+        """Mean time between losses of work: the M of Young's rule."""
         return self.mtbf
 
     @property
     @abstractmethod
     def reload(self) -> float:
-        """From the replacement until training goes on, at most."""
+        """The longest time from the replacement until training continues."""
 
     @property
     def durable(self) -> float:
-        """From the beginning of a save until its copy can be restarted from."""
+        """The time from the beginning of a save until a restart can use its copy."""
         return self.stall
 
     @property
     def writing(self) -> float:
-        """For how long a save is being written."""
+        """The time during which a save is written."""
         return self.durable
 
     @property
@@ -64,14 +64,14 @@ class Model(ABC):
 
     @abstractmethod
     def optimum(self) -> float:
-        """Return the work between two saves that gives the largest goodput."""
+        """Return the work between two saves with the largest goodput."""
 
     @abstractmethod
     def outcome(self, interval: Real) -> Outcome:
-        """Return where the wall time goes when one saves after every `interval` of work."""
+        """Return where the wall time goes with a save after every `interval` of work."""
 
     def improvements(self) -> Iterator[tuple[str, Model]]:
-        """Yield what could be better and the job for which it is."""
+        """Yield possible improvements, each with the improved job."""
         yield "failures half as often", self.scaled_mtbf(2.0)
         if self.detect:
             yield (
@@ -80,7 +80,7 @@ class Model(ABC):
             )
 
     def scaled_mtbf(self, factor: float) -> Self:
-        """Return the job with the time between its failures multiplied."""
+        """Return the job with its mean time between failures multiplied."""
         return replace(self, mtbf=self.mtbf * factor)
 
 
@@ -89,10 +89,10 @@ class Plain(Model):
     """Exponential failures, saves to one place, blocking or in the background.
 
     Attributes:
-        save: how long training stands still for a save; of a save in the background, its snapshot.
-        flush: how long the copy is written in the background; 0 for a blocking save.
-        slowdown: how much slower training is meanwhile, as a fraction.
-        restart: from the replacement until training goes on.
+        save: pause of training for a save; for a background save, for its snapshot.
+        flush: time of the background write; 0 for a blocking save.
+        slowdown: slowdown of training meanwhile, as a fraction.
+        restart: from the replacement until training continues.
     """
 
     save: float
@@ -102,12 +102,12 @@ class Plain(Model):
 
     @property
     def stall(self) -> float:
-        """By how much one save delays training."""
+        """The delay of training by one save."""
         return self.save + self.slowdown * self.flush
 
     @property
     def reload(self) -> float:
-        """From the replacement until training goes on."""
+        """The restart."""
         return self.restart
 
     @property
@@ -122,7 +122,7 @@ class Plain(Model):
 
     @property
     def least_interval(self) -> float:
-        """The work that is done during one flush."""
+        """The work done during one flush."""
         return float(asynchronous.least_interval(self.flush, self.slowdown))
 
     def optimum(self) -> float:
@@ -150,7 +150,7 @@ class Plain(Model):
         )
 
     def improvements(self) -> Iterator[tuple[str, Model]]:
-        """Yield what could be better and the job for which it is."""
+        """Yield possible improvements, each with the improved job."""
         if self.flush:
             faster = replace(self, save=self.save / 2, flush=self.flush / 2)
             yield "snapshot and flush in half the time", faster
@@ -158,7 +158,7 @@ class Plain(Model):
                 yield "no slowdown while flushing", replace(self, slowdown=0.0)
         else:
             yield "saves in half the time", replace(self, save=self.save / 2)
-            # What asynchronous saves could give at best: the same writing, and no waiting for it.
+            # The limit of asynchronous saves: the same writing, without any pause.
             behind = replace(self, save=0.0, flush=self.save)
             yield "asynchronous saves, at best (no stall at all)", behind
         yield from super().improvements()
@@ -168,17 +168,13 @@ class Plain(Model):
 
 @dataclass(frozen=True, kw_only=True)
 class Spot(Plain):
-    """Machines that are taken away with notice, beside failures.
-
-    Attributes:
-        preemption: how often, with what notice.
-    """
+    """Machines that are preempted with notice, beside failures."""
 
     preemption: Preemption
 
     @cached_property
     def interruptions(self) -> spot.Interruptions:
-        """Interruptions a second, by whether there is time for a save."""
+        """Interruptions per second, by whether there is time for a save."""
         return spot.classify(1 / self.mtbf, self.preemption, self.durable)
 
     @property
@@ -211,7 +207,7 @@ class Spot(Plain):
         )
 
     def improvements(self) -> Iterator[tuple[str, Model]]:
-        """Yield what could be better and the job for which it is."""
+        """Yield possible improvements, each with the improved job."""
         yield from super().improvements()
         fewer = replace(self.preemption, rate=self.preemption.rate / 2)
         yield "preemptions half as often", replace(self, preemption=fewer)
@@ -222,13 +218,13 @@ class Spot(Plain):
 
 @dataclass(frozen=True, kw_only=True)
 class Silent(Model):
-    """Failures and silent errors; every save is verified first, so that each copy is good.
+    """Failures and silent errors; every save is verified first, so every copy is good.
 
     Attributes:
-        save: how long training stands still for a save.
-        verify: how long it stands still to look for errors.
-        silent_rate: silent errors a second.
-        restart: from the replacement until training goes on.
+        save: pause of training for a save.
+        verify: pause to look for errors.
+        silent_rate: silent errors per second.
+        restart: from the replacement until training continues.
     """
 
     save: float
@@ -248,7 +244,7 @@ class Silent(Model):
 
     @property
     def reload(self) -> float:
-        """From the replacement until training goes on."""
+        """The restart."""
         return self.restart
 
     def optimum(self) -> float:
@@ -276,7 +272,7 @@ class Silent(Model):
         )
 
     def improvements(self) -> Iterator[tuple[str, Model]]:
-        """Yield what could be better and the job for which it is."""
+        """Yield possible improvements, each with the improved job."""
         yield "saves in half the time", replace(self, save=self.save / 2)
         yield "verification in half the time", replace(self, verify=self.verify / 2)
         yield "silent errors half as often", replace(self, silent_rate=self.silent_rate / 2)
@@ -287,7 +283,7 @@ class Silent(Model):
 
 @dataclass(frozen=True, kw_only=True)
 class Tiered(Model):
-    """Saves to several places, the cheap ones more often than those that survive everything.
+    """Saves to several places, the cheap ones more often than the durable ones.
 
     Attributes:
         tiers: from the one that survives least to the one that survives everything.
@@ -302,12 +298,12 @@ class Tiered(Model):
 
     @property
     def stall(self) -> float:
-        """What a save to the last tier costs alone: for what Young's rule knows of."""
+        """The cost of a save to the last tier alone, for Young's rule."""
         return self.tiers[-1].cost
 
     @property
     def reload(self) -> float:
-        """From the tier that is slowest to restart from."""
+        """The restart from the slowest tier."""
         return max(tier.restart for tier in self.tiers)
 
     def optimum(self) -> float:
@@ -320,7 +316,7 @@ class Tiered(Model):
         return outcome_of_pattern(pattern, self.mtbf, detect=self.detect)
 
     def improvements(self) -> Iterator[tuple[str, Model]]:
-        """Yield what could be better and the job for which it is."""
+        """Yield possible improvements, each with the improved job."""
         for place, tier in enumerate(self.tiers):
             faster = replace(tier, cost=tier.cost / 2)
             changed = (*self.tiers[:place], faster, *self.tiers[place + 1 :])

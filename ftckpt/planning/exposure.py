@@ -1,11 +1,11 @@
 """Compute from a log how long a job could fail, and how often it did.
 
-From a failure until it is noticed and repaired nothing else can fail, so that this time says
-nothing about the failure rate. Counted as exposure it makes failures look rarer: by a sixth with a
+From a failure until it is noticed and repaired nothing else can fail, so this time says nothing
+about the failure rate. Counted as exposure it makes failures look rarer: by a sixth with a
 detection of 30 minutes and a failure every 3 hours.
 
-Restarts count neither way. Some logs have the failures that strike a restart and others cannot;
-without the restarts and without those failures the rate is right for both.
+Restarts count neither way. Some logs contain the failures that strike a restart, others cannot;
+without restarts and those failures the rate is right for both.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-# Logs with whole seconds put the failure that cuts a restart short up to this far behind its end.
+# In logs with whole seconds, a failure that cuts a restart short may lie this far behind its end.
 _ROUNDED = 1.0
 
 
@@ -23,9 +23,9 @@ class LogEvent(NamedTuple):
 
     Attributes:
         kind: `start`, `end`, `failure`; anything else shows that the job ran.
-        time: in seconds; None where the log has none. Of a failure: when it struck.
-        detect: seconds from a failure until it was noticed and repaired; None where unknown.
-        restart: seconds from there until training went on; None where unknown.
+        time: in seconds; None if the log has none. For a failure: when it struck.
+        detect: seconds from a failure until it was noticed and repaired; None if unknown.
+        restart: seconds from there until training continued; None if unknown.
     """
 
     kind: str
@@ -35,11 +35,11 @@ class LogEvent(NamedTuple):
 
 
 class Exposure(NamedTuple):
-    """What a failure rate is computed from.
+    """The data for a failure rate.
 
     Attributes:
         seconds: in which the job could fail.
-        failures: that struck in this time.
+        failures: in this time.
     """
 
     seconds: float
@@ -51,13 +51,13 @@ def exposure(
 ) -> Exposure:
     """Return how long a job could fail, and how many failures struck in that time.
 
-    The job can fail from a `start` (or the first event, where none precedes it) to an `end` (or the
-    last event), and again when the restart of a failure is over. A `start` without an `end` before
-    it tells of a stop at the event before. A failure that opens the log is not counted.
+    The job can fail from a `start` (or the first event, if no start precedes it) to an `end` (or
+    the last event), and again after the restart of a failure. A `start` without an `end` before it
+    means that the job stopped at the previous event. A failure that opens the log is not counted.
 
     Args:
         events: in any order. Failures without a time are counted, less their detection.
-        detect: seconds for failures that record none; by default the mean of those that do.
+        detect: seconds for failures that record none; default: the mean of those that do.
         restart: the same for restarts.
     """
     failures = [event for event in events if event.kind == "failure"]
@@ -84,18 +84,18 @@ def exposure(
 
 
 class _Clock:
-    """Runs while the job can fail; is told of events in the order of their times."""
+    """Runs while the job can fail; takes events in the order of their times."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self.failures = 0
         self.last = float("-inf")
-        self._since: float | None = None  # the clock runs from here, which may be yet to come
+        self._since: float | None = None  # the clock runs from here, which may be in the future
         self._ended = float("-inf")
-        self._down = False  # nothing but starts came after a failure
+        self._down = False  # only starts came after a failure
 
     def pass_(self, kind: str, time: float, up: float) -> None:
-        """Take an event; `up` is when training goes on after a failure."""
+        """Process an event; `up` is when training continues after a failure."""
         if kind == "start":
             if not self._down:
                 self.close(self.last)
@@ -118,7 +118,7 @@ class _Clock:
 
     def _fail(self, time: float, up: float) -> None:
         if self._since is None:
-            # A process that writes `end` as it dies does so before the failure is logged.
+            # A process may write `end` while it dies, before the failure is logged.
             self.failures += time <= self._ended + _ROUNDED
         elif self._down and self._since > self.last and time <= self._since + _ROUNDED:
             up = max(up, self._since)  # it struck while the job was down

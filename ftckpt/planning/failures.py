@@ -1,7 +1,6 @@
-"""Combine what is known of failures into rates with error bars.
+"""Combine known failure rates, with error bars.
 
-Of failures that were counted, the confidence limits are carried on to everything that follows from
-them; a rate that was given as such is taken to be known.
+Confidence limits of counted failures carry over to every result; a given rate counts as exact.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from .quantities import shown_duration
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Failures that were counted.
+    """Counted failures.
 
     Attributes:
         name: of the cause.
-        failures: how many.
-        seconds: over how long, of a job of the size that is planned for.
+        failures: their number.
+        seconds: of observation, for a job of the planned size.
         detect: seconds after each of them in which nothing else could fail.
     """
 
@@ -33,7 +32,7 @@ class Counted:
 
     @property
     def exposed(self) -> float:
-        """Seconds in which the job could fail.
+        """Return the seconds in which the job could fail.
 
         Raises:
             UsageError: there are none left.
@@ -50,13 +49,13 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """What stops a job.
+    """All failures of a job.
 
     Attributes:
         rates: causes, the most frequent first, and their sum; burn-in included.
-        confidence: of the limits; None where nothing was counted.
-        low: failures a second at the lower limit.
-        high: failures a second at the upper limit.
+        confidence: of the limits; None without a count.
+        low: failures per second at the lower limit.
+        high: failures per second at the upper limit.
     """
 
     rates: rates.Rates
@@ -82,11 +81,11 @@ def combine(
     burn_in: float = 1.0,
     confidence: float = 0.95,
 ) -> Failures:
-    """Add up what stops a job; independent causes add their rates.
+    """Combine a job's failures; rates of independent causes add up.
 
     Args:
-        known: causes whose rate is given.
-        counted: causes whose failures were counted.
+        known: causes with a given rate.
+        counted: causes with counted failures.
         burn_in: factor on every rate, > 0.
         confidence: of the limits, in (0, 1).
 

@@ -1,4 +1,4 @@
-"""Exact confidence limits of a Poisson mean: how sure a counted rate is."""
+"""Exact confidence limits of a Poisson mean."""
 
 from __future__ import annotations
 
@@ -16,12 +16,8 @@ def mean_limits(count: int, confidence: float = 0.95) -> tuple[float, float]:
     degrees of freedom. 0 and 3.69 for no event at 95 %, 381 and 461 for 419. Relative error below
     1e-9.
 
-    Args:
-        count: n, events seen, >= 0.
-        confidence: chance that limits made in this way enclose the mean, in (0, 1).
-
     Raises:
-        UsageError: the count is negative or no whole number, or the confidence is out of range.
+        UsageError: the count is negative or not whole, or the confidence is not in (0, 1).
     """
     if not isinstance(count, int) or count < 0:
         raise UsageError(f"the number of failures must be a whole number, but is {count}")
@@ -35,14 +31,10 @@ def mean_limits(count: int, confidence: float = 0.95) -> tuple[float, float]:
 
 
 def at_least(count: int, mean: float) -> float:
-    """Return the probability of `count` or more events where `mean` are expected.
+    """Return the probability of `count` (>= 1) or more events with mean `mean`.
 
     It is the regularised incomplete gamma function P(count, mean): by its series below the mode,
     and by its continued fraction above (Abramowitz and Stegun, 6.5.29 and 6.5.31).
-
-    Args:
-        count: >= 1.
-        mean: >= 0.
     """
     if mean <= 0:
         return 0.0
@@ -55,7 +47,7 @@ def at_least(count: int, mean: float) -> float:
             term *= mean / k
             total += term
         return weight * total
-    # Lentz's way to evaluate the fraction from its front.
+    # Lentz's method evaluates the fraction from its front.
     b = mean + 1 - count
     c, d = math.inf, 1 / b
     fraction = d
@@ -71,7 +63,7 @@ def at_least(count: int, mean: float) -> float:
 
 
 def _crossing(rising: Callable[[float], float], low: float, high: float) -> float:
-    """Return where a rising function passes 0, by halving."""
+    """Return where a rising function passes 0, by bisection."""
     while high - low > 1e-12 * high:
         middle = (low + high) / 2
         if rising(middle) > 0:

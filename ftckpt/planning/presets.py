@@ -1,7 +1,6 @@
 """Failure rates of published training runs, as data, each with its source.
 
-A preset is somebody else's cluster. It is a starting point where nothing was measured yet, and the
-answer that uses one says so.
+A preset is another cluster: a starting point without own measurements, and the answer says so.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ class Preset:
     """The failures of one published run.
 
     Attributes:
-        name: what `--preset` takes.
-        run: what ran, on what.
-        gpus: size of the cluster; None where the source gives a rate only.
-        failures: how many stopped the job; None where the source gives a rate only.
-        seconds: over how long they were counted.
-        per_gpu: failures a second for each GPU.
-        classes: failures by cause, where the source counts them; they sum to `failures`.
-        source: where the numbers stand.
-        remark: what its user should know.
+        name: the value of `--preset`.
+        run: the training run and its machines.
+        gpus: size of the cluster; None if the source gives only a rate.
+        failures: that stopped the job; None if the source gives only a rate.
+        seconds: of observation.
+        per_gpu: failures per second and GPU.
+        classes: failures by cause, if the source counts them; they sum to `failures`.
+        source: the publication.
+        remark: for its user.
     """
 
     name: str
@@ -56,7 +55,7 @@ def _counted(
 
 
 def _rated(name: str, run: str, per_node_day: float, source: str, remark: str = "") -> Preset:
-    """Return a preset whose source gives failures a node-day, of nodes with 8 GPUs."""
+    """Return a preset from failures per node-day, of nodes with 8 GPUs."""
     return Preset(name, run, None, None, None, per_node_day / 8 / DAY, source, remark)
 
 
@@ -114,10 +113,10 @@ PRESETS: dict[str, Preset] = {
 
 
 def preset(name: str) -> Preset:
-    """Return a preset by its name.
+    """Return a preset by name.
 
     Raises:
-        UsageError: there is none of this name.
+        UsageError: unknown name.
     """
     found = PRESETS.get(name)
     if found is None:

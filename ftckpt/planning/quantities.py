@@ -1,7 +1,8 @@
-"""Quantities as people write them, with their units: `90s`, `5.7TB`, `400Gb/s`, `9%/y`, `419/54d`.
+"""Parse quantities with units: `90s`, `5.7TB`, `400Gb/s`, `9%/y`, `419/54d`.
 
 A unit is required wherever one is possible: a plan that takes minutes for seconds is wrong by a
-factor that nobody sees. Every refusal is a UsageError that names the flag and shows the right form.
+factor that nobody sees. Every function raises UsageError, which names the flag and shows the right
+form, for a missing or unknown unit, another form, or a number out of range.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from typing import NamedTuple
 from ftckpt.errors import UsageError
 from ftckpt.workers import limits
 
-# Lengths of the units of time in seconds; a year is 365 days, as annual failure rates count it.
+# Units of time in seconds; a year is 365 days, as annual failure rates count it.
 SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 HOUR, DAY, YEAR = 3600.0, 86400.0, 365 * 86400.0
 
-# Nothing that is planned for lasts longer (30 million years) or is larger.
+# Upper bounds of any plan (30 million years).
 _MOST_SECONDS, _MOST_BYTES = 1e15, 1e24
 
 _NUMBER = r"(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
@@ -35,11 +36,7 @@ _PERIODS = {"h": HOUR, "d": DAY, "day": DAY, "y": YEAR}
 
 
 def duration(text: str, flag: str) -> float:
-    """Return seconds for `500ms`, `90s`, `5m`, `1.5h`, `54d`; zero is a duration.
-
-    Raises:
-        UsageError: the unit is missing or unknown, or it is not a number that is at least zero.
-    """
+    """Return seconds for `500ms`, `90s`, `5m`, `1.5h`, `54d`; zero is a duration."""
     text = text.strip()
     match = _DURATION.fullmatch(text)
     if match is None or match[2] not in SECONDS:
@@ -58,14 +55,10 @@ def shown_duration(seconds: float) -> str:
 
 
 def size(text: str, flag: str) -> float:
-    """Return bytes for `512MB`, `1.5GiB`, `5.7TB`.
-
-    Raises:
-        UsageError: the unit is missing, unknown, or in bits.
-    """
+    """Return bytes for `512MB`, `1.5GiB`, `5.7TB`; bits are refused."""
     text = text.strip()
     try:
-        # `limits` reads a bare `512M` too, and small b as B; here both would hide a mistake.
+        # `limits` also accepts `512M`, and small b as B; here both would hide a mistake.
         if text[-1:] != "B":
             raise UsageError(text)
         return _within(float(limits.parse_bytes(text)), _MOST_BYTES, text, flag)
@@ -74,11 +67,7 @@ def size(text: str, flag: str) -> float:
 
 
 def bandwidth(text: str, flag: str) -> float:
-    """Return bytes a second for `80GB/s`, `25GiB/s`, or for bits, `400Gb/s`.
-
-    Raises:
-        UsageError: the unit is missing or unknown, or nothing would move.
-    """
+    """Return bytes per second for `80GB/s`, `25GiB/s`, or for bits, `400Gb/s`; above zero."""
     text = text.strip()
     match = _BITS.fullmatch(text)
     if match is not None:
@@ -93,11 +82,7 @@ def bandwidth(text: str, flag: str) -> float:
 
 
 def share(text: str, flag: str) -> float:
-    """Return a fraction in [0, 1] for `5%` or `0.05`.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """Return a fraction in [0, 1] for `5%` or `0.05`."""
     text = text.strip()
     if _BARE.fullmatch(text.removesuffix("%")) is not None:
         value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
@@ -109,11 +94,7 @@ def share(text: str, flag: str) -> float:
 
 
 def factor(text: str, flag: str) -> float:
-    """Return a positive plain number: a ratio, a multiplier.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """Return a positive plain number: a ratio, a multiplier."""
     text = text.strip()
     if _BARE.fullmatch(text) is None or not 0 < float(text) < math.inf:
         raise UsageError(f"{flag} {text}: this is not a number above zero", hint="write 1.5")
@@ -123,13 +104,7 @@ def factor(text: str, flag: str) -> float:
 def count(text: str, flag: str, *, kilo: int = 1000) -> int:
     """Return a whole number above zero: `16384`, `16k`, `70B` (10^9), `405e9`.
 
-    Args:
-        text: as typed.
-        flag: named in the message.
-        kilo: what `k` means; clusters of GPUs are spoken of in 1024s.
-
-    Raises:
-        UsageError: it is none.
+    `kilo` is the value of `k`: clusters of GPUs are counted in 1024s.
     """
     text = text.strip()
     match = _COUNT.fullmatch(text)
@@ -145,18 +120,14 @@ def count(text: str, flag: str, *, kilo: int = 1000) -> int:
 
 
 class Money(NamedTuple):
-    """A price: an amount, and the currency that it was given in (`USD` where none was named)."""
+    """An amount and its currency (`USD` if none was named)."""
 
     amount: float
     currency: str = "USD"
 
 
 def money(text: str, flag: str) -> Money:
-    """Return a price for `2.33`, `$2.33`, `2.10EUR`.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """Return a price for `2.33`, `$2.33`, `2.10EUR`."""
     text = text.strip()
     match = _MONEY.fullmatch(text)
     if match is None or (match[1] and match[3]) or not math.isfinite(float(match[2])):
@@ -165,24 +136,17 @@ def money(text: str, flag: str) -> Money:
 
 
 def failure_rate(text: str, flag: str, *, per_node: int = 8, annual: bool = False) -> float:
-    """Return failures a second of one component, from any of the usual forms.
+    """Return failures per second of one component, from any of the usual forms.
 
     | form | meaning | rate |
     |---|---|---|
     | `50000h` | mean time between failures | 1 / MTBF |
-    | `9%/y` | annual failure rate, linear: failures a year for each component | AFR / 365 d |
+    | `9%/y` | annual failure rate, linear: failures per component and year | AFR / 365 d |
     | `2300FIT` | failures in 10^9 hours | FIT / 10^9 h |
-    | `0.0065/node-day` | failures a day of a node that holds `per_node` of it | x / per_node / d |
-    | `0.5%/day`, `0.005/day` | failures a day of one | x / d |
+    | `0.0065/node-day` | failures per day of a node with `per_node` components | x / per_node / d |
+    | `0.5%/day`, `0.005/day` | failures per day | x / d |
 
-    Args:
-        text: as typed.
-        flag: named in the message.
-        per_node: components in a node, for rates of nodes.
-        annual: whether a share without its period (`9%`) is one a year, as the flag's name says.
-
-    Raises:
-        UsageError: no such form, no period, or a rate that is not above zero.
+    With `annual` a share without its period (`9%`) is per year, as the flag's name says.
     """
     from . import rates
 
@@ -208,23 +172,14 @@ def failure_rate(text: str, flag: str, *, per_node: int = 8, annual: bool = Fals
 
 
 class ObservedFailures(NamedTuple):
-    """Failures that were counted over a time.
-
-    Attributes:
-        failures: how many.
-        seconds: over how long.
-    """
+    """Failures counted over a time in seconds."""
 
     failures: int
     seconds: float
 
 
 def observed(text: str, flag: str) -> ObservedFailures:
-    """Return the failures and the time of `419/54d`.
-
-    Raises:
-        UsageError: it is not of this form, or no time passed.
-    """
+    """Parse `419/54d`."""
     number, slash, time = text.partition("/")
     if not slash or not number.strip().isdecimal():
         raise UsageError(
@@ -241,9 +196,8 @@ class Component(NamedTuple):
     """Parts of one kind.
 
     Attributes:
-        name: what they are.
-        number: how many there are.
-        rate: failures a second of one of them.
+        number: of parts.
+        rate: failures per second of one of them.
     """
 
     name: str
@@ -252,11 +206,7 @@ class Component(NamedTuple):
 
 
 def component(text: str, flag: str, *, per_node: int = 8) -> Component:
-    """Return the parts of `nic=2048@100000h`; the rate in any form of `failure_rate`.
-
-    Raises:
-        UsageError: it is not of this form.
-    """
+    """Parse `nic=2048@100000h`; the rate in any form of `failure_rate`."""
     match = re.fullmatch(r"\s*([^=@\s]+)\s*=([^@]+)@(.+)", text)
     if match is None:
         raise UsageError(
@@ -268,7 +218,7 @@ def component(text: str, flag: str, *, per_node: int = 8) -> Component:
 
 
 def _refused(text: str, flag: str, what: str, forms: Callable[[str], str]) -> UsageError:
-    """Return the error for a text without a unit that is understood; shows it with the unit."""
+    """Return the error for a text without a known unit; it shows the text with a unit."""
     bare = _BARE.fullmatch(text)
     if bare is not None and not text.startswith(("-", "+")):
         return UsageError(f"{flag} {text}: {what} needs its unit", hint=f"write {forms(text)}")

@@ -11,7 +11,7 @@ from .failures import Failures
 
 
 class IntervalRule(StrEnum):
-    """Whose interval is taken, and whose prediction is shown."""
+    """Whose interval is used, and whose prediction is shown."""
 
     EXACT = "exact"
     YOUNG = "young"
@@ -21,20 +21,20 @@ class IntervalRule(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is planned. Times in seconds, sizes in bytes; None for what is not known.
+    """The inputs of a plan. Times in seconds, sizes in bytes; None for unknown.
 
     Attributes:
         model: the job.
-        failures: what stops it, with its error bars.
-        rule: whose interval is taken.
-        interval: work between two saves, where the user decides it.
-        step: of training.
-        limits: what must hold.
+        failures: with their error bars.
+        rule: whose interval is used.
+        interval: work between two saves, if the user chooses it.
+        step: one training step.
+        limits: must hold.
         nbytes: of a checkpoint.
         gpus: of the job.
-        run: length of the run on the wall clock.
-        keep_every: every how manieth checkpoint is kept for good; 0 for none.
-        milestones: other checkpoints that are kept.
+        run: length of the run in wall time.
+        keep_every: every such checkpoint is kept for good; 0 for none.
+        milestones: number of other kept checkpoints.
         gpu_hour: price of one.
         tb_month: price of 10^12 bytes for a month.
     """

@@ -1,7 +1,8 @@
-"""From what is known about failures to failures per second.
+"""Convert known failure figures to failures per second.
 
-Everything that stops the job counts, and rates of independent causes add up:
-1/M = sum of n_i / mtbf_i. Years have 365 days, as in published annual failure rates.
+Everything that stops the job counts, and rates of independent causes add up: 1/M = sum of n_i /
+mtbf_i. Years have 365 days, as in published annual failure rates. `count` is the number of parts,
+>= 0. Every function raises UsageError for an argument that is out of range or not a number.
 """
 
 from __future__ import annotations
@@ -20,15 +21,7 @@ YEAR = 365 * DAY
 
 
 def from_mtbf(mtbf: Real, count: Real = 1) -> Real:
-    """Return count / mtbf: failures per second of `count` parts that fail every `mtbf` seconds.
-
-    Args:
-        mtbf: of one part, seconds, > 0; infinite for one that never fails.
-        count: parts, >= 0.
-
-    Raises:
-        UsageError: an argument is out of range or not a number.
-    """
+    """Return count / mtbf; `mtbf` is of one part, in seconds, > 0; infinite if it never fails."""
     require("the mean time between failures", mtbf, above=0, finite=False)
     return _of(count, 1 / mtbf)
 
@@ -36,41 +29,20 @@ def from_mtbf(mtbf: Real, count: Real = 1) -> Real:
 def from_afr(afr: Real, count: Real = 1) -> Real:
     """Return the rate for an annual failure rate: failures per part and year of 365 days.
 
-    Args:
-        afr: as a fraction: 0.02 for 2 %; may exceed 1, >= 0.
-        count: parts, >= 0.
-
-    Raises:
-        UsageError: an argument is out of range or not a number.
+    `afr` is a fraction: 0.02 for 2 %; it may exceed 1.
     """
     require("the annual failure rate", afr, at_least=0, unit="")
     return _of(count, afr / YEAR)
 
 
 def from_fit(fit: Real, count: Real = 1) -> Real:
-    """Return the rate for failures in time: failures per part and 10^9 hours.
-
-    Args:
-        fit: >= 0.
-        count: parts, >= 0.
-
-    Raises:
-        UsageError: an argument is out of range or not a number.
-    """
+    """Return the rate for failures in time: failures per part and 10^9 hours."""
     require("the failures in time", fit, at_least=0, unit="FIT")
     return _of(count, fit / (1e9 * HOUR))
 
 
 def from_daily(per_day: Real, count: Real = 1) -> Real:
-    """Return the rate for failures per part (or node) and day.
-
-    Args:
-        per_day: failures of one part a day, >= 0.
-        count: parts, >= 0.
-
-    Raises:
-        UsageError: an argument is out of range or not a number.
-    """
+    """Return the rate for failures per part (or node) and day."""
     require("the failures a day", per_day, at_least=0, unit="")
     return _of(count, per_day / DAY)
 
@@ -82,12 +54,7 @@ def _of(count: Real, rate: Real) -> Real:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One kind of failure.
-
-    Attributes:
-        name: as the user calls it: `gpu`, `host`, `software`.
-        per_second: failures of this kind that stop the job, per second.
-    """
+    """One kind of failure; `per_second` counts those that stop the job."""
 
     name: str
     per_second: float
@@ -95,24 +62,19 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """All that stops a job.
-
-    Attributes:
-        causes: as given.
-        per_second: their sum.
-    """
+    """All causes that stop a job, and the sum of their rates."""
 
     causes: tuple[Cause, ...]
     per_second: float
 
     @property
     def mtbf(self) -> float:
-        """Mean seconds between failures; infinite where nothing fails."""
+        """Mean seconds between failures; infinite if nothing fails."""
         return 1 / self.per_second if self.per_second else float("inf")
 
     @property
     def share(self) -> dict[str, float]:
-        """The share of all failures that each cause has; causes of one name together."""
+        """Return each cause's share of all failures; causes of one name together."""
         found: dict[str, float] = {}
         for cause in self.causes:
             part = cause.per_second / self.per_second if self.per_second else 0.0
@@ -121,12 +83,10 @@ class Rates:
 
 
 def combine(causes: Sequence[Cause], burn_in: float = 1.0) -> Rates:
-    """Return the rates of independent causes together.
+    """Return the combined rates of independent causes.
 
-    Args:
-        causes: at least one.
-        burn_in: factor on every rate, > 0. New machines fail more often: parts with a Weibull shape
-            of 0.7 fail 1.25 to 1.4 times as often in their first month.
+    `burn_in` is a factor on every rate, > 0. New machines fail more often: parts with a Weibull
+    shape of 0.7 fail 1.25 to 1.4 times as often in their first month.
 
     Raises:
         UsageError: no cause is given, or a rate is out of range or not a number.
@@ -143,14 +103,13 @@ def combine(causes: Sequence[Cause], burn_in: float = 1.0) -> Rates:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A rate that was counted, and how sure it is.
+    """A counted rate, and its confidence limits.
 
     Attributes:
-        failures: counted.
-        seconds: over which.
+        seconds: of observation.
         confidence: of the limits.
         per_second: the rate, failures / seconds.
-        low: lower limit of the rate; 0 where no failure was seen.
+        low: lower limit of the rate; 0 without failures.
         high: upper limit of the rate.
     """
 
@@ -163,18 +122,11 @@ class Observed:
 
 
 def observed(failures: int, seconds: float, confidence: float = 0.95) -> Observed:
-    """Return the rate of failures that were counted, with exact Poisson limits.
+    """Return the rate of counted failures, with exact Poisson limits.
 
     419 failures in 54 days are one in 3.09 h, with 95 % limits of 2.81 and 3.41 h. The interval
-    goes with the square root: 30 % in the rate are 15 % there.
-
-    Args:
-        failures: how many were seen, >= 0.
-        seconds: in which time, > 0.
-        confidence: in (0, 1).
-
-    Raises:
-        UsageError: an argument is out of range or not a number.
+    goes with the square root: 30 % in the rate are 15 % there. `seconds` > 0; `confidence` in (0,
+    1).
     """
     require("the time of observation", seconds, above=0)
     low, high = poisson.mean_limits(failures, confidence)

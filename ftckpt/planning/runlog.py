@@ -1,4 +1,4 @@
-"""A run's own log of saves and failures, one JSON object a line: the honest source of a plan.
+"""Read a run's own log of saves and failures, one JSON object per line.
 
     {"event": "save", "time": 1767225600, "step": 1000, "seconds": 61.2, "bytes": 5.7e12}
     {"event": "save", "time": "2026-01-01T00:20:00Z", "snapshot": 1.6, "flush": 58.0}
@@ -27,30 +27,30 @@ from ftckpt.strict_json import JsonError, decode
 
 from .exposure import LogEvent, exposure
 
-# A longer line is not a record of an event.
+# Longer lines are not events.
 _LINE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class RunLog:
-    """What a log says, in seconds and bytes; None where it says nothing.
+    """The content of a log, in seconds and bytes; None for what it lacks.
 
     Attributes:
-        saves: how many.
-        failures: how many.
-        classes: failures by what the log calls their class, "" where it says none.
+        saves: their number.
+        failures: their number.
+        classes: failures by the log's class, "" without one.
         span_s: from the start to the end, or from the first time to the last.
-        exposed_s: of this, in which the job could fail: without detection, restarts and the time
-            between an end and the next start.
-        exposed_failures: that struck then.
-        save_s: mean of the time that training waited for a save.
-        snapshot_s: mean of the blocking part of saves that were flushed in the background.
-        flush_s: mean of the background part.
+        exposed_s: the part of it in which the job could fail: without detection, restarts and the
+            time between an end and the next start.
+        exposed_failures: failures in that part.
+        save_s: mean time that training waited for a save.
+        snapshot_s: mean blocking part of background saves.
+        flush_s: mean background part.
         nbytes: of the newest save.
         detect_s: mean from a failure until it was noticed.
-        restart_s: mean from there until training went on.
+        restart_s: mean from there until training continued.
         step_s: median of a step.
-        ignored: lines of other events.
+        ignored: number of lines with other events.
     """
 
     saves: int = 0
@@ -69,7 +69,7 @@ class RunLog:
     ignored: int = 0
 
 
-# The fields of each event that hold numbers, none of them below zero.
+# Numeric fields of each event, none of them below zero.
 _NUMBERS = {
     "save": ("seconds", "snapshot", "flush", "bytes"),
     "failure": ("detect", "restart"),
@@ -82,17 +82,16 @@ _NUMBERS = {
 def read_log(
     lines: Iterable[str], name: str, *, detect: float | None = None, restart: float | None = None
 ) -> RunLog:
-    """Return what a log says; empty lines are skipped, other events counted.
+    """Read a log; empty lines are skipped, other events counted.
 
     Args:
-        lines: of the log, each a JSON object with an `event`.
+        lines: each a JSON object with an `event`.
         name: of the log, for messages.
-        detect: seconds for failures that record none; by default the mean of those that do.
+        detect: seconds for failures that record none; default: the mean of those that do.
         restart: the same for restarts.
 
     Raises:
-        UsageError: a line is not such an object, or a value in it is not a number; the message
-            says which.
+        UsageError: names the line that is not such an object, or the value that is not a number.
     """
     numbers: dict[tuple[str, str], list[float]] = {}
     events: Counter[str] = Counter()

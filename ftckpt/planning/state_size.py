@@ -1,7 +1,7 @@
-"""Compute the bytes of training state of a parameter, by precision and optimizer.
+"""Compute the bytes of training state per parameter, by precision and optimizer.
 
-What a trainer saves for a restart: the weights, the fp32 master where the weights are narrower, and
-the optimizer's moments. Gradients are not saved.
+A trainer saves for a restart: the weights, the fp32 master of narrower weights, and the optimizer's
+moments. Gradients are not saved.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OPTIMIZERS: dict[str, tuple[tuple[str, int], ...]] = {
 
 
 def state_parts(recipe: str) -> tuple[tuple[str, int], ...]:
-    """Return (what, bytes a parameter) of `PRECISION-OPTIMIZER`, such as `bf16-adamw`.
+    """Return (part, bytes per parameter) of `PRECISION-OPTIMIZER`, such as `bf16-adamw`.
 
     `bf16-adamw` is 14 bytes: 2 + 4 + 4 + 4.
 
@@ -47,5 +47,5 @@ def state_parts(recipe: str) -> tuple[tuple[str, int], ...]:
 
 
 def bytes_per_parameter(recipe: str) -> int:
-    """Return the bytes of training state of one parameter (see `state_parts`)."""
+    """Return the bytes of training state per parameter (see `state_parts`)."""
     return sum(size for _, size in state_parts(recipe))

@@ -24,14 +24,7 @@ def simulated(
 ) -> Simulated:
     """Simulate a job that saves after every `interval` seconds of work.
 
-    Args:
-        model: the job; its mean time between failures is the law's to say.
-        interval: seconds of useful work between two saves.
-        law: of the times between failures.
-        runs: independent runs, >= 2.
-        failures: of each run, >= 1.
-        seed: of the random numbers.
-        counter: is told of failures done.
+    `law` replaces the model's mean time between failures; for the others see `simulation.simulate`.
 
     Raises:
         UnsupportedError: silent errors are not simulated.

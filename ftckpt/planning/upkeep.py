@@ -12,7 +12,7 @@ from .question import Question
 
 
 class Upkeep(NamedTuple):
-    """What saving takes of the storage.
+    """Storage for the saves.
 
     Attributes:
         period_s: wall time between two saves, failures aside.
@@ -32,7 +32,7 @@ class Upkeep(NamedTuple):
 
 
 class UpkeepCost(NamedTuple):
-    """What it costs, in the currency of the prices; None for what has no price or no length.
+    """Costs in the currency of the prices; None without a price or a length.
 
     Attributes:
         gpu_per_day: of the whole job.
@@ -50,13 +50,13 @@ class UpkeepCost(NamedTuple):
 
 
 def upkeep_of(question: Question, outcome: Outcome) -> Upkeep | None:
-    """Return what saving takes of the storage; None where the size of a checkpoint is not known."""
+    """Return the storage for the saves; None if the size of a checkpoint is unknown."""
     if question.nbytes is None:
         return None
     model = question.model
     period = float(outcome.interval + model.stall + outcome.waiting)
     saves = None if question.run is None else math.floor(question.run / period)
-    # Without the length of the run nothing says how many every Nth are.
+    # Without the length of the run the number of every-Nth checkpoints is unknown.
     kept = question.limits.keep_last
     if saves is not None:
         kept = storage.kept(saves, kept, question.keep_every, question.milestones)
@@ -71,7 +71,7 @@ def upkeep_of(question: Question, outcome: Outcome) -> Upkeep | None:
 
 
 def money_of(question: Question, outcome: Outcome, upkeep: Upkeep | None) -> UpkeepCost | None:
-    """Return what it costs; None without a price."""
+    """Return the costs; None without a price."""
     if question.gpu_hour is None and question.tb_month is None:
         return None
     day = run = None

@@ -2,8 +2,18 @@
 
 Seconds, bytes and fractions throughout; rates are per second. An interval is always the useful work
 between two saves, without the save itself. Every function of a `Real` takes numbers or numpy arrays
-and broadcasts them; with numbers alone numpy is not imported. Arguments out of range raise
-`UsageError` with a sentence, so that no result is ever not-a-number.
+and broadcasts them; with numbers alone numpy is not imported. Every function raises `UsageError`
+for an argument that is out of range or not a number, so no result is ever not-a-number. Unless a
+docstring says otherwise, the arguments are:
+
+    interval  tau  useful work between two saves, > 0
+    save      C    pause of training for one save, >= 0
+    snapshot  s    pause of training for the snapshot of a background save, >= 0
+    flush     F    from the end of the snapshot until the copy is durable, >= 0
+    slowdown  a    share of training speed lost while flushing, in [0, 1]
+    mtbf      M    mean time between failures that stop the job, > 0; may be infinite
+    restart   R    reloading, >= 0; begun anew when a failure interrupts it
+    detect    D    noticing a failure and replacing the failed part, >= 0; failure-free
 
     from ftckpt.planning.models import exact
     from ftckpt.planning import rates
@@ -12,10 +22,7 @@ and broadcasts them; with numbers alone numpy is not imported. Arguments out of 
     interval = exact.optimum(60.0, mtbf)
     exact.outcome(interval, 60.0, mtbf, restart=480.0, detect=120.0).useful
 
-What is known:       `ftckpt.planning.rates` (`poisson`): units, combination, confidence limits
-How often, and what it leads to, as an `Outcome`:
-                     `exact` blocking saves; `asynchronous`; `tiers`; `silent` errors; `spot`
-                     machines; `classic`: Young, Daly, effective training time ratio
-Whether it is true:  `ftckpt.planning.simulation`: event by event, sharing nothing but `inputs`
-Around it:           `rounding` to steps, `storage`, `compression`, `elastic`, `peers`, `risk`
+`exact` (blocking saves), `asynchronous`, `tiers`, `silent` (errors), `spot` (machines) and
+`classic` (Young, Daly, effective training time ratio) give intervals and their `Outcome`.
+`ftckpt.planning.simulation` checks them event by event, and shares only `inputs` with them.
 """

@@ -1,7 +1,7 @@
-"""The same formula for one number and for an array of them.
+"""The same formula for one number and for an array.
 
-A single answer must not wait for numpy to be imported, and a sweep must not loop in Python. So
-every closed form is written once with the functions below: numbers go to `math`, arrays to numpy.
+A single answer must not wait for the import of numpy, and a sweep must not loop in Python. So every
+closed form uses the functions below: numbers go to `math`, arrays to numpy.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ else:
     Real = Any
 
 
-# No quantity in a plan lies outside; within, no product or quotient of a formula overflows.
+# All quantities of a plan lie within; no product or quotient of a formula overflows there.
 _LARGEST, _SMALLEST = 1e30, 1e-30
 
 
 def exp(x: Real) -> Real:
-    """Return e to the power x; infinity where that is out of range."""
+    """Return e to the power x; infinity on overflow."""
     if isinstance(x, int | float):
         try:
             return math.exp(x)
@@ -38,7 +38,7 @@ def exp(x: Real) -> Real:
 
 
 def expm1(x: Real) -> Real:
-    """Return e to the power x, minus 1, exact for small x; infinity where that is out of range."""
+    """Return e to the power x, minus 1, exact for small x; infinity on overflow."""
     if isinstance(x, int | float):
         try:
             return math.expm1(x)
@@ -69,7 +69,7 @@ def sqrt(x: Real) -> Real:
 
 
 def choose(condition: Any, yes: Real, no: Real) -> Real:
-    """Return `yes` where the condition holds, element by element, else `no`."""
+    """Return `yes` where the condition holds, else `no`, element by element."""
     if isinstance(condition, bool):
         return yes if condition else no
     import numpy as np
@@ -96,7 +96,7 @@ def every(condition: Any) -> bool:
 def exposed(rate: Real, seconds: Real) -> Real:
     """Return the mean time until a failure or the end of `seconds`, whichever is first.
 
-    (1 - e^(-rate seconds)) / rate; `seconds` itself where nothing fails; 1 / rate for endless work.
+    (1 - e^(-rate seconds)) / rate; `seconds` itself if nothing fails; 1 / rate for endless work.
     """
     fails = rate > 0
     divisor = choose(fails, rate, 1.0)
@@ -116,19 +116,19 @@ def require(
 ) -> None:
     """Refuse a value outside its range; not-a-number is outside every range.
 
-    So is what is larger than 1e30 and not infinite, and what must be above 0 and is below 1e-30.
+    Also refuses finite values above 1e30, and values below 1e-30 that must be above 0.
 
     Args:
-        name: what it is, as the sentence begins: `the save cost`.
-        value: to be checked, every element of it.
-        above: it must be larger; 0 or more.
-        at_least: it must not be smaller.
-        at_most: it must not be larger.
+        name: begins the sentence: `the save cost`.
+        value: every element is checked.
+        above: exclusive lower bound; 0 or more.
+        at_least: inclusive lower bound.
+        at_most: inclusive upper bound.
         finite: whether infinity is refused.
         unit: of the value, for the sentence; "" for none.
 
     Raises:
-        UsageError: a sentence with the name, the bound and the first value that breaks it.
+        UsageError: names the bound and the first value that breaks it.
     """
     unit = f" {unit}" if unit else ""
     bounds: list[tuple[Any, str]] = [(value == value, "a number")]

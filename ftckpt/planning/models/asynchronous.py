@@ -1,17 +1,17 @@
 """Saves that block only for a snapshot and are flushed in the background.
 
-Training stands still for the snapshot s; then the flush F goes on while training does, at (1 - a)
-of its speed. The copy is durable, and counts, when its flush is done: what a failure costs is the
-work since the newest *durable* copy, F more than with a blocking save. There is one staging buffer,
-so a snapshot waits until the flush before it is done (back-pressure).
+Training pauses for the snapshot s; then the flush F runs while training continues at (1 - a) of its
+speed. The copy counts once its flush is done: a failure costs the work since the newest *durable*
+copy, F more than with a blocking save. There is one staging buffer, so a snapshot waits until the
+flush before it is done (back-pressure).
 
 Derived from renewals at failures and checked by simulation: saves become durable tau + s + F after
-the restart and every P = max(tau + a F, F) + s from then on, so that
+the restart and every P = max(tau + a F, F) + s from then on, so
 
     goodput = tau e^(-(tau + s + F)/M) / ((1 - e^(-P/M)) (M + D) e^(R/M))
 
-which for F = a = 0 is `exact`. Without waiting it is largest at `exact.optimum` with C = s + a F:
-F multiplies goodput by e^(-F/M) and does not move the optimum, but no save can come more often than
+which for F = a = 0 is `exact`. Without waiting it is largest at `exact.optimum` with C = s + a F: F
+multiplies goodput by e^(-F/M) and does not move the optimum, but saves cannot come more often than
 flushes finish. The first-order interval with an overlapping save is due to Herault and Robert.
 """
 
@@ -24,33 +24,16 @@ from .recovery import divide
 
 
 def least_interval(flush: Real, slowdown: Real = 0.0) -> Real:
-    """Return the work done while one flush runs, (1 - a) F: saving more often has to wait.
-
-    Args:
-        flush: F, seconds, >= 0.
-        slowdown: a, share of training speed lost while flushing, in [0, 1].
-
-    Raises:
-        UsageError: an argument is out of range or not a number.
-    """
+    """Return the work done during one flush, (1 - a) F; more frequent saves wait."""
     _require(0.0, flush, slowdown)
     return (1 - slowdown) * flush
 
 
 def optimum(snapshot: Real, mtbf: Real, *, flush: Real = 0.0, slowdown: Real = 0.0) -> Real:
-    """Return the useful work between two saves, in seconds, that gives the largest goodput.
+    """Return the useful work between two saves with the largest goodput.
 
-    The larger of `exact.optimum` for a cost of s + a F and `least_interval`: where it is the
-    latter, the flush and not the failure rate sets the pace.
-
-    Args:
-        snapshot: s, seconds that training stands still, >= 0.
-        mtbf: M, mean seconds between failures, > 0; may be infinite.
-        flush: F, seconds from the end of the snapshot until the copy is durable, >= 0.
-        slowdown: a, share of training speed lost while flushing, in [0, 1].
-
-    Raises:
-        UsageError: an argument is out of range or not a number.
+    The larger of `exact.optimum` for a cost of s + a F and `least_interval`; in the latter case the
+    flush sets the pace, not the failure rate.
     """
     _require(snapshot, flush, slowdown)
     return larger(exact.optimum(snapshot + slowdown * flush, mtbf), least_interval(flush, slowdown))
@@ -66,29 +49,17 @@ def outcome(
     restart: Real = 0.0,
     detect: Real = 0.0,
 ) -> Outcome:
-    """Return where the wall time goes when one saves after every `interval` seconds of work.
+    """Return where the wall time goes with a save after every `interval` of work.
 
-    An interval below `least_interval` is taken with its waiting. Time lost to the slowdown counts
-    as `save`.
-
-    Args:
-        interval: tau, seconds of useful work between two saves, > 0.
-        snapshot: s, seconds that training stands still, >= 0.
-        mtbf: M, mean seconds between failures, > 0; may be infinite.
-        flush: F, seconds from the end of the snapshot until the copy is durable, >= 0.
-        slowdown: a, share of training speed lost while flushing, in [0, 1].
-        restart: R, seconds, >= 0.
-        detect: D, seconds, >= 0.
-
-    Raises:
-        UsageError: an argument is out of range or not a number.
+    An interval below `least_interval` includes its waiting. Time lost to the slowdown counts as
+    `save`.
     """
     require("the interval", interval, above=0)
     _require(snapshot, flush, slowdown)
     recovery = divide(mtbf, restart, detect)
     rate = 1 / mtbf
     slowed, waited = stall(interval, flush, slowdown)
-    # Between failures, per second of running: chance that there is a durable copy, and copies.
+    # Between failures, per second of running: chance of a durable copy, and number of copies.
     first = exp(-(interval + snapshot + flush) * rate)
     copies = recovery.running * first / exposed(rate, interval + slowed + waited + snapshot)
     later = copies - recovery.running * rate * first  # all but the first wait for a flush
@@ -117,8 +88,8 @@ def first_order(
 ) -> Outcome:
     """Return the first-order sum (s + a F)/P + (P/2 + F + D + R)/M, with P = tau + s + a F.
 
-    Good to 0.1 percentage points where P + F is 2 % of M, off by 3 where it is a third. Arguments
-    and errors as for `outcome`; the interval must leave room for the flush.
+    Good to 0.1 percentage points if P + F is 2 % of M, off by 3 if it is a third. The interval must
+    leave room for the flush.
     """
     _require(snapshot, flush, slowdown)
     require("the mean time between failures", mtbf, above=0)
@@ -140,9 +111,9 @@ def first_order(
 
 
 def stall(interval: Real, flush: Real, slowdown: Real) -> tuple[Real, Real]:
-    """Return how long a period is slowed down by the flush before it, and how long it waits for it.
+    """Return how long the previous flush slows a period down, and how long the period waits for it.
 
-    Both in seconds: min(a F, tau a/(1 - a)), and what is then left of F after the work.
+    Both in seconds: min(a F, tau a/(1 - a)), and the rest of F after the work.
     """
     overtaken = interval < (1 - slowdown) * flush  # the work is done before the flush
     speed = choose(overtaken, 1 - slowdown, 1.0)

@@ -7,11 +7,11 @@ to the last save in the tier that the restart ends with:
     E_i = (1 - q)/l + q E_(i+1) + (1 - q) (V + sum over tiers m of h_m E_(last save in tier m))
 
 V is the mean time of a recovery and h_m the chance that it ends from tier m: a restart from tier j
-that is interrupted by a failure of class c goes on from tier max(j, c).
+that is interrupted by a failure of class c continues from tier max(j, c).
 
-A run of saves between two of tier m + 1 is a `_Block`: linear in the E after it and in the E of
-the saves that it may fall back to. Blocks of one kind follow each other, so that powers of blocks
-take the place of a sum over all saves, and the cost does not depend on how many there are.
+A run of saves between two of tier m + 1 is a `_Block`: linear in the E after it and in the E of the
+saves that it may fall back to. Blocks of one kind follow each other, so powers of blocks replace a
+sum over all saves, and the cost does not depend on their number.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import NamedTuple
 from .arithmetic import Real, choose, exp, expm1, exposed, larger, log1p, smaller
 from .inputs import CopyTier
 
-# A chance below which a job never gets past; its powers, one a tier, can still be divided by.
+# Chance below which a job never passes; its powers, one per tier, are still valid divisors.
 _LEAST = 1e-60
 
 
 class Times(NamedTuple):
-    """Mean seconds that a pattern takes, by what they are spent on."""
+    """Mean seconds of a pattern, by use."""
 
     running: Real
     detection: Real
@@ -47,7 +47,7 @@ class Times(NamedTuple):
 class _Block:
     """E at the start = times + back[m] E(last save in tier m) + onward E at the end.
 
-    The weights add up to 1; each is kept, because a difference from 1 would lose the small ones.
+    The weights add up to 1; each is stored, because a difference from 1 would lose the small ones.
     """
 
     times: Times
@@ -55,7 +55,7 @@ class _Block:
     onward: Real
 
     def then(self, after: _Block) -> _Block:
-        """Return this block with another behind it."""
+        """Return this block followed by another."""
         rest = self.onward
         return _Block(
             self.times.plus(after.times.scaled(rest)),
@@ -64,9 +64,9 @@ class _Block:
         )
 
     def repeated(self, count: Real) -> _Block:
-        """Return `count` such blocks, one behind the other; none for 0."""
+        """Return `count` such blocks in a row; an empty one for 0."""
         leave = sum(self.back)
-        # 1 + r + ... + r^(count - 1) with r = 1 - leave, which may be all but 1, or all but 0.
+        # 1 + r + ... + r^(count - 1) with r = 1 - leave, which may be almost 1 or almost 0.
         some = choose(leave > 0, smaller(leave, 1 - 1e-16), 0.5)
         power = count * log1p(-some)
         total = choose(leave > 0, -expm1(power) / some, count)
@@ -77,7 +77,7 @@ class _Block:
         )
 
     def starting_save_of(self, tier: int) -> _Block:
-        """Return the block with its start put in for the last save in `tier`."""
+        """Return the block with its start substituted for the last save in `tier`."""
         others = [0.0 if m == tier else b for m, b in enumerate(self.back)]
         left = larger(self.onward + sum(others), _LEAST)
         return _Block(
@@ -99,14 +99,14 @@ def cycle(
         tiers: from the cheapest.
         shares: share of failures of each class; they add up to 1.
         interval: w, seconds of useful work before each save.
-        counts: saves into each tier but the last for one into the next.
+        counts: saves into each tier but the last per save into the next.
         rate: l, failures per second.
         detect: D, seconds after each failure.
     """
     recovery, landing = _recovery(tiers, shares, rate, detect)
 
     def block(tier: int, saved: int) -> _Block:
-        """Return what lies between two saves in `tier`, the last of which is in `saved` too."""
+        """Return the block between two saves in `tier`, the last of which is also in `saved`."""
         if tier:
             inner = block(tier - 1, tier - 1).repeated(counts[tier - 1] - 1)
             whole = inner.then(block(tier - 1, saved))
@@ -124,7 +124,7 @@ def cycle(
 def _recovery(
     tiers: Sequence[CopyTier], shares: Sequence[float], rate: Real, detect: Real
 ) -> tuple[Times, list[Real]]:
-    """Return the mean time from a failure to running again, and from which tier that happens."""
+    """Return the mean time from a failure to running again, and the chance of each tier."""
     spent: list[Times] = []
     ends: list[list[Real]] = []
     for number in reversed(range(len(tiers))):

@@ -1,8 +1,8 @@
 """When compressing a checkpoint makes saving it faster.
 
-Compressing first and writing then wins only where storage is slower than Bc (1 - 1/r); where both
-overlap, where it is slower than the codec itself, Bc. (Bc / r is where codec and storage are
-equally busy, which is not the break-even.)
+Compressing first and writing then wins only if storage is slower than Bc (1 - 1/r); if both
+overlap, only if it is slower than the codec itself, Bc. (At Bc / r codec and storage are equally
+busy, which is not the break-even.)
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from .arithmetic import Real, choose, larger, require
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """Save times in seconds, and the storage bandwidths in bytes per second that decide.
+    """Save times in seconds, and the decisive storage bandwidths in bytes per second.
 
     Attributes:
         plain: S/B, without compression.
-        sequential: S/Bc + S/(r B): compressed first, written then.
+        sequential: S/Bc + S/(r B): compressed first, then written.
         pipelined: max(S/Bc, S/(r B)): both at once.
-        sequential_below: compressing first wins where storage is slower than Bc (1 - 1/r).
-        pipelined_below: overlapping wins where storage is slower than Bc; 0 where r <= 1.
+        sequential_below: compressing first wins if storage is slower than Bc (1 - 1/r).
+        pipelined_below: overlapping wins if storage is slower than Bc; 0 if r <= 1.
         balance: Bc/r, where codec and storage are equally busy.
     """
 
@@ -39,11 +39,8 @@ def compare(nbytes: Real, ratio: Real, codec: Real, storage: Real) -> Compressio
     Args:
         nbytes: S, uncompressed bytes, >= 0.
         ratio: r, uncompressed over compressed size, > 0.
-        codec: Bc, uncompressed bytes per second that the codec takes in, > 0.
-        storage: B, bytes per second that storage takes in, > 0.
-
-    Raises:
-        UsageError: an argument is out of range or not a number.
+        codec: Bc, uncompressed bytes per second of the codec, > 0.
+        storage: B, bytes per second of the storage, > 0.
     """
     require("the size", nbytes, at_least=0, unit="B")
     require("the compression ratio", ratio, above=0, unit="")

@@ -1,9 +1,9 @@
-"""Going on with fewer (or more) GPUs: what happens to batch and learning rate, and whether to wait.
+"""Continue with fewer (or more) GPUs: effects on batch and learning rate, and whether to wait.
 
 The global batch is per-GPU batch x accumulation steps x GPUs. Keeping the per-GPU batch changes the
-optimisation; keeping the global batch needs numbers that divide. Where the batch changes, the
-learning rate follows it linearly (SGD; Goyal et al., 2017) or with its square root (Adam and the
-like; Malladi et al., 2022).
+optimisation; keeping the global batch needs numbers that divide. If the batch changes, the learning
+rate follows it linearly (SGD; Goyal et al., 2017) or with its square root (Adam and the like;
+Malladi et al., 2022).
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ _BATCH = "batch, learning rate, steps"
 
 @dataclass(frozen=True, slots=True)
 class ElasticOption:
-    """One way to go on.
+    """One way to continue.
 
     Attributes:
         name: `same-per-gpu`, `same-batch`, `batch-up`, `batch-down`, `accumulate`,
             `accumulate-nearest`, `accumulate-full`.
-        per_gpu: samples a GPU takes in at a time.
-        accumulation: how many such passes make one step.
+        per_gpu: samples per GPU and pass.
+        accumulation: passes per step.
         batch: global batch.
-        batch_change: by what share it is larger (or smaller, negative) than it was.
+        batch_change: relative change of the batch; negative if it shrinks.
         lr_linear: learning rate in proportion to the batch.
         lr_sqrt: learning rate with the square root of the batch.
         steps: factor on the number of steps for the same number of samples.
-        step_time: factor on the time of a step, as far as it is computing.
-        memory: factor on the activations that a GPU holds.
-        keeps: what stays as it was, or nearly: within `NEARLY`, and then it says by how much.
-        changes: what does not.
+        step_time: factor on the computing time of a step.
+        memory: factor on a GPU's activations.
+        keeps: quantities that stay, exactly or within `NEARLY`; then with the change.
+        changes: the other quantities.
     """
 
     name: str
@@ -62,24 +62,24 @@ class ElasticOption:
 def options(
     from_gpus: int, to_gpus: int, batch: int, lr: float, accumulation: int = 1
 ) -> tuple[ElasticOption, ...]:
-    """Return the ways to go on with another number of GPUs.
+    """Return the ways to continue with another number of GPUs.
 
     Args:
         from_gpus: data-parallel GPUs (or replicas) so far, >= 1.
         to_gpus: from now on, >= 1.
         batch: global batch so far; a multiple of `from_gpus * accumulation`.
         lr: learning rate so far, > 0.
-        accumulation: passes in one step so far, >= 1.
+        accumulation: passes per step so far, >= 1.
 
     Returns:
-        In this order, where two come to the same numbers only the first of them:
+        In this order, without later duplicates:
 
         - the per-GPU batch and the passes kept;
-        - the batch kept with as many passes, or rounded up and down to what divides;
-        - with no more memory, the fewest passes that keep the batch nearly, and of those the batch
-          nearest to what it was; the nearest that there is where none is within `NEARLY`;
-        - with no more memory, the nearest batch that there is, in as few passes as it takes;
-        - the per-GPU batch kept, with another number of passes: the one with the nearest batch.
+        - the batch kept with as many passes, or rounded up and down to a divisible number;
+        - with no more memory, the fewest passes that nearly keep the batch, and of those the
+          nearest batch; or the nearest of all if none is within `NEARLY`;
+        - with no more memory, the nearest batch of all, in as few passes as possible;
+        - the per-GPU batch kept, with the number of passes that gives the nearest batch.
 
     Raises:
         UsageError: a number is out of range, or the batch does not divide.
@@ -93,7 +93,7 @@ def options(
     require("the learning rate", lr, above=0, unit="")
     per_gpu = batch // (from_gpus * accumulation)
 
-    # A way, its per-GPU batch and passes, and what it keeps and changes beside the batch.
+    # Name, per-GPU batch, passes, and what else it keeps and changes beside the batch.
     ways = [("same-per-gpu", per_gpu, accumulation, _STEP, "")]
     share, rest = divmod(batch, to_gpus * accumulation)
     if rest:
@@ -135,11 +135,7 @@ def _is_near(batch: int, total: int) -> bool:
 
 
 def percent_change(change: float) -> str:
-    """Return a share as a signed percentage: `+12.5 %`, `-0.78 %`, `0 %` for none at all.
-
-    Args:
-        change: what a number became, divided by what it was, minus 1.
-    """
+    """Return the relative change `change` (new / old - 1) as text: `+12.5 %`, `-0.78 %`, `0 %`."""
     percent = 100 * change
     if not percent:
         return "0 %"
@@ -149,7 +145,7 @@ def percent_change(change: float) -> str:
 
 
 def _told(batch: int, total: int, keeps: str, changes: str) -> tuple[str, str]:
-    """Return what a way keeps and what it changes, with the batch where it belongs."""
+    """Return what a way keeps and changes, with the batch added to one of the two."""
     change = percent_change(total / batch - 1)
     if total == batch:
         keeps = f"{_BATCH}; {keeps}"
@@ -161,10 +157,10 @@ def _told(batch: int, total: int, keeps: str, changes: str) -> tuple[str, str]:
 
 
 def _nearest(batch: int, gpus: int, most: int) -> tuple[int, int]:
-    """Return the per-GPU batch, at most `most`, and passes whose batch is nearest, the fewest.
+    """Return the per-GPU batch (at most `most`) and passes with the nearest batch, the fewest.
 
-    With one sample a pass every multiple of the GPUs can be reached, so that the nearest multiple
-    is the nearest batch; of two as near, the one that takes fewer passes.
+    One sample per pass reaches every multiple of the GPUs, so the nearest multiple is the nearest
+    batch; of two as near, the one with fewer passes.
     """
     below = max(1, batch // gpus)
     found = []
@@ -177,7 +173,6 @@ def _nearest(batch: int, gpus: int, most: int) -> tuple[int, int]:
 
 
 def _largest_divisor(number: int, most: int) -> int:
-    """Return the largest divisor of a number that is at most `most`."""
     best = 1
     for low in range(1, math.isqrt(number) + 1):
         if number % low == 0:
@@ -186,10 +181,10 @@ def _largest_divisor(number: int, most: int) -> int:
 
 
 def _few_passes(batch: int, gpus: int, most: int) -> tuple[int, int] | None:
-    """Return the fewest passes whose batch is nearly kept with at most `most` a GPU at a time.
+    """Return the fewest passes that nearly keep the batch with at most `most` per GPU and pass.
 
-    None where no number of passes does so: where the GPUs alone are many more than the samples, or
-    a step is so few samples a GPU that one more or less is too many.
+    None if no number of passes does: the GPUs are many more than the samples, or a step has so few
+    samples per GPU that one more or less is too many.
     """
     first = max(1, math.floor((1 - NEARLY) * batch / (gpus * most)))
     for passes in range(first, batch // gpus + 2):
@@ -205,9 +200,9 @@ def _few_passes(batch: int, gpus: int, most: int) -> tuple[int, int] | None:
 
 
 def _full_passes(batch: int, a_pass: int, present: int) -> int:
-    """Return the number of passes of a size with the nearest batch, another than there were.
+    """Return the number of passes with the nearest batch, other than the present number.
 
-    As many as there were are taken where they keep the batch, or where nothing else is possible.
+    The present number only if it keeps the batch, or if nothing else is possible.
     """
     below = batch // a_pass
     tried = [n for n in (below, below + 1) if n and (n != present or n * a_pass == batch)]
@@ -215,18 +210,11 @@ def _full_passes(batch: int, a_pass: int, present: int) -> int:
 
 
 def shrink_above(reshard: float, gpus: int, lost: int) -> float:
-    """Return from which waiting time for a spare on it is better to go on without the lost GPUs.
+    """Return the waiting time for a spare above which continuing without the lost GPUs is better.
 
-    2 R / (1 - k/N): going on costs two reshardings, now and when the spare comes, and yields
-    (1 - k/N) of the speed meanwhile; waiting yields nothing.
-
-    Args:
-        reshard: R, seconds to stop, reshard and go on, >= 0.
-        gpus: N, before the loss.
-        lost: k, in [0, N).
-
-    Raises:
-        UsageError: an argument is out of range or not a number.
+    2 R / (1 - k/N): continuing costs two reshardings, now and when the spare comes, and yields (1 -
+    k/N) of the speed meanwhile; waiting yields nothing. `reshard` is R, seconds to stop, reshard
+    and continue, >= 0; `gpus` N, before the loss; `lost` k, in [0, N).
     """
     require("the resharding time", reshard, at_least=0)
     if not 0 <= lost < gpus:

@@ -1,18 +1,18 @@
 """Exponential failures and blocking saves, without approximation: the default model.
 
-Assumes that failures are a Poisson process with mean time `mtbf` between them, and strike during
-work, saving and recovery alike (not while a failure is being detected and the machine replaced).
-Valid for every cost and every interval. A bulk of work `tau` and its save `C` take
+Failures are a Poisson process with mean time `mtbf` between them. They strike during work, saving
+and recovery alike (not during detection and replacement). Valid for every cost and every interval.
+A bulk of work `tau` and its save `C` take
 
     E = (M + D) e^(R/M) (e^((tau + C)/M) - 1)
 
-of wall time on average (Bougeret, Casanova, Rabie, Robert, Vivien, SC 2011); goodput is tau / E.
-It is largest where (1 - tau/M) e^((tau + C)/M) = 1, that is at
+of wall time on average (Bougeret, Casanova, Rabie, Robert, Vivien, SC 2011); goodput is tau / E. It
+is largest where (1 - tau/M) e^((tau + C)/M) = 1, that is at
 
     tau* = M (1 + W0(-e^(-(1 + C/M))))
 
-with Lambert's W, whatever R and D are. Without R and D the least waste is tau* / M.
-With a recovery that cannot fail, E = (M + D + R) (e^((tau + C)/M) - 1) and the optimum is the same.
+with Lambert's W, for any R and D. Without R and D the least waste is tau* / M. With a recovery that
+cannot fail, E = (M + D + R) (e^((tau + C)/M) - 1) and the optimum is the same.
 """
 
 from __future__ import annotations
@@ -33,17 +33,10 @@ _SMALL = 0.1  # below it the series is exact to the last bit, and Newton's resid
 
 
 def optimum(save: Real, mtbf: Real) -> Real:
-    """Return the useful work between two saves, in seconds, that gives the largest goodput.
+    """Return the useful work between two saves with the largest goodput.
 
-    Free of restart and detection time. 0 for a save that costs nothing, infinity where nothing
-    fails, and never above `mtbf`. Relative error below 1e-13.
-
-    Args:
-        save: C, seconds that training stands still for one save, >= 0.
-        mtbf: M, mean seconds between failures that stop the job, > 0; may be infinite.
-
-    Raises:
-        UsageError: an argument is out of range or not a number.
+    It does not depend on restart and detection. 0 for a free save, infinity if nothing fails, and
+    never above `mtbf`. Relative error below 1e-13.
     """
     require("the save cost", save, at_least=0)
     require("the mean time between failures", mtbf, above=0, finite=False)
@@ -55,14 +48,14 @@ def optimum(save: Real, mtbf: Real) -> Real:
 def optimal_share(ratio: Real) -> Real:
     """Return tau*/M for a ratio C/M >= 0: the root x in [0, 1) of -log(1-x) - x = C/M.
 
-    It is the least waste too, where restart and detection cost nothing. Relative error below 1e-13.
+    It is also the least waste if restart and detection cost nothing. Relative error below 1e-13.
     """
     q = sqrt(2 * ratio)
     small = smaller(q, 1.0)
     near = 0.0 * small
     for coefficient in reversed(_SERIES):
         near = (near + coefficient) * small
-    # With g = log(1 - x) = -(x + c): g - (e^g - 1) + c = 0, well conditioned however large c is.
+    # With g = log(1 - x) = -(x + c): g - (e^g - 1) + c = 0, well conditioned for any c.
     c = choose(q < _SMALL, 1.0, ratio)
     g = -(c + choose(q < 1, near, 1.0))
     for _ in range(4):
@@ -79,20 +72,10 @@ def outcome(
     detect: Real = 0.0,
     safe_recovery: bool = False,
 ) -> Outcome:
-    """Return where the wall time goes when one saves after every `interval` seconds of work.
+    """Return where the wall time goes with a save after every `interval` of work.
 
-    Nothing overflows: as the interval grows far beyond `mtbf`, goodput goes to 0.
-
-    Args:
-        interval: tau, seconds of useful work between two saves, > 0.
-        save: C, seconds that training stands still for one save, >= 0.
-        mtbf: M, mean seconds between failures that stop the job, > 0; may be infinite.
-        restart: R, seconds to reload and get going, >= 0; begun anew when it is interrupted.
-        detect: D, seconds to find out and to replace what failed, >= 0; failure-free.
-        safe_recovery: take it that no failure strikes a restart.
-
-    Raises:
-        UsageError: an argument is out of range or not a number.
+    Nothing overflows: as the interval grows far beyond `mtbf`, goodput goes to 0. With
+    `safe_recovery` no failure strikes a restart.
     """
     require("the interval", interval, above=0)
     require("the save cost", save, at_least=0)

@@ -16,14 +16,11 @@ from .arithmetic import Real, require
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What one save and one failure cost, in seconds.
+    """The costs of one save and one failure, in seconds (see the package).
 
     Attributes:
-        save: C, training stands still; for an asynchronous save its snapshot, >= 0.
-        restart: R, reloading after a failure; begun anew when a failure interrupts it, >= 0.
-        detect: D, finding out and replacing what failed; nothing fails meanwhile, >= 0.
-        flush: F, from the end of `save` until the copy is durable, in the background, >= 0.
-        slowdown: a, share of training speed lost while flushing, in [0, 1].
+        save: C; for an asynchronous save its snapshot.
+        flush: F, from the end of `save`.
 
     Raises:
         UsageError: a value is out of range or not a number.
@@ -51,7 +48,7 @@ class CopyTier:
         name: as the user calls it.
         cost: seconds that a save into this tier adds to a save into the tiers below, >= 0.
         restart: seconds to restart from it, >= 0.
-        covers: share of all failures that can be cured from this tier or one below, in (0, 1].
+        covers: share of all failures that this tier or one below survives, in (0, 1].
 
     Raises:
         UsageError: a value is out of range or not a number.
@@ -75,8 +72,8 @@ class Pattern:
     Attributes:
         tiers: in use, from the cheapest; the last survives everything.
         interval: w, seconds of useful work between two saves of the first tier.
-        counts: n_j: of how many saves into tier j one goes into tier j + 1 as well; one number
-            fewer than tiers.
+        counts: n_j: every n_j-th save into tier j also goes into tier j + 1; one number fewer than
+            tiers.
     """
 
     tiers: tuple[CopyTier, ...]
@@ -84,18 +81,18 @@ class Pattern:
     counts: tuple[Real, ...]
 
     def gap(self, tier: int) -> Real:
-        """Return the useful work between two saves into a tier, in seconds; tiers count from 0."""
+        """Return the seconds of useful work between two saves into a tier; tiers count from 0."""
         return self.interval * math.prod(self.counts[:tier])
 
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """Machines that are taken away with notice.
+    """Machines that are preempted with notice.
 
     Attributes:
         rate: preemptions of the job per second, >= 0.
         notice: seconds from the announcement to the end, >= 0.
-        reliability: share of preemptions that are announced at all, in [0, 1].
+        reliability: share of preemptions that are announced, in [0, 1].
 
     Raises:
         UsageError: a value is out of range or not a number.
@@ -112,13 +109,12 @@ class Preemption:
 
 
 def shares(tiers: Sequence[CopyTier]) -> tuple[float, ...]:
-    """Return for each tier the share of failures that it cures and no tier before it does.
+    """Return for each tier the share of failures that it survives and no tier before it does.
 
-    Args:
-        tiers: from the one that survives least to the one that survives everything.
+    `tiers` go from the one that survives least to the one that survives everything.
 
     Raises:
-        UsageError: there is none, they are out of order, or the last does not cover everything.
+        UsageError: there are none, they are out of order, or the last does not cover everything.
     """
     if not tiers:
         raise UsageError("no tier to save to is given")

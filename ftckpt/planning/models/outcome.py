@@ -9,21 +9,21 @@ from .arithmetic import Real
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How wall time divides when one saves after every `interval` seconds of useful work.
+    """Shares of wall time with a save after every `interval` seconds of useful work.
 
-    The six shares are fractions of wall time and add up to 1, in an exact model and in a
-    simulation. A first-order model adds up its losses as if they could not coincide, so that its
-    `useful` may be negative: it is what the formula says, not what happens.
+    The six shares add up to 1 in an exact model and in a simulation. A first-order model adds up
+    its losses as if they could not coincide, so its `useful` may be negative: it shows the formula,
+    not reality.
 
     Attributes:
-        model: whose numbers these are, and by which convention of waste.
+        model: the model, and its convention of waste.
         interval: seconds of useful work between two saves, without the save itself.
         useful: goodput: work that was never thrown away.
-        save: training stood still, or was slowed, for saves that were kept.
+        save: training paused, or was slowed, for saves that were kept.
         lost: work and saves thrown away because a failure came before they were durable.
-        detection: finding out, and replacing what failed.
+        detection: noticing failures and replacing the failed parts.
         restart: reloading, retries included.
-        waiting: training stood still because an earlier save was still being flushed.
+        waiting: training paused because an earlier save was still being flushed.
     """
 
     model: str

@@ -10,17 +10,11 @@ from ftckpt.errors import UsageError
 def survival(machines: int, copies: int, lost: int) -> float:
     """Return the probability that no group lost every copy, when machines are lost together.
 
-    Machines form groups of `copies`, each member holding what the others hold. By inclusion and
-    exclusion over the N/m groups, sum over j of (-1)^j C(N/m, j) C(N - j m, k - j m) / C(N, k), in
-    whole numbers. For 128 machines in pairs: 0.992 for 2 lost at once, 0.793 for 8.
-
-    Args:
-        machines: N, a multiple of `copies`.
-        copies: m, >= 1; 1 means no copy elsewhere.
-        lost: k, machines lost at once, in [0, N], each set of them equally likely.
-
-    Raises:
-        UsageError: the numbers do not fit together.
+    Machines form groups of `copies` m (1: no copy elsewhere), each member holding the others'
+    copies. By inclusion and exclusion over the N/m groups, sum over j of (-1)^j C(N/m, j) C(N - j
+    m, k - j m) / C(N, k), in whole numbers. For 128 machines in pairs: 0.992 for 2 lost at once,
+    0.793 for 8. N = `machines` is a multiple of m; k = `lost` is in [0, N], each set equally
+    likely.
     """
     if machines < 1 or copies < 1 or machines % copies:
         raise UsageError(f"{machines} machines cannot form groups of {copies}")

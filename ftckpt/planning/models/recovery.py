@@ -12,7 +12,7 @@ class RecoveryShares(NamedTuple):
 
     Attributes:
         running: the job works or saves, whether or not that is kept.
-        detection: a failure is being found out and what failed replaced.
+        detection: a failure is noticed and the failed part replaced.
         restart: the job reloads, retries included.
     """
 
@@ -25,17 +25,9 @@ def divide(mtbf: Real, restart: Real, detect: Real, *, safe: bool = False) -> Re
     """Divide wall time between failures into running and recovering, for exponential failures.
 
     After each failure come D seconds in which nothing fails, then R seconds that a failure may
-    interrupt (D follows, and R from its beginning), then the job runs for M on average. A failure
-    comes every M + D seconds, and a restart is finished before one with probability e^(-R/M).
-
-    Args:
-        mtbf: M, mean seconds between failures while the job runs or restarts, > 0, or infinite.
-        restart: R, seconds, >= 0.
-        detect: D, seconds, >= 0.
-        safe: take it that nothing fails during R; then a failure comes every M + D + R.
-
-    Raises:
-        UsageError: an argument is out of range or not a number.
+    interrupt (then D and R start again), then the job runs for M on average. A failure comes every
+    M + D seconds, and a restart finishes before one with probability e^(-R/M). With `safe` nothing
+    fails during R, and a failure comes every M + D + R.
     """
     require("the mean time between failures", mtbf, above=0, finite=False)
     require("the restart time", restart, at_least=0)

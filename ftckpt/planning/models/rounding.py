@@ -1,4 +1,4 @@
-"""From an interval in seconds to a number of steps that one would put into a configuration."""
+"""Convert an interval in seconds to a number of steps for a configuration."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ class RoundedInterval:
         exact: steps without rounding.
         steps: rounded.
         interval: seconds of work in those steps.
-        goodput_lost: goodput at the interval asked for, minus goodput at the rounded one, as a
-            fraction; below 0 where rounding helps.
+        goodput_lost: goodput lost by rounding, as a fraction; below 0 if rounding helps.
     """
 
     exact: float
@@ -29,19 +28,11 @@ class RoundedInterval:
 def to_steps(
     interval: float, step_time: float, goodput: Callable[[float], Real], least: float = 0.0
 ) -> RoundedInterval:
-    """Round an interval to a number of steps that is easy to remember.
+    """Round an interval to a memorable number of steps.
 
     To the nearest multiple of 1, 2 or 5 times a power of ten that is at most a tenth of it, so that
-    it moves by 5 % at most from ten steps on; never below one step, nor below `least`.
-
-    Args:
-        interval: seconds of useful work between two saves, > 0.
-        step_time: seconds of one training step, > 0.
-        goodput: what an interval leads to.
-        least: seconds that the interval must have, because a flush takes as long.
-
-    Raises:
-        UsageError: an argument is out of range or not a number.
+    it moves by 5 % at most from ten steps on; never below one step, nor below `least` seconds, the
+    time of a flush. `step_time` is in seconds, > 0; `goodput` gives an interval's goodput.
     """
     require("the interval", interval, above=0)
     require("the step time", step_time, above=0)

@@ -1,4 +1,4 @@
-"""The largest value of a function with one peak, where no formula says where it is."""
+"""Find the largest value of a function with one peak, without a formula for it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,10 @@ _GOLDEN = (5**0.5 - 1) / 2
 def peak(value: Callable[[Real], Real], guess: Real, factor: float, steps: int = 50) -> Real:
     """Return where `value` is largest between guess / factor and guess * factor.
 
-    By golden section on the logarithm; each step narrows the bracket to 62 %. Near a smooth peak
-    the place is found to half the digits of the value, and the value to all of them.
-
-    Args:
-        value: has one peak there; takes and returns an array where `guess` is one.
-        guess: about where the peak is, > 0.
-        factor: how far off the guess may be, > 1.
-        steps: evaluations.
+    By golden section on the logarithm; each of `steps` evaluations narrows the bracket to 62 %.
+    Near a smooth peak the place is found to half the digits of the value, and the value to all of
+    them. `value` has one peak there, and takes and returns an array if `guess` (> 0) is one;
+    `factor` > 1.
     """
     low, high = 0.0 * guess - 1.0, 0.0 * guess + 1.0  # exponents of `factor`
     left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)

@@ -1,15 +1,17 @@
-"""Errors that nobody notices: verify before each save, so that every copy is good.
+"""Silent errors: verify before each save, so that every copy is good.
 
-A bulk is W of work, a verification V that finds whatever went wrong in it, and a save C. A silent
-error costs the bulk and a restart R; a fail-stop failure costs D besides, and may strike at any
-time. With both kinds exponential,
+A bulk is W of work, a verification V that finds every error in it, and a save C. A silent error
+costs the bulk and a restart R; a fail-stop failure also costs D, and may strike at any time except
+detection. With both kinds exponential, at rates ls per second of work and lf per second,
 
     E = A / (e^(-lf (W + V)) e^(-ls W) e^(-lf C)),   goodput = W / E
 
-where A is the mean time of one attempt with the recovery that follows it. With lf = 0 it is
-(W + V) e^(ls W) + R (e^(ls W) - 1) + C. To first order (Benoit, Robert, Sun et al.)
+where A is the mean time of one attempt with the recovery that follows it. With lf = 0 it is (W + V)
+e^(ls W) + R (e^(ls W) - 1) + C. To first order (Benoit, Robert, Sun et al.)
 
     W* = sqrt((V + C)/(ls + lf/2)),   waste H* = 2 sqrt((V + C)(ls + lf/2)).
+
+`interval` is W, `verify` V, `silent_rate` ls and `failure_rate` lf, each >= 0.
 """
 
 from __future__ import annotations
@@ -26,16 +28,8 @@ def first_order(
 ) -> tuple[Real, Real]:
     """Return the first-order interval in seconds of work, and its waste as a fraction.
 
-    Good while (V + C)(ls + lf/2) is far below 1: at a waste of 14 %, 1 percentage point.
-
-    Args:
-        verify: V, seconds, >= 0.
-        save: C, seconds, >= 0.
-        silent_rate: ls, silent errors per second of work, >= 0.
-        failure_rate: lf, fail-stop failures per second, >= 0.
-
-    Raises:
-        UsageError: an argument is out of range or not a number, or nothing ever fails.
+    Good while (V + C)(ls + lf/2) is far below 1: at a waste of 14 %, 1 percentage point. UsageError
+    also if nothing ever fails.
     """
     _require(verify, save, silent_rate, failure_rate)
     rate = silent_rate + failure_rate / 2
@@ -55,19 +49,8 @@ def outcome(
 ) -> Outcome:
     """Return where the wall time goes when W of work is verified and then saved.
 
-    `save` of the result holds verification and save of the bulks that were kept.
-
-    Args:
-        interval: W, seconds of useful work between two saves, > 0.
-        verify: V, seconds, >= 0.
-        save: C, seconds, >= 0.
-        silent_rate: ls, silent errors per second of work, >= 0.
-        failure_rate: lf, fail-stop failures per second at any time but detection, >= 0.
-        restart: R, seconds, >= 0; begun anew, after D, when a failure interrupts it.
-        detect: D, seconds, >= 0, after fail-stop failures only.
-
-    Raises:
-        UsageError: an argument is out of range or not a number.
+    `save` of the result holds verification and save of the kept bulks. `detect` follows fail-stop
+    failures only.
     """
     require("the interval", interval, above=0)
     _require(verify, save, silent_rate, failure_rate)
@@ -80,7 +63,7 @@ def outcome(
     running = exposed(failure_rate, interval + verify) + saving * exposed(failure_rate, save)
     wrong = -checked * expm1(-silent_rate * interval)
     failed = -expm1(-failure_rate * (interval + verify)) - saving * expm1(-failure_rate * save)
-    # A restart is finished with probability p; each that is not costs D and another one. All times
+    # A restart finishes with probability p; each that does not costs D and another one. All times
     # are multiplied by p, which may be too small to divide by.
     p = exp(-failure_rate * restart)
     running, restarting = running * p, (wrong + failed) * exposed(failure_rate, restart)
@@ -109,8 +92,8 @@ def optimum(
 ) -> Real:
     """Return the work between two verified saves, in seconds, with the largest exact goodput.
 
-    Sought within a factor of 50 of the first-order interval, to about 1e-7. Arguments and errors as
-    for `outcome` and `first_order`; V + C must be above 0.
+    Searched within a factor of 50 of the first-order interval, to about 1e-7. V + C must be above
+    0.
     """
     require("the cost of verifying and saving", verify + save, above=0)
     guess, _ = first_order(verify, save, silent_rate, failure_rate)
@@ -126,15 +109,9 @@ def optimum(
 def unrecoverable(keep_last: Real, period: Real, latency: Real) -> Real:
     """Return the chance that an error is noticed only when every kept copy already has it.
 
-    e^(-k P/m) for errors that are found after an exponentially distributed time.
-
-    Args:
-        keep_last: k, copies that are kept, >= 0.
-        period: P, seconds of wall time between two saves, > 0.
-        latency: m, mean seconds from an error to its discovery, > 0.
-
-    Raises:
-        UsageError: an argument is out of range or not a number.
+    e^(-k P/m) for errors with an exponentially distributed time to discovery: k = `keep_last` kept
+    copies, >= 0; P = `period`, seconds of wall time between two saves, > 0; m = `latency`, mean
+    seconds from an error to its discovery, > 0.
     """
     require("the number of kept checkpoints", keep_last, at_least=0, unit="")
     require("the period", period, above=0)
@@ -143,20 +120,11 @@ def unrecoverable(keep_last: Real, period: Real, latency: Real) -> Real:
 
 
 def keep_last(risk: float, period: float, latency: float) -> int:
-    """Return how many copies must be kept so that `unrecoverable` is at most `risk`.
-
-    Args:
-        risk: the chance to be accepted, in (0, 1].
-        period: P, seconds of wall time between two saves, > 0.
-        latency: m, mean seconds from an error to its discovery, > 0.
-
-    Raises:
-        UsageError: an argument is out of range or not a number.
-    """
+    """Return the number of copies for which `unrecoverable` is at most `risk`, in (0, 1]."""
     require("the accepted risk", risk, above=0, at_most=1, unit="")
     require("the period", period, above=0)
     require("the latency", latency, above=0)
-    # A risk of e^-2 must not need three copies because its logarithm came out as -2.0000000001.
+    # A risk of e^-2 must not need three copies because its logarithm was -2.0000000001.
     return max(1, math.ceil(-math.log(risk) * latency / period - 1e-9))
 
 

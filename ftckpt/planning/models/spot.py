@@ -1,17 +1,17 @@
-"""Machines that may be taken away, with notice.
+"""Machines that may be preempted, with notice.
 
-A preemption announced early enough is answered by a save of its own: what was being saved is
-abandoned, a fresh snapshot is taken and flushed (E = s + F with training stopped), and then come D
-and R as after any failure. Nothing is lost, so announced preemptions do not shorten the interval.
-Notice that is shorter than E, or that does not come, makes a preemption a failure like any other.
+A preemption announced early enough triggers a save of its own: the current save is abandoned, a
+fresh snapshot is taken and flushed (E = s + F with training stopped), and then D and R follow as
+after any failure. Nothing is lost, so announced preemptions do not shorten the interval. With
+notice shorter than E, or none, a preemption is a failure like any other.
 
-To first order tau = sqrt(2 C/u), with u the rate of all that comes unannounced. Exactly, with
+To first order tau = sqrt(2 C/u), with u the rate of all unannounced interruptions. Exactly, with
 exponential times (rates u and a, l = u + a) and counted from one interruption to the next,
 
     goodput = [u K + a (e^(-uE) B + (1 - e^(-uE)) K)] / [1 + a X + l Y]
 
-K: work that is durable at an interruption; B: all work done by then; X: seconds that an emergency
-save takes, or lasts until a failure cuts it short; Y: seconds until the job runs again.
+K: work that is durable at an interruption; B: all work done by then; X: seconds of an emergency
+save, or until a failure cuts it short; Y: seconds until the job runs again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .search import peak
 
 
 class Interruptions(NamedTuple):
-    """Rates per second of what stops a job: unannounced, and announced early enough to save."""
+    """Interruptions per second: unannounced, and announced early enough to save."""
 
     unannounced: Real
     announced: Real
@@ -35,13 +35,8 @@ class Interruptions(NamedTuple):
 def classify(failure_rate: Real, preemption: Preemption, emergency: Real) -> Interruptions:
     """Split failures and preemptions by whether there is time for a save.
 
-    Args:
-        failure_rate: failures per second, >= 0.
-        preemption: rate, notice, and how often there is any.
-        emergency: E, seconds until a save begun at the notice is durable, >= 0.
-
-    Raises:
-        UsageError: an argument is out of range or not a number.
+    `failure_rate` is per second, >= 0; `emergency` is E, seconds until a save begun at the notice
+    is durable, >= 0.
     """
     require("the failure rate", failure_rate, at_least=0, unit="per second")
     require("the emergency save", emergency, at_least=0)
@@ -61,28 +56,16 @@ def outcome(
     restart: Real = 0.0,
     detect: Real = 0.0,
 ) -> Outcome:
-    """Return where the wall time goes when announced preemptions are answered by a save.
+    """Return where the wall time goes when a save answers each announced preemption.
 
     Without any it is `asynchronous.outcome`, and with flush = slowdown = 0 `exact.outcome`. A
-    preemption during an emergency save is part of the one announced.
-
-    Args:
-        interval: tau, seconds of useful work between two saves, > 0.
-        snapshot: s, seconds that training stands still; all of a blocking save, >= 0.
-        unannounced: u, interruptions per second without (enough) notice, >= 0.
-        announced: a, interruptions per second with enough notice, >= 0.
-        flush: F, seconds from the end of the snapshot until the copy is durable, >= 0.
-        slowdown: share of training speed lost while flushing, in [0, 1].
-        restart: R, seconds, >= 0; begun anew, after D, when it is interrupted.
-        detect: D, seconds, >= 0; not interrupted.
-
-    Raises:
-        UsageError: an argument is out of range or not a number.
+    preemption during an emergency save is part of the announced one. `unannounced` (u) and
+    `announced` (a) are interruptions per second, >= 0.
     """
     require("the rate of unannounced interruptions", unannounced, at_least=0, unit="per second")
     require("the rate of announced interruptions", announced, at_least=0, unit="per second")
     rate = unannounced + announced
-    # Validates the rest, and says what is durable at an interruption, per second of running.
+    # Validates the rest, and gives the work durable at an interruption, per second of running.
     steady = asynchronous.outcome(
         interval, snapshot, choose(rate > 0, 1 / choose(rate > 0, rate, 1.0), float("inf")),
         flush=flush, slowdown=slowdown,
@@ -92,7 +75,9 @@ def outcome(
     survives = exp(-unannounced * emergency)
     told = announced / choose(rate > 0, rate, 1.0)
     rescued, rolled = told * survives, 1 - told * survives
-    idle = exp(-restart * rate)  # a restart is finished; the times below are multiplied by it
+    idle = exp(
+        -restart * rate
+    )  # chance that a restart finishes; the times below are multiplied by it
     running = 1 + announced * exposed(unannounced, emergency)
     whole = running * idle + detect * rate - expm1(-restart * rate)
     share = idle / whole
@@ -124,10 +109,9 @@ def optimum(
 ) -> Real:
     """Return the useful work between two saves, in seconds, with the largest exact goodput.
 
-    Sought from a thirtieth to thirty times what `asynchronous.optimum` says for the unannounced
-    alone, to about 1e-7: where announced preemptions come more often than saves would, the interval
-    grows and hardly matters. Arguments and errors as for `outcome`; the snapshot, or the flush,
-    must cost something, and something must come unannounced.
+    Searched from a thirtieth to thirty times `asynchronous.optimum` for the unannounced alone, to
+    about 1e-7: if announced preemptions come more often than saves would, the interval grows and
+    hardly matters. The snapshot or the flush, and the unannounced rate, must be above 0.
     """
     require("the rate of unannounced interruptions", unannounced, above=0, unit="per second")
     floor = asynchronous.least_interval(flush, slowdown)
@@ -146,10 +130,10 @@ def optimum(
 def _progress(
     interval: Real, snapshot: Real, rate: Real, flush: Real, slowdown: Real
 ) -> tuple[Real, Real]:
-    """Return shares of the running time until an interruption that were work, and waiting.
+    """Return the shares of running time until an interruption that were work, and waiting.
 
-    The integral of work speed, and of waiting, over the chance that nothing has happened yet: one
-    first bulk without a flush behind it, and then periods of slowed work, work, wait and snapshot.
+    The integral of work speed, and of waiting, over the chance of no interruption yet: one first
+    bulk without a flush behind it, then periods of slowed work, work, wait and snapshot.
     """
     slowed, waits = asynchronous.stall(interval, flush, slowdown)
     busy = interval + slowed

@@ -1,12 +1,15 @@
-"""Saves into several tiers: cheap copies that survive little, dear ones that survive everything.
+"""Saves into several tiers: cheap copies that survive little, expensive ones that survive all.
 
-Tiers are numbered from 1, the cheapest. A failure is of class j when tier j is the first that cures
-it; classes come with rates l_j, l in all. Every save goes into tier 1, every n_1-th of those into
-tier 2 as well, every n_2-th of those into tier 3, and so on.
+Tiers are numbered from 1, the cheapest. A failure is of class j if tier j is the first that
+survives it; classes have rates l_j, l in all. Every save goes into tier 1, every n_1-th of those
+also into tier 2, every n_2-th of those into tier 3, and so on.
 
 To first order each tier follows Young with its own rate: its saves lie sqrt(2 C_j/l_j) apart, and
 the overheads add up, H = sum of sqrt(2 l_j C_j) (Vaidya; Moody et al., SC 2010; Di, Robert, Vivien
 and Cappello, 2017; Benoit et al., 2017). `outcome` is exact for exponential failures.
+
+`tiers` go from the one that survives least to the one that survives everything; every function
+raises UsageError if no tier covers everything.
 """
 
 from __future__ import annotations
@@ -23,17 +26,17 @@ from .outcome import Outcome
 from .search import peak
 
 _MOST = 10_000  # saves into a tier between two into the next
-_SWEEPS = 4  # each gap hardly depends on the others: three sweeps change nothing visible
+_SWEEPS = 4  # each gap hardly depends on the others: three sweeps suffice
 _MOST_CHANGES = 6  # of a count by one, after rounding: more would gain nothing visible
 
 
 @dataclass(frozen=True, slots=True)
 class FirstOrder:
-    """What the first-order model says for a set of tiers.
+    """The first-order model of a set of tiers.
 
     Attributes:
         gaps: seconds of useful work between two saves into each tier; infinite for a tier that
-            cures nothing that the tier before it does not.
+            survives nothing that the tier before it does not.
         overhead: H, losses per second of useful work without restarts.
     """
 
@@ -46,13 +49,6 @@ def first_order(tiers: Sequence[CopyTier], mtbf: float) -> FirstOrder:
 
     Good to 0.2 percentage points of goodput at an overhead of 7 %; the truth lies between 1 - H and
     1/(1 + H).
-
-    Args:
-        tiers: from the one that survives least to the one that survives everything.
-        mtbf: M, mean seconds between failures of any class, > 0.
-
-    Raises:
-        UsageError: an argument is out of range or not a number, or no tier covers everything.
     """
     require("the mean time between failures", mtbf, above=0)
     rates = [share / mtbf for share in shares(tiers)]
@@ -66,17 +62,9 @@ def first_order(tiers: Sequence[CopyTier], mtbf: float) -> FirstOrder:
 def outcome(pattern: Pattern, mtbf: Real, *, detect: Real = 0.0) -> Outcome:
     """Return where the wall time goes under a pattern: exact for exponential failures.
 
-    Failures strike work, saves and restarts. A restart that is interrupted goes on from the tier
-    that cures both failures; after a restart from tier j the copies of the tiers before it are
-    whole again. The interval and the counts may be arrays.
-
-    Args:
-        pattern: the tiers and how often each is saved to; counts >= 1.
-        mtbf: M, mean seconds between failures of any class, > 0; finite.
-        detect: D, seconds after each failure, >= 0; failure-free.
-
-    Raises:
-        UsageError: an argument is out of range or not a number, or no tier covers everything.
+    Failures strike work, saves and restarts. An interrupted restart continues from the tier that
+    survives both failures; after a restart from tier j the copies of the tiers before it are whole
+    again. The interval and the counts (>= 1) may be arrays; `mtbf` is finite.
     """
     require("the interval", pattern.interval, above=0)
     require("the mean time between failures", mtbf, above=0)
@@ -105,8 +93,8 @@ def select(tiers: Sequence[CopyTier], mtbf: float) -> tuple[CopyTier, ...]:
     """Return the tiers worth saving to: the subset with the least first-order loss.
 
     A tier that is left out passes its failures on to the next. The loss of a subset is the sum of
-    sqrt(2 l_j C_j) + l_j R_j. The first tier that cures everything always stays, and those after
-    it never do. Arguments and errors as for `first_order`.
+    sqrt(2 l_j C_j) + l_j R_j. The first tier that covers everything always stays, and those after
+    it never do.
     """
 
     def loss(kept: Sequence[CopyTier]) -> float:
@@ -129,15 +117,7 @@ def optimum(tiers: Sequence[CopyTier], mtbf: float, *, detect: float = 0.0) -> P
     Begins at the first-order gaps and improves one after the other, with real numbers of saves in
     between; these are rounded, and then changed by one while that gains anything visible. At most
     10,000 saves into one tier come between two into the next. The interval is known to about 1e-5.
-
-    Args:
-        tiers: from the one that survives least to the one that survives everything.
-        mtbf: M, mean seconds between failures of any class, > 0.
-        detect: D, seconds after each failure, >= 0.
-
-    Raises:
-        UsageError: an argument is out of range or not a number, no tier covers everything, or the
-            last tier costs nothing, so that no optimum exists.
+    UsageError also if the last tier costs nothing, because no optimum exists then.
     """
     kept = select(tiers, mtbf)
     require(f"the save cost of tier {kept[-1].name}", kept[-1].cost, above=0)
@@ -157,7 +137,7 @@ def optimum(tiers: Sequence[CopyTier], mtbf: float, *, detect: float = 0.0) -> P
 
 
 def _best_gap(goodput: Callable[[Sequence[Real]], Real], gaps: list[float], place: int) -> float:
-    """Return the best gap of one tier, between those of the tiers before and behind it."""
+    """Return the best gap of one tier, between those of its neighbours."""
     low = max(gaps[place] / 4, gaps[place - 1] if place else 0.0)
     high = gaps[place] * 4
     if place + 1 < len(gaps):
@@ -171,7 +151,7 @@ def _best_gap(goodput: Callable[[Sequence[Real]], Real], gaps: list[float], plac
 def _best_counts(
     kept: tuple[CopyTier, ...], counts: tuple[int, ...], interval: float, mtbf: float, detect: float
 ) -> Pattern:
-    """Return the best pattern that no change of one count by one improves."""
+    """Return a pattern that no change of one count by one improves."""
 
     def best(counts: tuple[int, ...], guess: float) -> tuple[float, Pattern]:
         def goodput(interval: Real) -> Real:

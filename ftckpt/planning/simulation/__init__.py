@@ -1,4 +1,4 @@
-"""Runs of a job with failures: an independent check of the closed forms, and more than they know.
+"""Simulate a job with failures: an independent check of the closed forms, and more general.
 
     from ftckpt.planning.models.inputs import Costs
     from ftckpt.planning.models import exact
@@ -7,12 +7,15 @@
     found = simulation.simulate(1350.0, Costs(120.0, restart=300.0), simulation.Exponential(7200.0))
     simulation.agreement(exact.outcome(1350.0, 120.0, 7200.0, restart=300.0).useful, found)
 
-Times between failures are drawn from a law, and what happens until then is looked up on a timeline
-that was walked through event by event: work, waiting, snapshot, flush. Nothing is shared with the
-closed forms but the records in `inputs`. Every second goes to an account, and the accounts must add
-up to the wall time to 1e-9. Runs are computed side by side in numpy, failure by failure.
+Times between failures are drawn from a law, and the events until then come from a timeline: work,
+waiting, snapshot, flush. The simulation shares only the records in `inputs` with the closed forms.
+Every second goes to an account, and the accounts must add up to the wall time to 1e-9. Runs are
+computed side by side in numpy, failure by failure.
 
-The platform is as new after each failure; failures strike restarts too, but not detection.
+The platform is as new after each failure; failures also strike restarts, but not detection.
+
+Every function takes `runs` >= 2 independent runs, a `seed` (the same seed gives the same result),
+and raises UsageError for an argument that is out of range or not a number.
 """
 
 from __future__ import annotations
@@ -64,20 +67,9 @@ def simulate(
 ) -> Simulated:
     """Simulate long runs that save after every `interval` seconds of work.
 
-    Args:
-        interval: tau, seconds of useful work between two saves, > 0; where it is shorter than the
-            flush leaves room for, the simulated job waits.
-        costs: of a save and a failure.
-        law: of the times between failures.
-        preemption: machines taken away besides; announced ones are answered by a save that takes
-            snapshot and flush. They count as failures in `failures`.
-        runs: independent runs, >= 2.
-        failures: of each run, >= 1.
-        seed: of the random numbers; the same seed gives the same result.
-        counter: is told of failures done.
-
-    Raises:
-        UsageError: an argument is out of range or not a number.
+    If the interval is shorter than the flush allows, the simulated job waits. A save of snapshot
+    and flush answers each announced `preemption`; preemptions count in `failures` (of each run, >=
+    1).
     """
     require("the interval", interval, above=0)
     rng = _generator(runs, failures, seed)
@@ -101,19 +93,9 @@ def simulate_tiers(
     seed: int = 0,
     counter: Counter = NULL,
 ) -> Simulated:
-    """Simulate long runs that save to several tiers.
+    """Simulate long runs that save to several tiers; the pattern's counts are whole numbers.
 
-    Args:
-        pattern: the tiers, the interval, and whole numbers of saves.
-        law: of the times between failures of any class.
-        detect: D, seconds after each failure, >= 0.
-        runs: independent runs, >= 2.
-        failures: of each run, >= 1.
-        seed: of the random numbers; the same seed gives the same result.
-        counter: is told of failures done.
-
-    Raises:
-        UsageError: an argument is out of range or not a number.
+    `law` gives the times between failures of any class; `detect` is D, seconds after each.
     """
     rng = _generator(runs, failures, seed)
     jobs = Jobs(_timeline(pattern), _recovery(pattern, detect), runs)
@@ -132,20 +114,10 @@ def complete(
     seed: int = 0,
     counter: Counter = NULL,
 ) -> Completion:
-    """Simulate a job of a given size from its beginning to its end.
+    """Simulate a job of `work` useful seconds (> 0) from its beginning to its end.
 
-    Args:
-        work: useful seconds that it needs, > 0.
-        plan: interval and costs, or a pattern of tiers.
-        law: of the times between failures.
-        detect: D, seconds after each failure, for a pattern; costs bring their own.
-        runs: independent runs, >= 2.
-        seed: of the random numbers; the same seed gives the same result.
-        counter: is told of runs done.
-
-    Raises:
-        UsageError: an argument is out of range or not a number, or the job is not done after
-            65,536 failures.
+    `plan` is interval and costs, or a pattern of tiers; `detect` is for a pattern, because costs
+    have their own. UsageError also if the job is not done after 65,536 failures.
     """
     require("the work", work, above=0)
     rng = _generator(runs, 1, seed)
@@ -166,7 +138,7 @@ def _generator(runs: int, failures: int, seed: int) -> np.random.Generator:
 
     require("the number of runs", runs, at_least=2, unit="")
     require("the number of failures", failures, at_least=1, unit="")
-    # Bit generator of its own: half again as fast as the default for exponential times.
+    # Its own bit generator: half again as fast as the default for exponential times.
     return np.random.Generator(np.random.SFC64(seed))
 
 

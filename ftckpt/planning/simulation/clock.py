@@ -30,7 +30,7 @@ class Clock:
         self.ends = np.concatenate(([0.0], np.cumsum([bulk.seconds for bulk in cycle])))
         self._stalls = np.concatenate(([0.0], np.cumsum([bulk.stalled for bulk in cycle])))
         self._waits = np.concatenate(([0.0], np.cumsum([bulk.waiting for bulk in cycle])))
-        # What the first bulk after a restart is shorter by.
+        # The first bulk after a restart is shorter by this.
         self.head = cycle[0].seconds - timeline.first.seconds
         self._head_stall = cycle[0].stalled - timeline.first.stalled
         self._head_wait = cycle[0].waiting - timeline.first.waiting
@@ -38,7 +38,7 @@ class Clock:
         self._first, self._behind = _Course(timeline.first), _Course(cycle[0])
 
     def durable(self, place: Places, seconds: Floats) -> Places:
-        """Return how many saves are durable a number of seconds after a restart at a place."""
+        """Return the number of durable saves some seconds after a restart at a place."""
         import numpy as np
 
         total = self._sum(self.ends, place) + (seconds + (self.head - self.delay))
@@ -50,19 +50,19 @@ class Clock:
         return found
 
     def seconds(self, place: Places, saves: Places) -> Floats:
-        """Return how long a number of saves takes after a restart at a place."""
+        """Return the time of a number of saves after a restart at a place."""
         return self._between(self.ends, place, saves) - self.head * (saves > 0)
 
     def stalled(self, place: Places, saves: Places) -> Floats:
-        """Return how much of `seconds` went into saving."""
+        """Return the part of `seconds` spent on saving."""
         return self._between(self._stalls, place, saves) - self._head_stall * (saves > 0)
 
     def waited(self, place: Places, saves: Places) -> Floats:
-        """Return how much of `seconds` was waiting for a flush."""
+        """Return the part of `seconds` spent waiting for a flush."""
         return self._between(self._waits, place, saves) - self._head_wait * (saves > 0)
 
     def progress(self, seconds: Floats) -> tuple[Floats, Floats]:
-        """Return work done and time waited a number of seconds after a restart, durable or not.
+        """Return work done and time waited some seconds after a restart, durable or not.
 
         For a timeline of one bulk.
         """

@@ -1,4 +1,4 @@
-"""A job of a given size: how long it takes, and not only on average."""
+"""A job of a given size: the distribution of its time."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def run(
     rng: np.random.Generator,
     counter: Counter,
 ) -> TimeLedger:
-    """Let every run begin afresh and go on until so much work is done; return where time went.
+    """Run until every run has done so much work; return where the time went.
 
-    `jobs` must keep places. Runs that are done go on until the last one is, and are not looked at.
+    `jobs` must keep places. Finished runs continue until the last one is done, and are ignored.
 
     Raises:
         UsageError: a run is not done after `MOST_FAILURES`.
@@ -39,7 +39,7 @@ def run(
 
     clock, runs = jobs.clock, len(jobs.place)
     bulks = math.ceil(work / timeline.work * (1 - 1e-12))
-    rest = work - (bulks - 1) * timeline.work  # after the last save that is needed
+    rest = work - (bulks - 1) * timeline.work  # after the last needed save
     alone, behind = timeline.first.time_of(rest), timeline.cycle[0].time_of(rest)
     jobs.need = np.zeros(runs)  # there is nothing to restart from yet
     final, waits = TimeLedger(runs), np.ones(runs, dtype=bool)

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What follows a failure.
+    """The recovery from failures.
 
     Attributes:
         detect: seconds in which nothing fails.
         restarts: seconds to restart from each tier; begun anew when a failure interrupts it.
-        shares: how often each tier is the first that cures a failure.
-        spans: how many saves lie between two that go into each tier.
+        shares: share of failures for which each tier is the first that survives.
+        spans: number of saves between two that go into each tier.
     """
 
     detect: float
@@ -37,10 +37,9 @@ class Jobs:
     """The state of all runs: how far each has come, and which tier it restarts from.
 
     Attributes:
-        clock: how far a job comes in a time.
-        ledger: where its time went.
-        place: saves that each run could go back to, since its beginning. Saves are as good as each
-            other where there is one tier, and are then not counted unless `keep_place`.
+        ledger: where the time went.
+        place: saves since the beginning that each run could go back to. With one tier all saves are
+            equal, and are not counted unless `keep_place`.
         need: seconds that each run must restart before it runs.
         several: whether there is more than one tier.
     """
@@ -63,7 +62,7 @@ class Jobs:
         self._keep_place = keep_place or self.several
 
     def causes(self, rng: np.random.Generator, rows: int) -> npt.NDArray[np.int64] | None:
-        """Draw which tier each failure needs, one row an event; None where there is one tier."""
+        """Draw the tier that each failure needs, one row per event; None with one tier."""
         import numpy as np
 
         if not self.several:
@@ -80,7 +79,7 @@ class Jobs:
         restarted = np.minimum(gap, self.need)
         running = gap - restarted
         runs = gap > self.need
-        # A restart that is interrupted lets no save become durable, however short saves are.
+        # During an interrupted restart no save becomes durable, however short saves are.
         saves = clock.durable(self.place, running) * runs
         ledger.restart += restarted
         ledger.lost += running - clock.seconds(self.place, saves)
@@ -105,8 +104,8 @@ class Jobs:
         Args:
             gap: seconds until it is interrupted.
             announced: whether that is a preemption with time enough to save.
-            spoilt: seconds after it until something else comes that ends a save.
-            emergency: seconds that a save takes then.
+            spoilt: seconds after it until another event ends a save.
+            emergency: seconds of a save then.
         """
         import numpy as np
 
@@ -131,7 +130,7 @@ class Jobs:
         ledger.wall += gap + saving + self._detect
 
     def _go_back(self, saves: npt.NDArray[np.int64]) -> None:
-        """Lose the newest saves of each run, which the tier that it restarts from does not have."""
+        """Lose the newest saves of each run that its restart tier does not have."""
         ledger, clock = self.ledger, self.clock
         self.place -= saves
         ledger.lost += clock.seconds(self.place, saves)

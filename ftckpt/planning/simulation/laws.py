@@ -1,6 +1,7 @@
 """Laws of the time until the next failure, to draw from.
 
 Times count while the job runs, saves or restarts; the whole platform is as new after each failure.
+Means are seconds, > 0.
 """
 
 from __future__ import annotations
@@ -26,23 +27,19 @@ class Law(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called, with its parameters, in an answer."""
+        """Name and parameters, for an answer."""
 
     @property
     def mean(self) -> float:
         """Mean seconds between failures."""
 
     def sampler(self, rng: np.random.Generator, runs: int) -> Sampler:
-        """Return a function that draws the next times of each run, one row an event."""
+        """Return a function that draws the next times of each run, one row per event."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exponential:
-    """Failures without memory.
-
-    Attributes:
-        mean: seconds, > 0.
-    """
+    """Failures without memory."""
 
     mean: float
 
@@ -51,21 +48,19 @@ class Exponential:
 
     @property
     def name(self) -> str:
-        """What it is called in an answer."""
+        """Return the name for an answer."""
         return "exponential failures"
 
     def sampler(self, rng: np.random.Generator, runs: int) -> Sampler:
-        """Draw by the ziggurat method of numpy."""
+        """Draw by numpy's ziggurat method."""
         return lambda events: rng.exponential(self.mean, (events, runs))
 
 
 @dataclass(frozen=True, slots=True)
 class Weibull:
-    """Failures that come in bunches (shape below 1: a falling hazard) or by wear (above 1).
+    """Failures in bunches (shape k below 1: a falling hazard) or by wear (above 1).
 
-    Attributes:
-        mean: seconds, > 0.
-        shape: k, > 0; 0.7 to 0.8 fits large clusters (Schroeder and Gibson, 2006).
+    k of 0.7 to 0.8 fits large clusters (Schroeder and Gibson, 2006).
     """
 
     mean: float
@@ -77,7 +72,7 @@ class Weibull:
 
     @property
     def name(self) -> str:
-        """What it is called in an answer."""
+        """Return the name for an answer."""
         return f"Weibull failures of shape {self.shape:g}"
 
     def sampler(self, rng: np.random.Generator, runs: int) -> Sampler:
@@ -88,12 +83,7 @@ class Weibull:
 
 @dataclass(frozen=True, slots=True)
 class Lognormal:
-    """Times whose logarithm is normal.
-
-    Attributes:
-        mean: seconds, > 0.
-        sigma: standard deviation of the natural logarithm, > 0.
-    """
+    """Times whose natural logarithm is normal, with standard deviation `sigma` > 0."""
 
     mean: float
     sigma: float
@@ -104,7 +94,7 @@ class Lognormal:
 
     @property
     def name(self) -> str:
-        """What it is called in an answer."""
+        """Return the name for an answer."""
         return f"lognormal failures of sigma {self.sigma:g}"
 
     def sampler(self, rng: np.random.Generator, runs: int) -> Sampler:
@@ -114,16 +104,13 @@ class Lognormal:
 
 
 class Trace:
-    """Times as they were observed, replayed in their order from a random place, round and round."""
+    """Observed times, replayed in their order from a random place, cyclically."""
 
     def __init__(self, gaps: Sequence[float]) -> None:
-        """Take observed times.
-
-        Args:
-            gaps: seconds from each failure to the next, each > 0.
+        """Take observed times: seconds from each failure to the next, each > 0.
 
         Raises:
-            UsageError: there is none, or one is not above 0.
+            UsageError: there are none, or one is not above 0.
         """
         if not gaps:
             raise UsageError("the trace holds no failure")
@@ -133,7 +120,7 @@ class Trace:
 
     @property
     def name(self) -> str:
-        """What it is called in an answer."""
+        """Return the name for an answer."""
         return f"trace of {len(self.gaps)} failures"
 
     @property
@@ -142,7 +129,7 @@ class Trace:
         return math.fsum(self.gaps) / len(self.gaps)
 
     def sampler(self, rng: np.random.Generator, runs: int) -> Sampler:
-        """Give each run a place of its own to begin at."""
+        """Start each run at its own random place."""
         import numpy as np
 
         gaps = np.array(self.gaps)

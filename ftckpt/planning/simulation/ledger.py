@@ -16,10 +16,10 @@ ACCOUNTS = ("useful", "save", "lost", "detection", "restart", "waiting")
 
 
 class TimeLedger:
-    """Seconds by account, one number a run.
+    """Seconds by account, one number per run.
 
-    `wall` is counted by what the failure clock says and the accounts by what the job did, so that
-    `check` can find a second that was forgotten or counted twice.
+    `wall` follows the failure clock and the accounts follow the job, so `check` finds a second that
+    was forgotten or counted twice.
     """
 
     def __init__(self, runs: int) -> None:
@@ -35,13 +35,13 @@ class TimeLedger:
         self.segments = 0
 
     def clear(self) -> None:
-        """Begin to count anew. What is thrown away later may make an account fall below 0."""
+        """Reset the counts. Work discarded later may make an account fall below 0."""
         for account in (*ACCOUNTS, "wall"):
             getattr(self, account)[:] = 0.0
         self.segments = 0
 
     def copy(self, other: TimeLedger, which: npt.NDArray[np.bool_]) -> None:
-        """Take over the accounts and the wall time of some runs."""
+        """Copy the accounts and the wall time of some runs."""
         for account in (*ACCOUNTS, "wall"):
             getattr(self, account)[which] = getattr(other, account)[which]
 

@@ -21,9 +21,7 @@ class Simulated:
         outcome: shares of the wall time of all runs together; `outcome.useful` is the mean goodput.
         error: standard error of the mean goodput.
         spread: standard deviation of the goodput of single runs.
-        p10: a tenth of the runs has less goodput.
-        p90: a tenth of the runs has more.
-        runs: how many.
+        p10: a tenth of the runs has less goodput; p90: a tenth has more.
         failures: of all runs together, preemptions included.
         segments: bulks of work that were begun, in all runs.
         seconds: wall time, in all runs.
@@ -55,10 +53,7 @@ class Completion:
         mean: mean time to finish.
         error: its standard error.
         spread: standard deviation of single runs.
-        p10: a tenth of the runs is faster.
-        p50: half of them are.
-        p90: all but a tenth are.
-        runs: how many.
+        p10: a tenth of the runs is faster; p50: half of them; p90: all but a tenth.
         goodput: work of all runs over their time.
     """
 
@@ -74,7 +69,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Whether a closed form and a simulation say the same.
+    """Whether a closed form and a simulation agree.
 
     Attributes:
         closed: goodput by the closed form.
@@ -94,18 +89,14 @@ class Agreement:
 
 
 def agreement(closed: float, simulated: Simulated) -> Agreement:
-    """Hold a closed form against a simulation.
-
-    Args:
-        closed: goodput by a closed form, a fraction.
-        simulated: runs of the same job.
+    """Compare a closed form's goodput, a fraction, with a simulation of the same job.
 
     Raises:
         UsageError: the goodput is not a number.
     """
     require("the goodput", closed, at_most=1, unit="")
     gap = simulated.mean - closed
-    # Rounding alone tells them apart where nothing spreads at all.
+    # Without any spread, rounding alone would separate them.
     error = max(simulated.error, 1e-12)
     z = gap / error
     agrees = abs(z) <= _MOST_ERRORS
@@ -124,10 +115,10 @@ def agreement(closed: float, simulated: Simulated) -> Agreement:
 
 
 def summarised(ledger: TimeLedger, interval: float, law: str, failures: int) -> Simulated:
-    """Return what the ledger of long runs says.
+    """Summarise the ledger of long runs.
 
-    The mean is useful time over wall time of all runs, so that no run counts for more than its
-    time, with the standard error of such a ratio.
+    The mean is useful time over wall time of all runs, so each run is weighted by its time, with
+    the standard error of such a ratio.
     """
     import numpy as np
 
@@ -161,7 +152,7 @@ def summarised(ledger: TimeLedger, interval: float, law: str, failures: int) -> 
 
 
 def completed(ledger: TimeLedger) -> Completion:
-    """Return what the ledger of finished jobs says."""
+    """Summarise the ledger of finished jobs."""
     import numpy as np
 
     wall = ledger.wall

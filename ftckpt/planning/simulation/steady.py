@@ -1,4 +1,4 @@
-"""A long run: goodput over many failures, from one to the next."""
+"""Long runs: goodput over many failures, from one to the next."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ ROWS = 128  # events drawn at once: few calls, and small enough to stay in the c
 def run(jobs: Jobs, law: Law, failures: int, rng: np.random.Generator, counter: Counter) -> None:
     """Simulate every run through a number of failures.
 
-    Each begins with a restart and ends after a failure and its detection, so that all failures are
-    alike. With several tiers the newest work may still be lost to a rare failure: a tenth as many
-    failures go before, so that at the beginning as much is at stake as at the end.
+    Each begins with a restart and ends after a failure and its detection, so all failures are
+    alike. With several tiers a rare failure may still destroy the newest work: a tenth as many
+    failures run first, so that the beginning is at as much risk as the end.
     """
     draw = law.sampler(rng, len(jobs.place))
     if jobs.several:
@@ -71,7 +71,7 @@ def run_preempted(
         told = (taken < gaps) & (rng.random((rows, runs)) < preemption.reliability)
         told &= emergency <= preemption.notice
         gaps = np.minimum(gaps, taken)
-        # What may come during the save; the failure clock is as new, like everything at an event.
+        # Events during the save; the failure clock is as new, like everything at an event.
         spoilt = draw(rows)
         if surprises is not None:
             spoilt = np.minimum(spoilt, surprises(rows))

@@ -15,7 +15,6 @@ class TimelinePhase:
 
     Attributes:
         kind: `work`, `wait` for an earlier flush, or `save`.
-        seconds: how long.
         speed: of work, as a fraction of full speed.
     """
 
@@ -38,7 +37,7 @@ class Bulk:
 
     @property
     def seconds(self) -> float:
-        """From its beginning to the end of its save."""
+        """Seconds from its beginning to the end of its save."""
         return math.fsum(phase.seconds for phase in self.phases)
 
     @property
@@ -48,7 +47,7 @@ class Bulk:
 
     @property
     def stalled(self) -> float:
-        """Seconds of the save, and of work that a flush took away."""
+        """Seconds of the save, and of work lost to a flush."""
         return math.fsum(
             p.seconds * (1 - p.speed) if p.kind == "work" else p.seconds
             for p in self.phases
@@ -56,7 +55,7 @@ class Bulk:
         )
 
     def time_of(self, work: float) -> float:
-        """Return when so much work is done, in seconds from the beginning of the bulk."""
+        """Return when this much work is done, in seconds from the beginning of the bulk."""
         passed = 0.0
         for phase in self.phases:
             done = phase.seconds * phase.speed
@@ -69,12 +68,12 @@ class Bulk:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """A job without failures: one first bulk, then a cycle of bulks for ever.
+    """A job without failures: one first bulk, then an endless cycle of bulks.
 
     Attributes:
         work: useful seconds in each bulk.
         first: the bulk after a restart, with no flush behind it; for the first place of the cycle.
-        cycle: the bulks of one round, as they are when the one before is still being flushed.
+        cycle: the bulks of one round, with the previous flush still running.
         delay: seconds from the end of a save until its copy is durable.
     """
 
@@ -85,7 +84,7 @@ class Timeline:
 
 
 def of_costs(interval: float, costs: Costs) -> Timeline:
-    """Return the timeline of a job with one tier, flushed in the background where it is."""
+    """Return the timeline of a job with one tier, with or without a background flush."""
     return Timeline(
         work=interval,
         first=_bulk(interval, costs.save, 0.0, costs.slowdown),
@@ -95,7 +94,7 @@ def of_costs(interval: float, costs: Costs) -> Timeline:
 
 
 def of_pattern(pattern: Pattern) -> Timeline:
-    """Return the timeline of a job that saves to several tiers and stands still for each save."""
+    """Return the timeline of a job with several tiers and blocking saves."""
     work = float(pattern.interval)
     counts = [int(count) for count in pattern.counts]
     bulks = []
@@ -109,7 +108,7 @@ def of_pattern(pattern: Pattern) -> Timeline:
 
 
 def _bulk(interval: float, save: float, flush: float, slowdown: float) -> Bulk:
-    """Walk through one bulk; an earlier flush still takes some seconds when it begins."""
+    """Simulate one bulk; an earlier flush still takes `flush` seconds when it begins."""
     phases = []
     left = interval
     while left > 0:

@@ -84,7 +84,7 @@ def prepare(
 
     Raises:
         NotFoundError: no format knows any entry.
-        UnavailableError, DeniedError: something could not be read; there is no plan then.
+        UnavailableError, DeniedError: something could not be read; nothing is planned then.
     """
     how = ScanOptions(formats, now, policy.metric, bases)
     if runs is None:
