@@ -22,8 +22,8 @@ from ftckpt.discovery.resolve import open_target
 from ftckpt.formats.catalog import FORMATS
 from ftckpt.storage import StoreOptions
 from ftckpt.verification.records import check_records
+from ftckpt.workers import Work
 from ftckpt.workers.limits import jobs, parse_bytes
-from ftckpt.workers.work import Work
 
 
 def main() -> None:

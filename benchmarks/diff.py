@@ -30,6 +30,7 @@ from ftckpt.formats.catalog import FORMATS
 from ftckpt.formats.state.fields import state_fields
 from ftckpt.storage import StoreOptions
 from ftckpt.transfer.content import Content
+from ftckpt.workers import Work
 from ftckpt.workers.limits import jobs, parse_bytes
 
 FILES = 8
@@ -116,8 +117,8 @@ def diff(first: Path, second: Path, threads: int, *, equal: bool = True) -> int:
         for path in (first, second)
     ]
     report: DiffReport = compare_checkpoints(
-        contents[0], contents[1], Reading(jobs=threads), fields=state_fields,
-        vocabulary=Vocabulary(), choice=Choice(),
+        contents[0], contents[1], Reading(), fields=state_fields,
+        vocabulary=Vocabulary(), choice=Choice(), work=Work(threads=threads),
     )  # fmt: skip
     assert (not report.tensors) == equal
     return report.bytes_read // 2

@@ -25,8 +25,8 @@ from ftckpt.manifest.locate import find
 from ftckpt.manifest.seal import seal
 from ftckpt.storage import StoreOptions
 from ftckpt.verification.blocks import check_manifest
+from ftckpt.workers import Work
 from ftckpt.workers.limits import jobs, parse_bytes
-from ftckpt.workers.work import Work
 
 
 def main() -> None:

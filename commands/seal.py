@@ -66,7 +66,7 @@ def command(
     from ftckpt.manifest.seal import locate, seal, utc_now
     from ftckpt.storage import open_store
     from ftckpt.verification import Level, VerifyOptions, verify
-    from ftckpt.workers.work import Work
+    from ftckpt.workers import Work
 
     invocation = invoked(ctx)
     bound_memory(max_memory)

@@ -121,7 +121,7 @@ def command(
     from ftckpt.manifest.locate import read_at
     from ftckpt.verification import Level, VerifyOptions
     from ftckpt.verification.places import PlaceCheck
-    from ftckpt.workers.work import Work
+    from ftckpt.workers import Work
 
     invocation = invoked(ctx)
     bound_memory(max_memory)

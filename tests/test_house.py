@@ -64,8 +64,8 @@ TWICE = 0  # public class names of more than one class
 # Lines of each package.
 BUDGET = {
     "ground": 975, "workers": 1_140, "storage": 5_710, "checkpoint": 2_000, "digests": 600,
-    "inspection": 700, "manifest": 650, "discovery": 3_380, "verification": 3_100,
-    "planning": 4_960, "transfer": 5_900, "comparison": 2_550, "delta": 5_145, "retention": 5_880,
+    "inspection": 700, "manifest": 650, "discovery": 3_380, "verification": 2_990,
+    "planning": 4_960, "transfer": 5_900, "comparison": 2_500, "delta": 5_145, "retention": 5_880,
     "replication": 2_650, "status": 1_000, "replay": 5_300, "formats.pickles": 2_400,
     "formats.torch_files": 3_850, "formats.state": 2_300, "formats.huggingface": 370,
     "formats.dcp": 2_700, "formats.ranks": 4_300, "formats.safetensors": 1_800,

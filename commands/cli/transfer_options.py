@@ -208,7 +208,7 @@ def carry_out(
     """
     from ftckpt.api.writing import prepare
     from ftckpt.verification import verify
-    from ftckpt.workers.work import Work
+    from ftckpt.workers import Work
 
     bound_memory(run.max_memory)
     prepared = prepare(

@@ -82,8 +82,8 @@ def pack_out(
     from ftckpt.formats.delta.pack import pack_checkpoint
     from ftckpt.storage import open_store
     from ftckpt.verification import verify
+    from ftckpt.workers import Work
     from ftckpt.workers.limits import parse_rate
-    from ftckpt.workers.work import Work
 
     from .answer import show
 

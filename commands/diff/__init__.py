@@ -11,8 +11,6 @@ from ftckpt.commands.cli.bounds import (
     MemoryOption,
     RateOption,
     bound_memory,
-    job_count,
-    rate_limit,
 )
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
 from ftckpt.commands.cli.target import open_checkpoint
@@ -111,13 +109,14 @@ def command(
     """
     from ftckpt.comparison import Choice, Reading, compare
     from ftckpt.comparison.arithmetic import tolerance_of
-    from ftckpt.comparison.worker_count import affordable_jobs, affordable_processes
+    from ftckpt.comparison.worker_count import within_budget
     from ftckpt.formats.families.vocabulary import vocabulary_of
     from ftckpt.formats.state.fields import state_fields
     from ftckpt.formats.state.grid_fields import follows
     from ftckpt.transfer.content import Content
     from ftckpt.transfer.request.renaming import parse_renames
     from ftckpt.transfer.request.renaming import rename as renamed
+    from ftckpt.workers import Work
 
     from .text import verdict
 
@@ -128,27 +127,21 @@ def command(
 
         check_path(plot, terminal=False)
     tolerance = tolerance_of(rtol, atol)
-    limiter = rate_limit(limit_rate)
     renames = parse_renames(read_text(rename), rename) if rename else ()
     table = read_rules(rules)
     first, second = _open(invocation, a, table), _open(invocation, b, table)
     _report_sides(invocation, first, second)
-    threads = affordable_jobs(job_count(jobs), (first, second))
-    copies = 0 if limiter is not None else affordable_processes(threads, (first, second))
-    reading = Reading(
-        tolerance=tolerance, trust_recorded=trust_recorded, jobs=threads, processes=copies,
-        limiter=limiter,
-    )  # fmt: skip
+    work = Work.of(jobs, limit_rate, invocation.counter)
     ours = Content.of(first)
     report = compare(
         renamed(ours, renames) if renames else ours,
         Content.of(second),
-        reading,
+        Reading(tolerance=tolerance, trust_recorded=trust_recorded),
         fields=state_fields,
         hangs=follows,
         vocabulary=vocabulary_of(first, second, true_vocab_size),
         choice=Choice(tuple(component or ()), tuple(tensor or ()), layout_state),
-        counter=invocation.counter,
+        work=within_budget(work, (first, second)),
     )
     if component and not (report.total.tensors or report.state_fields or report.findings):
         both = f"neither {first.source.url} nor {second.source.url}"

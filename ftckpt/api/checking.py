@@ -10,9 +10,9 @@ from ftckpt.errors import CorruptError, ExitCode, NotFoundError, UnsafeError, Us
 from ftckpt.findings import listed, parse_strictness
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
-from ftckpt.workers.work import Work
+from ftckpt.workers import Work
 
-from .opening import STORES, chosen, job_count, opened, rate_limit
+from .opening import STORES, chosen, opened
 from .tables import read_renames, read_rules
 
 if TYPE_CHECKING:
@@ -211,34 +211,27 @@ def diff(
     """
     from ftckpt.comparison import Choice, Reading, compare
     from ftckpt.comparison.arithmetic import tolerance_of
-    from ftckpt.comparison.worker_count import affordable_jobs, affordable_processes
+    from ftckpt.comparison.worker_count import within_budget
     from ftckpt.formats.families.vocabulary import vocabulary_of
     from ftckpt.formats.state.fields import state_fields
     from ftckpt.formats.state.grid_fields import follows
     from ftckpt.transfer.content import Content
     from ftckpt.transfer.request.renaming import rename as renamed
 
-    limiter, renames = rate_limit(limit_rate), read_renames(rename)
+    work, renames = Work.of(jobs, limit_rate, counter), read_renames(rename)
     table = read_rules(rules)
     first = opened(a, stores, rules=table)
     second = opened(b, stores, rules=table)
-    threads = affordable_jobs(job_count(jobs), (first, second))
     ours = Content.of(first)
     report = compare(
         renamed(ours, renames) if renames else ours,
         Content.of(second),
-        Reading(
-            tolerance=tolerance_of(rtol, atol),
-            trust_recorded=trust_recorded,
-            jobs=threads,
-            processes=0 if limiter is not None else affordable_processes(threads, (first, second)),
-            limiter=limiter,
-        ),
+        Reading(tolerance=tolerance_of(rtol, atol), trust_recorded=trust_recorded),
         fields=state_fields,
         hangs=follows,
         vocabulary=vocabulary_of(first, second, true_vocab_size),
         choice=Choice(tuple(component), tuple(tensor), layout_state),
-        counter=counter,
+        work=within_budget(work, (first, second)),
     )
     if component and not (report.total.tensors or report.state_fields or report.findings):
         both = f"neither {first.source.url} nor {second.source.url}"

@@ -20,7 +20,7 @@ from ftckpt.formats.catalog import FORMATS
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
 from ftckpt.verification import Level, VerifyOptions
-from ftckpt.workers.work import Work
+from ftckpt.workers import Work
 
 from .opening import STORES, chosen, seconds
 

@@ -14,7 +14,7 @@ from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
 from ftckpt.verification import Level, VerifyOptions, VerifyReport
 from ftckpt.verification import verify as check_one
-from ftckpt.workers.work import Work
+from ftckpt.workers import Work
 
 from .opening import STORES, chosen
 

@@ -22,7 +22,7 @@ from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
 from ftckpt.verification import Level, VerifyOptions, VerifyReport
 from ftckpt.verification import verify as check_one
-from ftckpt.workers.work import Work
+from ftckpt.workers import Work
 
 from .choosing import ChoiceFlags, checks_of, condition_of, quiet, read_root, selection_rules
 from .opening import STORES, chosen, job_count, open_checkpoint

@@ -9,8 +9,8 @@ from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import UsageError
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
+from ftckpt.workers import Work
 from ftckpt.workers.limits import parse_bytes
-from ftckpt.workers.work import Work
 
 from .opening import STORES, job_count, opened, rate_limit
 from .tables import read_renames, read_rules

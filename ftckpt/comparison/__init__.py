@@ -16,10 +16,9 @@ from ftckpt.checkpoint import Checkpoint
 from ftckpt.checkpoint.read_ahead import extents_of, reading_ahead
 from ftckpt.errors import FtckptError
 from ftckpt.findings import Finding, Severity, finding, from_error
-from ftckpt.progress import NULL, Counter
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.read.elements import Gatherer
-from ftckpt.workers.threads import run
+from ftckpt.workers import ALONE, Work
 
 from .align import DiffStatus, Vocabulary, align
 from .arithmetic import Tolerance
@@ -72,7 +71,7 @@ def compare(
     vocabulary: Vocabulary,
     hangs: Hangs = lambda _: None,
     choice: Choice = _ALL,
-    counter: Counter = NULL,
+    work: Work = ALONE,
 ) -> DiffReport:
     """Compare two checkpoints.
 
@@ -84,7 +83,8 @@ def compare(
         vocabulary: what is known of padding rows.
         hangs: says which fields of the non-tensor state follow the grid of ranks.
         choice: which part.
-        counter: is told of the bytes of one side.
+        work: who does it; its counter is told of the bytes of one side. Its limiter bounds the
+            rate of reading of both together.
 
     Records whose CRC-32 is another than their writer recorded are findings (4), also where both
     checkpoints are damaged alike.
@@ -102,7 +102,7 @@ def compare(
     indexes = RecordIndex(both[0]), RecordIndex(both[1])
     sums = ReadSums(indexes[0]), ReadSums(indexes[1])
     recorded = RecordedEqual(*both, indexes)
-    done = compare_tensors(ours, theirs, list(pairs), reading, recorded, sums, counter)
+    done = compare_tensors(ours, theirs, list(pairs), reading, recorded, sums, work)
     findings = list(done.findings)
     held: list[list[Field]] = [[], []]
     whole = not any(_wrong(side.checkpoint) for side in (ours, theirs))
@@ -112,9 +112,9 @@ def compare(
         read = {*wanted, *(content.objects if choice.state else ())}
         places = extents_of(content.checkpoint, read)
         with reading_ahead(
-            content.checkpoint, places, reading.limiter, bases=False, jobs=reading.jobs
+            content.checkpoint, places, work.limiter, bases=False, jobs=work.threads
         ):
-            for found in chain(_small_tensors(content, wanted, reading, read_of), more):
+            for found in chain(_small_tensors(content, wanted, work, read_of), more):
                 if isinstance(found, Field):
                     into.append(found)
                 else:
@@ -134,7 +134,7 @@ def compare(
             held_in = {extent.file for extent, *_ in side.checkpoint.extents_by_owner()}
             lost += _lost(side, held_in)
     findings = [*lost, *findings]
-    damage = DamageFinder(both, indexes, sums, reading)
+    damage = DamageFinder(both, indexes, sums, work)
     changed = any(one.status is DiffStatus.DIFFERENT for one in state)
     sealed = list(recorded.sealed_objects()) if changed else []
     findings += damage.find(findings, done.contradicted, sealed, state=choice.state)
@@ -202,10 +202,10 @@ def _small_on_both(
 
 
 def _small_tensors(
-    content: Content, names: Mapping[str, str], reading: Reading, sums: ReadSums
+    content: Content, names: Mapping[str, str], work: Work, sums: ReadSums
 ) -> Iterator[Field | FtckptError]:
     """Yield the tensors that are compared as fields, in order."""
-    gatherer = Gatherer(content.checkpoint, reading.limiter, sums)
+    gatherer = Gatherer(content.checkpoint, work.limiter, sums)
 
     def read(key: str) -> tuple[str, Field | FtckptError, Sequence[ByteRun]]:
         shard = content.whole(key)
@@ -219,7 +219,7 @@ def _small_tensors(
 
     found: dict[str, Field | FtckptError] = {}
     try:
-        for key, one, runs in run(names, read, jobs=reading.jobs, executor=reading.executor):
+        for key, one, runs in work.run(names, read):
             found[key] = one
             sums.take(runs)
     finally:

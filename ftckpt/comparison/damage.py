@@ -14,10 +14,9 @@ from ftckpt.manifest.locate import find
 from ftckpt.verification.blocks import check_blocks
 from ftckpt.verification.evidence import OwnerIndex
 from ftckpt.verification.records import check_these
-from ftckpt.workers.work import Work
+from ftckpt.workers import Work
 
 from .record_sums import ReadSums, RecordIndex
-from .tensors import Reading
 
 
 class DamageFinder:
@@ -27,7 +26,7 @@ class DamageFinder:
         checkpoints: the two.
         indexes: their records.
         sums: of what was read of them.
-        reading: how they were compared.
+        work: who reads again, and how fast.
 
     Attributes:
         bytes_read: what the checks have read beside the comparison.
@@ -38,13 +37,13 @@ class DamageFinder:
         checkpoints: tuple[Checkpoint, Checkpoint],
         indexes: tuple[RecordIndex, RecordIndex],
         sums: tuple[ReadSums, ReadSums],
-        reading: Reading,
+        work: Work,
     ) -> None:
         self.bytes_read = 0
         self._checkpoints = checkpoints
         self._indexes = indexes
         self._sums = sums
-        self._reading = reading
+        self._work = work
 
     def find(
         self,
@@ -110,11 +109,7 @@ class DamageFinder:
             checkpoint,
             sorted(wanted, key=_place),
             emit=found.append,
-            work=Work(
-                threads=self._reading.jobs,
-                executor=self._reading.executor,
-                limiter=self._reading.limiter,
-            ),
+            work=self._work,
         )
         yield from found
         named = {(one.file, one.offset) for one in found if one.severity is Severity.ERROR}
@@ -152,11 +147,7 @@ class DamageFinder:
             blocks,
             emit=found.append,
             owners=OwnerIndex(checkpoint),
-            work=Work(
-                threads=self._reading.jobs,
-                executor=self._reading.executor,
-                limiter=self._reading.limiter,
-            ),
+            work=self._work,
         )
         yield from found
 

@@ -9,20 +9,18 @@ of a parameter lie side by side, because a block of one may be what the others a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import NamedTuple
 
 from ftckpt.errors import FtckptError
-from ftckpt.progress import NULL, Counter
+from ftckpt.progress import Counter
 from ftckpt.storage.chunks import size_for
 from ftckpt.transfer.content import Content, Shard
 from ftckpt.transfer.read.elements import Gatherer
+from ftckpt.workers import ALONE, Work
 from ftckpt.workers.buffers import buffer, same
 from ftckpt.workers.limits import RateLimit
-from ftckpt.workers.processes import run_in_processes
-from ftckpt.workers.threads import run
 
 from .arithmetic import Tally, Tolerance, measure, unchanged
 from .record_sums import ByteRun, ReadSums
@@ -111,37 +109,23 @@ class Readers:
         self,
         shards: Mapping[str, ShardPair],
         tolerance: Tolerance | None,
-        *,
-        jobs: int = 1,
-        processes: int = 0,
-        executor: Executor | None = None,
-        counter: Counter = NULL,
+        work: Work = ALONE,
     ) -> dict[str, ShardResult]:
         """Compare everything; what cannot be read is an answer too.
 
         Args:
             shards: what to compare, by name.
             tolerance: see `measure`.
-            jobs: number of threads.
-            processes: number of copies of this process instead, where possible: a gain where
-                a side is decoded.
-            executor: where to run instead of either.
-            counter: is told of the bytes of one side.
+            work: who does it; its counter is told of the bytes of one side. Processes are a gain
+                where a side is decoded.
         """
         found = {name: ShardResult() for name in shards}
 
-        def compared(
-            tasks: Iterator[Sequence[_Part]], counter: Counter, jobs: int
-        ) -> Iterator[Sequence[_Done]]:
-            def do(task: Sequence[_Part]) -> Sequence[_Done]:
-                return [self._try(part, tolerance) for part in task]
-
-            return run(tasks, do, jobs=jobs, executor=executor)
+        def compare(task: Sequence[_Part], _: Counter) -> Sequence[_Done]:
+            return [self._try(part, tolerance) for part in task]
 
         def carry_out(parts: Iterable[Sequence[_Part]]) -> None:
-            for task in run_in_processes(
-                _batched(parts), compared, jobs=jobs, processes=processes, executor=executor
-            ):
+            for task in work.spread(_batched(parts), compare):
                 for done in task:
                     result = found[done.name]
                     result.tally.add(done.tally)
@@ -149,7 +133,7 @@ class Readers:
                     result.error = result.error or done.error
                     for sums, runs in zip(self._sums, done.runs, strict=False):
                         sums.take(runs)
-                    counter.add(done.nbytes)
+                    work.counter.add(done.nbytes)
 
         def wanted() -> Iterator[Sequence[_Part]]:
             for several in self._side_by_side(shards.values()):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter as Count
 from collections.abc import Collection, Iterable, Iterator
-from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -13,9 +12,8 @@ from ftckpt.checkpoint.coverage import check_coverage
 from ftckpt.checkpoint.read_ahead import extents_in_order, reading_ahead
 from ftckpt.errors import CorruptError, FtckptError, UnavailableError
 from ftckpt.findings import Finding, from_error
-from ftckpt.progress import NULL, Counter
 from ftckpt.transfer.content import Content
-from ftckpt.workers.limits import RateLimit
+from ftckpt.workers import ALONE, Work
 
 from .align import ComparedPair, DiffStatus, Side, shards
 from .arithmetic import Tally, Tolerance
@@ -35,18 +33,10 @@ class Reading:
     Attributes:
         tolerance: which differences are none; None compares bits.
         trust_recorded: do not read what recorded digests or CRC-32s say to be equal.
-        jobs: number of threads.
-        processes: number of copies of this process instead (`worker_count.affordable_processes`).
-        executor: where to run instead of either.
-        limiter: bounds the rate of reading, of both checkpoints together.
     """
 
     tolerance: Tolerance | None = None
     trust_recorded: bool = False
-    jobs: int = 1
-    processes: int = 0
-    executor: Executor | None = None
-    limiter: RateLimit | None = None
 
 
 @dataclass
@@ -85,7 +75,7 @@ def compare_tensors(
     reading: Reading,
     recorded: RecordedEqual,
     sums: tuple[ReadSums, ReadSums],
-    counter: Counter = NULL,
+    work: Work = ALONE,
 ) -> Compared:
     """Compare every pair.
 
@@ -96,7 +86,7 @@ def compare_tensors(
         reading: how.
         recorded: knows what is recorded as equal.
         sums: sum up what is read of the two.
-        counter: is told of the bytes of one side.
+        work: who does it; its counter is told of the bytes of one side.
 
     Raises:
         UnavailableError: the storage does not answer.
@@ -104,23 +94,16 @@ def compare_tensors(
     plan = _Plan(ours, theirs, recorded, reading)
     for pair in pairs:
         plan.add(pair)
-    counter.start("comparing", sum(two.ours[1].nbytes for two in plan.shards.values()))
-    readers = Readers(ours, theirs, sums, reading.limiter)
+    work.counter.start("comparing", sum(two.ours[1].nbytes for two in plan.shards.values()))
+    readers = Readers(ours, theirs, sums, work.limiter)
     with ExitStack() as stack:
         stack.callback(readers.close)
         for second, content in enumerate((ours, theirs) if plan.shards else ()):
             keys = _keys(plan.shards.values(), bool(second))
             extents = extents_in_order(content.checkpoint, keys)
-            ahead = reading_ahead(content.checkpoint, extents, reading.limiter, jobs=reading.jobs)
+            ahead = reading_ahead(content.checkpoint, extents, work.limiter, jobs=work.threads)
             stack.enter_context(ahead)
-        found = readers.compare(
-            plan.shards,
-            reading.tolerance,
-            jobs=reading.jobs,
-            processes=reading.processes,
-            executor=reading.executor,
-            counter=counter,
-        )
+        found = readers.compare(plan.shards, reading.tolerance, work)
     done = Compared()
     tolerant = reading.tolerance is not None
     for pair in pairs:

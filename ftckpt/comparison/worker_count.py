@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.checkpoint.decoding_processes import for_reading
@@ -11,14 +12,15 @@ from ftckpt.errors import FtckptError
 from ftckpt.storage.chunks import LOCAL, REMOTE
 from ftckpt.storage.prefetch import most_kept
 from ftckpt.transfer.read.elements import SPAN
+from ftckpt.workers import Work
 from ftckpt.workers.budget import thread_count
 
 # What numpy and the modules of the comparison take when they are imported: measured at 19 MiB.
 _IMPORTS = 20 << 20
 
 
-def affordable_jobs(jobs: int, sides: Sequence[Checkpoint]) -> int:
-    """Return how many of `jobs` threads fit into the memory budget beside what is held already.
+def within_budget(work: Work, sides: Sequence[Checkpoint]) -> Work:
+    """Return the same work by as many threads and processes as fit into the memory budget.
 
     A thread holds a block of each side, a span out of which elements are picked, and what its
     arithmetic takes; where a side lies behind a latency, blocks and spans are larger, and the
@@ -26,30 +28,27 @@ def affordable_jobs(jobs: int, sides: Sequence[Checkpoint]) -> int:
     its libraries and those that are still to be imported.
 
     Args:
-        jobs: how many are wanted.
+        work: as many as are wanted.
         sides: the checkpoints that are compared.
     """
     stores = [one.source.store for one in sides]
     near = all(store.traits.local for store in stores)
-    each = 4 * LOCAL + SPAN if near else 4 * REMOTE
     imports = 0 if "numpy" in sys.modules else _IMPORTS
-    return thread_count(
-        jobs,
-        each,
+    threads = thread_count(
+        work.threads,
+        4 * LOCAL + SPAN if near else 4 * REMOTE,
         reserved=imports + sum(map(most_kept, stores)),
         decoding=any(one.format == "delta" for one in sides),
         mapped=True,
     )
+    processes = 0 if work.limiter is not None else _processes(threads, sides)
+    return replace(work, threads=threads, processes=processes)
 
 
-def affordable_processes(jobs: int, sides: Sequence[Checkpoint]) -> int:
-    """Return how many copies of this process compare faster than `jobs` threads; 0 for none.
+def _processes(threads: int, sides: Sequence[Checkpoint]) -> int:
+    """Return how many copies of this process compare faster than the threads; 0 for none.
 
     They do where a side is decoded, and both lie on this machine.
-
-    Args:
-        jobs: how many threads fit into the memory budget.
-        sides: the checkpoints that are compared.
     """
     try:
         if not all(one.is_local() for one in sides):
@@ -58,4 +57,4 @@ def affordable_processes(jobs: int, sides: Sequence[Checkpoint]) -> int:
     except FtckptError:  # what is read of it says what it is
         return 0
     each = 4 * LOCAL + SPAN
-    return min((for_reading(one, jobs, each) for one in decoded), default=0)
+    return min((for_reading(one, threads, each) for one in decoded), default=0)

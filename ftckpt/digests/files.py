@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.errors import FtckptError
-from ftckpt.workers.work import ALONE, Work
+from ftckpt.workers import ALONE, Work
 
 from .blocks import WIDTH, Block, BlockDigest, block_count, blocks, hash_block
 

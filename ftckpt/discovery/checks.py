@@ -12,7 +12,7 @@ from ftckpt.findings import Finding
 from ftckpt.storage import StoreOptions
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, verify
 from ftckpt.verification.receipts import Book, Receipt, fingerprint, manifest_digest
-from ftckpt.workers.work import ALONE, Work
+from ftckpt.workers import ALONE, Work
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from ftckpt.storage.local.atomic import is_leftover, write_new, write_over
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import EntryKind
 from ftckpt.version import __version__
-from ftckpt.workers.work import ALONE, Work
+from ftckpt.workers import ALONE, Work
 
 from .locate import beside, read
 

@@ -22,7 +22,7 @@ from ftckpt.verification import check_structure
 from ftckpt.verification.blocks import check_manifest
 from ftckpt.verification.evidence import OwnerIndex
 from ftckpt.version import __version__
-from ftckpt.workers.work import Work
+from ftckpt.workers import Work
 
 from .carry_files import Moved, Mover, Origin
 from .contents import CopiedFile, ReplicaContents, contents_of

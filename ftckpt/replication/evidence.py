@@ -20,8 +20,8 @@ from ftckpt.progress import NULL, Counter
 from ftckpt.transfer.write.blocks import BlockMade, Sum
 from ftckpt.verification.evidence import Owners, damaged
 from ftckpt.verification.records import check_records
+from ftckpt.workers import Work
 from ftckpt.workers.limits import RateLimit
-from ftckpt.workers.work import Work
 
 Range = tuple[int, int]
 

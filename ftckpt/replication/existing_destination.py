@@ -14,7 +14,7 @@ from ftckpt.storage import StoreOptions
 from ftckpt.storage.source import Source
 from ftckpt.transfer.places import identity_of
 from ftckpt.verification.blocks import check_manifest
-from ftckpt.workers.work import Work
+from ftckpt.workers import Work
 
 from .options import ReplicationOptions
 from .places import standing_at

@@ -28,7 +28,7 @@ from ftckpt.progress import NULL, Counter
 from ftckpt.storage.source import Source
 from ftckpt.verification import verify
 from ftckpt.version import __version__
-from ftckpt.workers.work import Work
+from ftckpt.workers import Work
 
 from .damage import Diagnosis
 from .existing_destination import renamed

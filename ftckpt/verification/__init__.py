@@ -25,7 +25,7 @@ from ftckpt.errors import ExitCode, FtckptError, NotFoundError, worst
 from ftckpt.findings import KINDS, Finding, Severity, Strictness, counted, finding, from_error
 from ftckpt.manifest import Manifest
 from ftckpt.own_files import is_own
-from ftckpt.workers.work import ALONE, Work
+from ftckpt.workers import ALONE, Work
 
 from .evidence import ContentResult, OwnerIndex, StopChecking
 from .selfchecks import check_itself

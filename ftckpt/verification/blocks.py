@@ -12,8 +12,8 @@ from ftckpt.findings import finding, listed
 from ftckpt.manifest import FileDigest, Manifest
 from ftckpt.own_files import is_own
 from ftckpt.storage.source import Source
+from ftckpt.workers import ALONE, Work
 from ftckpt.workers.limits import RateLimit
-from ftckpt.workers.work import ALONE, Work
 
 from .evidence import ASKED_FOR, ContentResult, Emit, Owners, Report, Sample, damaged
 

@@ -21,7 +21,7 @@ from ftckpt.findings import Finding, finding
 from ftckpt.storage import StoreOptions
 from ftckpt.storage.store import Store
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, failed, verify
-from ftckpt.workers.work import ALONE, Work
+from ftckpt.workers import ALONE, Work
 
 _LEVELS = (Level.AUTO, Level.STRUCTURE, Level.CONTENT, Level.VALUES)
 _EVIDENCE = ("none", "crc32", "digests", "manifest", "replica")

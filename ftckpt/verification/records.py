@@ -12,8 +12,8 @@ from ftckpt.errors import FtckptError
 from ftckpt.findings import finding, from_error, listed
 from ftckpt.own_files import is_own
 from ftckpt.storage.decompress import supported
+from ftckpt.workers import ALONE, Work
 from ftckpt.workers.limits import RateLimit
-from ftckpt.workers.work import ALONE, Work
 
 from .evidence import ContentResult, Emit, Owner, Report, Sample, named
 from .sums import PART, SPAN, Range, RecordStream, Spans, Sums, sum_or_fail

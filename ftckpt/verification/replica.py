@@ -15,9 +15,9 @@ from ftckpt.own_files import is_own
 from ftckpt.storage.chunks import size_for
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Reader, Store
+from ftckpt.workers import ALONE, Work
 from ftckpt.workers.buffers import buffer, same
 from ftckpt.workers.limits import RateLimit
-from ftckpt.workers.work import ALONE, Work
 
 from .evidence import ContentResult, Emit, Owners, Report, Sample, damaged
 

@@ -15,8 +15,8 @@ from ftckpt.extents import Extent
 from ftckpt.findings import finding, from_error
 from ftckpt.own_files import is_own
 from ftckpt.progress import Counter
+from ftckpt.workers import ALONE, Work
 from ftckpt.workers.limits import RateLimit
-from ftckpt.workers.work import ALONE, Work
 
 from .evidence import ContentResult, Emit, Report, Sample
 

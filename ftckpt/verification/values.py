@@ -22,8 +22,8 @@ from ftckpt.checkpoint.read_tensor import raw_dtype, read_box, read_part, slabs,
 from ftckpt.checkpoint.replicas import copies_of
 from ftckpt.errors import FtckptError
 from ftckpt.findings import Finding, finding, from_error
+from ftckpt.workers import Work
 from ftckpt.workers.limits import RateLimit
-from ftckpt.workers.work import Work
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,1 +1,89 @@
-"""Run work in threads or processes within their limits."""
+"""Who does bulk work, how fast, and who is told of its progress: threads or processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from ftckpt.progress import NULL, Counter
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from .limits import RateLimit
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """How an operation carries out its tasks.
+
+    Attributes:
+        threads: number of threads.
+        processes: number of copies of this process that do most of it instead, where there can be
+            any (`ftckpt.workers.processes`): a gain where the tasks keep processors busy.
+        executor: where to run instead of either; it must begin tasks in the order of submission.
+        limiter: bounds the rate of reading.
+        counter: is told what is done.
+    """
+
+    threads: int = 1
+    processes: int = 0
+    executor: Executor | None = None
+    limiter: RateLimit | None = None
+    counter: Counter = NULL
+
+    @classmethod
+    def of(cls, jobs: int = 0, rate: float | str = "", counter: Counter = NULL) -> Work:
+        """Return what a user asks for.
+
+        Args:
+            jobs: number of threads, and at most of processes; 0 for one a processor.
+            rate: bytes a second, or a text such as "200MB/s"; 0 and "" for no limit.
+            counter: is told what is done.
+
+        Raises:
+            UsageError: the text is not a rate.
+        """
+        from . import limits
+
+        number = limits.parse_rate(rate) if isinstance(rate, str) and rate else rate
+        limiter = limits.RateLimit(float(number)) if number else None
+        count = jobs or limits.jobs()
+        return cls(threads=count, processes=count, limiter=limiter, counter=counter)
+
+    def run(
+        self, tasks: Iterable[T], do: Callable[[T], R], *, window: int | None = None
+    ) -> Iterator[R]:
+        """Yield `do(task)` for every task, by threads; see `threads.run`."""
+        from . import threads
+
+        return threads.run(tasks, do, jobs=self.threads, executor=self.executor, window=window)
+
+    def spread(self, tasks: Iterable[T], do: Callable[[T, Counter], R]) -> Iterator[R]:
+        """Yield `do(task, counter)` for every task, by processes where there can be any.
+
+        Args:
+            tasks: see `processes.run_in_processes`.
+            do: does one of them. It counts what it does by the counter that it is given, and what
+                it returns can be pickled.
+        """
+        from . import threads
+        from .processes import run_in_processes
+
+        def stream(tasks: Iterator[T], counter: Counter, jobs: int) -> Iterator[R]:
+            return threads.run(
+                tasks, lambda task: do(task, counter), jobs=jobs, executor=self.executor
+            )
+
+        return run_in_processes(
+            tasks, stream, jobs=self.threads, processes=self.processes,
+            executor=self.executor, counter=self.counter,
+        )  # fmt: skip
+
+
+# One thread, unlimited, that tells nobody.
+ALONE = Work()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt.workers.work import Work
+from ftckpt.workers import Work
 from tests.builders.checkpoints import open_checkpoint
 from tests.builders.real_sets import real_set
 from tests.commands.golden import DATA, check_golden, ftckpt

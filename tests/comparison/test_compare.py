@@ -31,6 +31,7 @@ from ftckpt.findings import finding
 from ftckpt.storage.memory import MemoryStore
 from ftckpt.storage.source import Source
 from ftckpt.transfer.content import Content
+from ftckpt.workers import ALONE, Work
 from tests.builders.raw_checkpoint import RawCheckpoint, placed
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def diff(
     theirs: Checkpoint,
     vocabulary: Vocabulary = VOCABULARY,
     choice: Choice | None = None,
+    work: Work = ALONE,
     **how: Any,
 ) -> DiffReport:
     return compare(
@@ -81,6 +83,7 @@ def diff(
         fields=no_fields,
         vocabulary=vocabulary,
         choice=choice or Choice(),
+        work=work,
     )
 
 
@@ -126,7 +129,7 @@ def test_however_both_are_divided(two: Any, jobs: int, block: int, helped: bool)
         patch.setattr(reading, "_TASK", 3 * block)
         patch.setattr(reading, "_SIDE_BY_SIDE", block)
         patch.setattr(RawCheckpoint, "decode_after", lambda _: {"one": ["other"]} if helped else {})
-        report = diff(*checkpoints, jobs=jobs)
+        report = diff(checkpoints[0], checkpoints[1], work=Work(threads=jobs))
     changed = {
         key: int(np.count_nonzero(items != theirs[key][1])) for key, (_, items) in ours.items()
     }

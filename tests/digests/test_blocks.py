@@ -20,8 +20,8 @@ from ftckpt.extents import BLOCK
 from ftckpt.storage import open_store
 from ftckpt.storage.chunks import chunks
 from ftckpt.storage.source import Source
+from ftckpt.workers import Work
 from ftckpt.workers.limits import RateLimit
-from ftckpt.workers.work import Work
 
 # The vectors of docs/manifest.md.
 VECTORS = [

@@ -11,7 +11,7 @@ from ftckpt.digests.blocks import Block, BlockDigest
 from ftckpt.digests.files import BlockFailure, hash_or_fail
 from ftckpt.errors import NotFoundError
 from ftckpt.storage import open_store
-from ftckpt.workers.work import Work
+from ftckpt.workers import Work
 
 
 @pytest.mark.parametrize("jobs", [1, 3])

@@ -23,7 +23,7 @@ from ftckpt.storage import is_leftover, open_store
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Store
 from ftckpt.verification.blocks import check_manifest
-from ftckpt.workers.work import Work
+from ftckpt.workers import Work
 from tests.builders.checkpoints import copy, flip, open_checkpoint, save_dcp
 
 

@@ -20,7 +20,7 @@ from ftckpt.storage.local.store import LocalReader
 from ftckpt.storage.source import Source
 from ftckpt.verification.blocks import check_manifest
 from ftckpt.verification.evidence import ContentResult
-from ftckpt.workers.work import Work
+from ftckpt.workers import Work
 from tests.builders.checkpoints import copy, flip, open_checkpoint, save_dcp
 
 DATA = "__0_0.distcp"

@@ -21,8 +21,8 @@ from ftckpt.verification import verify
 from ftckpt.verification.evidence import ContentResult, StopChecking
 from ftckpt.verification.records import check_records
 from ftckpt.verification.sums import PART, SPAN
+from ftckpt.workers import Work
 from ftckpt.workers.limits import RateLimit
-from ftckpt.workers.work import Work
 from tests.builders.checkpoints import copy, flip, open_checkpoint, save_dcp
 
 

@@ -15,7 +15,7 @@ from ftckpt.storage import open_store
 from ftckpt.storage.source import Source
 from ftckpt.verification.evidence import ContentResult
 from ftckpt.verification.replica import _narrow, check_against, check_tensors_against
-from ftckpt.workers.work import Work
+from ftckpt.workers import Work
 from tests.builders.checkpoints import copy, flip, open_checkpoint, save_dcp
 
 DATA = "__0_0.distcp"

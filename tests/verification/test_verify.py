@@ -15,7 +15,7 @@ from ftckpt.formats.dcp import Dcp
 from ftckpt.formats.safetensors import Safetensors
 from ftckpt.manifest.seal import seal
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, failed, verify
-from ftckpt.workers.work import Work
+from ftckpt.workers import Work
 from tests.conformance.formats import open_path
 from tests.formats.dcp.writing import DATA, save
 

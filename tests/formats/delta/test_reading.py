@@ -37,8 +37,8 @@ from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import LayoutRequest
 from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, verify
+from ftckpt.workers import Work
 from ftckpt.workers.budget import budget, set_budget
-from ftckpt.workers.work import Work
 from tests.builders.checkpoints import flip, open_checkpoint
 from tests.delta.on_disk import (
     index_of,
