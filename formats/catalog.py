@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # What is known by name and refused comes last, so that it never hides what can be read.
 # A directory of several parts comes before the formats that would read one part of it.
-_PARTS: tuple[Format, ...] = (Dcp(), Safetensors(), TorchSave(), Ranks())
+_PARTS: tuple[Format, ...] = (MegatronDist(), Dcp(), Safetensors(), TorchSave(), Ranks())
 FORMATS: tuple[Format, ...] = (
     Delta(lambda rules, bases: formats(rules, bases)),
     MegatronDist(),  # a DCP store too

@@ -67,6 +67,8 @@ LAYOUTS = (
     Support("bundle", "accelerate's directory, plain or with FSDP's DCP folders", False, (),
            "accelerate 1.15",
            ("trainer_dirs/accelerate", "accelerate_fsdp1:", "accelerate_fsdp2:")),
+    Support("bundle", "NeMo 2: `MODEL--step=N…/` with `weights/` and `context/`", False, (),
+           "a store of core 0.16 in the places of NeMo 2.6", ()),
     Support("ranks", "one file a rank with DTensor inside: verl's names", True, ("dp",),
            "torch 2.13", ("ranks/tp_fsdp2/actor", "ranks/hsdp/actor", "verl_fsdp:")),
     Support("ranks", "one file a rank with ShardedTensor inside", False, (), "torch 2.13",

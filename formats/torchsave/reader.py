@@ -144,8 +144,9 @@ class TorchSaveCheckpoint(Checkpoint):
         """Yield damaged files, zips that contradict themselves, and what the index gets wrong."""
         yield from self.open_findings
         yield from check_streams(self.source, self.streams)
-        if not self.source.single and len(self.trees) == len(self.streams):
-            yield from check_not_empty(self.tensors.values(), min(self.streams))
+        weights = [file for file in self.trees if file.startswith(STEMS)]
+        if weights and not self.source.single and len(self.trees) == len(self.streams):
+            yield from check_not_empty(self.tensors.values(), weights[0])
         if self.index is None:
             return
         held = {

@@ -7,10 +7,12 @@
   `dl_state_dict.bin`, `scaler.pt`, `random_states_R.pkl`; under FSDP the weights and the optimizer
   are DCP folders `pytorch_model_fsdp_0/` and `optimizer_0/`, or with `use_dcp=False` one file a
   rank: `pytorch_model_fsdp_0_rank0.bin`, `optimizer_0_rank0.bin`.
+- NeMo 2, `MODEL--step=N…/`: Megatron-Core's torch_dist in `weights/`, and in `context/` the
+  configuration of model and trainer (`io.json`, `model.yaml`, a tokenizer).
 
 Each part is opened by its own format and the whole reads as one checkpoint.
 Sources: `transformers/trainer.py` (`_save_checkpoint`), `accelerate/checkpointing.py`,
-`accelerate/utils/fsdp_utils.py`.
+`accelerate/utils/fsdp_utils.py`; NeMo's `nemo/lightning/io/pl.py` (2.0 to 2.6).
 """
 
 from __future__ import annotations
@@ -22,7 +24,17 @@ from ftckpt.checkpoint import CommitState
 from ftckpt.discovery.recognise import Format, Listing, Recognition
 from ftckpt.storage.source import Source
 
-from .names import DEEPSPEED, FOLDER, OF_TRAINER, STATE, fits_here, is_state, without_weights
+from .names import (
+    CONTEXT,
+    DEEPSPEED,
+    FOLDER,
+    OF_TRAINER,
+    STATE,
+    WEIGHTS,
+    fits_here,
+    is_state,
+    without_weights,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from .checkpoint import BundleCheckpoint
@@ -48,6 +60,10 @@ class Bundle:
         """
         if listing.single:
             return None
+        if WEIGHTS in listing.directories and CONTEXT in listing.directories:
+            part = self._of(listing.inside(WEIGHTS))
+            if part is not None:
+                return Recognition(self.name, f"{WEIGHTS}/ {part.reason}", part.commit)
         folders = sorted(d for d in listing.directories if FOLDER.fullmatch(d))
         folders = [d for d in folders if self._of(listing.inside(d)) is not None]
         state = sorted(n for n in listing.files if is_state(n) and not n.startswith("training"))

@@ -16,6 +16,8 @@ from ftckpt.formats.state.training_tree import MAX_NAMES
 from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
 from ftckpt.progress import NULL, Counter
 
+from .names import CONTEXT, WEIGHTS
+
 if TYPE_CHECKING:
     from ftckpt.formats.state.paths import RecordedPaths
 
@@ -149,6 +151,8 @@ class BundleCheckpoint(Checkpoint):
         seen = {part.prefix + n for part in self.parts for n in part.checkpoint.members()}
         if self.state is not None:
             seen.add("trainer_state.json")
+        if f"{WEIGHTS}/" in {part.prefix for part in self.parts}:
+            seen.update(n for n in self.source.entries if n.startswith(f"{CONTEXT}/"))
         yield from sorted(seen)
 
     def load_object(self, name: str) -> Any:

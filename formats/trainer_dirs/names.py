@@ -18,6 +18,8 @@ RNG = re.compile(
     r"(?P<label>rng_state(?:_(?P<trainer>\d+))?\.pth|random_states_(?P<rank>\d+)\.pkl)"
 )
 FOLDER = re.compile(r"(?:pytorch_model_fsdp|optimizer)_\d+")
+# NeMo 2: a torch_dist store, and what is needed to make the model and the trainer again.
+WEIGHTS, CONTEXT = "weights", "context"
 DEEPSPEED = re.compile(r"global_step(\d+)")
 # accelerate's own files of ranks, where FSDP saves without torch's distributed checkpoints.
 OF_RANK = re.compile(r"(?:pytorch_model_fsdp|optimizer)(?:_\d+)?_rank\d+\.bin")

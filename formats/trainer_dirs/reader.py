@@ -28,6 +28,7 @@ from ftckpt.strict_json import JsonLimits, parse
 from .checkpoint import BundleCheckpoint, OpenedPart, Prefixed, in_part
 from .names import (
     ARGUMENTS,
+    CONTEXT,
     DEEPSPEED,
     FOLDER,
     OF_TRAINER,
@@ -35,6 +36,7 @@ from .names import (
     OTHER,
     RNG,
     STATE,
+    WEIGHTS,
     fits_here,
     gaps,
     is_state,
@@ -58,6 +60,8 @@ def open_bundle(source: Source, formats: Sequence[Format]) -> BundleCheckpoint:
     """
     names = [n for n in source.entries if "/" not in n]
     top = {n.partition("/")[0] for n in source.entries if "/" in n}
+    if {WEIGHTS, CONTEXT} <= top:
+        return _merged(source, [_folder(source, WEIGHTS, formats)], "")
     tags = sorted(t for t in top if DEEPSPEED.fullmatch(t))
     if tags:
         raise UnsupportedError(
@@ -87,11 +91,17 @@ def open_bundle(source: Source, formats: Sequence[Format]) -> BundleCheckpoint:
 
 def _folder(source: Source, folder: str, formats: Sequence[Format]) -> OpenedPart:
     inside = source.part(folder)
-    for form in formats:
-        if form.name == "dcp":
-            with in_part(folder + "/"):
+    with in_part(folder + "/"):
+        listing = Listing(
+            {n: e for n, e in inside.entries.items() if "/" not in n},
+            frozenset(n.partition("/")[0] for n in inside.entries if "/" in n),
+            lambda name, length: inside.read(name, 0, min(length, inside.size(name))),
+            _nowhere,
+        )
+        for form in formats:
+            if form.recognise(listing) is not None:
                 return OpenedPart(folder + "/", form.open(inside))
-    raise UnsupportedError(f"{folder} is a DCP folder", file=folder)
+    raise UnsupportedError(f"{folder} is of no format that is read there", file=folder)
 
 
 def _weights(source: Source, names: Sequence[str], formats: Sequence[Format]) -> OpenedPart | None:
@@ -216,7 +226,7 @@ def _merged(source: Source, parts: Sequence[OpenedPart], marker: str) -> BundleC
         aliases=aliases,
         topology=_topology(parts),
         commit=_commit(parts, marker),
-        dialect="written by the Hugging Face Trainer" if marker else "written by accelerate",
+        dialect=f"written by {_writer(parts, marker)}",
         notes=notes,
         parts=parts,
         owners=owners,
@@ -228,6 +238,12 @@ def _merged(source: Source, parts: Sequence[OpenedPart], marker: str) -> BundleC
     else:
         checkpoint.step = step_of(checkpoint.scalars(SCALARS_A_FILE))
     return checkpoint
+
+
+def _writer(parts: Sequence[OpenedPart], marker: str) -> str:
+    if marker:
+        return "the Hugging Face Trainer"
+    return "NeMo 2" if parts[0].prefix == f"{WEIGHTS}/" else "accelerate"
 
 
 def _lost_ranks(parts: Sequence[OpenedPart]) -> Iterator[Finding]:

@@ -34,6 +34,9 @@ _STAGING = re.compile(
     r"|(?P<before>.*?)(?:[-_.](?:ftckpt-|orbax-checkpoint-)?tmp(?:[-_.][\w.-]*)?"
     r"|\.(?:partial|incomplete|inprogress|staging|part))"
 )
+# NeMo 2 marks `NAME` by a file `NAME-unfinished` while it saves or removes it; when it starts, it
+# removes what is still marked (nemo/lightning/pytorch/callbacks/model_checkpoint.py).
+_UNFINISHED = "-unfinished"
 # Not a checkpoint, not readable, and in the top of many a mounted volume.
 _SYSTEM = frozenset({"lost+found"})
 
@@ -230,10 +233,12 @@ def _read_level(store: Store, base: str, ask: Callable[[Entry], UnopenedPart | N
     links = links_beside(store, base, entries)
     candidates, foreign = [], []
     for name, entry in entries.items():
-        if is_pointer(name, entry, links):
+        if is_pointer(name, entry, links) or (
+            name.endswith(_UNFINISHED) and name.removesuffix(_UNFINISHED) in entries
+        ):
             continue
         unfinished = _STAGING.fullmatch(name)
-        staging = unfinished is not None
+        staging = unfinished is not None or name + _UNFINISHED in entries
         step = step_in_name(
             name if unfinished is None else unfinished["before"] or unfinished["after"] or ""
         )

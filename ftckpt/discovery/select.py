@@ -18,6 +18,7 @@ from ftckpt.findings import Finding, finding
 from .candidates import WALKED_OVER, Looked, Walk, gone
 from .open_part import open_parts
 from .roots import Candidate, Root
+from .step_names import says_other_step
 
 Check = Callable[[Checkpoint], tuple[ExitCode, str]]
 Note = Callable[[str], None]
@@ -275,7 +276,7 @@ def _placed(path: str, message: str) -> str:
 def _names(root: Root, looked: Sequence[Looked]) -> Iterator[Finding]:
     for one in looked:
         said = one.candidate.step
-        if one.step is not None and said is not None and said != one.step:
+        if one.step is not None and says_other_step(one.candidate.path, one.step):
             yield finding(
                 "step-name",
                 f"{root.url_of(one.candidate)} holds step {one.step}, not {said}",

@@ -26,6 +26,11 @@ _STEP_NAMES = (
     ),
     re.compile(r"([0-9]+)"),
 )
+# NeMo 2 (nemo/lightning/pytorch/callbacks/model_checkpoint.py) writes the model before Lightning's
+# values. Its `step` is the one in progress when the values were logged: the content has one more.
+_NEMO = re.compile(
+    rf"[A-Za-z0-9][A-Za-z0-9_.-]*?--(?:{_LOGGED}-)*step=([0-9]+)(?:-{_LOGGED})*(?:-last)?(?:-v[0-9]+)?"
+)
 # One file of several that make up a step, in a directory that other steps share.
 FILE_OF_STEP = re.compile(
     r"(?:(?:[A-Za-z]+(?:_[A-Za-z]+)*[_-])?(?:global_)?(?:step|iter)[_-]?|(?:ckpt|checkpoint)[_-])"
@@ -47,11 +52,19 @@ def step_in_name(name: str) -> int | None:
     if match := FILE_OF_STEP.fullmatch(name):
         return int(match["step"])
     stem = next((name.removesuffix(s) for s in SUFFIXES if name.endswith(s)), name)
-    for pattern in _STEP_NAMES:
+    for pattern in (*_STEP_NAMES, _NEMO):
         match = pattern.fullmatch(stem)
         if match is not None and len(match[1]) <= 18:
             return int(match[1])
     return None
+
+
+def says_other_step(name: str, step: int) -> bool:
+    """Say whether a name says another step than the content of its checkpoint."""
+    said = step_in_name(name)
+    if said is None or said == step:
+        return False
+    return said + 1 != step or _NEMO.fullmatch(name) is None
 
 
 def is_file_of_step(name: str) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ftckpt.checkpoint import Checkpoint, CommitState, Piece, TensorInfo
 from ftckpt.checkpoint.coverage import check_coverage
 from ftckpt.checkpoint.steps import SCALARS_A_FILE, mixed_steps
-from ftckpt.discovery.step_names import step_in_name
+from ftckpt.discovery.step_names import says_other_step, step_in_name
 from ftckpt.errors import ExitCode, FtckptError, NoResourceError
 from ftckpt.findings import Finding, finding, from_error, listed
 from ftckpt.manifest import Manifest
@@ -208,13 +208,10 @@ def _check_steps(checkpoint: Checkpoint) -> Iterator[Finding]:
     files = [n for n in checkpoint.members() if _DATA.search(n)]
     holding = [n for n in files if (e := checkpoint.source.entries.get(n)) and e.size]
     yield from mixed_steps(scalars, holding)
-    said = step_in_name(checkpoint.source.name)
-    step = checkpoint.step
-    if said is not None and step is not None and said != step:
-        yield finding(
-            "step-name",
-            f"the name {checkpoint.source.name} says step {said}, the content says {step}",
-        )
+    name, step = checkpoint.source.name, checkpoint.step
+    if step is not None and says_other_step(name, step):
+        what = f"the name {name} says step {step_in_name(name)}, the content says {step}"
+        yield finding("step-name", what)
 
 
 class Seal:

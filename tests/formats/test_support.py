@@ -69,9 +69,11 @@ def test_samples_are_read_and_what_is_written_is_written(
 
 
 def test_layouts_without_a_sample_are_made_by_other_tests() -> None:
-    # Compressed items and legacy streams: torch writes them in test_dcp.py and test_torchsave.py.
+    # torch writes compressed items and legacy streams, in the tests of dcp and torchsave;
+    # trainer_dirs/test_nemo.py puts a real store in NeMo's places.
     unsampled = [row.what for row in LAYOUTS if not row.samples]
     assert unsampled == [
         "with compressed items (zstd)",
         "one torch.save file before torch 1.6 (legacy stream)",
+        "NeMo 2: `MODEL--step=N…/` with `weights/` and `context/`",
     ]
