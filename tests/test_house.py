@@ -96,6 +96,7 @@ BUDGET = {
     "formats": 700,
     "api": 2_000,
     "commands": 11_400,
+}
 HEAVY = ("torch", "numpy", "s3fs", "fsspec", "rich", "botocore", "zstandard", "matplotlib")
 
 
