@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated
 
 import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
 from ftckpt.commands.cli.pins_and_tags import CODES as MARKING
-from ftckpt.commands.cli.pins_and_tags import (
-    RootArgument,
-    StepArgument,
-    login_name,
-    open_roots,
-    record,
-)
+from ftckpt.commands.cli.pins_and_tags import RootArgument, StepArgument
 from ftckpt.errors import ExitCode
 
 EXAMPLES = (
@@ -41,19 +34,13 @@ def command(
     Each owner has a pin of their own, and pinning again replaces the reason. What a pinned delta is
     built on is kept with it.
     """
-    from ftckpt.retention.policy.select import choose_entries
-    from ftckpt.retention.records import pins
+    from ftckpt.api.marking import pin
 
     invocation = invoked(ctx)
-    chosen = choose_entries(open_roots(invocation, root), step)
-    who = owner or login_name()
-    made = [
-        pins.pin(c.root, c.name, owner=who, reason=reason, now=time.time())._asdict()
-        | {"path": c.url}
-        for c in chosen
-    ]
-    record(chosen, "pinned", owner=who, reason=reason, by=login_name())
-    invocation.report(pins=made)
-    for one in chosen:
-        invocation.print(f"pinned for {who}: {one.url}")
+    invocation.report(target=root)
+    made = pin(root, step, reason, owner=owner, stores=invocation.stores)
+    invocation.report(pins=[one.pin._asdict() | {"path": one.path} for one in made])
+    who = made[0].pin.owner
+    for one in made:
+        invocation.print(f"pinned for {who}: {one.path}")
     return Result(ExitCode.OK, f"pinned for {who}")

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
 from ftckpt.commands.cli.pins_and_tags import CODES as MARKING
-from ftckpt.commands.cli.pins_and_tags import RootArgument, open_roots
+from ftckpt.commands.cli.pins_and_tags import RootArgument
 from ftckpt.commands.cli.render import table
 from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
-
-if TYPE_CHECKING:
-    from ftckpt.discovery.roots import Root
 
 EXAMPLES = (
     ("ftckpt pins /ckpt/run7", "every pin and tag, with owner and reason"),
@@ -35,10 +31,15 @@ def command(ctx: typer.Context, root: RootArgument) -> Result:
 
     Those of checkpoints that are not there any more are listed too.
     """
+    from ftckpt.api.marking import pins
+
     invocation = invoked(ctx)
-    roots = open_roots(invocation, root)
-    pinned = [row for one in roots for row in _pins(one)]
-    tagged = [row for one in roots for row in _tags(one)]
+    invocation.report(target=root)
+    marks = pins(root, stores=invocation.stores)
+    pinned = [p.pin._asdict() | {"path": p.path, "present": p.present} for p in marks.pins]
+    tagged: list[dict[str, Any]] = [
+        {"entry": t.entry, "tags": t.tags, "path": t.path, "present": t.present} for t in marks.tags
+    ]
     invocation.report(pins=pinned, tags=tagged)
     if pinned:
         head = ["checkpoint", "there", "since", "owner", "reason"]
@@ -51,29 +52,6 @@ def command(ctx: typer.Context, root: RootArgument) -> Result:
         invocation.print(f"nothing is pinned or tagged in {root}")
     message = f"{counted(len(pinned), 'pin')}, {counted(len(tagged), 'tagged checkpoint')}"
     return Result(ExitCode.OK, message)
-
-
-def _pins(root: Root) -> Iterator[dict[str, Any]]:
-    from ftckpt.retention.records import pins
-
-    for pin in pins.pins(root):
-        yield pin._asdict() | _where(root, pin.entry)
-
-
-def _tags(root: Root) -> Iterator[dict[str, Any]]:
-    from ftckpt.retention.records import tags
-
-    for entry, words in tags.tags(root).items():
-        yield {"entry": entry, "tags": words} | _where(root, entry)
-
-
-def _where(root: Root, entry: str) -> dict[str, Any]:
-    from ftckpt.retention.policy.select import Chosen
-
-    return {
-        "path": Chosen(root, entry).url,
-        "present": any(c.path == entry for c in root.candidates),
-    }
 
 
 def _there(row: dict[str, Any]) -> str:

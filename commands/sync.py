@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
-from ftckpt.commands.cli.pins_and_tags import RootArgument, actor
+from ftckpt.commands.cli.pins_and_tags import RootArgument
 from ftckpt.commands.cli.render import human_bytes, human_duration, printable
 from ftckpt.commands.cli.replicas import ReplicaOptions
-from ftckpt.discovery.open_part import recognise_at
-from ftckpt.errors import ExitCode, UsageError
+from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
 
 if TYPE_CHECKING:
-    from ftckpt.discovery.roots import Root
     from ftckpt.replication.sync import SyncItem, SyncReport
-    from ftckpt.retention.policy import Policy
 
 EXAMPLES = (
     ("ftckpt sync /nvme/run7 s3://bucket/run7 --newest 3", "the last few, to durable storage"),
@@ -75,116 +71,35 @@ def command(
     as ftckpt copy makes it: verified, resumable, visible at the end. Nothing is overwritten or
     removed on either side. A damaged checkpoint is named and does not hold up the others.
     """
-    from ftckpt.formats.catalog import FORMATS
-    from ftckpt.formats.delta.bases import bases
-    from ftckpt.replication.places import is_local
-    from ftckpt.replication.sync import SyncOptions, sync
-    from ftckpt.retention.scan.entry import ScanOptions
+    from ftckpt.api.replicating import require_apart, source_root, sync, tier_at
 
     invocation = invoked(ctx)
     run = invocation.options(ReplicaOptions)
     run.bound()
-    source, tier = _root(invocation, root), _tier(invocation, destination)
-    _require_apart(source, tier)
+    invocation.report(target=root)
+    source = source_root(root, invocation.stores)
+    tier = tier_at(destination, invocation.stores)
+    require_apart(source, tier)
     invocation.report(target=root, destination=destination, dry_run=dry_run)
-    options = SyncOptions(
-        _policy(every, newest, tag),
-        run.replication(
-            reads_local=source.store.traits.local,
-            writes_local=is_local(destination, invocation.stores),
-        ),
-        invocation.stores,
-        dry_run=dry_run,
-        again=again,
-        actor=actor(),
-    )
     report = sync(
         source,
         tier,
-        ScanOptions(FORMATS, time.time(), bases=bases),
-        options,
+        every=every,
+        newest=newest,
+        tag=tag,
+        again=again,
+        dry_run=dry_run,
+        no_proof=run.no_proof,
+        restart=run.restart,
+        jobs=run.jobs,
+        limit_rate=run.limit_rate,
+        stores=invocation.stores,
+        counter=invocation.counter,
         told=lambda item: _tell(invocation, item),
         remark=lambda text: invocation.say(f"no lock: {text}"),
-        counter=invocation.counter,
     )
     invocation.close()
     return _show(invocation, report)
-
-
-def _policy(every: int | None, newest: int | None, tags: list[str] | None) -> Policy | None:
-    from ftckpt.retention.policy import Policy
-
-    if not (every or newest or tags):
-        return None
-    return Policy(keep_every=every, keep_last=newest, keep_tags=tuple(tags or ()))
-
-
-def _root(invocation: Invocation, path: str) -> Root:
-    from ftckpt.discovery import resolve as opening
-    from ftckpt.formats.catalog import FORMATS
-
-    invocation.report(target=path)
-    place = opening.locate(path, invocation.stores)
-    if place.which:
-        raise UsageError(
-            f"{path} selects one checkpoint of a root", hint="ftckpt copy ships a single one"
-        )
-    return opening.open_root(place, FORMATS)
-
-
-def _tier(invocation: Invocation, url: str) -> Root:
-    """Return the tier as it is; a prefix of an object store need not hold anything yet.
-
-    Raises:
-        NotFoundError: a directory that does not exist: it may be a mount that is gone.
-        UsageError: it is a file or a checkpoint.
-    """
-    from ftckpt.discovery.roots import Root, read_again
-    from ftckpt.errors import NotFoundError
-    from ftckpt.formats.catalog import FORMATS
-    from ftckpt.storage import open_store
-    from ftckpt.storage.store import Entry, EntryKind
-
-    store = open_store(url.rstrip("/") or url, invocation.stores)
-
-    def ask(entry: Entry) -> object:
-        return recognise_at(store, entry, FORMATS)
-
-    empty = Root(store, "", (), (), (), ask, {})  # type: ignore[arg-type]
-    try:
-        found = store.stat("")
-        if found.kind is not EntryKind.DIRECTORY:
-            raise UsageError(f"{url} is a file, not a directory of checkpoints")
-        if recognise_at(store, found._replace(path=""), FORMATS) is not None:
-            raise UsageError(f"{url} is a checkpoint, not a directory of checkpoints")
-        return read_again(empty)
-    except NotFoundError as error:
-        if store.traits.local:
-            error.hint = error.hint or "make the directory, if no mount is missing"
-            raise
-        return empty
-
-
-def _require_apart(source: Root, tier: Root) -> None:
-    """Refuse a tier that is the root, lies inside it, or around it.
-
-    Raises:
-        RefusedError: one of them.
-    """
-    import os
-
-    from ftckpt.errors import RefusedError
-
-    def place(root: Root) -> str:
-        local = root.store.local_path(root.base)
-        return root.store.identity(root.base) if local is None else os.path.realpath(local)
-
-    here, there = place(source).rstrip("/") + "/", place(tier).rstrip("/") + "/"
-    if here.startswith(there) or there.startswith(here):
-        raise RefusedError(
-            f"{tier.url} and {source.url} are not apart from each other",
-            hint="a tier is another place than the root",
-        )
 
 
 def _tell(invocation: Invocation, item: SyncItem) -> None:

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated
 
 import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
 from ftckpt.commands.cli.pins_and_tags import CODES as MARKING
-from ftckpt.commands.cli.pins_and_tags import (
-    RootArgument,
-    StepArgument,
-    login_name,
-    open_roots,
-    record,
-)
+from ftckpt.commands.cli.pins_and_tags import RootArgument, StepArgument
 from ftckpt.errors import ExitCode
 
 EXAMPLES = (
@@ -36,16 +29,12 @@ def command(
     A pin keeps a checkpoint whatever the policy says. A tag keeps it where a policy asks for it, so
     that one tier can keep its milestones and another need not.
     """
-    from ftckpt.retention.policy.select import choose_entries
-    from ftckpt.retention.records import tags
+    from ftckpt.api.marking import tag
 
     invocation = invoked(ctx)
-    chosen = choose_entries(open_roots(invocation, root), step)
-    who = login_name()
-    for one in chosen:
-        for word in words:
-            tags.tag(one.root, one.name, word, owner=who, now=time.time())
-            record([one], "tagged", tag=word, by=who)
-        invocation.print(f"tagged {', '.join(words)}: {one.url}")
-    invocation.report(tags=[{"entry": c.name, "path": c.url, "tags": words} for c in chosen])
+    invocation.report(target=root)
+    made = tag(root, step, words, stores=invocation.stores)
+    for one in made:
+        invocation.print(f"tagged {', '.join(words)}: {one.path}")
+    invocation.report(tags=[{"entry": t.entry, "path": t.path, "tags": t.tags} for t in made])
     return Result(ExitCode.OK, f"tagged {', '.join(words)}")

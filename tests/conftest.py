@@ -46,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
 # cores. The rest starts processes, services and campaigns.
 FAST = (
     "checkpoint", "comparison", "digests", "discovery", "formats/huggingface",
-    "formats/safetensors", "formats/torchsave", "inspection", "manifest", "planning", "status",
+    "formats/safetensors", "formats/torchsave", "inspection", "manifest", "planning", "health",
     "storage", "transfer/read", "transfer/request", "test_house.py", "test_words.py",
 )  # fmt: skip
 

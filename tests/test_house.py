@@ -15,14 +15,14 @@ import pytest
 from ftckpt.commands.cli import verbs
 
 ROOT = Path(__file__).parent.parent
-FLOORS = {"ftckpt": 0, "formats": 1, "commands": 2}
+FLOORS = {"ftckpt": 0, "formats": 1, "commands": 10_880}
 # The two doors of the core that look up: `python -m ftckpt`, and the Python API.
 DOORS = ("ftckpt/__main__.py", "ftckpt/api/")
 # The packages from the ground up: each imports from those before it, lazily and for types too.
 LEVELS = (
     "ground", "workers", "storage", "checkpoint", "digests", "inspection", "manifest",
     "discovery", "verification", "planning", "transfer", "comparison", "delta", "retention",
-    "replication", "status", "replay", "formats.pickles", "formats.torch_files", "formats.state",
+    "replication", "health", "replay", "formats.pickles", "formats.torch_files", "formats.state",
     "formats.huggingface", "formats.dcp", "formats.ranks", "formats.safetensors",
     "formats.torchsave", "formats.families", "formats.megatron", "formats.deepspeed",
     "formats.trainer_dirs", "formats.delta", "formats", "api", "commands",
@@ -78,7 +78,7 @@ BUDGET = {
     "delta": 5_145,
     "retention": 5_880,
     "replication": 2_650,
-    "status": 1_000,
+    "health": 1_000,
     "replay": 5_300,
     "formats.pickles": 2_400,
     "formats.torch_files": 3_850,
@@ -94,8 +94,8 @@ BUDGET = {
     "formats.trainer_dirs": 760,
     "formats.delta": 2_050,
     "formats": 700,
-    "api": 2_000,
-    "commands": 11_400,
+    "api": 2_980,
+    "commands": 10_880,
 }
 HEAVY = ("torch", "numpy", "s3fs", "fsspec", "rich", "botocore", "zstandard", "matplotlib")
 

@@ -34,7 +34,7 @@ READERS = {
 # The most modules of this project that a command may load: raise one only with the reason.
 MOST = {
     "inspect": 105, "structure": 125, "content": 131, "values": 134, "to safetensors": 205,
-    "to dcp": 201, "pack": 228, "latest": 166, "gc": 198,
+    "to dcp": 201, "pack": 228, "latest": 166, "gc": 201,
 }  # fmt: skip
 ALONE = """
 import sys

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import time
-from contextlib import suppress
+from dataclasses import asdict
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
-from ftckpt.commands.cli.pins_and_tags import RootArgument, actor, open_place
-from ftckpt.errors import DeniedError, ExitCode, NoResourceError, UnavailableError, UsageError
-from ftckpt.planning.quantities import DAY, duration
+from ftckpt.commands.cli.pins_and_tags import RootArgument, open_place
+from ftckpt.errors import ExitCode
 from ftckpt.retention.document import dump_plan
 
-from .document import read_plan
-from .options import RULES, KeepOptions, LimitOptions, asked_policy
+from .options import RULES, KeepOptions, LimitOptions
 from .outcome import applied_record, applied_text, ended, purged_lines
 from .text import command_to_apply, kept_saves, plan_text, short_of, summary
 
 if TYPE_CHECKING:
     from ftckpt.discovery.resolve import Place
-    from ftckpt.retention import Policy, RetentionPlan
+    from ftckpt.retention import RetentionPlan
 
 # Sizes of this many files take seconds to ask for; a dry run of a larger root reads names alone.
 _MOST_FILES = 1_000_000
@@ -85,17 +82,31 @@ def command(
     and what is pinned, pointed to or being read stay in any case. What is dropped goes to the trash
     of the root, where gc undelete finds it until --trash-ttl is over.
     """
+    from ftckpt.api.retaining import (
+        KeepFlags,
+        asked_policy,
+        make_plan,
+        read_plan,
+        require_no_policy,
+        trash_seconds,
+    )
+
     invocation = invoked(ctx)
-    ttl = _require_meant(trash_ttl, apply=apply, purge_now=purge_now, yes=yes)
+    ttl = trash_seconds(trash_ttl, apply=apply, purge_now=purge_now, yes=yes)
+    keep, limits = invocation.options(KeepOptions), invocation.options(LimitOptions)
+    flags = cast(KeepFlags, asdict(keep) | asdict(limits))
     if plan:
-        _require_no_policy(invocation)
+        require_no_policy(flags)
         planned = read_plan(plan)
         place = open_place(invocation, root)
     else:
-        keep, limits = invocation.options(KeepOptions), invocation.options(LimitOptions)
-        policy = asked_policy(keep, limits, root)
+        policy = asked_policy(root, flags)
         place = open_place(invocation, root)
-        planned = _plan(invocation, place, policy, lasting=apply)
+        exact = apply or invocation.json or policy.reclaim is not None
+        planned = make_plan(
+            place, policy, lasting=apply, most_files=None if exact else _MOST_FILES,
+            counter=invocation.counter,
+        )  # fmt: skip
     invocation.report(
         plan=dump_plan(planned), keeps=kept_saves(planned), drops=len(planned.drop),
         frees=planned.frees,
@@ -118,77 +129,12 @@ def command(
     return _with_wish(invocation, planned, Result(ExitCode.OK, summary(planned)))
 
 
-def _require_meant(trash_ttl: str, *, apply: bool, purge_now: bool, yes: bool) -> float:
-    """Return for how long the trash is kept, in seconds; what cannot be undone is said twice.
-
-    Raises:
-        UsageError: it is not, or there is nothing that it could mean.
-    """
-    ttl = duration(trash_ttl, "--trash-ttl")
-    if not apply:
-        for flag, given in (("--purge-now", purge_now), ("--yes", yes)):
-            if given:
-                raise UsageError(f"{flag} is about what is dropped", hint="add --apply")
-        return ttl
-    final = "--purge-now" if purge_now else f"--trash-ttl {trash_ttl}" if ttl < DAY else ""
-    if final and not yes:
-        raise UsageError(f"{final} cannot be undone", hint="add --yes if that is meant")
-    if yes and not final:
-        raise UsageError("--yes is for --purge-now or a --trash-ttl of less than a day")
-    return ttl
-
-
-def _require_no_policy(invocation: Invocation) -> None:
-    """Refuse rules and limits beside a plan, which holds its own.
-
-    Raises:
-        UsageError: there are some.
-    """
-    for group in OPTIONS:
-        if invocation.options(group) != group():
-            raise UsageError(
-                "a plan holds its rules and limits, and more of them were given",
-                hint="make a new plan with them",
-            )
-
-
-def _plan(invocation: Invocation, place: Place, policy: Policy, *, lasting: bool) -> RetentionPlan:
-    """Read the root and plan; where something is changed anyway, remember what was checked."""
-    from ftckpt.formats.catalog import FORMATS
-    from ftckpt.retention import prepare, remember
-
-    exact = lasting or invocation.json or policy.reclaim is not None
-    prepared = prepare(
-        place,
-        FORMATS,
-        policy,
-        time.time(),
-        most_files=None if exact else _MOST_FILES,
-        counter=invocation.counter,
-    )
-    if lasting:
-        # It saves time and nothing else: a full disk is when gc is needed most.
-        with suppress(NoResourceError, DeniedError, UnavailableError):
-            remember(prepared)
-    return prepared.plan
-
-
 def _carry_out(
     invocation: Invocation, place: Place, plan: RetentionPlan, ttl: float, *, purge_now: bool
 ) -> Result:
-    from ftckpt.formats.catalog import FORMATS
-    from ftckpt.retention import apply
+    from ftckpt.api.retaining import carry_out
 
-    applied = apply(
-        plan,
-        place,
-        FORMATS,
-        actor=actor(),
-        now=time.time,
-        purge_now=purge_now,
-        trash_ttl=ttl,
-        counter=invocation.counter,
-    )
+    applied = carry_out(place, plan, ttl, purge_now=purge_now, counter=invocation.counter)
     invocation.close()
     invocation.report(applied=applied_record(applied))
     if plan.order or applied.failed:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated
 
 import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
-from ftckpt.commands.cli.pins_and_tags import RootArgument, actor, open_place
-from ftckpt.errors import ExitCode, UsageError
-from ftckpt.planning.quantities import duration
+from ftckpt.commands.cli.pins_and_tags import RootArgument
+from ftckpt.errors import ExitCode
 
 from .outcome import ended, purged_lines, purged_record
 
@@ -47,24 +45,12 @@ def command(
     gc --apply does this first by itself. What a kept delta is built on by now, and what somebody
     has pinned or points to, stays; only what was dropped is removed, file by file.
     """
-    from ftckpt.formats.catalog import FORMATS
-    from ftckpt.retention import purge
-    from ftckpt.retention.apply.purge import TRASH_TTL
+    from ftckpt.api.retaining import gc_purge
 
     invocation = invoked(ctx)
-    ttl = duration(trash_ttl, "--trash-ttl")
-    if ttl < TRASH_TTL and not yes:
-        raise UsageError(
-            f"--trash-ttl {trash_ttl} cannot be undone", hint="add --yes if that is meant"
-        )
-    place = open_place(invocation, root)
-    purged = purge(
-        place,
-        FORMATS,
-        actor=actor(),
-        now=time.time,
-        trash_ttl=ttl,
-        counter=invocation.counter,
+    invocation.report(target=root)
+    purged = gc_purge(
+        root, trash_ttl=trash_ttl, yes=yes, stores=invocation.stores, counter=invocation.counter
     )
     invocation.close()
     invocation.report(**purged_record(purged))

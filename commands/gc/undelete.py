@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
-from ftckpt.commands.cli.pins_and_tags import RootArgument, actor, open_place
+from ftckpt.commands.cli.pins_and_tags import RootArgument
 from ftckpt.commands.cli.render import printable, table
-from ftckpt.errors import ExitCode, UsageError
+from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
 from ftckpt.planning.quantities import shown_duration
 
@@ -57,31 +57,24 @@ def command(
     Nothing that stands in its place now is replaced. The next gc by the same rules drops it again,
     so pin what is to stay.
     """
-    from ftckpt.formats.catalog import FORMATS
-    from ftckpt.retention import trashed, undelete
+    from ftckpt.api.retaining import gc_undelete
 
     invocation = invoked(ctx)
-    if names and everything:
-        raise UsageError("names and --all contradict each other")
-    place = open_place(invocation, root)
-    things = trashed(place, FORMATS)
-    wanted = _last_of_each(things) if everything else names or []
-    if not wanted:
+    invocation.report(target=root)
+    answer = gc_undelete(root, names or (), all_=everything, stores=invocation.stores)
+    things, undeleted = answer.trash, answer.undeleted
+    if undeleted is None:
         invocation.report(trash=[trashed_record(t) for t in things])
         invocation.print(_listed(things) if things else f"nothing lies in the trash of {root}")
         return Result(ExitCode.OK, f"{counted(len(things), 'thing')} in the trash")
-    undeleted = undelete(place, FORMATS, wanted, actor=actor(), now=time.time)
     invocation.report(
         restored=[trashed_record(t) for t in undeleted.restored], **rest_record(undeleted)
     )
-    for thing in undeleted.restored:
-        invocation.print(printable(f"{place.store.describe(thing.entry)} is back"))
-    return ended(invocation, f"{len(undeleted.restored)} of {len(wanted)} are back", undeleted)
-
-
-def _last_of_each(things: Sequence[Trashed]) -> list[str]:
-    """Return what names the last of each name; what is being purged cannot be had back."""
-    return list({t.entry: t.id for t in things if not t.erasing}.values())
+    for path in answer.paths:
+        invocation.print(printable(f"{path} is back"))
+    return ended(
+        invocation, f"{len(undeleted.restored)} of {len(answer.wanted)} are back", undeleted
+    )
 
 
 def _listed(things: Sequence[Trashed]) -> str:

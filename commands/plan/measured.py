@@ -15,8 +15,8 @@ from .notes import Measured, Notes
 from .options import CostOptions
 
 if TYPE_CHECKING:
+    from ftckpt.health.cadence import Cadence
     from ftckpt.planning.runlog import RunLog
-    from ftckpt.status.cadence import Cadence
 
 
 def measure(invocation: Invocation, root: str, log: str) -> Notes:
@@ -36,7 +36,7 @@ def measure(invocation: Invocation, root: str, log: str) -> Notes:
 def _root(invocation: Invocation, path: str) -> Notes:
     from ftckpt.discovery import resolve as opening
     from ftckpt.formats.catalog import FORMATS
-    from ftckpt.status.cadence import measure as measure_root
+    from ftckpt.health.cadence import measure as measure_root
 
     place = opening.locate(path, invocation.stores)
     if place.which:

@@ -6,19 +6,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ftckpt.status import Health, Status, SurveyedEntry
+    from ftckpt.health import Health, Status, SurveyedEntry
 
 
-def document(found: Status, kept: Mapping[str, bool] | None) -> dict[str, Any]:
-    """Return the fields of the JSON document.
-
-    Args:
-        found: the status.
-        kept: by name, whether a policy keeps it; None where none was named.
-    """
+def document(found: Status) -> dict[str, Any]:
+    """Return the fields of the JSON document."""
     return {
         "now": found.now,
-        "runs": [_run(run, kept) for run in found.runs],
+        "runs": [_run(run, found.kept) for run in found.runs],
         "alerts": [alert._asdict() for alert in found.alerts],
     }
 

@@ -12,21 +12,21 @@ from ftckpt.findings import counted
 from ftckpt.retention.scan.entries import EntryClass
 
 if TYPE_CHECKING:
-    from ftckpt.status import Health, Status, SurveyedEntry
+    from ftckpt.health import Health, Status, SurveyedEntry
 
 _BARS = "▁▂▃▄▅▆▇█"
 _NEWEST = 40  # saves in the line of write latencies
 _NAMED = 5
 
 
-def show(invocation: Invocation, found: Status, kept: Mapping[str, bool] | None) -> None:
+def show(invocation: Invocation, found: Status) -> None:
     """Print what was found, run by run, alerts last: they are what was asked for."""
     for number, run in enumerate(found.runs):
         if number:
             invocation.print()
         if len(found.runs) > 1:
             invocation.print(run.survey.url)
-        invocation.print(pairs(list(_rows(run, kept))))
+        invocation.print(pairs(list(_rows(run, found.kept))))
         for alert in run.alerts:
             invocation.print(f"{alert.kind}: {alert.message}")
             invocation.print(f"  {alert.hint}")

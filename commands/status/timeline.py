@@ -14,7 +14,7 @@ from ftckpt.retention.scan.entries import EntryClass
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from ftckpt.status import Status, SurveyedEntry
+    from ftckpt.health import Status, SurveyedEntry
 
 _COLORS = {
     EntryClass.COMMITTED: BLUE,
@@ -29,12 +29,11 @@ _MIB = 1 << 20
 _MANY = 200  # marks that still stand apart
 
 
-def draw(found: Status, kept: Mapping[str, bool] | None, path: str) -> str:
+def draw(found: Status, path: str) -> str:
     """Write a timeline, and its numbers beside it; return where those are.
 
     Args:
         found: the status.
-        kept: by name, whether a policy keeps it; None where none was named.
         path: `.png`, `.svg` or `.html`.
 
     Raises:
@@ -55,7 +54,7 @@ def draw(found: Status, kept: Mapping[str, bool] | None, path: str) -> str:
     with canvas(figsize=(11.0, 6.4)) as figure:
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
         _silences(above, found)
-        _sizes(above, shown, kept)
+        _sizes(above, shown, found.kept)
         _writes(below, found)
         above.set_title(f"Saves of {found.url}")
         above.axvline(_date(found.now), color=INK, lw=1, ls=(0, (2, 3)))
@@ -64,7 +63,7 @@ def draw(found: Status, kept: Mapping[str, bool] | None, path: str) -> str:
         )
         dates: Any = ConciseDateFormatter  # matplotlib does not say its types
         below.xaxis.set_major_formatter(dates(below.xaxis.get_major_locator()))
-        return save(figure, path, _numbers(shown, kept), f"Saves of {found.url}")
+        return save(figure, path, _numbers(shown, found.kept), f"Saves of {found.url}")
 
 
 def _sizes(axes: Axes, shown: Sequence[SurveyedEntry], kept: Mapping[str, bool] | None) -> None:

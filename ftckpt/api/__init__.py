@@ -15,44 +15,67 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .checking import diff, inspect, seal, verify
     from .choosing import latest
+    from .marking import pin, pins, tag, unpin, untag
     from .opening import open_checkpoint
     from .opening import open_checkpoint as open  # noqa: A004
     from .promoting import promote
-    from .replicating import copy, repair
+    from .replicating import copy, repair, sync
     from .restarting import restart
+    from .retaining import gc, gc_purge, gc_undelete
+    from .surveying import status
     from .transferring import convert, reshard
 
 __all__ = [
     "convert",
     "copy",
     "diff",
+    "gc",
+    "gc_purge",
+    "gc_undelete",
     "inspect",
     "latest",
     "open",
     "open_checkpoint",
+    "pin",
+    "pins",
     "promote",
     "repair",
     "reshard",
     "restart",
     "seal",
+    "status",
+    "sync",
+    "tag",
+    "unpin",
+    "untag",
     "verify",
 ]
 
 # The module of this package that has each function: a verb loads what it needs and no more.
 HOMES = {
-    "open": "opening.open_checkpoint",
-    "open_checkpoint": "opening",
-    "inspect": "checking",
-    "verify": "checking",
-    "seal": "checking",
     "diff": "checking",
-    "convert": "transferring",
+    "inspect": "checking",
+    "seal": "checking",
+    "verify": "checking",
+    "latest": "choosing",
+    "pin": "marking",
+    "pins": "marking",
+    "tag": "marking",
+    "unpin": "marking",
+    "untag": "marking",
+    "open_checkpoint": "opening",
+    "promote": "promoting",
     "copy": "replicating",
     "repair": "replicating",
-    "reshard": "transferring",
-    "latest": "choosing",
+    "sync": "replicating",
     "restart": "restarting",
-    "promote": "promoting",
+    "gc": "retaining",
+    "gc_purge": "retaining",
+    "gc_undelete": "retaining",
+    "status": "surveying",
+    "convert": "transferring",
+    "reshard": "transferring",
+    "open": "opening.open_checkpoint",
 }
 
 

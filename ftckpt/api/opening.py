@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.checkpoint.rules import Rules
 from ftckpt.discovery.candidates import choose_child
 from ftckpt.discovery.open_part import open_part
-from ftckpt.discovery.resolve import open_target
+from ftckpt.discovery.resolve import locate, open_runs, open_target
 from ftckpt.errors import UsageError
-from ftckpt.formats.catalog import formats
+from ftckpt.formats.catalog import FORMATS, formats
 from ftckpt.planning.quantities import duration
 from ftckpt.storage import StoreOptions
 from ftckpt.workers import limits
+
+if TYPE_CHECKING:
+    from ftckpt.discovery.resolve import Place
+    from ftckpt.discovery.roots import Root
 
 STORES = StoreOptions()
 
@@ -62,6 +66,29 @@ def opened(
     if not isinstance(checkpoint, str):
         return checkpoint
     return open_checkpoint(checkpoint, stores, rules=rules, bases=bases)
+
+
+def root_at(path: str, stores: StoreOptions) -> Place:
+    """Return the place of a root.
+
+    Raises:
+        NotFoundError: nothing is there.
+        UsageError: one checkpoint of a root is selected.
+    """
+    place = locate(path, stores)
+    if place.which:
+        raise UsageError(f"{path} selects one checkpoint of a root", hint="name the root alone")
+    return place
+
+
+def runs_at(path: str, stores: StoreOptions) -> list[Root]:
+    """Return the roots of the runs at a path.
+
+    Raises:
+        NotFoundError: nothing is there.
+        UsageError: it is not a root.
+    """
+    return open_runs(root_at(path, stores), FORMATS)
 
 
 def chosen(kind: type[Choice], word: str, flag: str) -> Choice:

@@ -1,19 +1,25 @@
-"""What makes and mends replicas: `copy`, `repair`."""
+"""What makes and mends replicas: `copy`, `sync`, `repair`."""
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import Checkpoint
+from ftckpt.errors import NotFoundError, RefusedError, UsageError
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
 
 from .opening import STORES, job_count, opened, rate_limit
 
 if TYPE_CHECKING:
+    from ftckpt.discovery.roots import Root
     from ftckpt.replication.copy import CopyReport
     from ftckpt.replication.options import ReplicationOptions
     from ftckpt.replication.repair import RepairReport
+    from ftckpt.replication.sync import SyncItem, SyncReport
 
 # Requests to an object store have a latency to hide, whatever processors there are.
 _REQUESTS = 8
@@ -122,6 +128,145 @@ def replication_options(
         restart=restart,
         beside=beside,
     )
+
+
+def sync(
+    root: Root | str,
+    destination: Root | str,
+    *,
+    every: int | None = None,
+    newest: int | None = None,
+    tag: Sequence[str] | None = None,
+    again: bool = False,
+    dry_run: bool = False,
+    no_proof: bool = False,
+    restart: bool = False,
+    jobs: int = 0,
+    limit_rate: float | str = "",
+    stores: StoreOptions = STORES,
+    counter: Counter = NULL,
+    told: Callable[[SyncItem], None] = lambda _: None,
+    remark: Callable[[str], None] = lambda _: None,
+) -> SyncReport:
+    """Ship the checkpoints of a root to another tier, the oldest missing one first.
+
+    Without a rule every committed checkpoint is shipped; several rules add up. What cannot be
+    shipped does not hold up the others: the report has its code.
+
+    Args:
+        root: directory or URL that holds the checkpoints, or the root that is there.
+        destination: the tier: a directory that exists, or a URL.
+        every: the nearest to each multiple of this number of steps.
+        newest: the N newest, by step and by time.
+        tag: those with one of these tags.
+        again: ship again what gc at the tier has dropped.
+        dry_run: say what would be shipped; write nothing.
+        no_proof: do not read back what was written.
+        restart: forget what another run has left.
+        jobs: blocks in flight; 0: one a processor, 8 to or from an object store.
+        limit_rate: bytes a second, or a text such as "200MB/s".
+        stores: how to reach object stores.
+        counter: is told of the work.
+        told: is told each checkpoint as it is decided.
+        remark: is told what else is to be known.
+
+    Raises:
+        NotFoundError: no such root, or a directory that does not exist.
+        UsageError: one checkpoint of a root is selected, or the tier is one.
+        RefusedError: the tier lies at the root or in it, or another sync is at work on it.
+        NoResourceError, DeniedError, UnavailableError: a side could not be read or written.
+    """
+    from ftckpt.formats.catalog import FORMATS
+    from ftckpt.formats.delta.bases import bases
+    from ftckpt.replication.sync import SyncOptions
+    from ftckpt.replication.sync import sync as ship
+    from ftckpt.retention.policy import Policy
+    from ftckpt.retention.records.who import actor
+    from ftckpt.retention.scan.entry import ScanOptions
+
+    source = source_root(root, stores) if isinstance(root, str) else root
+    tier = tier_at(destination, stores) if isinstance(destination, str) else destination
+    require_apart(source, tier)
+    policy = None
+    if every or newest or tag:
+        policy = Policy(keep_every=every, keep_last=newest, keep_tags=tuple(tag or ()))
+    replication = replication_options(
+        near=source.store.traits.local, writes_local=tier.store.traits.local, jobs=jobs,
+        limit_rate=limit_rate, proof=not no_proof, restart=restart,
+    )  # fmt: skip
+    options = SyncOptions(policy, replication, stores, dry_run=dry_run, again=again, actor=actor())
+    how = ScanOptions(FORMATS, time.time(), bases=bases)
+    return ship(source, tier, how, options, told=told, remark=remark, counter=counter)
+
+
+def source_root(path: str, stores: StoreOptions) -> Root:
+    """Return the root that `sync` ships from.
+
+    Raises:
+        NotFoundError: nothing is there.
+        UsageError: one checkpoint of a root is selected.
+    """
+    from ftckpt.discovery.resolve import locate, open_root
+    from ftckpt.formats.catalog import FORMATS
+
+    place = locate(path, stores)
+    if place.which:
+        raise UsageError(
+            f"{path} selects one checkpoint of a root", hint="ftckpt copy ships a single one"
+        )
+    return open_root(place, FORMATS)
+
+
+def tier_at(url: str, stores: StoreOptions) -> Root:
+    """Return the tier as it is; a prefix of an object store need not hold anything yet.
+
+    Raises:
+        NotFoundError: a directory that does not exist: it may be a mount that is gone.
+        UsageError: it is a file or a checkpoint.
+    """
+    from ftckpt.discovery.open_part import recognise_at
+    from ftckpt.discovery.roots import Root, read_again
+    from ftckpt.formats.catalog import FORMATS
+    from ftckpt.storage import open_store
+    from ftckpt.storage.store import Entry, EntryKind
+
+    store = open_store(url.rstrip("/") or url, stores)
+
+    def ask(entry: Entry) -> object:
+        return recognise_at(store, entry, FORMATS)
+
+    empty = Root(store, "", (), (), (), ask, {})  # type: ignore[arg-type]
+    try:
+        found = store.stat("")
+        if found.kind is not EntryKind.DIRECTORY:
+            raise UsageError(f"{url} is a file, not a directory of checkpoints")
+        if recognise_at(store, found._replace(path=""), FORMATS) is not None:
+            raise UsageError(f"{url} is a checkpoint, not a directory of checkpoints")
+        return read_again(empty)
+    except NotFoundError as error:
+        if store.traits.local:
+            error.hint = error.hint or "make the directory, if no mount is missing"
+            raise
+        return empty
+
+
+def require_apart(source: Root, tier: Root) -> None:
+    """Refuse a tier that is the root, lies inside it, or around it.
+
+    Raises:
+        RefusedError: one of them.
+    """
+
+    def place(root: Root) -> str:
+        local = root.store.local_path(root.base)
+        return root.store.identity(root.base) if local is None else os.path.realpath(local)
+
+    here, there = place(source).rstrip("/") + "/", place(tier).rstrip("/") + "/"
+    if here.startswith(there) or there.startswith(here):
+        raise RefusedError(
+            f"{tier.url} and {source.url} are not apart from each other",
+            hint="a tier is another place than the root",
+        )
 
 
 def repair(

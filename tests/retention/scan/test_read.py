@@ -21,6 +21,7 @@ from ftckpt.errors import (
     UnsafeError,
 )
 from ftckpt.findings import Finding, finding
+from ftckpt.health.survey import survey
 from ftckpt.manifest import PassedCheck
 from ftckpt.progress import NULL, Counter
 from ftckpt.retention.apply.prepare import Prepared, prepare, remember
@@ -29,7 +30,6 @@ from ftckpt.retention.policy import Metric, Policy
 from ftckpt.retention.records import pins, tags
 from ftckpt.retention.scan.entries import EntryClass, RootEntry
 from ftckpt.retention.scan.entry import ScanOptions
-from ftckpt.status.survey import survey
 from ftckpt.storage import StoreOptions
 from ftckpt.storage.local.store import LocalStore
 from ftckpt.storage.source import Source

@@ -45,7 +45,7 @@ class SurveyedEntry:
 
     @property
     def save(self) -> Save | None:
-        """The entry as a save (`ftckpt.status.cadence`); None without a step or contents."""
+        """The entry as a save (`ftckpt.health.cadence`); None without a step or contents."""
         held = self.entry.contents
         if self.entry.step is None or held is None:
             return None

@@ -1,6 +1,6 @@
 """Survey a run's checkpoint health: saves, times, cadence, alerts.
 
-`survey` reads a root by its listings, `health` is what follows from that, `alerts` what of it is
+`survey` reads a root by its listings, `judge` says what follows from that, `alerts` what of it is
 worth waking somebody for, and `prometheus` the same for a monitor.
 """
 
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from .alerts import AlertKind as AlertKind
 from .durable import Durable as Durable
-from .health import Health as Health
-from .health import Status as Status
-from .health import Thresholds as Thresholds
-from .health import status as status
+from .judge import Health as Health
+from .judge import Status as Status
+from .judge import Thresholds as Thresholds
+from .judge import judge as judge
 from .prometheus import metrics as metrics
 from .survey import Survey as Survey
 from .survey import SurveyedEntry as SurveyedEntry

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from ftckpt.health import AlertKind, Status, Survey, SurveyedEntry, Thresholds, judge, metrics
 from ftckpt.retention.scan.entries import EntryClass, EntryContents, RootEntry, SharedFile
-from ftckpt.status import AlertKind, Status, Survey, SurveyedEntry, Thresholds, metrics, status
 
 NOW = 1_000_000.0
 EVERY = 1320.0
@@ -45,7 +45,7 @@ def of(
 ) -> Status:
     survey = Survey("/r", tuple(members), None, dangling, free)
     tiers = {} if tier is None else {"/r": Survey("s3://b/r", tuple(tier), None, (), None)}
-    return status("/r", [survey], NOW, thresholds or Thresholds(), tiers)
+    return judge("/r", [survey], NOW, thresholds or Thresholds(), tiers)
 
 
 def kinds(found: Status) -> list[AlertKind]:
@@ -172,7 +172,7 @@ def test_a_file_of_several_names_counts_once() -> None:
 
 def test_metrics_are_well_formed() -> None:
     survey = Survey('/r "odd"\\\n', tuple(saves(6)), None, (), 5 * GIB)
-    text = metrics(status('/r "odd"\\\n', [survey], NOW, Thresholds()))
+    text = metrics(judge('/r "odd"\\\n', [survey], NOW, Thresholds()))
     assert text.endswith("\n")
     assert '{root="/r \\"odd\\"\\\\\\n"} 1\n' in text
     samples = [line for line in text.splitlines() if not line.startswith("#")]

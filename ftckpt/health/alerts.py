@@ -65,7 +65,7 @@ class Thresholds:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What alerts are made of (see `ftckpt.status.health.Health`).
+    """What alerts are made of (see `ftckpt.health.Health`).
 
     Attributes:
         last: the save that was finished last.

@@ -109,11 +109,13 @@ class Status:
         url: as the user typed it.
         now: when it was looked at, in seconds since the epoch.
         runs: one a run.
+        kept: by name, whether a retention policy keeps an entry; None where none was named.
     """
 
     url: str
     now: float
     runs: tuple[Health, ...]
+    kept: Mapping[str, bool] | None = None
 
     @property
     def alerts(self) -> tuple[Alert, ...]:
@@ -121,7 +123,7 @@ class Status:
         return tuple(alert for run in self.runs for alert in run.alerts)
 
 
-def status(
+def judge(
     url: str,
     surveys: Sequence[Survey],
     now: float,

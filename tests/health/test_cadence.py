@@ -9,7 +9,7 @@ import pytest
 from ftckpt.discovery.resolve import locate, open_root
 from ftckpt.errors import NotFoundError
 from ftckpt.formats.catalog import FORMATS
-from ftckpt.status.cadence import Cadence, Save, SaveGap, cadence, measure
+from ftckpt.health.cadence import Cadence, Save, SaveGap, cadence, measure
 from ftckpt.storage import StoreOptions
 from tests.commands.golden import RUN
 

@@ -1,0 +1,146 @@
+"""How the checkpoints of a run are doing: `status`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ftckpt.errors import FtckptError, NotFoundError, UsageError
+from ftckpt.formats.catalog import FORMATS
+from ftckpt.progress import NULL, Counter
+from ftckpt.storage import StoreOptions
+
+from .opening import STORES, seconds
+
+if TYPE_CHECKING:
+    from ftckpt.discovery.resolve import Place
+    from ftckpt.health import Status, Survey
+
+
+def status(
+    root: str,
+    *,
+    expect_interval: float | str = "",
+    late: float = 2.0,
+    slower: float = 1.5,
+    tier: str = "",
+    policy: str = "",
+    prometheus: str = "",
+    stores: StoreOptions = STORES,
+    counter: Counter = NULL,
+) -> Status:
+    """Show a run's checkpoint health: newest saves, age, cadence, size, alerts.
+
+    Everything is told by listings; no checkpoint is opened.
+
+    Args:
+        root: directory or URL that holds the checkpoints, of one run or several.
+        expect_interval: seconds, or a text: how often a save is due; "" for as measured.
+        late: alert above this number of intervals without a save.
+        slower: alert when saves take this many times as long.
+        tier: the second tier: what is not there is counted.
+        policy: a retention.toml; `kept` says what it keeps.
+        prometheus: a file to write metrics to, atomically, also where the root cannot be read.
+        stores: how to reach object stores.
+        counter: is told of the work.
+
+    Raises:
+        NotFoundError: no such root, or nothing in it that a format knows.
+        UsageError: it is one checkpoint, the tiers hold other runs, or the policy is none.
+        UnavailableError, DeniedError: something could not be listed; nothing is concluded.
+    """
+    from ftckpt.health import Thresholds, judge, metrics
+    from ftckpt.health.prometheus import unreadable
+    from ftckpt.storage.local.atomic import write_over
+
+    expected = seconds(expect_interval, "--expect-interval") if expect_interval != "" else None
+    if expected is not None and expected <= 0:
+        raise UsageError("--expect-interval must be more than nothing")
+    now = time.time()
+    try:
+        place, surveys = _surveys(root, now, stores, counter)
+        urls = [one.url for one in surveys]
+        second = _second(tier, urls, now, stores, counter) if tier else {}
+    except FtckptError:
+        if prometheus:  # a monitor must not go on with what was true once
+            write_over(prometheus, unreadable(root, now).encode())
+        raise
+    found = judge(root, surveys, now, Thresholds(expected, late, slower), second)
+    if prometheus:  # before anything else can fail, or nobody reads the answer
+        write_over(prometheus, metrics(found).encode())
+    if not policy:
+        return found
+    return replace(found, kept=_kept(root, place, surveys, policy, now, counter))
+
+
+def _surveys(
+    root: str, now: float, stores: StoreOptions, counter: Counter
+) -> tuple[Place, list[Survey]]:
+    """List a place, every run of it.
+
+    Raises:
+        NotFoundError: there is nothing that a format knows.
+        UsageError: it is one checkpoint, or one step of a root.
+    """
+    from ftckpt.discovery.candidates import nothing_known
+    from ftckpt.discovery.resolve import locate, open_runs
+    from ftckpt.health.survey import survey
+    from ftckpt.retention import EntryClass
+    from ftckpt.retention.scan.entry import ScanOptions, no_bases
+
+    place = locate(root, stores)
+    if place.which:
+        raise UsageError(f"status wants the root, not one step of it: {root}")
+    # Nothing is dropped by what is read here, so that a delta need not be opened for its base.
+    how = ScanOptions(FORMATS, now, bases=no_bases)
+    runs = open_runs(place, FORMATS)
+    found = [survey(one, how, counter=counter) for one in runs]
+    others = (EntryClass.FOREIGN, EntryClass.TRASH)
+    if all(held.entry.entry_class in others for one in found for held in one.held):
+        raise nothing_known(runs[0], "name the directory whose children are the checkpoints")
+    return place, found
+
+
+def _second(
+    tier: str, urls: Sequence[str], now: float, stores: StoreOptions, counter: Counter
+) -> Mapping[str, Survey]:
+    """Return the second tier of each run: of one run the place itself, of several by their names.
+
+    Raises:
+        UsageError: the tiers do not hold the same runs.
+    """
+    from ftckpt.discovery.resolve import locate
+    from ftckpt.health import Survey
+
+    try:
+        _, there = _surveys(tier, now, stores, counter)
+    except NotFoundError:
+        # That nothing was copied yet is what is asked about. That the place is not there at all
+        # may be a slip of the pen, or a mount that is gone: that is not an answer.
+        there = [Survey(locate(tier, stores).store.describe(""), (), None, (), None)]
+    if len(urls) == len(there) == 1:
+        return {urls[0]: there[0]}
+    by_name = {one.url.rstrip("/").rpartition("/")[2]: one for one in there}
+    empty = Survey(tier, (), None, (), None)
+    return {url: by_name.get(url.rstrip("/").rpartition("/")[2], empty) for url in urls}
+
+
+def _kept(
+    root: str,
+    place: Place,
+    surveys: Sequence[Survey],
+    policy: str,
+    now: float,
+    counter: Counter,
+) -> Mapping[str, bool]:
+    """Return by name which entries a policy keeps, as `gc` would plan it now."""
+    from ftckpt.retention import prepare
+
+    from .retaining import policy_of_file
+
+    chosen = policy_of_file(policy, root)
+    runs = [one.run for one in surveys if one.run is not None]
+    prepared = prepare(place, FORMATS, chosen, now, runs=runs, counter=counter)
+    return {d.entry.name: d.keep for d in prepared.plan.decisions}
