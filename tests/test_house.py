@@ -79,7 +79,7 @@ BUDGET = {
     "retention": 5_880,
     "replication": 2_650,
     "health": 1_000,
-    "replay": 5_300,
+    "replay": 5_090,
     "formats.pickles": 2_400,
     "formats.torch_files": 3_850,
     "formats.state": 2_300,

@@ -1,11 +1,11 @@
-"""Judge a restart without running it: presence, ranks, counters, a stale neighbour.
+"""Audit a restart without running it: presence, ranks, counters, a stale neighbour.
 
-Presence is the resume check's (`ftckpt.inspection.resume`), which matches names against one table,
-and where no name shows a component, the content's (`state_content`). The rest compares what the
-checkpoint itself holds: how many ranks kept random streams, whether two ranks kept the same one,
-whether optimizer and schedule count the steps that the checkpoint counts, whether the loss scaler's
-counters are possible, which of the trainer's settings let a training not repeat itself, and whether
-the next checkpoint is any different. All of it is circumstantial; a replay is the proof.
+Presence is the resume check's (`ftckpt.inspection.resume`), by names, and by content
+(`state_content`) if no name shows a component. The rest compares the checkpoint with itself: how
+many ranks kept random streams, whether two ranks kept the same one, whether optimizer and schedule
+count the checkpoint's steps, whether the loss scaler's counters are possible, which settings make a
+training non-deterministic, and whether the next checkpoint differs. All of it is circumstantial; a
+replay is the proof.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .state_content import judge_by_content
 
 
 class RemarkWeight(StrEnum):
-    """How much a remark weighs."""
+    """The weight of a remark."""
 
     CONTRADICTION = "contradiction"
     RISK = "risk"
@@ -39,12 +39,12 @@ class RemarkWeight(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """Something that speaks against an exact restart.
+    """Evidence against an exact restart.
 
     Attributes:
         topic: stable name: `ranks`, `equal-rng`, `optimizer-step`, `scheduler-step`, `scaler`,
             `settings`, `unread`, `stale`, `environment`.
-        weight: whether the checkpoint contradicts itself, or might.
+        weight: a contradiction, or a risk.
         message: one sentence.
     """
 
@@ -58,7 +58,7 @@ class Audit:
     """The audit of one checkpoint.
 
     Attributes:
-        resume: one verdict a component: by names, as `ftckpt inspect` shows them, and by content.
+        resume: one verdict per component: by names, as `ftckpt inspect` shows them, and by content.
         remarks: in the order of their weight.
     """
 
@@ -66,19 +66,19 @@ class Audit:
     remarks: tuple[Remark, ...]
 
 
-# Set for whole jobs by people who need runs that repeat themselves; what it means where it is not.
+# Variables for deterministic runs, and the risk if they are not set.
 ENVIRONMENT: dict[str, str] = {
     "CUBLAS_WORKSPACE_CONFIG": "cuBLAS may choose another workspace, and so another order of sums",
     "NCCL_ALGO": "NCCL chooses the order of reductions by size and topology; Ring fixes it",
     "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "Transformer Engine may add in any order; 0 forbids it",
     "PYTHONHASHSEED": "sets of text iterate in another order in each process",
 }
-# The other way round: what it means where it is set.
+# Variables that are a risk if they are set, and why.
 _OVERRIDES: dict[str, str] = {
     "NVIDIA_TF32_OVERRIDE": "TF32 is on or off whatever the training says",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "TF32 is on or off whatever the training says",
 }
-# Settings that trainers keep in their checkpoints, the value that is a risk, and why.
+# Settings in trainers' checkpoints, the risky value, and why.
 _SETTINGS: dict[str, tuple[str, str]] = {
     "deterministic_mode": ("False", "kernels may add in any order"),
     "full_determinism": ("False", "kernels may add in any order"),
@@ -95,14 +95,14 @@ def audit(
     counter: Counter = NULL,
     fields: Iterable[Field | FtckptError] = (),
 ) -> Audit:
-    """Audit a checkpoint; reads no tensors but small ones, and all of both against `following`.
+    """Audit a checkpoint; reads only small tensors, and all of both with `following`.
 
     Args:
-        checkpoint: that a restart would begin from.
-        following: the next checkpoint of the same run, to see whether its save was stale.
-        environment: of the job; None says nothing of it.
+        checkpoint: the start of the restart.
+        following: the next checkpoint of the same run, to find a stale save.
+        environment: of the job; None: not checked.
         counter: counts bytes read.
-        fields: the checkpoint's non-tensor state; how it is stored is the formats' knowledge.
+        fields: the checkpoint's non-tensor state.
 
     Raises:
         CorruptError, UnsafeError, UnavailableError: something cannot be read.
@@ -141,7 +141,7 @@ def _ranks(resume: tuple[ResumeItem, ...]) -> Iterator[Remark]:
 
 
 def _clocks(checkpoint: Checkpoint) -> Iterator[Remark]:
-    """Yield where optimizer and schedule count other steps than the trainer."""
+    """Yield contradictions between the steps of optimizer, schedule and trainer."""
     counts: dict[StepRole, set[float]] = {role: set() for role in StepRole}
     for scalar in checkpoint.scalars(SCALARS_A_FILE):
         counts[scalar.role].add(scalar.value)
@@ -169,7 +169,7 @@ def _clocks(checkpoint: Checkpoint) -> Iterator[Remark]:
 
 
 def _state(fields: Iterable[Field | FtckptError], step: int | None) -> Iterator[Remark]:
-    """Yield what the non-tensor state says: equal streams, risky settings, a scaler's counters."""
+    """Yield remarks on the non-tensor state: equal streams, risky settings, a scaler's counters."""
     streams: dict[tuple[str, bytes], list[int]] = {}
     scaler: dict[str, float] = {}
     settings: set[str] = set()
@@ -202,7 +202,7 @@ def _state(fields: Iterable[Field | FtckptError], step: int | None) -> Iterator[
 
 
 def _scaler(counters: Mapping[str, float], step: int | None) -> Iterator[Remark]:
-    """Yield what a loss scaler's counters cannot be, by the names of torch's and of apex's."""
+    """Yield impossible counters of a loss scaler, under torch's and apex's names."""
 
     def said(message: str, weight: RemarkWeight = RemarkWeight.CONTRADICTION) -> Remark:
         return Remark("scaler", weight, f"the loss scaler {message}")
@@ -227,7 +227,7 @@ def _scaler(counters: Mapping[str, float], step: int | None) -> Iterator[Remark]
 
 
 def _stale(checkpoint: Checkpoint, following: Checkpoint, counter: Counter) -> Iterator[Remark]:
-    """Yield which components the next checkpoint repeats bit for bit."""
+    """Yield components that the next checkpoint repeats bit for bit."""
     shared = [k for k, t in checkpoint.tensors.items()
               if k in following.tensors and t.dtype.family in ("float", "complex")]  # fmt: skip
     pairs = [(checkpoint.tensors[key], following.tensors[key]) for key in shared]

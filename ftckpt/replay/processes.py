@@ -1,8 +1,8 @@
-"""Processes of a run: bound to the life of who runs them, found wherever they are, and ended.
+"""Processes of a run: bound to the life of their parent, found anywhere, and ended.
 
-A process may leave its parent, its group and its session, but the environment that it was started
-with stays with it, and with what it starts: the log that it was to write. Where the system does not
-show that (outside of Linux), only those are found that still descend from the run's first process.
+A process may leave its parent, its group and its session, but it and its children keep the
+environment with their log's path. If the system does not show that (outside Linux), only
+descendants of the run's first process are found.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from .settings import PREFIX
 
 _LOG = f"{PREFIX}LOG=".encode()
 _PROC = Path("/proc")
-# Seconds that killed processes get to be gone; one that the kernel keeps longer runs no more code.
+# Seconds until killed processes must be gone; one that the kernel keeps longer runs no more code.
 _LETTING_GO = 5.0
-# 1 is PR_SET_PDEATHSIG: the kernel kills the process when the thread that started it ends, however
-# that ends. The parent may have been gone before; and Python has ignored two signals for itself.
+# 1 is PR_SET_PDEATHSIG: the kernel kills the process when the thread that started it ends, in any
+# way. The parent may already be gone; and Python has set two signals to be ignored.
 _BOUND = """
 import ctypes, os, signal, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -67,14 +67,10 @@ except OSError as error:
 
 
 def bound(command: Sequence[str], read_only: str = "") -> list[str]:
-    """Return the command that runs `command`, and no longer than the thread that starts it lives.
+    """Return a command that runs `command` only while the thread that starts it lives.
 
-    Only Linux can do that; elsewhere it is the command itself.
-
-    Args:
-        command: program and arguments.
-        read_only: a file or directory into which `command` cannot write, where
-            `can_make_read_only` says so; "" for none.
+    On other systems than Linux it is `command` itself. `read_only` is a file or directory that
+    `command` cannot write, if `can_make_read_only` allows it; "" for none.
     """
     if sys.platform != "linux":
         return list(command)
@@ -82,7 +78,7 @@ def bound(command: Sequence[str], read_only: str = "") -> list[str]:
 
 
 def can_make_read_only(place: str) -> bool:
-    """Say whether a run can be kept from writing into a place: it gets mounts of its own.
+    """Whether a run can be kept from writing into a place, by its own mounts.
 
     The kernel must allow that to this user: with a privilege, or by user namespaces.
     """
@@ -95,11 +91,9 @@ def can_make_read_only(place: str) -> bool:
 
 
 def end_run(process: subprocess.Popen[bytes], log: str) -> None:
-    """Kill a process that leads a group, and all that records into `log` or descends from either.
+    """Kill a group's leader, and all processes that record into `log` or descend from either.
 
-    Args:
-        process: the first one of the run.
-        log: `Settings.log` of the run; "" where it has none.
+    `log` is the run's `Settings.log`; "" without one.
     """
 
     def left() -> set[int]:
@@ -114,11 +108,7 @@ def end_run(process: subprocess.Popen[bytes], log: str) -> None:
 
 
 def end_left(folder: Path) -> bool:
-    """Kill what the runs of a trial that is over have left; say whether there was anything.
-
-    Args:
-        folder: of the trial: its runs record into `FOLDER/RUN/log`.
-    """
+    """Kill the remaining processes of a trial's runs (`FOLDER/RUN/log`); return whether any ran."""
 
     def is_of_trial(log: str) -> bool:
         places = Path(log).parents
@@ -148,7 +138,7 @@ def _end(first: set[int], left: Callable[[], set[int]]) -> set[int]:
 
 
 def _recording(wanted: Callable[[str], bool]) -> set[int]:
-    """Return the processes that were started to record into a log, neither us nor who runs us."""
+    """Return the processes that record into a wanted log, except this one and its ancestors."""
     found: set[int] = set()
     for pid in _living().keys() - _ourselves():
         try:
@@ -183,7 +173,7 @@ def _with_descendants(roots: Iterable[int]) -> set[int]:
 
 
 def _living() -> dict[int, int]:
-    """Return the parent of every process that can be seen and has not ended."""
+    """Return the parent of every visible live process."""
     if not (_PROC / "self" / "stat").exists():
         listed = subprocess.run(
             ["ps", "-A", "-o", "pid=,ppid=,stat="], capture_output=True, text=True, check=False
@@ -194,7 +184,7 @@ def _living() -> dict[int, int]:
     for place in _PROC.iterdir():
         if place.name.isdecimal():
             with suppress(OSError, IndexError, ValueError):
-                # The name in parentheses may hold anything; what follows it does not.
+                # The name in parentheses may hold anything; the rest may not.
                 fields = (place / "stat").read_text(errors="replace").rpartition(")")[2].split()
                 if fields[0] not in "ZX":
                     parents[int(place.name)] = int(fields[1])

@@ -16,18 +16,18 @@ class Settings:
 
     Attributes:
         log: directory of the log; "" records nothing.
-        at: number of steps that the training had made before the process starts.
+        at: number of steps of the training before the process starts.
         last: the last step to record; the process then waits to be ended. 0: as long as it runs.
-        dense_from: first step of which whole tensors are read, beside the very first.
+        dense_from: first step in which whole tensors are read, beside the very first.
         every: from there on, whole tensors are read every this many steps; 0: never.
         stop_at: end the process after this step, as a failure would; 0: never.
-        stop_after_save: end it after the step in which it first saves.
-        passes: backward passes of step `pass_step` that the checkpoint holds, where it was saved
+        stop_after_save: end it after the step of its first save.
+        passes: backward passes of step `pass_step` that the checkpoint holds, if it was saved
             within a window of gradient accumulation; that step is recorded from there on.
-        pass_step: the first step after the checkpoint, where `passes` is not 0.
+        pass_step: the first step after the checkpoint, if `passes` is not 0.
         look_step: step at which the values of tensors are kept; 0: none.
         look_event: the event that they belong to.
-        look_items: their names, a line each.
+        look_items: their names, one per line.
     """
 
     log: str = ""
@@ -44,13 +44,13 @@ class Settings:
     look_items: str = ""
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that `read_settings` understands."""
+        """Return the variables for `read_settings`."""
         values = ((f.name, getattr(self, f.name)) for f in fields(self))
         return {PREFIX + name.upper(): str(int(v) if isinstance(v, bool) else v)
                 for name, v in values}  # fmt: skip
 
     def reads_tensors(self, step: int) -> bool:
-        """Say whether whole tensors are read at the beginning of this step and in it."""
+        """Whether whole tensors are read at the beginning of this step and in it."""
         if self.every and (step == self.at + 1 or step == 1 or (self.last and step > self.last)):
             return True
         return bool(self.every) and step >= self.dense_from and not (
@@ -73,20 +73,20 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
 
 
 def done_marker(folder: Path, rank: int) -> Path:
-    """Return the file by which a rank says that it has recorded all that it was to record."""
+    """Return the file by which a rank reports that its recording is complete."""
     return folder / f"rank-{rank}.done"
 
 
 def stopped_marker(folder: Path) -> Path:
-    """Return the file by which a process says that it is where it was to be ended."""
+    """Return the file by which a process reports that it is where it should be ended."""
     return folder / "stopped"
 
 
 def saves_file(folder: Path, rank: int) -> Path:
-    """Return the file in which a rank notes its saves: a line each, steps and backward passes."""
+    """Return the file in which a rank notes its saves: lines of steps and backward passes."""
     return folder / f"rank-{rank}.saves"
 
 
 def values_file(folder: Path, rank: int, number: int) -> Path:
-    """Return the file that holds the values of one tensor of `Settings.look_items`."""
+    """Return the file with the values of one tensor of `Settings.look_items`."""
     return folder / "values" / f"rank-{rank}-{number}.bin"

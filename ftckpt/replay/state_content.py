@@ -1,9 +1,9 @@
 """Recognise components of a training state by content, whatever their names.
 
-A name is the trainer's choice: `py`, `sch`, `rng.rank_0`. What lies there is not: Python's
-generator is a version, 625 numbers and a cached deviate; torch's is 5,056 bytes; a schedule keeps
-`last_epoch`. So where no known name shows a component, its content may; and where something lies
-there that is not understood, nobody can say that the component is absent.
+The trainer chooses names: `py`, `sch`, `rng.rank_0`. The content is fixed: Python's generator is a
+version, 625 numbers and a cached deviate; torch's is 5,056 bytes; a schedule keeps `last_epoch`. So
+content may show a component that no known name shows; and while some content is not understood, no
+component is known to be absent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ftckpt.findings import listed
 from ftckpt.inspection.resume import SHOWN, Presence, ResumeItem, rank_in
 from ftckpt.inspection.training_state import TABLE
 
-# Names that lie side by side in one place, by the component that this shows: of torch's schedules,
+# Names that lie side by side in one place, by the component that they show: of torch's schedules,
 # its GradScaler, apex's and Megatron's, torchdata's loaders and samplers, NumPy's bit generators.
 _SIDE_BY_SIDE: tuple[tuple[str, frozenset[str]], ...] = (
     ("scheduler", frozenset({"last_epoch", "_step_count"})),
@@ -35,22 +35,19 @@ _SIDE_BY_SIDE: tuple[tuple[str, frozenset[str]], ...] = (
 )
 # Bytes of a generator's state as a tensor of uint8: torch's on the processor, CUDA's.
 _GENERATORS = {5056: "rng-torch", 16: "rng-cuda"}
-# Components that one whole number can hold or stand in for; no number is a generator's state.
+# Components that one whole number can hold; no number is a generator's state.
 _HELD_BY_A_NUMBER = frozenset({"data", "step"})
 _NO_COMPONENT = frozenset({"text", "number"})
-# Part of what the optimizer is; the resume check has it from the tensors.
+# Part of the optimizer, which the resume check judges by the tensors.
 _OPTIMIZERS = re.compile(r"(?:^|[./:])param_groups?(?=[./:]|$)")
 
 
 def judge_by_content(
     items: Sequence[ResumeItem], checkpoint: Checkpoint, fields: Iterable[Field | FtckptError]
 ) -> tuple[ResumeItem, ...]:
-    """Return the verdicts of the resume check with what content shows where no name does.
+    """Return the resume check's verdicts, completed by content for unknown names.
 
-    Args:
-        items: the verdicts by names.
-        checkpoint: that they are of.
-        fields: its non-tensor state, and why some of it cannot be read.
+    `fields` are the checkpoint's non-tensor state, and the reasons why some of it cannot be read.
     """
     unread: list[str] = []
     read: list[Field] = []
@@ -69,7 +66,7 @@ def judge_by_content(
         if item.presence is Presence.CANNOT_TELL and item.key in _BY_NAME and item.where and all(
             _plain(name) in plain for name in item.where
         ):  # fmt: skip
-            # What its name left open is something else, as its content shows.
+            # Its content shows that the ambiguous name is something else.
             item = replace(item, presence=Presence.ABSENT, where=(),
                            reason="no name in the checkpoint shows it")  # fmt: skip
         out.append(_judged(item, shown.get(item.key, []), unknown, numbers))
@@ -104,7 +101,7 @@ _BY_NAME = frozenset(row.key for row in TABLE if row.known is not None)
 
 
 def _shown(checkpoint: Checkpoint, fields: Sequence[Field]) -> dict[str, list[str]]:
-    """Return the names of what shows each component, by the component's key."""
+    """Return the names that show each component, by the component's key."""
     shown: dict[str, list[str]] = {}
     for field in fields:
         if field.form.startswith("rng-"):
@@ -128,7 +125,7 @@ def _shown(checkpoint: Checkpoint, fields: Sequence[Field]) -> dict[str, list[st
 def _not_understood(
     checkpoint: Checkpoint, fields: Sequence[Field], used: set[str]
 ) -> tuple[list[str], list[str]]:
-    """Return the names of what may hold anything, and of whole numbers that stand for something."""
+    """Return the names of unknown content, and of whole numbers that stand for something."""
     unknown: list[str] = []
     numbers: list[str] = []
     for field in fields:
@@ -154,7 +151,7 @@ def _full(field: Field) -> str:
 
 
 def _steps(name: str) -> Iterator[tuple[str, str]]:
-    """Yield each place that a name leads through, with what lies in it: (`a.b`, `c`)."""
+    """Yield each prefix of a name with its next part: (`a.b`, `c`)."""
     parts = name.split(".")
     for count in range(1, len(parts)):
         yield ".".join(parts[:count]), parts[count]

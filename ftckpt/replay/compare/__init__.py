@@ -1,1 +1,1 @@
-"""Comparing records: where two runs part ways, and which component it was."""
+"""Compare records: the first difference of two runs, and its component."""

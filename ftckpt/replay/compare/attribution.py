@@ -1,10 +1,9 @@
 """Attribute a difference to a component of the training state.
 
-Only the first step that differs is looked at, and of it what stands first in causal order. State
-that differs as the step begins is a cause of its own, component by component: each of them was not
-restored, or not all of it. Where the state is equal and the batch differs, it is the position in
-the data; where only what was computed differs, it is the computation, or state that was not
-recorded.
+Only the first step that differs counts, and in it the first event in causal order. Each component
+that differs as the step begins is a cause: it was not restored, or not completely. If the state is
+equal and the batch differs, the cause is the position in the data; if only computed values differ,
+it is the computation, or state that was not recorded.
 """
 
 from __future__ import annotations
@@ -38,7 +37,8 @@ TITLES: dict[str, str] = {
     "collective": "the reduction over ranks",
     "computation": "the computation, or state that was not recorded",
 }
-# Draws that a restart makes by itself, such as a data loader's seed; more are another position.
+# A restart makes up to this many draws itself, such as a data loader's seed; more mean another
+# position.
 _FEW = 64
 
 
@@ -52,8 +52,8 @@ class ReplayCause:
         event: the event that shows it.
         ranks: those that show it, ascending.
         reason: how it differs, as words that follow the component's title.
-        held: the step whose beginning the checkpoint holds, where it is another one's.
-        seen: False where only numbers and random streams show that, and no tensor was read there.
+        held: the step whose state the checkpoint holds, if it is another one's.
+        seen: False if only numbers and random streams show it, and no tensor was read there.
     """
 
     component: str
@@ -66,7 +66,7 @@ class ReplayCause:
 
     @property
     def title(self) -> str:
-        """What a person calls the component."""
+        """Return the component's title."""
         return TITLES[self.component]
 
     @property
@@ -76,11 +76,10 @@ class ReplayCause:
 
 
 def causes(comparison: Comparison, reference: Log) -> tuple[ReplayCause, ...]:
-    """Return what explains the first difference of a restart, the most telling first.
+    """Return the causes of a restart's first difference, the strongest first.
 
-    Args:
-        comparison: of the uninterrupted run with the restart.
-        reference: the log of the uninterrupted run, also of the steps before the restart.
+    `comparison` is of the uninterrupted run with the restart; `reference` is the uninterrupted
+    run's log, including the steps before the restart.
     """
     here = comparison.at_first_step()
     if not here:
@@ -97,22 +96,22 @@ def causes(comparison: Comparison, reference: Log) -> tuple[ReplayCause, ...]:
     data = _position(here, found, reference)
     if data is None:
         return found
-    # A position explains how many draws were made before it; no draw explains a batch seen before.
+    # A position explains the draws before it; no draw explains a batch seen before.
     return (data, *found) if "batch of step" in data.reason else (*found, data)
 
 
 def _position(
     here: Sequence[Difference], found: Sequence[ReplayCause], reference: Log
 ) -> ReplayCause | None:
-    """Return the position in the data as a cause beside random streams that differ.
+    """Return the position in the data as a cause beside differing random streams.
 
-    The batch shows it where it is another step's, or where the uninterrupted run drew nothing for
-    it from the streams that differ.
+    The batch shows it if it is another step's, or if the uninterrupted run drew nothing for it from
+    the differing streams.
     """
     batch = next((d for d in here if d.event in ("batch", "input")), None)
     if batch is None:
         return None
-    # The input of a module may be what another module made of weights that differ.
+    # A module's input may come from another module with differing weights.
     if batch.event == "input" and any(cause.event not in RANDOM for cause in found):
         return None
     cause = _computed([batch], reference)
@@ -124,7 +123,7 @@ def _position(
 
 
 def _was_drawn_from(stream: str, difference: Difference, reference: Log) -> bool:
-    """Say whether the uninterrupted run drew from a stream for the batch of a step."""
+    """Whether the uninterrupted run drew from a stream for the batch of a step."""
     events = reference.steps[difference.rank][difference.step].events
     before, after = (events.get(event, {}).get(stream) for event in ("rng_start", "rng"))
     return before is None or after is None or _digest(before) != _digest(after)
@@ -133,7 +132,7 @@ def _was_drawn_from(stream: str, difference: Difference, reference: Log) -> bool
 def _restored(
     state: Sequence[Difference], here: Sequence[Difference], reference: Log, *, loading: bool
 ) -> Iterator[ReplayCause]:
-    """Yield one cause a component that differs as the step begins."""
+    """Yield one cause for each component that differs as the step begins."""
     seen: dict[str, list[tuple[Difference, ItemDifference]]] = {}
     for difference in state:
         for item in difference.items:
@@ -141,7 +140,7 @@ def _restored(
             seen.setdefault(component, []).append((difference, item))
     moments = "moments" in seen
     for component, shown in seen.items():
-        # An optimizer's state carries the rate, so without it the rate is a consequence.
+        # The optimizer's state carries the rate, so without it the rate is a consequence.
         if component == "scheduler" and moments and all(d.event == "lr" for d, _ in shown):
             continue
         difference, item = shown[0]
@@ -152,7 +151,8 @@ def _restored(
             later = next((i for d in here if (d.rank, d.event) == (difference.rank, "rng")
                           for i in d.items if i.name == item.name), None)  # fmt: skip
             if later is not None and name == component:
-                # Some trainers restore it after the batch is drawn: what differs then counts.
+                # Some trainers restore it after drawing the batch: then the later difference
+                # counts.
                 drawn, words = _random(component, later.words)
                 name, reason = (drawn, words) if drawn == "rng-draw" else (name, reason)
         elif loading:
@@ -171,7 +171,7 @@ def _random(component: str, words: str) -> tuple[str, str]:
 
 
 def _found_elsewhere(difference: Difference, reference: Log) -> str:
-    """Say which step's state of the uninterrupted run it is, where it is any's."""
+    """Return which step's state of the uninterrupted run it is, in words, if any."""
     same = _same_state(difference, reference)
     if same is None:
         return ""
@@ -199,7 +199,7 @@ def _digest(value: object) -> object:
 def _whole_checkpoint(
     comparison: Comparison, reference: Log, state: Sequence[Difference]
 ) -> ReplayCause | None:
-    """Return the cause where the checkpoint holds another step than it should, all or in part."""
+    """Return the cause if the checkpoint holds another step, all or in part."""
     heavy = [d for d in state if BY_KEY[d.event].heavy and d.event not in ("ema", "grad_start")]
     steps = {d.event: _same_state(d, reference) for d in heavy}
     start = min(reference.steps[state[0].rank])
@@ -227,15 +227,15 @@ def _held_by_numbers(
     state: Sequence[Difference],
     heavy: Sequence[Difference],
 ) -> ReplayCause | None:
-    """Return a stale checkpoint's cause where only numbers and random streams show its step.
+    """Return a stale checkpoint's cause if only numbers and random streams show its step.
 
-    Those that are of another step must be of the same one, earlier, of which no tensor was read.
+    Those of another step must all be of the same earlier one, whose tensors were not read.
     """
     first, start = comparison.first, min(reference.steps[state[0].rank])
     light: dict[str, int] = {}
     for difference in state:
         step = None if BY_KEY[difference.event].heavy else _same_state(difference, reference)
-        # A stream as at the start is not restored yet: that says nothing of the checkpoint.
+        # A stream in its start state is not restored yet: that says nothing about the checkpoint.
         not_yet = difference.event in RANDOM and step == start
         if step is not None and difference.event != "lr" and not not_yet:
             light.setdefault(BY_KEY[difference.event].title, step)
@@ -256,7 +256,7 @@ def _held_by_numbers(
 
 
 def _computed(here: Sequence[Difference], reference: Log) -> ReplayCause:
-    """Return the cause where the state is equal and something that follows from it is not."""
+    """Return the cause if the state is equal and a value computed from it is not."""
     first = here[0]
     ranks = tuple(sorted({d.rank for d in here if d.event == first.event}))
     if first.event in ("batch", "input"):

@@ -1,4 +1,4 @@
-"""One event of two records that differs: which items of it, and how, in words."""
+"""A differing event of two records: its items, and how they differ, in words."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ftckpt.replay.record.streams import difference_in_words, read_stream
 
 
 class ItemDifference(NamedTuple):
-    """One item of an event that differs.
+    """A differing item of an event.
 
     Attributes:
         name: of the tensor, stream or place.
-        reference: its value in the uninterrupted run; None where it is not there.
-        other: its value in the other run; None where it is not there.
+        reference: its value in the uninterrupted run; None if absent.
+        other: its value in the other run; None if absent.
     """
 
     name: str
@@ -27,20 +27,20 @@ class ItemDifference(NamedTuple):
 
     @property
     def words(self) -> str:
-        """How they differ, as far as the log can tell; of random streams this takes a while."""
+        """Return how they differ, as far as the log shows; slow for random streams."""
         return _words(self.reference, self.other)
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One event of one step and rank that differs.
+    """A differing event of one step and rank.
 
     Attributes:
         step: of the training.
         rank: whose record differs.
         event: key of `events.EVENTS`.
-        items: what differs in it, in the order of the log.
-        of: number of items that the event has in the two runs together.
+        items: the differing ones, in the order of the log.
+        of: number of items of the event in the two runs together.
     """
 
     step: int
@@ -51,12 +51,12 @@ class Difference:
 
     @property
     def words(self) -> str:
-        """What differs, in words: `loss (3 ULP)`, `gradients (4 of 12, first w)`."""
+        """Return the difference in words: `loss (3 ULP)`, `gradients (4 of 12, first w)`."""
         return f"{BY_KEY[self.event].title} ({self.detail})"
 
     @property
     def detail(self) -> str:
-        """How it differs, in words: `3 ULP`, `4 of 12, first w`."""
+        """Return the detail in words: `3 ULP`, `4 of 12, first w`."""
         if self.event in RANDOM:
             return ", ".join(f"{i.name}: {i.words}" for i in self.items)
         if len(self.items) == 1:

@@ -1,7 +1,7 @@
-"""Down to the element: the values of tensors that differ, kept by two runs and laid side by side.
+"""Compare tensors that differ, element by element.
 
-A log holds digests, which say that a tensor differs and not where. When it is known which tensors
-differ first, both runs are made once more, and at that one step each keeps their bytes beside its
+A log holds digests, which show that a tensor differs and not where. Once the first differing
+tensors are known, both runs are repeated, and each keeps their bytes of that one step beside its
 log (`journal.Journal.keep`).
 """
 
@@ -22,7 +22,7 @@ from ftckpt.replay.settings import values_file
 
 @dataclass(frozen=True, slots=True)
 class Closeup:
-    """Where one tensor of two runs differs.
+    """The differing elements of one tensor of two runs.
 
     Attributes:
         step: of the training.
@@ -30,14 +30,14 @@ class Closeup:
         event: key of `events.EVENTS`.
         item: name of the tensor.
         dtype: torch's name of its type.
-        shape: of the part that the rank holds.
+        shape: of the rank's part.
         index: of the first element that differs.
         reference: that element in the uninterrupted run, as `floats.written` or a number's digits.
         other: the same in the restart.
-        ulps: distance of the two in units in the last place; None where there is none.
-        changed: how many elements differ.
-        compared: how many were compared: all, or as many as `LIMIT` bytes hold.
-        most: the largest distance of two elements in units in the last place; None as for `ulps`.
+        ulps: distance of the two in units in the last place; None if not defined.
+        changed: number of differing elements.
+        compared: number of compared elements: all, or as many as `LIMIT` bytes hold.
+        most: the largest such distance of two elements; None as for `ulps`.
     """
 
     step: int
@@ -56,7 +56,7 @@ class Closeup:
 
     @property
     def words(self) -> str:
-        """What differs, in words: `0.weight[3, 5] is 0.25 instead of 0.5, 3 ULP; …`."""
+        """Return it in words: `0.weight[3, 5] is 0.25 instead of 0.5, 3 ULP; …`."""
         place = f"[{', '.join(map(str, self.index))}]" if self.index else ""
         apart = "" if self.ulps is None else f", {self.ulps:,} ULP"
         far = f", the farthest by {self.most:,} ULP" if self.most and self.changed > 1 else ""
@@ -82,10 +82,10 @@ def look(
         step: at which they were kept.
         rank: whose tensors they are.
         event: that they belong to.
-        items: their names, in the order in which they were asked for.
+        items: their names, in the order of the request.
 
     Returns:
-        One for each tensor that both kept in one type and shape, and that differs.
+        One for each differing tensor that both kept in one type and shape.
     """
     found = []
     for number, item in enumerate(items):
@@ -132,7 +132,7 @@ def _element(dtype: DType, data: bytes, place: int) -> bytes:
 
 
 def _text(dtype: DType, data: bytes) -> str:
-    """Return an element as it stands in a record; of a complex number, both parts."""
+    """Return an element as in a record; both parts of a complex number."""
     import numpy as np
 
     if not has_values(dtype):
@@ -148,7 +148,6 @@ def _text(dtype: DType, data: bytes) -> str:
 
 
 def _index(place: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the index of an element by its place in C order."""
     index = []
     for axis in range(len(shape)):
         here, place = divmod(place, math.prod(shape[axis + 1 :]))

@@ -1,8 +1,8 @@
-"""Differences that never matter: of a stream that is restored later, of gradients cleared unused.
+"""Find differences without effect: a stream restored later, gradients cleared unused.
 
-Trainers restore in their own order. Where a random stream is restored after the first batch is
-drawn, it differs as the step begins and is right before anything draws from it. Such a difference
-is a note: a verdict rests on what reached the batch, the loss, the gradients or the state.
+Trainers restore in their own order. A random stream that is restored after the first batch differs
+as the step begins and is right before anything draws from it. Such a difference is a note: a
+verdict counts only differences that reached the batch, the loss, the gradients or the state.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Grid = Mapping[tuple[int, str, int], bool]
 def split(
     found: Sequence[Difference], reference: Log, other: Log, grid: Grid
 ) -> tuple[tuple[Difference, ...], tuple[Difference, ...]]:
-    """Return the differences that last, and those that never mattered, both in causal order.
+    """Return the lasting differences, and those without effect, both in causal order.
 
-    A stream's difference never mattered where the stream is the same again at the next place where
-    it was recorded, and the uninterrupted run did not draw from it in between, or what was computed
-    in between is equal. Other state that differs as a step begins never mattered where it is the
-    same as the next one begins, and so is all that was computed in between: it was written over,
-    as DDP writes the first rank's buffers over those of the others. Accumulated gradients never
-    mattered where the gradients that the optimizer used are equal.
+    A stream's difference has no effect if the stream is equal at the next place where it was
+    recorded, and the uninterrupted run did not draw from it in between, or everything computed in
+    between is equal. Other state that differs as a step begins has no effect if it is equal as the
+    next one begins, and so is everything computed in between: it was overwritten, as DDP overwrites
+    the other ranks' buffers with the first rank's. Accumulated gradients have no effect if the
+    gradients that the optimizer used are equal.
     """
     passing = _passing_streams(found, reference, other, grid)
     lasting: list[Difference] = []
@@ -59,14 +59,14 @@ def _only(difference: Difference, names: set[str]) -> Difference:
 def _passing_streams(
     found: Sequence[Difference], reference: Log, other: Log, grid: Grid
 ) -> set[tuple[int, str, int, str]]:
-    """Return which differences of streams never mattered: step, event, rank and stream."""
+    """Return the stream differences without effect: step, event, rank and stream."""
     unlike = {
         (d.step, d.event, d.rank, item.name) for d in found if d.event in RANDOM for item in d.items
     }
     passing: set[tuple[int, str, int, str]] = set()
     for rank, name in {(rank, name) for _, _, rank, name in unlike}:
         points = _points(reference, other, rank, name)
-        right = False  # at the next point: nothing is known of what comes after the last
+        right = False  # at the next point; after the last one nothing is known
         for place in range(len(points) - 1, -1, -1):
             step, event, _ = points[place]
             if (step, event, rank, name) not in unlike:
@@ -96,7 +96,7 @@ def _points(reference: Log, other: Log, rank: int, name: str) -> list[tuple[int,
 def _of_no_effect(
     here: tuple[int, str, object], following: tuple[int, str, object], rank: int, grid: Grid
 ) -> bool:
-    """Say whether nothing was drawn between two points, or what was computed there is equal."""
+    """Whether nothing was drawn between two points, or everything computed there is equal."""
     if here[2] == following[2]:
         return True
     step, after = here[0], following[0]
@@ -113,9 +113,9 @@ def _was_overwritten(difference: Difference, grid: Grid) -> bool:
 
 
 def _nothing_came_of(step: int, after: int, grid: Grid) -> bool:
-    """Say whether all is equal, on every rank, from the batch of one step to the state of another.
+    """Whether all is equal, on every rank, from the batch of one step to the state of another.
 
-    Losses alone show too little: whole tensors have to be there when the other step begins.
+    Losses alone prove too little: whole tensors must be recorded as the other step begins.
     """
     computed = [
         equal for (at, event, _), equal in grid.items()

@@ -1,7 +1,7 @@
-"""Logs that other programs wrote: JSON lines with a step, or text that an expression matches.
+"""Read logs of other programs: JSON lines with a step, or text matched by an expression.
 
-They hold the numbers that were printed, rounded as they were printed, and no state. So equality
-means equality to that precision, and a difference names no component; both are said.
+They hold numbers as rounded in print, and no state. So equality means equality to that precision,
+and a difference names no component; the answer says both.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _RATES = ("lr", "learning_rate", "learning rate")
 
 
 def read_any(path: Path, pattern: str = "", name: str = "") -> Log:
-    """Read a log of ftckpt's, JSON lines of another program, or text.
+    """Read a log of ftckpt, JSON lines of another program, or text.
 
     Args:
         path: a directory of ftckpt's logs, or a file.
         pattern: a regular expression with a group `step`, and one for each number; "" tries JSON
             lines first and then `CONSOLE`.
-        name: what the run is called in an answer.
+        name: of the run, for answers.
 
     Raises:
         NotFoundError: the log does not exist.

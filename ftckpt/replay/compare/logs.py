@@ -21,15 +21,15 @@ class Comparison:
     Attributes:
         reference: name of the first run.
         other: name of the second.
-        first: the first step that was to be compared.
+        first: the first step to compare.
         last: the last.
         steps: those that both runs finished on every rank, ascending.
         ranks: those that both runs have.
         grid: for each (step, event, rank) that both could show, whether it is equal; in order.
         differences: all of them, in causal order.
-        passing: those that never mattered (`passing.split`): no part of `differences`.
-        problems: why equality would show nothing: steps or ranks missing, losses that are no
+        problems: why equality would prove nothing: missing steps or ranks, losses that are not
             numbers, no event in common.
+        passing: differences without effect (`harmless.split`), not in `differences`.
     """
 
     reference: str
@@ -45,7 +45,7 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Whether nothing differs; it shows something only where there are no `problems`."""
+        """Whether nothing differs; a proof only without `problems`."""
         return not self.differences
 
     def at_first_step(self) -> tuple[Difference, ...]:
@@ -57,11 +57,11 @@ class Comparison:
 def compare(
     reference: Log, other: Log, first: int, last: int, idle: Collection[str] = ()
 ) -> Comparison:
-    """Compare the steps `first` to `last`, and what is recorded of the state after `last`.
+    """Compare the steps `first` to `last`, and the recorded state after `last`.
 
-    An event is compared where both runs recorded it; one that is recorded of the same step in one
-    run alone differs, unless it is heavy and the other run left it out of that step. Random streams
-    that are `idle` (see `idle.idle_streams`) are not compared.
+    An event is compared if both runs recorded it; an event of only one run differs, unless it is
+    heavy and the other run left it out of that step. Random streams in `idle` (see
+    `unused_rng.idle_streams`) are not compared.
     """
     finished = set(reference.finished()) & set(other.finished())
     steps = tuple(step for step in range(first, last + 1) if step in finished)
@@ -88,14 +88,14 @@ def compare(
 def _compare_event(
     a: StepRecord | None, b: StepRecord | None, event: str, idle: Collection[str]
 ) -> Difference | bool | None:
-    """Return the difference, False where the two are equal, None where they cannot be compared."""
+    """Return the difference, False if the two are equal, None if they cannot be compared."""
     if a is None or b is None:
         return None
     ours, theirs = a.events.get(event), b.events.get(event)
     if ours is None and theirs is None:
         return None
     if ours is None or theirs is None:
-        # A record that was cut short, or in which tensors were not read, shows nothing of it.
+        # A record that was cut short, or without tensors, shows nothing of it.
         if a.partial or b.partial or BY_KEY[event].heavy:
             return None
         ours, theirs = ours or {}, theirs or {}
@@ -104,7 +104,7 @@ def _compare_event(
         names = [name for name in names if name not in idle]
         if not names:
             return None
-    if event == "masters":  # a module that is called only later in a step has its weights here
+    if event == "masters":  # a module that is called later in a step has its weights here
         names = [name for name in names if name in ours and name in theirs]
     items = tuple(_differing(event, names, ours, theirs))
     if not items:
@@ -121,7 +121,7 @@ def _differing(event: str, names: Sequence[str], a: Items, b: Items) -> Iterator
 
 
 def _bits(event: str, value: Value) -> object:
-    """Return what decides whether two values are equal."""
+    """Return the part of a value that decides equality."""
     if isinstance(value, Mapping):
         return value.get("digest") if event in RANDOM else dict(value)
     if value is not None and value.startswith("decimal "):

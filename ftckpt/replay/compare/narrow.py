@@ -1,8 +1,8 @@
-"""Looking closer at the first difference of a restart, by making the runs once more.
+"""Narrow down the first difference of a restart by repeating the runs.
 
-Where tensors were read every few steps, what they show may have begun between two readings: both
-runs are made again with tensors read in every step between. And where the first thing that differs
-is a tensor, both keep its values at that step, so that the answer goes down to the element.
+If tensors were read every few steps, a difference may have begun between two readings: both runs
+are repeated with tensors read in every step between. If the first difference is a tensor, both keep
+its values at that step, so the answer names the element.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from .elements import look
 from .logs import Comparison
 from .verdict import Judgement, Verdict, judge
 
-# Tensors of which the values are kept: the first that differ, in the order of the log.
+# Number of tensors whose values are kept: the first that differ, in the order of the log.
 _TENSORS = 4
 
 
 def look_closer(runs: Runs, judgement: Judgement, at: int, passes: int = 0) -> Judgement:
-    """Return the judgement of a restart that differs, with what a closer look adds to it.
+    """Return the judgement of a differing restart with the results of a closer look.
 
     Args:
         runs: of the trial.
@@ -66,7 +66,7 @@ def _each_step(
 def _each_element(
     runs: Runs, judgement: Judgement, across: Comparison, at: int, passes: int
 ) -> Judgement:
-    """Find the first element that differs, where the first thing that differs is a tensor."""
+    """Find the first differing element, if the first difference is a tensor."""
     first = across.differences[0]
     items = tuple(
         i.name for i in first.items if _is_tensor(i.reference) and _is_tensor(i.other)
@@ -89,7 +89,7 @@ def _each_element(
 
 
 def _is_tensor(value: object) -> bool:
-    """Say whether an item is the digest of a tensor: `float32[3,2]:` and its sums."""
+    """Whether an item is the digest of a tensor: `float32[3,2]:` and its sums."""
     return isinstance(value, str) and "]:" in value and not value.endswith(":not read")
 
 

@@ -1,7 +1,7 @@
-"""Random streams that nobody seeds and nothing draws from.
+"""Find random streams that are never seeded and never used.
 
-A script that seeds torch alone has a Python and a NumPy generator too. Both are seeded anew by the
-operating system in every process, so that no two runs agree on them, and they decide nothing.
+A script that seeds torch alone also has a Python and a NumPy generator. The operating system seeds
+both anew in every process, so they differ between any two runs and decide nothing.
 """
 
 from __future__ import annotations
@@ -13,15 +13,12 @@ from ftckpt.replay.record.log import Log, StepRecord
 
 
 def idle_streams(repetitions: Sequence[Log], others: Sequence[Log]) -> tuple[str, ...]:
-    """Return the names of streams that differ between runs and are of no consequence.
+    """Return the names of streams that differ between runs without consequence.
 
-    A stream that was seeded counts even where nothing draws from it in these steps: what is drawn
-    later, at the end of an epoch, depends on it. So only one that differs already between two runs
-    that began alike is left out, and only where no rank of any run has moved it.
-
-    Args:
-        repetitions: runs that began alike.
-        others: what they are compared with.
+    A seeded stream counts even if nothing draws from it in these steps, because later draws, at the
+    end of an epoch, depend on it. So only a stream is left out that already differs between two
+    runs that began alike (`repetitions`), and that no rank of any run has moved. `others` are the
+    runs to compare with them.
     """
     began: dict[tuple[int, str], set[str]] = {}
     moved: set[str] = set()
@@ -36,7 +33,7 @@ def idle_streams(repetitions: Sequence[Log], others: Sequence[Log]) -> tuple[str
 
 
 def _states(log: Log) -> Mapping[tuple[int, str], set[str]]:
-    """Return the digests of every state that a log shows, by rank and stream."""
+    """Return the digests of every state in a log, by rank and stream."""
     found: dict[tuple[int, str], set[str]] = {}
     for rank, of in log.steps.items():
         for record in of.values():

@@ -1,13 +1,13 @@
 """The verdict on a restart, from the uninterrupted run, its repetition and the restarts.
 
     U against U'   A against B   U against A   verdict
-    equal          equal         equal         exact, for the steps that were compared
+    equal          equal         equal         exact, for the compared steps
     equal          equal         differ        state is missing or wrongly restored
     equal          differ        -             unseeded randomness, or a race while loading
-    differ         -             -             the training does not repeat itself
+    differ         -             -             the training is not deterministic
 
-Where it does not repeat itself, nothing else is attributed: every other difference may be the same
-noise. A run that failed, or that logged less than it should, is never a pass.
+In the last case nothing else is attributed: every other difference may be the same noise. A run
+that failed, or that logged less than it should, never passes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .attribution import TITLES, ReplayCause, causes
 from .elements import Closeup
 from .logs import Comparison, compare
 
-# Conditions of a run under which it need not repeat itself.
+# Conditions of a run that can change its result.
 _DRIFT = (
     ("deterministic", False, "deterministic algorithms were not asked for:"
      " torch.use_deterministic_algorithms(True)"),
@@ -35,7 +35,7 @@ _DRIFT = (
 
 
 class Verdict(StrEnum):
-    """What the comparisons say together."""
+    """The combined result of the comparisons."""
 
     EXACT = "exact"
     STATE = "state missing or wrongly restored"
@@ -46,19 +46,19 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Judgement:
-    """The verdict, and what it stands on.
+    """The verdict, and its grounds.
 
     Attributes:
         verdict: of the matrix.
         sentence: the verdict in one sentence, with steps, ranks and the first cause.
         first: the first step after the checkpoint.
         last: the last step that was compared.
-        causes: which components explain it; () unless the verdict is STATE.
+        causes: components that explain it; () unless the verdict is STATE.
         comparisons: in the order of the matrix.
-        notes: what the verdict cannot say: repetitions that were not run, limits of the logs.
-        problems: why nothing can be said, where the verdict is NOT_COMPARED.
-        closeups: where the tensors that differ first do, element by element.
-        idle: random streams that were left out (`idle.idle_streams`).
+        notes: limits of the verdict: repetitions that were not run, limits of the logs.
+        problems: why there is no verdict, for NOT_COMPARED.
+        closeups: the first differing tensors, element by element.
+        idle: random streams that were left out (`unused_rng.idle_streams`).
     """
 
     verdict: Verdict
@@ -83,7 +83,7 @@ def judge(
     *,
     ends: bool = False,
 ) -> Judgement:
-    """Weigh runs against each other.
+    """Compare runs and give the verdict.
 
     Args:
         baselines: the uninterrupted run, then its repetitions.
@@ -91,9 +91,9 @@ def judge(
         first: the first step after the checkpoint.
         last: the last step that every run was to log.
         before: comparisons of uninterrupted runs over the steps before the restart.
-        idle: random streams that are left out (`idle.idle_streams`).
-        ends: whether the uninterrupted run and the restarts were to end after the same step: they
-            ran one command.
+        idle: random streams to leave out (`unused_rng.idle_streams`).
+        ends: whether the uninterrupted run and the restarts should end after the same step, because
+            they ran one command.
     """
     u, a = baselines[0], restarts[0]
     repeats = [*before, *(compare(u, other, first, last, idle) for other in baselines[1:])]
@@ -130,7 +130,7 @@ def judge(
             f"two restarts from the same checkpoint differ: {_first_words(unlike)}",
         )
     found = causes(across, u)
-    if not found or found[0].component != "checkpoint":  # whose counters are of its own step
+    if not found or found[0].component != "checkpoint":  # its counters are those of its own step
         found += _miscounts(u, restarts, last, ends=ends)
     if found:
         return said(Verdict.STATE, _state_sentence(across, found, bool(siblings)), found)
@@ -147,7 +147,7 @@ def judge(
 def _miscounts(
     u: Log, restarts: Sequence[Log], last: int, *, ends: bool
 ) -> tuple[ReplayCause, ...]:
-    """Return the step counter as a cause, where every restart shows it wrong alike."""
+    """Return the step counter as a cause, if every restart shows the same wrong count."""
     shown = [miscounted(u, restart, last if ends else None) for restart in restarts]
     first = shown[0]
     if first is None or any(other != first for other in shown):
@@ -156,7 +156,7 @@ def _miscounts(
 
 
 def _passing_notes(across: Comparison) -> Iterator[str]:
-    """Say which differences never mattered."""
+    """Yield notes on differences without effect."""
     streams: dict[str, int] = {}
     state: dict[str, int] = {}
     for difference in across.passing:
@@ -189,7 +189,7 @@ def _joined(cause: ReplayCause) -> str:
 
 
 def _consequences(across: Comparison) -> str:
-    """Say what became of the batch, or else of the model's input, and of the loss."""
+    """Return in words the effect on the batch, or else on the model's input, and on the loss."""
     words = []
     if across.equal:
         return "; all that was compared is equal"
@@ -234,7 +234,7 @@ def _notes(baselines: int, restarts: int, logs: Sequence[Log], idle: Collection[
 
 
 def _conditions(logs: Sequence[Log]) -> Iterator[str]:
-    """Say once of each condition that two runs did not share."""
+    """Yield each condition that two runs did not share."""
     first = logs[0]
     for key, value in first.conditions.items():
         for log in logs[1:]:

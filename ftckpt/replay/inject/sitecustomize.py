@@ -1,8 +1,8 @@
-"""Put on PYTHONPATH by `ftckpt replay run`: records the training that this interpreter runs.
+"""Record the training that this interpreter runs; `ftckpt replay run` puts it on PYTHONPATH.
 
 Python imports a module of this name at start-up, before the user's program. It finds ftckpt beside
-itself, so the training's environment need not have it, and then hands over to the `sitecustomize`
-that it hides, if there is one.
+itself, so the training's environment need not have it, and then runs the `sitecustomize` that it
+hides, if there is one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _HERE = Path(__file__).resolve().parent
 
 
 def _find_ftckpt() -> None:
-    """Make `import ftckpt` mean the one that this file belongs to, without touching sys.path."""
+    """Make `import ftckpt` find the package of this file, without touching sys.path."""
     package = _HERE.parents[1]
     spec = spec_from_file_location(
         "ftckpt", package / "__init__.py", submodule_search_locations=[str(package)]
@@ -28,7 +28,7 @@ def _find_ftckpt() -> None:
 
 
 def _hand_over() -> None:
-    """Run the sitecustomize that stands behind this one on the path."""
+    """Run the next sitecustomize on the path."""
     others = [place for place in sys.path if place and Path(place).resolve() != _HERE]
     spec = PathFinder.find_spec("sitecustomize", others)
     if spec is not None and spec.loader is not None:

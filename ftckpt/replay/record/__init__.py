@@ -1,1 +1,1 @@
-"""Recording a training: one record a step, without changing the training."""
+"""Record a training: one record per step, without changing the training."""

@@ -1,8 +1,8 @@
-"""Step counters: what a training counts of its own steps, against the steps that it made.
+"""Step counters: a training's own count, compared with the steps that it made.
 
-A counter shows in what the training saves (`torch.save({"step": 8, ...})`), in what it tells
-(`ftckpt.hook.step(step=8)`), and in where the training ends. A restart whose counter is off by one
-computes the same for a while; then it saves, evaluates, decays or ends at another step.
+A counter shows in saved state (`torch.save({"step": 8, ...})`), in `ftckpt.hook.step(step=8)`, and
+in the end of the training. A restart whose counter is off by one computes the same for a while;
+then it saves, evaluates, decays or ends at another step.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 
 from .log import Log
 
-# A counter by its name, wherever it stands in what is saved but not in an optimizer's own state.
+# A counter by its name, anywhere in saved state except in an optimizer's own.
 _COUNTER = re.compile(
     r"(?:(?:global|train|trainer|training|current|curr|num|total)_?)?(?:step|steps|iteration)$",
     re.IGNORECASE,
 )
 _NOT_THE_TRAINERS = re.compile(r"optim|sched|model|state_dict|scaler|args|config", re.IGNORECASE)
 _DEEPEST = 3
-# Objects that are looked at to find a tensor: a checkpoint begins with one.
+# Number of objects searched for a tensor: a checkpoint begins with one.
 _LOOKED_AT = 10_000
 
 
 def holds_tensors(state: Any) -> bool:
-    """Say whether nested state holds a tensor, or something that has a `state_dict`."""
+    """Whether nested state holds a tensor, or something with a `state_dict`."""
     torch = sys.modules["torch"]
     todo, looked = [state], 0
     while todo and looked < _LOOKED_AT:
@@ -42,7 +42,7 @@ def holds_tensors(state: Any) -> bool:
 
 
 def step_counters(state: Any) -> dict[str, int]:
-    """Return the trainer's counters in what it saves, by their path."""
+    """Return the trainer's counters in saved state, by path."""
     return dict(_counters(state, "", 0))
 
 
@@ -60,12 +60,10 @@ def _counters(state: Any, path: str, depth: int) -> Iterator[tuple[str, int]]:
 
 
 def miscounted(reference: Log, other: Log, last: int | None = None) -> tuple[int, str] | None:
-    """Return the step at which a restart shows another count than it should, and how, in words.
+    """Return the first step at which a restart's count is wrong, and how, in words.
 
-    Args:
-        reference: the uninterrupted run, also of the steps before the restart.
-        other: the restart.
-        last: the last step that both were to make; None where they need not end alike.
+    `reference` is the uninterrupted run, with the steps before the restart; `last` the last step
+    that both should make, None if they need not end alike.
     """
     for step, name, count, right in _miscounts(reference, other):
         return step, f"{name} is {count} after step {step} instead of {right}"
@@ -104,13 +102,13 @@ def _miscounts(reference: Log, other: Log) -> Iterator[tuple[int, str, int, int]
 
 
 def _expected(known: Sequence[tuple[int, int]], step: int) -> int | None:
-    """Return what a counter shows after a step, by what it showed after others; None: not known."""
+    """Return a counter's expected value after a step, from other steps; None if unknown."""
     for after, count in known:
         if after == step:
             return count
     if not known:
         return None
-    if len(known) == 1:  # one save says what a counter is only where it counts as is counted here
+    if len(known) == 1:  # one save suffices only if its count equals the steps made
         return step if known[0][0] == known[0][1] else None
     (first, low), (last, high) = known[0], known[-1]
     slope, rest = divmod(high - low, last - first)
@@ -120,7 +118,7 @@ def _expected(known: Sequence[tuple[int, int]], step: int) -> int | None:
 
 
 def _shown(log: Log) -> dict[str, dict[int, int]]:
-    """Return what counters showed, by name and by the steps that were made."""
+    """Return the values of counters, by name and by the steps that were made."""
     shown: dict[str, dict[int, int]] = {}
     for of in log.steps.values():
         for record in of.values():

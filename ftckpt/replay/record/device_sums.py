@@ -1,9 +1,8 @@
-"""The two sums of the tensor digest, computed where the tensor lies.
+"""The two sums of the tensor digest, computed on the tensor's device.
 
 `ftckpt.digests.tensors` has the definition and computes it with NumPy. This is the same arithmetic
-in
-torch: int64 wraps modulo 2^64 as uint64 does, and a logical shift is an arithmetic one whose upper
-bits are masked. Integer sums do not depend on the order in which a device reduces them.
+in torch: int64 wraps modulo 2^64 as uint64 does, and a logical shift is an arithmetic one with
+masked upper bits. Integer sums do not depend on a device's order of reduction.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # as the int64 of the same bits
 _MIX = 0xE9846AF9B1A615D
-# Elements mixed at once: four buffers of 128 MiB at the most.
+# Elements mixed at once: at most four buffers of 128 MiB.
 _CHUNK = 1 << 24
 
 
@@ -40,7 +39,7 @@ def device_sums(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _words(elements: torch.Tensor) -> torch.Tensor:
-    """Return the elements' bits as integers of their width; of 16 bytes, as two words each."""
+    """Return the elements' bits as integers of their width; 16 bytes as two words."""
     import torch
 
     narrow = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -48,7 +47,6 @@ def _words(elements: torch.Tensor) -> torch.Tensor:
 
 
 def _wide(part: torch.Tensor) -> torch.Tensor:
-    """Return the words zero-extended to 64 bits."""
     import torch
 
     wide = part.to(torch.int64)

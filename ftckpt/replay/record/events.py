@@ -1,8 +1,7 @@
 """The events of a training step in causal order, and the component that each shows.
 
 The order is the order of causes: state as the step begins, then the batch, the forward pass, the
-gradients. So the first event that differs is where two runs parted ways, and what follows it is
-consequence.
+gradients. So the first differing event is the origin, and later ones are consequences.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ class Phase(StrEnum):
 
 
 class Event(NamedTuple):
-    """One kind of thing that is recorded of a step.
+    """One kind of recorded event.
 
     Attributes:
         key: its name in a record.
-        title: what a person calls it.
+        title: for people.
         phase: when it is recorded.
         component: the component of the training state that it shows, a key of
-            `training_state.TABLE` where there is one; "" for what follows from the state.
-        heavy: whether it reads whole tensors, so that it may be recorded every n steps only.
-        compared: whether a difference of it is one of the training; else `counters` weighs it.
+            `training_state.TABLE` if there is one; "" for a consequence of the state.
+        heavy: whether it reads whole tensors, so that it may be recorded only every n steps.
+        compared: whether its differences count for the training; otherwise `counters` checks it.
     """
 
     key: str
@@ -69,10 +68,10 @@ BY_KEY: dict[str, Event] = {event.key: event for event in EVENTS}
 STATE: frozenset[str] = frozenset(e.key for e in EVENTS if e.phase is Phase.START)
 RANDOM: frozenset[str] = frozenset({"rng_start", "rng"})
 
-# The random streams by the names that they have in a record; devices are `cuda:0`, `cuda:1`, ….
+# Names of random streams in a record; devices are `cuda:0`, `cuda:1`, ….
 STREAMS: dict[str, str] = {"python": "rng-python", "numpy": "rng-numpy", "torch": "rng-torch"}
 
-# State that a training tells by itself (`ftckpt.hook.step`), and the component that it is.
+# State from `ftckpt.hook.step`, and its component.
 TOLD: dict[str, str] = {
     "params": "weights",
     "buffers": "buffers",

@@ -10,12 +10,12 @@ _FORMATS = {"float64": ("<d", "<q"), "float32": ("<f", "<i"), "float16": ("<e", 
 
 
 def written(value: float, dtype: str = "float64") -> str:
-    """Return a float as it stands in a record: `float32 0x1.8000000000000p+1`."""
+    """Return a float as in a record: `float32 0x1.8000000000000p+1`."""
     return f"{dtype} {float(value).hex()}"
 
 
 def value_of(text: str) -> float | None:
-    """Return the float that a record holds, also one written in decimals; None for other text."""
+    """Return the float of a record, also one in decimals; None for other text."""
     _, _, digits = text.rpartition(" ")
     for read in (float, float.fromhex):
         try:
@@ -26,7 +26,7 @@ def value_of(text: str) -> float | None:
 
 
 def ulps(first: str, second: str) -> int | None:
-    """Return how many floats of their type lie between two, counting one end; None if not known."""
+    """Return the distance of two floats of one type in representable numbers; None if unknown."""
     dtype, _, _ = first.rpartition(" ")
     if dtype != second.rpartition(" ")[0]:
         return None
@@ -39,7 +39,7 @@ def ulps(first: str, second: str) -> int | None:
 
 
 def _ordinal(value: float, dtype: str) -> int:
-    """Return the place of a float among all floats of its type, in the order of their values."""
+    """Return the rank of a float among all floats of its type, by value."""
     real, whole = _FORMATS[dtype]
     bits = int(struct.unpack(whole, struct.pack(real, value))[0])
     return bits if bits >= 0 else -(bits & ((1 << (8 * struct.calcsize(whole) - 1)) - 1))

@@ -1,9 +1,9 @@
-"""Instruments: what is wrapped in torch so that a training is recorded without changing it.
+"""Wrap torch so that a training is recorded without changing it.
 
-Global optimizer-step hooks and the global forward hooks are torch's own; `autograd.backward`,
-the data loader's iterator, `torch.save` and the constructors of optimizers, schedules, scalers and
-averaged models are wrapped. What never calls these (a fused trainer without a torch optimizer, a
-loader written in C++) is not seen; `ftckpt.hook.step` says it instead.
+Global optimizer-step hooks and the global forward hooks are torch's own; `autograd.backward`, the
+data loader's iterator, `torch.save` and the constructors of optimizers, schedules, scalers and
+averaged models are wrapped. Code that never calls these (a fused trainer without a torch optimizer,
+a loader written in C++) must call `ftckpt.hook.step` instead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .step_records import Recorder
 
 
 def install(recorder: Recorder) -> None:
-    """Instrument torch and what comes with it, now or when the training imports it."""
+    """Instrument torch and related modules, now or when the training imports them."""
     after: dict[str, Callable[[ModuleType], None]] = {
         "torch": lambda module: instrument(module, recorder),
         "torch.distributed.checkpoint": lambda module: _saving(
@@ -43,7 +43,7 @@ def install(recorder: Recorder) -> None:
 
 
 class _AfterImport(MetaPathFinder):
-    """Calls a function when a module has been imported, and finds nothing itself."""
+    """Calls a function after the import of a module; finds no module itself."""
 
     def __init__(self, after: dict[str, Callable[[ModuleType], None]]) -> None:
         self._after = after
@@ -66,14 +66,14 @@ def _call_after(loader: Loader, function: Callable[[ModuleType], None]) -> None:
         run(module)
         try:
             function(module)
-        except AttributeError as error:  # another torch; the log that is missing will say it
+        except AttributeError as error:  # another torch; the missing log will show it
             print(f"ftckpt: {module.__name__} cannot be recorded: {error}", file=sys.stderr)
 
     loader.exec_module = exec_module  # type: ignore[method-assign]
 
 
 def instrument(torch: Any, recorder: Recorder) -> None:
-    """Wrap what is recorded; torch has just been imported."""
+    """Wrap the recorded functions; torch has just been imported."""
     optim = torch.optim
     _constructor(optim.Optimizer, "optimizers", recorder)
     _constructor(optim.lr_scheduler.LRScheduler, "schedulers", recorder)
@@ -130,7 +130,7 @@ def _forward(torch: Any, recorder: Recorder) -> None:
         recorder.called(module, named)
 
     torch.nn.modules.module.register_module_forward_pre_hook(before)
-    # The global hook before a call is not shown keyword arguments; the one after it can be.
+    # The global hook before a call does not see keyword arguments; the one after it does.
     torch.nn.modules.module.register_module_forward_hook(after, with_kwargs=True)
 
 
@@ -159,7 +159,7 @@ def _differentiating(autograd: Any, recorder: Recorder) -> None:
 
 
 def _making_state(module: Any, recorder: Recorder) -> None:
-    """Tell the step that torch makes in `get_state_dict` to have an optimizer's state."""
+    """Mark the step that torch makes in `get_state_dict` to create an optimizer's state."""
     run = getattr(module, "_init_optim_state", None)
     if run is None:
         return

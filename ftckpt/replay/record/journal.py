@@ -21,11 +21,7 @@ _KEPT = 64 << 20
 
 
 class Journal:
-    """Writes the log of one process; makes nothing on disk before there is something to write.
-
-    Args:
-        settings: what is recorded, and where.
-    """
+    """Writes the log of one process; creates nothing on disk before the first record."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -40,7 +36,7 @@ class Journal:
 
     @property
     def rank(self) -> int:
-        """Of this process in its job, as it was known when it was first asked for."""
+        """The rank of this process in its job, as known at the first use."""
         if self._rank is None:
             distributed = sys.modules.get("torch.distributed")
             ready = distributed is not None and distributed.is_available()
@@ -64,10 +60,10 @@ class Journal:
         self._file.flush()
 
     def keep(self, step: int, event: str, item: str, tensor: torch.Tensor) -> None:
-        """Keep the values of a tensor, where they were asked for.
+        """Keep the values of a tensor, if requested.
 
-        The file begins with a line of JSON, type and shape; then the elements in C order, as many
-        as the bound allows. Of a tensor that cannot be read nothing is kept.
+        The file begins with a line of JSON, type and shape; then the elements in C order, up to the
+        limit. An unreadable tensor is not kept.
         """
         if (step, event) != (self._settings.look_step, self._settings.look_event):
             return
@@ -83,16 +79,16 @@ class Journal:
             out.write(raw_bytes(dense.reshape(-1)[: _KEPT // dense.element_size()].cpu()))
 
     def done(self) -> None:
-        """Say that all that was to be recorded is."""
+        """Mark that everything requested is recorded."""
         done_marker(self._folder, self.rank).touch()
 
     def saved(self, step: int, passes: int) -> None:
-        """Note a save: how many steps were made before it, and backward passes of the next."""
+        """Note a save: the number of steps before it, and backward passes of the next."""
         with saves_file(self._folder, self.rank).open("a", encoding="utf-8") as out:
             out.write(f"{step} {passes}\n")
 
     def stopped(self, step: int) -> None:
-        """Say that the process is where it was to be ended."""
+        """Mark that the process is where it should be ended."""
         stopped_marker(self._folder).write_text(str(step))
 
 

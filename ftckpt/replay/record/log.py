@@ -1,12 +1,12 @@
-"""The log of a run: JSON lines, one file a rank, one line a step.
+"""The log of a run: JSON lines, one file per rank, one line per step.
 
     {"log": "ftckpt.replay/1", "rank": 0, "world_size": 1, ...}
     {"step": 11, "rank": 0, "events": {"loss": {"0": "float32 0x1.1p+1"}, ...}, "notes": [...]}
 
-An event is a mapping of items to values: a tensor's name to its digest, a stream's name to its
-state (`streams`), a place to a float (`floats`). A line that a killed process left half written is
-no error at the end of a file and damage anywhere else. A record marked `partial` holds what was
-recorded of a step that was never finished: the state that the step before it left.
+An event maps items to values: a tensor's name to its digest, a stream's name to its state
+(`streams`), a place to a float (`floats`). A line that a killed process left half written is
+allowed at the end of a file and damage anywhere else. A record marked `partial` holds the beginning
+of a step that never finished: the state after the step before.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ftckpt.errors import CorruptError, NotFoundError
 from .events import ORDER
 
 SCHEMA = "ftckpt.replay/1"
-# What the first line of a log says of the process, beside rank and world size.
+# Facts about the process in a log's first line, beside rank and world size.
 CONDITIONS = ("torch", "python", "threads", "deterministic", "cudnn_benchmark", "tf32")
-# A line holds one digest a tensor: a hundred thousand tensors are some ten megabytes.
+# A line holds one digest per tensor: some ten megabytes for a hundred thousand tensors.
 LONGEST_LINE = 256 << 20
 
-# A note of the record that a process writes as it ends by itself, not because it was stopped.
+# A note of the record that a process writes when it ends by itself.
 ENDED = "the training ended"
 
 Value = str | Mapping[str, Any] | None
@@ -36,13 +36,13 @@ Items = Mapping[str, Value]
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What one rank recorded of one step.
+    """One rank's record of one step.
 
     Attributes:
         step: its number; the first step of a training is 1.
         rank: of the process in its job.
         events: by `events.Event.key`, each a mapping of items to values.
-        notes: what else happened before or in it: saves, seeds.
+        notes: other events before or in it: saves, seeds.
         partial: whether only its beginning was recorded.
     """
 
@@ -58,11 +58,11 @@ class Log:
     """The log of one run, all ranks.
 
     Attributes:
-        name: what the run is called in an answer.
+        name: of the run, for answers.
         steps: by rank, then step.
-        world_size: number of ranks of the job; None where the log does not say.
+        world_size: number of ranks of the job; None if unknown.
         limits: what the log cannot show, in words: rounded numbers, no state.
-        conditions: under which it ran, as its first rank says: versions, threads, settings.
+        conditions: versions, threads and settings, from its first rank.
     """
 
     name: str
@@ -73,11 +73,11 @@ class Log:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that logged anything, ascending."""
+        """Return the ranks that logged anything, ascending."""
         return tuple(sorted(self.steps))
 
     def ended_after(self) -> int | None:
-        """Return the step after which the training ended by itself; None where that is not said."""
+        """Return the step after which the training ended by itself; None if unknown."""
         ends = [r.step - 1 for of in self.steps.values() for r in of.values() if ENDED in r.notes]
         return min(ends, default=None)
 
@@ -97,7 +97,7 @@ class Log:
         return replace(self, steps=steps)
 
     def with_steps_of(self, other: Log, last: int) -> Log:
-        """Return it with the steps of a repetition up to `last`, which recorded more of them."""
+        """Return it with the steps of a fuller repetition up to `last`."""
         steps = {
             rank: {**of, **{s: r for s, r in other.steps.get(rank, {}).items() if s <= last}}
             for rank, of in self.steps.items()
@@ -121,7 +121,7 @@ def line(record: StepRecord) -> str:
 
 
 def read_log(path: Path, name: str = "") -> Log:
-    """Read a log that ftckpt wrote: a directory of `rank-*.jsonl`, or one such file.
+    """Read ftckpt's own log: a directory of `rank-*.jsonl`, or one such file.
 
     Raises:
         NotFoundError: the log does not exist.
@@ -188,5 +188,5 @@ def _is_items(items: object) -> bool:
 
 
 def losses(record: StepRecord) -> Sequence[str]:
-    """Return the losses of a step as written, one a backward pass."""
+    """Return the losses of a step as written, one per backward pass."""
     return [value for value in record.events.get("loss", {}).values() if isinstance(value, str)]

@@ -1,7 +1,6 @@
-"""Reading the state of a running training: random streams, nested state, what optimizers keep.
+"""Read the state of a running training: random streams, nested state, optimizer state.
 
-These run in the user's process, which has imported torch. Nothing that is read is changed, and no
-random number is drawn.
+Runs in the user's process, which has imported torch. It changes nothing and draws no random number.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from .tensors import tensor_digest
 if TYPE_CHECKING:
     import torch
 
-# How deep nested state is followed: a batch, a scheduler and a sampler are shallow.
+# Maximum depth of nested state: a batch, a scheduler and a sampler are shallow.
 _DEEPEST = 12
 
 
 def random_streams(*, whole: bool) -> dict[str, dict[str, Any]]:
-    """Return the state of every generator that the process uses, by name.
+    """Return the state of every generator of the process, by name.
 
-    Args:
-        whole: with the words of the state, so that draws between two states can be counted.
+    With `whole` it includes the words of the state, so that draws between two states can be
+    counted.
     """
     import torch
 
@@ -52,7 +51,7 @@ def value_items(
     Args:
         value: lists, tuples and mappings of tensors, arrays, numbers and text.
         name: of the value; items inside are `name.key`, or their place.
-        see: shown each tensor with the name of its item.
+        see: called with each item's name and tensor.
     """
     import torch
 
@@ -68,7 +67,7 @@ def value_items(
 
 
 def _walk(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
-    """Yield items by name; tensors as they are, all else as it stands in a record."""
+    """Yield items by name; tensors as they are, all else as in a record."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -92,7 +91,7 @@ def _walk(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
         shape = ",".join(map(str, getattr(value, "shape", ())))
         yield name or "0", f"{value.dtype}[{shape}]:{_hash(value.tobytes())}"
     else:
-        # What it holds is not known, and its text may show an address: only its type is compared.
+        # Unknown content, whose text may show an address: only its type is compared.
         yield name or "0", f"{type(value).__name__}: not read"
 
 
@@ -105,7 +104,7 @@ def _hash(data: bytes) -> str:
 
 
 def scalar(loss: Any) -> Any:
-    """Return a loss as a record holds it: type and bits of a scalar, anything else as it is."""
+    """Return a loss as in a record: type and bits of a scalar, anything else as it is."""
     import torch
 
     if not isinstance(loss, torch.Tensor):
@@ -128,11 +127,11 @@ def learning_rates(optimizers: list[Any]) -> dict[str, str]:
 
 
 class ParameterState(NamedTuple):
-    """What an optimizer keeps for one parameter.
+    """An optimizer's state of one parameter.
 
     Attributes:
         parameter: its `id`.
-        place: its place in the optimizers, for one that has no name: `0.12`.
+        place: its place in the optimizers, for one without a name: `0.12`.
         items: the state: `exp_avg`, `step`, ….
     """
 
@@ -146,12 +145,9 @@ def parameter_states(
     names: Mapping[int, str],
     see: Callable[[str, torch.Tensor], None],
 ) -> Iterator[ParameterState]:
-    """Yield what optimizers keep, parameter by parameter, in the order of their groups.
+    """Yield optimizer state, parameter by parameter, in the order of their groups.
 
-    Args:
-        optimizers: of torch.
-        names: of the parameters, by their `id`, as far as they are known.
-        see: shown each tensor with the name of its item.
+    `names` are known parameter names by `id`; `see` is called with each item's name and tensor.
     """
     for place, optimizer in enumerate(optimizers):
         ordered = chain.from_iterable(g["params"] for g in optimizer.param_groups)
@@ -174,7 +170,7 @@ def scheduler_items(schedulers: list[Any]) -> dict[str, str]:
 
 
 def scaler_items(scalers: list[Any]) -> dict[str, str]:
-    """Return scale and growth counters of loss scalers; nothing of those that are disabled."""
+    """Return scale and growth counters of enabled loss scalers."""
     items: dict[str, str] = {}
     for place, scaler in enumerate(scalers):
         if scaler.is_enabled():

@@ -9,7 +9,7 @@ _INSIDE = -1
 
 
 class Outermost:
-    """Modules in the order in which they were first called, without those inside another."""
+    """Modules in the order of their first call, without those inside another."""
 
     def __init__(self) -> None:
         self._roots: list[Any] = []
@@ -25,11 +25,11 @@ class Outermost:
         return self._roots[place]
 
     def knows(self, module: Any) -> bool:
-        """Say whether a module was called before, or lies inside one that was."""
+        """Whether a module was called before, or lies inside one that was."""
         return id(module) in self._places
 
     def add(self, module: Any) -> int:
-        """Remember a module that is not known, with all inside it; return its place."""
+        """Add an unknown module with all modules inside it; return its place."""
         place = len(self._roots)
         self._roots.append(module)
         self._places |= {id(inner): _INSIDE for inner in module.modules()} | {id(module): place}
@@ -41,7 +41,7 @@ class Outermost:
         return None if place == _INSIDE else place
 
     def named(self, place: int, name: str) -> str:
-        """Return the name of what belongs to a module; those of the first are its own."""
+        """Return a name within a module; names of the first have no prefix."""
         return name if place == 0 else f"{place}:{name}"
 
     def parameter_names(self) -> dict[int, str]:

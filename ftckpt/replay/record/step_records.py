@@ -1,13 +1,13 @@
-"""The recorder: turns what a training process does into one record a step.
+"""The recorder: turns a training process's actions into one record per step.
 
-A step ends with an optimizer's step that had something to work on: a forward or backward pass
-since the step before. (Torch makes the state of an optimizer by a step with zero gradients, and so
-do scripts: that is not a step of the training.) Whatever follows it (scaler, schedule, averaged
-weights, a save) still belongs to it, until the next batch, forward or backward pass begins. State
-is read then, as that step begins: so what a restart loads is seen before anything is computed.
+A step ends with an optimizer step after a forward or backward pass. (Torch and some scripts create
+an optimizer's state by a step with zero gradients: that is not a step of the training.) Everything
+after it (scaler, schedule, averaged weights, a save) still belongs to it, until the next batch,
+forward or backward pass begins. State is read then, as that step begins, so restored state is seen
+before anything is computed.
 
 The recorder never raises into the training, draws no random number and changes no tensor. Processes
-that make no step (a launcher, the workers of a data loader) write nothing.
+without steps (a launcher, the workers of a data loader) write nothing.
 """
 
 from __future__ import annotations
@@ -54,11 +54,7 @@ def _guarded(method: Method) -> Method:
 
 
 class Recorder:
-    """Records one process.
-
-    Args:
-        settings: what to record, and where.
-    """
+    """Records one process."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -81,7 +77,7 @@ class Recorder:
         self._worked = False
         self._making_state = 0
         # Backward passes of this step. A restart within a window of accumulation has some already;
-        # the uninterrupted run records that step as the restart will, from the same pass on.
+        # the uninterrupted run records that step from the same pass on.
         within = settings.passes and settings.at + 1 == settings.pass_step
         self._passes = settings.passes if within else 0
         self._since_pass = self._passes
@@ -101,15 +97,15 @@ class Recorder:
             self._training.made(kind, thing)
 
     def note(self, text: str) -> None:
-        """Remember in words what happened: a save, a seed."""
+        """Remember an event in words: a save, a seed."""
         if os.getpid() == self.pid and len(self._notes) < 100:
             self._notes.append(text)
 
     @_guarded
     def saved(self, what: str, state: Any = None) -> None:
-        """Remember that state was saved; the process may have to end after this step.
+        """Remember a save of state; the process may have to end after this step.
 
-        What holds no tensor (metrics, settings) is not state that a restart begins from.
+        Saves without tensors (metrics, settings) are not state for a restart.
         """
         self.note(f"saved {what}")
         if state is not None and not counters.holds_tensors(state):
@@ -126,7 +122,7 @@ class Recorder:
 
     @contextmanager
     def making_state(self) -> Iterator[None]:
-        """Count no step of an optimizer meanwhile: torch makes it only to have its state."""
+        """Do not count optimizer steps meanwhile: torch makes them only to create state."""
         self._making_state += 1
         try:
             yield
@@ -143,8 +139,8 @@ class Recorder:
     def fetched(self, batch: Any) -> None:
         """Record a batch of a data loader, and the random streams before it was drawn.
 
-        Batches that are drawn before the first backward pass of a step replace each other: skipped
-        ones of a restart that runs forward to its place, and those of an evaluation.
+        Batches drawn before the first backward pass of a step replace each other: those that a
+        restart skips to reach its place, and those of an evaluation.
         """
         self._worked = True
         if not self._backward:
@@ -159,7 +155,7 @@ class Recorder:
     def forward(self, module: Any, arguments: tuple[Any, ...]) -> None:
         """Record the state as the step begins, and the input, when an outermost module is called.
 
-        A module that lies inside one that was called before is not outermost.
+        A module inside one that was called before is not outermost.
         """
         if not self._roots.knows(module):
             self._listen(module, self._roots.add(module))
@@ -201,7 +197,7 @@ class Recorder:
 
     @_guarded
     def backward(self, loss: Any) -> None:
-        """Record a loss, as its gradients are asked for."""
+        """Record a loss when its gradients are computed."""
         if self._unscaled[0] is loss:
             loss = self._unscaled[1]
         self._unscaled = (None, None)
@@ -233,7 +229,7 @@ class Recorder:
         self._worked = True
 
     def updated(self) -> None:
-        """An optimizer has made its step."""
+        """Note that an optimizer has made its step."""
         if os.getpid() != self.pid:
             return
         if self._is_step():
@@ -246,7 +242,7 @@ class Recorder:
 
     @_guarded
     def told(self, step: int | None, events: Mapping[str, Any]) -> None:
-        """Record what the training says of itself; see `ftckpt.hook.step`."""
+        """Record the state passed to `ftckpt.hook.step`."""
         if self._told_ends:
             self._begin()
             self._captured.add(-1)
@@ -263,7 +259,7 @@ class Recorder:
         if step is None:
             return
         if self.settings.last or self.settings.at or self.settings.stop_at:
-            # Steps are counted here: what the training counts is part of its state.
+            # Steps are counted here: the training's own count is part of its state.
             self._events.setdefault("counter", {})["told"] = f"{int(step)} {self.step}"
         elif step != self.step:
             if not self._journal.begun:
@@ -272,12 +268,12 @@ class Recorder:
                 self.note(f"the training counts step {step}")
 
     def close(self) -> None:
-        """Write what is left; the state after the last step becomes a partial record."""
+        """Write the rest; the state after the last step becomes a partial record."""
         if self.broken or os.getpid() != self.pid:
             if self._journal.begun and self.broken and os.getpid() == self.pid:
                 self._write(partial=True)
             return
-        if "torch" in sys.modules:  # else nothing was trained, and import nothing at exit
+        if "torch" in sys.modules:  # without torch nothing was trained; import nothing at exit
             self._close()
 
     @_guarded
@@ -291,7 +287,7 @@ class Recorder:
             self._model(place)
         self.note(ENDED)
         self._write(partial=True)
-        if self.settings.last and self.step > self.settings.last:  # else it may end in a crash
+        if self.settings.last and self.step > self.settings.last:  # otherwise it may end in a crash
             self._journal.done()
 
     def _begin(self) -> None:
@@ -314,7 +310,7 @@ class Recorder:
             self._wait()
 
     def _forget(self) -> None:
-        """Begin to record anew: a step, or the rest of one from where the checkpoint is."""
+        """Begin a new recording: a step, or the rest of one from the checkpoint's place on."""
         self._events, self._captured = {}, set()
         self._training.forget_moments()
         self._backward = self._updated = self._worked = False
@@ -328,7 +324,7 @@ class Recorder:
             self._wait()
 
     def _wait(self) -> None:
-        """Wait to be ended from outside; not longer than the process lives that is to end us."""
+        """Wait to be killed from outside, at most while the parent lives."""
         sys.stdout.flush()
         while os.getppid() == self._parent:
             time.sleep(0.05)
@@ -342,7 +338,7 @@ class Recorder:
             self._events |= self._training.averages()
 
     def _listen(self, root: Any, place: int) -> None:
-        """Ask to be told the gradients that a rank computes before they are reduced over ranks."""
+        """Observe the gradients of a rank before they are reduced over ranks."""
         import torch
 
         if isinstance(root, torch.nn.parallel.DistributedDataParallel):

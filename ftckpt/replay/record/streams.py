@@ -1,9 +1,9 @@
-"""Random streams: a generator's state, and how many draws lie between two states.
+"""Random streams: a generator's state, and the number of draws between two states.
 
 Python, NumPy's global generator and torch on CPU are all the Mersenne Twister MT19937: 624 words of
-32 bits, drawn one after the other and then made anew from themselves. Two states of one stream are
-therefore a countable number of words apart, and that number says what happened: two words are one
-draw of 64 bits, such as the seed that making an iterator of a data loader draws.
+32 bits, drawn one after the other and then computed anew. So two states of one stream are a
+countable number of words apart, and that number is a clue: two words are one draw of 64 bits, such
+as the seed that a data loader's iterator draws.
 
 The recurrence: Matsumoto and Nishimura, ACM TOMACS 8 (1998) 3. The layout of torch's state:
 `at::CPUGeneratorImplStateLegacy` (aten/src/ATen/CPUGeneratorImpl.cpp). A device's generator is a
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Words = np.ndarray[Any, np.dtype[np.uint32]]
 
 WORDS = 624
-# How far two states are searched: a million words, three milliseconds a thousand times.
+# Maximum search distance: a million words, three milliseconds a thousand times.
 SEARCHED = 1 << 20
 _MIDDLE = 397
 _TORCH = struct.Struct("<QiiQ")
@@ -38,9 +38,9 @@ class RngStream(NamedTuple):
 
     Attributes:
         digest: of all of the state, cached normal deviates included.
-        words: MT19937's block, 2496 bytes little-endian; b"" where it was not recorded.
+        words: MT19937's block, 2496 bytes little-endian; b"" if not recorded.
         position: words of the block already drawn, 0 to 624; a device's offset.
-        seed: what it was seeded with, where the state shows it.
+        seed: its seed, if the state shows it.
     """
 
     digest: str
@@ -61,7 +61,7 @@ class RngStream(NamedTuple):
 
 
 def read_stream(record: Mapping[str, Any]) -> RngStream:
-    """Return what `RngStream.record` wrote.
+    """Parse the result of `RngStream.record`.
 
     Raises:
         CorruptError: it is not of that form.
@@ -97,7 +97,7 @@ def torch_stream(state: bytes) -> RngStream:
     if len(state) != 5056:
         return RngStream(_hash(state))
     seed, left, _, following = _TORCH.unpack_from(state)
-    # Each word stands in eight bytes. One word left means that the block is made anew first.
+    # Each word stands in eight bytes. One word left means that the block is computed anew first.
     words = b"".join(state[place : place + 4] for place in range(24, 24 + 8 * WORDS, 8))
     position = WORDS if left == 1 else following
     return RngStream(_hash(state), words, position, seed)
@@ -120,10 +120,10 @@ def _hash(*parts: bytes) -> str:
 
 
 def distance(first: RngStream, second: RngStream) -> int | None:
-    """Return by how many words `second` is ahead of `first`; negative where it is behind.
+    """Return by how many words `second` is ahead of `first`; negative if it is behind.
 
-    Offsets are counted for a device's generator. None where the two are not of one sequence, or
-    further apart than `SEARCHED`, or where the words were not recorded.
+    For a device's generator it counts offsets. None if the two are not of one sequence, further
+    apart than `SEARCHED`, or without recorded words.
     """
     if not (first.words and second.words):
         known = first.seed is not None and not first.words and not second.words
@@ -132,7 +132,7 @@ def distance(first: RngStream, second: RngStream) -> int | None:
         return None
     import numpy as np
 
-    # Both are renewed in turn, so that the nearer direction is found without searching the other.
+    # Both are renewed in turn, so the nearer direction is found without searching the other.
     aims = [np.frombuffer(stream.words, "<u4") for stream in (first, second)]
     moving = [aim.copy() for aim in aims]
     apart = (second.position or 0) - (first.position or 0)
@@ -147,7 +147,7 @@ def distance(first: RngStream, second: RngStream) -> int | None:
 
 
 def _renew(words: Words) -> None:
-    """Make the next block, in place; slices are the longest whose inputs are still old or ready."""
+    """Compute the next block in place; slices are the longest whose inputs are old or ready."""
     import numpy as np
 
     def mixed(high: Words, low: Words) -> Words:
@@ -164,7 +164,7 @@ def _renew(words: Words) -> None:
 
 
 def difference_in_words(first: RngStream, second: RngStream) -> str:
-    """Say in words how `second` (the restart's) lies to `first` (the uninterrupted run's)."""
+    """Describe `second` (the restart's) relative to `first` (the uninterrupted run's)."""
     if first.seed is not None and second.seed is not None and first.seed != second.seed:
         return f"seeded with {second.seed} instead of {first.seed}"
     words = distance(first, second)

@@ -1,7 +1,7 @@
-"""Tensors of a running training: their bytes, and their digests where they lie.
+"""Tensors of a running training: their bytes, and their digests on their device.
 
-The digest is the two sums of `ftckpt.digests.tensors`, whose integer additions no order of
-reduction can change; so two processes and two devices agree.
+The digest consists of the two sums of `ftckpt.digests.tensors`, whose integer additions do not
+depend on the order of reduction; so two processes and two devices agree.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the tensor dense in C order, on its device; of a distributed one, its local part.
+    """Return the tensor dense in C order, on its device; the local part of a distributed one.
 
-    None for a sparse or quantized tensor, one without storage, and one of a type without a name.
+    None for a sparse or quantized tensor, one without storage, or one of a type without a name.
     """
     import torch
 
@@ -35,16 +35,16 @@ def plain(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def raw_bytes(tensor: torch.Tensor) -> Any:
-    """Return the bytes of a tensor that is `plain` and in main memory, without copying them."""
+    """Return the bytes of a `plain` tensor in main memory, without copying them."""
     import torch
 
     return tensor.reshape(-1).view(torch.uint8).numpy() if tensor.numel() else b""
 
 
 def tensor_digest(tensor: torch.Tensor) -> str:
-    """Return `dtype[shape]:S1S2`, the sums in hexadecimal; of a distributed tensor, its local part.
+    """Return `dtype[shape]:S1S2`, the sums in hexadecimal; of a distributed tensor's local part.
 
-    What is not `plain` is told by type and shape alone.
+    A tensor that is not `plain` gives only type and shape.
     """
     local = _local(tensor)
     head = f"{_dtype(local)}[{','.join(map(str, local.shape))}]"

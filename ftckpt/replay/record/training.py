@@ -1,7 +1,7 @@
 """Find the parts of a training, and turn their state into items of a record.
 
-It holds the modules that it calls, and the optimizers, schedules, scalers and averaged models that
-it makes.
+It holds the modules that the training calls, and the optimizers, schedules, scalers and averaged
+models that it makes.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class Training:
-    """What the training of this process holds.
+    """The modules and optimizers of this process's training.
 
     Args:
-        see: shown each tensor that is read, with its event and the name of its item.
+        see: called with event, item name and tensor for each tensor that is read.
 
     Attributes:
         modules: those that were called.
@@ -41,13 +41,13 @@ class Training:
         self._masters: list[tuple[int, str, str]] = []
 
     def made(self, kind: str, thing: Any) -> None:
-        """Remember `optimizers`, `schedulers`, `scalers` or `averaged` models that were made."""
-        # Held for good: a training that drops them at its end would lose the last state otherwise.
+        """Remember `optimizers`, `schedulers`, `scalers` or `averaged` models."""
+        # Held for good: if the training drops them at its end, the last state is still readable.
         if all(other is not thing for other in self._made[kind]):
             self._made[kind].append(thing)
 
     def numbers(self) -> dict[str, dict[str, str]]:
-        """Return the events of state that is not a tensor; those that have nothing are left out."""
+        """Return the events of non-tensor state, without empty ones."""
         events = {
             "lr": readings.learning_rates(self._made["optimizers"]),
             "scheduler": readings.scheduler_items(self._made["schedulers"]),
@@ -56,14 +56,14 @@ class Training:
         return {key: items for key, items in events.items() if items}
 
     def averages(self) -> dict[str, dict[str, str]]:
-        """Return the event of averaged weights, where there are any."""
+        """Return the event of averaged weights, if there are any."""
         items: dict[str, str] = {}
         for place, model in enumerate(self._made["averaged"]):
             items |= readings.value_items(model.state_dict(), str(place), partial(self._see, "ema"))
         return {"ema": items} if items else {}
 
     def read_moments(self) -> None:
-        """Read what the optimizers keep now; `moments` returns it."""
+        """Read the optimizers' present state, for `moments`."""
         names = self.modules.parameter_names()
         see = partial(self._see, "optimizer")
         self._moments = list(readings.parameter_states(self._made["optimizers"], names, see))
@@ -74,19 +74,19 @@ class Training:
         ]
 
     def _parameters(self) -> Iterator[tuple[str, Any]]:
-        """Yield what the optimizers update, by its place: `0.12`."""
+        """Yield the optimizers' parameters, by place: `0.12`."""
         for number, optimizer in enumerate(self._made["optimizers"]):
             ordered = chain.from_iterable(group["params"] for group in optimizer.param_groups)
             yield from ((f"{number}.{place}", one) for place, one in enumerate(ordered))
 
     def masters(self) -> dict[str, str]:
-        """Return what an optimizer updates and no module that was called by now has."""
+        """Return the optimizers' parameters that no module called so far has."""
         names = self.modules.parameter_names()
         return {place: digest for parameter, place, digest in self._masters
                 if parameter not in names}  # fmt: skip
 
     def accumulated(self, place: int) -> dict[str, str]:
-        """Return the gradients that the parameters of an outermost module have now."""
+        """Return the present gradients of an outermost module's parameters."""
         named = (
             (self.modules.named(place, name), parameter.grad)
             for name, parameter in self.modules[place].named_parameters()
@@ -98,9 +98,9 @@ class Training:
         }
 
     def moments(self) -> dict[str, str]:
-        """Return what `read_moments` has read, by the names that parameters have by now.
+        """Return the result of `read_moments`, under the parameters' present names.
 
-        Parameters of a module that is called later in a step have none when the step begins.
+        Parameters of a module that is called later in a step have no name when the step begins.
         """
         names = self.modules.parameter_names()
         return {
@@ -110,7 +110,7 @@ class Training:
         }
 
     def forget_moments(self) -> None:
-        """Forget what was read: a step begins of which it may not be read."""
+        """Forget the last reading, because the new step may not be read."""
         self._moments, self._masters = [], []
 
     def weights(self, place: int) -> dict[str, dict[str, str]]:

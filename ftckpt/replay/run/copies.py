@@ -1,11 +1,11 @@
 """Give each run its own copy of a checkpoint, so that training never writes the original.
 
 Each file is cloned (FICLONE: Btrfs, XFS, OCFS2 and others share its blocks until one side writes),
-or copied where the filesystem cannot clone. Hard links are never made: `open(file, "wb")` writes
+or copied if the filesystem cannot clone. Hard links are never made: `open(file, "wb")` writes
 through a link into the original.
 
 A link inside the checkpoint stays a link, to the same file of the copy; one that leads out of it
-becomes a copy of what it leads to. So nothing in the copy leads back to the original.
+becomes a copy of its target. So nothing in the copy leads back to the original.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from ftckpt.storage.local.oserror import translate
 
 # ioctl FICLONE, `linux/fs.h`: _IOW(0x94, 9, int).
 _FICLONE = 0x40049409
-# What a filesystem answers that cannot clone, or not between these two files.
+# Errors of a filesystem that cannot clone, or not between these two files.
 _CANNOT_CLONE = frozenset(
     {errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.ENOSYS, errno.EPERM,
      errno.EBADF}
 )  # fmt: skip
-# Left free beside the copy, for logs and what the training saves.
+# Left free beside the copy, for logs and the training's saves.
 _SPARE = 64 << 20
 
 # Size, time of the last change of content and of anything, and inode of a file.
@@ -41,15 +41,15 @@ Fingerprint = Mapping[str, tuple[int, int, int, int]]
 
 @dataclass(frozen=True, slots=True)
 class RunCopy:
-    """How a run got its own copy of the checkpoint, and what it cost.
+    """How a run got its own copy of the checkpoint, and the cost.
 
     Attributes:
         run: folder of the run.
         method: `reflink` (blocks are shared until one side writes), `copy`, or `mixed`.
         files: number of files.
-        nbytes: their size together.
-        written: bytes that were copied; 0 where all were cloned.
-        seconds: how long it took.
+        nbytes: their total size.
+        written: bytes that were copied; 0 if all were cloned.
+        seconds: duration.
     """
 
     run: str
@@ -91,10 +91,10 @@ def require_room(source: Path, folder: Path) -> None:
 def copy_checkpoint(source: Path, target: Path, run: str) -> RunCopy:
     """Copy a checkpoint, a file or a directory, to `target`, which does not exist.
 
-    Times are kept, since trainers look for the newest file. Everything is made writable.
+    Times are kept, because trainers look for the newest file. Everything is made writable.
 
     Raises:
-        NoResourceError: there is not enough room for what cannot be cloned.
+        NoResourceError: there is not enough room for files that cannot be cloned.
         NotFoundError, DeniedError, UnsafeError, UnavailableError: it cannot be read or written.
     """
     begin = time.monotonic()
@@ -120,7 +120,7 @@ def copy_checkpoint(source: Path, target: Path, run: str) -> RunCopy:
                     written += item.nbytes
                 left -= item.nbytes
                 _keep_status(item.source, place)
-        for item in reversed(items):  # after what lies in them, which changes their times
+        for item in reversed(items):  # after their content, which changes their times
             if item.directory:
                 place = os.path.join(target, item.place) if item.place else str(target)
                 _keep_status(item.source, place)
@@ -133,7 +133,7 @@ def copy_checkpoint(source: Path, target: Path, run: str) -> RunCopy:
 
 
 def fingerprint(source: Path) -> Fingerprint:
-    """Return what tells whether a file of a checkpoint was written, by its place; reads no content.
+    """Return what shows whether a file of a checkpoint was written, by place; reads no content.
 
     Raises:
         NotFoundError, DeniedError, UnsafeError, UnavailableError: it cannot be read.
@@ -158,7 +158,7 @@ def changed(before: Fingerprint, after: Fingerprint) -> list[str]:
 
 
 def remove_copy(place: Path) -> None:
-    """Remove what `copy_checkpoint` made and a training may have changed.
+    """Remove a copy, even after a training has changed it.
 
     Raises:
         DeniedError, UnavailableError: it cannot be removed.
@@ -174,11 +174,10 @@ def remove_copy(place: Path) -> None:
 
 
 def _items(source: Path) -> Iterator[_Item]:
-    """Yield what a copy consists of, directories before what lies in them.
+    """Yield the entries of a copy, directories before their content.
 
     Raises:
-        UnsafeError: there is something that is neither file, directory nor link, or links that
-            lead in a circle.
+        UnsafeError: something is neither file, directory nor link, or links form a circle.
     """
     root = os.path.realpath(source, strict=True)
     yield from _below(root, root, "", ())
@@ -230,7 +229,7 @@ def _can_clone(file: str, folder: Path) -> bool:
 
 
 def _clone(source: str, target: str) -> bool:
-    """Make `target` share the blocks of `source`; False, and nothing is left, where it cannot."""
+    """Make `target` share the blocks of `source`; False, leaving nothing, if that fails."""
     import fcntl
 
     with open(source, "rb") as ours, open(target, "xb") as theirs:
@@ -245,6 +244,6 @@ def _clone(source: str, target: str) -> bool:
 
 
 def _keep_status(source: str, place: str) -> None:
-    """Give a copy the times and rights of its source, and its owner the right to write."""
+    """Give a copy its source's times and rights, and its owner the right to write."""
     shutil.copystat(source, place)
     os.chmod(place, stat.S_IMODE(os.stat(place).st_mode) | stat.S_IRUSR | stat.S_IWUSR)

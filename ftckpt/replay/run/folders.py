@@ -1,6 +1,6 @@
-"""The runs of a trial: each in a folder of its own, with a place of its own, made once.
+"""The runs of a trial: each in its own folder, with its own place, made once.
 
-A run that was made before, in a trial that was interrupted, is read and not repeated.
+Runs of an interrupted trial are read and not repeated.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from .one_run import End, RunOutcome, run
 if TYPE_CHECKING:
     from .question import Trial
 
-# In the folder of a restart: its copy of the user's checkpoint, there only while the run lasts.
+# In a restart's folder: its copy of the user's checkpoint, which exists only during the run.
 COPY = "copy"
-# Steps before the restart of which whole tensors are read too: a torn save is one step behind.
+# Whole tensors are also read in this many steps before the restart: a torn save is one step behind.
 _BEFORE = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The newest save of the run that was killed: where restarts begin.
+    """The newest save of the killed run: where restarts begin.
 
     Attributes:
-        step: how many steps had been made before it.
-        passes: backward passes of the next step that were made before it too: within a window of
-            gradient accumulation.
-        seen: whether the save was seen; else it is taken for one of the step after which the run
+        step: number of steps before it.
+        passes: backward passes of the next step before it: within a window of gradient
+            accumulation.
+        seen: whether the save was seen; otherwise it counts as one of the step after which the run
             was killed.
-        note: what the user should know of it; "" for nothing.
+        note: for the user; "" for none.
     """
 
     step: int
@@ -52,7 +52,7 @@ class Saved:
 
 
 class FailedRunError(Exception):
-    """A run ended in a way that leaves nothing to compare; its sentence is the verdict's."""
+    """A run ended without anything to compare; its sentence is the verdict's."""
 
 
 class Runs:
@@ -60,11 +60,11 @@ class Runs:
 
     Args:
         trial: that they belong to.
-        say: told in a sentence what begins.
+        say: called with a sentence when something begins.
 
     Attributes:
-        outcomes: of each run that was made, by its folder.
-        logs: that the runs left, by the same names.
+        outcomes: of each run, by its folder.
+        logs: of the runs, by the same names.
         copies: how each restart got its own copy of the user's checkpoint.
         read_only: whether the system keeps the runs from writing into the user's checkpoint.
     """
@@ -78,7 +78,7 @@ class Runs:
         self.read_only = bool(trial.checkpoint) and can_make_read_only(trial.checkpoint)
 
     def interrupt(self) -> Saved:
-        """Run until the command has saved, and kill it; return what it had saved last."""
+        """Run until the command has saved, and kill it; return its last save."""
         trial = self.trial
         settings = Settings(every=0, stop_at=trial.at, stop_after_save=not trial.at)
         outcome = self._run("interrupted", trial.command, settings, "the interrupted run", trial.at)
@@ -150,7 +150,7 @@ class Runs:
         return self.logs[folder]
 
     def closer(self, folder: str, at: int, settings: Settings, passes: int = 0) -> list[Log]:
-        """Run baseline and restart once more with other settings; `folder` ends their names."""
+        """Repeat baseline and restart with other settings; `folder` ends their names."""
         trial = self.trial
         command = trial.baseline or trial.command
         settings = replace(
@@ -162,7 +162,7 @@ class Runs:
         return [self.logs[f"baseline-{folder}"], self.logs[f"restart-{folder}"]]
 
     def folder(self, name: str) -> Path:
-        """Return the directory that holds all of a run."""
+        """Return the directory of a run."""
         return self.trial.directory.absolute() / name
 
     def _finished(
@@ -188,7 +188,7 @@ class Runs:
         kept = place / "outcome.json"
         if kept.exists():
             outcome = _read_outcome(kept)
-            remove_copy(place / COPY)  # where a killed run of ours could not
+            remove_copy(place / COPY)  # a killed run of ours could not remove it
         else:
             self.say(f"running {name}")
             if place.exists():
@@ -219,7 +219,7 @@ class Runs:
 
     @contextmanager
     def _own_checkpoint(self, place: Path, folder: str, name: str) -> Iterator[Path]:
-        """Give a run a place of its own for checkpoints, ready for it.
+        """Prepare a run's own place for checkpoints.
 
         Raises:
             FailedRunError: the run wrote into the user's checkpoint.
@@ -237,7 +237,7 @@ class Runs:
         before = fingerprint(source)
         try:
             if "restart" in folder:
-                # Trainers read the step out of the name.
+                # Trainers read the step from the name.
                 state = place / COPY / source.name
                 report = copy_checkpoint(source, state, folder)
                 self.copies.append(report)
@@ -259,12 +259,12 @@ class Runs:
 
 
 def newest_save(log: Path) -> tuple[int, int] | None:
-    """Return the steps and backward passes before the newest save that any rank noted in a log."""
+    """Return the steps and backward passes before the newest save of any rank in a log."""
     found = []
     for file in log.glob("rank-*.saves"):
         for text in file.read_text().splitlines():
             step, _, passes = text.partition(" ")
-            if step.isdecimal() and passes.isdecimal():  # else killed while it was written
+            if step.isdecimal() and passes.isdecimal():  # otherwise killed while it was written
                 found.append((int(step), int(passes)))
     return max(found, default=None)
 
@@ -280,7 +280,7 @@ def _filled(command: Sequence[str], checkpoint: str, log: str, steps: int) -> li
 
 
 def _absolute(words: Sequence[str]) -> list[str]:
-    """Make the words that name files mean the same in another working directory.
+    """Make words that name files valid in another working directory.
 
     The working directory itself stays each run's own.
     """

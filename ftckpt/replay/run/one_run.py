@@ -1,8 +1,8 @@
-"""One run of the user's command: a fresh process tree, recorded, ended when it has shown enough.
+"""One run of the user's command: a fresh process tree, recorded, ended once it has shown enough.
 
-The run ends in one of four ways: by itself, where it was to be stopped (as a failure would stop it:
-killed, without a chance to save), because it has recorded all that it was to record, or because its
-time is over. All of its output is kept in a file.
+The run ends in one of four ways: by itself, killed at its stopping point (as a failure would,
+without a chance to save), after recording everything requested, or at its time limit. A file keeps
+all of its output.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ftckpt.errors import NotFoundError
 from ftckpt.replay.processes import bound, end_run
 from ftckpt.replay.settings import PREFIX, Settings, done_marker, stopped_marker
 
-# Pinned where the user has not set them, the same for every run; reported with the answer.
+# Set unless the user has set them, the same for every run; the answer reports them.
 PINNED: dict[str, str] = {
     "PYTHONHASHSEED": "0",
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
@@ -46,13 +46,12 @@ class End(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """How one run went.
+    """The result of one run.
 
     Attributes:
-        end: how it ended.
-        code: exit code of the command; None where it was ended from outside.
-        seconds: how long it ran.
-        stopped_at: the step after which it was stopped, where it was.
+        code: exit code of the command; None if it was ended from outside.
+        seconds: duration.
+        stopped_at: the step after which it was stopped, if it was.
         last_words: the last line that it printed.
     """
 
@@ -75,7 +74,7 @@ def require_program(command: Sequence[str]) -> None:
     """Look for the program of a command, as its run will.
 
     Raises:
-        NotFoundError: it is not there.
+        NotFoundError: it does not exist.
     """
     if shutil.which(command[0]) is None:
         raise NotFoundError(f"cannot run {command[0]}: no such program")
@@ -90,26 +89,26 @@ def run(
     timeout: float,
     read_only: str = "",
 ) -> RunOutcome:
-    """Run a command to the end that `settings` asks for, and leave no process of it behind.
+    """Run a command to the end that `settings` define, and leave no process of it behind.
 
     Args:
         command: program and arguments.
-        settings: what is recorded; its `log` names the directory.
-        cwd: where it runs.
-        output: file that receives what it prints, both streams.
+        settings: for the recorder; `log` names the directory.
+        cwd: working directory.
+        output: file for both output streams.
         timeout: seconds after which it is ended.
-        read_only: a file or directory into which it cannot write (`can_make_read_only`).
+        read_only: a file or directory that it cannot write (`can_make_read_only`).
 
     Raises:
-        NotFoundError: the program is not there.
+        NotFoundError: the program does not exist.
     """
     require_program(command)
     variables = environment(settings)
     begin = time.monotonic()
     begun: list[subprocess.Popen[bytes]] = []
-    # In a thread of its own, which lives as long as the process is to. A signal is raised here, at
-    # any place, and must not lose a process that starts just then: what this thread was given, it
-    # has done before what it is given next.
+    # A thread of its own, which lives as long as the process should. A signal is raised here, at
+    # any place, and must not lose a process that starts just then: the thread finishes each task
+    # before the next.
     with output.open("wb") as sink, ThreadPoolExecutor(1) as starter:
         starter.submit(int).result()
 
@@ -137,7 +136,7 @@ def run(
         finally:
             try:
                 end()
-            except BaseException:  # a signal that comes only now; the next one would leave at once
+            except BaseException:  # a late signal; the next one would leave at once
                 end()
                 raise
     code = begun[0].returncode if how in (End.FINISHED, End.CRASHED) else None
@@ -145,7 +144,7 @@ def run(
 
 
 def _wait(process: subprocess.Popen[bytes], log: Path, deadline: float) -> tuple[End, int | None]:
-    """Wait for a run's end; return it, and the step after which the run is to be stopped."""
+    """Wait for a run's end; return it, and the step after which to stop the run."""
     while time.monotonic() < deadline:
         if (step := _stopped(log)) is not None:
             return End.STOPPED, step
@@ -157,16 +156,16 @@ def _wait(process: subprocess.Popen[bytes], log: Path, deadline: float) -> tuple
 
 
 def _stopped(log: Path) -> int | None:
-    """Return the step after which the run waits to be stopped; None as long as it does not."""
+    """Return the step after which the run waits to be stopped; None while it does not."""
     try:
         text = stopped_marker(log).read_text()
     except FileNotFoundError:
         return None
-    return int(text) if text else None  # made, and not yet written
+    return int(text) if text else None  # created, and not yet written
 
 
 def _all_done(log: Path) -> bool:
-    """Say whether every rank of the job has recorded its last step."""
+    """Whether every rank of the job has recorded its last step."""
     if not done_marker(log, 0).exists():
         return False
     with (log / "rank-0.jsonl").open("rb") as file:

@@ -8,18 +8,18 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What is to be tried.
+    """The inputs of a trial.
 
     Attributes:
         command: of a restart; `{checkpoint}`, `{steps}` and `{log}` are filled in.
-        directory: where everything is kept.
-        steps: how many steps after the checkpoint are compared.
-        at: number of steps that the checkpoint has; 0: where the command first saves.
+        directory: for all files of the trial.
+        steps: number of compared steps after the checkpoint.
+        at: number of steps that the checkpoint has; 0: at the command's first save.
         checkpoint: the user's checkpoint; "" lets the command make one.
         baseline: command of the uninterrupted run; () means `command` from the beginning.
-        baseline_at: number of steps that the training has when `baseline` begins.
+        baseline_at: number of steps of the training when `baseline` begins.
         reference: log of an uninterrupted run, instead of running one.
-        runs: how often each is run.
+        runs: number of repetitions of each.
         every: whole tensors are read every this many steps.
         timeout: seconds for one run.
     """

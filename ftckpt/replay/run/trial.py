@@ -1,13 +1,13 @@
 """Run a whole trial: the uninterrupted run, its repetition, the restarts, the verdict.
 
 Without a checkpoint the trial makes one as a failure would leave it: the command runs until it has
-saved, is killed, and is started again from what lies there. Each run has a place of its own, which
-`{checkpoint}` names in the command; where the command does not say `{checkpoint}`, the run's
-working directory is that place. With a checkpoint of the user's, the restarts begin from it and
-another command, or the log of a run, is the uninterrupted training.
+saved, is killed, and is started again from its files. Each run has its own place, which
+`{checkpoint}` names in the command; without `{checkpoint}` the run's working directory is that
+place. With the user's checkpoint, the restarts begin from it, and another command, or the log of a
+run, is the uninterrupted training.
 
-Everything lies in one directory, a folder a run: log, output, outcome. A trial that was interrupted
-goes on there with the runs that are missing.
+All files lie in one directory, a folder per run: log, output, outcome. An interrupted trial
+continues there with the missing runs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LOCK = "trial.lock"
 
 @dataclass(frozen=True)
 class Tried:
-    """What a trial has shown.
+    """The result of a trial.
 
     Attributes:
         judgement: the verdict.
@@ -59,11 +59,11 @@ class Tried:
 
 
 def check(trial: Trial) -> None:
-    """Refuse what cannot be tried, before a directory is made for it.
+    """Refuse an impossible trial, before a directory is made for it.
 
     Raises:
         UsageError: the pieces of the trial do not fit together.
-        NotFoundError: a command names no program.
+        NotFoundError: a command names a missing program.
     """
     if not trial.command:
         raise UsageError("no command was given", hint="ftckpt replay run -- python train.py")
@@ -89,7 +89,7 @@ def check(trial: Trial) -> None:
 
 
 def _check_copy(trial: Trial) -> None:
-    """Refuse a trial in which a run would have the user's checkpoint itself."""
+    """Refuse a trial in which a run would use the user's checkpoint itself."""
     if not any("{checkpoint}" in word for word in trial.command):
         raise UsageError(
             "the command does not say where it resumes from",
@@ -109,23 +109,21 @@ def _check_copy(trial: Trial) -> None:
 
 
 def _names(word: str, own: Path) -> bool:
-    """Say whether a word of a command, or what follows its `=`, is a path in the checkpoint."""
+    """Whether a word of a command, or the part after its `=`, is a path in the checkpoint."""
     parts = {word, word.partition("=")[2]}
     return any(part and Path(part).resolve().is_relative_to(own) for part in parts)
 
 
 def carry_out(trial: Trial, say: Callable[[str], None] = lambda text: None) -> Tried:
-    """Run what is missing of a trial, and weigh the runs.
+    """Make the missing runs of a trial, and compare all of them.
 
-    Args:
-        trial: what is to be tried.
-        say: told in a sentence what begins.
+    `say` is called with a sentence when something begins.
 
     Raises:
         UsageError: see `check`.
-        RefusedError: the directory holds another trial, or another run is at work there.
+        RefusedError: the directory holds another trial, or another run is active there.
         UnsupportedError: its filesystem has no locks.
-        NotFoundError: the command, the checkpoint or the reference log is not there.
+        NotFoundError: the command, the checkpoint or the reference log does not exist.
         NoResourceError: no room for a restart's copy of the checkpoint.
     """
     check(trial)
@@ -176,7 +174,7 @@ def _judged(
     interrupted = [] if trial.checkpoint else [runs.logs["interrupted"]]
     if saved.passes:  # it recorded the next step from its beginning
         interrupted = [log.until(at) for log in interrupted]
-    # With a reference there is one run from the start, and restarts are what was repeated.
+    # With a reference there is one run from the start, and the restarts are the repetitions.
     repeated, others = [*baselines, *interrupted], restarts
     if len(repeated) == 1:
         repeated, others = list(others), repeated
@@ -205,9 +203,9 @@ def _found_at(
     trial: Trial, runs: Runs, baselines: Sequence[Log], restarts: Sequence[Log], saved: Saved,
     judgement: Judgement,
 ) -> tuple[Judgement, Saved]:  # fmt: skip
-    """Judge again where no save was seen and the restart began, in all, with an earlier step.
+    """Judge again if no save was seen and the restart began, as a whole, with an earlier step.
 
-    Which step a script saved is not known then: `--at` says where it was killed.
+    The step of the script's save is unknown then: `--at` says where it was killed.
     """
     held = judgement.causes[0].held
     if held is None or judgement.causes[0].reason.startswith("torn"):
@@ -226,13 +224,13 @@ def _found_at(
 def _before_failure(
     trial: Trial, runs: Runs, baselines: Sequence[Log], saved: Saved, failure: str
 ) -> Judgement:
-    """Judge what was recorded before a run failed: a difference is one, equal is not yet exact."""
+    """Judge the records before a failure: a difference counts, equality is not yet exactness."""
     restarts = [log for folder, log in runs.logs.items() if folder.startswith("restart-")]
-    # Against a log alone it takes two restarts to know the streams that nobody seeds.
+    # With only a log, two restarts are needed to find the unseeded streams.
     if len(baselines) == (1 if trial.reference else trial.runs) and (
         len(restarts) > bool(trial.reference)
     ):
-        # A run that failed ends early for another reason than what it counts.
+        # The end of a failed run says nothing about its counter.
         judgement = _judged(trial, runs, baselines, restarts, saved, ends=False)
         if judgement.verdict not in (Verdict.EXACT, Verdict.NOT_COMPARED):
             return replace(judgement, problems=(failure, *judgement.problems))
@@ -241,9 +239,9 @@ def _before_failure(
 
 @contextmanager
 def _entered(trial: Trial, say: Callable[[str], None]) -> Iterator[None]:
-    """Make the directory, or recognise it as this trial's, and hold it: one run is there at a time.
+    """Make the directory, or recognise it as this trial's, and lock it.
 
-    Whatever an earlier one has left running there when it was killed is ended before.
+    Ends the processes that an earlier killed trial left running there.
     """
     folder, kept = trial.directory, trial.directory / "trial.json"
     if not any((folder / name).exists() for name in (kept.name, _LOCK)):
@@ -273,7 +271,7 @@ def _entered(trial: Trial, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def _spec(trial: Trial) -> dict[str, object]:
-    """Return what a trial has to be asked again to be the same one."""
+    """Return the identity of a trial."""
     spec = {k: v for k, v in asdict(trial).items() if k not in ("directory", "timeout")}
     spec["files"] = {
         word: [status.st_size, status.st_mtime_ns]
@@ -287,13 +285,9 @@ def _spec(trial: Trial) -> dict[str, object]:
 
 
 def remove_left_copies(around: Path) -> list[Path]:
-    """Remove the copies of checkpoints that killed runs left in trials of `ftckpt`'s own naming.
+    """Remove copies of checkpoints that killed runs left in `ftckpt-replay-*` below `around`.
 
-    Args:
-        around: the directory in which they are looked for: `ftckpt-replay-*`.
-
-    Returns:
-        The trials that held one. One at which a run is at work is left alone.
+    Returns the trials that held one; a trial with an active run is left alone.
     """
     freed = []
     for kept in sorted(around.glob("ftckpt-replay-*/trial.json")):
