@@ -56,7 +56,7 @@ class Judgement:
         causes: components that explain it; () unless the verdict is STATE.
         comparisons: in the order of the matrix.
         notes: limits of the verdict: repetitions that were not run, limits of the logs.
-        problems: why there is no verdict, for NOT_COMPARED.
+        problems: reasons of a NOT_COMPARED verdict.
         closeups: the first differing tensors, element by element.
         idle: random streams that were left out (`unused_rng.idle_streams`).
     """
