@@ -12,7 +12,7 @@ from ftckpt.checkpoint import Kind, TensorInfo, tensor_key
 from ftckpt.checkpoint.rules import Rules
 from ftckpt.errors import CorruptError
 from ftckpt.findings import Finding, counted, finding, from_error
-from ftckpt.formats.deepspeed.job.contents import OtherFileState, read_layer, read_number, read_rest
+from ftckpt.formats.deepspeed.job.objects import FileObjects, read_layer, read_number, read_objects
 from ftckpt.formats.ranks.parse_files import NamedFile, read_streams
 from ftckpt.formats.state.tied import aliases_of
 from ftckpt.formats.torch_files.stream import TorchStream
@@ -75,7 +75,7 @@ class DeepSpeedParser:
         self.models: dict[int, ModelState] = {}
         self.gaps: dict[int, tuple[tuple[int, ...], ...]] = {}
         self._opaque: dict[str, str] = {}
-        self._rests: list[OtherFileState] = []
+        self._objects: list[FileObjects] = []
 
     def _head(self) -> ModelState:
         """Read the first model's file that can be read: it says how large the job was."""
@@ -133,14 +133,14 @@ class DeepSpeedParser:
                 error.file = error.file or file.path
                 self.found.append(from_error(error))
 
-    def keep_rest(self, file: DeepSpeedFile, stream: TorchStream) -> None:
+    def keep_objects(self, file: DeepSpeedFile, stream: TorchStream) -> None:
         """Keep the state in a file that is neither a weight nor partitioned."""
-        first = all(rest.role is not file.role for rest in self._rests)
-        self._rests.append(read_rest(file, stream, self.rank(file), first=first))
+        first = all(one.role is not file.role for one in self._objects)
+        self._objects.append(read_objects(file, stream, self.rank(file), first=first))
 
     def keep_number(self, path: str, label: str, stream: TorchStream) -> None:
         """Keep the state in a file that is one number."""
-        self._rests.append(read_number(path, label, stream))
+        self._objects.append(read_number(path, label, stream))
 
     def weights(self) -> Weights:
         """Read the model's files and find where every parameter lies.
@@ -160,7 +160,7 @@ class DeepSpeedParser:
                     file=file.path,
                 )
             weights.add_model(state)
-            self.keep_rest(file, stream)
+            self.keep_objects(file, stream)
 
         beside: list[tuple[DeepSpeedFile, TorchStream]] = []
 
@@ -177,7 +177,7 @@ class DeepSpeedParser:
         weights.place(cut_of, layers=FileRole.LAYER in self._roles)
         for file, stream in beside:
             mp = weights.stages.get(file.layer or 0, 0) * self.grid.tp + file.mp
-            self._rests.append(read_layer(file, stream, self.grid.rank(mp, None)))
+            self._objects.append(read_layer(file, stream, self.grid.rank(mp, None)))
         return weights
 
     def checkpoint(
@@ -207,15 +207,15 @@ class DeepSpeedParser:
         return kind(
             source=self.source,
             tensors=tensors,
-            objects={name: info for rest in self._rests for name, info in rest.objects.items()},
+            objects={name: info for one in self._objects for name, info in one.objects.items()},
             aliases=aliases,
             topology=self.grid.topology(),
             dialect=f"ZeRO stage {self.stage}" if self.stage else "ZeRO off",
             notes=[*self._opaque_names(), *(f for f in self.found if f.kind == "note")],
             files=sorted({f.path for f in self.files} | set(others)),
-            names=[name for rest in self._rests for name in rest.names],
+            names=[name for one in self._objects for name in one.names],
             open_findings=[*self._check_names(), *(f for f in self.found if f.kind != "note")],
-            counters=[scalar for rest in self._rests for scalar in rest.counters],
+            counters=[scalar for one in self._objects for scalar in one.counters],
             streams=self.streams,
             ranks={f.path: self.rank(f) for f in self.files if f.role is not FileRole.LAYER},
             stage=self.stage,
@@ -230,10 +230,10 @@ class DeepSpeedParser:
 
     def _extra(self) -> Iterator[TensorInfo]:
         """Yield tensors of the other state, one a rank."""
-        for rest in self._rests:
-            storages = self.streams[rest.path].storages
-            for name, ref in rest.tensors.items():
-                yield rank_tensor(name, FlatTensor(rest.path, rest.rank, ref, storages))
+        for one in self._objects:
+            storages = self.streams[one.path].storages
+            for name, ref in one.tensors.items():
+                yield rank_tensor(name, FlatTensor(one.path, one.rank, ref, storages))
 
     def _opaque_names(self) -> Iterator[Finding]:
         for name, path in list(self._opaque.items())[:SHOWN]:

@@ -44,7 +44,7 @@ def _partitions(opening: DeepSpeedParser, weights: Weights) -> Partitions:
 
     def optimizer(file: DeepSpeedFile, stream: TorchStream) -> None:
         state = read_optimizer(file, stream.tree, stream.storages)
-        opening.keep_rest(file, stream)
+        opening.keep_objects(file, stream)
         odd = [n for n in state.partitions if n != grid.dp]
         if odd:
             raise CorruptError(

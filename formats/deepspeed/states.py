@@ -102,9 +102,7 @@ class OptimizerState:
         partitions: number of partitions of each group; one number for all in stage 3.
         masters: flat fp32 weights of each group, or sub-group of stage 3.
         states: state name -> value of each group: flat tensors, counters.
-        state_paths: where the state of each group stands in the tree.
         gaps: elements after each parameter of each group, where they were recorded.
-        elastic: whether the states are stored without padding, as a list.
     """
 
     file: DeepSpeedFile
@@ -113,9 +111,7 @@ class OptimizerState:
     partitions: tuple[int, ...]
     masters: tuple[TensorRef, ...]
     states: tuple[Mapping[str, Any], ...]
-    state_paths: tuple[tuple[str | int, ...], ...]
     gaps: tuple[tuple[int, ...], ...]
-    elastic: bool
 
 
 def read_model(file: DeepSpeedFile, tree: Any, storages: Storages) -> ModelState:
@@ -220,10 +216,9 @@ def read_optimizer(file: DeepSpeedFile, tree: Any, storages: Storages) -> Optimi
     if not isinstance(inner, dict):
         _malformed(path, "no optimizer's state")
     masters = next((inner[key] for key in MASTERS if key in inner), None)
-    base = next((key for key in BASES if key in inner), "")
+    base = next((inner[key] for key in BASES if key in inner), None)
     if not isinstance(masters, (list, tuple)) or not all(type(m) is TensorRef for m in masters):
         _malformed(path, "no flat master weights")
-    states, paths = _states(inner.get(base), len(masters))
     counts = inner.get("partition_count")
     counts = counts if isinstance(counts, (list, tuple)) else [counts]
     gaps = _list(inner.get("param_alignment_paddings"))
@@ -235,10 +230,11 @@ def read_optimizer(file: DeepSpeedFile, tree: Any, storages: Storages) -> Optimi
         stage=_stage(path, inner),
         partitions=tuple(c for c in map(_natural, counts) if c),
         masters=tuple(masters),
-        states=states,
-        state_paths=tuple((OPTIMIZER, base, *inside) for inside in paths),
+        states=tuple(
+            {k: v for k, v in group_state(base, number).items() if isinstance(k, str)}
+            for number in range(len(masters))
+        ),
         gaps=tuple(tuple(g) for g in gaps),
-        elastic=isinstance(inner.get(base), list),
     )
 
 
@@ -252,28 +248,17 @@ def _stage(path: str, inner: Mapping[str, Any]) -> int:
     return int(value)
 
 
-def _states(
-    base: Any, groups: int
-) -> tuple[tuple[Mapping[str, Any], ...], list[tuple[str | int, ...]]]:
-    """Return each group's state and its path; a group that was never stepped has none.
+def group_state(base: Any, number: int) -> Mapping[Any, Any]:
+    """Return a group's state in a base optimizer's; {} where the group was never stepped.
 
     The base optimizer sees one flat parameter a group, so its parameter ids are group numbers.
     """
-    inside: tuple[str | int, ...] = ()
-    if isinstance(base, dict):
-        base, inside = base.get("state"), ("state",)
-    found: list[Mapping[str, Any]] = []
-    for number in range(groups):
-        if isinstance(base, dict):
-            state = base.get(number)
-        else:
-            state = base[number] if isinstance(base, list) and number < len(base) else None
-        found.append(
-            {k: v for k, v in state.items() if isinstance(k, str)}
-            if isinstance(state, dict)
-            else {}
-        )
-    return tuple(found), [(*inside, number) for number in range(groups)]
+    states = base.get("state") if isinstance(base, dict) else base
+    if isinstance(states, list):
+        state = states[number] if number < len(states) else None
+    else:
+        state = states.get(number) if isinstance(states, dict) else None
+    return state if isinstance(state, dict) else {}
 
 
 def _shapes(path: str, group: Any) -> Mapping[str, Shape]:

@@ -15,10 +15,10 @@ from ftckpt.checkpoint import Kind, TensorInfo, tensor_key
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding, listed
-from ftckpt.formats.deepspeed.job.assign_to_ranks import OWN
+from ftckpt.formats.deepspeed.job import DeepSpeedJob
 from ftckpt.formats.deepspeed.job.counters import Numbers, counters_of
 from ftckpt.formats.deepspeed.job.models import COPIES
-from ftckpt.formats.deepspeed.job.plan import JobPlan
+from ftckpt.formats.deepspeed.job.rank_states import RANK_COMPONENT
 from ftckpt.formats.deepspeed.universal.cuts import ParameterCuts
 from ftckpt.transfer.content import Content, TargetTensor
 from ftckpt.transfer.layout import LayoutRequest
@@ -29,7 +29,7 @@ _SLICE = "extra:tp"
 _SHOWN = 3
 
 
-class Fitting:
+class FittedContent:
     """The content that a result laid out as an example holds.
 
     Attributes:
@@ -40,22 +40,22 @@ class Fitting:
     """
 
     def __init__(
-        self, content: Content, plan: JobPlan, request: LayoutRequest, numbers: Numbers
+        self, content: Content, job: DeepSpeedJob, request: LayoutRequest, numbers: Numbers
     ) -> None:
         """Fit every tensor.
 
         Args:
             content: what is to be written.
-            plan: of the example.
+            job: of the example.
             request: may have rules for buffers, and the true size of a vocabulary.
             numbers: parameter -> leaf -> value of the source's states that are no tensors.
 
         Raises:
             UnsupportedError: something of the example is not there, or is of another shape.
         """
-        self._given, self._plan, self._example = content, plan, plan.checkpoint
-        self._cuts, self._rules = ParameterCuts(plan.models.states[0], request), request.rules
-        self.numbers, self._used = counters_of(content, plan, numbers)
+        self._given, self._job, self._example = content, job, job.checkpoint
+        self._cuts, self._rules = ParameterCuts(job.states[0], request), request.rules
+        self.numbers, self._used = counters_of(content, job, numbers)
         self._widened: list[str] = []
         self._cast: list[str] = []
         self._resized: list[str] = []
@@ -77,7 +77,7 @@ class Fitting:
         """
         missing: list[TensorInfo] = []
         for info in self._example.tensors.values():
-            if info.component.startswith(OWN):
+            if info.component.startswith(RANK_COMPONENT):
                 continue
             found = self._found(info)
             if found is not None:
@@ -103,7 +103,7 @@ class Fitting:
             self._widened.append(name)
         if own is not None and info.kind is Kind.PARAM:
             require_asked(own, info, self._given.checkpoint)
-        if info.kind is Kind.PARAM and name in self._plan.models.trained:
+        if info.kind is Kind.PARAM and name in self._job.trained:
             master = self._lookup("optimizer", Kind.MASTER, name)
             if master is not None and (own is None or own.dtype is not dtype):
                 self._mark(own)
@@ -132,7 +132,7 @@ class Fitting:
         for one in (key, self._given.aliases.get(key), self._example.aliases.get(key)):
             if one is not None and one in tensors:
                 return tensors[one]
-        owner = self._plan.models.shared.get(name)
+        owner = self._job.shared.get(name)
         return tensors.get(tensor_key(component, kind, owner)) if owner is not None else None
 
     def _of_slices(self, info: TensorInfo) -> TargetTensor | None:
@@ -186,13 +186,13 @@ class Fitting:
             for name in (info.name, info.name.rpartition(".")[0])
         }
         trained: set[str] = set()
-        for mp, number in self._plan.groups():
-            names = self._plan.members(mp, number)
+        for mp, number in self._job.param_groups():
+            names = self._job.members(mp, number)
             trained.update(names)
-            if self._plan.source.numbers[mp][number]:
+            if self._job.numbers[mp][number]:
                 known.update(names)
         trained -= known
-        shapes = {name: placed.shape for name, placed in self._plan.placed.items()}
+        shapes = {name: placed.shape for name, placed in self._job.placed.items()}
         for wanted in self._given.tensors.values():
             if wanted.component != "optimizer" or wanted.kind is Kind.MASTER:
                 continue
@@ -208,14 +208,14 @@ class Fitting:
     def _left(self, made: Mapping[str, TargetTensor]) -> set[str]:
         """Return the keys of tensors that nothing of the result was made of."""
         tied = {key for key, owner in self._given.aliases.items() if owner in self._used}
-        stage3 = self._plan.job.stage == 3
+        stage3 = self._job.stage == 3
         return {
             key
             for key, wanted in self._given.tensors.items()
             if key not in self._used
             and key not in tied
             and wanted.component != COPIES
-            and not (stage3 and wanted.key in self._plan.models.trained)
+            and not (stage3 and wanted.key in self._job.trained)
         }
 
     def _lacking(self, missing: Sequence[TensorInfo]) -> UnsupportedError:

@@ -7,17 +7,18 @@ know of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding
-from ftckpt.formats.deepspeed.job.assign_to_ranks import RestOfRole
-from ftckpt.formats.deepspeed.job.plan import JobPlan
+from ftckpt.formats.deepspeed.job import DeepSpeedJob
+from ftckpt.formats.deepspeed.job.file_state import GROUPS, FileState, PartitionRank
+from ftckpt.formats.deepspeed.job.rank_states import RankStates
 from ftckpt.formats.deepspeed.job.schedules import SCHEDULER, regrouped
-from ftckpt.formats.deepspeed.job.shares import GROUPS, FileShare, FileState, PartitionRank
-from ftckpt.formats.deepspeed.names import DeepSpeedFile, FileRole
+from ftckpt.formats.deepspeed.names import FileRole
 from ftckpt.formats.deepspeed.states import BASES, INFO, MODULE, OPTIMIZER
 from ftckpt.formats.pickles.inert import Inert
 from ftckpt.formats.pickles.walk import Path, leaves
@@ -27,7 +28,7 @@ from ftckpt.transfer.content import Content
 
 _CONFIGURED = ("ds_config", "ds_version")
 # Labels of state that the example decides.
-DECIDED = frozenset({
+OF_EXAMPLE = frozenset({
     INFO, *_CONFIGURED, *(f"optimizer.{key}" for key in _CONFIGURED), f"optimizer.{GROUPS}",
 })  # fmt: skip
 _MOVES = "optimizer.dynamic_loss_scale"
@@ -45,13 +46,13 @@ _SIZES = frozenset({
 Groups = list[dict[str, Any]]
 
 
-def decided(content: Content, example: Checkpoint) -> frozenset[str]:
+def example_labels(content: Content, example: Checkpoint) -> frozenset[str]:
     """Return the labels of state that the example decides.
 
     A loss scale that moves goes on where the source's was. One that does not is a setting: that of
     a bf16 job would let the gradients of an fp16 job vanish.
     """
-    return DECIDED if all(_scales_move(content, example)) else DECIDED | _SCALING
+    return OF_EXAMPLE if all(_scales_move(content, example)) else OF_EXAMPLE | _SCALING
 
 
 def scales_otherwise(content: Content, example: Checkpoint) -> bool:
@@ -66,127 +67,141 @@ def _scales_move(content: Content, example: Checkpoint) -> tuple[bool, bool]:
     return own, its
 
 
-class ModelsDealer:
-    """Deals out the other state of the model's files (fits `deepspeed_shares.Dealer`).
+class ExampleStates(RankStates):
+    """State of the source, in files laid out as an example's of one role.
 
     Args:
-        plan: of the example.
-        rest: of the source.
-        source: where a file's place lies in the source, given that and its rank.
-        step: of the source.
-        origins: for a model-parallel rank, the numbers that its parameter groups had in the source.
+        content: what the result holds.
+        states: of the source.
+        job: of the example.
+        source_place: where a file's place lies in the source, given that and its rank.
     """
+
+    role: ClassVar[FileRole]
 
     def __init__(
         self,
-        plan: JobPlan,
-        rest: RestOfRole,
-        source: Callable[[PartitionRank, int], PartitionRank],
-        step: int | None,
-        origins: Callable[[int], Sequence[int | None]],
+        content: Content,
+        states: Iterable[FileState],
+        job: DeepSpeedJob,
+        source_place: Callable[[PartitionRank, int], PartitionRank],
     ) -> None:
-        self._plan, self._rest, self._source, self._origins = plan, rest, source, origins
-        self._files = _by_place(plan, FileRole.MODEL)
-        self._counters = dict.fromkeys(_COUNTERS, 0)
-        if step is not None:
-            self._counters["global_steps"] = step
-        self.notes: list[Finding] = []
+        super().__init__(content, states)
+        self._job, self._source_place = job, source_place
+        self._files = {PartitionRank(f.mp, f.dp or 0): f for f in job.files[self.role]}
 
-    def deal(self, place: PartitionRank, rank: int, *, first: bool) -> FileShare:
-        """Return what the file of one place of the result holds; see `Dealer`."""
-        share = self._rest.deal(self._source(place, rank), rank, first=first)
-        example = FileState.of(self._files[place], self._plan.checkpoint)
+    def of_source(self, place: PartitionRank, rank: int, *, first: bool) -> FileState:
+        """Return what the source has for a file of the result."""
+        return super().assign(self._source_place(place, rank), rank, first=first)
+
+    def of_example(self, place: PartitionRank) -> FileState:
+        """Read the same file of the example."""
+        return FileState.read(self._files[place], self._job.checkpoint)
+
+
+class ModelStates(ExampleStates):
+    """The state around the weights in the model's files.
+
+    Args:
+        args: of `ExampleStates`.
+        step: of the source.
+        origins: for a model-parallel rank, the numbers that its parameter groups had in the source.
+
+    Attributes:
+        remarks: what the user should know; it precedes `notes`.
+    """
+
+    role = FileRole.MODEL
+
+    def __init__(
+        self, *args: Any, step: int | None, origins: Callable[[int], Sequence[int | None]]
+    ) -> None:
+        super().__init__(*args)
+        self._origins = origins
+        self._counters = {**dict.fromkeys(_COUNTERS, 0), "global_steps": step or 0}
+        self.remarks: list[Finding] = []
+        for state in self.states.values():
+            _leave_sizes(state, self._job)
+
+    def leave_modules(self, claimed: Collection[str]) -> None:
+        """Leave the modules' extra state out; what is not `claimed` elsewhere has no place."""
+        names: set[str] = set()
+        for state in self.states.values():
+            for path in [path for path in state.fields if path[0] == MODULE]:
+                if path in state.names:
+                    names.add(state.names[path])
+                    state.forget(path)
+        self.unplaced += names - set(claimed)
+
+    def assign(self, place: PartitionRank, rank: int, *, first: bool) -> FileState:
+        """Return what the file of one place of the result holds; see `RankStates.assign`."""
+        state, example = self.of_source(place, rank, first=first), self.of_example(place)
         fields: dict[Path, Any] = {(key,): value for key, value in self._counters.items()}
         fields |= {path: None for path, value in example.fields.items() if value is None}
-        fields |= share.fields
+        fields |= state.fields
         fields |= {
-            p: _plain(p, v) for p, v in example.fields.items() if example.labels[p] in DECIDED
+            p: _without_tensors(p, v)
+            for p, v in example.fields.items()
+            if example.labels[p] in OF_EXAMPLE
         }
         arguments = _arguments(example.fields.get((_ARGUMENTS,)), fields.get((_ARGUMENTS,)))
         if arguments is not None:
             fields[_ARGUMENTS,] = arguments
-            self._rest.same.discard(_ARGUMENTS if first else f"rank_{rank}.{_ARGUMENTS}")
+            self.same.discard(_ARGUMENTS if first else f"rank_{rank}.{_ARGUMENTS}")
         scheduler = (SCHEDULER,)
-        if scheduler in share.fields:
-            made = regrouped(share.fields[scheduler], self._origins(place.mp))
-            if made is not share.fields[scheduler]:
+        if scheduler in state.fields:
+            made = regrouped(state.fields[scheduler], self._origins(place.mp))
+            if made is not state.fields[scheduler]:
                 fields[scheduler] = made
-                self._rest.same.discard(SCHEDULER if first else f"rank_{rank}.{SCHEDULER}")
+                self.same.discard(SCHEDULER if first else f"rank_{rank}.{SCHEDULER}")
         if first and example.fields.get(scheduler) and not fields.get(scheduler):
             fields.pop(scheduler, None)
             what = f"the source has no {SCHEDULER}: load with load_lr_scheduler_states=False"
-            self.notes.append(finding("note", what))
+            self.remarks.append(finding("note", what))
         if first:
-            self._remark({example.labels[path] for path in example.fields.keys() - fields.keys()})
-        return FileShare(fields, share.storages, (), example.layout)
-
-    def _remark(self, lacking: Set[str]) -> None:
-        if more := sorted(lacking - {SCHEDULER}):
-            what = f"the source has no {', '.join(more)}, which the example's model files have"
-            self.notes.append(finding("note", what))
-
-    def settle(self) -> None:
-        """Say what has no place, after everything was dealt."""
-        self._rest.settle()
+            lacking = {example.labels[path] for path in example.fields.keys() - fields.keys()}
+            if more := sorted(lacking - {SCHEDULER}):
+                what = f"the source has no {', '.join(more)}, which the example's model files have"
+                self.remarks.append(finding("note", what))
+        return replace(state, fields=fields, at=(), layout=example.layout)
 
 
-class OptimizersDealer:
-    """Deals out the other state of the optimizer's files (fits `deepspeed_shares.Dealer`).
+class OptimizerStates(ExampleStates):
+    """The state around the partitions in the optimizer's files.
 
     Args:
-        plan: of the example.
-        rest: of the source.
-        source: where a file's place lies in the source, given that and its rank.
-        groups: the settings of the parameter groups of a model-parallel rank, given the example's.
+        args: of `ExampleStates`.
+        settings: gives those of a model-parallel rank's parameter groups, given the example's.
     """
 
-    def __init__(
-        self,
-        plan: JobPlan,
-        rest: RestOfRole,
-        source: Callable[[PartitionRank, int], PartitionRank],
-        groups: Callable[[int, Groups], Groups],
-    ) -> None:
-        self._plan, self._rest, self._source, self._groups = plan, rest, source, groups
-        self._files = _by_place(plan, FileRole.OPTIMIZER)
+    role = FileRole.OPTIMIZER
 
-    def deal(self, place: PartitionRank, rank: int, *, first: bool) -> FileShare:
-        """Return what the file of one place of the result holds; see `Dealer`."""
-        share = self._rest.deal(self._source(place, rank), rank, first=first)
-        state = FileState.of(self._files[place], self._plan.checkpoint)
-        example = FileShare(state.fields, {}, state.at)
+    def __init__(self, *args: Any, settings: Callable[[int, Groups], Groups]) -> None:
+        super().__init__(*args)
+        self._settings = settings
+
+    def assign(self, place: PartitionRank, rank: int, *, first: bool) -> FileState:
+        """Return what the file of one place of the result holds; see `RankStates.assign`."""
+        state, example = self.of_source(place, rank, first=first), self.of_example(place)
         fields: dict[Path, Any] = {}
-        for at, own, theirs in (
-            ((), example.outer, share.outer),
-            ((OPTIMIZER,), example.inner, share.inner),
-            ((OPTIMIZER, BASES[0]), example.base, share.base),
+        for at, its, own in (
+            ((), example.outer, state.outer),
+            ((OPTIMIZER,), example.inner, state.inner),
+            ((OPTIMIZER, BASES[0]), example.base, state.base),
         ):
-            kept = {key: _plain((key,), own[key]) for key in own if key not in theirs}
-            fields |= {(*at, key): value for key, value in {**kept, **theirs}.items()}
+            kept = {key: _without_tensors((key,), its[key]) for key in its if key not in own}
+            fields |= {(*at, key): value for key, value in {**kept, **own}.items()}
         groups: Path = (OPTIMIZER, BASES[0], GROUPS)
         if groups in fields:
-            fields[groups] = self._groups(place.mp, fields[groups])
-        return FileShare(fields, share.storages, (OPTIMIZER,))
-
-    def settle(self) -> None:
-        """Say what has no place, after everything was dealt."""
-        self._rest.settle()
+            fields[groups] = self._settings(place.mp, fields[groups])
+        return replace(state, fields=fields, at=(OPTIMIZER,))
 
 
-def leave_sizes(state: FileState, plan: JobPlan) -> None:
+def _leave_sizes(state: FileState, job: DeepSpeedJob) -> None:
     """Take from a state of the source what the example's arguments say in place of its own."""
     record = _record(state.fields.get((_ARGUMENTS,)))
-    if record is not None and _ARGUMENTS in plan.checkpoint.objects:
+    if record is not None and _ARGUMENTS in job.checkpoint.objects:
         record.state = {key: value for key, value in record.state.items() if key not in _SIZES}
-
-
-def leave_modules(state: FileState) -> list[str]:
-    """Take a module's extra state from a state of the source; return the names of what it was."""
-    paths = [path for path in state.fields if path[0] == MODULE and path in state.names]
-    names = [state.names[path] for path in paths]
-    for path in paths:
-        state.forget(path)
-    return names
 
 
 def _record(value: Any) -> Inert | None:
@@ -208,11 +223,7 @@ def _arguments(example: Any, source: Any) -> Inert | None:
     return theirs
 
 
-def _by_place(plan: JobPlan, role: FileRole) -> Mapping[PartitionRank, DeepSpeedFile]:
-    return {PartitionRank(file.mp, file.dp or 0): file for file in plan.source.files[role]}
-
-
-def _plain(path: Path, value: Any) -> Any:
+def _without_tensors(path: Path, value: Any) -> Any:
     """Return a value of the example, which holds no tensor.
 
     Raises:

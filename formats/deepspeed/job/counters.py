@@ -11,7 +11,7 @@ from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import UnsupportedError
 from ftckpt.transfer.content import Content, TargetTensor
 
-from .plan import STEP, JobPlan
+from . import STEP, DeepSpeedJob
 
 Numbers = Mapping[str, Mapping[str, Any]]
 
@@ -28,24 +28,24 @@ class Counters(NamedTuple):
     used: set[str]
 
 
-def counters_of(content: Content, plan: JobPlan, numbers: Numbers) -> Counters:
+def counters_of(content: Content, example: DeepSpeedJob, numbers: Numbers) -> Counters:
     """Make plain numbers of the counters that an example has as such.
 
     Args:
         content: what is to be written.
-        plan: of the example.
+        example: the job that the result is laid out for.
         numbers: parameter -> leaf -> value of the source's states that are no tensors.
 
     Raises:
         UnsupportedError: a counter of the example is not there, or is not such a number.
     """
     made = Counters({name: dict(own) for name, own in numbers.items()}, set())
-    for mp, number in plan.groups():
-        counters = plan.source.numbers[mp][number]
-        if plan.counts_in_settings(mp, number):
-            counters = {**counters, STEP: plan.source.settings[mp][number][STEP]}
+    for mp, number in example.param_groups():
+        counters = example.numbers[mp][number]
+        if example.counts_in_settings(mp, number):
+            counters = {**counters, STEP: example.settings[mp][number][STEP]}
         for leaf, like in counters.items():
-            for name in plan.members(mp, number):
+            for name in example.members(mp, number):
                 if leaf not in made.numbers.setdefault(name, {}):
                     key = tensor_key("optimizer", Kind.OTHER, f"{name}.{leaf}")
                     made.numbers[name][leaf] = _number(content, key, like)

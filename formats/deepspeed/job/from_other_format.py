@@ -33,7 +33,7 @@ _GROUPS = "param_groups"
 _MASTER = DTYPES["float32"]
 
 
-class Foreign:
+class OtherFormatJob:
     """Content of another format, made ready.
 
     Attributes:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ftckpt.errors import UnsupportedError
 from ftckpt.formats.torch_files.write_tree import CopiedTree
 
-from .source import DeepSpeedSource
+from . import DeepSpeedJob
 
 Settings = Mapping[str, Any]
 
@@ -23,7 +23,7 @@ _PARAMS = "params"
 _SCHEDULED = frozenset({_PARAMS, "lr", "initial_lr", "max_lr", "min_lr"})
 
 
-class Numbered(NamedTuple):
+class GroupSettings(NamedTuple):
     """The settings of one parameter group, and its number."""
 
     number: int
@@ -31,7 +31,7 @@ class Numbered(NamedTuple):
 
 
 @dataclass
-class OfParameters:
+class ParameterSettings:
     """The settings and numbers of a source.
 
     Attributes:
@@ -43,14 +43,14 @@ class OfParameters:
     """
 
     settings: dict[str, Settings] = field(default_factory=dict)
-    groups: list[Numbered] = field(default_factory=list)
+    groups: list[GroupSettings] = field(default_factory=list)
     places: dict[str, int | None] = field(default_factory=dict)
     numbers: dict[str, dict[str, Any]] = field(default_factory=dict)
     alike: dict[str, Any] = field(default_factory=dict)
     _found: list[Settings] = field(default_factory=list)
 
     @classmethod
-    def of(cls, source: DeepSpeedSource) -> OfParameters:
+    def of(cls, source: DeepSpeedJob) -> ParameterSettings:
         """Return those of a DeepSpeed source, which lists the parameters of each group."""
         made = cls()
         for mp, groups in source.groups.items():
@@ -61,7 +61,7 @@ class OfParameters:
                     made.places[name] = number if known == number else None
                     made.numbers[name] = source.numbers[mp][number]
                     if len(settings) == len(groups):
-                        made.settings[name] = bare(settings[number])
+                        made.settings[name] = without_params(settings[number])
         return made
 
     def of_group(self, names: Iterable[str], example: Settings) -> Settings | None:
@@ -109,7 +109,7 @@ class OfParameters:
             known = {one.number for one in self._candidates(example)}
         return known.pop() if len(known) == 1 else None
 
-    def _candidates(self, example: Settings) -> Sequence[Numbered]:
+    def _candidates(self, example: Settings) -> Sequence[GroupSettings]:
         """Return the groups that may be the example's."""
         if all_equal([one.settings for one in self.groups]):
             return self.groups
@@ -134,7 +134,7 @@ class OfParameters:
         return found or {}
 
 
-def bare(group: Settings) -> dict[str, Any]:
+def without_params(group: Settings) -> dict[str, Any]:
     """Return the settings of a group without its members."""
     return {key: value for key, value in group.items() if key != _PARAMS}
 

@@ -32,8 +32,8 @@ from ftckpt.formats.torch_files.values import TensorRef
 from ftckpt.formats.torch_files.write_tree import CopiedTree, Tensor, pickled
 from ftckpt.transfer.content import Content, TargetTensor
 
-from .settings import Numbered, OfParameters, Settings, bare
-from .shares import GROUPS, FileState, PartitionRank
+from .file_state import GROUPS, FileState, PartitionRank
+from .settings import GroupSettings, ParameterSettings, Settings, without_params
 
 _RANK = re.compile(r"rank_(\d{1,7})(?:\.(.+))?")
 _OWN = re.compile(r"extra:rank(\d{1,7})")
@@ -51,7 +51,7 @@ class _Owner(NamedTuple):
     rank: int
 
 
-class CarriedState:
+class OtherFormatState:
     """The other state of a foreign source.
 
     Attributes:
@@ -69,7 +69,7 @@ class CarriedState:
             decided: labels of what is not the source's to say.
         """
         self._decided = frozenset(decided) - {_GROUPS}
-        self.parameters = OfParameters()
+        self.parameters = ParameterSettings()
         self.unplaced: list[str] = []
         self._trees: dict[_Owner, NestedState] = defaultdict(NestedState)
         self._names: dict[_Owner, dict[Path, str]] = defaultdict(dict)
@@ -174,21 +174,25 @@ class CarriedState:
         self.group_objects.append(name)
         for owner, path, value in placed:
             if len(path) == 3:
-                self._flattened[owner.rank, path[1]][str(path[2])] = _settled(value.value, value)
+                self._flattened[owner.rank, path[1]][str(path[2])] = _with_storages(
+                    value.value, value
+                )
             elif len(path) == 1 and isinstance(value.value, list):
                 (leaf,) = trees.named(name)
                 for number, group in enumerate(leaf.value.value):
-                    self._take_group({k: _settled(v, value) for k, v in group.items()}, number)
+                    self._take_group(
+                        {k: _with_storages(v, value) for k, v in group.items()}, number
+                    )
             else:
                 self.unplaced.append(name)
 
     def _take_group(self, group: Settings, number: int) -> None:
         members = group.get("params")
         if isinstance(members, list) and members and all(type(m) is str for m in members):
-            self.parameters.settings.update(dict.fromkeys(members, bare(group)))
+            self.parameters.settings.update(dict.fromkeys(members, without_params(group)))
             self.parameters.places.update(dict.fromkeys(members, number))
         else:
-            self.parameters.groups.append(Numbered(number, bare(group)))
+            self.parameters.groups.append(GroupSettings(number, without_params(group)))
 
 
 def _place_of(key: str | int) -> Path:
@@ -226,7 +230,7 @@ def _is_number(path: Path, value: CopiedTree) -> bool:
     return path[:1] == (_STATE,) and len(path) == 3 and type(value.value) in (int, float)
 
 
-def _settled(value: Any, around: CopiedTree) -> Any:
+def _with_storages(value: Any, around: CopiedTree) -> Any:
     """Return a setting, with the storages of the tensors in it where there are some."""
     if any(isinstance(leaf, TensorRef) for _, leaf in leaves(value)):
         return CopiedTree(value, around.storages)

@@ -13,7 +13,7 @@ from typing import Any
 
 from ftckpt.checkpoint import Kind
 from ftckpt.errors import UnsupportedError
-from ftckpt.formats.deepspeed.job.plan import JobPlan
+from ftckpt.formats.deepspeed.job import DeepSpeedJob
 from ftckpt.formats.deepspeed.names import DeepSpeedFile
 from ftckpt.formats.deepspeed.zero.flats import RankFlats, fragment
 from ftckpt.formats.deepspeed.zero.partition import Shape
@@ -23,7 +23,7 @@ from ftckpt.formats.torch_files.values import TensorRef
 from ftckpt.formats.torch_files.write_tree import CopiedTree, Storage, Tensor
 from ftckpt.transfer.content import Content
 
-from .pipeline_layers import RestOfLayers
+from .pipeline_layers import LayerStates
 
 _SIZE = Global("torch", "Size")
 
@@ -39,26 +39,25 @@ class Modules:
     Args:
         content: what the files hold.
         holdings: of that content.
-        plan: how they are laid out.
+        job: whose files they are.
         layers: what a pipeline's layers keep beside their weights.
     """
 
     def __init__(
-        self, content: Content, holdings: RankFlats, plan: JobPlan, layers: RestOfLayers
+        self, content: Content, holdings: RankFlats, job: DeepSpeedJob, layers: LayerStates
     ) -> None:
         self._content, self._holdings, self._layers = content, holdings, layers
-        self._job, self._models = plan.job, plan.models
-        self._checkpoint, self._exact = plan.checkpoint, plan.exact
+        self._job, self._checkpoint = job, job.checkpoint
 
     def weights(self, mp: int) -> Ordered:
         """Return the module's state_dict; tied tensors share a storage."""
-        state, made = self._models.states[mp], Ordered()
+        state, made = self._job.states[mp], Ordered()
         known: dict[str, Tensor] = {}
         frozen = set(self._frozen_names(mp))
         for name, ref in state.weights.items():
             key = self._key(name, mp)
-            if self._job.stage == 3 and (name in self._models.trained or name in frozen):
-                owner = self._models.shared.get(name, name)
+            if self._job.stage == 3 and (name in self._job.trained or name in frozen):
+                owner = self._job.shared.get(name, name)
                 empty = Tensor(Storage(()), ref.dtype, (0,), (1,))
                 made[name] = known.setdefault(owner, empty)
             elif key in self._content.tensors:
@@ -79,16 +78,16 @@ class Modules:
         Raises:
             UnsupportedError: nothing says what the optimizer calls them.
         """
-        state = self._models.states[mp]
+        state = self._job.states[mp]
         if self._checkpoint.stage > 1:
             return list(state.frozen)
-        tensors, trained = self._content.tensors, self._models.trained
+        tensors, trained = self._content.tensors, self._job.trained
         found = [
             name
             for name in state.weights
             if name not in trained and name in tensors and tensors[name].kind is Kind.PARAM
         ]
-        if found and self._models.called and self._job.stage > 1:
+        if found and self._job.called and self._job.stage > 1:
             raise UnsupportedError(
                 f"modules of this job are in the wrapper of activation checkpointing, and stage"
                 f" {self._checkpoint.stage} does not say whether that of {found[0]} is: another"
@@ -108,7 +107,7 @@ class Modules:
         """
         names = self._frozen_names(mp)
         listed = self._checkpoint.stage > 1
-        kept = self._models.states[mp].keeps_frozen if listed else bool(names)
+        kept = self._job.states[mp].keeps_frozen if listed else bool(names)
         if self._job.stage == 1 or not kept:  # the loader wants all that the job has, or None
             return {"frozen_param_shapes": None, "frozen_param_fragments": None}
         shapes, held = Ordered(), Ordered()
@@ -116,7 +115,7 @@ class Modules:
             if name not in self._content.tensors:
                 continue
             shard = self._holdings.local(name, mp)
-            whole, called = self._job.stage < 3, self._models.called.get(name, name)
+            whole, called = self._job.stage < 3, self._job.called.get(name, name)
             shapes[called] = size_of(shard.shape)
             held[called] = weights[name] if whole else fragment(shard, self._job.grid.dp, dp)
         return {"frozen_param_shapes": shapes, "frozen_param_fragments": held}
@@ -151,7 +150,7 @@ class Modules:
                 if key not in known:
                     known[key] = Tensor.of(self._holdings.local(key, self._owner(key, file.mp)))
                 made[local] = known[key]
-            elif self._exact:
+            elif self._job.is_example:
                 raise UnsupportedError(
                     f"{local} in {file.path} of the example is not a parameter that has a name",
                     file=file.path,

@@ -8,16 +8,16 @@ stays where the source has none, and is said.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from ftckpt.errors import UnsupportedError
-from ftckpt.findings import Finding, finding, listed
+from ftckpt.findings import finding, listed
 from ftckpt.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
-from ftckpt.formats.deepspeed.job.assign_to_ranks import OWN
-from ftckpt.formats.deepspeed.job.contents import name_in_layer
-from ftckpt.formats.deepspeed.job.plan import JobPlan
+from ftckpt.formats.deepspeed.job import DeepSpeedJob
+from ftckpt.formats.deepspeed.job.objects import name_in_layer
+from ftckpt.formats.deepspeed.job.rank_states import RANK_COMPONENT, OtherState
 from ftckpt.formats.deepspeed.names import DeepSpeedFile, FileRole, deepspeed_files
 from ftckpt.formats.pickles.walk import Path, leaves
 from ftckpt.formats.state.nested import NestedState
@@ -27,25 +27,20 @@ from ftckpt.formats.torch_files.values import TensorRef
 from ftckpt.transfer.content import Content, TargetTensor
 
 
-class RestOfLayers:
-    """The other state of the files of a pipeline's layers (shows of itself what `RestOfRole` does).
+class LayerStates(OtherState):
+    """The other state of the files of a pipeline's layers.
 
     Args:
         content: what is to be written.
-        plan: how it is laid out.
+        job: whose files they are.
 
     Attributes:
-        unplaced: names of objects and keys of tensors that no file has.
-        notes: what the user should know; known when all files were laid out.
-        tensors: those inside, as they are in the result.
-        same: names of objects that mean the same in the result.
         claimed: names of objects that belong here if anywhere.
     """
 
-    def __init__(self, content: Content, plan: JobPlan) -> None:
-        self._content, self._plan = content, plan
-        self.tensors: list[TargetTensor] = []
-        self.same: set[str] = set()
+    def __init__(self, content: Content, job: DeepSpeedJob) -> None:
+        super().__init__(content)
+        self._job = job
         self._taken: set[str] = set()
         self._placed: set[str] = set()
         self._parts: dict[str, list[tuple[str, Path]]] = defaultdict(list)
@@ -64,9 +59,9 @@ class RestOfLayers:
     def _claimed(self) -> set[str]:
         source, objects = self._content.checkpoint, self._content.objects
         found: set[str] = set()
-        if self._plan.exact:
+        if self._job.is_example:
             paths = self._recorded.nested_objects()
-            trees = ((file, self._plan.checkpoint.tree(file.path)) for file in self._plan.layers)
+            trees = ((file, self._job.checkpoint.tree(file.path)) for file in self._job.layers)
             names = {name_in_layer(file, key) for file, tree in trees for key in tree}
             for name in objects:
                 # All of it, or a part where a format takes state apart.
@@ -79,7 +74,7 @@ class RestOfLayers:
             own = {file.path for file in files if file.role is FileRole.LAYER}
             found |= {name for name, info in objects.items() if info.extent.file in own}
             for info in source.tensors.values():
-                if info.component.startswith(OWN) and info.pieces[0].extent.file in own:
+                if info.component.startswith(RANK_COMPONENT) and info.pieces[0].extent.file in own:
                     self._inside[info.pieces[0].extent.file].append(info.key)
         return found & objects.keys()
 
@@ -94,7 +89,7 @@ class RestOfLayers:
             UnsupportedError: a value of the example that the source does not have holds a tensor.
         """
         others = {key: value for key, value in tree.items() if not isinstance(value, TensorRef)}
-        if self._plan.exact:
+        if self._job.is_example:
             return {key: self._of_source(file, key, value) for key, value in others.items()}
         return {key: value for key, value in others.items() if self._keeps(file, key)}
 
@@ -117,9 +112,11 @@ class RestOfLayers:
 
     def _moved(self, wanted: TargetTensor, file: DeepSpeedFile) -> TargetTensor:
         """Return a tensor as the reader of the result calls it: by the first rank that has it."""
-        before, grid = self._plan.checkpoint.grid, self._plan.job.grid
-        stage = int(wanted.component.removeprefix(OWN)) // (before.tp * before.dp)
-        return wanted._replace(component=f"{OWN}{grid.rank(stage * grid.tp + file.mp, None)}")
+        before, grid = self._job.checkpoint.grid, self._job.grid
+        stage = int(wanted.component.removeprefix(RANK_COMPONENT)) // (before.tp * before.dp)
+        return wanted._replace(
+            component=f"{RANK_COMPONENT}{grid.rank(stage * grid.tp + file.mp, None)}"
+        )
 
     def _of_source(self, file: DeepSpeedFile, key: Any, example: Any) -> Any:
         name, state = name_in_layer(file, key), NestedState()
@@ -140,24 +137,18 @@ class RestOfLayers:
             )
         return example
 
-    @property
-    def unplaced(self) -> Sequence[str]:
-        """What no file has; known when all were laid out."""
+    def inside(self) -> Iterator[Sequence[str]]:
+        """Yield the keys of the source's tensors that lie in files of layers."""
+        yield from self._inside.values()
+
+    def finish(self) -> None:
+        """List what has no place, after all files were laid out."""
         own = {key for keys in self._inside.values() for key in keys}
         left = (own & self._content.tensors.keys()) - self._placed
-        return [*sorted(self.claimed - self.same - self._taken), *sorted(left)]
-
-    @property
-    def notes(self) -> Sequence[Finding]:
-        """What the example's files have and the source has not."""
-        if not self._lacking:
-            return ()
-        what = (
-            f"the source has no {listed(self._lacking)}, which the example's layer files have: the"
-            " example's is kept"
-        )
-        return (finding("note", what),)
-
-    def strays(self, keys: Sequence[str]) -> set[str]:
-        """Return those of some tensors' keys that lie in no file of a layer."""
-        return set(keys).difference(*self._inside.values())
+        self.unplaced = [*sorted(self.claimed - self.same - self._taken), *sorted(left)]
+        if self._lacking:
+            what = (
+                f"the source has no {listed(self._lacking)}, which the example's layer files have:"
+                " the example's is kept"
+            )
+            self.notes.append(finding("note", what))

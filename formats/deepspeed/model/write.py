@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ftckpt.formats.deepspeed.job.plan import JobPlan
-from ftckpt.formats.deepspeed.job.shares import Dealer, FileShare, PartitionRank
+from ftckpt.formats.deepspeed.job import DeepSpeedJob
+from ftckpt.formats.deepspeed.job.file_state import FileState, PartitionRank
+from ftckpt.formats.deepspeed.job.rank_states import RankStates
 from ftckpt.formats.deepspeed.states import MODULE
 from ftckpt.formats.deepspeed.zero.flats import RankFlats
 from ftckpt.formats.pickles.inert import Ordered
@@ -15,7 +16,7 @@ from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import OutputFile
 
 from .modules import Modules, size_of
-from .pipeline_layers import RestOfLayers
+from .pipeline_layers import LayerStates
 
 
 class ModelFiles:
@@ -24,25 +25,21 @@ class ModelFiles:
     Args:
         content: what they hold.
         holdings: of that content.
-        plan: how they are laid out.
-        rest: the state around the weights.
+        job: whose files they are.
+        states: the state around the weights.
         layers: the same in the files of a pipeline's layers.
-
-    Attributes:
-        pipeline: whether the weights are in files of layers.
     """
 
     def __init__(
         self,
         content: Content,
         holdings: RankFlats,
-        plan: JobPlan,
-        rest: Dealer,
-        layers: RestOfLayers,
+        job: DeepSpeedJob,
+        states: RankStates,
+        layers: LayerStates,
     ) -> None:
-        self._plan, self._job, self._rest = plan, plan.job, rest
-        self._modules = Modules(content, holdings, plan, layers)
-        self.pipeline = plan.pipeline
+        self._job, self._states, self._layers = job, states, layers
+        self._modules = Modules(content, holdings, job, layers)
 
     def files(self) -> Iterator[OutputFile]:
         """Yield the files of all ranks; stage 3 has one a partition."""
@@ -53,19 +50,19 @@ class ModelFiles:
                 if dp is not None:
                     name = f"zero_pp_rank_{dp}_{name}"
                 place = PartitionRank(mp, dp or 0)
-                share = self._rest.deal(place, grid.rank(mp, dp), first=place == (0, 0))
-                tree = CopiedTree(self._tree(share, place), share.storages)
+                state = self._states.assign(place, grid.rank(mp, dp), first=place == (0, 0))
+                tree = CopiedTree(self._tree(state, place), state.storages)
                 yield OutputFile(f"{name}.pt", save(tree, folder=name))
-        self._rest.settle()
+        self._states.finish()
 
-    def _tree(self, share: FileShare, place: PartitionRank) -> dict[str, Any]:
+    def _tree(self, state: FileState, place: PartitionRank) -> dict[str, Any]:
         mp, dp = place
-        weights, called = self._modules.weights(mp), self._plan.models.called
-        tree = {**share.layout, "optimizer": None, **share.below()}
-        tree[MODULE] = None if self.pipeline else Ordered({**weights, **share.below(MODULE)})
+        weights, called = self._modules.weights(mp), self._job.called
+        tree = {**state.layout, "optimizer": None, **state.below()}
+        tree[MODULE] = None if self._job.pipeline else Ordered({**weights, **state.below(MODULE)})
         tree["param_shapes"] = [
             Ordered((called.get(name, name), size_of(shape)) for name, shape in flat.items())
-            for group in self._plan.flats[mp]
+            for group in self._job.flats[mp]
             for flat in group
         ]
         tree |= self._modules.frozen(mp, dp, weights)
@@ -76,6 +73,7 @@ class ModelFiles:
 
     def layer_files(self) -> Iterator[OutputFile]:
         """Yield the files of a pipeline's layers."""
-        for file in self._plan.layers:
+        for file in self._job.layers:
             stem = file.path.removesuffix(".pt")
             yield OutputFile(file.path, save(self._modules.layer(file), folder=stem))
+        self._layers.finish()

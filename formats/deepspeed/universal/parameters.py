@@ -164,7 +164,7 @@ class Parameters:
         """Add the optimizer's other state, and the steps where no folder has them."""
         if not isinstance(stream.tree, dict):
             raise CorruptError(f"{file.path} holds no state", kind="bad-metadata", file=file.path)
-        self._opening.keep_rest(file, stream)
+        self._opening.keep_objects(file, stream)
         inner = stream.tree.get(BASES[1])
         states = inner.get("state") if isinstance(inner, dict) else None
         if not isinstance(states, dict):

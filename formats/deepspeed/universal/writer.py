@@ -25,13 +25,18 @@ from ftckpt.checkpoint import Kind, tensor_key
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.findings import Finding, finding
 from ftckpt.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
-from ftckpt.formats.deepspeed.job.assign_to_ranks import RestOfRole, stored, unplaced
-from ftckpt.formats.deepspeed.job.from_other_format import Foreign
-from ftckpt.formats.deepspeed.job.plan import JobPlan
-from ftckpt.formats.deepspeed.job.settings import all_equal, bare
-from ftckpt.formats.deepspeed.job.shares import GROUPS, PartitionRank
-from ftckpt.formats.deepspeed.job.source import DeepSpeedSource
-from ftckpt.formats.deepspeed.model.pipeline_layers import RestOfLayers
+from ftckpt.formats.deepspeed.job.file_state import GROUPS, PartitionRank
+from ftckpt.formats.deepspeed.job.from_other_format import OtherFormatJob
+from ftckpt.formats.deepspeed.job.models import stored_content
+from ftckpt.formats.deepspeed.job.rank_states import (
+    RankStates,
+    read_states,
+    renamed_content,
+    unplaced,
+)
+from ftckpt.formats.deepspeed.job.read import read_job
+from ftckpt.formats.deepspeed.job.settings import all_equal, without_params
+from ftckpt.formats.deepspeed.model.pipeline_layers import LayerStates
 from ftckpt.formats.deepspeed.model.write import ModelFiles
 from ftckpt.formats.deepspeed.names import STATE, ZERO, FileRole
 from ftckpt.formats.deepspeed.states import OPTIMIZER, ModelState
@@ -69,42 +74,39 @@ class DeepSpeedUniversalWriter:
 def _of_deepspeed(
     content: Content, checkpoint: DeepSpeedCheckpoint, request: LayoutRequest
 ) -> Layout:
-    source = DeepSpeedSource(checkpoint)
-    job = source.job
-    cuts = _cuts(source.models.states[0], request)
-    content = source.models.content(content, job.stage, job.stage)
+    job = read_job(checkpoint).repartitioned(LayoutRequest())
+    cuts = _cuts(job.states[0], request)
+    content = stored_content(job, content)
     content = content.with_tensors(cuts.without_padding(content.tensors.values()))
-    holdings = RankFlats(content, checkpoint.placed)
-    around = RestOfRole.of(content, source.files[FileRole.MODEL])
-    plan = JobPlan(checkpoint, source, job)
-    layers = RestOfLayers(content, plan)
-    model = ModelFiles(content, holdings, plan, around, layers)
-    optimizer = RestOfRole.of(content, source.files[FileRole.OPTIMIZER])
+    flats = RankFlats(content, checkpoint.placed)
+    models = RankStates(content, read_states(checkpoint, job.files[FileRole.MODEL]))
+    layers = LayerStates(content, job)
+    model = ModelFiles(content, flats, job, models, layers)
+    optimizer = RankStates(content, read_states(checkpoint, job.files[FileRole.OPTIMIZER]))
     numbers: dict[str, Any] = {}
-    for mp, groups in source.groups.items():
-        for group, found in zip(groups, source.numbers[mp], strict=True):
+    for mp, groups in job.groups.items():
+        for group, found in zip(groups, job.numbers[mp], strict=True):
             numbers |= dict.fromkeys(group, found)
-    folders = _Folders(content, holdings, cuts, numbers, source.models.called)
-    share = optimizer.deal(PartitionRank(0, 0), 0, first=True)
-    optimizer.settle()
+    folders = _Folders(content, flats, cuts, numbers, job.called)
+    state = optimizer.assign(PartitionRank(0, 0), 0, first=True)
+    optimizer.finish()
     # Without groups the loader would restore no state at all; one of no settings changes none.
-    empty: list[Any] = [{"params": [number]} for number in range(len(source.groups[0]))]
-    base: dict[str, Any] = {GROUPS: empty, **share.base}
-    tree = folders.state_tree(share.inner, base, source.version)
-    state = _state_file(CopiedTree(tree, share.storages))
-    files = [*model.files(), *model.layer_files(), *folders.files(), state]
-    rests = (around, optimizer, layers)
-    notes = [*_notes(cuts, base), *(note for rest in rests for note in rest.notes)]
+    empty: list[Any] = [{"params": [number]} for number in range(len(job.groups[0]))]
+    base: dict[str, Any] = {GROUPS: empty, **state.base}
+    tree = folders.state_tree(state.inner, base, job.version)
+    state_file = _state_file(CopiedTree(tree, state.storages))
+    files = [*model.files(), *model.layer_files(), *folders.files(), state_file]
+    states = (models, optimizer, layers)
     return Layout(
         files=files,
-        unplaced=unplaced(content, rests),
-        notes=notes,
-        content=stored(content, rests, renumbered=False),
+        unplaced=unplaced(content, states),
+        notes=[*_notes(cuts, base), *(note for one in states for note in one.notes)],
+        content=renamed_content(content, states, renumbered=False),
     )
 
 
 def _of_other(content: Content, request: LayoutRequest) -> Layout:
-    source = Foreign(content)
+    source = OtherFormatJob(content)
     cuts = _cuts(None, request)
     holdings = RankFlats(source.content, {})
     folders = _Folders(source.content, holdings, cuts, {name: {} for name in source.trained}, {})
@@ -233,7 +235,9 @@ def _notes(cuts: ParameterCuts, base: Mapping[str, Any]) -> Iterator[Finding]:
         " frozen parameters stay as the job that loads it has made them",
     )
     groups = base.get(GROUPS)
-    if isinstance(groups, list) and not all_equal([bare(g) for g in groups if isinstance(g, dict)]):
+    if isinstance(groups, list) and not all_equal(
+        [without_params(g) for g in groups if isinstance(g, dict)]
+    ):
         what = (
             "a job of stage 3 takes the settings of the first parameter group for all that it has:"
             " give the others their own (lr, weight_decay, …) again after loading, or"

@@ -13,13 +13,13 @@ from ftckpt.checkpoint.dtypes import DType
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import UnsupportedError
 from ftckpt.formats.deepspeed.geometry import PlacedParameter
-from ftckpt.formats.deepspeed.job import DeepSpeedJob, Group
 from ftckpt.formats.deepspeed.tensors import KINDS
 from ftckpt.formats.torch_files.write_tree import Storage, Tensor
 from ftckpt.transfer.content import Content, Shard, ShardBox
 from ftckpt.transfer.layout import Elements, Segment, Zeros
 from ftckpt.transfer.request.parameters import parameter_names, parted
 
+from .options import Group, ZeroOptions
 from .partition import FlatGroup, FlatRun, SlicedGroup
 
 
@@ -170,14 +170,14 @@ class Partition:
         size: elements with it.
     """
 
-    def __init__(self, flat: RankFlatGroup, job: DeepSpeedJob, rank: int) -> None:
+    def __init__(self, flat: RankFlatGroup, zero: ZeroOptions, rank: int) -> None:
         self._flat = flat
-        if job.stage == 3:
-            sliced = SlicedGroup(flat.group, job.grid.dp)
+        if zero.stage == 3:
+            sliced = SlicedGroup(flat.group, zero.grid.dp)
             self.runs = list(sliced.runs(rank, 0, sliced.total))
             self.held = self.size = self.total = sliced.total
         else:
-            laid = FlatGroup(flat.group, job.grid.dp, flat.gaps)
+            laid = FlatGroup(flat.group, zero.grid.dp, flat.gaps)
             self.runs = list(laid.runs(rank))
             self.held, self.size, self.total = laid.held(rank), laid.size, laid.total
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ftckpt.errors import UnsupportedError
-from ftckpt.formats.deepspeed.job.plan import JobPlan
-from ftckpt.formats.deepspeed.job.shares import GROUPS, FileShare
+from ftckpt.formats.deepspeed.job import DeepSpeedJob
+from ftckpt.formats.deepspeed.job.file_state import GROUPS, FileState
 from ftckpt.formats.deepspeed.states import BASES, MASTERS, OPTIMIZER
 from ftckpt.formats.pickles.inert import Ordered
 from ftckpt.formats.pickles.write import Call, Global
@@ -30,17 +30,17 @@ class OptimizerTree:
         renumbered: whether parameter groups have other numbers than in the source.
     """
 
-    def __init__(self, plan: JobPlan) -> None:
-        self._source, self._job, self._called = plan.source, plan.job, plan.models.called
+    def __init__(self, job: DeepSpeedJob) -> None:
+        self._job, self._zero = job, job.zero
         self.renumbered = False
 
     def build(
-        self, share: FileShare, groups: Sequence[Sequence[RankFlatGroup]], dp: int
+        self, state: FileState, groups: Sequence[Sequence[RankFlatGroup]], dp: int
     ) -> dict[str, Any]:
         """Return the tree of one partition's file.
 
         Args:
-            share: the other state.
+            state: the other state.
             groups: flat groups of each parameter group.
             dp: which partition.
 
@@ -48,20 +48,20 @@ class OptimizerTree:
             UnsupportedError: the source has no parameter groups, and this form needs them.
         """
         flats = [flat for group in groups for flat in group]
-        parts = [Partition(flat, self._job, dp) for flat in flats]
-        inner = dict(share.inner)
-        if self._job.stage == 3:
+        parts = [Partition(flat, self._zero, dp) for flat in flats]
+        inner = dict(state.inner)
+        if self._zero.stage == 3:
             inner = self._stage3(inner, parts)
-            inner[OPTIMIZER] = self._base(share, groups, [part.state(part.size) for part in parts])
+            inner[OPTIMIZER] = self._base(state, groups, [part.state(part.size) for part in parts])
         else:
             inner = self._stages12(inner, flats, parts, dp)
-            if self._job.elastic:
+            if self._zero.elastic:
                 inner[BASES[0]] = [part.state(part.held) for part in parts]
             else:
                 states = [part.state(part.size) for part in parts]
-                inner[BASES[0]] = self._base(share, groups, states)
-        around = {"ds_config": self._source.config, "ds_version": self._source.version}
-        return {OPTIMIZER: inner, **(share.outer if share.at else around)}
+                inner[BASES[0]] = self._base(state, groups, states)
+        around = {"ds_config": self._job.config, "ds_version": self._job.version}
+        return {OPTIMIZER: inner, **(state.outer if state.at else around)}
 
     def _stage3(self, inner: dict[str, Any], parts: Sequence[Partition]) -> dict[str, Any]:
         scaler = Call(_SCALER, state={"cur_scale": 1.0, "dynamic": False}, new=True)
@@ -70,7 +70,7 @@ class OptimizerTree:
         found.pop("ds_version", None)  # it stands around this state, where stage 3 has it alone
         return found | {
             "zero_stage": Call(_STAGE, (3,)),
-            "partition_count": self._job.grid.dp,
+            "partition_count": self._zero.grid.dp,
             MASTERS[1]: [part.masters(part.size) for part in parts],
         }
 
@@ -81,21 +81,23 @@ class OptimizerTree:
         parts: Sequence[Partition],
         dp: int,
     ) -> dict[str, Any]:
-        ranks, plain = self._job.grid.dp, self._job.plain
+        ranks, keeps_padding = self._zero.grid.dp, self._zero.bf16_optimizer
         last = dp == ranks - 1
         found = {
-            "ds_version": self._source.version,
+            "ds_version": self._job.version,
             **inner,
             "group_paddings": [
-                (part.size * ranks - part.total if last else 0) if plain else part.size - part.held
+                (part.size * ranks - part.total if last else 0)
+                if keeps_padding
+                else part.size - part.held
                 for part in parts
             ],
             "partition_count": [ranks] * len(parts),
             "param_slice_mappings": [self._addresses(part) for part in parts],
-            MASTERS[0]: [part.masters(part.size if plain else part.held) for part in parts],
+            MASTERS[0]: [part.masters(part.size if keeps_padding else part.held) for part in parts],
         }
-        if not plain:
-            found["zero_stage"] = Call(_STAGE, (self._job.stage,))
+        if not keeps_padding:
+            found["zero_stage"] = Call(_STAGE, (self._zero.stage,))
             found["param_alignment_paddings"] = [
                 list(flat.gaps) or [0] * len(flat.group) for flat in flats
             ]
@@ -106,17 +108,17 @@ class OptimizerTree:
         found = Ordered()
         for run in part.runs:
             place = {"numel": run.stop - run.start, "start": run.at}
-            found[self._called.get(run.name, run.name)] = Call(_ADDRESS, state=place, new=True)
+            found[self._job.called.get(run.name, run.name)] = Call(_ADDRESS, state=place, new=True)
         return found
 
     def _base(
         self,
-        share: FileShare,
+        state: FileState,
         groups: Sequence[Sequence[RankFlatGroup]],
         states: Sequence[dict[str, Any]],
     ) -> dict[str, Any]:
         """Return the base optimizer's state_dict, whose parameters are the flat groups."""
-        base = share.base
+        base = state.base
         hyper = base.get(GROUPS)
         if not isinstance(hyper, list) or len(hyper) != len(groups):
             raise UnsupportedError(
