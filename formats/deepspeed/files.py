@@ -13,7 +13,7 @@ from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding
 from ftckpt.formats.deepspeed.job import LIKE, DeepSpeedJob
 from ftckpt.formats.deepspeed.job.file_state import PartitionRank
-from ftckpt.formats.deepspeed.job.rank_states import RankStates, renamed_content, unplaced
+from ftckpt.formats.deepspeed.job.rank_states import RoleStates, renamed_content, unplaced
 from ftckpt.formats.deepspeed.model.pipeline_layers import LayerStates
 from ftckpt.formats.deepspeed.model.write import ModelFiles
 from ftckpt.formats.deepspeed.zero.flats import RankFlatGroup, RankFlats
@@ -44,8 +44,8 @@ class JobFiles:
         asked: Content,
         content: Content,
         job: DeepSpeedJob,
-        models: RankStates,
-        optimizers: RankStates,
+        models: RoleStates,
+        optimizers: RoleStates,
         layers: LayerStates,
     ) -> None:
         self.asked, self.content, self.job = asked, content, job

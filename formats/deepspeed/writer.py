@@ -17,7 +17,7 @@ from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding
 from ftckpt.formats.deepspeed.from_example.layout import ExampleJobFiles
 from ftckpt.formats.deepspeed.job.models import stored_content
-from ftckpt.formats.deepspeed.job.rank_states import RankStates, read_states
+from ftckpt.formats.deepspeed.job.rank_states import RoleStates, read_states
 from ftckpt.formats.deepspeed.job.read import read_job
 from ftckpt.formats.deepspeed.model.pipeline_layers import LayerStates
 from ftckpt.transfer.content import Content
@@ -79,8 +79,8 @@ class SourceJobFiles(JobFiles):
             content,
             stored,
             job,
-            RankStates(stored, read_states(checkpoint, job.files[FileRole.MODEL])),
-            RankStates(stored, read_states(checkpoint, job.files[FileRole.OPTIMIZER])),
+            RoleStates(stored, read_states(checkpoint, job.files[FileRole.MODEL])),
+            RoleStates(stored, read_states(checkpoint, job.files[FileRole.OPTIMIZER])),
             LayerStates(stored, job),
         )
 

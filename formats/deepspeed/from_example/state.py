@@ -16,7 +16,7 @@ from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding
 from ftckpt.formats.deepspeed.job import DeepSpeedJob
 from ftckpt.formats.deepspeed.job.file_state import GROUPS, FileState, PartitionRank
-from ftckpt.formats.deepspeed.job.rank_states import RankStates
+from ftckpt.formats.deepspeed.job.rank_states import RoleStates
 from ftckpt.formats.deepspeed.job.schedules import SCHEDULER, regrouped
 from ftckpt.formats.deepspeed.names import FileRole
 from ftckpt.formats.deepspeed.states import BASES, INFO, MODULE, OPTIMIZER
@@ -67,7 +67,7 @@ def _scales_move(content: Content, example: Checkpoint) -> tuple[bool, bool]:
     return own, its
 
 
-class ExampleStates(RankStates):
+class ExampleStates(RoleStates):
     """State of the source, in files laid out as an example's of one role.
 
     Args:
@@ -134,7 +134,7 @@ class ModelStates(ExampleStates):
         self.unplaced += names - set(claimed)
 
     def assign(self, place: PartitionRank, rank: int, *, first: bool) -> FileState:
-        """Return what the file of one place of the result holds; see `RankStates.assign`."""
+        """Return what the file of one place of the result holds; see `RoleStates.assign`."""
         state, example = self.of_source(place, rank, first=first), self.of_example(place)
         fields: dict[Path, Any] = {(key,): value for key, value in self._counters.items()}
         fields |= {path: None for path, value in example.fields.items() if value is None}
@@ -181,7 +181,7 @@ class OptimizerStates(ExampleStates):
         self._settings = settings
 
     def assign(self, place: PartitionRank, rank: int, *, first: bool) -> FileState:
-        """Return what the file of one place of the result holds; see `RankStates.assign`."""
+        """Return what the file of one place of the result holds; see `RoleStates.assign`."""
         state, example = self.of_source(place, rank, first=first), self.of_example(place)
         fields: dict[Path, Any] = {}
         for at, its, own in (

@@ -32,7 +32,7 @@ class PartitionRank(NamedTuple):
     dp: int
 
 
-class Field(NamedTuple):
+class StateField(NamedTuple):
     """One value: its name without a rank, the path of what holds it, its key there."""
 
     label: str
@@ -41,7 +41,7 @@ class Field(NamedTuple):
     value: Any
 
 
-def state_fields(role: FileRole, tree: Mapping[str, Any]) -> Iterator[Field]:
+def state_fields(role: FileRole, tree: Mapping[str, Any]) -> Iterator[StateField]:
     """Yield the state in the tree of a model's or an optimizer's file."""
     if role is FileRole.MODEL:
         yield from _fields("", (), tree, {*LAYOUT_OF_MODEL, MODULE, "optimizer"})
@@ -69,10 +69,10 @@ def optimizer_at(tree: Mapping[str, Any]) -> tuple[Path, Mapping[str, Any]]:
 
 def _fields(
     label: str, at: Path, tree: Mapping[Any, Any], skipped: Collection[str]
-) -> Iterator[Field]:
+) -> Iterator[StateField]:
     for key, value in tree.items():
         if not (isinstance(key, str) and key in skipped):
-            yield Field(f"{label}{step_of(key)}", at, key, value)
+            yield StateField(f"{label}{step_of(key)}", at, key, value)
 
 
 @dataclass

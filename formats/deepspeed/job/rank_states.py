@@ -55,7 +55,7 @@ class OtherState:
         raise NotImplementedError
 
 
-class RankStates(OtherState):
+class RoleStates(OtherState):
     """The other state of all files of one role."""
 
     def __init__(self, content: Content, states: Iterable[FileState]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ftckpt.formats.deepspeed.job import DeepSpeedJob
 from ftckpt.formats.deepspeed.job.file_state import FileState, PartitionRank
-from ftckpt.formats.deepspeed.job.rank_states import RankStates
+from ftckpt.formats.deepspeed.job.rank_states import RoleStates
 from ftckpt.formats.deepspeed.states import MODULE
 from ftckpt.formats.deepspeed.zero.flats import RankFlats
 from ftckpt.formats.pickles.inert import Ordered
@@ -35,7 +35,7 @@ class ModelFiles:
         content: Content,
         holdings: RankFlats,
         job: DeepSpeedJob,
-        states: RankStates,
+        states: RoleStates,
         layers: LayerStates,
     ) -> None:
         self._job, self._states, self._layers = job, states, layers

@@ -29,7 +29,7 @@ from ftckpt.formats.deepspeed.job.file_state import GROUPS, PartitionRank
 from ftckpt.formats.deepspeed.job.from_other_format import OtherFormatJob
 from ftckpt.formats.deepspeed.job.models import stored_content
 from ftckpt.formats.deepspeed.job.rank_states import (
-    RankStates,
+    RoleStates,
     read_states,
     renamed_content,
     unplaced,
@@ -79,10 +79,10 @@ def _of_deepspeed(
     content = stored_content(job, content)
     content = content.with_tensors(cuts.without_padding(content.tensors.values()))
     flats = RankFlats(content, checkpoint.placed)
-    models = RankStates(content, read_states(checkpoint, job.files[FileRole.MODEL]))
+    models = RoleStates(content, read_states(checkpoint, job.files[FileRole.MODEL]))
     layers = LayerStates(content, job)
     model = ModelFiles(content, flats, job, models, layers)
-    optimizer = RankStates(content, read_states(checkpoint, job.files[FileRole.OPTIMIZER]))
+    optimizer = RoleStates(content, read_states(checkpoint, job.files[FileRole.OPTIMIZER]))
     numbers: dict[str, Any] = {}
     for mp, groups in job.groups.items():
         for group, found in zip(groups, job.numbers[mp], strict=True):
