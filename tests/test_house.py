@@ -90,7 +90,7 @@ BUDGET = {
     "formats.torchsave": 750,
     "formats.families": 1_150,
     "formats.megatron": 8_749,
-    "formats.deepspeed": 6_490,
+    "formats.deepspeed": 6_416,
     "formats.trainer_dirs": 760,
     "formats.delta": 2_050,
     "formats": 700,

@@ -14,8 +14,8 @@ from ftckpt.findings import Finding, finding
 from ftckpt.formats.deepspeed.job import LIKE, DeepSpeedJob
 from ftckpt.formats.deepspeed.job.file_state import PartitionRank
 from ftckpt.formats.deepspeed.job.rank_states import RoleStates, renamed_content, unplaced
+from ftckpt.formats.deepspeed.model.files import ModelFiles
 from ftckpt.formats.deepspeed.model.pipeline_layers import LayerStates
-from ftckpt.formats.deepspeed.model.write import ModelFiles
 from ftckpt.formats.deepspeed.zero.flats import RankFlatGroup, RankFlats
 from ftckpt.formats.deepspeed.zero.optimizer_tree import OptimizerTree
 from ftckpt.formats.deepspeed.zero.options import Group

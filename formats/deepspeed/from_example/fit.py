@@ -10,23 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, NamedTuple
 
-from ftckpt.checkpoint import Kind, TensorInfo, tensor_key
+from ftckpt.checkpoint import Checkpoint, Kind, TensorInfo, tensor_key
+from ftckpt.checkpoint.dtypes import DType, decode_scalar
 from ftckpt.checkpoint.read_tensor import read_tensor
-from ftckpt.errors import UnsupportedError
+from ftckpt.digests.tensors import digest_tensor
+from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.findings import Finding, finding, listed
-from ftckpt.formats.deepspeed.job import DeepSpeedJob
-from ftckpt.formats.deepspeed.job.counters import Numbers, counters_of
+from ftckpt.formats.deepspeed.job import STEP, DeepSpeedJob
 from ftckpt.formats.deepspeed.job.models import COPIES
 from ftckpt.formats.deepspeed.job.rank_states import RANK_COMPONENT
 from ftckpt.formats.deepspeed.universal.cuts import ParameterCuts
 from ftckpt.transfer.content import Content, TargetTensor
 from ftckpt.transfer.layout import LayoutRequest
-
-from .match import require_asked, require_castable, require_tied, widens
+from ftckpt.transfer.request.change_dtype import CASTABLE
 
 _SLICE = "extra:tp"
 _SHOWN = 3
+Numbers = Mapping[str, Mapping[str, Any]]
 
 
 class FittedContent:
@@ -258,3 +260,120 @@ def _is_other(wanted: TargetTensor) -> bool:
     """Say whether a tensor is not a model's: random states, averages, a client's own."""
     known = wanted.component in ("model", "optimizer", COPIES)
     return not known and not wanted.component.startswith(_SLICE)
+
+
+def widens(dtype: DType, to: DType) -> bool:
+    """Say whether every value of a type has itself in another one."""
+    castable = {dtype.name, to.name} <= CASTABLE
+    return dtype is to or (castable and dtype.bits < to.bits)
+
+
+def require_castable(wanted: TargetTensor, info: TensorInfo) -> None:
+    """Refuse a tensor that DeepSpeed would not make of the source's.
+
+    Weights are cast to the compute type; an optimizer's state is never rounded.
+
+    Args:
+        wanted: of the source.
+        info: of the example.
+
+    Raises:
+        UnsupportedError: it is of a type that cannot be cast, or would be rounded.
+    """
+    weight = info.component == "model" and {wanted.dtype.name, info.dtype.name} <= CASTABLE
+    if not weight and not widens(wanted.dtype, info.dtype):
+        raise UnsupportedError(
+            f"{info.key} is {wanted.dtype.name}, and {info.dtype.name} in the example",
+            tensor=info.key,
+        )
+
+
+def require_asked(wanted: TargetTensor, info: TensorInfo, source: Checkpoint) -> None:
+    """Refuse a type that the user wants and the example has not.
+
+    Raises:
+        UsageError: the content has another type than its source, and so has the example.
+    """
+    stored = {source.tensors[copy.key].dtype for copy in wanted.copies}
+    if wanted.dtype is not info.dtype and wanted.dtype not in stored:
+        raise UsageError(
+            f"--dtype contradicts --like: {info.key} is {info.dtype.name} in the example",
+            hint="leave one of them out",
+        )
+
+
+def require_tied(alias: TargetTensor, owner: TargetTensor, source: Checkpoint) -> None:
+    """Refuse to tie what the source holds apart, unless it is the same bit for bit; reads both.
+
+    Raises:
+        UnsupportedError: they differ, or are put together otherwise.
+    """
+
+    def digest(key: str) -> str:
+        return digest_tensor(source, source.tensors[key])
+
+    alike = len(alias.copies) == len(owner.copies)
+    for one, other in zip(alias.copies, owner.copies, strict=False):
+        keys = {source.aliases.get(copy.key, copy.key) for copy in (one, other)}
+        same = len(keys) == 1 or len({*map(digest, keys)}) == 1
+        alike = alike and same and (one.box, one.source) == (other.box, other.source)
+    if not alike:
+        raise UnsupportedError(
+            f"{alias.key} is the same as {owner.key} in the example, and another in the source",
+            hint="an example of a job that does not tie them",
+            tensor=alias.key,
+        )
+
+
+class Counters(NamedTuple):
+    """What is stored as plain numbers.
+
+    Attributes:
+        numbers: parameter -> leaf -> value.
+        used: keys of the source's tensors that became numbers.
+    """
+
+    numbers: dict[str, dict[str, Any]]
+    used: set[str]
+
+
+def counters_of(content: Content, example: DeepSpeedJob, numbers: Numbers) -> Counters:
+    """Make plain numbers of the counters that an example has as such.
+
+    Args:
+        content: what is to be written.
+        example: the job that the result is laid out for.
+        numbers: parameter -> leaf -> value of the source's states that are no tensors.
+
+    Raises:
+        UnsupportedError: a counter of the example is not there, or is not such a number.
+    """
+    made = Counters({name: dict(own) for name, own in numbers.items()}, set())
+    for mp, number in example.param_groups():
+        counters = example.numbers[mp][number]
+        if example.counts_in_settings(mp, number):
+            counters = {**counters, STEP: example.settings[mp][number][STEP]}
+        for leaf, like in counters.items():
+            for name in example.members(mp, number):
+                if leaf not in made.numbers.setdefault(name, {}):
+                    key = tensor_key("optimizer", Kind.OTHER, f"{name}.{leaf}")
+                    made.numbers[name][leaf] = _number(content, key, like)
+                    made.used.add(key)
+    return made
+
+
+def _number(content: Content, key: str, like: Any) -> Any:
+    """Return a tensor's value as a number of the type of another."""
+    wanted = content.tensors.get(key)
+    value = None if wanted is None else _scalar(content, wanted)
+    if value is None or type(like) not in (int, float) or type(like)(value) != value:
+        raise UnsupportedError(
+            f"{key} is not there as a number, and the example has it", tensor=key
+        )
+    return type(like)(value)
+
+
+def _scalar(content: Content, wanted: TargetTensor) -> float | None:
+    if wanted.shape != () or len(wanted.copies) != 1:
+        return None
+    return decode_scalar(wanted.dtype, read_tensor(content.checkpoint, wanted.copies[0].key))

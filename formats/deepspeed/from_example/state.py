@@ -17,7 +17,6 @@ from ftckpt.findings import Finding, finding
 from ftckpt.formats.deepspeed.job import DeepSpeedJob
 from ftckpt.formats.deepspeed.job.file_state import GROUPS, FileState, PartitionRank
 from ftckpt.formats.deepspeed.job.rank_states import RoleStates
-from ftckpt.formats.deepspeed.job.schedules import SCHEDULER, regrouped
 from ftckpt.formats.deepspeed.names import FileRole
 from ftckpt.formats.deepspeed.states import BASES, INFO, MODULE, OPTIMIZER
 from ftckpt.formats.pickles.inert import Inert
@@ -44,6 +43,15 @@ _SIZES = frozenset({
     "ds_sequence_parallel_size", "world_size", "rank", "local_rank", "padded_vocab_size",
 })  # fmt: skip
 Groups = list[dict[str, Any]]
+
+# torch's schedulers have lists of one value a group, which no name ties to a group: in another
+# order each group would get another's learning rate, without an error (`optim/lr_scheduler.py` of
+# torch 2.13). DeepSpeed's own schedulers keep no such list.
+SCHEDULER = "lr_scheduler"
+_OF_GROUPS = frozenset({
+    "base_lrs", "_last_lr", "lr_lambdas", "min_lrs", "max_lrs", "base_momentums", "max_momentums",
+})  # fmt: skip
+_INNER = "_schedulers"
 
 
 def example_labels(content: Content, example: Checkpoint) -> frozenset[str]:
@@ -235,3 +243,52 @@ def _without_tensors(path: Path, value: Any) -> Any:
             " no values"
         )
     return value
+
+
+def regrouped(state: Any, origins: Sequence[int | None]) -> Any:
+    """Return a scheduler's state for other parameter groups; the same object where nothing changes.
+
+    Args:
+        state: as it was saved.
+        origins: for each group of the job, the number that it had in the source, where it is known.
+
+    Raises:
+        UnsupportedError: the groups had different values, and nothing says which were whose.
+    """
+    if isinstance(state, CopiedTree):
+        made = regrouped(state.value, origins)
+        return state if made is state.value else CopiedTree(made, state.storages)
+    if not isinstance(state, dict):
+        return state
+    found = {key: _regrouped_member(key, value, origins) for key, value in state.items()}
+    same = all(found[key] is value for key, value in state.items())
+    return state if same else type(state)(found)
+
+
+def _regrouped_member(key: Any, value: Any, origins: Sequence[int | None]) -> Any:
+    if isinstance(value, CopiedTree):
+        made = _regrouped_member(key, value.value, origins)
+        return value if made is value.value else CopiedTree(made, value.storages)
+    if not isinstance(value, list):
+        return value
+    if key in _OF_GROUPS:
+        return _regrouped_list(key, value, origins)
+    if key != _INNER:
+        return value
+    inner = [regrouped(one, origins) for one in value]
+    return value if all(a is b for a, b in zip(inner, value, strict=True)) else inner
+
+
+def _regrouped_list(key: str, values: list[Any], origins: Sequence[int | None]) -> list[Any]:
+    if not values or (len(values) == len(origins) and list(origins) == [*range(len(values))]):
+        return values
+    if all(value == values[0] for value in values):
+        return values if len(values) == len(origins) else [values[0]] * len(origins)
+    known = [origin for origin in origins if origin is not None and origin < len(values)]
+    if len(known) < len(origins):
+        raise UnsupportedError(
+            f"{SCHEDULER} has other {key} for each parameter group of the source, and nothing says"
+            " which of them the groups of the example had",
+            hint=f"--drop {SCHEDULER}: load with load_lr_scheduler_states=False",
+        )
+    return [values[origin] for origin in known]

@@ -15,7 +15,7 @@ from ftckpt.checkpoint import Kind, tensor_key
 from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, counted, finding
-from ftckpt.formats.deepspeed.model.modules import size_of
+from ftckpt.formats.deepspeed.model.files import size_of
 from ftckpt.formats.deepspeed.states import LAYOUT_OF_MODEL, MODULE
 from ftckpt.formats.deepspeed.zero.flats import RankFlats
 from ftckpt.formats.pickles.inert import Ordered

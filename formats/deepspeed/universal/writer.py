@@ -36,8 +36,8 @@ from ftckpt.formats.deepspeed.job.rank_states import (
 )
 from ftckpt.formats.deepspeed.job.read import read_job
 from ftckpt.formats.deepspeed.job.settings import all_equal, without_params
+from ftckpt.formats.deepspeed.model.files import ModelFiles
 from ftckpt.formats.deepspeed.model.pipeline_layers import LayerStates
-from ftckpt.formats.deepspeed.model.write import ModelFiles
 from ftckpt.formats.deepspeed.names import STATE, ZERO, FileRole
 from ftckpt.formats.deepspeed.states import OPTIMIZER, ModelState
 from ftckpt.formats.deepspeed.zero.flats import RankFlats

@@ -7,21 +7,25 @@ fragments.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
 from ftckpt.checkpoint import Kind
 from ftckpt.errors import UnsupportedError
 from ftckpt.formats.deepspeed.job import DeepSpeedJob
+from ftckpt.formats.deepspeed.job.file_state import FileState, PartitionRank
+from ftckpt.formats.deepspeed.job.rank_states import RoleStates
 from ftckpt.formats.deepspeed.names import DeepSpeedFile
+from ftckpt.formats.deepspeed.states import MODULE
 from ftckpt.formats.deepspeed.zero.flats import RankFlats, fragment
 from ftckpt.formats.deepspeed.zero.partition import Shape
 from ftckpt.formats.pickles.inert import Ordered
 from ftckpt.formats.pickles.write import Call, Global
 from ftckpt.formats.torch_files.values import TensorRef
-from ftckpt.formats.torch_files.write_tree import CopiedTree, Storage, Tensor
+from ftckpt.formats.torch_files.write_tree import CopiedTree, Storage, Tensor, save
 from ftckpt.transfer.content import Content
+from ftckpt.transfer.layout import OutputFile
 
 from .pipeline_layers import LayerStates
 
@@ -33,23 +37,66 @@ def size_of(shape: Shape) -> Call:
     return Call(_SIZE, ((*shape,),))
 
 
-class Modules:
-    """Lays out the weights of every file.
+class ModelFiles:
+    """The model's files of a job, and those of a pipeline's layers.
 
     Args:
-        content: what the files hold.
-        holdings: of that content.
+        content: what they hold.
+        flats: of that content.
         job: whose files they are.
-        layers: what a pipeline's layers keep beside their weights.
+        states: the state around the weights.
+        layers: the same in the files of a pipeline's layers.
     """
 
     def __init__(
-        self, content: Content, holdings: RankFlats, job: DeepSpeedJob, layers: LayerStates
+        self,
+        content: Content,
+        flats: RankFlats,
+        job: DeepSpeedJob,
+        states: RoleStates,
+        layers: LayerStates,
     ) -> None:
-        self._content, self._holdings, self._layers = content, holdings, layers
+        self._content, self._flats, self._states, self._layers = content, flats, states, layers
         self._job, self._checkpoint = job, job.checkpoint
 
-    def weights(self, mp: int) -> Ordered:
+    def files(self) -> Iterator[OutputFile]:
+        """Yield the files of all ranks; stage 3 has one a partition."""
+        grid = self._job.grid
+        for mp in range(grid.mp):
+            for dp in range(grid.dp) if self._job.stage == 3 else [None]:
+                name = f"mp_rank_{mp:02d}_model_states"
+                if dp is not None:
+                    name = f"zero_pp_rank_{dp}_{name}"
+                place = PartitionRank(mp, dp or 0)
+                state = self._states.assign(place, grid.rank(mp, dp), first=place == (0, 0))
+                tree = CopiedTree(self._tree(state, place), state.storages)
+                yield OutputFile(f"{name}.pt", save(tree, folder=name))
+        self._states.finish()
+
+    def _tree(self, state: FileState, place: PartitionRank) -> dict[str, Any]:
+        mp, dp = place
+        weights, called = self._weights(mp), self._job.called
+        tree = {**state.layout, "optimizer": None, **state.below()}
+        tree[MODULE] = None if self._job.pipeline else Ordered({**weights, **state.below(MODULE)})
+        tree["param_shapes"] = [
+            Ordered((called.get(name, name), size_of(shape)) for name, shape in flat.items())
+            for group in self._job.flats[mp]
+            for flat in group
+        ]
+        tree |= self._frozen(mp, dp, weights)
+        if dp:
+            tree["shared_params"] = {}  # only rank 0 lists them
+        tree["dp_world_size"] = self._job.grid.dp
+        return tree
+
+    def layer_files(self) -> Iterator[OutputFile]:
+        """Yield the files of a pipeline's layers."""
+        for file in self._job.layers:
+            stem = file.path.removesuffix(".pt")
+            yield OutputFile(file.path, save(self._layer(file), folder=stem))
+        self._layers.finish()
+
+    def _weights(self, mp: int) -> Ordered:
         """Return the module's state_dict; tied tensors share a storage."""
         state, made = self._job.states[mp], Ordered()
         known: dict[str, Tensor] = {}
@@ -63,7 +110,7 @@ class Modules:
             elif key in self._content.tensors:
                 owner = self._content.aliases.get(key, key)
                 if owner not in known:
-                    known[owner] = Tensor.of(self._holdings.local(key, mp))
+                    known[owner] = Tensor.of(self._flats.local(key, mp))
                 made[name] = known[owner]
         return made
 
@@ -97,7 +144,7 @@ class Modules:
             )
         return found
 
-    def frozen(self, mp: int, dp: int, weights: Mapping[str, Any]) -> dict[str, Any]:
+    def _frozen(self, mp: int, dp: int, weights: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a file says of frozen parameters: their shapes, and what it holds of them.
 
         Args:
@@ -114,7 +161,7 @@ class Modules:
         for name in names:
             if name not in self._content.tensors:
                 continue
-            shard = self._holdings.local(name, mp)
+            shard = self._flats.local(name, mp)
             whole, called = self._job.stage < 3, self._job.called.get(name, name)
             shapes[called] = size_of(shard.shape)
             held[called] = weights[name] if whole else fragment(shard, self._job.grid.dp, dp)
@@ -129,7 +176,7 @@ class Modules:
                 found[piece.extent.file, piece.extent.offset].append(key)
         return found
 
-    def layer(self, file: DeepSpeedFile) -> CopiedTree:
+    def _layer(self, file: DeepSpeedFile) -> CopiedTree:
         """Return the state_dict of a layer of a pipeline.
 
         Raises:
@@ -148,7 +195,7 @@ class Modules:
             key = next((k for k in at if k == local or k.endswith(f".{local}")), None)
             if key is not None:
                 if key not in known:
-                    known[key] = Tensor.of(self._holdings.local(key, self._owner(key, file.mp)))
+                    known[key] = Tensor.of(self._flats.local(key, self._owner(key, file.mp)))
                 made[local] = known[key]
             elif self._job.is_example:
                 raise UnsupportedError(
