@@ -21,6 +21,7 @@ from ftckpt.checkpoint import (
 )
 from ftckpt.errors import CorruptError, FtckptError, IncompleteError, UnsupportedError
 from ftckpt.findings import Finding, counted, finding
+from ftckpt.formats.state.stored_names import is_common
 from ftckpt.formats.torch_files.values import TensorRef
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage.source import Source
@@ -50,7 +51,7 @@ from .names import (
     TRAIN_STATE,
 )  # fmt: skip
 from .scalars import read_scalars
-from .state import StateDicts, is_common, unfinished
+from .state import StateDicts, unfinished
 from .tensors import logical_tensors
 
 if TYPE_CHECKING:

@@ -17,16 +17,16 @@ from ftckpt.checkpoint.steps import is_counter, role_of
 from ftckpt.errors import FtckptError, IncompleteError
 from ftckpt.formats.pickles.unpickle import Inert
 from ftckpt.formats.pickles.walk import field_names, leaves
+from ftckpt.formats.state.stored_names import is_common
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.formats.torch_files.values import TensorRef
 from ftckpt.storage.source import Source
 
 from .items import Item, ItemWindow, windows
-from .names import COMMON, CONFIGURATION
+from .names import CONFIGURATION
 
 # Beyond these an object is data, not state that a person would name.
 MOST_OBJECTS, MOST_BYTES = 32, 4 << 20
-_COMMON_STATE = "common_state/"
 
 
 class StoredObject(NamedTuple):
@@ -98,11 +98,6 @@ class StateDicts:
                 )
                 return Topology(**{"world_size": world_size, **said, "evidence": evidence})  # type: ignore[arg-type]
         return Topology(world_size=world_size, evidence=evidence)
-
-
-def is_common(name: str) -> bool:
-    """Return whether an object is Megatron's common state."""
-    return name == COMMON or name.startswith(_COMMON_STATE)
 
 
 def unfinished() -> IncompleteError:

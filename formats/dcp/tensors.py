@@ -11,12 +11,12 @@ from ftckpt.checkpoint import Box, Extent, Kind, Piece, TensorInfo, tensor_key
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.checkpoint.names import unwrapped
 from ftckpt.errors import CorruptError
+from ftckpt.formats.state.stored_names import place
 from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
 
 from .items import rank_of
 from .metadata import DcpMetadata
 from .records import Chunk, Offsets
-from .stored_names import place
 
 _MARKER = ".metadata"
 

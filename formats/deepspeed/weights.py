@@ -16,9 +16,9 @@ from math import prod
 
 from ftckpt.checkpoint import Kind, TensorInfo
 from ftckpt.findings import finding
-from ftckpt.formats.dcp.stored_names import place
 from ftckpt.formats.deepspeed.zero.partition import Shape
 from ftckpt.formats.ranks.tensors import Report, TensorIdentity
+from ftckpt.formats.state.stored_names import place
 from ftckpt.formats.torch_files.values import TensorRef
 
 from .geometry import DeepSpeedGrid, PlacedParameter, place_all

@@ -17,8 +17,8 @@ from ftckpt.checkpoint import Checkpoint, Extent, Look, Payload, Piece, Scalar, 
 from ftckpt.delta import NAME, Fill
 from ftckpt.errors import ExitCode, FtckptError
 from ftckpt.findings import Finding, Severity, finding, from_error
+from ftckpt.formats.safetensors.records import StoredObjects
 from ftckpt.formats.state.paths import RecordedPaths
-from ftckpt.formats.state.records import StoredObjects
 from ftckpt.progress import NULL, Counter
 from ftckpt.verification import check_structure
 from ftckpt.verification.structure import Seal

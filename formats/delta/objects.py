@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from ftckpt.checkpoint import Extent, ObjectInfo
 from ftckpt.delta import NAME, DeltaIndex
 from ftckpt.errors import UnsupportedError
-from ftckpt.formats.state.records import FORMS, ObjectRecord, StoredObjects
+from ftckpt.formats.safetensors.records import FORMS, ObjectRecord, StoredObjects
 from ftckpt.storage.decompress import ZSTD, supported
 
 # Not state but the files that were packed (`ftckpt.delta.original_files`): the list of them, and

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from ftckpt.delta.index.objects import RecordEntry, RecordFile
 from ftckpt.delta.original_files import original_of, rest_of
 from ftckpt.errors import UnsupportedError
-from ftckpt.formats.state.write_records import collect
+from ftckpt.formats.safetensors.write_records import collect
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Literal, OutputFile, Segment, Stored
 

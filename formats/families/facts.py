@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import UnsupportedError, UsageError
-from ftckpt.formats.dcp.state import is_common
 from ftckpt.formats.huggingface.config import CONFIG, read_config
 from ftckpt.formats.megatron.rank_files.grid import Arguments
 from ftckpt.formats.pickles.inert import Inert
+from ftckpt.formats.state.stored_names import is_common
 
 from .joins import Heads
 from .tables import Family, family, family_names

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from ftckpt.checkpoint import Extent, Kind, ObjectInfo, StepRole
 from ftckpt.checkpoint.steps import role_of
 from ftckpt.errors import FtckptError
-from ftckpt.formats.dcp.stored_names import StoredName, place
 from ftckpt.formats.pickles.walk import Path, leaves
 from ftckpt.formats.pickles.walk import at as inner_at
 from ftckpt.formats.state.rank_optimizer import is_optimizer, states
+from ftckpt.formats.state.stored_names import StoredName, place
 from ftckpt.formats.torch_files.sharded import Distributed, Held, HeldReader, Listed
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.formats.torch_files.values import Composite, SubclassRef, TensorRef

@@ -15,7 +15,7 @@ from ftckpt.checkpoint.steps import role_of
 from ftckpt.errors import FtckptError
 from ftckpt.findings import Finding, finding
 from ftckpt.formats.pickles.walk import at, dotted
-from ftckpt.formats.state.training_tree import TrainingTree
+from ftckpt.formats.ranks.training_tree import TrainingTree
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.storage.source import Source
 from ftckpt.workers.memory import no_gc

@@ -24,7 +24,7 @@ from ftckpt.checkpoint.names import unwrapped
 from ftckpt.checkpoint.rules import Rules
 from ftckpt.errors import CorruptError, ExitCode, NotFoundError
 from ftckpt.findings import Finding, finding, from_error
-from ftckpt.formats.dcp.stored_names import StoredName
+from ftckpt.formats.state.stored_names import StoredName
 from ftckpt.formats.state.tied import aliases_of
 from ftckpt.formats.torch_files.sharded import Distributed, Held, Listed
 from ftckpt.formats.torch_files.stream import TorchStream

@@ -17,12 +17,12 @@ from ftckpt.checkpoint import Checkpoint, Commit, CommitState, Scalar, StepRole,
 from ftckpt.checkpoint.steps import role_of
 from ftckpt.errors import CorruptError, NotFoundError
 from ftckpt.findings import Finding, finding, from_error
-from ftckpt.formats.dcp.stored_names import StoredName
 from ftckpt.formats.huggingface.index import check_index, check_total_size
 from ftckpt.formats.huggingface.names import shard_name
 from ftckpt.formats.huggingface.weights import check_not_empty
-from ftckpt.formats.state.flat import sections_of
-from ftckpt.formats.state.records import INDEX, StoredObjects, read_objects
+from ftckpt.formats.safetensors.records import INDEX, StoredObjects, read_objects
+from ftckpt.formats.safetensors.sections import sections_of
+from ftckpt.formats.state.stored_names import StoredName
 from ftckpt.formats.torch_files.compression import packed_by
 from ftckpt.formats.torch_files.unpacked_source import UnpackedSource, inside_of
 from ftckpt.progress import NULL, Counter

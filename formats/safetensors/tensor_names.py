@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from ftckpt.checkpoint import Box, Extent, Kind, Piece, TensorInfo
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.errors import CorruptError
-from ftckpt.formats.dcp.stored_names import StoredName, weight_kind
+from ftckpt.formats.state.stored_names import StoredName, weight_kind
 from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
 from ftckpt.strict_json import JsonLimits, parse
 

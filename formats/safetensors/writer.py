@@ -19,7 +19,7 @@ from typing import Any
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.findings import listed
 from ftckpt.formats.huggingface.sidecar_files import beside_weights
-from ftckpt.formats.state.write_records import lay_out_objects
+from ftckpt.formats.safetensors.write_records import lay_out_objects
 from ftckpt.transfer.content import Content, TargetTensor
 from ftckpt.transfer.layout import Layout, LayoutRequest, Literal, OutputFile
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ftckpt.checkpoint import Checkpoint, Extent, ObjectInfo
 from ftckpt.errors import UnsafeError, UnsupportedError
-from ftckpt.formats.dcp.state import is_common
 from ftckpt.formats.pickles.walk import MAX_DEPTH, MAX_LEAVES, Path, dotted, leaves, step_of
+from ftckpt.formats.state.stored_names import is_common
 from ftckpt.formats.torch_files.storages import MAGIC
 from ftckpt.formats.torch_files.values import StoredStorage, TensorRef
 from ftckpt.formats.torch_files.write_tree import CopiedTree

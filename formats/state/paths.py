@@ -18,8 +18,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from ftckpt.checkpoint import Checkpoint, Kind, tensor_key
 from ftckpt.checkpoint.names import unwrapped
 from ftckpt.errors import UnsupportedError
-from ftckpt.formats.dcp.stored_names import place
 from ftckpt.formats.pickles.walk import Path
+from ftckpt.formats.state.stored_names import place
 from ftckpt.transfer.content import Content, TargetTensor
 
 LEAVES = {

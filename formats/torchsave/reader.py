@@ -28,7 +28,6 @@ from ftckpt.errors import (
     UnsupportedError,
 )
 from ftckpt.findings import Finding, finding, from_error, listed
-from ftckpt.formats.dcp.stored_names import StoredName
 from ftckpt.formats.huggingface.index import (
     ShardIndex,
     check_index,
@@ -40,7 +39,8 @@ from ftckpt.formats.huggingface.names import is_beside, shard_name
 from ftckpt.formats.huggingface.weights import check_not_empty
 from ftckpt.formats.pickles.walk import at
 from ftckpt.formats.ranks.inside import ranks_inside
-from ftckpt.formats.state.training_tree import TrainingTree, TreeTensor
+from ftckpt.formats.ranks.training_tree import TrainingTree, TreeTensor
+from ftckpt.formats.state.stored_names import StoredName
 from ftckpt.formats.torch_files.parse_files import check_streams, parse_files
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.progress import NULL, Counter

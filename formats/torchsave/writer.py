@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 from ftckpt.errors import UnsupportedError
 from ftckpt.formats.pickles.walk import Path, at, dotted, leaves
+from ftckpt.formats.ranks.training_tree import MODELS, OPTIMIZERS
 from ftckpt.formats.state.nested import IsList, NestedState
 from ftckpt.formats.state.objects import StateObjects, numbered
 from ftckpt.formats.state.paths import owner_of, recorded_paths, tensor_paths, with_aliases
-from ftckpt.formats.state.training_tree import MODELS, OPTIMIZERS
 from ftckpt.formats.torch_files.values import TensorRef
 from ftckpt.formats.torch_files.write_tree import CopiedTree, Tensor, pickled, save
 from ftckpt.transfer.content import Content

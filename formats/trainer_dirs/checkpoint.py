@@ -12,7 +12,7 @@ from ftckpt.checkpoint import Box, Checkpoint, Payload, Piece, Record, Scalar, S
 from ftckpt.errors import FtckptError
 from ftckpt.findings import Finding
 from ftckpt.formats.pickles.walk import field_names
-from ftckpt.formats.state.training_tree import MAX_NAMES
+from ftckpt.formats.ranks.training_tree import MAX_NAMES
 from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
 from ftckpt.progress import NULL, Counter
 

@@ -213,8 +213,8 @@ def diff(
     from ftckpt.comparison.arithmetic import tolerance_of
     from ftckpt.comparison.worker_count import within_budget
     from ftckpt.formats.families.vocabulary import vocabulary_of
+    from ftckpt.formats.grid_fields import follows
     from ftckpt.formats.state.fields import state_fields
-    from ftckpt.formats.state.grid_fields import follows
     from ftckpt.transfer.content import Content
     from ftckpt.transfer.request.renaming import rename as renamed
 

@@ -18,7 +18,6 @@ from typing import Any
 
 from ftckpt.checkpoint import ObjectInfo
 from ftckpt.findings import Finding, finding
-from ftckpt.formats.dcp.state import is_common
 from ftckpt.formats.megatron.rank_files.tensor_names import chunk_keys
 from ftckpt.formats.megatron.torch_dist.reader import MegatronDistCheckpoint
 from ftckpt.formats.megatron.torch_dist.reshard import job_of_dist
@@ -26,6 +25,7 @@ from ftckpt.formats.pickles.walk import Path, leaves
 from ftckpt.formats.state.nested import NestedState
 from ftckpt.formats.state.objects import StateObjects, Storages
 from ftckpt.formats.state.paths import recorded_paths
+from ftckpt.formats.state.stored_names import is_common
 from ftckpt.formats.torch_files.values import StoredStorage
 from ftckpt.formats.torch_files.write_tree import CopiedTree, Tensor, pickled
 from ftckpt.transfer.content import Content, TargetTensor

@@ -19,7 +19,6 @@ from ftckpt.checkpoint.dtypes import DType
 from ftckpt.checkpoint.read_tensor import dense_strides
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding
-from ftckpt.formats.dcp.state import is_common
 from ftckpt.formats.families.arguments import arguments_of_config, flags_beside
 from ftckpt.formats.families.facts import arguments_of, model_of
 from ftckpt.formats.huggingface.config import read_config
@@ -30,6 +29,7 @@ from ftckpt.formats.megatron.torch_dist.reshard import layout_of
 from ftckpt.formats.megatron.torch_dist.spelling import own_name
 from ftckpt.formats.pickles.inert import Inert
 from ftckpt.formats.pickles.walk import leaves
+from ftckpt.formats.state.stored_names import is_common
 from ftckpt.formats.torch_files.table import TABLE
 from ftckpt.formats.torch_files.values import Composite, SubclassRef, TensorRef
 from ftckpt.transfer.content import Content, TargetTensor

@@ -21,7 +21,7 @@ from math import prod
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Kind, TensorInfo, tensor_key
-from ftckpt.formats.dcp.stored_names import place
+from ftckpt.formats.state.stored_names import place
 from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
 from ftckpt.workers.budget import demand
 

@@ -17,7 +17,8 @@ from ftckpt.formats.dcp.items import misshapen
 from ftckpt.formats.dcp.metadata import DcpMetadata
 from ftckpt.formats.dcp.names import COMMON, CONFIGURATION, MARKER
 from ftckpt.formats.dcp.reader import DcpCheckpoint, open_dcp
-from ftckpt.formats.dcp.state import is_common, unfinished
+from ftckpt.formats.dcp.state import unfinished
+from ftckpt.formats.state.stored_names import is_common
 from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
 from ftckpt.storage.source import Source
 from ftckpt.strict_json import JsonLimits, parse, shown

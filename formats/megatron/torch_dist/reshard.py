@@ -18,12 +18,12 @@ from ftckpt.checkpoint.sharding import even_rows
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import listed
 from ftckpt.formats.dcp.names import COMMON, CONFIGURATION, RUN_CONFIG, TRAIN_STATE
-from ftckpt.formats.dcp.state import is_common
 from ftckpt.formats.huggingface.sidecar_files import beside_weights
 from ftckpt.formats.megatron.checkpoint import MegatronLayout
 from ftckpt.formats.megatron.job.stages import Counts, Stage, planned
 from ftckpt.formats.megatron.rank_files.grid import Arguments, MegatronGrid
 from ftckpt.formats.state.objects import Storages
+from ftckpt.formats.state.stored_names import is_common
 from ftckpt.formats.torch_files.write_tree import CopiedTree, pickled
 from ftckpt.transfer.content import Content, TargetTensor
 

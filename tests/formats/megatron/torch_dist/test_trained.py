@@ -10,10 +10,10 @@ import pytest
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import UnsupportedError
-from ftckpt.formats.dcp.state import is_common
 from ftckpt.formats.megatron.job.recorded_groups import GroupState
 from ftckpt.formats.pickles.inert import Inert
 from ftckpt.formats.state.same_object import SameObject
+from ftckpt.formats.state.stored_names import is_common
 from ftckpt.formats.writers import format_and_writer
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, LayoutRequest

@@ -6,7 +6,7 @@ import pytest
 
 from ftckpt.comparison import DiffStatus, Follows, StateDifference
 from ftckpt.comparison.state import about, mark_layout
-from ftckpt.formats.state.grid_fields import follows
+from ftckpt.formats.grid_fields import follows
 
 
 def differing(

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ftckpt.checkpoint import Extent, ObjectInfo
 from ftckpt.errors import UnsupportedError
+from ftckpt.formats.state.trees import object_tree, objects_of
 from ftckpt.formats.torch_files.storages import MAGIC
 from ftckpt.formats.torch_files.write_tree import save
 from ftckpt.storage.decompress import ZSTD
@@ -14,7 +15,6 @@ from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Literal, OutputFile, Segment, Stored, Zeros
 
 from .records import BYTES, INDEX, JSON, RECORDS, SCHEMA, TORCH, ObjectRecord, StoredObjects
-from .trees import object_tree, objects_of
 
 _ALIGNMENT = 64
 _PROBE = 16  # bytes that tell the forms apart

@@ -1,4 +1,4 @@
-"""Classify a stored name of a DCP checkpoint: component, kind, parameter.
+"""Classify a name as training programs store it: component, kind, parameter.
 
 torch flattens the saved state_dict to dotted names and keeps the path of keys in `planner_data`.
 The path decides; a dot never does, because keys may hold dots (Hugging Face's own `model.`).
@@ -21,6 +21,9 @@ _EMA = frozenset({"ema", "ema_model", "model_ema", "ema_state_dict"})
 # Keys under which trainers put the whole state: torch's own example saves `{"app": AppState(…)}`.
 WRAPPERS = ("app", "checkpoint", "ckpt")
 WRAPPED = _MODEL | _OPTIMIZER | _EMA
+
+# How Megatron-Core names its common state: a file beside the store, or objects in it.
+_COMMON = ("common.pt", "common_state/")
 
 _KIND_OF_LEAF = {
     "exp_avg": Kind.EXP_AVG,
@@ -100,3 +103,9 @@ def _optimizer(rest: Sequence[str]) -> StoredName:
     if kind is None:
         return StoredName("optimizer", Kind.OTHER, f"{name}.{leaf}" if name else leaf)
     return StoredName("optimizer", kind, name)
+
+
+def is_common(name: str) -> bool:
+    """Return whether an object is Megatron's common state."""
+    file, folder = _COMMON
+    return name == file or name.startswith(folder)

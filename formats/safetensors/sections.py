@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ftckpt.checkpoint import Kind
-from ftckpt.formats.dcp.stored_names import StoredName, weight_kind
 from ftckpt.formats.safetensors.header import HeaderTensor
+from ftckpt.formats.state.stored_names import StoredName, weight_kind
 
 _FIRST, _SECOND, _MASTER, _STEP, _MODEL = "exp_avg.", "exp_avg_sq.", "master.", "step.", "model."
 

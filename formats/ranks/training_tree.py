@@ -14,16 +14,15 @@ from ftckpt.checkpoint.dtypes import DType
 from ftckpt.checkpoint.names import unwrapped
 from ftckpt.checkpoint.steps import role_of
 from ftckpt.errors import CorruptError, UnsupportedError
-from ftckpt.formats.dcp.stored_names import WRAPPED, WRAPPERS, StoredName, place
 from ftckpt.formats.pickles.unpickle import Inert
 from ftckpt.formats.pickles.walk import Path, field_names, leaves, step_of
 from ftckpt.formats.pickles.walk import at as inner_at
 from ftckpt.formats.ranks.lone_shards import part_in
 from ftckpt.formats.ranks.specs import DATA, data_key, spec_of
+from ftckpt.formats.state.rank_optimizer import is_optimizer, parameter_names, state_entries
+from ftckpt.formats.state.stored_names import WRAPPED, WRAPPERS, StoredName, place
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.formats.torch_files.values import Composite, SubclassRef, TensorRef
-
-from .rank_optimizer import is_optimizer, parameter_names, state_entries
 
 MODELS = (
     "model", "state_dict", "model_state_dict", "module", "net", "network", "weights", "params",
