@@ -86,7 +86,7 @@ BUDGET = {
     "formats.safetensors": 2_150,
     "formats.torchsave": 750,
     "formats.families": 1_150,
-    "formats.megatron": 8_749,
+    "formats.megatron": 8_751,
     "formats.deepspeed": 6_416,
     "formats.trainer_dirs": 760,
     "formats.delta": 2_050,
