@@ -62,7 +62,7 @@ TWICE = 0  # public class names of more than one class
 BUDGET = {
     "ground": 975,
     "workers": 1_140,
-    "storage": 5_710,
+    "storage": 5_620,
     "checkpoint": 2_000,
     "digests": 600,
     "inspection": 700,

@@ -23,13 +23,11 @@ _DEFAULTS = StoreOptions()
 
 
 def open_store(url: str, options: StoreOptions = _DEFAULTS) -> Store:
-    """Return the store for a path or URL; nothing is read yet.
+    """Return the store of a path or URL; reads nothing yet.
 
-    Args:
-        url: a local path, `file://…`, `memory://name`, `s3://bucket/prefix`, or any fsspec URL;
-            `S3://` is `s3://` (RFC 3986, 3.1). `cold:name` is a place on the remote `cold`, which
-            brings its own settings (`remotes`).
-        options: settings for object stores.
+    `url` is a local path, `file://…`, `memory://name`, `s3://bucket/prefix`, or any fsspec URL;
+    `S3://` is `s3://` (RFC 3986, 3.1). `cold:name` is a place on the remote `cold`, which has its
+    own settings (`remotes`).
 
     Raises:
         UsageError: the URL names no place, chains filesystems, or names an unknown remote.
@@ -42,7 +40,7 @@ def open_store(url: str, options: StoreOptions = _DEFAULTS) -> Store:
         remote, rest = found
         store = _opened(remote.place(rest), remote.options(options))
         if not store.traits.local:
-            # The name says which service is meant; the URL alone may be another one's bucket.
+            # The name identifies the service; the URL alone may be another one's bucket.
             store.url = f"{remote.name}:{rest.lstrip('/')}"
     store.options = options
     return store

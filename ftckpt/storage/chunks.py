@@ -1,4 +1,4 @@
-"""Read a range of a file in chunks, into one buffer a thread."""
+"""Read a range of a file in chunks, into one buffer per thread."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def chunks(
     limiter: RateLimit | None = None,
     slot: int = 0,
 ) -> Iterator[memoryview]:
-    """Yield the bytes of a range in order, each view valid until the next is asked for.
+    """Yield the bytes of a range in order; each view is valid until the next one.
 
     Raises:
         TruncatedError: the object ends inside the range.
@@ -39,7 +39,7 @@ def chunks(
     end = offset + length
     view = buffer(min(size, length), slot) if length else memoryview(b"")
     while offset < end:
-        # Cold reads are half as fast where they begin inside a folio of the page cache.
+        # Cold reads are half as fast if they begin inside a folio of the page cache.
         part = view[: min(end - offset, len(view) - offset % min(_FOLIO, len(view)))]
         if limiter is not None:
             limiter.take(len(part))

@@ -1,9 +1,9 @@
-"""Undo the stream transforms that a checkpoint format may put around a record.
+"""Decode the stream transforms that a checkpoint format may apply to a record.
 
-torch's distributed checkpoint names them in its metadata (`_StorageInfo.transform_descriptors`),
-as `stream.zstd` or `stream.zstd/1`; the only one that torch registers is zstd
-(torch/distributed/checkpoint/_extension.py). A few kilobytes of zstd can unfold to terabytes, so
-nothing here unfolds more than the caller says that it needs.
+torch's distributed checkpoint names them in its metadata (`_StorageInfo.transform_descriptors`), as
+`stream.zstd` or `stream.zstd/1`; torch registers only zstd
+(torch/distributed/checkpoint/_extension.py). A few kilobytes of zstd can expand to terabytes, so
+nothing here decodes more than the caller needs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ZSTD = "stream.zstd"
 
 # torch compresses with level 3, whose window is 2 MiB; the highest level needs 128 MiB.
 MAX_WINDOW = 128 << 20
-_STEP = 128 << 10  # compressed bytes handed over at once: bounds what one call can unfold
+_STEP = 128 << 10  # compressed bytes per step: bounds what one call can expand to
 
 
 def base_name(transform: str) -> str:
@@ -35,7 +35,7 @@ def base_name(transform: str) -> str:
 
 
 def supported(transforms: Sequence[str]) -> bool:
-    """Say whether `undo` knows all of `transforms`."""
+    """Whether `undo` knows all of `transforms`."""
     return all(
         base_name(t) == ZSTD and t.partition("/")[2].split(".")[0] in ("", "1") for t in transforms
     )
@@ -44,12 +44,12 @@ def supported(transforms: Sequence[str]) -> bool:
 def undo(
     transforms: Sequence[str], stream: Iterable[bytes | memoryview], *, limit: int, file: str = ""
 ) -> Iterator[bytes]:
-    """Yield the bytes of `stream` with `transforms` undone, the last applied first.
+    """Yield the decoded bytes of `stream`, undoing the last transform first.
 
     Args:
-        transforms: names as the metadata spells them, in the order in which they were applied.
+        transforms: names as in the metadata, in the order in which they were applied.
         stream: the stored bytes, in order.
-        limit: how many bytes are wanted; it ends after them, whatever follows.
+        limit: number of bytes to yield; the rest is ignored.
         file: for messages.
 
     Raises:
@@ -63,7 +63,7 @@ def undo(
         )
     layers: Iterable[bytes | memoryview] = stream
     for number in range(len(transforms)):
-        # Every layer but the last feeds another decompressor, and is bounded by what that takes.
+        # Every layer but the last feeds another decompressor, which bounds it.
         layers = _unzstd(layers, limit if number == len(transforms) - 1 else None, file)
     left = limit
     for part in layers:
@@ -96,7 +96,7 @@ def _unzstd(stream: Iterable[bytes | memoryview], limit: int | None, file: str) 
 
 
 class _Steps:
-    """A stream of buffers, read as the decompressor wants it."""
+    """A stream of buffers, read in the decompressor's steps."""
 
     def __init__(self, stream: Iterable[bytes | memoryview]) -> None:
         self._stream = iter(stream)
@@ -135,10 +135,10 @@ def open_stream(
 def read_undone(
     source: Source, extent: Extent, transforms: Sequence[str], inner: tuple[int, int]
 ) -> bytes:
-    """Return `inner` = (offset, length) of the undone stream at `extent`.
+    """Return `inner` = (offset, length) of the decoded stream at `extent`.
 
     Raises:
-        UnsupportedError, CorruptError: see `undo`; also where the stream ends before the range.
+        UnsupportedError, CorruptError: see `undo`; also if the stream ends before the range.
     """
     offset, length = inner
     result = bytearray()
@@ -154,7 +154,7 @@ def read_undone(
 
 
 def short(extent: Extent, wanted: int, got: int) -> CorruptError:
-    """Return the error for a stream that unfolds to fewer bytes than it must."""
+    """Return the error for a stream that decodes to too few bytes."""
     return CorruptError(
         f"{extent.file} holds a compressed record of {got} bytes where {wanted} are needed",
         kind="bad-transform",

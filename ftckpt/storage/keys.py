@@ -1,4 +1,4 @@
-"""Keys of flat stores: which are allowed, and the directories that they imply."""
+"""Keys of flat stores: the valid ones, and the directories that they imply."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def safe_key(prefix: str, path: str) -> str:
     """Return the full key of `path` below `prefix` (neither with a slash at its ends).
 
     Raises:
-        UnsafeError: `path` is absolute or climbs; a flat store would keep it as it is spelled.
+        UnsafeError: `path` is absolute or climbs; a flat store would keep it as spelled.
     """
     if not path:
         return prefix
@@ -23,7 +23,7 @@ def safe_key(prefix: str, path: str) -> str:
 
 
 def children_of(entries: Iterable[Entry], path: str) -> list[Entry]:
-    """Return what lies directly below `path`, given everything that lies below it at any depth.
+    """Return the entries directly below `path`, from all entries below it at any depth.
 
     A name that is both an object and a prefix of others comes twice, as FILE and as DIRECTORY.
     """

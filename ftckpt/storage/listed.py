@@ -1,4 +1,4 @@
-"""A store whose names were all listed at once: many questions about them cost no more requests."""
+"""A store whose names were all listed at once, so that questions about them cost no requests."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from .store import Entry, EntryKind, Store
 
 
 class ListedStore(OverlayStore):
-    """A store as one listing of it shows it; content is read from the store itself.
+    """A store as one listing shows it; content is read from the store itself.
 
-    Args:
-        below: the store.
-        entries: what `walk` returned for one path of it; nothing else is there.
+    `entries` is the result of `walk` for one path of it; nothing else exists there.
     """
 
     def __init__(self, below: Store, entries: Sequence[Entry]) -> None:

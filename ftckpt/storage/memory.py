@@ -1,4 +1,4 @@
-"""A store in the memory of this process: a full citizen, with the same promises as the others."""
+"""A store in the memory of this process, with the same guarantees as the others."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class MemoryReader(Reader):
         self.close()
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return exactly `length` bytes at `offset`; TruncatedError where it is shorter."""
+        """Return exactly `length` bytes at `offset`; TruncatedError if it is shorter."""
         return bytes(self._range(offset, length))
 
     def readinto(self, offset: int, view: memoryview) -> None:
-        """Fill `view` with the bytes at `offset`; TruncatedError where it is shorter."""
+        """Fill `view` with the bytes at `offset`; TruncatedError if it is shorter."""
         view[:] = self._range(offset, view.nbytes)
 
     def close(self) -> None:
@@ -90,7 +90,7 @@ class MemoryUpload(Upload):
         self._data[offset : offset + view.nbytes] = view.cast("B")
 
     def finish(self, size: int | None = None) -> None:
-        """Show it."""
+        """Make it visible."""
         self._store.put(self._path, bytes(self._data[:size]))
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ class MemoryStore(Store):
         self.traits = Traits(local=False, conditional_put=True, gap=0, parallel=1)
 
     def __reduce__(self) -> str | tuple[object, ...]:
-        """Refuse to travel: another process has other memory."""
+        """Refuse to be pickled: another process has other memory."""
         raise TypeError(f"{self.url} is the memory of this process")
 
     def usage(self) -> Usage:
@@ -168,7 +168,7 @@ class MemoryStore(Store):
         return [self.open(e.file).read(e.offset, e.length) for e in extents]
 
     def put(self, path: str, data: bytes) -> None:
-        """Store `data` under `path`, replacing what was there."""
+        """Store `data` under `path`, replacing an existing object."""
         with self._space.lock:
             self._store(self._key(path), data)
 
@@ -181,7 +181,7 @@ class MemoryStore(Store):
             self._store(key, data)
 
     def upload(self, path: str, size: int) -> MemoryUpload:
-        """Begin an object of `size` bytes; nothing is seen of it before it is finished."""
+        """Begin an object of `size` bytes; it is invisible until it is finished."""
         return MemoryUpload(self, path, size)
 
     def duplicate(self, entry: Entry, copy: str) -> None:

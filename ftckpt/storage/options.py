@@ -13,10 +13,10 @@ class StoreOptions(NamedTuple):
             the profile's `endpoint_url`, or AWS itself, in this order.
         profile: named profile of the AWS configuration; "" means AWS_PROFILE or the default.
         region: region name; "" means the environment's or the profile's.
-        requester_pays: pay for requests to somebody else's bucket.
+        requester_pays: pay for requests to another owner's bucket.
         anonymous: send no credentials.
-        retry_seconds: how long in all one request may be tried again before it has failed.
-        timeout: seconds without a single byte after which a request counts as stalled.
+        retry_seconds: total time for retries of one request.
+        timeout: a request without a single byte for this many seconds has stalled.
     """
 
     endpoint: str = ""

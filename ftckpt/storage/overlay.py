@@ -1,4 +1,4 @@
-"""A store as it will be when a few small objects have been added: how a result is proven first."""
+"""A store with a few added small objects, to prove a result before it is published."""
 
 from __future__ import annotations
 
@@ -13,12 +13,7 @@ from .store import Entry, EntryKind, Reader, Store, Usage
 
 
 class OverlayStore(ReadOnlyStore):
-    """The keys of a store and, over them, objects that are only in memory. Nothing can be written.
-
-    Args:
-        below: the store.
-        added: objects by key; they hide the store's own.
-    """
+    """A read-only store with additional objects in memory, which hide the store's own."""
 
     def __init__(self, below: Store, added: Mapping[str, bytes]) -> None:
         self.url = below.url
@@ -29,7 +24,7 @@ class OverlayStore(ReadOnlyStore):
         self._added = dict(added)
 
     def usage(self) -> Usage:
-        """Return what the store below was asked for."""
+        """Return the usage of the store below."""
         return self._below.usage()
 
     def stat(self, path: str) -> Entry:

@@ -12,11 +12,11 @@ PART = 8 << 20
 """Bytes of one request: large enough to fill a link, small enough to repeat (measured on S3)."""
 
 
-_SHARE = 16  # of the budget, as a divisor: bytes that are on their way for one question
+_SHARE = 16  # divisor of the budget: bytes in flight for one call
 
 
 class Want(NamedTuple):
-    """One asked-for extent inside a run: its index in the question, its place in the run."""
+    """One requested extent in a run: its index in the request, its place in the run."""
 
     asked: int
     start: int
@@ -24,7 +24,7 @@ class Want(NamedTuple):
 
 
 class MergedRange(NamedTuple):
-    """One stretch of a file that is read together, and the extents that it answers."""
+    """One stretch of a file that is read together, and the extents in it."""
 
     file: str
     offset: int
@@ -33,15 +33,12 @@ class MergedRange(NamedTuple):
 
 
 def plan_runs(extents: Sequence[Extent], gap: int, limit: int = PART) -> list[MergedRange]:
-    """Group extents into runs.
+    """Group extents into runs that cover each non-empty extent exactly once.
 
     Args:
-        extents: in any order; they may overlap; empty ones need no reading and are left out.
+        extents: in any order; they may overlap; empty ones are left out.
         gap: extents of one file with at most this many bytes between them are read together.
-        limit: a run grows no further once it holds this many bytes.
-
-    Returns:
-        Runs that cover each non-empty extent exactly once.
+        limit: a run stops growing once it holds this many bytes.
     """
     order = sorted(range(len(extents)), key=lambda i: extents[i])
     runs: list[MergedRange] = []
@@ -63,9 +60,9 @@ def plan_runs(extents: Sequence[Extent], gap: int, limit: int = PART) -> list[Me
 
 
 def waves(runs: Iterable[MergedRange]) -> Iterator[list[MergedRange]]:
-    """Yield runs that may be read at once in the memory that is allowed, one at least.
+    """Yield runs that may be read at once within the memory limit, at least one.
 
-    What is picked out of long runs may be little, so that what is read must be bounded by itself.
+    Long runs may hold few wanted bytes, so the bytes read are bounded by themselves.
     """
     most = budget() // _SHARE
     wave: list[MergedRange] = []

@@ -11,10 +11,10 @@ from .store import Entry, Store, Upload
 
 
 class ReadOnlyStore(Store):
-    """A store that nothing can be written to. A subclass lists it by `walk` and reads it.
+    """A store that cannot be written. A subclass lists it by `walk` and reads it.
 
     Attributes:
-        refusal: what a write is answered with, as one sentence.
+        refusal: the message of a refused write, one sentence.
     """
 
     refusal: str

@@ -1,8 +1,8 @@
-"""Named remotes: places that a user has given a name, each with an endpoint and a profile.
+"""Named remotes: places with a name, each with an endpoint and a profile.
 
-`cold:run7/ckpt` is the place `run7/ckpt` below the URL of the remote `cold`. One command can so
-reach two services, each with its own credentials. Remotes stand in a TOML file of the user and
-nowhere else; the file names an AWS profile and never holds a secret.
+`cold:run7/ckpt` is the place `run7/ckpt` below the URL of the remote `cold`. So one command can
+reach two services, each with its own credentials. Only the user's TOML file defines remotes; it
+names an AWS profile and never holds a secret.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VARIABLE = "FTCKPT_CONFIG"
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9_.-]*):(?!//|:)(?P<rest>.*)", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _SELECTOR = re.compile(r"@(latest|\d+)$")
-# The beginnings of URLs: a slip of one slash must not become the name of a remote.
+# The beginnings of URLs: a missing slash must not turn one into the name of a remote.
 _SCHEMES = frozenset(
     {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "file", "local", "memory", "http", "https"}
     | {"ftp", "sftp", "ssh", "hdfs", "hf", "smb", "webhdfs"}
@@ -47,7 +47,7 @@ class Remote(NamedTuple):
     """A named place.
 
     Attributes:
-        name: as it stands before the colon.
+        name: before the colon.
         url: the path or URL that names are relative to.
         settings: the fields of `StoreOptions` that it sets.
     """
@@ -57,7 +57,7 @@ class Remote(NamedTuple):
     settings: tuple[tuple[str, Any], ...] = ()
 
     def place(self, rest: str) -> str:
-        """Return the path or URL of what `NAME:rest` names.
+        """Return the path or URL of `NAME:rest`.
 
         Raises:
             UsageError: `rest` climbs out of the remote.
@@ -73,31 +73,31 @@ class Remote(NamedTuple):
         return "//" if self.url.endswith("://") else "/"
 
     def options(self, given: StoreOptions) -> StoreOptions:
-        """Return how the remote is reached.
+        """Return the remote's options.
 
-        Which service and which credentials is for the remote alone to say: the flags of a command
-        with two places belong to the other one.
+        Only the remote sets service and credentials: the flags of a command with two places belong
+        to the other one.
         """
         patience = StoreOptions(retry_seconds=given.retry_seconds, timeout=given.timeout)
         return patience._replace(**dict(self.settings))
 
 
 def config_path() -> str:
-    """Return where the user's settings are read from; the file may not exist."""
+    """Return the path of the user's settings; the file may not exist."""
     given = os.environ.get(VARIABLE, "")
     if given:
         return given
     home = os.environ.get("XDG_CONFIG_HOME", "")
-    # The specification has relative values ignored.
+    # The specification says to ignore relative values.
     base = home if os.path.isabs(home) else os.path.join(os.path.expanduser("~"), ".config")
     return os.path.join(base, "ftckpt", "config.toml")
 
 
 def remotes() -> dict[str, Remote]:
-    """Return the remotes of the user by name; none without a file of settings.
+    """Return the user's remotes by name; none without a file of settings.
 
     Raises:
-        UsageError: the file is wrong, or FTCKPT_CONFIG names none.
+        UsageError: the file is wrong, or FTCKPT_CONFIG names a missing one.
         DeniedError: it may not be read.
     """
     path = config_path()
@@ -123,7 +123,7 @@ def _parsed(path: str, _seen: tuple[int, int, int]) -> dict[str, Remote]:
         with open(path, "rb") as file:
             table = tomllib.load(file)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        # What is wrong is told by place, never by its text.
+        # The message gives the place of the error, never its text.
         where = re.search(r"\(at [^)]*\)$", str(error))
         raise UsageError(f"{path} is not TOML {where[0] if where else ''}".rstrip()) from error
     rows = table.pop("remotes", {})
@@ -193,10 +193,10 @@ def _userinfo(url: str) -> bool:
 
 
 def named(url: str) -> tuple[Remote, str] | None:
-    """Return the remote that a place is named by and the rest; None for a path or a URL.
+    """Return the remote of a place and the rest; None for a path or a URL.
 
-    A remote wins over a local file: `./cold:x` is the file. Where no remote is called that, a file
-    that exists is a file.
+    A remote takes precedence over a local file: `./cold:x` is the file. If no remote has the name,
+    an existing file is meant.
 
     Raises:
         UsageError: the name is not a remote's, and no such file exists; or the settings are wrong.
@@ -210,7 +210,7 @@ def named(url: str) -> tuple[Remote, str] | None:
     if name in known:
         return known[name], rest
     first = url.split("/")[0]
-    # After one slash a URL was meant: opening the path says so.
+    # After one slash a URL was meant: opening the path reports that.
     if rest.startswith("/") or any(map(os.path.lexists, (first, _SELECTOR.sub("", first)))):
         return None
     near = _near(name, known)
@@ -235,11 +235,7 @@ def split(url: str) -> tuple[str, str]:
 
 
 def named_in(words: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return the remotes that a command line names, each with its URL and settings.
-
-    Args:
-        words: of the command line; of `--flag=value` the value counts too.
-    """
+    """Return the remotes that a command line (also as `--flag=value`) names, with settings."""
     found = {}
     for word in words:
         for text in (word, word.partition("=")[2]):

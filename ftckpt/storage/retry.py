@@ -1,8 +1,8 @@
-"""Try again, for a bounded time, where another attempt can help.
+"""Retry for a bounded time.
 
-What can be helped is the caller's knowledge (a 503, a reset connection, a stalled read; never a
-404, a 403 or a failed condition). How long to wait is this module's: exponential, with jitter so
-that thousands of ranks that failed together do not come back together, and bounded in total.
+The caller knows which failures a retry can help (a 503, a reset connection, a stalled read; never a
+404, a 403 or a failed condition). This module sets the pauses: exponential, with jitter so that
+thousands of ranks that failed together do not retry together, and bounded in total.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Callable
 
 
 class Backoff:
-    """The pauses of one operation that is tried again and again.
+    """The pauses of one retried operation.
 
     Args:
         seconds: total time from now within which another attempt may start.
         first: upper bound of the first pause, in seconds; each later bound is twice as large.
         largest: upper bound of any pause, in seconds.
-        clock: seconds that never run backwards.
+        clock: monotonic seconds.
     """
 
     def __init__(

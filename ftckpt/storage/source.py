@@ -31,9 +31,7 @@ _NAMED_LINKS = 5
 def safe_name(name: object, *, named_by: str) -> str:
     """Return `name` if it can only mean a file below the checkpoint.
 
-    Args:
-        name: what an index, manifest or metadata says; anything may stand there.
-        named_by: the file that says so, for the message.
+    `name` comes from the file `named_by` (an index, manifest or metadata) and may be anything.
 
     Raises:
         UnsafeError: absolute, climbing, empty, or not portable (backslash, drive, NUL).
@@ -59,17 +57,15 @@ def safe_name(name: object, *, named_by: str) -> str:
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint's place: a store, a path in it, and the one listing that is trusted.
+    """A checkpoint's place: a store, a path in it, and one trusted listing.
 
     Attributes:
-        store: where it lies.
         base: path of the checkpoint in the store; "" for the store's own URL.
-        entries: every file below `base`, or the one file where the checkpoint is a file, by path
-            relative to `base` (for a single file: its basename).
-        single: whether the checkpoint is one file; `base` is then the path of its directory.
-        named: where other checkpoints lie in the same directory, the one of its files that names
-            this one; "" for the others, which have a directory or a file to themselves.
-        lookahead: what is being read before it is asked for (see `ahead`); parts share it.
+        entries: every file below `base`, or the one file of a one-file checkpoint, by path relative
+            to `base` (for a single file: its basename).
+        single: whether the checkpoint is one file; `base` is then its directory.
+        named: if several checkpoints lie in one directory, the file that names this one; else "".
+        lookahead: the present read-ahead; shared by parts.
     """
 
     store: Store
@@ -81,38 +77,34 @@ class Source:
 
     @classmethod
     def directory(cls, store: Store, base: str = "") -> Source:
-        """List the directory `base` once and return it."""
+        """List the directory `base` once and return its source."""
         skip = len(base) + 1 if base else 0
         return cls(store, base, {e.path[skip:]: e for e in store.walk(base)})
 
     @classmethod
     def file(cls, store: Store, entry: Entry) -> Source:
-        """Return the source of a checkpoint that is one file."""
+        """Return the source of a one-file checkpoint."""
         base, _, name = entry.path.rpartition("/")
         return cls(store, base, {name: entry}, single=True)
 
     @classmethod
     def some_of(cls, store: Store, base: str, named: str, entries: Iterable[Entry]) -> Source:
-        """Return the source of a checkpoint that is some of the files of a directory.
+        """Return the source of a checkpoint that is some files of the directory `base`.
 
-        Args:
-            store: where it lies.
-            base: path of the directory.
-            named: the file of it that names the checkpoint.
-            entries: its files, by the store's paths.
+        `named` is the file that names the checkpoint; `entries` have the store's paths.
         """
         skip = len(base) + 1 if base else 0
         return cls(store, base, {e.path[skip:]: e for e in entries}, named=named)
 
     def part(self, prefix: str) -> Source:
-        """Return the files below `prefix` as a source of its own, without listing again."""
+        """Return the files below `prefix` as a source, without listing again."""
         skip = len(prefix) + 1
         inside = {k[skip:]: e for k, e in self.entries.items() if k.startswith(prefix + "/")}
         return Source(self.store, self.path(prefix), inside, lookahead=self.lookahead)
 
     @cached_property
     def url(self) -> str:
-        """What the user would type."""
+        """The path or URL as the user would type it."""
         named = self.named or (next(iter(self.entries)) if self.single else "")
         where = self.path(named) if named else self.base
         return self.store.describe(where)
@@ -132,11 +124,11 @@ class Source:
         return f"{self.base}/{name}" if self.base else name
 
     def entry(self, name: str) -> Entry:
-        """Return the entry of a file that must be there and be readable.
+        """Return the entry of a file that must exist and be readable.
 
         Raises:
-            CorruptError: it is not there (`missing-file`).
-            UnavailableError: it is there, but the listing did not show it.
+            CorruptError: it does not exist (`missing-file`).
+            UnavailableError: it exists, but the listing did not show it.
             UnsafeError: it is a fifo, socket or device (`special-file`).
         """
         entry = self.entries.get(name)
@@ -148,14 +140,18 @@ class Source:
         return entry
 
     def require_absent(self, name: str) -> None:
-        """Ask for a name that the listing does not show: a short listing proves nothing.
+        """Look up a name that the listing does not show, because a short listing proves nothing.
 
         Raises:
-            UnavailableError: it is there.
+            UnavailableError: it exists.
         """
         try:
             self.store.stat(self.path(name))
-        except (NotFoundError, UnsafeError, UnsupportedError):  # the last two: no name of a file
+        except (
+            NotFoundError,
+            UnsafeError,
+            UnsupportedError,
+        ):  # last two: not a file's name
             return
         raise UnavailableError(
             f"the listing of {self.url} does not show {name}, which is there",
@@ -164,10 +160,7 @@ class Source:
         )
 
     def changed(self, names: Iterable[str]) -> list[str]:
-        """List again; return those of `names` that are gone or of another size, time or version.
-
-        Names that were not there before count as changed if they are there now.
-        """
+        """List again; return those of `names` that are new, gone, or changed in size or time."""
         wanted = list(names)
         try:
             if self.single:
@@ -179,35 +172,35 @@ class Source:
         return [n for n in wanted if _identity(now.get(n)) != _identity(self.entries.get(n))]
 
     def opener(self, name: str) -> tuple[Opens, str]:
-        """Return what opens a file without reading ahead, and the path to ask it for."""
+        """Return the opener of a file without read-ahead, and its path there."""
         return self.store, self.path(name)
 
     def stored(self, name: str) -> str:
-        """Return the file of the store that has the bytes of a name: itself, unless unpacked."""
+        """Return the store's file with the bytes of a name: itself, unless unpacked."""
         return name
 
     def shown(self, name: str) -> str:
-        """Return the name under which a file's content is read: its own, unless unpacked."""
+        """Return the name of a file's readable content: its own, unless unpacked."""
         return name
 
     def size(self, name: str) -> int:
-        """Return the size of a file that must be there."""
+        """Return the size of a file that must exist."""
         return self.entry(name).size
 
     def open(self, name: str) -> Reader:
-        """Open a file that must be there."""
+        """Open a file that must exist."""
         self.entry(name)
         ahead = self.lookahead.current
         return self.store.open(self.path(name)) if ahead is None else ahead.open(self.path(name))
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Return `length` bytes at `offset`, to the listed end where None."""
+        """Return `length` bytes at `offset`; None reads to the listed end."""
         size = self.size(name)
         with self.open(name) as reader:
             return reader.read(offset, size - offset if length is None else length)
 
     def read_many(self, extents: Sequence[Extent]) -> list[bytes]:
-        """Return the bytes of each extent, in order, read concurrently where that helps."""
+        """Return the bytes of each extent, in order, read concurrently if that helps."""
         for name in {e.file for e in extents}:
             self.entry(name)
         wanted = [e._replace(file=self.path(e.file)) for e in extents]
@@ -215,7 +208,7 @@ class Source:
         return self.store.read_many(wanted) if ahead is None else ahead.read_many(wanted)
 
     def limited(self, limiter: RateLimit | None) -> RateLimit | None:
-        """Return what a reader must still ask before it reads: nothing where that is seen to."""
+        """Return the limiter that a reader must still use; None if the read-ahead applies it."""
         ahead = self.lookahead.current
         return None if ahead is not None and ahead.limiter is limiter else limiter
 

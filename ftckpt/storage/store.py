@@ -1,18 +1,18 @@
-"""The store seam: the only hands on bytes.
+"""The store interface: the only access to bytes.
 
 A store is a flat space of keys below one URL. It is not a filesystem: there are no cursors, nobody
 sees half a write, and a directory is only a common prefix. Keys are relative POSIX paths without
-`.` or `..`; `""` is the URL itself, where that names one object.
+`.` or `..`; `""` is the URL itself, if that names one object.
 
-What every store promises (`tests/conformance/stores.py` holds each to it):
+Guarantees of every store (`tests/conformance/stores.py` tests each):
 - `walk` and `children` are complete or raise; a failed or short listing is never an empty one.
-- `read` and `readinto` return exactly the bytes asked for, or raise; a short answer is an error.
+- `read` and `readinto` return exactly the requested bytes, or raise; a short answer is an error.
 - `put` is all or nothing, and durable when it returns. `create` never replaces: if the key exists
-  it raises ExistsError, also when two writers race, or the store says by `Traits.conditional_put`
-  that it cannot hold this.
+  it raises ExistsError, even if two writers race, or `Traits.conditional_put` says that the store
+  cannot guarantee this.
 - `delete` and `erase` answer for each key on its own; `erase` touches nothing that was replaced.
 - Errors are ftckpt's: NotFoundError, DeniedError, UnavailableError after retries, NoResourceError,
-  UnsupportedError (an archived object among others). No other exception leaves a store.
+  UnsupportedError (also for an archived object). No other exception leaves a store.
 - Every method may be called from many threads.
 """
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class EntryKind(StrEnum):
-    """What a name stands for."""
+    """The kind of a name."""
 
     FILE = "file"
     DIRECTORY = "directory"
@@ -51,13 +51,12 @@ class Entry(NamedTuple):
     Attributes:
         path: key, relative to the store's URL.
         size: bytes; 0 for directories.
-        mtime: seconds since the epoch, where the store knows.
+        mtime: seconds since the epoch, if the store keeps it.
         kind: file, directory, or special (fifo, socket, device, dangling link).
-        link: target text where the name is a symbolic link; kind and size are the target's.
-        etag: the store's own version of the content, where it has one.
+        link: target text if the name is a symbolic link; kind and size are the target's.
+        etag: the store's own version of the content, if it has one.
         archived: whether it must be restored from an archive tier before it can be read.
-        shared: where a local file has several names (hard links): what they have in common,
-            `device:inode`, and how many there are.
+        shared: for a local file with several names (hard links): `device:inode`, and their number.
         version: in a history of versions, the store's name of this one.
     """
 
@@ -72,14 +71,14 @@ class Entry(NamedTuple):
     version: str | None = None
 
     def same_object(self, other: Entry) -> bool:
-        """Say whether both are one object with one content, as far as the store can tell."""
+        """Whether both are one object with one content, as far as the store can tell."""
         if self.etag is not None and other.etag is not None:
             return (self.path, self.size, self.etag) == (other.path, other.size, other.etag)
         return (self.path, self.size, self.mtime) == (other.path, other.size, other.mtime)
 
 
 class Unfinished(NamedTuple):
-    """A large object that somebody has begun to upload: it costs storage, and no listing shows it.
+    """An unfinished upload of a large object: it costs storage, and no listing shows it.
 
     Attributes:
         path: its key.
@@ -93,13 +92,13 @@ class Unfinished(NamedTuple):
 
 
 class Traits(NamedTuple):
-    """What a store can do, as a value, so that callers ask instead of testing types.
+    """A store's capabilities, as values, so that callers need not test types.
 
     Attributes:
-        local: its keys are files of this machine (`Store.local_path` works).
+        local: its keys are local files (`Store.local_path` works).
         conditional_put: `create` holds against a race. None: not probed yet.
         gap: reads of ranges closer than this many bytes are better done as one.
-        parallel: how many reads are worth having in flight.
+        parallel: useful number of concurrent reads.
     """
 
     local: bool
@@ -109,7 +108,7 @@ class Traits(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """What a store was asked for since it was opened.
+    """Use of a store since it was opened.
 
     Attributes:
         requests: requests sent to the service, retries included; 0 for local files.
@@ -124,17 +123,17 @@ class Reader(Protocol):
     """One open object, read by ranges; may be used from many threads."""
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return exactly `length` bytes at `offset`; TruncatedError where the object is shorter."""
+        """Return exactly `length` bytes at `offset`; TruncatedError if the object is shorter."""
 
     def readinto(self, offset: int, view: memoryview) -> None:
-        """Fill `view` with the bytes at `offset`; TruncatedError where the object is shorter."""
+        """Fill `view` with the bytes at `offset`; TruncatedError if the object is shorter."""
 
     def fileno(self) -> int | None:
-        """Return the descriptor of a file of this machine, or None; `Usage` counts no use of it."""
+        """Return the descriptor of a local file, or None; `Usage` does not count its use."""
         return None
 
     def close(self) -> None:
-        """Release it; reading afterwards is an error of the caller."""
+        """Release it; do not read afterwards."""
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -144,11 +143,11 @@ class Reader(Protocol):
 
 
 class Opens(Protocol):
-    """What opens objects by a path: a store, or what shows more than one does."""
+    """An opener of objects by path: a store, or a view of several."""
 
     @property
     def traits(self) -> Traits:
-        """What reading from it is like."""
+        """The properties of reading from it."""
 
     def open(self, path: str) -> Reader:
         """Open one object for ranged reads."""
@@ -157,13 +156,12 @@ class Opens(Protocol):
 class Upload(ABC):
     """One large object that is being written in pieces.
 
-    Nobody takes it for whole before `finish` returns: a store either shows nothing until then, or
+    It is not complete before `finish` returns: a store either shows nothing until then, or
     (`resumes`) shows the bytes under the key itself, which the caller chose in a staging place.
 
     Attributes:
-        unit: every write but the last of the object is of this many bytes at a multiple of it;
-            1 where anything goes.
-        resumes: whether bytes of an earlier upload of the same key and size are still there.
+        unit: every write but the last has this many bytes at a multiple of it; 1 if unrestricted.
+        resumes: whether bytes of an earlier upload of the same key and size still exist.
     """
 
     unit: int
@@ -171,14 +169,13 @@ class Upload(ABC):
 
     @abstractmethod
     def write(self, offset: int, view: memoryview) -> None:
-        """Write bytes at `offset`; from any thread, in any order, each place once or again."""
+        """Write bytes at `offset`; from any thread, in any order, also repeatedly."""
 
     @abstractmethod
     def finish(self, size: int | None = None) -> None:
         """Make it whole and durable; every byte must have been written.
 
-        Args:
-            size: bytes that it has, where those are fewer than were announced.
+        `size` is its real size, if smaller than announced.
 
         Raises:
             UnavailableError: the store does not hold what was written.
@@ -186,16 +183,15 @@ class Upload(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go without finishing; what a store keeps of it can be resumed or is swept away."""
+        """Let go without finishing; the store keeps it for a resume, or sweeps it away."""
 
 
 class Store(ABC):
-    """A flat space of keys below one URL (see the module's docstring for its promises).
+    """A flat space of keys below one URL (see the module's docstring for its guarantees).
 
     Attributes:
-        url: as it was given.
-        traits: what it can do.
-        options: how it was reached; what lies elsewhere and is named here is reached the same way.
+        url: as given.
+        options: its settings; places elsewhere that are named here use the same ones.
     """
 
     url: str
@@ -212,21 +208,17 @@ class Store(ABC):
 
     @abstractmethod
     def children(self, path: str = "") -> list[Entry]:
-        """Return what lies directly below `path`, sorted by path.
+        """Return the entries directly below `path`, sorted by path.
 
         Raises:
             NotFoundError: nothing lies below it and it is not a directory.
         """
 
     def names(self, path: str = "", most: int | None = None) -> dict[str, EntryKind]:
-        """Return the names directly below `path`, sorted, each with its kind and nothing else.
+        """Return the names directly below `path`, sorted, with their kinds only.
 
-        Where sizes cost a call each, this is several times faster than `children`.
-
-        Args:
-            path: of the directory.
-            most: at most this many, whichever come first; None for all. More than that
-                need not be listed.
+        If each size costs a call, this is several times faster than `children`. It returns at most
+        `most` names (None: all), any of them, and need not list more.
 
         Raises:
             NotFoundError: as `children`.
@@ -238,7 +230,7 @@ class Store(ABC):
     def walk(self, path: str = "") -> list[Entry]:
         """Return every FILE and SPECIAL below `path`, at any depth, sorted by path.
 
-        Directories that are links are not entered (they may be loops); they come as SPECIAL.
+        Directories that are links are not entered (they may be loops) and come as SPECIAL.
 
         Raises:
             NotFoundError: as `children`.
@@ -254,11 +246,11 @@ class Store(ABC):
 
     @abstractmethod
     def read_many(self, extents: Sequence[Extent]) -> list[bytes]:
-        """Return the bytes of each extent, in order, read concurrently where that helps."""
+        """Return the bytes of each extent, in order, read concurrently if that helps."""
 
     @abstractmethod
     def put(self, path: str, data: bytes) -> None:
-        """Store `data` under `path`, replacing what was there, atomically and durably."""
+        """Store `data` under `path`, replacing an existing object, atomically and durably."""
 
     @abstractmethod
     def create(self, path: str, data: bytes) -> None:
@@ -269,9 +261,9 @@ class Store(ABC):
         """
 
     def replace(self, entry: Entry, data: bytes) -> None:
-        """Store `data` under a key in place of what was listed there, and of nothing else.
+        """Store `data` under a key in place of the listed object, and of no other.
 
-        Where the store knows no conditions, that is looked at just before.
+        A store without conditions checks just before.
 
         Raises:
             NotFoundError, IncompleteError: it is gone, or was replaced since.
@@ -284,15 +276,15 @@ class Store(ABC):
         """Begin or resume an object of `size` bytes under `path`, in pieces of bounded memory.
 
         Raises:
-            NoResourceError: the store knows already that it has no room.
+            NoResourceError: the store already knows that it has no room.
             DeniedError, UnavailableError: as `put`.
         """
 
     def require_still(self, entry: Entry) -> None:
-        """Look again at what was listed.
+        """Check that a listed object is unchanged.
 
         Raises:
-            NotFoundError: it has gone.
+            NotFoundError: it is gone.
             IncompleteError: it was replaced.
         """
         if not entry.same_object(self.stat(entry.path)):
@@ -305,33 +297,29 @@ class Store(ABC):
     def duplicate(self, entry: Entry, copy: str) -> None:
         """Store the content of one key under another, in one act and without reading it here.
 
-        Args:
-            entry: what is copied, as `stat` or a listing gave it and as long as it is still that.
-            copy: the other key; what stands there is replaced.
+        `entry` comes from `stat` or a listing and must be unchanged; an object at `copy` is
+        replaced.
 
         Raises:
             UnsupportedError: the store cannot do it.
-            NotFoundError: what is copied has gone.
+            NotFoundError: the original is gone.
             IncompleteError: it was replaced since, and the store noticed.
-            UnavailableError: what is stored has another size.
+            UnavailableError: the stored object has another size.
         """
         raise UnsupportedError(f"{self.url} cannot copy what it holds")
 
     @abstractmethod
     def delete(self, paths: Sequence[str]) -> Mapping[str, FtckptError | None]:
-        """Delete keys; for each, None when it is gone or the error that kept it."""
+        """Delete keys; for each, None when it is gone, or its error."""
 
     def erase(self, entries: Sequence[Entry]) -> list[FtckptError | None]:
-        """Delete what was listed, as long as it is still that; nothing of it can be had back.
+        """Delete listed objects for good, each only while it is unchanged.
 
-        Args:
-            entries: as a listing or `history` gave them; a version is deleted without regard to
-                what the key shows now.
+        A version from `history` is deleted whatever the key shows now.
 
         Returns:
-            For each entry, in order, None when it is gone, or the error that kept it: RefusedError
-            where the key holds something else by now. Where the store knows no conditions, that is
-            looked at just before.
+            For each entry, in order, None when it is gone, or its error: RefusedError if the key
+                holds another object now. A store without conditions checks just before.
         """
         result: list[FtckptError | None] = []
         for entry in entries:
@@ -348,37 +336,36 @@ class Store(ABC):
         return result
 
     def history(self, files: Sequence[Entry]) -> list[Entry]:
-        """Return every version of some files, deletions included; nothing where none are kept.
+        """Return every version of some files, deletions included; empty if none are kept.
 
-        Args:
-            files: as one listing of a directory, or of a file, gave them.
+        `files` come from one listing of a directory or of a file.
         """
         return []
 
     def unfinished(self, path: str = "") -> list[Unfinished]:
-        """Return the uploads below `path` that nobody has finished, sorted."""
+        """Return the unfinished uploads below `path`, sorted."""
         return []
 
     def abort(self, uploads: Sequence[Unfinished]) -> list[FtckptError | None]:
-        """Forget unfinished uploads; for each, in order, None when it is gone."""
+        """Abort unfinished uploads; for each, in order, None when it is gone."""
         return [None] * len(uploads)
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Return `length` bytes at `offset` (to the end where None)."""
+        """Return `length` bytes at `offset`; None reads to the end."""
         with self.open(path) as reader:
             size = self.stat(path).size if length is None else 0
             return reader.read(offset, size - offset if length is None else length)
 
     def usage(self) -> Usage:
-        """Return what was asked for so far; zeros where the store does not count."""
+        """Return the use so far; zeros if the store does not count."""
         return Usage()
 
     def local_path(self, path: str = "") -> str | None:
-        """Return the path on this machine, or None where the store is not local."""
+        """Return the local path, or None if the store is not local."""
         return None
 
     def identity(self, path: str = "") -> str:
-        """Return what tells a key from all others, however its place was spelled."""
+        """Return a key's unique identity, however its place was spelled."""
         return self.describe(path).rstrip("/")
 
     def describe(self, path: str = "") -> str:

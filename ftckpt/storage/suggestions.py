@@ -1,4 +1,4 @@
-"""Suggest similar paths and names for one that does not exist, because it may be mistyped."""
+"""Suggest similar paths and names for a typo."""
 
 from __future__ import annotations
 
@@ -12,25 +12,24 @@ from shlex import quote
 
 from .remotes import named
 
-# A hint reads no more names than the first number, and names no more than the second.
+# A hint reads at most the first number of names, and shows at most the second.
 _READ = 10_000
 _NAMED = 3
-# Of more names than these only the likeliest are compared letter by letter, a tenth of a
-# millisecond for each.
+# Of more names than this only the likeliest are compared letter by letter, a tenth of a millisecond
+# for each.
 _COMPARED = 256
-# Names that have less in common are not near (`difflib`'s own number).
+# Names with a lower ratio are not similar (`difflib`'s own number).
 _NEAR = 0.6
 _WORD = re.compile(r"[^._/-]+")
-# One letter tells no name: it is in most of them.
+# One letter identifies no name: most names contain it.
 _LETTERS = 2
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(?=[^/])")
 
 
 def hint_for_absent(path: str) -> str:
-    """Return what to do about a local path that does not exist; "" where nothing can be said.
+    """Return a hint for a local path that does not exist; "" without one.
 
-    Args:
-        path: as typed; of a URL nothing is asked, because that costs requests.
+    URLs get none, because looking would cost requests.
     """
     found = named(path)
     if found is not None:
@@ -53,11 +52,7 @@ def hint_for_absent(path: str) -> str:
 
 
 def hint_for_place(path: str) -> str:
-    """Return what to do about a local path that is to be made, in a directory that is not there.
-
-    Args:
-        path: as typed, or made absolute.
-    """
+    """Return a hint for a new local path in a directory that does not exist."""
     folder = os.path.dirname(path)
     there = existing(folder)
     if not os.path.isdir(there):
@@ -66,19 +61,14 @@ def hint_for_place(path: str) -> str:
 
 
 def existing(path: str) -> str:
-    """Return the longest part of a local path that exists, even a link to nothing."""
+    """Return the longest existing part of a local path, even a dangling link."""
     while path and not os.path.lexists(path):
         path = os.path.dirname(path)
     return path or "."
 
 
 def hint_for_name(asked: str, names: Iterable[str]) -> str:
-    """Return which of the names that are there may be meant; "" where none is near.
-
-    Args:
-        asked: a name or pattern that nothing has.
-        names: of what is there.
-    """
+    """Return a hint with existing names similar to a missing name or pattern; "" if none is."""
     word = asked.strip("*.")
     several = dict.fromkeys(islice(names, _READ))
     # A part of a name, or a name behind a wrapper's prefix, is nearer than any other spelling.
@@ -89,22 +79,22 @@ def hint_for_name(asked: str, names: Iterable[str]) -> str:
 
 
 def _one_slash(path: str) -> str:
-    """Return the URL that a path may be meant to be; "" where it looks like none."""
+    """Return the URL that a path may stand for; "" if it does not look like one."""
     scheme = _SCHEME.match(path)
     if scheme is None:
         return ""
-    # Of a file's URL the path begins with a third.
+    # A file URL's path begins with a third slash.
     end = scheme.end() - (scheme[1].lower() == "file")
     return f"a URL has two slashes: {scheme[1]}://{path[end:]}"
 
 
 def _closest(asked: str, names: Sequence[str]) -> list[str]:
-    """Return the names that are spelt most like one, at most `_NAMED`, the nearest first."""
+    """Return the names with the most similar spelling, at most `_NAMED`, the nearest first."""
     if len(names) > _COMPARED:
         size, words, backwards = len(asked), set(_WORD.findall(asked)), asked[::-1]
 
         def likeness(name: str) -> tuple[int, int]:
-            """Return how many words a name shares, and how many letters at its ends."""
+            """Return the number of shared words, and of shared letters at both ends."""
             ends = _alike(asked, name) + _alike(backwards, name[::-1])
             return len(words.intersection(_WORD.findall(name))), ends
 
@@ -114,13 +104,13 @@ def _closest(asked: str, names: Sequence[str]) -> list[str]:
 
 
 def _alike(one: str, other: str) -> int:
-    """Return how many letters two names have in common at their beginning."""
+    """Return the length of the common prefix of two names."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _parts(path: str) -> tuple[str, str]:
-    """Return the part of a path that exists, and the first name below it that does not."""
+    """Return the existing part of a path, and the first missing name below it."""
     there, missing = path.rstrip("/"), ""
     while there and not os.path.exists(there):
         there, missing = os.path.split(there)

@@ -1,1 +1,1 @@
-"""Every other store that fsspec reaches: gs://, az://, and what else is installed."""
+"""Stores reached through fsspec: gs://, az://, and other installed filesystems."""

@@ -1,4 +1,4 @@
-"""Map errors of fsspec's filesystems to the errors that callers handle."""
+"""Map errors of fsspec's filesystems to ftckpt's errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ftckpt.errors import (
 
 
 def _status(error: BaseException) -> int:
-    """Return the HTTP status that the exceptions of gcsfs, adlfs and aiohttp carry."""
+    """Return the HTTP status in exceptions of gcsfs, adlfs and aiohttp."""
     for name in ("status", "code", "status_code"):
         value = getattr(error, name, None)
         if isinstance(value, int):
@@ -27,7 +27,7 @@ def _status(error: BaseException) -> int:
 
 
 def _meant(error: BaseException) -> BaseException:
-    """Return what went wrong: fsspec's HTTP says FileNotFoundError of all that does, with a cause.
+    """Return the real error: fsspec's HTTP raises FileNotFoundError for any failure.
 
     A server that does not answer, or refuses to, has not said that something is absent.
     """
@@ -41,12 +41,12 @@ def _meant(error: BaseException) -> BaseException:
 def _is_lost_connection(error: BaseException) -> bool:
     if isinstance(error, (ConnectionError, asyncio.TimeoutError, TimeoutError)):
         return True
-    aiohttp = sys.modules.get("aiohttp")  # where it was not imported nothing of it is raised
+    aiohttp = sys.modules.get("aiohttp")  # if it was not imported, none of its errors can occur
     return aiohttp is not None and isinstance(error, aiohttp.ClientConnectionError)
 
 
 def is_transient(error: BaseException) -> bool:
-    """Say whether another attempt may succeed."""
+    """Whether another attempt may succeed."""
     error = _meant(error)
     if _is_lost_connection(error):
         return True
@@ -55,7 +55,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def translate(error: BaseException, url: str, path: str, doing: str) -> FtckptError:
-    """Return the ftckpt error for what a filesystem raised while `doing` something at `url`."""
+    """Return the ftckpt error for a filesystem's exception while `doing` something at `url`."""
     error = _meant(error)
     message = f"cannot {doing} {url}: {str(error) or type(error).__name__}"
     status = _status(error)

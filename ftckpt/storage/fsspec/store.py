@@ -1,4 +1,4 @@
-"""Every other store that fsspec reaches: gs://, az://, and what else is installed."""
+"""Stores reached through fsspec: gs://, az://, and other installed filesystems."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def open_remote(url: str, scheme: str, options: StoreOptions) -> Store:
     """Return the store for a URL with a scheme of its own.
 
     Raises:
-        UsageError: no such scheme is known.
-        UnsupportedError: its package is not installed, or the URL lacks what it needs.
+        UsageError: unknown scheme.
+        UnsupportedError: its package is not installed, or the URL is incomplete.
         UnavailableError, DeniedError: its server cannot be reached.
     """
     if scheme in ("s3", "s3a"):
@@ -57,7 +57,7 @@ def open_remote(url: str, scheme: str, options: StoreOptions) -> Store:
     if options.requester_pays and scheme in ("gs", "gcs"):
         settings["requester_pays"] = True
     try:
-        if scheme not in _EXTRAS:  # a server's name is part of the address there
+        if scheme not in _EXTRAS:  # there the server's name is part of the address
             settings |= fsspec.get_filesystem_class(scheme)._get_kwargs_from_urls(url)
         filesystem = fsspec.filesystem(
             scheme, use_listings_cache=False, skip_instance_cache=True, **settings
@@ -70,7 +70,7 @@ def open_remote(url: str, scheme: str, options: StoreOptions) -> Store:
         ) from error
     except ValueError as error:
         raise UsageError(f"{url} has a scheme that nothing here knows") from error
-    except Exception as error:  # some connect at once, and raise what they like
+    except Exception as error:  # some connect at once, and raise any exception
         raise translate(error, url, "", "reach") from error
     return FsspecStore(url, filesystem, options)
 
@@ -92,7 +92,7 @@ class FsspecStore(Store):
         return Usage(self._requests, self._bytes_read)
 
     def call(self, doing: str, path: str, function: Callable[[], T]) -> T:
-        """Return `function()`, tried again while that can help; errors come as ftckpt's."""
+        """Return `function()`, retrying transient failures; raises ftckpt's errors."""
         backoff = Backoff(self._options.retry_seconds)
         while True:
             self._requests += 1
@@ -141,7 +141,7 @@ class FsspecStore(Store):
         return FsspecReader(self, path)
 
     def read_many(self, extents: Sequence[Extent]) -> list[bytes]:
-        """Return the bytes of each extent, in order, concurrently where the filesystem can."""
+        """Return the bytes of each extent, in order, concurrently if the filesystem can."""
         result = [b""] * len(extents)
         runs = plan_runs(extents, self.traits.gap)
         for run in runs:
@@ -175,7 +175,7 @@ class FsspecStore(Store):
         return blocks
 
     def require(self, path: str, offset: int, length: int) -> None:
-        """Raise TruncatedError, before memory is reserved, for a long range beyond the end."""
+        """Raise TruncatedError for a long range beyond the end, before memory is reserved."""
         if length > PART and offset + length > self.stat(path).size:
             raise self._truncated(path, offset, length)
 
@@ -188,7 +188,7 @@ class FsspecStore(Store):
         )
 
     def put(self, path: str, data: bytes) -> None:
-        """Store `data` under `path`, and compare what is stored with it."""
+        """Store `data` under `path`, and compare the stored object with it."""
         self.call("write", path, lambda: self._fs.pipe_file(self.key(path), data))
         if self._stored(path) != data:
             raise UnavailableError(
@@ -198,8 +198,8 @@ class FsspecStore(Store):
     def create(self, path: str, data: bytes) -> None:
         """Store `data` under `path`, which must not exist.
 
-        Where the filesystem has no exclusive write, by a look before it: a race is not excluded,
-        and `traits.conditional_put` says so.
+        Without an exclusive write in the filesystem it checks first, which does not exclude a race;
+        `traits.conditional_put` says so.
         """
         if self.traits.conditional_put is None:
             directory = path.rpartition("/")[0]
@@ -214,13 +214,13 @@ class FsspecStore(Store):
             raise ExistsError(f"{self.describe(path)} exists already", file=path)
 
     def upload(self, path: str, size: int) -> FsspecUpload:
-        """Begin an object; what is seen of it before it is finished is the filesystem's matter."""
+        """Begin an object; the filesystem decides whether it is visible before it is finished."""
         key = self.key(path)
         file = self.call("write", path, lambda: self._fs.open(key, "wb", block_size=BLOCK))
         return FsspecUpload(self, path, size, file)
 
     def duplicate(self, entry: Entry, copy: str) -> None:
-        """Have the filesystem copy one key to another, and compare the size."""
+        """Let the filesystem copy one key to another, and compare the size."""
         self.require_still(entry)
         path = entry.path
         self.call("copy", path, lambda: self._fs.cp_file(self.key(path), self.key(copy)))
@@ -254,7 +254,7 @@ class FsspecStore(Store):
         try:
             self.call("create", path, write)
         except ExistsError:
-            # Refused at once: somebody else's. Refused after a lost answer: perhaps our own.
+            # Refused at once: another writer's. Refused after a lost answer: perhaps our own.
             if attempts == 1 or self._stored(path) != data:
                 raise
 

@@ -1,4 +1,4 @@
-"""Large objects on any filesystem of fsspec: written in order, seen when they are closed."""
+"""Large objects on any fsspec filesystem: written in order, visible when closed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,7 @@ from .errors import translate
 class FsspecUpload(Upload):
     """One object, written from its beginning to its end: a part waits for those before it.
 
-    Args:
-        store: where it lies.
-        path: its key.
-        size: bytes that it will have.
-        file: fsspec's own file, opened for writing.
+    `file` is fsspec's own file, opened for writing.
     """
 
     unit = BLOCK
@@ -35,7 +31,7 @@ class FsspecUpload(Upload):
         self._file = file
 
     def write(self, offset: int, view: memoryview) -> None:
-        """Write one part when its turn has come; parts are to be begun in order."""
+        """Write one part when its turn comes; parts must begin in order."""
         with self._turn:
             self._turn.wait_for(lambda: self._at >= offset or self._closed)
             if self._closed:
@@ -62,13 +58,13 @@ class FsspecUpload(Upload):
             )
 
     def close(self) -> None:
-        """Give up what was not finished."""
+        """Discard an unfinished object."""
         from fsspec.spec import AbstractBufferedFile
 
         with self._turn:
             if not self._closed and isinstance(self._file, AbstractBufferedFile):
                 self._file.discard()
-                self._file.closed = True  # or its finaliser would make an object of the torso
+                self._file.closed = True  # or its finaliser would create a truncated object
             self._closed = True
             self._turn.notify_all()
 

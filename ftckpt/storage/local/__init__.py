@@ -1,1 +1,1 @@
-"""Files of this machine: reading, atomic writing, renaming, and the page cache."""
+"""Local files: reading, atomic writing, renaming, and the page cache."""

@@ -1,8 +1,8 @@
-"""Write a local file so that nobody sees half of it and a power cut does not lose it.
+"""Write a local file atomically and durably.
 
-The bytes go to a hidden temporary name in the same directory and are flushed there; one rename
-(to replace) or one link (to create) makes them visible; then the directory is flushed. A writer
-that is killed leaves at most the temporary name behind, which `is_leftover` recognises.
+The bytes go to a hidden temporary name in the same directory and are flushed there; one rename (to
+replace) or one link (to create) makes them visible; then the directory is flushed. A killed writer
+leaves at most the temporary name behind, which `is_leftover` recognises.
 """
 
 from __future__ import annotations
@@ -19,20 +19,17 @@ TEMPORARY = ".ftckpt-tmp-"
 
 
 def is_leftover(name: str) -> bool:
-    """Say whether a name (or the last element of a path) is a killed writer's temporary file."""
+    """Whether a name (or the last element of a path) is a killed writer's temporary file."""
     return name.rpartition("/")[2].startswith(TEMPORARY)
 
 
 def write_over(path: str, data: bytes, *, parents: bool = True) -> None:
-    """Put `data` under `path`, replacing a file or link that was there.
+    """Put `data` under `path`, replacing an existing file or link.
 
-    Args:
-        path: of the file.
-        data: all of it.
-        parents: make directories that are missing.
+    With `parents` it makes missing directories.
 
     Raises:
-        NotFoundError: the directory is missing, and was not to be made.
+        NotFoundError: the directory is missing, without `parents`.
         DeniedError, NoResourceError, UnavailableError: the system refused.
     """
     _write(path, data, os.rename, parents)
@@ -41,14 +38,11 @@ def write_over(path: str, data: bytes, *, parents: bool = True) -> None:
 def write_new(path: str, data: bytes, *, parents: bool = True) -> None:
     """Put `data` under `path`, which must not exist, not even as a dangling link.
 
-    Args:
-        path: of the file.
-        data: all of it.
-        parents: make directories that are missing.
+    With `parents` it makes missing directories.
 
     Raises:
         ExistsError: the name is taken.
-        NotFoundError: the directory is missing, and was not to be made.
+        NotFoundError: the directory is missing, without `parents`.
         UnsupportedError: the filesystem has no hard links, so two writers cannot be told apart.
         DeniedError, NoResourceError, UnavailableError: the system refused.
     """
@@ -56,7 +50,7 @@ def write_new(path: str, data: bytes, *, parents: bool = True) -> None:
 
 
 def _write(path: str, data: bytes, publish: Callable[[str, str], None], parents: bool) -> None:
-    import secrets  # it takes longer to import than a small checkpoint to read
+    import secrets  # its import takes longer than reading a small checkpoint
 
     directory = os.path.dirname(path) or "."
     temporary = os.path.join(directory, TEMPORARY + secrets.token_hex(8))
@@ -87,7 +81,7 @@ def link_new(made: str, path: str) -> None:
     try:
         os.link(made, path, follow_symlinks=False)
     except FileExistsError:
-        # NFS repeats a request whose answer was lost and then reports our own link as a stranger.
+        # NFS repeats a request whose answer was lost, and then reports our own link as another's.
         if not os.path.samestat(os.lstat(made), os.lstat(path)):
             raise ExistsError(f"{path} exists already") from None
     except OSError as error:
@@ -159,4 +153,4 @@ def _remove(path: str) -> None:
     try:
         os.unlink(path)
     except OSError:
-        return  # it stays as a recognisable leftover; the error that brought us here matters more
+        return  # it stays as a recognisable leftover; the original error matters more

@@ -1,4 +1,4 @@
-"""Claims an open file for one process by the system's own lock, which ends with the process."""
+"""Claim an open file for one process by the system's own lock, which ends with the process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ftckpt.errors import UnsupportedError
 
 from .oserror import twice
 
-# NFS has no lock for what was not opened to be written, such as a directory: EBADF.
+# NFS cannot lock what is not open for writing, such as a directory: EBADF.
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF})
 
 
@@ -17,9 +17,9 @@ def claim(file: int, place: str, instead: str = "") -> None:
     """Lock an open file until it is closed, without waiting.
 
     Args:
-        file: its descriptor; a file on NFS has to be open for writing.
-        place: what is locked, for messages.
-        instead: what else the user can do where the filesystem has no locks.
+        file: its descriptor; on NFS it must be open for writing.
+        place: its name for messages.
+        instead: the user's alternative on a filesystem without locks.
 
     Raises:
         BlockingIOError: it is locked already.

@@ -1,4 +1,4 @@
-"""Swap two names of this machine in one act: at every instant each stands for something whole."""
+"""Swap two local names in one act: at every instant each stands for something whole."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ftckpt.errors import UnsupportedError
 
 from . import renaming
 
-_HERE = -100  # AT_FDCWD: paths are taken as they are
+_HERE = -100  # AT_FDCWD: paths are used as they are
 
 
 def exchange(one: str, other: str) -> None:
-    """Give each of two existing names what the other stands for.
+    """Swap two existing names.
 
     Raises:
         UnsupportedError: the system or the filesystem cannot do it in one act.

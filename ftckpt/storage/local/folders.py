@@ -17,15 +17,10 @@ FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 @contextmanager
 def opened(name: str, folder: int, *, make: bool = False) -> Iterator[int]:
-    """Open a directory that lies in an open one, for as long as it is needed.
-
-    Args:
-        name: of the directory.
-        folder: the number of the open one.
-        make: make it first where it is absent.
+    """Open the directory `name` in the open directory `folder`; `make` it if it is absent.
 
     Raises:
-        UnsafeError: it is a link, or no directory.
+        UnsafeError: it is a link, or not a directory.
         OSError: the system refused.
     """
     if make and status(name, folder) is None:
@@ -48,7 +43,7 @@ def opened(name: str, folder: int, *, make: bool = False) -> Iterator[int]:
 
 
 def status(name: str, folder: int) -> os.stat_result | None:
-    """Return what a name in an open directory is, a link itself; None where it is absent."""
+    """Return the status of a name in an open directory, of a link itself; None if absent."""
     try:
         return twice(lambda: os.stat(name, dir_fd=folder, follow_symlinks=False))
     except FileNotFoundError:
@@ -56,6 +51,6 @@ def status(name: str, folder: int) -> os.stat_result | None:
 
 
 def is_file(name: str, folder: int) -> bool:
-    """Say whether a name in an open directory is a regular file, and no link to one."""
+    """Whether a name in an open directory is a regular file, and not a link."""
     found = status(name, folder)
     return found is not None and stat.S_ISREG(found.st_mode)

@@ -1,4 +1,4 @@
-"""Map the operating system's errors to the errors that callers handle."""
+"""Map the operating system's errors to ftckpt's errors."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from ftckpt.errors import (
 
 T = TypeVar("T")
 
-# What one failed call may be over with: a disk or a network filesystem recovers.
+# Errors that may pass after one failed call: a disk or a network filesystem recovers.
 PASSING = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT})
-# What storage that is away says, whatever was to be done there.
+# Errors of storage that is away, for any call.
 AWAY = PASSING | {errno.ENODEV, errno.ENXIO, errno.ENOTCONN, errno.EHOSTDOWN}
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _NO_HANDLES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
@@ -31,13 +31,13 @@ _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR})
 
 
 def translate(error: OSError, path: str, doing: str, file: str | None = None) -> FtckptError:
-    """Return the ftckpt error for what the system said.
+    """Return the ftckpt error for a system error.
 
     Args:
         error: as raised by a system call.
         path: the path as the user would type it.
-        doing: what was attempted, as in "cannot <doing> <path>".
-        file: its key in the store, where known.
+        doing: the action, as in "cannot <doing> <path>".
+        file: its key in the store, if known.
     """
     reason = error.strerror or str(error)
     message = f"cannot {doing} {path}: {reason}"
@@ -58,12 +58,12 @@ def translate(error: OSError, path: str, doing: str, file: str | None = None) ->
         return RefusedError(f"{path} is a directory, not a file", file=file)
     if code in (errno.ENAMETOOLONG, errno.EINVAL, errno.EOPNOTSUPP):
         return UnsupportedError(message, file=file)
-    # What is left is storage: EIO, ESTALE, ETIMEDOUT, EREMOTEIO, ENODEV, ENXIO and their like.
+    # The rest is storage: EIO, ESTALE, ETIMEDOUT, EREMOTEIO, ENODEV, ENXIO and the like.
     return UnavailableError(message, file=file)
 
 
 def twice(call: Callable[[], T]) -> T:
-    """Return `call()`, tried again where a disk or network may have recovered."""
+    """Return `call()`, retried once if a disk or network may have recovered."""
     try:
         return call()
     except OSError as error:

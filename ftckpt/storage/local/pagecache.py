@@ -1,21 +1,20 @@
-"""Read large files without changing what the page cache holds.
+"""Read large files without changing the content of the page cache.
 
-A verification reads terabytes on the machine where a trainer runs. Read plainly they would push the
-trainer's data out of the page cache; dropped afterwards with POSIX_FADV_DONTNEED they would take
-along what was cached before. So pages that were cached stay, and pages that only our reading
-brought in go:
+A verification reads terabytes on a trainer's machine. Plain reads would push the trainer's data out
+of the page cache; POSIX_FADV_DONTNEED afterwards would also drop what was cached before. So pages
+that were cached stay, and pages that only our reading brought in go:
 
 - Linux 6.16 and later: RWF_DONTCACHE is exactly this (6.14 and 6.15 had defects in it). Measured on
   ext4: no page lost, none gained, cached pages as fast as by plain reads.
-- Earlier, and where the filesystem refuses it, the reader asks before each read what is cached, and
-  drops what was not: cachestat says whether all of it is (Linux 6.5), mincore which pages are, for
-  a mapping and unmapping that every thread of the process feels. RWF_NOWAIT cannot tell: since
-  Linux 5.9 it starts the very read-ahead whose pages the next such read then finds.
-- A tmpfs refuses both flags and has no other place: nothing is asked of it, and reads are plain.
+- Earlier, and if the filesystem refuses it, the reader checks before each read what is cached, and
+  drops the rest: cachestat says whether all of it is (Linux 6.5), mincore which pages are, for a
+  mapping and unmapping that slows every thread of the process. RWF_NOWAIT cannot tell: since Linux
+  5.9 it starts the very read-ahead whose pages the next such read then finds.
+- A tmpfs refuses both flags, and its pages lie nowhere else: reads are plain.
 
-Small reads are plain: headers and indexes are worth keeping, and small records of one page would
-be read again and again. Folios of the page cache may be larger than a page, so large sequential
-reads are best cut at multiples of 128 KiB of the file: cut elsewhere they were half as fast cold.
+Small reads are plain: headers and indexes are worth keeping, and small records of one page would be
+read again and again. Folios of the page cache may be larger than a page, so large sequential reads
+are best cut at multiples of 128 KiB of the file: cut elsewhere they were half as fast cold.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ _PAGE = mmap.PAGESIZE
 _RWF_DONTCACHE = 0x80
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL)
 _LOW_BIT = bytes(b & 1 for b in range(256))
-# The number of the call where every machine has one number for it.
+# The number of the call on the machines that share one number for it.
 _CACHESTAT = 451
-# Of filesystems whose files have no other place than memory: tmpfs and ramfs (statfs(2)).
+# Filesystems whose files lie only in memory: tmpfs and ramfs (statfs(2)).
 _IN_MEMORY = (0x01021994, 0x858458F6)
-_STATFS = 256  # bytes, more than the structure has; the magic number is the first word of it
+_STATFS = 256  # bytes, more than the structure has; its first word is the magic number
 
 
 class PoliteFile:
@@ -50,7 +49,7 @@ class PoliteFile:
         self._plain = False
 
     def preadv(self, view: memoryview, offset: int) -> int:
-        """Read up to `len(view)` bytes at `offset` into `view`; return how many, 0 at the end.
+        """Read up to `len(view)` bytes at `offset` into `view`; return their number, 0 at the end.
 
         Raises:
             OSError: as `os.preadv`.
@@ -68,7 +67,7 @@ class PoliteFile:
             self._plain = in_memory(self.fd)
             if self._plain:
                 return os.preadv(self.fd, [view], offset)
-            # Read-ahead brings in pages that the next read would take for the trainer's.
+            # Otherwise read-ahead brings in pages that the next read would take for the trainer's.
             os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
             self._random = True
         return self._read_and_drop(view, offset)
@@ -84,10 +83,9 @@ class PoliteFile:
 
 
 def read_cached(fd: int, offset: int, view: memoryview) -> bool:
-    """Fill `view` with bytes of an open file where all of them are known to be in memory.
+    """Fill `view` with bytes of an open file if all of them are known to be in memory.
 
-    Returns:
-        Whether it did. Before Linux 6.5 only a filesystem in memory is known.
+    Returns whether it did. Before Linux 6.5 only a filesystem in memory is known.
     """
     if not in_memory(fd) and not is_cached(fd, offset, len(view)):
         return False
@@ -125,14 +123,14 @@ def _libc() -> ctypes.CDLL:
 
 
 def is_cached(fd: int, offset: int, length: int) -> bool:
-    """Say whether every page of a range is known to be cached: Linux 6.5 and later know."""
+    """Whether every page of a range is known to be cached; needs Linux 6.5."""
     cached = _cachestat(fd, offset, length)
     first = offset // _PAGE
     return cached is not None and cached >= -(-(offset + length) // _PAGE) - first
 
 
 def _cachestat(fd: int, offset: int, length: int) -> int | None:
-    """Return how many pages of a range are cached; None, and `errno`, where that fails."""
+    """Return the number of cached pages of a range; on failure None, and sets `errno`."""
     asked = (ctypes.c_uint64 * 2)(offset, length)
     answer = (ctypes.c_uint64 * 5)()
     failed = _libc().syscall(ctypes.c_long(_CACHESTAT), fd, asked, answer, 0)
@@ -143,8 +141,8 @@ def resident_pages(fd: int, offset: int, length: int) -> bytes:
     """Return a byte 1 for each page of the range that is cached, and 0 for the others.
 
     `offset` must be a multiple of the page size. The pages are mapped and never touched, so a
-    truncated file cannot fault. Where the system does not tell (a file of another owner that we
-    cannot write), every page counts as cached.
+    truncated file cannot fault. If the system does not tell (a file of another owner that we cannot
+    write), every page counts as cached.
     """
     libc = _libc()
     pages = -(-length // _PAGE)
@@ -161,7 +159,7 @@ def resident_pages(fd: int, offset: int, length: int) -> bytes:
 
 
 def _absent_runs(fd: int, offset: int, length: int) -> list[tuple[int, int]]:
-    """Return (offset, length) of the runs of whole pages around the range that are not cached."""
+    """Return (offset, length) of the runs of uncached whole pages around the range."""
     first = offset - offset % _PAGE
     pages = resident_pages(fd, first, offset + length - first)
     runs: list[tuple[int, int]] = []
@@ -175,7 +173,7 @@ def _absent_runs(fd: int, offset: int, length: int) -> list[tuple[int, int]]:
 
 
 def in_memory(fd: int) -> bool:
-    """Say whether a file has no other place than memory, as far as is known."""
+    """Whether a file is known to lie only in memory."""
     function = _fstatfs()
     if function is None:
         return False
@@ -185,7 +183,7 @@ def in_memory(fd: int) -> bool:
 
 @cache
 def _fstatfs() -> Any:
-    """Return Linux's `fstatfs(fd, buffer)`, or None elsewhere: others fill longer structures."""
+    """Return Linux's `fstatfs(fd, buffer)`; None elsewhere: others fill longer structures."""
     if sys.platform != "linux":
         return None
     try:

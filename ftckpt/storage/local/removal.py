@@ -1,8 +1,8 @@
-"""Remove a local tree for good, by open directories alone.
+"""Remove a local tree for good, through open directories.
 
 Each directory is opened by its name in the one above, and never if it is a link, so that a link
-put in the place of a directory while it is being removed does not redirect what follows
-(as in CVE-2022-21658). Another filesystem that is mounted in the tree is not entered.
+that replaces a directory during the removal does not redirect it (as in CVE-2022-21658). Another
+filesystem mounted in the tree is not entered.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _DEEPEST = 100
 
 
 class Removal:
-    """Removes trees, and goes on with the rest where something cannot be removed.
+    """Removes trees, continuing after failures.
 
     Attributes:
-        freed: bytes of the files that are gone, and had no other name.
-        failed: what could not be removed, by its path, and why.
+        freed: bytes of removed files that had no other name.
+        failed: errors by path.
     """
 
     def __init__(self) -> None:
@@ -33,13 +33,13 @@ class Removal:
         self.failed: dict[str, FtckptError] = {}
 
     def remove(self, name: str, folder: int, path: str, depth: int = 0) -> None:
-        """Remove a file, a link or a directory with all that lies in it; absent is removed.
+        """Remove a file, a link or a directory with its content; absent is removed.
 
         Args:
-            name: what to remove.
-            folder: the open directory that it lies in.
-            path: what it is called to the user.
-            depth: how many directories lie above it in the tree.
+            name: to remove.
+            folder: its open directory.
+            path: its path for the user.
+            depth: number of directories above it in the tree.
         """
         before = len(self.failed)
         try:
@@ -49,7 +49,7 @@ class Removal:
         except FtckptError as error:
             self.failed[path] = error
         except OSError as error:
-            # That a directory is not empty is news only where nothing in it was to blame.
+            # ENOTEMPTY matters only if nothing in the directory has failed.
             if error.errno != errno.ENOTEMPTY or len(self.failed) == before:
                 self.failed[path] = translate(error, path, "remove", path)
 

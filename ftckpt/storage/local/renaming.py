@@ -1,8 +1,8 @@
-"""Rename a local name onto one that is free: what stands there is never replaced.
+"""Rename a local name onto a free one: an existing name is never replaced.
 
-`rename` replaces a file, and a directory that is empty, which may be a save that has just begun.
-Linux 3.15 and later can be asked to refuse; where the kernel or the filesystem cannot (NFS), the
-name is looked at first.
+`rename` replaces a file, and an empty directory, which may be a save that has just begun. Linux
+3.15 and later can refuse that; if the kernel or the filesystem cannot (NFS), the name is checked
+first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .oserror import twice
 if TYPE_CHECKING:
     import ctypes
 
-NO_REPLACE, EXCHANGE = 1, 2  # what Linux's renameat2(2) can be asked
+NO_REPLACE, EXCHANGE = 1, 2  # flags of Linux's renameat2(2)
 CANNOT = frozenset({errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP})
 
 
@@ -26,14 +26,14 @@ def rename_new(source: str, target: str, *, source_dir: int, target_dir: int) ->
     """Rename a name of one open directory to a free name of another.
 
     Raises:
-        FileExistsError: something stands there, even an empty directory or a dangling link.
+        FileExistsError: the name is taken, even by an empty directory or a dangling link.
         OSError: the system refused.
     """
     before = os.stat(source, dir_fd=source_dir, follow_symlinks=False)
     try:
         twice(lambda: _rename(source, target, source_dir, target_dir))
     except (FileExistsError, FileNotFoundError):
-        # NFS repeats a request whose answer was lost and then reports our own rename as a stranger.
+        # NFS repeats a request whose answer was lost, and then reports our own rename as another's.
         now = status(target, target_dir)
         ours = now is not None and os.path.samestat(before, now)
         if not ours or status(source, source_dir) is not None:

@@ -1,4 +1,4 @@
-"""Files of this machine, through the operating system."""
+"""Local files, through the operating system."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Above this a lying length is checked against the file before memory is reserved for it.
+# A longer length is checked against the file before memory is reserved, because it may lie.
 _CHECK_LENGTH = 64 << 10
 _MAX_OFFSET = (1 << 63) - 1
 
 # Looked up once: a directory can have many names.
 _FILE = EntryKind.FILE
 
-# Half of a surrogate pair, but for the bytes of a name that is not UTF-8 as Python carries them.
+# Lone surrogates, except the bytes of a name that is not UTF-8 as Python carries them.
 _HALF = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 
 
@@ -57,7 +57,7 @@ class LocalReader(Reader):
         self.close()
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return exactly `length` bytes at `offset`; TruncatedError where the file is shorter."""
+        """Return exactly `length` bytes at `offset`; TruncatedError if the file is shorter."""
         if length > _CHECK_LENGTH or offset + length > _MAX_OFFSET:
             size = os.fstat(self._fd).st_size
             if offset + length > size:
@@ -67,7 +67,7 @@ class LocalReader(Reader):
         return bytes(buffer)
 
     def readinto(self, offset: int, view: memoryview) -> None:
-        """Fill `view` with the bytes at `offset`; TruncatedError where the file is shorter."""
+        """Fill `view` with the bytes at `offset`; TruncatedError if the file is shorter."""
         view = view.cast("B")
         if offset + len(view) > _MAX_OFFSET:
             raise self._truncated(offset, len(view), 0)
@@ -77,7 +77,7 @@ class LocalReader(Reader):
             try:
                 got = self._file.preadv(view[done:], offset + done)
             except OSError as error:
-                # A disk or network may recover once; a second failure is the answer.
+                # A disk or network may recover once; a second failure is final.
                 if error.errno in PASSING and not retried:
                     retried = True
                     continue
@@ -108,7 +108,7 @@ class LocalReader(Reader):
 
 
 class LocalStore(Store):
-    """A directory, or one file, of this machine."""
+    """A local directory or file."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -120,11 +120,11 @@ class LocalStore(Store):
         self.traits = Traits(local=True, conditional_put=True, gap=64 << 10, parallel=parallel)
 
     def __reduce__(self) -> tuple[type[LocalStore], tuple[str]]:
-        """Travel to another process as the URL."""
+        """Pickle as the URL."""
         return LocalStore, (self.url,)
 
     def usage(self) -> Usage:
-        """Return the bytes read so far; the system is asked without requests."""
+        """Return the bytes read so far; there are no requests."""
         return Usage(0, self._bytes_read)
 
     def _count(self, amount: int) -> None:
@@ -132,10 +132,10 @@ class LocalStore(Store):
             self._bytes_read += amount
 
     def local_path(self, path: str = "") -> str:
-        """Return the path on this machine.
+        """Return the local path.
 
         Raises:
-            UnsafeError: a key that climbs, or that no file can have as its name (`unsafe-path`).
+            UnsafeError: a key that climbs, or that cannot be a file's name (`unsafe-path`).
         """
         if not path:
             return self._root
@@ -162,12 +162,11 @@ class LocalStore(Store):
         return sorted(self._scan(full, path))
 
     def names(self, path: str = "", most: int | None = None) -> dict[str, EntryKind]:
-        """Return the names directly below `path`, or the `most` first, sorted, with their kinds."""
+        """Return the names directly below `path`, or the first `most`, sorted, with their kinds."""
         full = self.local_path(path)
 
         def scan() -> dict[str, EntryKind]:
-            # A directory may have thousands of names, and all but a few are files: what is done for
-            # each of them is done in C.
+            # A directory may have thousands of names, most of them files: C does the work for each.
             with os.scandir(full) as names:
                 found = list(islice(names, most))
             kinds = dict.fromkeys(sorted([name.name for name in found]), _FILE)
@@ -181,7 +180,7 @@ class LocalStore(Store):
             raise translate(error, full, "list", path) from error
 
     def walk(self, path: str = "") -> list[Entry]:
-        """Return every FILE and SPECIAL below `path`, sorted by path; no link is entered."""
+        """Return every FILE and SPECIAL below `path`, sorted by path; enters no link."""
         found: list[Entry] = []
         waiting = [path]
         while waiting:
@@ -191,7 +190,7 @@ class LocalStore(Store):
             except NotFoundError:
                 if here == path:
                     raise
-                continue  # removed while we walked
+                continue  # removed during the walk
             for entry in below:
                 if entry.kind is not EntryKind.DIRECTORY:
                     found.append(entry)
@@ -206,7 +205,7 @@ class LocalStore(Store):
         full = self.local_path(path)
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
         try:
-            # Opening alone can act on a device, so its kind is asked first, and again afterwards.
+            # Opening alone can act on a device, so its kind is checked before and after.
             _require_regular(twice(lambda: os.stat(full)), path, full)
             fd = twice(lambda: os.open(full, flags))
         except OSError as error:
@@ -237,7 +236,7 @@ class LocalStore(Store):
         return result
 
     def put(self, path: str, data: bytes) -> None:
-        """Store `data` under `path`, replacing what was there, atomically and durably."""
+        """Store `data` under `path`, replacing an existing file, atomically and durably."""
         write_over(self.local_path(path), data)
 
     def create(self, path: str, data: bytes) -> None:
@@ -245,7 +244,7 @@ class LocalStore(Store):
         write_new(self.local_path(path), data)
 
     def upload(self, path: str, size: int) -> LocalUpload:
-        """Open a file of `size` bytes for writing in place; what it holds already is kept."""
+        """Open a file of `size` bytes for writing in place; its bytes so far are kept."""
         from .write_in_place import LocalUpload
 
         return LocalUpload(self.local_path(path), path, size)
@@ -280,7 +279,7 @@ class LocalStore(Store):
                             status = name.stat(follow_symlinks=False)
                             found.append(_entry(prefix + name.name, status))
                     except FileNotFoundError:
-                        continue  # removed while we listed
+                        continue  # removed during the listing
             return found
 
         try:
@@ -301,19 +300,19 @@ def _entry(path: str, found: os.stat_result, link: str | None = None) -> Entry:
 
 
 def _kind(name: os.DirEntry[str]) -> EntryKind:
-    """Return the kind of a name that is not a file itself; of a link that of what it leads to."""
+    """Return the kind of a name that is not a plain file; of a link, its target's."""
     if name.is_dir(follow_symlinks=False):
         return EntryKind.DIRECTORY
     if not name.is_symlink():
         return EntryKind.SPECIAL
     try:
         return _linked(name.name, name.path).kind
-    except FileNotFoundError:  # removed while we listed
+    except FileNotFoundError:  # removed during the listing
         return EntryKind.SPECIAL
 
 
 def _linked(path: str, full: str) -> Entry:
-    """Return the entry of a symbolic link: the kind and size of what it leads to."""
+    """Return the entry of a symbolic link, with its target's kind and size."""
     link = os.readlink(full)
     try:
         return _entry(path, os.stat(full), link)

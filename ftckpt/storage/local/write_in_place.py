@@ -12,20 +12,15 @@ from .atomic import make_directories, sync_directory
 from .oserror import translate
 from .pagecache import in_memory
 
-# Larger writes make larger folios of the page cache, which were dearer: 2 GiB took 0.6 to 1 s of
+# Larger writes make larger folios of the page cache, which cost more: 2 GiB took 0.6 to 1 s of
 # processor time in writes of 256 KiB and 1.9 to 3.6 s in writes of 1 to 4 MiB (Linux 6.18, ext4).
 # They end at multiples of it in the file, because folios are aligned. Not on a tmpfs: threads that
-# write one file there find it locked by each other at every write, and took a sixth longer.
+# write one file there wait for each other at every write, and took a sixth longer.
 _SLICE = 256 << 10
 
 
 class LocalUpload(Upload):
     """A file under its own name, of its full size from the beginning; its bytes outlive a kill.
-
-    Args:
-        path: on this machine.
-        key: its key in the store.
-        size: bytes that it will have.
 
     Raises:
         NoResourceError, DeniedError, UnavailableError: the system refused.
@@ -68,8 +63,8 @@ class LocalUpload(Upload):
     def finish(self, size: int | None = None) -> None:
         """Flush the file and its name to the disk, and close it.
 
-        A file whose flush failed is removed: the system forgets what it could not write and holds
-        the pages for clean, so that a run that resumes would find them right and the disk not.
+        A file whose flush failed is removed: the system drops unwritten pages but treats them as
+        clean, so a resumed run would read right bytes that the disk does not have.
         """
         file, self._file = self._file, None
         assert file is not None
@@ -92,10 +87,10 @@ class LocalUpload(Upload):
 
 
 class _Descriptor:
-    """An open file's number; closed when the last who writes through it lets go.
+    """An open file's number; closed when its last writer lets go.
 
-    A worker that is left behind may be about to write when its upload is given up. Were the number
-    closed then, the next file that is opened anywhere would have it, and get the bytes.
+    A late worker may still write when its upload is discarded. If the number were closed then, the
+    next opened file would get it, and the bytes.
     """
 
     def __init__(self, number: int) -> None:

@@ -1,7 +1,7 @@
-"""Ask the kernel to begin writing dirty pages now, so that the flush at the end finds little to do.
+"""Start writing dirty pages early, so that the final flush finds little to do.
 
-Without it the pages of a large file gather until `fsync`, and disk and processor take turns:
-2 GiB took 0.73 to 0.99 s to write and flush, and 0.53 s with it.
+Without it the pages of a large file gather until `fsync`, and disk and processor take turns: 2 GiB
+took 0.73 to 0.99 s to write and flush, and 0.53 s with it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,9 @@ def _sync_file_range() -> Any:
 
 
 def begin(fd: int, offset: int, length: int) -> None:
-    """Begin to write back what has been written, a `STEP` at a time.
+    """Start writing back the last write (`length` bytes at `offset`), a `STEP` at a time.
 
-    A hint: it changes nothing that a reader sees, promises nothing, and its failure means nothing.
-
-    Args:
-        fd: open for writing.
-        offset: where the last write began.
-        length: its bytes.
+    A hint: readers see no change, and its failure means nothing. `fd` is open for writing.
     """
     end = (offset + length) // STEP * STEP
     start = offset // STEP * STEP

@@ -1,8 +1,8 @@
-"""Plan which byte ranges to read together where every request has a latency.
+"""Plan which byte ranges to read together if every request has a latency.
 
-Extents are named in the order in which they will be asked for. They are taken a stage at a time,
-and what lies together in a file, of one stage, is one window: a window is used up soon after it was
-read, however the pieces of one tensor are spread over files.
+Extents are given in the order of their use. They are taken a stage at a time, and neighbours of one
+stage in a file are one window: a window is used up soon after it was read, however the pieces of
+one tensor are spread over files.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ LONGEST = 4 << 20  # a longer extent is read by itself: there is little to save
 
 @dataclass(slots=True, eq=False)
 class Window:
-    """One run of bytes of a file, and what became of it.
+    """One run of bytes of a file, and its state.
 
     Attributes:
-        number: its place in the order in which windows are expected to be asked for.
+        number: its place in the expected order of use.
         path: the file.
         offset: of the first byte.
         length: bytes.
         wanted: bytes of the extents in it.
-        data: its bytes, as long as they are kept.
-        coming: whether somebody reads it.
+        data: its bytes, while they are kept.
+        coming: whether it is being read.
         hopeless: whether it cannot be read whole.
-        fetches: how often it was read.
-        reads: how often it was asked since it was last read.
-        served: bytes that were asked for since then.
-        early: whether it was read before it was asked for, and was not asked for yet.
+        fetches: number of times it was read.
+        reads: requests for it since the last read.
+        served: bytes requested since then.
+        early: whether it was read before its first request, which has not come yet.
     """
 
     number: int
@@ -53,14 +53,14 @@ class Window:
 
     @property
     def done(self) -> bool:
-        """Whether as much was asked for as is wanted of it."""
+        """Whether all wanted bytes were requested."""
         return self.served >= self.wanted
 
     def pays(self, gap: int) -> bool:
-        """Say whether it is worth being read whole, where bytes cost as much as `gap` says.
+        """Whether reading it whole is worthwhile, if a request costs as much as `gap` bytes.
 
-        The first time it is expected to be. Again only after enough reads that they would have
-        cost as much one by one: what is read in another order than was said costs twice at most.
+        The first time it is expected to be. Again only after enough requests that single reads
+        would have cost as much: an unexpected order costs at most twice.
         """
         if self.hopeless:
             return False
@@ -71,10 +71,9 @@ class Windows:
     """The windows of some files.
 
     Args:
-        extents: what will be asked for, by the store's paths, in that order; one that is named
-            again counts once.
+        extents: by the store's paths, in the order of use; a repeated one counts once.
         gap: extents of one file with at most this many bytes between them are read together.
-        stage: bytes of the extents that are taken together, and the most that a window has.
+        stage: bytes of the extents that are taken together, and the maximum of a window.
     """
 
     def __init__(self, extents: Iterable[Extent], gap: int, stage: int = STAGE) -> None:
@@ -99,7 +98,7 @@ class Windows:
         self._places = {path: _columns(rows) for path, rows in places.items()}
 
     def holding(self, path: str, offset: int, length: int) -> Window | None:
-        """Return the window of the extent that a range lies in, if there is one."""
+        """Return the window of the extent that contains a range, if there is one."""
         columns = self._places.get(path)
         if columns is None or not length:
             return None
@@ -123,7 +122,7 @@ class Windows:
 
 
 def _columns(rows: list[tuple[int, int, int]]) -> tuple[array[int], array[int], array[int]]:
-    """Return starts, ends and numbers; of extents with one start the longest is found."""
+    """Return starts, ends and numbers; of extents with one start the longest comes last."""
     rows.sort()
     starts, ends, numbers = (array("q", column) for column in zip(*rows, strict=True))
     return starts, ends, numbers

@@ -1,4 +1,4 @@
-"""Read windows of files, several at a time and ahead of use, and keep them in bounded memory."""
+"""Read windows of files, several at a time and ahead of use, in bounded memory."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from .plan import Window, Windows
 if TYPE_CHECKING:
     from ftckpt.workers.limits import RateLimit
 
-_BATCH = 4  # of what may be kept, as a divisor: bytes that are read ahead at once
-_SMALL, _AGAIN = 64 << 10, 64  # bytes, and number, of ranges that are kept to be read again
-_TICK = 0.5  # seconds that a wait may keep a signal from being handled
+_BATCH = 4  # divisor of the bound: bytes that are read ahead at once
+_SMALL, _AGAIN = 64 << 10, 64  # bytes, and number, of ranges that are kept for repeated reads
+_TICK = 0.5  # seconds that a wait may delay a signal
 
 
 class Ahead:
     """Reads windows and keeps them; may be used from many threads.
 
     Args:
-        store: where the files lie.
-        windows: of what will be asked for.
-        bound: bytes that may be kept, beside a window that is being read for each thread.
+        store: of the files.
+        windows: of the expected reads.
+        bound: bytes that may be kept, besides a window in flight for each thread.
         limiter: bounds the rate of reading.
     """
 
@@ -51,8 +51,8 @@ class Ahead:
         self._sent = False
         self._closed = False
         if len(windows.all) > 1:
-            # One, and begun here: a thread takes tens of megabytes of addresses, which are bounded
-            # while a pickle is parsed.
+            # One, and started here: a thread takes tens of megabytes of addresses, which are
+            # limited while a pickle is parsed.
             with suppress(NoResourceError):
                 self._thread = DaemonThreads(1)
                 self._thread.submit(bytearray)
@@ -62,10 +62,10 @@ class Ahead:
         return _AheadReader(self, path, self._reader(path))
 
     def get(self, path: str, offset: int, length: int) -> memoryview | None:
-        """Return bytes of an object; None where they are best read by themselves.
+        """Return bytes of an object; None if they are best read by themselves.
 
         Raises:
-            FtckptError: what the store raises.
+            FtckptError: of the store.
         """
         window = self._windows.holding(path, offset, length)
         data = None if window is None else self._get(window, length)
@@ -74,12 +74,12 @@ class Ahead:
         return data[offset - window.offset :][:length]
 
     def read(self, path: str, offset: int, length: int) -> bytes:
-        """Return bytes of an object; the last small ones that are in no window are kept too.
+        """Return bytes of an object; keeps the last small ranges outside windows too.
 
         The directory of an archive is read again for each object in it.
 
         Raises:
-            FtckptError: what the store raises.
+            FtckptError: of the store.
         """
         data = self.get(path, offset, length)
         if data is not None:
@@ -101,7 +101,7 @@ class Ahead:
         return found
 
     def read_many(self, extents: Sequence[Extent]) -> list[bytes]:
-        """Return the bytes of each extent: of one window from it, of several as the store does."""
+        """Return the bytes of each extent: from one window, or as the store does for several."""
         windows = {self._windows.holding(*extent) for extent in extents}
         if len(windows) == 1 and None not in windows:
             found = [self.get(*extent) for extent in extents]
@@ -112,14 +112,14 @@ class Ahead:
         return self._store.read_many(extents)
 
     def forget(self) -> None:
-        """Let go of what is kept."""
+        """Drop the kept bytes."""
         with self._changed:
             while self._kept:
                 self._drop(next(iter(self._kept.values())))
             self._again.clear()
 
     def close(self) -> None:
-        """Read nothing ahead any more; open readers go on without."""
+        """Stop reading ahead; open readers continue without it."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -150,11 +150,11 @@ class Ahead:
             return data
         try:
             return self._fetch(window)
-        except CorruptError:  # the reading of the range alone says what is wrong, if anything is
+        except CorruptError:  # reading the range alone reports what is wrong, if anything is
             return None
 
     def _begin(self, window: Window) -> None:
-        """Say that a window is being read, and make room for it."""
+        """Mark a window as being read, and make room for it."""
         window.coming = True
         window.fetches += 1
         window.reads = window.served = 0
@@ -164,7 +164,7 @@ class Ahead:
             self._drop(next(iter(self._kept.values())))
 
     def _make_room(self, nbytes: int) -> bool:
-        """Drop used-up windows, longest unused first, until the bytes fit; say whether they do."""
+        """Drop used-up windows, longest unused first; return whether the bytes fit then."""
         bound = self._bound - nbytes
         if self._nbytes > bound:
             for window in [window for window in self._kept.values() if window.done]:
@@ -180,7 +180,7 @@ class Ahead:
         window.data, window.early = None, False
 
     def _fetch(self, window: Window) -> memoryview:
-        """Read a window that was begun."""
+        """Read a window after `_begin`."""
         try:
             if self.limiter is not None:
                 self.limiter.take(window.length)
@@ -213,7 +213,7 @@ class Ahead:
         self._changed.notify_all()
 
     def _send_ahead(self, number: int) -> None:
-        """Begin to read the windows that come next, as long as that has been of use."""
+        """Start reading the next windows, as long as that has helped."""
         if self._sent or self._thread is None or self._wasted > self._used + self._parallel:
             return
         batch: list[Window] = []
@@ -232,25 +232,25 @@ class Ahead:
             self._thread.submit(self._bring, batch)
 
     def _bring(self, batch: Sequence[Window]) -> None:
-        """Read windows that were begun, in few requests at once."""
+        """Read windows after `_begin`, in few concurrent requests."""
         found: Sequence[bytes] = ()
         try:
             if self.limiter is not None:
                 self.limiter.take(sum(window.length for window in batch))
             places = [Extent(one.path, one.offset, one.length) for one in batch]
             found = self._store.read_many(places)
-        except FtckptError:  # who asks for one of them reads it again, and hears of it
+        except FtckptError:  # a request for one of them reads it again and raises
             pass
         finally:
             with self._changed:
-                self._sent = not found  # what has failed once is not tried again and again
+                self._sent = not found  # do not retry a failed read-ahead
                 for window, data in zip(batch, found, strict=False):
                     self._keep(window, memoryview(data))
                 for window in batch[len(found) :]:
                     self._undo(window)
 
     def _reader(self, path: str) -> Reader:
-        """Return the one reader of an object: it sees to it that all are bytes of one version."""
+        """Return the one reader of an object, which ensures that all bytes are of one version."""
         with self._changed:
             reader = self._readers.get(path)
         if reader is None:
@@ -261,7 +261,7 @@ class Ahead:
 
 
 class _AheadReader(Reader):
-    """One object, as far as possible from what was read ahead."""
+    """One object, as far as possible from the read-ahead."""
 
     def __init__(self, ahead: Ahead, path: str, reader: Reader) -> None:
         self._ahead = ahead
@@ -275,11 +275,11 @@ class _AheadReader(Reader):
         self.close()
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return exactly `length` bytes at `offset`; TruncatedError where it is shorter."""
+        """Return exactly `length` bytes at `offset`; TruncatedError if it is shorter."""
         return self._ahead.read(self._path, offset, length)
 
     def readinto(self, offset: int, view: memoryview) -> None:
-        """Fill `view` with the bytes at `offset`; TruncatedError where it is shorter."""
+        """Fill `view` with the bytes at `offset`; TruncatedError if it is shorter."""
         view = view.cast("B")
         data = self._ahead.get(self._path, offset, len(view))
         if data is not None:

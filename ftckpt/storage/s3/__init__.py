@@ -1,1 +1,1 @@
-"""S3 and services that speak it."""
+"""S3 and compatible services."""

@@ -1,9 +1,9 @@
-"""The bodies of parts: sent from the memory they lie in, and held to their digest by the service.
+"""The bodies of parts: sent from memory without a copy, checked against a digest.
 
 The signature of a request covers the SHA-256 of its body, and a service that compares the two
-refuses a body that was damaged on the way. Most do; some that imitate S3 look at neither. So the
-service is asked, with a part that is damaged on purpose, and where it takes that one the MD5 of
-every part is compared with what it says to have stored: twice the work, and the only evidence then.
+refuses a body that was damaged in transit. Most do; some that imitate S3 check neither. So ftckpt
+probes the service with a deliberately damaged part. If it accepts that, the MD5 of every part is
+compared with what it reports as stored: twice the work, and the only evidence then.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ T = TypeVar("T")
 class PartBody(io.BytesIO):
     """A view as the file that botocore hashes and aiohttp sends; one for each attempt.
 
-    aiohttp sends a BytesIO from the event loop and any other file by way of a thread, but copies
-    the content of a real one to learn its length. The view must stay as it is until the answer.
+    aiohttp sends a BytesIO from the event loop and any other file through a thread, but copies the
+    content of a real one to learn its length. The view must not change until the answer.
     """
 
     def __init__(self, view: memoryview) -> None:
@@ -51,13 +51,13 @@ class PartBody(io.BytesIO):
 
 
 class Damaged(PartBody):
-    """One byte that is another when it is sent than it was when it was hashed."""
+    """A body with one byte that differs between hashing and sending."""
 
     def __init__(self) -> None:
         super().__init__(memoryview(b"0"))
 
     def read(self, size: int | None = -1, /) -> Any:
-        """Return bytes that are not those of the digest."""
+        """Return bytes that do not match the digest."""
         part = super().read(size)
         if not part:
             self._view = memoryview(b"1")
@@ -65,18 +65,18 @@ class Damaged(PartBody):
 
 
 async def unless_stalled(answer: Awaitable[T], body: PartBody, seconds: float) -> T:
-    """Await the answer to a request whose body is being sent.
+    """Await the answer to a request while its body is being sent.
 
-    aiohttp counts the seconds without a byte only from the end of the body on: a service that
-    takes no more of it, but holds the connection, would be waited for without end.
+    aiohttp counts seconds without a byte only after the end of the body: it would wait forever for
+    a service that stops reading but holds the connection.
 
     Args:
         answer: of the service.
         body: of the request; nothing else reads it.
-        seconds: how long no byte of the body may be taken.
+        seconds: maximum time without progress in the body.
 
     Raises:
-        TimeoutError: that long none was, and there was no answer.
+        TimeoutError: no progress and no answer for that long.
     """
     asked = asyncio.ensure_future(answer)
     quiet = 0
@@ -87,7 +87,7 @@ async def unless_stalled(answer: Awaitable[T], body: PartBody, seconds: float) -
             if asked.done():
                 return asked.result()
             quiet = quiet + 1 if body.tell() == before else 0
-            # Of the last bytes aiohttp has some in hand, and then waits that long by itself.
+            # aiohttp holds the last bytes, and then applies that timeout itself.
             if quiet > (before == len(body.getbuffer())):
                 raise TimeoutError(f"no more than {before:,} bytes were taken in {seconds:g} s")
     finally:

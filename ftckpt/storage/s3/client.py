@@ -1,8 +1,8 @@
-"""One S3 client: how it is configured, how requests are counted and tried again.
+"""One S3 client: its configuration, and the counting and retrying of requests.
 
-s3fs gives the session (profiles, environment, refreshing credentials) and the event loop; the
-requests are made on its aiobotocore client, because s3fs' own calls hide statuses (a failed
-condition is EINVAL), retry what they like for as long as they like, and cache listings.
+s3fs gives the session (profiles, environment, refreshing credentials) and the event loop. Requests
+use its aiobotocore client, because s3fs' own calls hide statuses (a failed condition is EINVAL),
+retry without limits of ours, and cache listings.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ PARALLEL = 16
 
 @lru_cache(maxsize=1)
 def _loader() -> Any:
-    """Return the loader of S3's API description: 100 ms for each client if it is not shared."""
+    """Return the loader of S3's API description, shared because it takes 100 ms per client."""
     from botocore.loaders import create_loader
 
     return create_loader()
 
 
 def read_time(value: Any) -> datetime:
-    """Return a time of an answer; botocore's way takes three quarters of the time of a listing."""
+    """Parse a time of an answer; botocore's way takes three quarters of a listing's time."""
     from botocore.utils import parse_timestamp
 
     try:
         return datetime.fromisoformat(value)
-    except (TypeError, ValueError):  # in headers times are spelled otherwise
+    except (TypeError, ValueError):  # headers spell times differently
         found: datetime = parse_timestamp(value)
         return found
 
@@ -55,7 +55,7 @@ class S3Client:
         from fsspec.asyn import get_loop
 
         self.requests = 0
-        # Whether damaged bodies are refused; None before the service was asked.
+        # Whether damaged bodies are refused; None before the probe.
         self.refuses_damage: bool | None = None
         self.asking = threading.Lock()
         self.bytes_read = 0
@@ -64,7 +64,7 @@ class S3Client:
         self._slots = asyncio.Semaphore(PARALLEL)
         session = AioSession(profile=options.profile or None)
         session.register_component("data_loader", _loader())
-        # aiohttp waits without end for the "100 Continue" of a service or proxy that sends none.
+        # aiohttp waits forever for the "100 Continue" of a service or proxy that sends none.
         session.unregister("before-call.s3", add_expect_header)
         parsers = session.get_component("response_parser_factory")
         parsers.set_parser_defaults(timestamp_parser=read_time)
@@ -76,10 +76,10 @@ class S3Client:
                 "connect_timeout": min(10.0, options.timeout),
                 "read_timeout": options.timeout,
                 "max_pool_connections": 2 * PARALLEL,
-                # Every attempt is ours to count and to bound.
+                # We count and limit every attempt ourselves.
                 "retries": {"total_max_attempts": 1, "mode": "standard"},
-                # Lookalikes send the whole object's checksum with a range, and refuse trailing
-                # ones; what we send is signed, and what is read held to digests of our own.
+                # Imitations send the whole object's checksum with a range, and refuse trailing
+                # ones; our uploads are signed, and reads are checked against our own digests.
                 "request_checksum_calculation": "when_required",
                 "response_checksum_validation": "when_required",
             },
@@ -99,7 +99,7 @@ class S3Client:
             raise
 
     async def once(self, operation: str, parameters: dict[str, Any]) -> dict[str, Any]:
-        """Send one request once and return the parsed answer; what botocore raises comes as is."""
+        """Send one request once and return the parsed answer; raises botocore's exceptions."""
         async with self._slots:
             client = await self._fs.set_session()
             self.requests += 1
@@ -108,11 +108,11 @@ class S3Client:
     async def attempt(
         self, once: Callable[[Any], Awaitable[T]], *, url: str, file: str, doing: str
     ) -> T:
-        """Await `once(client)`, again and again while it fails in a way that another try can help.
+        """Await `once(client)`, retrying transient failures.
 
         Raises:
             UnavailableError: it still failed at the end of `StoreOptions.retry_seconds`.
-            FtckptError: any other failure, by `s3errors.translate`.
+            FtckptError: any other failure, by `s3.errors.translate`.
         """
         backoff = Backoff(self.options.retry_seconds)
         while True:
@@ -139,7 +139,7 @@ class S3Client:
     ) -> dict[str, Any]:
         """Send one request and return the parsed answer, which has no streamed body.
 
-        A `Body` among the parameters is sent from where it lies, and stays as it is until then.
+        A `Body` among the parameters is sent without a copy and must not change meanwhile.
         """
         parameters = self.payer(parameters)
 
@@ -160,7 +160,7 @@ class S3Client:
         return answer
 
     def payer(self, parameters: dict[str, Any]) -> dict[str, Any]:
-        """Return the parameters of a request with who pays for it."""
+        """Add the requester-pays parameter if it is set."""
         if self.options.requester_pays:
             return parameters | {"RequestPayer": "requester"}
         return parameters

@@ -1,4 +1,4 @@
-"""Copy an S3 object at the service: no byte of it travels to us and back."""
+"""Copy an S3 object inside the service, without transferring its bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .errors import status_of
 from .object import S3Object
 from .read import Version, head_object
 
-# One request copies 5 GiB at most, and is not answered before it has: smaller ones do not time out.
+# One request copies at most 5 GiB and answers only at the end: smaller ones do not time out.
 _LARGEST = 1 << 30
 _PART = 256 << 20
 
@@ -30,13 +30,13 @@ async def copy_object(
 
     Args:
         client: of the service that has both.
-        source: what is copied.
+        source: the original.
         size: its bytes.
-        etag: that it must have, quoted; "" where the service gives none.
-        target: where it is stored.
+        etag: that it must have, quoted; "" if the service gives none.
+        target: the copy.
 
     Raises:
-        IncompleteError: the source was replaced meanwhile; nothing is seen of the copy.
+        IncompleteError: the source was replaced meanwhile; the copy is invisible.
         UnsupportedError: the service does not copy parts of objects.
         UnavailableError: after retries, or the copy has another size.
         DeniedError, NoResourceError, NotFoundError: the service refused.
@@ -79,7 +79,7 @@ async def _copy_parts(
 
     try:
         parts = await gather(*(copy(start) for start in range(0, size, _PART)))
-        # Some services look at no condition, and parts of two objects would be one.
+        # Some services ignore conditions, and parts of two objects would be joined.
         version = Version()
         version.check(etag, source)
         version.check(str((await head_object(client, source)).get("ETag", "")), source)
@@ -89,13 +89,13 @@ async def _copy_parts(
                 **upload,
             )  # fmt: skip
     except BaseException:
-        with suppress(FtckptError):  # the error that brought us here matters more
+        with suppress(FtckptError):  # the original error matters more
             await _call(client, "abort_multipart_upload", target, **upload)
         raise
 
 
 def _of(source: S3Object, etag: str) -> dict[str, Any]:
-    """Return what says that an object is to be copied if it is still that one."""
+    """Return the parameters that copy an object only if it is unchanged."""
     return {"CopySource": _place(source)} | ({"CopySourceIfMatch": etag} if etag else {})
 
 

@@ -1,4 +1,4 @@
-"""Delete S3 objects, a thousand a request, and believe what is said of each key alone."""
+"""Delete S3 objects, a thousand per request, and check the answer for each key."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _REFUSED = frozenset({"PreconditionFailed", "ConditionNotMet"})
 
 
 class Doomed(NamedTuple):
-    """What is to be deleted.
+    """An object to delete.
 
     Attributes:
         at: the key.
-        version: one version of it, gone for good; "" for what the key shows, of which a bucket
-            that keeps versions keeps the last.
-        etag: delete only what has this ETag; "" for any.
+        version: one version of it, gone for good; "" for the current one, which a bucket with
+            versions keeps.
+        etag: delete only an object with this ETag; "" for any.
     """
 
     at: S3Object
@@ -41,18 +41,16 @@ class Doomed(NamedTuple):
 
 
 async def delete_objects(client: S3Client, targets: Sequence[Doomed]) -> list[FtckptError | None]:
-    """Delete objects and return for each, in order, None or the error that kept it."""
+    """Delete objects and return for each, in order, None or its error."""
     batches = [targets[i : i + _BATCH] for i in range(0, len(targets), _BATCH)]
     answers = await gather(*(_delete_batch(client, batch) for batch in batches))
     return [answer for batch in answers for answer in batch]
 
 
 async def honours_conditions(client: S3Client, probe: S3Object) -> bool:
-    """Say whether the service deletes by ETag: refuses the wrong one and takes the right one.
+    """Whether the service deletes by ETag: refuses the wrong one and accepts the right one.
 
-    Args:
-        client: of the service.
-        probe: two empty keys that begin so are written and deleted.
+    It writes and deletes two empty keys that begin with `probe`.
     """
     stem = f"{probe.key}/{TEMPORARY}probe-{secrets.token_hex(8)}"
     wrong, right = probe._replace(key=f"{stem}-1"), probe._replace(key=f"{stem}-2")
@@ -69,9 +67,9 @@ async def honours_conditions(client: S3Client, probe: S3Object) -> bool:
 
 
 async def still_there(client: S3Client, target: Doomed) -> FtckptError | None:
-    """Return None where a key shows the wanted ETag or nothing, else why it is not to be deleted.
+    """Return None if a key shows the wanted ETag or nothing, else why it must not be deleted.
 
-    For services that delete without conditions: between this and the deletion, a moment is left.
+    For services that delete without conditions: a short race with the deletion remains.
     """
     try:
         head = await head_object(client, target.at)
@@ -85,7 +83,7 @@ async def still_there(client: S3Client, target: Doomed) -> FtckptError | None:
 
 
 def replaced(at: S3Object) -> RefusedError:
-    """Return the error for a key that holds something else than what was to be deleted."""
+    """Return the error for a key that holds another object than the one to delete."""
     return RefusedError(
         f"{at.url} was replaced since it was listed, and is not deleted",
         kind="changed-file",

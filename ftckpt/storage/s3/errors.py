@@ -1,7 +1,7 @@
 """Map an S3 service's refusals: retry, or one of our errors.
 
-Sources: the error code tables of the S3 API reference, and what Ceph, Swift, MinIO and rclone
-answer in the same situations.
+Sources: the error code tables of the S3 API reference, and the answers of Ceph, Swift, MinIO and
+rclone in the same situations.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ftckpt.errors import (
     UsageError,
 )
 
-# The body of a request is not what its digest says; sent again it may be.
+# The body does not match its digest; another attempt may.
 DAMAGED = frozenset({"BadDigest", "XAmzContentSHA256Mismatch"})
 _TRANSIENT = DAMAGED | frozenset(
     {
@@ -62,7 +62,7 @@ def code_of(error: BaseException) -> str:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Say whether another attempt can help."""
+    """Whether another attempt can help."""
     import aiohttp
     from botocore import exceptions as boto
 
@@ -87,19 +87,19 @@ def is_transient(error: BaseException) -> bool:
 
 
 def translate(error: Exception, url: str, file: str, doing: str) -> FtckptError:
-    """Return the ftckpt error for what a request ended with.
+    """Return the ftckpt error for a failed request.
 
     Args:
-        error: what aiobotocore raised.
+        error: raised by aiobotocore.
         url: the object, prefix or bucket as the user would type it.
         file: its key in the store.
-        doing: what was attempted, as in "cannot <doing> <url>".
+        doing: the action, as in "cannot <doing> <url>".
     """
     from botocore import exceptions as boto
 
     if isinstance(error, FtckptError):
         return error
-    # How often botocore itself would try again is always 0: we do.
+    # botocore's own retry count is always 0: we retry.
     said = str(error).replace(" (reached max retries: 0)", "") or type(error).__name__
     message = f"cannot {doing} {url}: {said}"
     if isinstance(error, boto.ClientError):

@@ -13,14 +13,14 @@ from .client import S3Client, gather
 from .object import S3Object
 from .read import head_object
 
-# A bucket whose versioning was never enabled, or is suspended, gives this name to each object.
+# The version name of each object in a bucket without, or with suspended, versioning.
 _NO_VERSION = "null"
 
 
 async def list_versions(client: S3Client, files: Sequence[S3Object]) -> list[Entry]:
-    """Return every version and deletion of some keys; nothing where the bucket keeps none.
+    """Return every version and deletion of some keys; empty if the bucket keeps none.
 
-    Whether it does, the first object says: asking the bucket takes a permission of its own.
+    The first object shows whether it does, because asking the bucket needs another permission.
     """
     first = files[0]
     head = await head_object(client, first)
@@ -50,7 +50,7 @@ async def list_unfinished(client: S3Client, below: S3Object) -> list[Unfinished]
             for item in page.get("Uploads", ()):
                 path = prefix + item["Key"][len(base) :]
                 found.append(Unfinished(path, item["UploadId"], item["Initiated"].timestamp()))
-    except NotFoundError:  # what rclone says of a bucket that has never had any
+    except NotFoundError:  # rclone's answer for a bucket that has never had any
         return []
     return sorted(found)
 

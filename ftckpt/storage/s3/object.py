@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class S3Object(NamedTuple):
-    """Where one object lies."""
+    """The address of one object."""
 
     bucket: str
     key: str

@@ -1,4 +1,4 @@
-"""Read ranges of S3 objects: exactly the bytes that were asked for, or an error."""
+"""Read ranges of S3 objects: exactly the requested bytes, or an error."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 
 class Version:
-    """The ETag that the first answer of a reading shows; every later answer must show it too."""
+    """The ETag of the first answer; every later answer must have it too."""
 
     def __init__(self) -> None:
         self._etag: str | None = None
 
     def check(self, etag: str | None, at: S3Object) -> None:
-        """Raise IncompleteError where the object was replaced between two ranges."""
+        """Raise IncompleteError if the object was replaced between two ranges."""
         if self._etag is None:
             self._etag = etag
         elif etag != self._etag:
@@ -33,7 +33,7 @@ class Version:
 
 
 async def head_object(client: S3Client, at: S3Object, doing: str = "look up") -> dict[str, Any]:
-    """Return what the service says of an object; `doing` is for the message of an error."""
+    """Return the service's HEAD answer; `doing` is for the message of an error."""
     return await client.call(
         "head_object", url=at.url, file=at.path, doing=doing, Bucket=at.bucket, Key=at.key
     )
@@ -44,7 +44,7 @@ async def read_bytes(
 ) -> memoryview:
     """Return `length` bytes at `offset` in new memory; raises as `read_range`."""
     if length > PART:
-        # A damaged index can ask for any length; memory is reserved only for what exists.
+        # A damaged index can request any length; memory is reserved only for existing bytes.
         head = await head_object(client, at, "read")
         if offset + length > head["ContentLength"]:
             raise _truncated(at, offset, length)
@@ -56,7 +56,7 @@ async def read_bytes(
 async def read_range(
     client: S3Client, at: S3Object, offset: int, view: memoryview, version: Version
 ) -> None:
-    """Fill `view` from `offset`, in concurrent parts where it is large.
+    """Fill `view` from `offset`, in concurrent parts if it is large.
 
     Raises:
         TruncatedError: the object ends before the range does.
@@ -79,7 +79,7 @@ async def _read_part(
     done = 0
 
     async def once(s3: Any) -> None:
-        # A broken body goes on where it broke; the ETag says that it is still the same object.
+        # A broken body continues where it broke; the ETag proves that it is the same object.
         nonlocal done
         first, last = offset + done, offset + len(view) - 1
         asked = {"Bucket": at.bucket, "Key": at.key, "Range": f"bytes={first}-{last}"}
@@ -104,7 +104,7 @@ async def _read_part(
 
 
 def _check_range(answer: dict[str, Any], at: S3Object, first: int, last: int) -> None:
-    """Compare the range that the service says it sends with the one that was asked for."""
+    """Compare the range in the answer with the requested one."""
     match = _CONTENT_RANGE.fullmatch(answer.get("ContentRange") or "")
     if match is None:
         # A whole object may stand for a range that covers it; any other answer is not the range.
@@ -153,13 +153,13 @@ class S3Reader(Reader):
         self.close()
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return exactly `length` bytes at `offset`; TruncatedError where it is shorter."""
+        """Return exactly `length` bytes at `offset`; TruncatedError if it is shorter."""
         return bytes(
             self._client.run(read_bytes(self._client, self._at, offset, length, self._version))
         )
 
     def readinto(self, offset: int, view: memoryview) -> None:
-        """Fill `view` with the bytes at `offset`; TruncatedError where it is shorter."""
+        """Fill `view` with the bytes at `offset`; TruncatedError if it is shorter."""
         view = view.cast("B")
         self._client.run(read_range(self._client, self._at, offset, view, self._version))
 

@@ -1,4 +1,4 @@
-"""S3 and services that speak it."""
+"""S3 and compatible services."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _ARCHIVE_CLASSES = frozenset({"GLACIER", "DEEP_ARCHIVE"})
 class S3Store(Store):
     """The keys below one `s3://bucket/prefix`.
 
-    `create` relies on conditional PUT. At its first use a probe key is written twice; a service
-    that accepts the second is said so by `traits.conditional_put`, and `create` then writes only
-    where nothing was seen and reads its own token back, which does not exclude a race.
+    `create` relies on conditional PUT. Its first use writes a probe key twice; if the service
+    accepts the second, `traits.conditional_put` says so, and `create` then checks first, writes,
+    and reads its own token back, which does not exclude a race.
 
-    A prefix that holds nothing but a directory marker (an empty key ending in a slash) counts as
-    empty. A key that cannot be a relative path (`a//b`, `../c`) is listed as SPECIAL.
+    A prefix that holds only a directory marker (an empty key ending in a slash) counts as empty. A
+    key that cannot be a relative path (`a//b`, `../c`) is listed as SPECIAL.
     """
 
     def __init__(self, url: str, options: StoreOptions) -> None:
@@ -56,12 +56,12 @@ class S3Store(Store):
         self._conditional_delete: bool | None = None
 
     def __reduce__(self) -> tuple[type[S3Store], tuple[str, StoreOptions], dict[str, Any]]:
-        """Travel to another process as URL and options; connections stay here."""
+        """Pickle as URL and options; connections stay here."""
         kept = {"url": self.url, "options": self.options}
         return S3Store, (self._opened_at, self.client.options), kept
 
     def identity(self, path: str = "") -> str:
-        """Return the key behind its service's address: two services may have one bucket's name."""
+        """Return the key with its service's address: two services may share a bucket's name."""
         endpoint = self.client.options.endpoint or os.environ.get(
             "AWS_ENDPOINT_URL_S3", os.environ.get("AWS_ENDPOINT_URL", "")
         )
@@ -73,7 +73,7 @@ class S3Store(Store):
         return Usage(self.client.requests, self.client.bytes_read)
 
     def at(self, path: str) -> S3Object:
-        """Return where a key lies."""
+        """Return the address of a key."""
         return S3Object(self._bucket, safe_key(self._prefix, path), path, self.describe(path))
 
     def stat(self, path: str) -> Entry:
@@ -123,7 +123,7 @@ class S3Store(Store):
         return result
 
     def put(self, path: str, data: bytes) -> None:
-        """Store `data` under `path`; size and ETag of what is stored are compared afterwards."""
+        """Store `data` under `path`; compares size and ETag of the stored object."""
         self.client.run(put_object(self.client, self.at(path), data))
 
     def create(self, path: str, data: bytes) -> None:
@@ -135,24 +135,24 @@ class S3Store(Store):
         self.client.run(create_object(self.client, self.at(path), data, conditional))
 
     def replace(self, entry: Entry, data: bytes) -> None:
-        """Store `data` in place of what was listed, by one conditional PUT."""
+        """Store `data` in place of a listed object, by one conditional PUT."""
         if not entry.etag:
             super().replace(entry, data)
             return
         self.client.run(replace_object(self.client, self.at(entry.path), data, _quoted(entry)))
 
     def upload(self, path: str, size: int) -> S3Upload:
-        """Begin an object in parts; nothing is seen of it before it is finished."""
+        """Begin an object in parts; it is invisible until it is finished."""
         return S3Upload(self.client, self.at(path), size)
 
     def duplicate(self, entry: Entry, copy: str) -> None:
-        """Have the service copy one key to another; it is seen when it is whole."""
-        self.require_still(entry)  # some services look at no condition
+        """Let the service copy one key to another; the copy is visible when it is whole."""
+        self.require_still(entry)  # some services ignore conditions
         at, target = self.at(entry.path), self.at(copy)
         self.client.run(copy_object(self.client, at, entry.size, _quoted(entry), target))
 
     def delete(self, paths: Sequence[str]) -> Mapping[str, FtckptError | None]:
-        """Delete keys, a thousand a request; an absent one is gone."""
+        """Delete keys, a thousand per request; an absent one is gone."""
         result: dict[str, FtckptError | None] = {}
         targets: list[S3Object] = []
         for path in paths:
@@ -165,20 +165,20 @@ class S3Store(Store):
         return {path: result[path] for path in paths}
 
     def erase(self, entries: Sequence[Entry]) -> list[FtckptError | None]:
-        """Delete what was listed: a version by its name, anything else by its ETag.
+        """Delete listed objects: a version by its name, anything else by its ETag.
 
-        A service that does not delete by ETag is found out with two probe keys; each key is then
-        looked up just before it is deleted.
+        Two probe keys reveal a service that does not delete by ETag; each key is then looked up
+        just before it is deleted.
         """
         return self.client.run(self._erase(entries))
 
     def history(self, files: Sequence[Entry]) -> list[Entry]:
-        """Return every version of some files, deletions included; nothing where none are kept."""
+        """Return every version of some files, deletions included; empty if none are kept."""
         found = [self.at(e.path) for e in files]
         return self.client.run(list_versions(self.client, found)) if found else []
 
     def unfinished(self, path: str = "") -> list[Unfinished]:
-        """Return the multipart uploads below `path` that nobody has finished."""
+        """Return the unfinished multipart uploads below `path`."""
         return self.client.run(list_unfinished(self.client, self.at(path)))
 
     def abort(self, uploads: Sequence[Unfinished]) -> list[FtckptError | None]:
@@ -269,7 +269,7 @@ class S3Store(Store):
 
 
 def _kind(path: str, kind: EntryKind) -> EntryKind:
-    """Return `kind`, or SPECIAL for a key that is not a relative path and so cannot be opened."""
+    """Return `kind`, or SPECIAL for a key that is not a relative path and cannot be opened."""
     return EntryKind.SPECIAL if set(path.split("/")) & {"", ".", ".."} else kind
 
 

@@ -1,4 +1,4 @@
-"""Large S3 objects: a multipart upload whose parts the service or we hold to their digests."""
+"""Large S3 objects: multipart uploads whose parts the service or we check against digests."""
 
 from __future__ import annotations
 
@@ -20,24 +20,19 @@ from .object import S3Object
 from .write import differs, put_object
 
 _MOST_PARTS = 10_000
-_ONE_PUT = 8 << 20  # up to here a PUT at the end costs less than the requests of an upload
+_ONE_PUT = 8 << 20  # up to this size one PUT at the end costs less than an upload's requests
 
 
 class _Part(NamedTuple):
     etag: str
-    md5: bytes | None  # of what was sent, where the service does not hold it to its digest
+    md5: bytes | None  # of the sent bytes, if the service does not check digests
 
 
 class S3Upload(Upload):
-    """One object; the service shows nothing of it before it is finished.
+    """One object; it is invisible until it is finished.
 
-    A run that is killed leaves an upload without an object, which costs storage until a lifecycle
-    rule of the bucket, or `gc`, aborts it.
-
-    Args:
-        client: how requests are sent.
-        at: the object.
-        size: bytes that it will have.
+    A killed run leaves an upload without an object, which costs storage until a lifecycle rule of
+    the bucket, or `gc`, aborts it.
 
     Raises:
         UnsupportedError: more than 10,000 parts (625 GiB).
@@ -64,7 +59,7 @@ class S3Upload(Upload):
             )
 
     def write(self, offset: int, view: memoryview) -> None:
-        """Send one part; again where it was sent before."""
+        """Send one part, also a second time."""
         if self._whole is not None:
             self._whole = bytes(view)
             return
@@ -79,14 +74,14 @@ class S3Upload(Upload):
             self._parts[number] = _Part(str(answer["ETag"]), md5)
 
     def finish(self, size: int | None = None) -> None:
-        """Put the parts together and compare size and ETag of what is stored."""
+        """Join the parts and compare size and ETag of the stored object."""
         self._size = self._size if size is None else size
         if self._whole is not None or not self._size:
             self._client.run(put_object(self._client, self._at, self._whole or b""))
             return
         parts = sorted(self._parts.items())
-        # Asked again after a lost answer, many services no longer know the upload that they have
-        # finished; whether it was ours, the object itself says.
+        # After a lost answer, many services no longer know the upload that they have finished; the
+        # object itself shows whether it was ours.
         with suppress(NotFoundError):
             self._call(
                 "complete_multipart_upload",
@@ -107,7 +102,7 @@ class S3Upload(Upload):
             )
 
     def close(self) -> None:
-        """Abort what was not finished."""
+        """Abort an unfinished upload."""
         with self._lock:
             self._closed = True
             upload, self._id = self._id, ""
@@ -115,11 +110,11 @@ class S3Upload(Upload):
             try:
                 self._call("abort_multipart_upload", "abort", UploadId=upload)
             except FtckptError:
-                return  # the error that brought us here matters more; a lifecycle rule cleans up
+                return  # the original error matters more; a lifecycle rule cleans up
 
     def _upload_id(self) -> str:
         with self._lock:
-            if self._closed:  # a new one would have nobody who aborts it
+            if self._closed:  # nobody would abort a new one
                 raise UnavailableError(f"writing {self._at.url} was given up", file=self._at.path)
             if not self._id:
                 self._id = str(self._call("create_multipart_upload", "write")["UploadId"])
@@ -148,10 +143,10 @@ class S3Upload(Upload):
 
 
 def _etag_of(parts: Sequence[_Part]) -> str:
-    """Return the ETag of several parts by the service's own rule; "" where it has another.
+    """Return the ETag of several parts by the service's own rule; "" if its rule differs.
 
-    It is the MD5 of their MD5s, and how many. Without an MD5 of ours it shows that the parts that
-    the service has held to their digests are the ones that it has put together.
+    It is the MD5 of their MD5s, and their number. Without our own MD5s it shows that the service
+    has joined the parts whose digests it has checked.
     """
     try:
         md5s = b"".join(part.md5 or bytes.fromhex(part.etag.strip('"')) for part in parts)
@@ -161,13 +156,10 @@ def _etag_of(parts: Sequence[_Part]) -> str:
 
 
 async def refuses_damage(client: S3Client, at: S3Object) -> bool:
-    """Send a damaged part and say whether the service refused it for that.
+    """Send a damaged part and return whether the service refused it for that.
 
-    The part is of an upload of its own, which is aborted: some lookalikes replace no part.
-
-    Args:
-        client: how requests are sent.
-        at: an object that may be written.
+    The part belongs to an upload of its own, which is aborted, because some imitations replace no
+    part. `at` is an object that may be written.
 
     Raises:
         FtckptError: no upload could be begun, or no answer came.
@@ -190,7 +182,7 @@ async def refuses_damage(client: S3Client, at: S3Object) -> bool:
     try:
         return await client.attempt(once, url=at.url, file=at.path, doing="write")
     finally:
-        with suppress(FtckptError):  # what matters is the answer; a lifecycle rule cleans up
+        with suppress(FtckptError):  # only the answer matters; a lifecycle rule cleans up
             await client.call(
                 "abort_multipart_upload", url=at.url, file=at.path, doing="abort",
                 UploadId=begun["UploadId"], **place,

@@ -1,4 +1,4 @@
-"""Write S3 objects, and believe only what is read back."""
+"""Write S3 objects, and trust only what is read back."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def _request(at: S3Object, data: bytes) -> tuple[dict[str, Any], str]:
 
 
 async def put_object(client: S3Client, at: S3Object, data: bytes) -> None:
-    """Store `data`, replacing what was there, and compare what is stored with it.
+    """Store `data`, replacing an existing object, and compare the stored one with it.
 
     Raises:
-        UnavailableError: after retries, or the stored object is not what was sent.
+        UnavailableError: after retries, or the stored object differs.
         DeniedError, NoResourceError, NotFoundError (bucket): the service refused.
     """
     asked, md5 = _request(at, data)
@@ -57,24 +57,23 @@ async def put_object(client: S3Client, at: S3Object, data: bytes) -> None:
 
 
 def differs(head: dict[str, Any], md5: str) -> bool:
-    """Say whether the ETag shows other content; encrypted ones show nothing."""
+    """Whether the ETag shows other content; encrypted ones show nothing."""
     etag = str(head.get("ETag", "")).strip('"').lower()
     keyed = head.get("ServerSideEncryption", "").startswith("aws:kms") or head.get(
         "SSECustomerAlgorithm"
     )
     hexadecimal, _, parts = etag.partition("-")
     is_md5 = len(hexadecimal) == 32 and all(c in "0123456789abcdef" for c in hexadecimal)
-    # Of one PUT, or of several parts; where neither is known by us it shows nothing.
+    # Of one PUT, or of several parts; if we know neither, it shows nothing.
     is_md5 = is_md5 and bool(md5) and bool(parts) == ("-" in md5)
     return is_md5 and not keyed and etag != md5
 
 
 async def supports_conditions(client: S3Client, beside: S3Object) -> bool:
-    """Write a probe key twice and say whether the second PUT was refused.
+    """Write a probe key twice and return whether the second PUT was refused.
 
-    Probes that killed runs have left beside it are removed. One of a run that is at work may be
-    among them, whose second PUT is accepted then: that nothing is refused is believed only of
-    several probes.
+    Removes probes of killed runs beside it. It may remove one of an active run, whose second PUT is
+    then accepted: so only several accepted probes prove that nothing is refused.
     """
     directory = beside.key.rpartition("/")[0]
     stem = f"{directory}/{_PROBE}" if directory else _PROBE
@@ -84,13 +83,13 @@ async def supports_conditions(client: S3Client, beside: S3Object) -> bool:
         honoured = await _refuses_second(client, at)
         if honoured:
             break
-    with suppress(FtckptError):  # who may not list or delete leaves them
+    with suppress(FtckptError):  # without permission to list or delete they stay
         await _remove_probes(client, beside, stem)
     return honoured
 
 
 async def _remove_probes(client: S3Client, beside: S3Object, stem: str) -> None:
-    """Remove the empty keys that begin so, a thousand at most."""
+    """Remove the empty keys with that beginning, at most a thousand."""
     page = await client.call(
         "list_objects_v2", url=beside.url, file=beside.path, doing="list",
         Bucket=beside.bucket, Prefix=stem,
@@ -115,9 +114,9 @@ async def _refuses_second(client: S3Client, at: S3Object) -> bool:
 async def create_object(client: S3Client, at: S3Object, data: bytes, conditional: bool) -> None:
     """Store `data` under a key that must not exist.
 
-    A refused condition and a lost answer look alike from here (our first attempt may have been
-    stored), and some services let two racing writers win; so every outcome is settled by reading
-    back a token of this call from the object's metadata.
+    A refused condition and a lost answer look alike (our first attempt may have been stored), and
+    some services let two racing writers win; so every outcome is settled by reading back a token of
+    this call from the object's metadata.
 
     Raises:
         ExistsError: the key exists and is not from this call.
@@ -147,7 +146,7 @@ async def create_object(client: S3Client, at: S3Object, data: bytes, conditional
             raise UnsupportedError(f"the service keeps no metadata with {at.url}", file=at.path)
         if stored is not None:
             raise _taken(at) from failure
-        # Nothing is there: the request never arrived, or what refused it is gone by now.
+        # Nothing is there: the request never arrived, or the refusing object is gone.
         wait = backoff.pause()
         if wait is None:
             raise UnavailableError(
@@ -157,9 +156,9 @@ async def create_object(client: S3Client, at: S3Object, data: bytes, conditional
 
 
 async def replace_object(client: S3Client, at: S3Object, data: bytes, etag: str) -> None:
-    """Store `data` under a key that must still show an ETag; one request decides of several.
+    """Store `data` under a key that must still show an ETag; only one of several writers succeeds.
 
-    A service that knows no such condition is asked for the ETag just before.
+    On a service without such a condition the ETag is checked just before.
 
     Raises:
         NotFoundError: the key is gone.
@@ -183,7 +182,8 @@ async def replace_object(client: S3Client, at: S3Object, data: bytes, etag: str)
             failure: Exception | None = error
         else:
             failure = None
-        # The answer of our first attempt may have been lost, and another may have come since.
+        # The answer to our first attempt may have been lost, and another writer may have come
+        # since.
         if await _stored_token(client, at) == token:
             return
         wait = backoff.pause()
@@ -207,11 +207,11 @@ def _taken(at: S3Object) -> ExistsError:
 
 
 async def _stored_token(client: S3Client, at: S3Object) -> str | None:
-    """Return the token of what is stored ("" where it has none), or None for an absent key."""
+    """Return the token of the stored object ("" without one), or None for an absent key."""
     try:
         head = await head_object(client, at)
     except NotFoundError:
         return None
-    # Services differ in the case in which they give metadata names back.
+    # Services return metadata names in different cases.
     metadata = {k.lower(): v for k, v in head.get("Metadata", {}).items()}
     return str(metadata.get(_TOKEN, ""))
