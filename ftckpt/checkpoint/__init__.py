@@ -1,14 +1,14 @@
-"""The one data model: a logical tensor is made of pieces, a piece is an extent of bytes.
+"""The data model: a logical tensor is made of pieces, a piece is an extent of bytes.
 
 Every format parses into these nouns and every operation works on them; no operation knows a format.
 
 - A **Box** is a hyper-rectangle of a tensor, an **Extent** a run of bytes in a file.
 - A **Piece** ties them: which elements of the tensor, and where their bytes lie.
-- A **TensorInfo** is one logical tensor: what it is, its global shape, its pieces.
+- A **TensorInfo** is one logical tensor: its kind, its global shape, its pieces.
 - A **Checkpoint** is the smallest place that holds one step of one run.
 
-The small nouns are NamedTuples, not dataclasses: a checkpoint can have millions of them and a tuple
-is built four times faster than a frozen dataclass.
+The small nouns are NamedTuples, not dataclasses: a checkpoint can have millions of them, and a
+tuple is built four times faster than a frozen dataclass.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
     from .view import TensorView
 
-# Put bytes of a tensor, by its key, that begin at an offset into a view; say whether they were
-# found. They may be others.
+# Copies a tensor's bytes (key, offset) into a view; returns whether they were found. They may be
+# wrong.
 Look = Callable[[str, int, memoryview], bool]
 
 
@@ -51,9 +51,9 @@ class ObjectInfo(NamedTuple):
 
     Attributes:
         name: path in the trainer's state, joined by dots.
-        extent: the record that holds it; a whole file where it has no finer place.
-        rank: whose it is, where known.
-        field: path inside the record, where one record holds several objects.
+        extent: its record; the whole file if it has no finer place.
+        rank: its rank, if known.
+        field: path inside the record, if one record holds several objects.
     """
 
     name: str
@@ -63,13 +63,13 @@ class ObjectInfo(NamedTuple):
 
 
 class Record(NamedTuple):
-    """A run of bytes that carries its own CRC-32: evidence that is already on disk.
+    """A run of bytes with its own CRC-32: evidence that is already on disk.
 
     Attributes:
         extent: the bytes that the CRC covers, or the whole transformed stream around them.
-        crc32: as recorded; None means not recorded (torch can write 0 for "not computed").
+        crc32: as recorded; None if not recorded (torch can write 0 for "not computed").
         owner: key of the tensor or name of the object.
-        rank: the rank that wrote it, where known.
+        rank: the rank that wrote it, if known.
         transforms: see `Payload`.
         inner: see `Payload`.
     """
@@ -83,14 +83,14 @@ class Record(NamedTuple):
 
 
 class SelfCheck(NamedTuple):
-    """A read that fails where the bytes are not what was written: evidence of the format's own.
+    """A read that fails on damaged bytes: evidence of the format's own.
 
     Attributes:
         extent: the bytes that it covers.
-        owner: key of the tensor or name of the object; "" if it has no owner.
-        nbytes: how many bytes it gives: what progress counts.
-        read: reads them; raises CorruptError where they are damaged.
-        follows: whether what the one before has decoded is of use for it.
+        owner: key of the tensor or name of the object; "" without one.
+        nbytes: decoded bytes, for progress.
+        read: reads them; raises CorruptError if they are damaged.
+        follows: whether it can use what the previous check has decoded.
     """
 
     extent: Extent
@@ -102,7 +102,7 @@ class SelfCheck(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """What is known of the job that wrote the checkpoint; None means not recorded.
+    """Known sizes of the job that wrote the checkpoint; None means not recorded.
 
     `evidence` says in words how the world size is known.
     """
@@ -116,7 +116,7 @@ class Topology:
 
 
 class CommitState(StrEnum):
-    """Whether the format itself says that the save was finished."""
+    """Whether the format itself shows that the save was finished."""
 
     COMMITTED = "committed"
     UNCOMMITTED = "uncommitted"
@@ -134,22 +134,23 @@ class Commit:
 
 @dataclass(kw_only=True, repr=False)
 class Checkpoint(Mapping[str, "TensorView"]):
-    """One step of one run, opened: headers and metadata are parsed, tensor bytes are not.
+    """One opened step of one run: headers and metadata are parsed, tensor bytes are not.
 
     A format returns a subclass. Opening never reads tensor bytes and never runs code from a file.
     As a mapping it holds a `TensorView` by each key of `tensors`, in their order.
 
     Attributes:
-        source: the files it is made of, listed once.
+        source: its files, listed once.
         tensors: by `tensor_key`, in the file's own order.
         objects: non-tensor state by name.
         aliases: key -> key of the tensor that owns the same bytes (tied weights).
-        topology: what is known of the job.
+        topology: known sizes of the job.
         commit: whether the save was finished.
-        dialect: what more is known of the writer, in words ("written by accelerate").
+        dialect: the writer, in words ("written by accelerate").
         notes: findings made while opening (opaque objects, links followed).
-        open_findings: what is wrong, found while opening; `check` yields it too. What contradicts
-            the rest (a rank's part in another type) is left out of `tensors`, and is named here.
+        open_findings: defects found while opening; `check` yields them too. A tensor that
+            contradicts the rest (a rank's part in another type) is left out of `tensors` and named
+            here.
     """
 
     format: ClassVar[str]
@@ -165,10 +166,10 @@ class Checkpoint(Mapping[str, "TensorView"]):
     open_findings: Sequence[Finding] = ()
 
     def __getitem__(self, key: str) -> TensorView:
-        """Return one tensor, to be read by `.numpy()`, `.torch()`, or a part of it by a slice.
+        """Return one tensor, to be read by `.numpy()` or `.torch()`, or in part by a slice.
 
         Raises:
-            NoSuchTensorError: a KeyError; it names keys that are spelt nearly so.
+            NoSuchTensorError: a KeyError; it names similar keys.
         """
         from .view import TensorView
 
@@ -194,7 +195,7 @@ class Checkpoint(Mapping[str, "TensorView"]):
         return True
 
     def __repr__(self) -> str:
-        """Say in five lines what it is: format, step, tensors, bytes, topology."""
+        """Describe it in five lines: format, step, tensors, bytes, topology."""
         from ftckpt.amounts import human_bytes
         from ftckpt.findings import counted
 
@@ -227,7 +228,7 @@ class Checkpoint(Mapping[str, "TensorView"]):
 
     @abstractmethod
     def members(self) -> Iterable[str]:
-        """Paths of the files that belong to the checkpoint; the others are strays."""
+        """Return the paths of the files that belong to the checkpoint; the others are strays."""
 
     @abstractmethod
     def load_object(self, name: str) -> Any:
@@ -239,7 +240,7 @@ class Checkpoint(Mapping[str, "TensorView"]):
         """
 
     def payload(self, piece: Piece) -> Payload:
-        """Find the element bytes of `piece`; reads no more than headers.
+        """Find the element bytes of `piece`; reads only headers.
 
         Raises:
             CorruptError, UnsafeError: the record around the elements cannot be trusted.
@@ -247,39 +248,38 @@ class Checkpoint(Mapping[str, "TensorView"]):
         return Payload(piece.extent, piece.strides)
 
     def check(self, counter: Counter = NULL) -> Iterator[Finding]:
-        """Yield what the format's own rules find wrong in headers, indexes and names.
+        """Yield violations of the format's own rules in headers, indexes and names.
 
-        Rules that hold for every format (coverage, extents in bounds, missing files, mixed steps)
-        are not here: `ftckpt.verification` applies them.
+        `ftckpt.verification` applies the rules of all formats (coverage, extents in bounds, missing
+        files, mixed steps).
         """
         return iter(())
 
     def records(self) -> Iterator[Record]:
-        """Yield every record that carries a CRC-32; nothing where the format has none."""
+        """Yield every record with a CRC-32; none if the format has none."""
         return iter(())
 
     def digests(self) -> Mapping[str, str]:
-        """Return the tensor digests (`ftckpt.digests.tensors`) that are recorded, by key."""
+        """Return the recorded tensor digests (`ftckpt.digests.tensors`), by key."""
         return {}
 
     def self_checks(self, *, sealed: bool) -> Iterator[SelfCheck]:
-        """Yield every read that checks itself; nothing where the format has none.
+        """Yield every read that checks itself; none if the format has none.
 
-        Args:
-            sealed: whether a manifest covers the files: then only what that does not cover (what
-                lies elsewhere and tensors are decoded from) is worth the reading.
+        With `sealed` a manifest covers the files: then only reads beyond it (bases elsewhere that
+        tensors are decoded from) are useful.
         """
         return iter(())
 
     def require_bytes(self) -> None:
-        """Open what the tensors' bytes depend on outside the checkpoint, before work begins.
+        """Open everything outside the checkpoint that the tensors' bytes depend on.
 
         Raises:
             FtckptError: it is missing, or cannot be opened.
         """
 
     def bases(self) -> Sequence[Checkpoint]:
-        """Return the other checkpoints whose bytes its tensors are decoded from, opened.
+        """Return the opened checkpoints from which its tensors are decoded.
 
         Raises:
             FtckptError: one is missing, or cannot be opened.
@@ -287,42 +287,41 @@ class Checkpoint(Mapping[str, "TensorView"]):
         return ()
 
     def is_local(self) -> bool:
-        """Say whether all that its tensors are read from lies on this machine.
+        """Whether all files that its tensors are read from are local.
 
         Raises:
-            FtckptError: what they are decoded from cannot be opened.
+            FtckptError: a base cannot be opened.
         """
         return all(one.source.store.traits.local for one in (self, *self.bases()))
 
     def decode_slots(self) -> int:
-        """Return how many of its tensors may be decoded at a time in the memory that is allowed.
+        """Return how many of its tensors may be decoded at a time within the memory limit.
 
-        0 where tensors are only read: that keeps stores busy, and decoding keeps processors.
+        0 if tensors are only read: reading keeps stores busy, decoding keeps processors busy.
 
         Raises:
-            FtckptError: what they are decoded from cannot be opened.
+            FtckptError: a base cannot be opened.
         """
         return 0
 
     def decode_after(self) -> Mapping[str, Sequence[str]]:
-        """Return the keys of other tensors of it that a tensor is decoded from, by its key.
+        """Return for each tensor the keys of its other tensors that it is decoded from.
 
-        Those of tensors that need no other are left out.
+        Tensors without such a dependency are left out.
         """
         return {}
 
     def decode_cache(self, look: Look) -> AbstractContextManager[None]:
-        """Let tensors that others are decoded from be taken from where they were put before.
+        """Reuse tensors that were written earlier, instead of decoding them again for others.
 
-        Args:
-            look: asked before one is decoded again. What it gives is proven by a digest.
+        `look` is called before one is decoded again; a digest proves its result.
         """
         return nullcontext()
 
     def extents_by_owner(self) -> Iterator[tuple[Extent, str, int | None]]:
-        """Yield bytes of files, and the key or name and the rank of what has its content there.
+        """Yield byte ranges of files with the key or name and the rank of their owners.
 
-        Of a compressed file it is all of it: a damaged byte there can be in anything.
+        A compressed file is one range: a damaged byte there can be in anything.
         """
         for key, info in self.tensors.items():
             try:
@@ -339,17 +338,17 @@ class Checkpoint(Mapping[str, "TensorView"]):
         return extent if file == extent.file else Extent(file, 0, self.source.size(file))
 
     def scalars(self, limit: int) -> Iterator[Scalar]:
-        """Yield step-like scalars, at most `limit` a file, by small reads."""
+        """Yield step-like scalars, at most `limit` per file, by small reads."""
         return iter(())
 
     @cached_property
     def step(self) -> int | None:
-        """The step that the content shows; None where nothing shows it."""
+        """The step that the content shows; None without one."""
         return step_of(self.scalars(SCALARS_A_FILE))
 
     @property
     def known_step(self) -> int | None:
-        """The step; None also where it cannot be read: verifying says why."""
+        """The step; None also if it cannot be read, which `verify` reports."""
         try:
             return self.step
         except FtckptError:
@@ -357,20 +356,20 @@ class Checkpoint(Mapping[str, "TensorView"]):
 
     @property
     def source_format(self) -> str:
-        """The format in which a trainer wrote the state; another one stores a delta of it."""
+        """The format in which a trainer wrote the state; a delta's differs from its own."""
         return self.format
 
     @property
     def saving_ranks(self) -> int | None:
-        """Number of ranks that save a state of their own; None where that is not known.
+        """Number of ranks that save a state of their own; None if unknown.
 
-        All of the job's, unless a format has ranks save for others that hold the same.
+        All ranks, unless in this format one saves for others with the same state.
         """
         return self.topology.world_size
 
     def fields(self) -> Iterable[str]:
-        """Names of all non-tensor state, as deep as it is known without reading tensor bytes.
+        """Names of all non-tensor state, as deep as known without reading tensor bytes.
 
-        The resume check matches these; by default the objects' names.
+        For the resume check; by default the objects' names.
         """
         return self.objects.keys()

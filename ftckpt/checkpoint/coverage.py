@@ -1,4 +1,4 @@
-"""Do boxes tile a tensor: every element once, none twice, none outside?"""
+"""Check that boxes tile a tensor: every element once, none twice, none outside."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Gap(NamedTuple):
 
 
 def check_coverage(shape: Sequence[int], pieces: Sequence[Piece]) -> Iterator[Gap]:
-    """Yield what keeps the main pieces from tiling a tensor of `shape`.
+    """Yield the faults in the main pieces' tiling of a tensor of `shape`.
 
-    Replicas are not looked at (see `check_replicas`). Flat ranges are tiled inside their boxes,
-    boxes inside the tensor. Nothing is yielded for a tensor without elements.
+    Replicas are not checked (see `check_replicas`). Flat ranges tile their boxes, boxes tile the
+    tensor. A tensor without elements has no faults.
     """
     main = [(i, p) for i, p in enumerate(pieces) if p.replica == 0]
     inside = []
@@ -72,7 +72,7 @@ def check_replicas(shape: Sequence[int], pieces: Sequence[Piece]) -> Iterator[Ga
 
 
 def _check_box(box: Box, group: Sequence[tuple[int, Piece]]) -> Iterator[Gap]:
-    """One box is held whole by one piece, or by flat ranges that tile it."""
+    """Check that one piece holds the box whole, or flat ranges tile it."""
     if len(group) == 1 and group[0][1].flat is None:
         return
     ranges = sorted((p.flat or (0, box.volume), i) for i, p in group)
@@ -104,8 +104,8 @@ def _fits(box: Box, shape: Sequence[int]) -> bool:
 def _overlap(boxes: list[Box], axis: int = 0) -> tuple[Box, Box] | None:
     """Return two boxes that share an element, or None.
 
-    Shards lie in slabs along an axis: boxes of one slab are compared along the next axis, slabs
-    that are apart are not compared at all. Only boxes that straddle slabs are compared in pairs.
+    Shards lie in slabs along an axis: boxes of one slab are compared along the next axis, separate
+    slabs are not compared. Only boxes that straddle slabs are compared in pairs.
     """
     if len(boxes) < 2:
         return None
@@ -140,7 +140,7 @@ def _intersect(a: Box, b: Box) -> bool:
 
 
 def _where(shape: Sequence[int], boxes: list[Box]) -> str:
-    """Say where a hole is when the boxes are slabs of one axis."""
+    """Describe a hole if the boxes are slabs of one axis."""
     for axis in range(len(shape)):
         rest = [n for d, n in enumerate(shape) if d != axis]
         slabs = all([s for d, s in enumerate(b.sizes) if d != axis] == rest for b in boxes)
@@ -162,12 +162,12 @@ def show(box: Box) -> str:
 
 
 def intersection(a: Box, b: Box) -> Box | None:
-    """Return the box of elements that are in both, or None where there are none."""
+    """Return the box of the elements in both, or None."""
     offsets, sizes = [], []
     for start, size, other, count in zip(a.offsets, a.sizes, b.offsets, b.sizes, strict=True):
         first = max(start, other)
         shared = min(start + size, other + count) - first
-        if shared <= 0:  # most boxes that are compared do not meet
+        if shared <= 0:  # most compared boxes do not meet
             return None
         offsets.append(first)
         sizes.append(shared)

@@ -1,4 +1,4 @@
-"""Decide how many copies of this process decode a checkpoint at once."""
+"""Choose the number of processes that decode a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,17 +11,13 @@ if TYPE_CHECKING:
 
 
 def for_reading(checkpoint: Checkpoint, jobs: int, each: int = 0) -> int:
-    """Return how many copies read a checkpoint faster than `jobs` threads; 0 for none.
+    """Return how many processes read a checkpoint faster than `jobs` threads; 0 for none.
 
-    None where a part of it is not on this machine: they would share its connections.
-
-    Args:
-        checkpoint: what is read.
-        jobs: number of threads that fit into the memory.
-        each: bytes that one of them holds beside what it decodes.
+    0 if a part of it is not local, because they would share its connections. `each` is the bytes
+    that one process holds besides the decoded ones.
 
     Raises:
-        FtckptError: what its tensors are decoded from cannot be opened.
+        FtckptError: a base cannot be opened.
     """
     if not checkpoint.is_local():
         return 0

@@ -1,10 +1,10 @@
-"""Take off what wrappers add to parameter names, and remember it.
+"""Remove what wrappers add to parameter names, and remember it.
 
-`DistributedDataParallel` puts `module.` before every name; `torch.compile` puts `_orig_mod.` where
-the compiled module stands, FSDP1 `_fsdp_wrapped_module.` and activation checkpointing
+`DistributedDataParallel` puts `module.` before every name; `torch.compile` puts `_orig_mod.` before
+the compiled module, FSDP1 `_fsdp_wrapped_module.` and activation checkpointing
 `_checkpoint_wrapped_module.`, at any depth. The last three are private names of torch that no
-trainer gives to a module of its own, so they are taken off wherever they stand. `module` is a word,
-so it is taken off only where every name begins with it.
+trainer gives to its own module, so they are removed everywhere. `module` is a word, so it is
+removed only if every name begins with it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ _DDP = "module."
 def unwrapped(names: Iterable[str]) -> dict[str, str]:
     """Return stored name -> name in the unwrapped model, in the same order.
 
-    Where two stored names would become one, nothing is taken off: the wrapper then is part of what
-    tells them apart.
+    If two stored names would become one, nothing is removed: the wrapper then distinguishes them.
     """
     stored = list(dict.fromkeys(names))
     bare = {name: _without_wrappers(name) for name in stored}

@@ -1,4 +1,4 @@
-"""A logical tensor, the pieces that it is made of, and where the bytes of each lie."""
+"""Logical tensors, their pieces, and where the bytes of each lie."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Piece(NamedTuple):
     """A part of a logical tensor and the place of its bytes.
 
     Attributes:
-        box: which elements of the global tensor.
-        extent: the bytes. Where `packed`, they are a record of the format's own (a torch.save
-            stream, perhaps compressed) and `Checkpoint.payload` finds the elements in it.
-        flat: half-open element range in C order inside `box`, where the piece holds only that
-            range (a ZeRO or distributed-optimizer partition); None means all of the box.
-        strides: in elements, where the elements are not dense in C order; None means dense.
+        box: its elements in the global tensor.
+        extent: its bytes. If `packed`, they are a record of the format's own (a torch.save stream,
+            perhaps compressed) and `Checkpoint.payload` finds the elements in it.
+        flat: half-open element range in C order inside `box`, if the piece holds only that range (a
+            ZeRO or distributed-optimizer partition); None means all of the box.
+        strides: in elements, if the elements are not dense in C order; None means dense.
         replica: 0 for the main copy, then 1, 2, …
-        rank: the rank that wrote it, where known.
+        rank: the rank that wrote it, if known.
         packed: whether `extent` must go through `Checkpoint.payload`.
         first: of a packed record that holds more than this piece, the element (counted in the
             record's C order) with which the piece begins.
@@ -43,13 +43,13 @@ class Piece(NamedTuple):
 
 
 class Payload(NamedTuple):
-    """The element bytes of one piece, found.
+    """The element bytes of one piece.
 
     Attributes:
         extent: the bytes in the file; raw elements unless `transforms` is not empty.
         strides: in elements, or None for dense C order; the first element is at `extent.offset`.
         transforms: names of stream transforms to undo over the whole `extent`, in order.
-        inner: (offset, length) of the element bytes in the undone stream; None without transforms.
+        inner: (offset, length) of the element bytes in the decoded stream; None without transforms.
     """
 
     extent: Extent
@@ -59,7 +59,7 @@ class Payload(NamedTuple):
 
 
 class Kind(StrEnum):
-    """What a tensor is to training; never part of its name."""
+    """A tensor's role in training; never part of its name."""
 
     PARAM = "param"
     MASTER = "master"
@@ -68,7 +68,7 @@ class Kind(StrEnum):
     BUFFER = "buffer"
     OTHER = "other"
 
-    # An enum's own, of the member's name, is a call in Python: there are many tensors.
+    # The enum's own hash calls Python code: there are many tensors.
     __hash__ = str.__hash__
 
 
@@ -78,11 +78,9 @@ class TensorInfo(NamedTuple):
     Attributes:
         component: `model`, `optimizer`, `ema` or `extra:<name>`.
         name: fully qualified name in the unsharded model, as the trainer's state_dict spells it.
-        kind: what it is.
         shape: global shape.
-        dtype: element type.
         pieces: where its elements are; main pieces tile `shape`, replicas repeat them.
-        stored_name: the name that the format uses, where it differs from `name`.
+        stored_name: the format's name, if it differs from `name`.
     """
 
     component: str
@@ -109,14 +107,14 @@ class TensorInfo(NamedTuple):
         return tensor_key(self.component, self.kind, self.name)
 
 
-# Looked up once: an enum's members are found by a slow search, and there are many tensors.
+# Looked up once: access to an enum's members is slow, and there are many tensors.
 _TOLD_BY_KIND = frozenset((Kind.MASTER, Kind.EXP_AVG, Kind.EXP_AVG_SQ))
 
 
 def tensor_key(component: str, kind: Kind, name: str) -> str:
     """Return the key of a tensor: its name alone for weights and buffers of the model.
 
-    Others are prefixed by what tells them apart: `exp_avg:layers.0.weight` (the optimizer's),
+    Others get a prefix: `exp_avg:layers.0.weight` (the optimizer's),
     `optimizer:layers.0.weight.step`, `ema:layers.0.weight`, `extra:rng:torch_state`.
     """
     if component == "model":
@@ -127,11 +125,7 @@ def tensor_key(component: str, kind: Kind, name: str) -> str:
 
 
 class TensorSource(Protocol):
-    """What tensors are read from: a checkpoint, as far as reading needs it.
-
-    Attributes:
-        source: the files.
-    """
+    """A checkpoint, as far as reading tensors needs it."""
 
     source: Source
 

@@ -1,6 +1,6 @@
-"""Read parts of a checkpoint ahead of use where requests have a latency.
+"""Read parts of a checkpoint ahead of use if requests have a latency.
 
-`ftckpt.storage.prefetch` says why and reads it; here is which bytes, and in which order.
+`ftckpt.storage.prefetch` reads; this module chooses which bytes, and in which order.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ftckpt.storage.source import Source
     from ftckpt.workers.limits import RateLimit
 
-# What a thread asks for lies in two stages of windows, and as many are on their way. Were there no
-# room for them, each would be dropped for another before it is used up, and read again and again.
+# A thread uses two stages of windows, and as many are in flight. With less room each would be
+# dropped for another before it is used up, and read again and again.
 _STAGES = 4
 
 
@@ -32,24 +32,23 @@ def reading_ahead(
     bases: bool = True,
     jobs: int = 1,
 ) -> Iterator[None]:
-    """Read ahead of what is asked for inside the block, where the store has a latency.
+    """Inside the block, read ahead if the store has a latency.
 
-    What an enclosing block has kept is forgotten: a proof reads again what was read before.
+    The cache of an enclosing block is dropped: a proof reads again what was read before.
 
     Args:
-        checkpoint: what is read.
-        extents: what will be read of its files, in about that order; what is not named is read as
-            it is asked for, and what is named and not asked for is hardly read. By default all
-            that it holds.
-        limiter: bounds the rate of reading; `Source.limited` says who else need not ask it.
-        bases: whether what its tensors are decoded from is read too.
-        jobs: how many threads will ask, each at a place of its own.
+        checkpoint: to read.
+        extents: expected reads of its files, in about that order; default: everything. Others are
+            read on demand; an unused one costs little.
+        limiter: bounds the rate of reading; `Source.limited` says who must still use it.
+        bases: whether to read its bases ahead too.
+        jobs: number of threads that will read, each at its own place.
     """
     if extents is None:
         extents = extents_of(checkpoint)
     below: Sequence[Checkpoint] = ()
     if bases:
-        with suppress(FtckptError):  # who reads the tensors hears of it
+        with suppress(FtckptError):  # a reader of the tensors gets the error
             below = checkpoint.bases()
     read = [(checkpoint.source, extents), *((base.source, extents_of(base)) for base in below)]
     with ExitStack() as stack:
@@ -60,7 +59,7 @@ def reading_ahead(
 
 
 def read_again(checkpoint: Checkpoint) -> None:
-    """Forget what was read ahead: a bit may have flipped on its way here."""
+    """Drop the read-ahead: a bit may have flipped in transit."""
     for one in (checkpoint, *checkpoint.bases()):
         if one.source.lookahead.current is not None:
             one.source.lookahead.current.forget()
@@ -91,7 +90,7 @@ def _ahead_of(
 
 
 def extents_of(checkpoint: Checkpoint, names: Container[str] | None = None) -> Iterator[Extent]:
-    """Yield the places of the tensors and objects of a checkpoint that have these names, or all."""
+    """Yield the places of a checkpoint's tensors and objects with these names, or of all."""
     for extent, name, _ in checkpoint.extents_by_owner():
         if names is None or name in names:
             yield extent
@@ -100,14 +99,10 @@ def extents_of(checkpoint: Checkpoint, names: Container[str] | None = None) -> I
 def extents_in_order(
     checkpoint: Checkpoint, keys: Iterable[str], objects: Iterable[str] = ()
 ) -> Iterator[Extent]:
-    """Yield the places of tensors in this order, by their main pieces, and then all that is theirs.
+    """Yield the places of tensors in this order by their main pieces, then all their other bytes.
 
-    A format may decode tensors from other bytes than those that its pieces name.
-
-    Args:
-        checkpoint: what holds them.
-        keys: of the tensors; one that is named again counts once.
-        objects: names of objects that are read after them.
+    A format may decode tensors from other bytes than its pieces name. A repeated key counts once;
+    `objects` are read after the tensors.
     """
     wanted = dict.fromkeys(keys)
     for key in wanted:
@@ -118,7 +113,7 @@ def extents_in_order(
 
 
 def _inside(source: Source, extents: Iterable[Extent]) -> Iterator[Extent]:
-    """Yield the extents that lie in the listed files, by the store's paths; small files whole."""
+    """Yield the extents in listed files, by the store's paths; small files whole."""
     gap = source.store.traits.gap
     places = {name: (source.path(name), entry.size) for name, entry in source.entries.items()}
     whole: set[str] = set()

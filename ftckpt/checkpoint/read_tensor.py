@@ -1,7 +1,7 @@
-"""Read logical tensors: put the bytes of pieces where they belong in the global tensor.
+"""Read logical tensors: put the bytes of pieces into place in the global tensor.
 
-This is the plain way: one tensor, or one box of it, in memory. Operations that move whole
-checkpoints plan their copies instead.
+For one tensor, or one box of it, in memory. Operations on whole checkpoints plan their copies
+instead.
 """
 
 from __future__ import annotations
@@ -33,10 +33,6 @@ BLOCK = 4 << 20
 def read_tensor(checkpoint: TensorSource, key: str) -> bytes:
     """Return the elements of one logical tensor: dense, C order, little-endian.
 
-    Args:
-        checkpoint: an opened checkpoint.
-        key: of `checkpoint.tensors`.
-
     Raises:
         CorruptError: bytes are missing, or the main pieces do not tile the tensor (`hole`,
             `overlap`, `out-of-bounds`).
@@ -55,8 +51,8 @@ def read_box(
 ) -> Array:
     """Return the elements of `box` as an array of raw items (see `raw_dtype`), C order.
 
-    The main pieces must tile the tensor (`ftckpt.checkpoint.coverage`): what overlaps hides what is
-    missing. `limiter` bounds the rate of reading.
+    The main pieces must tile the tensor (`ftckpt.checkpoint.coverage`), because overlaps hide
+    missing elements. `limiter` bounds the rate of reading.
 
     Raises:
         CorruptError: bytes or elements are missing.
@@ -94,11 +90,11 @@ def read_part(
 ) -> Array:
     """Return the elements of `box`, which lies inside a piece without a flat range.
 
-    Only the span from the first of them to the last is read, so that a slab of a large piece costs
-    the slab. (A compressed piece must be undone from its start.) `limiter` bounds the rate.
+    Reads only the span from the first to the last of them, so a slab of a large piece costs only
+    the slab. (A compressed piece must be decoded from its start.) `limiter` bounds the rate.
 
     Raises:
-        CorruptError: the piece's bytes are fewer than its elements need (`size-mismatch`).
+        CorruptError: the piece has fewer bytes than its elements need (`size-mismatch`).
     """
     import numpy as np
 
@@ -156,7 +152,7 @@ def dense_strides(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def _reach(sizes: Sequence[int], strides: Sequence[int]) -> int:
-    """Return how many elements lie from the first to the last of a strided box."""
+    """Return the number of elements from the first to the last of a strided box."""
     if 0 in sizes:
         return 0
     return 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
@@ -223,7 +219,7 @@ def _place_flat(
     result: Array,
     limiter: RateLimit | None,
 ) -> int:
-    """Put a flat range of a piece's box into `result`; return how many elements that were."""
+    """Put a flat range of a piece's box into `result`; return the number of its elements."""
     import numpy as np
 
     assert piece.flat is not None
@@ -236,7 +232,7 @@ def _place_flat(
     flat = np.frombuffer(data, raw_dtype(info.dtype.itemsize))
     if flat.size != stop - start:
         raise _size_mismatch(info, piece, len(data), (stop - start) * info.dtype.itemsize)
-    # Which elements of the wanted box does the range hold? Number them in the piece's C order.
+    # Find the elements of the wanted box in the range, numbered in the piece's C order.
     order = np.arange(piece.box.volume, dtype=np.int64).reshape(piece.box.sizes)
     wanted = order[_slices(shared, piece.box)]
     held = (wanted >= start) & (wanted < stop)

@@ -1,7 +1,7 @@
 """Separate main pieces of a tensor from the replicas that repeat them.
 
-A reader takes the elements of a tensor from the main pieces. A rank of a trainer loads what its own
-files hold, replica or not.
+A reader takes a tensor's elements from the main pieces. A trainer's rank loads its own files,
+replica or not.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from ftckpt.checkpoint import Box, Piece, TensorInfo
 
 
 class Copies(NamedTuple):
-    """Elements of a tensor, and the pieces that hold just these: one, or several copies.
+    """Elements of a tensor, and the pieces with exactly these: one, or several copies.
 
     Attributes:
         box: in the tensor.
         start: the first element, in the box's C order.
         stop: one more than the last.
-        pieces: a main one first, where there is one. Each has its own order in its file.
+        pieces: a main one first, if there is one. Each has its own order in its file.
     """
 
     box: Box
@@ -29,15 +29,15 @@ class Copies(NamedTuple):
 
     @property
     def replicas(self) -> Sequence[Piece]:
-        """Those that are no main pieces."""
+        """The pieces that are not main pieces."""
         return self.pieces if self.pieces[0].replica else self.pieces[1:]
 
 
 def copies_of(info: TensorInfo) -> Iterator[Copies]:
-    """Yield what the pieces of a tensor hold, those that hold the same elements as one.
+    """Yield the pieces of a tensor, grouped by equal elements.
 
-    With main pieces first, in their order. A replica may hold elements that no one main piece does:
-    it then comes of itself.
+    Those with main pieces come first, in their order. A replica with elements of no single main
+    piece is a group of its own.
     """
     pieces = [piece for piece in info.pieces if piece.box.volume]
     repeated: dict[tuple[Box, int, int], list[Piece]] = {}

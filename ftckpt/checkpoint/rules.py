@@ -35,7 +35,7 @@ _FIELDS = frozenset(("names", "split", "blocks", "when", "unless", "expert", "vo
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a table says of the tensors that one of its patterns matches.
+    """A table's rule for the tensors that one of its patterns matches.
 
     Attributes:
         split: how they are cut over tensor-parallel ranks.
@@ -50,19 +50,14 @@ class Rule:
 
 @dataclass(frozen=True)
 class Rules:
-    """A table, ready to be asked.
-
-    Attributes:
-        family: what it calls itself, for messages.
-        rules: pattern and rule, in order.
-    """
+    """A parsed table; `family` is its name in messages."""
 
     family: str
     rules: Sequence[tuple[re.Pattern[str], Rule]]
     _known: dict[str, Rule | None] = field(default_factory=dict, repr=False, compare=False)
 
     def get(self, name: str) -> Rule | None:
-        """Return the rule of a tensor's name, or None where none matches."""
+        """Return the rule of a tensor's name, or None if none matches."""
         if name not in self._known:
             self._known[name] = next((r for p, r in self.rules if p.fullmatch(name)), None)
         return self._known[name]
@@ -84,7 +79,7 @@ class Rules:
         return rule
 
     def before(self, other: Rules) -> Rules:
-        """Return a table that asks this one first and then `other`."""
+        """Return a table with this one's rules before those of `other`."""
         return Rules(f"{self.family} and {other.family}", (*self.rules, *other.rules))
 
 
@@ -94,8 +89,8 @@ def parse_rules(text: str, origin: str, values: Mapping[str, int] | None = None)
     Args:
         text: TOML, as the module describes.
         origin: where it is from, for messages.
-        values: what `when`, `unless` and names in `blocks` stand for; a missing or zero value of
-            `when` drops the rule.
+        values: of `when`, `unless` and names in `blocks`; a missing or zero value of `when` drops
+            the rule.
 
     Raises:
         UsageError: not TOML, or a field that is unknown, missing or of the wrong type.
@@ -159,5 +154,5 @@ def _split(entry: Mapping[str, Any], where: str, values: Mapping[str, int]) -> S
 
 
 def name_pattern(text: str) -> re.Pattern[str]:
-    """Return the pattern of whole names in which `*` stands for any text, each `*` a group."""
+    """Return the pattern of whole names in which `*` matches any text, each `*` a group."""
     return re.compile("(.*)".join(re.escape(part) for part in text.split("*")), re.DOTALL)

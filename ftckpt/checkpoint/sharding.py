@@ -1,14 +1,14 @@
 """Compute which part of a tensor each rank owns: geometry without names.
 
-A tensor is cut along one axis into equal parts, or not at all. Where an axis packs several
-sub-blocks (gate and up of a gated MLP; z, x, B, C, dt of a state-space layer), each sub-block is
-cut on its own and a part holds its share of each, one after the other:
+A tensor is cut along one axis into equal parts, or not at all. If an axis packs several sub-blocks
+(gate and up of a gated MLP; z, x, B, C, dt of a state-space layer), each sub-block is cut on its
+own and a part holds its share of each, one after the other:
 
     axis of 8 = [gate 0..3 | up 0..3], 2 parts    part 0 = gate 0..1, up 0..1
                                                   part 1 = gate 2..3, up 2..3
 
-A plain concatenation of such parts has the right shape and the wrong rows, which is why the rule
-that cuts must be known and is never guessed.
+A plain concatenation of such parts has the right shape and the wrong rows, so the rule of the cut
+must be known and is never guessed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Split(NamedTuple):
     """How a tensor is cut over the parts of one group of ranks.
 
     Attributes:
-        axis: the axis that is cut, or None where every part holds all of it.
+        axis: the axis that is cut, or None if every part holds all of it.
         blocks: relative sizes of the sub-blocks that the axis packs; () for one block.
     """
 
@@ -40,14 +40,14 @@ GATED = Split(0, (1, 1))
 
 
 class Slab(NamedTuple):
-    """A box of a global tensor, and where it lies in one part's own tensor; equal sizes."""
+    """A box of a global tensor, and its place in one part's own tensor; equal sizes."""
 
     box: Box
     local: Box
 
 
 def slabs(shape: Sequence[int], split: Split, parts: int, part: int) -> tuple[Slab, ...]:
-    """Return what part `part` of `parts` holds of a tensor of global `shape`.
+    """Return the content of part `part` of `parts` of a tensor of global `shape`.
 
     The slabs are in the order of the part's own tensor and tile it.
 
@@ -140,7 +140,7 @@ def _require_axis(shape: Sequence[int], axis: int) -> None:
 
 
 def _along(shape: Sequence[int], axis: int, begin: int, size: int) -> Box:
-    """Return the box of all of `shape` but for `size` rows of one axis."""
+    """Return the box of all of `shape` except that one axis has only `size` rows from `begin`."""
     offsets = tuple(begin if d == axis else 0 for d in range(len(shape)))
     sizes = tuple(size if d == axis else n for d, n in enumerate(shape))
     return Box(offsets, sizes)

@@ -1,8 +1,8 @@
 """Find a checkpoint's step from the counters in its content.
 
-A name (`step-1000`) is a hint and a modification time is not even that: copies reset it. Counters
-in the content are evidence. Three clocks are told apart, and only equal clocks are compared: the
-trainer's iteration, the optimizer's own step count, the scheduler's.
+A name (`step-1000`) is a hint, and a modification time is not even that, because copies reset it.
+Counters in the content are evidence. There are three clocks, and only equal clocks are compared:
+the trainer's iteration, the optimizer's own step count, the scheduler's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ftckpt.findings import Finding, finding, listed
 
 
 class StepRole(StrEnum):
-    """Which clock a step-like scalar shows; only equal clocks are compared."""
+    """The clock of a step-like scalar; only equal clocks are compared."""
 
     ITERATION = "iteration"
     OPTIMIZER = "optimizer"
@@ -33,23 +33,19 @@ class Scalar(NamedTuple):
     role: StepRole
 
 
-# How many counters a file are read: enough for two to be independent, few enough to be cheap.
+# Counters read per file: enough for two to be independent, few enough to be cheap.
 SCALARS_A_FILE = 8
 
 
 class Allowance:
-    """Counters of each file that may still be read.
-
-    Args:
-        limit: of one file.
-    """
+    """Limits the counters that are read of each file."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._taken: Counter[str] = Counter()
 
     def take(self, file: str) -> bool:
-        """Take one of a file; False where its share is used up."""
+        """Count one of a file; return False if its share is used up."""
         self._taken[file] += 1
         return self._taken[file] <= self._limit
 
@@ -64,11 +60,10 @@ _SCHEDULER = re.compile(r"(?:sched|^scheduler).*[./:]last_epoch$")
 
 
 def role_of(name: str, *, optimizer: bool = False) -> StepRole | None:
-    """Return which clock a scalar of this name shows, or None where it is not a step counter.
+    """Return the clock of a scalar with this name, or None if it is not a step counter.
 
-    Args:
-        name: dotted path in the trainer's state.
-        optimizer: whether it lies in the optimizer's state.
+    `name` is a dotted path in the trainer's state; `optimizer` says that it lies in the
+    optimizer's.
     """
     if optimizer:
         return StepRole.OPTIMIZER if _OPTIMIZER.search(name) else None
@@ -80,9 +75,9 @@ def role_of(name: str, *, optimizer: bool = False) -> StepRole | None:
 
 
 def is_counter(value: Any) -> bool:
-    """Return whether a value that a file holds can be a count of steps.
+    """Whether a stored value can be a count of steps.
 
-    NaN and numbers beyond any training are damage or play, and would break arithmetic.
+    NaN and numbers beyond any training are damage or hostile, and would break arithmetic.
     """
     return type(value) in (int, float) and 0 <= value < 1 << 53
 
@@ -102,19 +97,15 @@ def step_of(scalars: Iterable[Scalar]) -> int | None:
 def mixed_steps(scalars: Iterable[Scalar], files: Iterable[str]) -> Iterator[Finding]:
     """Yield a finding for each file whose counters disagree with the other files.
 
-    Two independent counters of one file, of one value and with no counter of the same clock that
+    Two independent counters of one file with one value, and no counter of the same clock that
     agrees with the rest, are a verdict (`mixed-steps`). Less is a note (`step-disagrees`):
-    parameters that were frozen for a while and experts that were not used have counts of their own.
-    Files without a counter share one note.
-
-    Args:
-        scalars: all that were read.
-        files: the data files of the checkpoint.
+    parameters that were frozen for a while and unused experts have counts of their own. Files
+    (`files` are all data files) without a counter share one note.
     """
     by_file: dict[str, list[Scalar]] = defaultdict(list)
     for scalar in scalars:
         by_file[scalar.file].append(scalar)
-    # One vote a file and clock, so that a file with many counters cannot outvote the rest.
+    # One vote per file and clock, so that a file with many counters cannot outvote the rest.
     votes: dict[StepRole, Counter[float]] = defaultdict(Counter)
     for own in by_file.values():
         for role, value in {(s.role, s.value) for s in own}:
@@ -151,7 +142,7 @@ def mixed_steps(scalars: Iterable[Scalar], files: Iterable[str]) -> Iterator[Fin
 
 
 def _is_verdict(odd: list[Scalar], own: list[Scalar]) -> bool:
-    """Whether the counters of one file that disagree can only come from another save."""
+    """Whether the disagreeing counters of one file can only come from another save."""
     if len({s.name for s in odd}) < 2:
         return False
     for role in {s.role for s in odd}:
@@ -167,7 +158,7 @@ def _majority(votes: Counter[float]) -> float:
 
 
 def _outvoted(scalar: Scalar, own: Iterable[Scalar], votes: Counter[float]) -> bool:
-    """Whether the other files that know this clock mostly show another value."""
+    """Whether the other files with this clock mostly show another value."""
     elsewhere = votes.copy()
     for value in {s.value for s in own if s.role is scalar.role}:
         elsewhere[value] -= 1

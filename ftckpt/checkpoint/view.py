@@ -27,14 +27,13 @@ if TYPE_CHECKING:
 class TensorView:
     """A tensor of an open checkpoint, or a box of one; `numpy` and `torch` read it.
 
-    Integers and slices without a step cut a smaller view, and of that alone the bytes are read
-    (of a compressed record or a flat range, all of it).
+    Integers and slices without a step cut a smaller view, and only its bytes are read (of a
+    compressed record or a flat range, all of it).
 
     Attributes:
-        checkpoint: which holds it.
         info: the tensor, its global shape and its pieces.
         box: of the tensor.
-        axes: of the tensor that are axes of the view: an integer takes one away.
+        axes: the tensor's axes that the view has: an integer index removes one.
     """
 
     checkpoint: TensorSource

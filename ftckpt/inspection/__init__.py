@@ -1,4 +1,4 @@
-"""Summarise a checkpoint from headers and metadata; no tensor byte is read."""
+"""Summarise a checkpoint from headers and metadata; reads no tensor bytes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,9 @@ from .resume import ResumeItem, resume_check
 
 @dataclass(frozen=True, slots=True)
 class ByteCounts:
-    """Bytes of logical tensors: each element once, replicas and aliases not counted.
+    """Bytes of logical tensors: each element once, without replicas and aliases.
 
     Attributes:
-        total: of all tensors.
-        by_kind: of each `Kind`.
-        by_dtype: of each element type.
-        by_component: of `model`, `optimizer` and the rest.
         per_parameter: total divided by the number of trained elements of the model; None without.
         files: sum of the sizes of all files.
     """
@@ -42,20 +38,18 @@ class Inspection:
     """A checkpoint in numbers.
 
     Attributes:
-        format: its name.
-        dialect: what more is known of the writer.
-        step: what the content shows.
-        commit: whether the save was finished, and what shows it.
-        topology: what is known of the job.
+        dialect: the writer, in words.
+        step: by the content.
+        commit: whether the save was finished, and the evidence.
+        topology: known sizes of the job.
         files: number of files.
-        tensors: number of logical tensors, aliases not counted.
+        tensors: number of logical tensors, without aliases.
         pieces: number of pieces.
-        parameters: number of elements of the model's parameters, aliases not counted.
+        parameters: number of elements of the model's parameters, without aliases.
         objects: number of non-tensor objects.
-        bytes: see `ByteCounts`.
         aliases: key -> key of the tensor that owns the same bytes.
         resume: what a restart from it has and lacks.
-        notes: remarks made while opening, and what was found wrong then: `verify` says all.
+        notes: remarks and defects found while opening; `verify` finds all.
     """
 
     format: str
@@ -75,13 +69,13 @@ class Inspection:
 
 
 def inspect(checkpoint: Checkpoint) -> Inspection:
-    """Count what an opened checkpoint holds.
+    """Count the content of an opened checkpoint.
 
     Raises:
         UnavailableError, DeniedError: small objects could not be read.
-        CorruptError, UnsafeError: a small object that the resume check reads is not sound.
+        CorruptError, UnsafeError: a small object that the resume check reads is damaged or hostile.
     """
-    # Counted by class and shape first: there may be a million tensors, and there are few of these.
+    # Counted by class and shape first: there may be a million tensors, but few of these.
     alike: dict[tuple[str, Kind, str, tuple[int, ...]], int] = defaultdict(int)
     dtypes: dict[str, DType] = {}
     tensors = pieces = 0

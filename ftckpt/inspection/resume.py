@@ -1,9 +1,9 @@
 """Predict what a resume would miss: one table, matched against names.
 
-Nothing is decoded and no tensor is read: the names that a checkpoint gives its non-tensor state
-(`Checkpoint.fields`) and its tensors are compared with the names that the common trainers use. So
-the answer has three values. *Absent* means that no known name stands there; a blob whose inside is
-not known by name (`rng.rank_0`, one pickled object) is *cannot tell*, never *present*.
+It decodes nothing and reads no tensor: it compares the names of a checkpoint's non-tensor state
+(`Checkpoint.fields`) and its tensors with the names that the common trainers use. So the answer has
+three values. *Absent* means: without a known name; an object of unknown content
+(`rng.rank_0`, one pickled object) is *cannot tell*, never *present*.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class ResumeItem:
         key: `StateRow.key`.
         title: `StateRow.title`.
         presence: present, absent or cannot tell.
-        reason: one sentence: what was seen, or what was looked for.
-        consequence: what goes wrong when a restart skips it.
+        reason: one sentence with the evidence.
+        consequence: the effect on a restart without it.
         where: names that show it, at most `SHOWN` of them.
-        ranks: number of ranks that have it; None where it is not kept by rank or not known.
-        world_size: number of ranks of the job that wrote the checkpoint; None where not known.
+        ranks: number of ranks that have it; None if it is not kept by rank or unknown.
+        world_size: number of ranks of the job that wrote the checkpoint; None if unknown.
         missing: for optimizer moments and master weights: parameters without them, in order.
-        needed: False where the checkpoint itself shows that a restart does without it.
+        needed: False if the checkpoint itself shows that a restart does not need it.
     """
 
     key: str
@@ -63,7 +63,7 @@ SHOWN = 3
 
 
 def resume_check(checkpoint: Checkpoint) -> tuple[ResumeItem, ...]:
-    """Return one verdict a row of `TABLE`, in its order; reads step counters at the most."""
+    """Return one verdict per row of `TABLE`, in its order; reads at most step counters."""
     tensors = _Tensors.of(checkpoint)
     names = _Names(checkpoint, tensors.others)
     out: list[ResumeItem] = []
@@ -110,7 +110,7 @@ _RANK = re.compile(
 
 
 def rank_in(name: str) -> str | None:
-    """Return the rank that a name says, `rng.rank_3`; None where it says none."""
+    """Return the rank in a name, `rng.rank_3`; None without one."""
     shown = _RANK.search(name)
     return next((group for group in shown.groups() if group is not None), None) if shown else None
 
@@ -121,19 +121,19 @@ _GENERATORS = {5056: "torch_rng_state", 16: "cuda_rng_state"}
 
 
 def spoken(key: str, tensor: TensorInfo) -> str:
-    """Return the key of a tensor, and what its size says where its name says only `rng.rank_0`."""
+    """Return the key of a tensor, and what its size shows if its name says only `rng.rank_0`."""
     blind = any(row.per_rank and row.hint and row.hint.search(key) for row in TABLE)
     state = _GENERATORS.get(tensor.nbytes) if blind and tensor.dtype.name == "uint8" else None
     return f"{key}.{state}" if state else key
 
 
 class _Tensors(NamedTuple):
-    """Tensors by what a restart needs them for, each list in the checkpoint's order.
+    """Tensors by their use in a restart, each list in the checkpoint's order.
 
     Attributes:
         weights: the model's parameters.
-        optimizer: all that is the optimizer's.
-        masters: whose ever they are.
+        optimizer: all of the optimizer's.
+        masters: of any component.
         others: of neither model, optimizer nor a moving average.
     """
 
@@ -162,14 +162,14 @@ class _Tensors(NamedTuple):
 
 
 class _Names:
-    """All names of a checkpoint's non-tensor state and of its odd tensors, and whose they are."""
+    """All names of a checkpoint's non-tensor state and of its other tensors, and their owners."""
 
     def __init__(self, checkpoint: Checkpoint, tensors: Iterable[TensorInfo]) -> None:
         self.world_size = checkpoint.topology.world_size
         self.saving_ranks = checkpoint.saving_ranks
         self.objects = checkpoint.objects
         extra = (spoken(tensor.key, tensor) for tensor in tensors)
-        # A file beside the tensors that the format does not open may hold state all the same.
+        # A file beside the tensors that the format does not open may also hold state.
         beside = (name for name in checkpoint.source.entries if name.endswith(_STATE_FILES))
         self.names = list(
             dict.fromkeys([*checkpoint.fields(), *checkpoint.objects, *extra, *beside])
@@ -194,7 +194,7 @@ class _Names:
                 reason += f", but only of {ranks} of {self.saving_ranks} ranks"
             return _item(row, Presence.PRESENT, reason, found, ranks=ranks,
                          world_size=self.world_size)  # fmt: skip
-        # A name that says what else it is (`rng.random.0`) is not a closed box.
+        # A name that says what else it is (`rng.random.0`) is not ambiguous.
         hints = [n for n in self.closed if row.hint.search(n)]
         if hints:
             return _item(row, Presence.CANNOT_TELL, f"{hints[0]} may hold it or stand in for it",

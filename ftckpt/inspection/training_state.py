@@ -1,8 +1,8 @@
-"""The components of a training state: what a restart needs, by which names trainers store it.
+"""The components of a training state, and the names under which trainers store them.
 
-One table, as data: the resume check matches it against a checkpoint's names, and an audit of a
-replay explains a difference by it. The consequences are what ablations of a restart show: one
-component left out, first step at which the run differs from one that was never interrupted.
+One table, as data: the resume check matches it against a checkpoint's names, and a replay's audit
+explains a difference by it. The consequences come from ablations of a restart: one component left
+out, and the first step at which the run differs from an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ class StateRow(NamedTuple):
 
     Attributes:
         key: stable name, for JSON and for `replay`.
-        title: what a person calls it.
-        consequence: what goes wrong when a restart skips it.
+        title: for people.
+        consequence: the effect on a restart without it.
         known: matches names that show it.
         hint: matches names that may hold it or stand in for it: cannot tell.
         per_rank: whether every rank has its own.

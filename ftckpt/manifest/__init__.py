@@ -1,8 +1,8 @@
 """The manifest: every file of a checkpoint with its size and the digests of its blocks.
 
-It stands beside the data as `ftckpt.manifest.json`, or as `NAME.ftckpt.json` beside a checkpoint
-that is one file. `docs/manifest.md` has the format byte by byte. It detects accidents, not
-attackers: anybody who can change a file can change the manifest too.
+It stands beside the data as `ftckpt.manifest.json`, or as `NAME.ftckpt.json` beside a one-file
+checkpoint. `docs/manifest.md` has the format byte by byte. It detects accidents, not attackers, who
+can change the manifest too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ftckpt.errors import UnsupportedError
 from ftckpt.extents import BLOCK
 
 SCHEMA = "ftckpt.manifest/1"
-# What the bytes of every version of it begin with.
+# The first bytes of every version.
 HEAD = b'{\n"schema": "ftckpt.manifest/'
 NOTE = "detects accidents, not attackers"
 TOPOLOGY = ("world_size", "tp", "pp", "dp", "ep")
@@ -32,7 +32,7 @@ class FileDigest:
     Attributes:
         path: relative to the checkpoint, POSIX.
         size: bytes.
-        blocks: digests of its 64 MiB blocks, put together, 16 bytes each.
+        blocks: digests of its 64 MiB blocks, concatenated, 16 bytes each.
     """
 
     path: str
@@ -51,11 +51,11 @@ class FileDigest:
 
 @dataclass(frozen=True, slots=True)
 class PassedCheck:
-    """A check that passed when the checkpoint was sealed.
+    """A check that had passed before the checkpoint was sealed.
 
     Attributes:
         level: `structure`, `content` or `values`.
-        evidence: what content was checked against: `crc32`, `manifest` or `none`.
+        evidence: `crc32`, `manifest` or `none`.
         time: UTC, `2026-01-31T12:00:00Z`.
     """
 
@@ -66,15 +66,15 @@ class PassedCheck:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What was there when the checkpoint was sealed.
+    """The content of a sealed checkpoint.
 
     Attributes:
         format: name of the checkpoint's format.
-        step: as its content shows it, None where nothing does.
-        topology: what is known of the job.
+        step: by its content; None without one.
+        topology: known sizes of the job.
         files: sorted by path.
-        unmanaged: names that lay beside the checkpoint and do not belong to it, sorted.
-        checks: what passed at sealing; sealing itself proves nothing about the content.
+        unmanaged: names beside the checkpoint that do not belong to it, sorted.
+        checks: passed before sealing; sealing itself proves nothing about the content.
         tool: the program that wrote it, with its version.
         created: UTC, `2026-01-31T12:00:00Z`.
     """
@@ -100,7 +100,7 @@ class Manifest:
         return sum(f.size for f in self.files)
 
     def same_content(self, other: Manifest) -> bool:
-        """Say whether both describe the same files with the same bytes."""
+        """Whether both describe the same files with the same bytes."""
         return self.files == other.files
 
     def dump(self) -> bytes:

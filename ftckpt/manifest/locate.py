@@ -30,7 +30,7 @@ def read(store: Store, path: str) -> Manifest:
     """Return the manifest stored under `path`.
 
     Raises:
-        NotFoundError: there is none.
+        NotFoundError: it does not exist.
         CorruptError, UnsupportedError, UnsafeError: see `ftckpt.manifest.parse.parse_manifest`.
     """
     return _read(store, path, store.stat(path))
@@ -66,9 +66,9 @@ def read_at(url: str, options: StoreOptions) -> Manifest | None:
 
 
 def find(source: Source) -> Manifest | None:
-    """Return the manifest that stands beside the data of `source`, or None where none does.
+    """Return the manifest beside the data of `source`, or None.
 
-    In a directory its size is known by the listing, so that it takes one request.
+    In a directory the listing gives its size, so it takes one request.
 
     Raises:
         CorruptError, UnsupportedError, UnsafeError: see `ftckpt.manifest.parse.parse_manifest`.

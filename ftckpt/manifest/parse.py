@@ -1,8 +1,8 @@
-"""Read a manifest and believe nothing in it: sizes, counts, names and digests must agree.
+"""Parse a manifest without trusting it: sizes, counts, names and digests must agree.
 
-What a number promises is checked before anything of that size is made, so a small file cannot ask
-for much memory. Duplicate keys, unknown members and unsorted names are refused: two readers must
-never see two different manifests in the same bytes.
+Every number is checked before anything of that size is allocated, so a small file cannot claim much
+memory. Duplicate keys, unknown members and unsorted names are refused: two readers must never see
+two different manifests in the same bytes.
 """
 
 from __future__ import annotations
@@ -32,11 +32,7 @@ _MEMBERS = "schema note tool created format step topology checks block_size file
 
 
 def parse_manifest(data: bytes, file: str = MANIFEST) -> Manifest:
-    """Return the manifest in `data`, every rule of its format checked.
-
-    Args:
-        data: the whole file.
-        file: its name, for messages.
+    """Parse the whole file `data` and check every rule of the format; `file` is for messages.
 
     Raises:
         CorruptError: damaged, or it contradicts itself (`bad-manifest`).

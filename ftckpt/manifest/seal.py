@@ -1,6 +1,6 @@
-"""Seal a checkpoint: record what its bytes are now, by one atomic write.
+"""Seal a checkpoint: record its present bytes, by one atomic write.
 
-Sealing does not prove a checkpoint good. It makes every later change visible, and the manifest
+Sealing does not prove a checkpoint good. It makes every later change detectable, and the manifest
 names the checks that had passed when it was written.
 """
 
@@ -39,18 +39,16 @@ if TYPE_CHECKING:
     from ftckpt.storage import StoreOptions
     from ftckpt.storage.store import Store
 
-# Seconds after which a temporary file belongs to nobody who is still at work (as in retention).
+# A temporary file of this age (seconds) has no running writer any more (as in retention).
 _STALE = 24 * 3600
 
 
 @dataclass(frozen=True, slots=True)
 class SealReport:
-    """What sealing did.
+    """The result of sealing.
 
     Attributes:
-        manifest: as it now stands.
-        url: where it stands.
-        written: False where an equal one stood there already.
+        written: False if an equal manifest existed.
         bytes_read: bytes that were hashed.
     """
 
@@ -68,13 +66,10 @@ def utc_now() -> str:
 def locate(
     url: str, checkpoint_name: str, options: StoreOptions | None = None
 ) -> tuple[Store, str]:
-    """Return store and path for a manifest that is to stand at `url`.
+    """Return store and path for a new manifest at `url`.
 
-    Args:
-        url: a file's path or URL; or a directory's (it exists, or the URL ends in `/`), where the
-            manifest is then called after the checkpoint.
-        checkpoint_name: last element of the checkpoint's path.
-        options: settings for object stores.
+    `url` is a file's path or URL; or a directory's (it exists, or the URL ends in `/`), in which
+    the manifest is named after the checkpoint (`checkpoint_name`, the last element of its path).
     """
     from ftckpt.storage import StoreOptions as Options
     from ftckpt.storage import open_store
@@ -104,22 +99,22 @@ def seal(
 ) -> SealReport:
     """Hash every file of `checkpoint` and write its manifest.
 
-    Killed at any instant it leaves no manifest or a whole one. Of two sealers at once one writes,
-    and the other finds an equal manifest. A manifest that says the same is left as it is.
+    Killed at any instant it leaves no manifest or a whole one. Of two concurrent sealers one
+    writes, and the other finds an equal manifest, which it leaves as it is.
 
     Args:
         checkpoint: opened from a fresh listing.
         place: store and path of the manifest; None for beside the data.
-        force: replace a manifest that says something else.
-        checks: what passed before.
-        work: who does it, and how fast; its counter is told of every block's bytes.
+        force: replace a different manifest.
+        checks: passed before.
+        work: threads, rate limit and counter of bytes.
 
     Raises:
         IncompleteError: not committed, or a file changed meanwhile (`changed-file`).
         CorruptError: a file of the checkpoint is missing (`missing-file`).
-        RefusedError: another manifest stands there.
+        RefusedError: another manifest exists.
         UnsupportedError: several checkpoints lie in its directory.
-        DeniedError: the place cannot be written; of that beside the data the hint names another.
+        DeniedError: the place cannot be written; beside the data, the hint names another.
     """
     source = checkpoint.source
     if source.named and place is None:
@@ -170,10 +165,10 @@ def seal(
 def _write_beside(
     source: Source, members: Sequence[str], path: str, manifest: Manifest, *, force: bool
 ) -> Manifest | None:
-    """Write `manifest` beside the data; return the equal one that stood there already, or None.
+    """Write `manifest` beside the data; return an existing equal one, or None.
 
-    A gc may drop the checkpoint in this moment. On this machine its directory is gone then and is
-    not made again; in an object store the manifest is taken back where what it describes is gone.
+    A gc may drop the checkpoint at this moment. Locally its directory is gone then and is not made
+    again; in an object store the manifest is removed if its files are gone.
 
     Raises:
         IncompleteError: the checkpoint was removed meanwhile, or has changed.
@@ -191,11 +186,11 @@ def _write_beside(
 
 
 def _remove_left(source: Source) -> None:
-    """Remove the temporary manifests that seals of this checkpoint left when they were killed.
+    """Remove temporary manifests of killed seals of this checkpoint.
 
-    A link makes them a manifest a moment after they are written, so that one which is a day old
-    belongs to nobody who is still at work. What does not begin as a manifest is somebody else's.
-    One that cannot be removed disturbs nobody: verify names it.
+    A temporary file becomes a manifest a moment after it is written, so one that is a day old has
+    no running writer. A file that does not begin as a manifest is not ours. Failures are ignored:
+    verify names the file.
     """
     store = source.store
     if not store.traits.local:
@@ -211,7 +206,7 @@ def _remove_left(source: Source) -> None:
 
 
 def _is_stale_manifest(store: Store, path: str) -> bool:
-    """Say whether a file is what a killed seal wrote of a manifest, a day ago or earlier."""
+    """Whether a file is a killed seal's temporary manifest of at least a day."""
     entry = store.stat(path)
     if entry.kind is not EntryKind.FILE or entry.link is not None or entry.mtime is None:
         return False
@@ -232,7 +227,7 @@ def _removed(source: Source) -> IncompleteError:
 def _write(
     store: Store, path: str, manifest: Manifest, *, force: bool, parents: bool = True
 ) -> Manifest | None:
-    """Write `manifest`; return the equal one that stood there already, or None."""
+    """Write `manifest`; return an existing equal one, or None."""
     data = manifest.dump()
     local = None if parents else store.local_path(path)
     try:
@@ -258,7 +253,7 @@ def _write(
 
 
 def _standing(store: Store, path: str) -> Manifest | None:
-    """Return the manifest that stands at `path`, or None where it cannot be understood."""
+    """Return the manifest at `path`, or None if it cannot be parsed."""
     try:
         return read(store, path)
     except (CorruptError, UnsupportedError, UnsafeError):
@@ -266,7 +261,7 @@ def _standing(store: Store, path: str) -> Manifest | None:
 
 
 def _require_unchanged(source: Source, members: Sequence[str]) -> None:
-    """List again and compare: what changed while it was hashed is sealed as neither.
+    """List again and compare: a file that changed while it was hashed cannot be sealed.
 
     Raises:
         IncompleteError: a file is gone or of another size, time or version.

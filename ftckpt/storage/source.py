@@ -160,7 +160,7 @@ class Source:
         )
 
     def changed(self, names: Iterable[str]) -> list[str]:
-        """List again; return those of `names` that are new, gone, or changed in size or time."""
+        """List again; return those of `names` that are new, gone, of other size, time or etag."""
         wanted = list(names)
         try:
             if self.single:

@@ -1,4 +1,4 @@
-"""Can a checkpoint be trusted, and which evidence says so?
+"""Decide whether a checkpoint can be trusted, and on which evidence.
 
 Three levels, each including the ones before:
 - `structure`: names, sizes, headers, coverage, counters, and the manifest's names and sizes. Reads
@@ -6,9 +6,9 @@ Three levels, each including the ones before:
 - `content`: every byte that evidence covers, against a manifest or the CRC-32s in the files.
 - `values`: the numbers themselves.
 
-`auto` is content where there is evidence, else structure, and says which. What only one kind of
-evidence needs is imported for that. A verdict of 0 means that
-everything that the evidence allows was checked and passed; the report says what nothing covers.
+`auto` is content if there is evidence, else structure, and reports which. Modules for one kind of
+evidence are imported only for that. A verdict of 0 means: every check that the available evidence
+allows has passed; the report names the uncovered bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["Level", "VerifyOptions", "VerifyReport", "check_structure", "failed"
 
 
 class Level(StrEnum):
-    """How deep a verification goes."""
+    """The depth of a verification."""
 
     AUTO = "auto"
     STRUCTURE = "structure"
@@ -45,15 +45,15 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class VerifyOptions:
-    """What to check and how hard to push.
+    """What to check.
 
     Attributes:
-        level: how deep; CONTENT demands evidence, AUTO takes what there is.
-        require_content: exit 6 unless every tensor and object is covered by evidence.
-        strict: the classes of warnings and notes that are treated as errors.
+        level: CONTENT demands evidence, AUTO uses what exists.
+        require_content: exit 6 unless evidence covers every tensor and object.
+        strict: the classes of warnings and notes that count as errors.
         fail_fast: stop at the first error.
         sample: share of blocks or records to read, in (0, 1]; None for all.
-        manifest: take this one instead of the one beside the checkpoint.
+        manifest: use this one instead of the one beside the checkpoint.
         against: a replica, compared file by file; of another layout, tensor by tensor.
         use_manifest: whether a manifest beside the checkpoint counts.
     """
@@ -73,15 +73,14 @@ class VerifyReport:
     """The verdict.
 
     Attributes:
-        level: what was done (never AUTO).
+        level: the executed one (never AUTO).
         evidence: `manifest`, `digests`, `crc32`, `replica` or `none`.
-        code: the exit code.
         message: the verdict in a sentence.
-        hint: what to do next.
+        hint: the next action.
         findings: in the order found.
         bytes_read: by the content check.
-        bytes_covered: bytes that evidence covers.
-        bytes_uncovered: bytes that nothing covers.
+        bytes_covered: by evidence.
+        bytes_uncovered: without evidence.
         sampled: the share of blocks read; None for all.
         seconds: wall time.
     """
@@ -107,7 +106,7 @@ def _ignore(found: Finding) -> None: ...
 
 @dataclass
 class _Collector:
-    """Weighs findings, keeps each once, and stops the checks where that is asked for."""
+    """Applies strictness to findings, keeps each once, and stops the checks if requested."""
 
     options: VerifyOptions
     emit: Emit
@@ -142,9 +141,9 @@ def verify(
 
     Args:
         checkpoint: opened.
-        options: what to check; the defaults of `VerifyOptions` where None.
-        work: who does it, and how fast; its counter is told of the bytes.
-        emit: receives each finding as it is found, as it is weighed.
+        options: None: the defaults of `VerifyOptions`.
+        work: threads, rate limit and counter of bytes.
+        emit: receives each finding when it is found, with its final severity.
 
     Raises:
         UnavailableError, DeniedError, NoResourceError: the check could not be made.
@@ -167,11 +166,11 @@ def verify(
             level = Level.VALUES
         collector.take(_changed(checkpoint))
     except StopChecking:
-        if collector.evidence != content.evidence:  # stopped in the middle of the content
+        if collector.evidence != content.evidence:  # stopped during the content check
             content = replace(content, evidence=collector.evidence)
             level = Level.CONTENT
     except NotFoundError:
-        # Listed, and then not there: somebody is writing or removing it.
+        # Listed, and then missing: somebody is writing or removing it.
         before = len(collector.findings)
         with suppress(StopChecking):
             collector.take(_changed(checkpoint))
@@ -198,12 +197,9 @@ def verify(
 def failed(
     error: FtckptError, more: Iterable[Finding] = (), *, seconds: float = 0.0
 ) -> VerifyReport:
-    """Return the report for a checkpoint that cannot even be opened.
+    """Return the report for a checkpoint that cannot be opened.
 
-    Args:
-        error: why.
-        more: what was found all the same; the worst code wins.
-        seconds: wall time so far.
+    The worst code of `error` and the other findings `more` wins.
     """
     found = (from_error(error), *more)
     code = worst(f.code for f in found)
@@ -231,9 +227,9 @@ def _check_content(
     work: Work,
     seal: Seal,
 ) -> ContentResult:
-    """Use the strongest evidence there is: a replica that was named, a manifest, CRC-32s."""
+    """Use the strongest evidence: a named replica, a manifest, CRC-32s."""
     manifest = None
-    with suppress(FtckptError):  # the structure's check has reported it
+    with suppress(FtckptError):  # the structure check has reported it
         manifest = seal.manifest()
     if options.against is not None:
         from .replica import check_against, check_tensors_against
@@ -282,7 +278,7 @@ def _check_content(
 
 
 def _changed(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Name the members that are no longer what was listed: what was checked is not what is there.
+    """Yield the members that changed since the listing, so the check does not apply to them.
 
     Raises:
         UnavailableError, DeniedError: the storage does not answer.
@@ -293,7 +289,7 @@ def _changed(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _same_files(checkpoint: Checkpoint, other: Checkpoint) -> bool:
-    """Whether the two are copies of each other, rather than two layouts of the same tensors."""
+    """Whether the two are copies of each other, not two layouts of the same tensors."""
     if checkpoint.format != other.format:
         return False
     ours, theirs = set(checkpoint.members()), set(other.members())
@@ -336,7 +332,7 @@ def _verdict(
 
 
 def _lacking(checkpoint: Checkpoint, findings: list[Finding], content: ContentResult) -> str:
-    """Say which evidence for tensors and objects is missing; "" where it is complete."""
+    """Return in words which evidence for tensors and objects is missing; "" if none is."""
     if content.evidence == "none":
         return "the structure is whole, but no digest or CRC exists to check the content against"
     if any(f.kind == "no-crc" for f in findings):
@@ -384,7 +380,7 @@ def _warned(findings: Iterable[Finding]) -> Count[str]:
     return Count({kind: counts[kind] for kind in KINDS if counts[kind]})
 
 
-# What a warning says of a checkpoint that passes: of one, and of several.
+# Sentences on warnings of a checkpoint that passes: for one, and for several.
 _WARNINGS = {
     "replica-differs": ("1 replica differs", "{} replicas differ"),
     "master-differs": (
@@ -411,7 +407,7 @@ _WARNINGS = {
 
 
 def _hint(code: ExitCode, level: Level) -> str:
-    """Return what to do next; `latest` has to look as deep as the check that failed did."""
+    """Return the next action; `latest` must check as deeply as the failed check."""
     hint = _HINTS.get(code, "")
     if level is Level.VALUES:
         hint = hint.replace("--verify content", "--verify values").replace("whole", "sound")

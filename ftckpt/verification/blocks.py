@@ -1,4 +1,4 @@
-"""Check files against the manifest that was written when the checkpoint was sealed."""
+"""Check files against the manifest of a sealed checkpoint."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ def check_manifest(
 
     Args:
         source: the files, listed.
-        manifest: what they were when sealed.
-        emit: receives the findings as they are found.
-        members: names that the checkpoint's own index says belong to it, where it can be opened.
-        work: who does it, and how fast; its counter is told of every block's bytes.
+        manifest: of the sealed files.
+        emit: receives the findings when they are found.
+        members: names that belong to the checkpoint by its own index, if it can be opened.
+        work: threads, rate limit and counter of bytes.
         sample: share of the blocks to read; None for all. A file's first block is always read.
         seed: for another sample.
-        owners: finds what lies in a range of a file.
+        owners: finds the owners of a range of a file.
 
     Raises:
-        StopChecking: as `emit` does.
+        StopChecking: from `emit`.
         UnavailableError: the storage does not answer.
     """
     report = Report(source, emit)
@@ -71,13 +71,8 @@ def check_blocks(
 ) -> int:
     """Compare some blocks of some files with `manifest`; return the bytes read.
 
-    Args:
-        source: the files, listed; those in `blocks` are of the size that was sealed.
-        manifest: what they were when sealed.
-        blocks: numbers of the blocks, by file.
-        emit: receives the findings as they are found, as in `check_manifest`.
-        work: who does it, and how fast.
-        owners: finds what lies in a range of a file.
+    `blocks` are block numbers by file; these files have the sealed size. The other arguments are as
+    in `check_manifest`.
 
     Raises:
         UnavailableError: the storage does not answer.
@@ -98,7 +93,7 @@ def _compare_block(
     source: Source, manifest: Manifest, done: BlockDigest | BlockFailure, report: Report,
     owners: Owners | None,
 ) -> int:  # fmt: skip
-    """Report a block of other content, or one that could not be read; return the bytes read."""
+    """Report a block of other content, or an unreadable one; return the bytes read."""
     if isinstance(done, BlockFailure):
         report.fail(done.file, done.error)
         return 0
@@ -111,21 +106,13 @@ def _compare_block(
 def compare_listing(
     source: Source, manifest: Manifest, members: Iterable[str], report: Report
 ) -> tuple[list[FileDigest], int]:
-    """Compare names and sizes with `manifest`; no file is read.
-
-    Reports files that are missing, of another size, or not in it; see `check_manifest`.
-
-    Args:
-        source: the files, listed.
-        manifest: what they were when sealed.
-        members: names that the checkpoint's own index says belong to it.
-        report: is told what differs.
+    """Compare names and sizes with `manifest`, as `check_manifest` does; reads no file.
 
     Returns:
-        The files of `manifest` that have bytes to check, and the bytes of the files outside it.
+        The files of `manifest` with bytes to check, and the bytes of the files outside it.
 
     Raises:
-        StopChecking: as `emit` of the report does.
+        StopChecking: from `emit` of the report.
         UnavailableError: the storage does not answer.
     """
     uncovered = _report_others(source, manifest, set(members), report)
@@ -168,7 +155,7 @@ def _report_others(source: Source, manifest: Manifest, members: set[str], report
 
 
 def _compare_size(source: Source, file: FileDigest, report: Report) -> bool:
-    """Report a file that is gone or of another size; say whether it has bytes to check."""
+    """Report a file that is gone or of another size; return whether it has bytes to check."""
     try:
         size = source.size(file.path)
     except FtckptError as error:
@@ -204,7 +191,7 @@ def _blocks(
     report: Report,
     limiter: RateLimit | None,
 ) -> Iterator[Block]:
-    """Yield the blocks to read; of a short file those that are whole."""
+    """Yield the blocks to read; of a short file only whole ones."""
     for file in files:
         path = source.path(file.path)
         size = source.size(file.path)
@@ -219,9 +206,9 @@ def _blocks(
 def _report_block(
     source: Source, done: BlockDigest, expected: bytes, report: Report, owners: Owners | None
 ) -> None:
-    """Report one block of other content, unless only the way here damaged it."""
+    """Report a block of other content, unless only the transfer damaged it."""
     offset = done.number * BLOCK
-    # A bit can flip on the wire or in memory; what is at rest is read the same twice.
+    # A bit can flip on the wire or in memory; damage at rest is read the same twice.
     again = hash_or_fail(
         Block(source.store, source.path(done.file), done.file, done.number, done.length)
     )

@@ -1,4 +1,4 @@
-"""Share the parts of content checks: the answer, the reports, the sample."""
+"""Shared parts of content checks: the result, the reports, the sample."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Owners = Callable[[str, int, int], Sequence[Owner]]
 # This many unreadable files mean that the storage is gone, not the files.
 _GIVE_UP = 8
 
-# Up to this many files that a listing lacks are asked for one by one; a stale one shows by then.
+# Up to this many files missing from a listing are looked up by name; that reveals a stale one.
 ASKED_FOR = 16
 
 
 class StopChecking(Exception):
-    """Raised by `emit` to end a check early (`--fail-fast`); the check lets it pass."""
+    """Raised by `emit` to end a check early (`--fail-fast`); the check does not catch it."""
 
 
 Emit = Callable[[Finding], None]
@@ -32,17 +32,16 @@ Emit = Callable[[Finding], None]
 
 @dataclass(frozen=True, slots=True)
 class ContentResult:
-    """What a content check did.
+    """The result of a content check.
 
     Attributes:
-        evidence: what bytes were checked against: `manifest`, `digests` (of the format's own),
-            `crc32`, `replica` or `none`.
+        evidence: `manifest`, `digests` (of the format's own), `crc32`, `replica` or `none`.
         bytes_read: bytes of the checkpoint that were read.
         bytes_covered: bytes that evidence covers, sampled or not.
-        bytes_uncovered: bytes of its files that no evidence covers.
-        sampled: the share that was asked for, None for all.
+        bytes_uncovered: bytes of its files without evidence.
+        sampled: the requested share, None for all.
         ok: whether no error was found.
-        bare: files of the checkpoint of which not a byte has evidence.
+        bare: files of the checkpoint without any evidence.
         decoded: whether tensors were decoded too, by the format's own digests.
     """
 
@@ -57,10 +56,10 @@ class ContentResult:
 
 
 class Sample(NamedTuple):
-    """Picks the same share of blocks or records in every run.
+    """Selects the same share of blocks or records in every run.
 
     Attributes:
-        share: in (0, 1]; None takes everything.
+        share: in (0, 1]; None selects everything.
         name: of the checkpoint, so that different checkpoints are sampled differently.
         seed: for another sample of the same checkpoint.
     """
@@ -70,7 +69,7 @@ class Sample(NamedTuple):
     seed: int = 0
 
     def takes(self, file: str, place: int, *, first: bool) -> bool:
-        """Say whether the block or record at `place` of `file` is in; a file's first always is."""
+        """Whether the block or record at `place` of `file` is in; a file's first always is."""
         if self.share is None or first:
             return True
         import xxhash
@@ -81,11 +80,9 @@ class Sample(NamedTuple):
 
 
 class Report:
-    """Passes findings on and remembers what they mean for the rest of the check.
+    """Passes findings on and tracks their effect on the rest of the check.
 
-    Args:
-        source: the checkpoint's files.
-        emit: receives the findings, in the thread that runs the check.
+    `emit` receives the findings in the thread of the check.
     """
 
     def __init__(self, source: Source, emit: Emit) -> None:
@@ -101,18 +98,18 @@ class Report:
         self._emit(found)
 
     def failed(self, file: str) -> bool:
-        """Say whether reading `file` is pointless by now."""
+        """Whether reading `file` is pointless by now."""
         return file in self._failed
 
     def fail(self, file: str, error: FtckptError, owner: Owner | None = None) -> None:
-        """Report that `file` cannot be read on; once a file.
+        """Report that `file` cannot be read further; once per file.
 
         Raises:
             UnavailableError: too many files are unreadable: the storage must be gone.
         """
         if file in self._failed:
             return
-        # What was listed and then is gone or short was not damaged: somebody is writing.
+        # A listed file that is gone or short was not damaged: somebody is writing.
         passed = isinstance(error, (NotFoundError, TruncatedError))
         if passed and file in self._source.entries and self.changed(file):
             return
@@ -127,7 +124,7 @@ class Report:
         self.add(from_error(error, tensor=key, rank=rank))
 
     def changed(self, file: str) -> bool:
-        """Report `file` as changed if it differs from what was listed; return whether it does."""
+        """Report `file` if it differs from its listing; return whether it does."""
         if file in self._failed:
             return True
         stored = self._source.stored(file)
@@ -147,15 +144,9 @@ class Report:
 def damaged(
     kind: str, message: str, file: str, offset: int, length: int, owners: Owners | None
 ) -> Finding:
-    """Return the finding for a range of a file, with what has bytes in it.
+    """Return the finding for a range of a file, with the owners of its bytes.
 
-    Args:
-        kind: of the finding.
-        message: what is wrong with the range; the owners are added.
-        file: where.
-        offset: first byte.
-        length: number of bytes.
-        owners: finds them; None where nobody knows.
+    `owners` finds them (None: unknown); the message gets their names.
     """
     inside = list(owners(file, offset, length)) if owners is not None else []
     key, rank = inside[0] if inside else (None, None)
@@ -171,7 +162,7 @@ def damaged(
 
 
 def named(owners: Sequence[Owner]) -> str:
-    """Return owners in words: up to three, and how many more."""
+    """Return owners in words: up to three, and the number of others."""
     words = [key if rank is None else f"{key} (rank {rank})" for key, rank in owners[:3]]
     if len(owners) > 3:
         words.append(f"{len(owners) - 3} more")
@@ -186,7 +177,7 @@ class OwnerIndex:
         self._files: dict[str, list[tuple[int, int, Owner]]] | None = None
 
     def __call__(self, file: str, offset: int, length: int) -> Sequence[Owner]:
-        """Return key and rank of what has bytes in the range, in the order of its bytes."""
+        """Return key and rank of everything with bytes in the range, in the order of its bytes."""
         if self._files is None:
             self._files = self._build()
         end = offset + length

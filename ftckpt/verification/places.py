@@ -1,7 +1,7 @@
-"""Verify what lies at a place: one checkpoint, one step of several, or a root of steps.
+"""Verify a place: one checkpoint, one step of several, or a root of steps.
 
-What is said of several checkpoints must hold for each of them, so their weakest word is the word:
-the worst code, the lowest level, the weakest evidence.
+A statement about several checkpoints must hold for each of them, so the weakest counts: the worst
+code, the lowest level, the weakest evidence.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class PlaceReport(VerifyReport):
 
     Attributes:
         url: the place, as a user would type it.
-        format: of the checkpoint; None where several differ, or nothing was recognised.
-        step: that its content shows; None where several differ, or nothing shows it.
-        parts: of a step that holds several checkpoints (`actor`, `critic`), each of them.
-        checkpoints: of a root that was checked whole, each of its steps.
+        format: of the checkpoint; None if several differ, or nothing was recognised.
+        step: by its content; None if several differ, or without one.
+        parts: the checkpoints of a step that holds several (`actor`, `critic`).
+        checkpoints: the steps of a root that was checked whole.
 
     Findings of parts and of checkpoints stand in their own reports; those of a root are about its
     pointers.
@@ -50,16 +50,16 @@ class PlaceReport(VerifyReport):
 
 
 class Watcher:
-    """Is told what happens while places are checked; this one does nothing."""
+    """Receives events while places are checked; this one ignores them."""
 
     def begin(self, url: str) -> None:
         """The next checkpoint of a root is `url`."""
 
     def open(self, url: str, name: str) -> None:
-        """A checkpoint of the format `name` is opened, or is open by now."""
+        """A checkpoint of the format `name` is being opened, or is open."""
 
     def found(self, one: Finding) -> None:
-        """Something was found, of a checkpoint or of the pointers of a root."""
+        """A finding on a checkpoint or on the pointers of a root."""
 
     def end(self, report: PlaceReport) -> None:
         """A single checkpoint was checked."""
@@ -81,13 +81,13 @@ class PlaceCheck:
     """Verifies places.
 
     Attributes:
-        options: how each checkpoint is checked.
-        hostile: what is unsafe in a checkpoint that no format can open.
-        receipts: folder in which a receipt of a full check is kept, "" for beside each checkpoint;
-            None keeps none.
-        stores: how to reach object stores.
-        work: who does it, and how fast.
-        watcher: is told what happens.
+        options: for each checkpoint.
+        hostile: finds unsafe content in a checkpoint that no format can open.
+        receipts: folder for receipts of full checks, "" for beside each checkpoint; None: no
+            receipts.
+        stores: settings for object stores.
+        work: threads, rate limit and counter.
+        watcher: receives events.
     """
 
     options: VerifyOptions
@@ -98,11 +98,9 @@ class PlaceCheck:
     watcher: Watcher
 
     def target(self, target: Target, *, everything: bool = False) -> PlaceReport:
-        """Verify what lies at a place.
+        """Verify a place: of a root without a selector, its pointers and its newest checkpoint.
 
-        Args:
-            target: of a root without a selector, its pointers and its newest checkpoint.
-            everything: of such a root, all its checkpoints.
+        With `everything`, all checkpoints of such a root.
 
         Raises:
             NotFoundError: no such step, or the root holds no checkpoint.
@@ -139,7 +137,7 @@ class PlaceCheck:
         return made
 
     def unopened(self, error: FtckptError, url: str, began: float | None = None) -> PlaceReport:
-        """Return the report on a place that nothing can be opened at."""
+        """Return the report on a place where nothing can be opened."""
         return self._failed(error, (), url, None, time.monotonic() if began is None else began)
 
     def _root(self, root: Root, url: str, *, everything: bool) -> PlaceReport:
@@ -178,7 +176,7 @@ class PlaceCheck:
         return _replaced(reports[0], code=code, message=message, hint=hint, pointed=pointed)
 
     def _child(self, root: Root, child: Child) -> PlaceReport:
-        """Check one step; it may hold several checkpoints, the worst of which decides."""
+        """Check one step; it may hold several checkpoints, and the worst decides."""
         reports = [
             self._part(root.store, part, root.store.describe(part.entry.path))
             for part in child.parts
@@ -196,7 +194,7 @@ class PlaceCheck:
         try:
             checkpoint = open_part(store, part)
         except FtckptError as error:
-            # What is not readable may be hostile all the same, and that verdict wins.
+            # Unreadable content may still be hostile, and that verdict wins.
             more = self.hostile(store, part) if isinstance(error, UnsupportedError) else ()
             return self._failed(error, more, url, part.format.name, began)
         self.watcher.open(checkpoint.source.url, checkpoint.format)
@@ -221,7 +219,7 @@ class PlaceCheck:
 def _replaced(
     report: PlaceReport, *, code: ExitCode, message: str, hint: str, pointed: Sequence[Finding]
 ) -> PlaceReport:
-    """Return the report on the newest checkpoint of a root, with what its pointers say."""
+    """Return the report on the newest checkpoint of a root, with its pointers' findings."""
     values = {one.name: getattr(report, one.name) for one in fields(PlaceReport)}
     values |= {"code": code, "message": message, "hint": hint}
     return PlaceReport(**values | {"findings": (*pointed, *report.findings)})
@@ -235,7 +233,7 @@ def _joined(
     *,
     checkpoints: bool = False,
 ) -> PlaceReport:
-    """Return what several reports say together."""
+    """Combine several reports."""
     formats = {one.format for one in reports}
     steps = {one.step for one in reports}
     shares = [one.sampled for one in reports if one.sampled is not None]

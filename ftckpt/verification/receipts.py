@@ -1,12 +1,11 @@
-"""Receipts: that the content of a checkpoint was checked, so that a restart need not read it again.
+"""Receipts: records of content checks, so that a restart need not read a checkpoint again.
 
 `.ftckpt/receipts/NAME.json` beside the checkpoint, or a file in a directory that the user names. A
-receipt is bound to what was checked: every file's name and size, and its ETag or its inode,
-modification time and change time, and the bytes of the manifest. One that is cut, that belongs to
-another place, is dated in the future, or whose files have changed does not count, and the caller is
-told why.
-It detects accidents, not attackers: what can write the receipt can write
-the checkpoint.
+receipt is bound to the checked files: every file's name and size, its ETag or its inode,
+modification time and change time, and the bytes of the manifest. A receipt that is cut, of another
+place, dated in the future, or whose files have changed does not count, and the caller gets the
+reason. It detects accidents, not attackers: who can write the receipt can also write the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from ftckpt.version import __version__
 
 SCHEMA = "ftckpt.receipt/1"
 _MAX_BYTES = 64 << 10
-# Clocks of two machines differ; what is dated later than this is not believed.
+# Clocks of two machines differ; a receipt dated later than this is invalid.
 _CLOCK = 60.0
 # Each level includes the ones before it.
 _LEVELS = ("content", "values")
@@ -39,17 +38,17 @@ _LEVELS = ("content", "values")
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What was checked and passed.
+    """A passed check.
 
     Attributes:
         place: absolute path or URL of the checkpoint.
         level: `content` or `values`.
-        evidence: what its bytes were compared with: `manifest`, `crc32`, `digests`, `replica`.
+        evidence: `manifest`, `crc32`, `digests` or `replica`.
         message: the verdict in a sentence.
         nbytes: bytes read by the check.
-        checked: when the check ended, in seconds since the epoch.
+        checked: end of the check, in seconds since the epoch.
         fingerprint: of the files (see `fingerprint`), 32 hex digits.
-        manifest: XXH3-128 of the manifest's bytes; "" where there was none.
+        manifest: XXH3-128 of the manifest's bytes; "" without one.
         tool: the program that checked.
     """
 
@@ -70,10 +69,10 @@ class Receipt:
 
 
 def parse(data: bytes) -> Receipt:
-    """Return the receipt in a file's bytes.
+    """Parse a receipt's bytes.
 
     Raises:
-        ValueError: it is cut, changed by hand, or of another schema.
+        ValueError: it is cut, edited, or of another schema.
     """
     try:
         body = decode(data)
@@ -90,18 +89,15 @@ def parse(data: bytes) -> Receipt:
 
 
 class Book:
-    """Where the receipt of one checkpoint is kept.
+    """The place of one checkpoint's receipt.
 
-    Args:
-        checkpoint: opened.
-        options: how to reach object stores.
-        folder: directory or URL for receipts; "" for `.ftckpt/receipts` beside the checkpoint.
+    `folder` is a directory or URL for receipts; "" for `.ftckpt/receipts` beside the checkpoint.
     """
 
     def __init__(self, checkpoint: Checkpoint, options: StoreOptions, folder: str = "") -> None:
         self.source = checkpoint.source
         self.place = _absolute(self.source)
-        # What a delta's tensors are decoded from lies elsewhere, and may change alone.
+        # A delta's bases lie elsewhere, and may change alone.
         self.bound = not checkpoint.bases()
         parent, _, name = self.place.rpartition("/")
         self._store = open_store(folder or parent or "/", options)
@@ -112,15 +108,13 @@ class Book:
 
     @property
     def url(self) -> str:
-        """Where the receipt lies, as a user would type it."""
+        """The receipt's path or URL, as a user would type it."""
         return self._store.describe(self._path)
 
     def find(self, level: str, max_age: float) -> tuple[Receipt | None, str]:
-        """Return the receipt that still holds, or None and why one that is there does not.
+        """Return a valid receipt, or None and why an existing one is invalid.
 
-        Args:
-            level: `content` or `values`: a deeper check counts, too.
-            max_age: seconds since the check.
+        `level` is `content` or `values` (a deeper check counts, too); `max_age` is in seconds.
         """
         if not self.bound:
             return None, "a delta has no receipt: its base may change alone"
@@ -174,13 +168,13 @@ def fingerprint(source: Source) -> str:
 
     Raises:
         UnsupportedError: the store shows nothing that changes with the content.
-        NotFoundError, UnavailableError, DeniedError: a file cannot be asked about.
+        NotFoundError, UnavailableError, DeniedError: a file cannot be looked up.
     """
     return _digest(_canonical(list(_identities(source))))
 
 
 def _identities(source: Source) -> Iterator[list[object]]:
-    # Listed anew: a file that has come since the checkpoint was opened counts.
+    # Listed anew: a file that was added since the checkpoint was opened counts.
     now = source if source.single else Source.directory(source.store, source.base)
     for name, entry in sorted(now.entries.items()):
         if name.split("/")[0] == FOLDER:

@@ -30,18 +30,12 @@ def check_records(
     """Compare every record of `checkpoint` with the CRC-32 that its writer recorded.
 
     Reports records of other content (`bad-crc`, with tensor, rank, file and range), records without
-    a CRC (`no-crc`, once a file), and how many bytes nothing covers (`not-covered`, once). Where
-    the format has no records the evidence is `none` and nothing is reported.
-
-    Args:
-        checkpoint: opened; its `records` say what there is.
-        emit: receives the findings as they are found.
-        work: who does it, and how fast; its counter is told of the bytes read.
-        sample: share of the records to read; None for all. A file's first is always read.
-        seed: for another sample.
+    a CRC (`no-crc`, once per file), and the number of uncovered bytes (`not-covered`, once). For a
+    format without records the evidence is `none` and nothing is reported. The arguments are as in
+    `blocks.check_manifest`.
 
     Raises:
-        StopChecking: as `emit` does.
+        StopChecking: from `emit`.
         UnavailableError: the storage does not answer.
     """
     report = Report(checkpoint.source, emit)
@@ -63,13 +57,7 @@ def check_records(
 def check_these(
     checkpoint: Checkpoint, records: Iterable[Record], *, emit: Emit, work: Work = ALONE
 ) -> int:
-    """Compare some records with the CRC-32 that their writer recorded; return the bytes read.
-
-    Args:
-        checkpoint: opened.
-        records: of it, in the order of their places.
-        emit: receives the findings as they are found, as in `check_records`.
-        work: who does it, and how fast.
+    """Compare some records, sorted by place, with their CRC-32s; return the bytes read.
 
     Raises:
         UnavailableError: the storage does not answer.
@@ -84,10 +72,10 @@ def check_these(
 
 
 class _Coverage:
-    """Which bytes of which file have evidence, counted once however often they are named."""
+    """The bytes of each file with evidence, each counted once."""
 
     def __init__(self) -> None:
-        # Two machine words a record: there may be millions.
+        # Two machine words per record: there may be millions.
         self._runs: dict[str, tuple[array[int], array[int]]] = {}
 
     def add(self, extent: Extent) -> None:
@@ -99,7 +87,7 @@ class _Coverage:
             ends.append(extent.end)
 
     def of(self, file: str) -> int:
-        """Return how many bytes of `file` are covered."""
+        """Return the number of covered bytes of `file`."""
         total = reached = 0
         for start, end in sorted(zip(*self._runs.get(file, ((), ())), strict=True)):
             total += max(0, end - max(start, reached))
@@ -111,7 +99,7 @@ class _Coverage:
 
 
 class _Check:
-    """One run over the records: what is in flight, and what came of it."""
+    """One run over the records: reads in flight, and results."""
 
     def __init__(
         self,
@@ -121,7 +109,7 @@ class _Check:
         limiter: RateLimit | None,
     ) -> None:
         self.any = False  # whether the format has records at all
-        self.records = 0  # that carry a CRC and were asked for
+        self.records = 0  # with a CRC, and requested
         self.covered = _Coverage()
         self._checkpoint = checkpoint
         self._source = checkpoint.source
@@ -135,7 +123,7 @@ class _Check:
         self._opaque: dict[str, tuple[int, int]] = {}
 
     def tasks(self, records: Iterator[Record]) -> Iterator[Spans | RecordStream]:
-        """Yield the reads to do; small records that lie together are read together."""
+        """Yield the reads to do; small neighbouring records are read together."""
         waiting: list[Range] = []
         place = ""
         wanted = groupby(
@@ -162,7 +150,7 @@ class _Check:
             yield self._spans(place, waiting)
 
     def take(self, sums: Sums) -> None:
-        """Compare what was read with what was recorded."""
+        """Compare computed with recorded CRCs."""
         file = sums.task.extent.file if isinstance(sums.task, RecordStream) else sums.task.file
         if sums.error is not None:
             lost = [self._flying.pop(r.key, None) for r in sums.task.ranges]
@@ -188,8 +176,8 @@ class _Check:
                 self._report_record(record, whole, sums.task)
 
     def summarise(self) -> tuple[int, tuple[str, ...]]:
-        """Report what nothing covers; return its bytes, and the files without any evidence."""
-        if not self.any:  # a format without records: there is nothing to remark
+        """Report uncovered bytes; return their number, and the files without any evidence."""
+        if not self.any:  # a format without records
             return self._source.nbytes, ()
         for table, why in (
             (self._without, "carry no CRC-32"),
@@ -254,7 +242,7 @@ class _Check:
         return key
 
     def _joins(self, waiting: Sequence[Range], offset: int, length: int) -> bool:
-        """Say whether a record is worth reading together with those before it."""
+        """Whether a record is worth reading together with those before it."""
         end = waiting[-1].offset + waiting[-1].length
         gap = self._source.store.traits.gap
         return 0 <= offset - end <= gap and offset + length - waiting[0].offset <= SPAN
@@ -273,10 +261,10 @@ class _Check:
         return RecordStream(self._source.store, path, extent, transforms, ranges, self._limiter)
 
     def _report_record(self, record: Record, crc: int, task: Spans | RecordStream | None) -> None:
-        """Report one record of other content, unless only the way here damaged it."""
+        """Report one record of other content, unless only the transfer damaged it."""
         file, offset, length = record.extent
         if task is not None and self._again(record):
-            # A bit can flip on the wire or in memory; what is at rest is read the same twice.
+            # A bit can flip on the wire or in memory; damage at rest is read the same twice.
             message = f"{file} was read wrongly once at {offset} and rightly then"
             self._report.add(finding("note", message, file=file, offset=offset, length=length))
             return
@@ -294,13 +282,13 @@ class _Check:
         )
 
     def _report_stream(self, task: RecordStream, error: FtckptError, owner: Owner | None) -> None:
-        """Report one compressed record that cannot be undone; others in its file still can."""
+        """Report one compressed record that cannot be decoded; others in its file still can."""
         if not self._report.changed(task.extent.file):
             key, rank = owner or (None, None)
             self._report.add(from_error(error, tensor=key, rank=rank))
 
     def _again(self, record: Record) -> bool:
-        """Read one record once more; say whether it is whole."""
+        """Read one record once more; return whether it is whole."""
         if record.transforms:
             place = (Range(0, *_inner(record)),)
             task: Spans | RecordStream = self._undone(record.extent, record.transforms, place)
@@ -311,7 +299,7 @@ class _Check:
 
 
 def _inner(record: Record) -> tuple[int, int]:
-    """Return where the CRC's bytes are: in the undone stream, or in the file."""
+    """Return where the CRC's bytes are: in the decoded stream, or in the file."""
     if not record.transforms:
         return record.extent.offset, record.extent.length
     if record.inner is None:

@@ -43,12 +43,12 @@ class BlockPair(NamedTuple):
 
 
 class ReplicaDifference(NamedTuple):
-    """How the two differ.
+    """A difference between the two.
 
     Attributes:
         file: the name in the checkpoint.
-        length: bytes that were compared.
-        first: offset of the first byte that differs; None where none does.
+        length: compared bytes.
+        first: offset of the first differing byte; None if equal.
         last: offset of the last one.
         error: why they could not be compared.
     """
@@ -72,20 +72,12 @@ def check_against(
 ) -> ContentResult:
     """Compare the files of `checkpoint` with those of the same relative names in `replica`.
 
-    Which side is right it cannot say. A difference is reported a 64 MiB block at a time
-    (`differs-from-replica`), narrowed to the first and last byte that differs in it.
-
-    Args:
-        checkpoint: the one to check.
-        replica: the other copy, listed.
-        emit: receives the findings as they are found.
-        work: who does it, and how fast; its counter is told of the bytes compared.
-        sample: share of the blocks to compare; None for all.
-        seed: for another sample.
-        owners: finds what lies in a range of a file.
+    It cannot tell which side is right. A difference is reported per 64 MiB block
+    (`differs-from-replica`), narrowed to its first and last differing byte. `replica` is listed;
+    the other arguments are as in `blocks.check_manifest`.
 
     Raises:
-        StopChecking: as `emit` does.
+        StopChecking: from `emit`.
         UnavailableError: the storage does not answer.
     """
     source = checkpoint.source
@@ -113,7 +105,7 @@ def check_against(
 
 
 def _both(source: Source, replica: Source, name: str, report: Report) -> bool:
-    """Report a file that one side lacks or has in another size; say whether both can be read."""
+    """Report a file that one side lacks or has in another size; return whether both can be read."""
     try:
         ours = source.size(name)
     except FtckptError as error:
@@ -159,7 +151,7 @@ def _pairs(
 
 
 def compare_or_fail(pair: BlockPair) -> ReplicaDifference:
-    """Compare one block of two files; a failure is an answer too."""
+    """Compare one block of two files; a failure is a result too."""
     try:
         with (
             pair.stores[0].open(pair.paths[0]) as ours,
@@ -192,7 +184,7 @@ def _compare(pair: BlockPair, ours: Reader, theirs: Reader) -> tuple[int | None,
 
 
 def _narrow(a: bytes, b: bytes) -> tuple[int, int]:
-    """Return the first and last index at which two different runs of equal length differ."""
+    """Return the first and last differing index of two byte strings of equal length."""
     low, high = 0, len(a)
     while high - low > 1:
         middle = (low + high) // 2
@@ -226,18 +218,11 @@ def check_tensors_against(
     """Compare the logical tensors of two checkpoints of any format and topology.
 
     A tensor of another key, shape, type or content is reported as `differs-from-replica`. Objects
-    are not compared: formats spell them differently.
-
-    Args:
-        checkpoint: the one to check.
-        replica: the other one.
-        emit: receives the findings as they are found.
-        work: who does it, and how fast; its counter is told of the tensors' bytes.
-        sample: share of the tensors to compare; None for all.
-        seed: for another sample.
+    are not compared, because formats spell them differently. `sample` is a share of the tensors;
+    the other arguments are as in `blocks.check_manifest`.
 
     Raises:
-        StopChecking: as `emit` does.
+        StopChecking: from `emit`.
         UnavailableError: the storage does not answer.
     """
     report = Report(checkpoint.source, emit)
@@ -273,7 +258,7 @@ def check_tensors_against(
 
 
 def compare_tensors(pair: TensorPair) -> tuple[str, str, FtckptError | None]:
-    """Return the key, how its tensors differ ("" where they do not), and what went wrong."""
+    """Return the key, how its tensors differ ("" if equal), and an error."""
     ours, theirs = pair.ours.tensors[pair.key], pair.theirs.tensors[pair.key]
     if (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
         one, other = (f"{t.dtype.name}{list(t.shape)}" for t in (ours, theirs))

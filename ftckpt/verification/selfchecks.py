@@ -1,4 +1,4 @@
-"""Carry out the reads that check themselves: what a format's own digests prove by decoding."""
+"""Run a format's self-checks: reads whose own digests prove them by decoding."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ftckpt.workers.limits import RateLimit
 
 from .evidence import ContentResult, Emit, Report, Sample
 
-_TASK = 32 << 20  # bytes given by the checks of one task
-_MOST = 256  # of them: handing over a task costs more than a few
+_TASK = 32 << 20  # decoded bytes of the checks of one task
+_MOST = 256  # checks per task: handing over a task costs more than a few checks
 
 
 class _Chosen(NamedTuple):
@@ -30,12 +30,12 @@ class _Chosen(NamedTuple):
 
 
 class _Done(NamedTuple):
-    """What came of one check; small, because it may come from another process.
+    """The result of one check; small, because it may come from another process.
 
     Attributes:
         extent, owner, nbytes: of the check.
         sampled: whether it was made.
-        error: what is wrong.
+        error: the defect.
         passing: whether the second reading was right.
     """
 
@@ -56,19 +56,14 @@ def check_itself(
     sample: float | None = None,
     seed: int = 0,
 ) -> ContentResult:
-    """Let a checkpoint check itself; the evidence is `none` where it cannot.
+    """Let a checkpoint check itself; the evidence is `none` if it cannot.
 
-    Args:
-        checkpoint: opened; its `self_checks` say what there is.
-        sealed: whether its files were compared with a manifest.
-        emit: receives the findings as they are found.
-        work: who does it, and how fast; its counter is told of the bytes that they give. No
-            processes where a rate is to be kept or a part of what is read is not on this machine.
-        sample: share of the checks to make; None for all. A file's first is always made.
-        seed: for another sample.
+    With `sealed` its files were already compared with a manifest. `work` uses no processes with a
+    rate limit or if a part of the data is not local. The other arguments are as in
+    `blocks.check_manifest`.
 
     Raises:
-        StopChecking: as `emit` does.
+        StopChecking: from `emit`.
         UnavailableError: the storage does not answer.
     """
     check = _Check(Report(checkpoint.source, emit))
@@ -77,7 +72,7 @@ def check_itself(
     total = None if sample else sum(info.nbytes for info in checkpoint.tensors.values())
     work = replace(work, processes=_affordable(work, checkpoint))
     if work.processes:
-        # A bar of what was done before has a thread, which no copy may be made beside.
+        # The progress bar of earlier work has a thread, and a process with threads must not fork.
         work.counter.start("decoding", total)
 
     def carry_out(task: Sequence[_Chosen | FtckptError], _: Counter) -> Sequence[_Done]:
@@ -97,7 +92,7 @@ def check_itself(
 
 
 class _Check:
-    """What came of one run over the checks."""
+    """Collects the results of one run over the checks."""
 
     def __init__(self, report: Report) -> None:
         self.any = False
@@ -105,7 +100,7 @@ class _Check:
         self.report = report
 
     def take(self, done: _Done) -> None:
-        """Count one, and report what is wrong."""
+        """Count one result, and report a defect."""
         file, offset, length = done.extent
         self.any = self.any or bool(file)
         self.covered += length
@@ -128,14 +123,14 @@ def _affordable(work: Work, checkpoint: Checkpoint) -> int:
         return 0
     try:
         return for_reading(checkpoint, work.processes)
-    except FtckptError:  # the checks say what it is
+    except FtckptError:  # the checks report it
         return 0
 
 
 def _chosen(
     checkpoint: Checkpoint, chosen: Sample, *, sealed: bool
 ) -> Iterator[_Chosen | FtckptError]:
-    """Yield all checks, and why there are no more where they cannot go on."""
+    """Yield all checks, and the error that stops them, if any."""
     started: set[str] = set()
     try:
         for check in checkpoint.self_checks(sealed=sealed):
@@ -149,7 +144,7 @@ def _chosen(
 def _tasks(
     checks: Iterable[_Chosen | FtckptError],
 ) -> Iterator[Sequence[_Chosen | FtckptError]]:
-    """Yield tasks of about one size, not cut where what one has decoded is of use for the next."""
+    """Yield tasks of about one size, without separating checks that share decoded data."""
     task: list[_Chosen | FtckptError] = []
     nbytes = 0
     for one in checks:
@@ -175,7 +170,7 @@ def _done(one: _Chosen | FtckptError, checkpoint: Checkpoint, limiter: RateLimit
     try:
         check.read()
     except CorruptError as error:
-        # A bit can flip on the wire or in memory; what is at rest is read the same twice.
+        # A bit can flip on the wire or in memory; damage at rest is read the same twice.
         try:
             read_again(checkpoint)
             check.read()

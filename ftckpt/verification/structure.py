@@ -1,6 +1,6 @@
 """Check that everything is present, once, and of one save; reads no tensor bytes.
 
-A sealed checkpoint is compared with the names and sizes of its manifest, too.
+A sealed checkpoint is also compared with the names and sizes of its manifest.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from .evidence import ASKED_FOR, Report
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-# Files that hold tensors or state, for "this file shows no step"; the rest is configuration.
+# Files of tensors or state, for "this file shows no step"; the rest is configuration.
 _DATA = re.compile(r"\.(?:distcp|pt|pth|bin|ckpt|safetensors|pkl)$")
 _STRAYS_NAMED = 10
 
-# What a file may be called that was written anew after the manifest.
+# Findings that a file written anew after the manifest can cause.
 _DIFFERS = frozenset({"truncated-file", "trailing-bytes", "added-file", "bad-digest"})
 
-_TICK = 0.5  # seconds that a wait may keep a signal from being handled
+_TICK = 0.5  # seconds that a wait may delay a signal
 
 
 def check_structure(
@@ -47,10 +47,7 @@ def check_structure(
 ) -> Iterator[Finding]:
     """Yield every defect of structure, the cheapest first.
 
-    Args:
-        checkpoint: opened.
-        counter: is told of the work.
-        seal: the manifest to hold it against; the one beside the data where None.
+    `seal` is the manifest to compare with; None: the one beside the data.
 
     Raises:
         UnavailableError, DeniedError: the storage does not answer.
@@ -65,10 +62,10 @@ def check_structure(
 
 
 def _weighed(checkpoint: Checkpoint, found: Finding, kinds: set[str]) -> Finding:
-    """Return a finding as the commit state weighs it.
+    """Return a finding with the severity for the commit state.
 
-    A rank's file that is missing is damage where the save is known to have finished. Elsewhere it
-    may still be written, and so may the elements that nothing holds without it.
+    A missing rank's file is damage if the save is known to have finished. Otherwise it may still be
+    written, and so may the elements that are missing with it.
     """
     marked = (
         checkpoint.commit.state is CommitState.COMMITTED or MANIFEST in checkpoint.source.entries
@@ -96,7 +93,7 @@ def _check(checkpoint: Checkpoint, counter: Counter) -> Iterator[Finding]:
 
 
 def _check_members(checkpoint: Checkpoint, members: set[str]) -> Iterator[Finding]:
-    """Members must be there and readable."""
+    """Check that members exist and are readable."""
     absent = sorted(members - checkpoint.source.entries.keys())
     for name in absent[:ASKED_FOR]:
         checkpoint.source.require_absent(name)
@@ -115,7 +112,7 @@ def _check_members(checkpoint: Checkpoint, members: set[str]) -> Iterator[Findin
 def _check_strays(
     checkpoint: Checkpoint, members: set[str], reported: set[str | None]
 ) -> Iterator[Finding]:
-    """Name the files that are part of nothing; the format may know more of some."""
+    """Yield files that belong to nothing; the format may know more about some."""
     strays = [
         n
         for n in checkpoint.source.entries
@@ -132,7 +129,7 @@ def _check_strays(
 def _check_tensors(
     checkpoint: Checkpoint, counter: Counter, reported: set[tuple[str, str | None]]
 ) -> Iterator[Finding]:
-    """Coverage of every tensor, and every extent against its file."""
+    """Check the coverage of every tensor, and every extent against its file."""
     counter.start("tensors", len(checkpoint.tensors), "tensors")
     entries = checkpoint.source.entries
     beyond: dict[str, list[tuple[str, Piece]]] = defaultdict(list)
@@ -168,7 +165,7 @@ def _check_coverage(key: str, info: TensorInfo, pieces: list[Piece]) -> Iterator
 
 
 def _check_length(key: str, info: TensorInfo, piece: Piece) -> Iterator[Finding]:
-    """A dense piece that is stored raw has just the bytes that its elements need."""
+    """Check that a raw dense piece has exactly the bytes of its elements."""
     elements = piece.box.volume if piece.flat is None else piece.flat[1] - piece.flat[0]
     needed = info.dtype.nbytes(elements)
     if not piece.packed and piece.strides is None and needed != piece.extent.length:
@@ -184,7 +181,7 @@ def _check_length(key: str, info: TensorInfo, piece: Piece) -> Iterator[Finding]
 
 
 def _cut_short(file: str, size: int | None, held: list[tuple[str, Piece]]) -> Finding:
-    """One finding for a file, however many tensors it cuts off."""
+    """Return one finding per file, however many tensors it cuts off."""
     key, first = min(held, key=lambda pair: pair[1].extent.offset)
     more = f" and {len(held) - 1} more" if len(held) > 1 else ""
     if size is None:
@@ -215,12 +212,9 @@ def _check_steps(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 class Seal:
-    """The manifest that a checkpoint is held against: read once, and beside other reads.
+    """The manifest for a check: read once, and concurrently with other reads.
 
-    Args:
-        source: the files, listed.
-        given: take this one instead of the one beside the data.
-        use: whether one beside the data counts.
+    `given` replaces the one beside the data; `use` says whether one beside the data counts.
     """
 
     def __init__(self, source: Source, given: Manifest | None = None, *, use: bool = True) -> None:
@@ -231,21 +225,21 @@ class Seal:
         self._reading: Future[Manifest | None] | None = None
 
     def begin(self) -> None:
-        """Begin to read it where a request takes a while; `manifest` waits for it."""
+        """Start reading it if a request takes a while; `manifest` waits for it."""
         traits = self._source.store.traits
         if not self._is_known and not traits.local and traits.parallel > 1:
             from ftckpt.workers.threads import DaemonThreads
 
-            with suppress(NoResourceError):  # it is read when it is asked for, then
+            with suppress(NoResourceError):  # then it is read on demand
                 thread = DaemonThreads(1)
                 self._reading = thread.submit(find, self._source)
                 thread.shutdown(wait=False)
 
     def manifest(self) -> Manifest | None:
-        """Return it; None where there is none.
+        """Return it; None without one.
 
         Raises:
-            FtckptError: it could not be read or understood; again at each call.
+            FtckptError: it could not be read or parsed; again at each call.
         """
         if not self._is_known:
             try:
@@ -267,7 +261,7 @@ class Seal:
 
 
 def check_listing(checkpoint: Checkpoint, seal: Seal) -> Iterator[Finding]:
-    """Yield what the names and sizes of the files say against the manifest, if there is one.
+    """Yield differences of the files' names and sizes from the manifest, if there is one.
 
     Raises:
         UnavailableError: the storage does not answer.
@@ -287,19 +281,14 @@ def check_listing(checkpoint: Checkpoint, seal: Seal) -> Iterator[Finding]:
 
 
 def check_age(checkpoint: Checkpoint, seal: Seal, found: Iterable[Finding]) -> Iterator[Finding]:
-    """Say that what differs from the manifest was written after it.
+    """Report that files with the findings `found` are newer than the manifest.
 
-    Damage changes no time, a trainer that saves the step again does, and so does a copy: this
-    explains a verdict and is none.
-
-    Args:
-        checkpoint: that was checked.
-        seal: what it was checked against.
-        found: what is wrong with it.
+    Damage changes no times; a trainer that saves the step again does, and so does a copy. This
+    explains a verdict and is not one itself.
     """
     try:
         manifest = seal.manifest()
-    except FtckptError:  # found already
+    except FtckptError:  # reported already
         return
     written = _seconds(manifest.created) if manifest is not None else None
     if manifest is None or written is None:
@@ -320,7 +309,7 @@ def check_age(checkpoint: Checkpoint, seal: Seal, found: Iterable[Finding]) -> I
 
 
 def _seconds(created: str) -> float | None:
-    """Return the end of the second that a manifest names; None where it names none."""
+    """Return the end of the second of a manifest's time; None if it is invalid."""
     try:
         moment = datetime.strptime(created, "%Y-%m-%dT%H:%M:%SZ")
     except ValueError:

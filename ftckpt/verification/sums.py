@@ -1,4 +1,4 @@
-"""The work behind a CRC check: read ranges of one file and sum each up."""
+"""The work of a CRC check: read ranges of one file and compute their CRCs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Range(NamedTuple):
     """A run of bytes to sum.
 
     Attributes:
-        key: whose sum it is; the caller's own number.
-        offset: first byte, in the file or in the undone stream.
+        key: the caller's number for the sum.
+        offset: first byte, in the file or in the decoded stream.
         length: number of bytes.
     """
 
@@ -35,8 +35,8 @@ class Spans(NamedTuple):
     """Ranges of one file: a task of the engine.
 
     Attributes:
-        store: what opens the file.
-        path: the path to ask it for.
+        store: opens the file.
+        path: of the file in `store`.
         file: its name in the checkpoint.
         ranges: sorted; either one of up to `PART` bytes, or several within `SPAN` bytes.
         limiter: bounds the rate of reading.
@@ -53,11 +53,11 @@ class RecordStream(NamedTuple):
     """A transformed record: a task of the engine.
 
     Attributes:
-        store: what opens the file.
-        path: the path to ask it for.
+        store: opens the file.
+        path: of the file in `store`.
         extent: the stored bytes; its file is the name in the checkpoint.
-        transforms: what to undo.
-        ranges: in the undone stream.
+        transforms: to undo.
+        ranges: in the decoded stream.
         limiter: bounds the rate of reading.
     """
 
@@ -70,13 +70,12 @@ class RecordStream(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """CRC-32 of each range, or why there is none.
+    """CRC-32 of each range, or an error.
 
     Attributes:
-        task: what was asked for.
-        crcs: as many as the task has ranges; empty where there is an error.
+        crcs: one per range of the task; empty after an error.
         nbytes: bytes of the file that were read.
-        error: what went wrong.
+        error: the failure.
     """
 
     task: Spans | RecordStream
@@ -86,7 +85,7 @@ class Sums(NamedTuple):
 
 
 def sum_or_fail(task: Spans | RecordStream) -> Sums:
-    """Sum every range of the task; a failure is an answer too."""
+    """Sum every range of the task; a failure is a result too."""
     try:
         if isinstance(task, RecordStream):
             return Sums(task, _sum_stream(task), task.extent.length)

@@ -1,11 +1,11 @@
 """Check the numbers: NaN, infinity, impossible moments, replicas that differ.
 
 NaN or infinity is damage in a parameter, a master or a moment, and a note in a buffer, which is
-often a mask. Files hardly ever say which tensor of a model is a buffer: the optimizer's state and
-the name do, and what neither tells is a warning.
+often a mask. Files rarely say which tensor of a model is a buffer: the optimizer's state and the
+name do, and if neither does it is a warning.
 
-Everything is read once more, in blocks; what is compared (replicas, masters) in slabs of both.
-Element bits are looked at as unsigned integers, so that bfloat16 and float8 need no cast.
+Everything is read once more, in blocks; replicas and masters are compared in slabs of both.
+Elements are handled as unsigned integers, so bfloat16 and float8 need no cast.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ _NAN_ONLY = {
     "float8_e5m2fnuz": (0x80,),
     "float8_e8m0fnu": (0xFF,),
 }
-# A power of two: no sign, and no pattern that is zero.
+# A power of two: it has no sign and no zero.
 _UNSIGNED = "float8_e8m0fnu"
 _PARTS = {"complex64": "float32", "complex128": "float64", "complex32": "float16"}
 
 
 class Count(NamedTuple):
-    """What a block of elements holds."""
+    """Counts of special values in a block of elements."""
 
     nan: int
     inf: int
@@ -67,12 +67,8 @@ class Count(NamedTuple):
 def count_values(dtype: DType, data: bytes) -> Count | None:
     """Count NaN, infinities and negative numbers in raw elements; None for types without them.
 
-    Negative zero and NaN are not negative. `first` is the index of the first element that is NaN
-    or infinite, or -1. Both parts of a complex number are counted.
-
-    Args:
-        dtype: of the elements.
-        data: whole elements.
+    Negative zero and NaN are not negative. `first` is the index of the first element that is NaN or
+    infinite, or -1. Both parts of a complex number are counted. `data` holds whole elements.
     """
     import numpy as np
 
@@ -105,7 +101,7 @@ def count_values(dtype: DType, data: bytes) -> Count | None:
 
 
 def check_values(checkpoint: Checkpoint, work: Work) -> Iterator[Finding]:
-    """Yield what is wrong with the numbers; see the module's docstring.
+    """Yield defects of the numbers; see the module's docstring.
 
     Raises:
         UnavailableError: the storage does not answer.
@@ -129,11 +125,7 @@ def check_values(checkpoint: Checkpoint, work: Work) -> Iterator[Finding]:
 
 
 class _Trained:
-    """Tells parameters from buffers, as far as anything does.
-
-    Args:
-        tensors: all of a checkpoint.
-    """
+    """Tells parameters from buffers, as far as possible."""
 
     def __init__(self, tensors: Iterable[TensorInfo]) -> None:
         state, weights = set(), set()
@@ -144,11 +136,11 @@ class _Trained:
                 state.add(info.name.rpartition(".")[0])  # `<parameter>.momentum_buffer`
             elif info.kind is Kind.PARAM:
                 weights.add(info.name)
-        # State that is kept by numbers, or under other names, tells nothing of a name.
+        # State under numbers, or under other names, says nothing about a name.
         self._with_state = state & weights
 
     def kind(self, info: TensorInfo) -> str | None:
-        """Return the kind of finding for what is not finite; None where it is damage."""
+        """Return the kind of finding for non-finite numbers; None if they are damage."""
         if info.kind in _OF_A_PARAMETER:
             return None
         if info.kind is not Kind.PARAM:
@@ -168,9 +160,9 @@ _OF_A_PARAMETER = (Kind.MASTER, Kind.EXP_AVG, Kind.EXP_AVG_SQ)
 def _check_numbers(
     checkpoint: Checkpoint, key: str, info: TensorInfo, lesser: str | None, work: Work
 ) -> Iterator[Finding]:
-    """Yield what is wrong with the numbers of one tensor.
+    """Yield defects of the numbers of one tensor.
 
-    NaN and infinity are a finding of the kind `lesser`; where that is None, they are damage.
+    NaN and infinity are a finding of the kind `lesser`; None: they are damage.
     """
     nonzero = False
     counted = False
@@ -216,7 +208,7 @@ def _check_numbers(
 def _elements(
     checkpoint: Checkpoint, info: TensorInfo, piece: Piece, limiter: RateLimit | None
 ) -> Iterator[bytes]:
-    """Yield the raw elements of a piece and nothing of its neighbours."""
+    """Yield the raw elements of a piece without its neighbours'."""
     payload = checkpoint.payload(piece)
     length = payload.inner[1] if payload.inner else payload.extent.length
     elements = piece.box.volume if piece.flat is None else piece.flat[1] - piece.flat[0]
@@ -324,7 +316,7 @@ def _cast(master: Array, dtype: DType) -> Array | None:
 
 
 def check_rng(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """RNG states of different ranks that hold the same bytes, where they are tensors."""
+    """Compare the RNG states of different ranks, if they are tensors: none may be equal."""
     states: dict[str, dict[bytes, list[str]]] = defaultdict(lambda: defaultdict(list))
     for key, info in checkpoint.tensors.items():
         match = _RANK.search(info.name)
