@@ -51,11 +51,12 @@ def command(
         typer.Argument(metavar="DST", help="Where the copy goes; DIR/ keeps the name of SRC."),
     ],
     include_bases: Annotated[
-        bool, typer.Option("--include-bases", help="Copy what a delta depends on first, beside it.")
+        bool,
+        typer.Option("--include-bases", help="Also copy a delta's bases, before it and beside it."),
     ] = False,
     unmanaged: Annotated[
         bool,
-        typer.Option("--unmanaged", help="Copy files too that do not belong to the checkpoint."),
+        typer.Option("--unmanaged", help="Also copy files that do not belong to the checkpoint."),
     ] = False,
 ) -> Result:
     """Copy a checkpoint between tiers: verified on the way, resumable, visible at the end.

@@ -110,7 +110,7 @@ def command(
     pointer: Annotated[
         str,
         typer.Option(
-            metavar="NAME", help="Take what this pointer means: last-known-good (see promote)."
+            metavar="NAME", help="Choose the target of this pointer: last-known-good (see promote)."
         ),
     ] = "",
     allow_missing_tier: Annotated[

@@ -62,10 +62,13 @@ def command(
         CheckLevel, typer.Option(help="Check names and sizes, every byte, or the numbers too.")
     ] = CheckLevel.CONTENT,
     backwards: Annotated[
-        bool, typer.Option("--backwards", help="Move a pointer that says a later step.")
+        bool, typer.Option("--backwards", help="Also move a pointer that names a later step.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be moved; read and write no more.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Show what would be moved, without verifying; write nothing."
+        ),
     ] = False,
     jobs: JobsOption = 0,
     limit_rate: RateOption = "",

@@ -62,7 +62,7 @@ def command(
         bool, typer.Option("--dry-run", help="List the damage; fetch and write nothing.")
     ] = False,
 ) -> Result:
-    """Mend a damaged checkpoint with the blocks of a replica.
+    """Repair a damaged checkpoint with the blocks of a replica.
 
     Blocks are compared with the manifest of PATH, or of REPLICA where PATH has none that can be
     read; those that are wrong or missing are fetched, checked, and built into a new copy that takes

@@ -62,7 +62,7 @@ def command(
         bool, typer.Option("--again", help="Ship again what gc at DST has dropped.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be shipped; write nothing.")
+        bool, typer.Option("--dry-run", help="Show what would be shipped; write nothing.")
     ] = False,
 ) -> Result:
     """Ship the checkpoints of a root to another tier, the oldest missing one first.

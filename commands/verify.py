@@ -110,7 +110,7 @@ def command(
     limit_rate: RateOption = "",
     max_memory: MemoryOption = "1GiB",
 ) -> Result:
-    """Check that a checkpoint can be trusted, and say which evidence says so.
+    """Check a checkpoint, and name the evidence for the verdict.
 
     Structure first: missing, truncated, swapped and stray files, holes and overlaps, mixed steps.
     Then the content, by the manifest that `ftckpt seal` wrote, else by the CRC-32s that torch puts

@@ -57,7 +57,7 @@ def command(
     jobs: JobsOption = 0,
     max_memory: MemoryOption = "1GiB",
 ) -> Result:
-    """Show what a delta holds, what it depends on, and what a restore costs.
+    """Show a delta's content, its chain of bases, and the cost of a restore.
 
     Each checkpoint of the chain with its size and how it is known to be the right one; the ratio by
     component and by method; bytes that a restore reads and blocks that it decodes. Reads indexes

@@ -40,7 +40,7 @@ def command(
         bool, typer.Option("--yes", help="Mean a --trash-ttl of less than a day.")
     ] = False,
 ) -> Result:
-    """Free the space of what has been in the trash long enough.
+    """Free the space of trash that is old enough.
 
     gc --apply does this first by itself. What a kept delta is built on by now, and what somebody
     has pinned or points to, stays; only what was dropped is removed, file by file.

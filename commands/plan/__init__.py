@@ -101,7 +101,7 @@ def command(
         bool, typer.Option("--presets", help="List the presets and their sources, and stop.")
     ] = False,
 ) -> Result:
-    """Say how often to save, what it costs, and what to improve first.
+    """Compute how often to save, what it costs, and what to improve first.
 
     The answer is exact for exponential failures: expected goodput, not a sum of first-order losses.
     Every quantity needs its unit: s, m, h, d; GB, GiB, TB; GB/s, Gb/s. Error bars of failures that

@@ -40,7 +40,7 @@ def command(
         str, typer.Option(metavar="RATE", help="Write rate of the storage: 80GB/s.")
     ],
 ) -> Result:
-    """Say whether compressing a checkpoint makes the save shorter.
+    """Compute whether compressing a checkpoint makes the save shorter.
 
     Compressed first and written then, it wins where storage is slower than codec x (1 - 1/ratio);
     with both at once, where storage is slower than the codec itself.

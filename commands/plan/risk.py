@@ -35,7 +35,7 @@ def command(
         str, typer.Option(metavar="T", help="Time from a failure until training goes on: 10m.")
     ] = "0s",
 ) -> Result:
-    """Say how likely a run is to fail, and how long it takes without checkpoints.
+    """Compute how likely a run is to fail, and its time without checkpoints.
 
     Without checkpoints every failure begins the run anew, and the mean time to finish soon has more
     digits than seconds have names; it is computed as a logarithm.

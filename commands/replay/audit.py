@@ -45,11 +45,11 @@ def command(
         str, typer.Option(metavar="NEXT", help="The next checkpoint of the same run.")
     ] = "",
     strict: Annotated[
-        bool, typer.Option("--strict", help="An absent component is a verdict too.")
+        bool, typer.Option("--strict", help="Treat an absent component as a verdict.")
     ] = False,
     max_memory: MemoryOption = "1GiB",
 ) -> Result:
-    """Say what a restart from a checkpoint would lack, without running it.
+    """Report what a restart from a checkpoint would lack, without running it.
 
     Presence of each component, random streams against ranks, optimizer and schedule against the
     step, the environment of this shell, and with --against whether the next save was stale.

@@ -75,7 +75,7 @@ def command(
         ),
     ] = 0,
     runs: Annotated[
-        int, typer.Option(metavar="N", min=1, help="How often each is run; 1 proves less.")
+        int, typer.Option(metavar="N", min=1, help="Repetitions of each run; 1 proves less.")
     ] = 2,
     checkpoint: Annotated[
         str, typer.Option(metavar="DIR", help="Restart from copies of this one, never from it.")
@@ -92,18 +92,16 @@ def command(
     every: Annotated[
         int, typer.Option(metavar="N", min=1, help="Read whole tensors every N steps.")
     ] = 1,
-    timeout: Annotated[
-        str, typer.Option(metavar="T", help="Time for each run; then it hangs.")
-    ] = "1h",
+    timeout: Annotated[str, typer.Option(metavar="T", help="Time limit of each run.")] = "1h",
     directory: Annotated[
         str,
         typer.Option(
-            "--dir", metavar="DIR", help="Keep logs and output here; goes on with what is there."
+            "--dir", metavar="DIR", help="Keep logs and output here; a repeated command continues."
         ),
     ] = "",
     html: Annotated[str, typer.Option(metavar="FILE", help="Write the timeline as a page.")] = "",
 ) -> Result:
-    """Run a training and its restart, and say whether they are the same.
+    """Run a training and its restart, and compare them bit by bit.
 
     Runs the command without interruption, again, and twice from a checkpoint, each in fresh
     processes with the same environment, and compares state, batches, losses and gradients bit by

@@ -58,7 +58,7 @@ def command(
         float, typer.Option(metavar="N", min=1, help="Alert when saves take N times as long.")
     ] = 1.5,
     tier: Annotated[
-        str, typer.Option(metavar="ROOT", help="The second tier: what is not there is counted.")
+        str, typer.Option(metavar="ROOT", help="The second tier: counts the saves that it lacks.")
     ] = "",
     policy: Annotated[
         str, typer.Option(metavar="FILE.toml", help="Show what a retention policy keeps.")

@@ -282,7 +282,7 @@ def repair(
     stores: StoreOptions = STORES,
     counter: Counter = NULL,
 ) -> RepairReport:
-    """Mend a damaged checkpoint with the blocks of a replica.
+    """Repair a damaged checkpoint with the blocks of a replica.
 
     Args:
         path: the damaged one; it need not open.
