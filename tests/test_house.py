@@ -67,7 +67,7 @@ BUDGET = {
     "digests": 600,
     "inspection": 640,
     "manifest": 630,
-    "discovery": 3_450,
+    "discovery": 3_280,
     "verification": 2_900,
     "planning": 4_960,
     "transfer": 5_900,

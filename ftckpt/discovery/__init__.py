@@ -1,1 +1,1 @@
-"""Find the root of a run and the checkpoints in it, and know what is not there."""
+"""Find the root of a run and its checkpoints, and recognise what is missing."""

@@ -1,7 +1,7 @@
 """The candidates of a root, newest first: by the step in their content.
 
-A name is only used to decide which headers to read first in a large root, and where the content
-says nothing.
+A name only decides which headers to read first in a large root, and counts if the content shows no
+step.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from .lone_manifests import HINT, alone
 from .open_part import open_parts
 from .roots import Candidate, Child, Root, concurrently, newest_names_first
 
-# Headers of this many candidates are read at once; a smaller root is ordered by content alone.
+# Number of candidates whose headers are read at once; a smaller root is ordered by content alone.
 BATCH = 64
 
-# An older checkpoint may be taken instead of one that ends with these: it is surely not good.
-# NOT_FOUND is one that was deleted since the root was listed.
+# With these codes a checkpoint is surely not good, so an older one may be chosen. NOT_FOUND: it was
+# deleted since the root was listed.
 WALKED_OVER = frozenset({ExitCode.CORRUPT, ExitCode.INCOMPLETE, ExitCode.NOT_FOUND})
 
-# How many steps the error of one that is absent names.
+# Number of existing steps that the error of an absent one names.
 _NEAREST = 5
 
-# Seconds after its newest file until which files of no known layout may be a save in flight.
+# Files of no known layout may be a save in flight for this many seconds after the newest.
 _IN_FLIGHT = 24 * 3600
 
 
@@ -49,11 +49,10 @@ class Looked(NamedTuple):
     """A candidate whose headers were read.
 
     Attributes:
-        candidate: its name.
-        child: what formats recognise; None where none does.
-        step: what the content says.
+        child: as formats recognise it; None if none does.
+        step: by its content.
         error: why the headers could not be read.
-        unknown: whether its files are of no layout that is known, and may be a save in flight.
+        unknown: whether its files are of no known layout, and may be a save in flight.
     """
 
     candidate: Candidate
@@ -66,8 +65,8 @@ class Looked(NamedTuple):
     def rank(self) -> float:
         """Its step for ordering.
 
-        What could not be read and has no step in its name may be the newest of all; what was read
-        and shows no step anywhere is taken last.
+        An unreadable candidate without a step in its name may be the newest of all; a readable one
+        without any step comes last.
         """
         known = self.candidate.step if self.step is None else self.step
         if known is not None:
@@ -85,11 +84,10 @@ class Walk:
     """State of one walk over a root.
 
     Attributes:
-        root: what is walked over.
-        foreign: names that are no checkpoint.
+        foreign: names that are not checkpoints.
         looked: candidates whose headers were read.
-        unsupported: checkpoints without a step in their name, of formats that are not read; they
-            count as foreign while there is any other.
+        unsupported: checkpoints of unreadable formats without a step in their name; they count as
+            foreign while there is any other.
     """
 
     root: Root
@@ -98,7 +96,7 @@ class Walk:
     unsupported: list[Child] = field(default_factory=list)
 
     def newest_first(self, limit: int | None = None) -> Iterator[Looked]:
-        """Yield candidates by descending step, reading no more headers than the order needs."""
+        """Yield candidates by descending step, reading only the headers that the order needs."""
         waiting = newest_names_first(self.root.candidates)
         if limit is not None and len(waiting) > BATCH:
             waiting = [c for c in waiting if c.step is None or c.step <= limit]
@@ -106,10 +104,10 @@ class Walk:
         size = max(BATCH, nameless + BATCH if nameless else 0)
         pool: list[tuple[float, bool, int, str, Looked]] = []
         while waiting or pool:
-            # What is not opened yet is at most as new as its name says.
+            # An unopened candidate is at most as new as its name says.
             if waiting and (not pool or -pool[0][0] <= (waiting[0].step or math.inf)):
                 for looked in self._look_all(waiting[:size]):
-                    # Of equals, the one whose name says its step, then the one named latest.
+                    # Of equals, the one whose name has its step, then the one named latest.
                     own = looked.candidate
                     strange, named = own.step != looked.known_step, -(own.step or 0)
                     entry = (-looked.rank, strange, named, own.path, looked)
@@ -142,7 +140,7 @@ def _is_nameless_unsupported(child: Child) -> bool:
 
 
 def look(root: Root, candidate: Candidate) -> Looked | None:
-    """Recognise a candidate and read the step from its content; None where it is foreign."""
+    """Recognise a candidate and read the step from its content; None if it is foreign."""
     if candidate.staging:
         message = f"{root.url_of(candidate)} is, by its name, a save that is not finished"
         return Looked(candidate, error=IncompleteError(message))
@@ -166,7 +164,7 @@ def look(root: Root, candidate: Candidate) -> Looked | None:
 
 
 def _of_no_format(root: Root, candidate: Candidate) -> Looked:
-    """Tell a save that has just begun from one whose layout is not known.
+    """Distinguish a save that has just begun from an unknown layout.
 
     Raises:
         NotFoundError: it is gone.
@@ -198,7 +196,7 @@ def _of_no_format(root: Root, candidate: Candidate) -> Looked:
 
 
 def _is_transfer(root: Root, inside: Sequence[Entry]) -> bool:
-    """Say whether a copy of ours has begun there and has no data yet, or none of its marker."""
+    """Whether an ftckpt copy has begun there and has no data yet, or no marker data."""
     own = next((e for e in inside if e.path.endswith(f"/{FOLDER}")), None)
     if own is None or own.link is not None:
         return False
@@ -217,10 +215,9 @@ def _dropped(root: Root, candidate: Candidate) -> NotFoundError:
 
 
 def gone(root: Root, candidate: Candidate, error: NotFoundError) -> FtckptError:
-    """Return `error` if the root does not list the candidate any more, else that it does.
+    """Return `error` if the root does not list the candidate any more, else a listing error.
 
-    A name that is listed and holds nothing is not proof that it was removed: one of the two
-    listings is behind.
+    A listed name without content is not proof of removal: one of the two listings is out of date.
     """
     try:
         listed = any(e.path == candidate.entry.path for e in root.store.children(root.base))
@@ -240,23 +237,19 @@ def _step(checkpoint: Checkpoint) -> int | None:
     try:
         return checkpoint.step
     except CorruptError:
-        return None  # the check that follows says so with its place
+        return None  # the check that follows reports it with its place
 
 
 def newest_child(root: Root, note: Callable[[str], None] = lambda _: None) -> Child:
     """Return the newest committed checkpoint of a root, damaged or not.
 
-    That is what a root means wherever one checkpoint is wanted. If none is committed, it is the
-    newest that a format recognises.
-
-    Args:
-        root: where to look.
-        note: told which newer ones are not committed.
+    A root means this one if a verb needs one checkpoint. If none is committed, it is the newest
+    that a format recognises. `note` is called for newer uncommitted ones.
 
     Raises:
-        NotFoundError: there is none.
-        UnsupportedError: the newest has a layout that is not known.
-        FtckptError: one that may be the newest could not be reached.
+        NotFoundError: there are none.
+        UnsupportedError: the newest has an unknown layout.
+        FtckptError: a possible newest one was unreachable.
     """
     walk = Walk(root)
     uncommitted: list[Child] = []
@@ -281,12 +274,9 @@ def newest_child(root: Root, note: Callable[[str], None] = lambda _: None) -> Ch
 
 
 def choose_child(root: Root, which: str, note: Callable[[str], None] = lambda _: None) -> Child:
-    """Return the child of a root that `@STEP` means; the newest committed for "" and "latest".
+    """Return the child of a root for `@STEP`; the newest committed for "" and "latest".
 
-    Args:
-        root: where to look.
-        which: as `Place.which`.
-        note: told which newer ones are not committed.
+    `note` is called for newer uncommitted ones.
 
     Raises:
         NotFoundError: the step does not exist.
@@ -295,15 +285,13 @@ def choose_child(root: Root, which: str, note: Callable[[str], None] = lambda _:
 
 
 def nothing_known(root: Root, hint: str = "") -> FtckptError:
-    """Return the error for a root in which no checkpoint that can be read was found.
+    """Return the error for a root without a readable checkpoint.
 
-    Args:
-        root: where nothing was found.
-        hint: what to do next, where the place holds nothing at all.
+    `hint` is used if the place holds nothing at all.
 
     Returns:
-        CorruptError for a manifest of which all data are gone, UnsupportedError for checkpoints of
-        a format or layout that is not read, else NotFoundError.
+        CorruptError for a manifest whose data are all gone, UnsupportedError for checkpoints of an
+            unreadable format or layout, else NotFoundError.
     """
     lone = alone(root.store, root.base)
     if lone:
@@ -329,10 +317,10 @@ def _is_alone(looked: Looked) -> bool:
 
 
 def child_of_step(root: Root, step: int) -> Child:
-    """Return the checkpoint of one step: the name says so, or no name does and the content does.
+    """Return the checkpoint of one step: by its name, or by its content if no name has the step.
 
     Raises:
-        NotFoundError: there is none.
+        NotFoundError: there is none of this step.
     """
     for candidate in root.candidates:
         if candidate.step == step and not candidate.staging:

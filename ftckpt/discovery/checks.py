@@ -1,4 +1,4 @@
-"""The check of `latest`: verify, or take over what a receipt says."""
+"""The check of `latest`: verify, or reuse a receipt."""
 
 from __future__ import annotations
 
@@ -17,12 +17,7 @@ from ftckpt.workers import ALONE, Work
 
 @dataclass(frozen=True)
 class Reuse:
-    """Which receipts count.
-
-    Attributes:
-        max_age: seconds since the check.
-        folder: where they are kept; "" for `.ftckpt/receipts` beside each checkpoint.
-    """
+    """Valid receipts: maximum age in seconds, and folder ("": beside each checkpoint)."""
 
     max_age: float
     folder: str = ""
@@ -30,15 +25,13 @@ class Reuse:
 
 @dataclass
 class Checks:
-    """Checks one checkpoint after the other, and remembers what it found.
+    """Checks checkpoints one after the other, and remembers the results.
 
     Attributes:
-        options: how each is checked.
-        stores: how to reach object stores.
-        reuse: which receipts count, and where a check that passed is remembered; None for none.
-        work: who does it, and how fast.
-        note: told which receipts are taken or ignored, and which could not be written.
-        taken: the receipts that were taken over, by the checkpoint's URL.
+        options: for each check.
+        reuse: which receipts are valid, and where to write new ones; None: no receipts.
+        note: called with reused, ignored and unwritable receipts.
+        taken: the reused receipts, by the checkpoint's URL.
     """
 
     options: VerifyOptions
@@ -84,15 +77,9 @@ def check_and_remember(
     note: Callable[[str], None] = lambda _: None,
     emit: Callable[[Finding], None] = lambda _: None,
 ) -> VerifyReport:
-    """Verify a checkpoint, and keep a receipt if every byte was checked and passed.
+    """Verify a checkpoint, and keep a receipt in `book` if every byte was checked and passed.
 
-    Args:
-        checkpoint: opened.
-        options: what to check.
-        book: where the receipt is kept.
-        work: who does it, and how fast.
-        note: told why no receipt could be kept.
-        emit: is given each finding as it is found.
+    `note` gets the reason if no receipt could be kept; `emit` gets each finding.
 
     Raises:
         FtckptError: it could not be checked.
@@ -104,7 +91,7 @@ def check_and_remember(
     except FtckptError as error:
         said = error.message
     report = verify(checkpoint, options, work=work, emit=emit)
-    # Only a check that demands evidence for every byte can stand for `latest --verify content`.
+    # Only a check that demands evidence for every byte can replace `latest --verify content`.
     demanded = options.level is Level.CONTENT or options.require_content
     read = report.level in (Level.CONTENT, Level.VALUES) and report.evidence != "none"
     if report.code is not ExitCode.OK or not (demanded and read) or report.sampled is not None:

@@ -1,4 +1,4 @@
-"""Check that a checkpoint has the parts and the world size that a restart needs."""
+"""Check that a checkpoint has the parts and the world size for a restart."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Part(StrEnum):
     SCALER = "scaler"
 
 
-# The rows of the resume check (`ftckpt.inspection.training_state.TABLE`) that each part needs.
-# Python's, NumPy's and the device's random state are not required: many trainers never draw from
-# them, and no file says so.
+# The rows of the resume check (`ftckpt.inspection.training_state.TABLE`) for each part. Python's,
+# NumPy's and the device's random state are not required: many trainers never draw from them, and no
+# file says so.
 _ROWS = {
     Part.MODEL: ("weights",),
     Part.OPTIMIZER: ("moments", "masters"),
@@ -39,10 +39,10 @@ Condition = Callable[[Checkpoint], str]
 
 
 def parse_parts(text: str) -> tuple[Part, ...]:
-    """Return the parts of a list such as `model,optimizer,rng`.
+    """Parse a list of parts such as `model,optimizer,rng`.
 
     Raises:
-        UsageError: one is not known; the hint lists them.
+        UsageError: one is unknown; the hint lists them.
     """
     names = [name.strip() for name in text.split(",")]
     wrong = [name for name in names if name not in list(Part)]
@@ -56,9 +56,9 @@ def parse_parts(text: str) -> tuple[Part, ...]:
 def lacking(
     checkpoint: Checkpoint, parts: Iterable[Part], note: Callable[[str], None] = lambda _: None
 ) -> str:
-    """Return which required parts a checkpoint does not show, and why; "" if it shows all.
+    """Return which required parts a checkpoint lacks, and why; "" if it has all.
 
-    "Cannot tell" is not "present", with one exception that `note` is told: single parameters
+    "Cannot tell" is not "present", with one exception, reported to `note`: single parameters
     without moments are most often buffers or frozen. Reads names and step counters, no tensor.
 
     Raises:
@@ -80,25 +80,19 @@ def lacking(
 def _shortfall(item: ResumeItem, saving_ranks: int | None) -> str:
     """Return why one row of the resume check does not count as present; "" if it does.
 
-    Args:
-        item: the row.
-        saving_ranks: how many ranks save a state of their own; None where that is not known.
+    `saving_ranks` is the number of ranks that save a state of their own; None if unknown.
     """
-    # Some trainers update 16-bit weights without masters; of some parameters alone is a loss.
+    # Some trainers update 16-bit weights without masters; masters of only some parameters are a
+    # loss.
     if not item.needed or (item.key == "masters" and item.presence is Presence.ABSENT):
         return ""
-    # Random state of some ranks leaves the others to be seeded anew.
+    # With random state of only some ranks, the others would be seeded anew.
     few = item.ranks is not None and saving_ranks is not None and item.ranks < saving_ranks
     return item.reason if few or item.presence is not Presence.PRESENT else ""
 
 
 def not_at_world(checkpoint: Checkpoint, world_size: int) -> str:
-    """Return why a checkpoint does not load as it is with a number of ranks; "" if it does.
-
-    Args:
-        checkpoint: opened.
-        world_size: ranks of the job that is to load it.
-    """
+    """Return why a checkpoint does not load as it is with `world_size` ranks; "" if it does."""
     if checkpoint.loads_at_any_world:
         return ""
     written = checkpoint.topology.world_size
@@ -112,11 +106,11 @@ def not_at_world(checkpoint: Checkpoint, world_size: int) -> str:
 def grid_for(topology: Topology, world_size: int) -> dict[str, int]:
     """Return flags of `reshard` that lay a checkpoint out for a number of ranks.
 
-    Tensor and pipeline parallelism stay as they are and the data-parallel size changes; a job of
-    tensor-parallel ranks alone changes those.
+    Tensor and pipeline parallelism stay and the data-parallel size changes; a job with only
+    tensor-parallel ranks changes those.
 
     Raises:
-        UsageError: tp x pp ranks do not divide the world size; the grid must be chosen.
+        UsageError: tp x pp ranks do not divide the world size; the user must choose the grid.
     """
     tp, pp = topology.tp or 1, topology.pp or 1
     if tp > 1 and tp * pp == topology.world_size and pp == 1 and world_size % tp:
@@ -131,15 +125,12 @@ def grid_for(topology: Topology, world_size: int) -> dict[str, int]:
 
 
 def grid_of(topology: Topology, world_size: int, wanted: Mapping[str, int]) -> dict[str, int]:
-    """Return the flags of `reshard` for a number of ranks, with the sizes that the user chose.
+    """Return the flags of `reshard` for a number of ranks, with the user's sizes.
 
-    Args:
-        topology: of the checkpoint.
-        world_size: ranks of the job that is to load it.
-        wanted: some of `tp`, `pp` and `dp`; without any, see `grid_for`.
+    `wanted` holds some of `tp`, `pp` and `dp`; if it is empty, see `grid_for`.
 
     Raises:
-        UsageError: the sizes do not make up the world size.
+        UsageError: the sizes do not multiply to the world size.
     """
     if not wanted:
         return grid_for(topology, world_size)
@@ -154,10 +145,7 @@ def grid_of(topology: Topology, world_size: int, wanted: Mapping[str, int]) -> d
 def not_at_grid(checkpoint: Checkpoint, world_size: int, wanted: Mapping[str, int]) -> str:
     """Return why a checkpoint does not load on a grid of ranks; "" if it does.
 
-    Args:
-        checkpoint: opened.
-        world_size: ranks of the job that is to load it.
-        wanted: the sizes that the user chose, of `tp`, `pp` and `dp`.
+    `wanted` holds the user's sizes, of `tp`, `pp` and `dp`.
     """
     reason = not_at_world(checkpoint, world_size)
     if reason or checkpoint.loads_at_any_world:
@@ -172,12 +160,8 @@ def not_at_grid(checkpoint: Checkpoint, world_size: int, wanted: Mapping[str, in
 class Worlds:
     """The condition that a checkpoint loads with a number of ranks.
 
-    Args:
-        world_size: ranks of the job that is to load it; None for no condition.
-        any_size: whether the condition only takes down which checkpoints do not load.
-
     Attributes:
-        any_size: as given.
+        any_size: whether to accept all checkpoints and only record the reasons.
         reasons: why a checkpoint does not load with that number of ranks, by its URL.
     """
 
@@ -188,7 +172,7 @@ class Worlds:
         self._topologies: dict[str, Topology] = {}
 
     def __call__(self, checkpoint: Checkpoint) -> str:
-        """Return why a checkpoint is not taken; "" if it is."""
+        """Return why a checkpoint is rejected; "" if it is accepted."""
         if self._world_size is None:
             return ""
         reason = not_at_world(checkpoint, self._world_size)
@@ -199,7 +183,7 @@ class Worlds:
         return reason
 
     def command(self, url: str) -> list[str] | None:
-        """Return the command line that lays a checkpoint out for the ranks; None if none is due.
+        """Return the command that lays a checkpoint out for the ranks; None if not needed.
 
         Raises:
             UsageError: see `grid_for`.
@@ -213,7 +197,7 @@ class Worlds:
 
 
 def all_of(conditions: Sequence[Condition]) -> Condition:
-    """Return the condition that is met if each of several is."""
+    """Return the condition that all of several hold."""
 
     def unmet(checkpoint: Checkpoint) -> str:
         return next((said for one in conditions if (said := one(checkpoint))), "")

@@ -1,9 +1,9 @@
-"""Find dropped checkpoints of an object-store root that are not reclaimed yet.
+"""Find dropped checkpoints of an object-store root that are not freed yet.
 
-Nothing can be renamed there, so a tombstone below `.ftckpt/trash/` says that an entry was dropped,
-and its data stay where they are until they are reclaimed. It holds as long as nothing of the entry
-is younger: a trainer that was set back saves the same step again, under the same keys, and that is
-no trash. Both times are the store's own. A manifest that a seal wrote in that moment is not a save.
+Object stores have no rename, so a tombstone below `.ftckpt/trash/` marks a dropped entry, and its
+data stay in place until they are freed. A tombstone is valid while nothing of the entry is younger:
+a trainer that was set back saves the same step again, under the same keys, and that is not trash.
+Both times are the store's own. A manifest that a seal wrote at that moment is not a save.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ TRASH = f"{FOLDER}/trash"
 # Some answers of a store give whole seconds, others more.
 _ROUNDING = 1.0
 
-# A time, whether it is being reclaimed, and the name that it had in the root.
+# Time, whether it is being freed, and its former name in the root.
 _NAME = re.compile(r"[0-9]{8}T[0-9]{6}\.[0-9]{6}Z[~!](.+)", re.DOTALL)
 
 
 class Tomb(NamedTuple):
-    """That an entry was dropped.
+    """A dropped entry.
 
     Attributes:
         path: of the tombstone, in the store.
-        written: when, in seconds since the epoch, by the store's clock.
+        written: seconds since the epoch, by the store's clock.
     """
 
     path: str
@@ -77,7 +77,7 @@ def read_tombs(store: Store, base: str, names: Iterable[str]) -> Mapping[str, To
 
 
 def dropped_names(store: Store) -> set[str]:
-    """Return the names of what was dropped from the root at a store's URL, and may come back.
+    """Return the names that were dropped from the root at a store's URL, and can be restored.
 
     Raises:
         UnavailableError, DeniedError: the trash could not be listed.

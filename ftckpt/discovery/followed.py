@@ -1,4 +1,4 @@
-"""The checkpoint that a pointer means, and no other."""
+"""Resolve a pointer to its checkpoint, and to no other."""
 
 from __future__ import annotations
 
@@ -13,16 +13,13 @@ from .select import SelectionRules
 
 
 def follow(root: Root, name: str, rules: SelectionRules) -> Root:
-    """Return a root that holds only what a pointer means, and what may be taken instead.
+    """Return a root with only a pointer's target, and allowed fallbacks.
 
-    Args:
-        root: as it was read.
-        name: of the pointer.
-        rules: with a `max_fallback`, checkpoints that are older than the pointer's may be taken.
+    With a `max_fallback` in `rules`, checkpoints older than the pointer's remain.
 
     Raises:
         MissingError: the root has no such pointer; that is not a first start.
-        CorruptError: it means nothing that is there (`pointer-dangling`).
+        CorruptError: its target does not exist (`pointer-dangling`).
         UsageError: older ones are allowed, and nothing shows which are.
     """
     pointer = next((one for one in root.pointers if one.name == name), None)

@@ -1,4 +1,4 @@
-"""The listing that formats recognise: one level of a directory, or one file."""
+"""The listing for formats to recognise: one level of a directory, or one file."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from ftckpt.storage.store import Entry, EntryKind, Store, join
 
 from .recognise import Listing, listing_of
 
-# A local directory of more names is listed only when somebody wants to see all of them: a format
-# with a commit marker asks for that name and a few others, and ten thousand checkpoints of two
-# thousand files each have twenty million.
+# A larger local directory is listed only if all its names are needed: a format with a commit marker
+# looks up that name and a few others, and ten thousand checkpoints of two thousand files each have
+# twenty million.
 FEW = 128
 
 
 def listing_of_directory(store: Store, path: str) -> Listing:
-    """List one level of a directory; deeper levels are listed when a format asks.
+    """List one level of a directory; deeper levels are listed when a format needs them.
 
-    A local listing costs a call a file for more than the names, and recognition looks at few of
-    them, so there each is asked about when it is looked at.
+    A local listing with sizes costs one call per file, and recognition needs few of them, so each
+    local file is looked up on demand.
     """
     if not store.traits.local:
         return _listing(store, path, *listing_of(store.children(path), path))
@@ -51,9 +51,9 @@ def _listing(
 
 
 def _named(store: Store, path: str, names: dict[str, EntryKind]) -> Listing:
-    """Return the listing of a local directory that has these names, which it takes over."""
+    """Return the listing of a local directory with these names, which it keeps."""
     directories: frozenset[str] = frozenset()
-    if EntryKind.DIRECTORY in names.values():  # rarely, and looking is quick
+    if EntryKind.DIRECTORY in names.values():  # rare, and the test is quick
         directories = frozenset(n for n, kind in names.items() if kind is EntryKind.DIRECTORY)
     for name in directories:
         del names[name]
@@ -61,7 +61,7 @@ def _named(store: Store, path: str, names: dict[str, EntryKind]) -> Listing:
 
 
 class _Asked(Mapping[str, Entry]):
-    """Files by name; the store is asked about one when it is looked at."""
+    """Files by name, looked up on demand."""
 
     def __init__(self, store: Store, path: str, names: Mapping[str, EntryKind]) -> None:
         self._store = store
@@ -93,7 +93,7 @@ class _Asked(Mapping[str, Entry]):
 
 
 class _Large:
-    """A local directory of many names: asked about one, it looks; asked for all, it lists them."""
+    """A large local directory: single names are looked up; only a request for all lists it."""
 
     def __init__(self, store: Store, path: str) -> None:
         self._store = store
@@ -107,11 +107,11 @@ class _Large:
 
     @property
     def is_listed(self) -> bool:
-        """Whether all names are known, so that nothing else may be said about one of them."""
+        """Whether all names are listed; answers must then agree with the list."""
         return "whole" in self.__dict__
 
     def _at(self, name: str) -> Entry | None:
-        """Return what has a name; None where nothing has it, or can have it."""
+        """Return the entry of a name; None if it does not or cannot exist."""
         if "/" in name or name in ("", ".", ".."):
             return None
         try:
@@ -173,7 +173,7 @@ def listing_of_file(store: Store, entry: Entry) -> Listing:
 
 
 def _head(store: Store, entry: Entry | None, length: int) -> bytes:
-    """Return up to `length` first bytes; nothing of what is not a regular file or has shrunk."""
+    """Return up to `length` first bytes; none for special files or files that have shrunk."""
     if entry is None or entry.kind is not EntryKind.FILE or entry.archived:
         return b""
     try:

@@ -1,8 +1,8 @@
-"""Manifests that stand alone: a killed `seal` left them, and what they describe is gone.
+"""Find manifests without data, which a killed `seal` can leave.
 
-On an object store nothing ties the manifest's PUT to the data: a gc that drops the checkpoint in
-that moment takes every key that it lists, and a seal that is killed before it has looked again
-leaves its manifest behind. On a disk only somebody who removes files by hand leaves one.
+On an object store nothing ties the manifest's PUT to the data: a gc that drops the checkpoint at
+that moment removes every key that it lists, and a seal that is killed before its last look leaves
+its manifest behind. On a disk only manual removal of files leaves one.
 """
 
 from __future__ import annotations
@@ -23,20 +23,16 @@ HINT = (
 
 # A step may hold several checkpoints (`actor`, `critic`), each with its manifest.
 _PARTS = 16
-# Up to this many files of each manifest are asked for one by one: a short listing proves nothing.
+# Up to this many files of each manifest are looked up by name: a short listing proves nothing.
 _ASKED_FOR = 16
 
 
 def alone(store: Store, path: str) -> str:
-    """Say in words that a directory holds manifests and nothing of what they describe; "" if not.
-
-    Args:
-        store: where it lies.
-        path: of the directory in the store.
+    """Return a sentence if a directory holds manifests and none of their files; else "".
 
     Raises:
         NotFoundError: it is gone.
-        UnavailableError, DeniedError: it could not be looked into; nothing is concluded then.
+        UnavailableError, DeniedError: it could not be read.
     """
     files = store.children(path)
     parts = [entry for entry in files if entry.kind is EntryKind.DIRECTORY]
@@ -50,14 +46,12 @@ def alone(store: Store, path: str) -> str:
 
 
 def alone_of(store: Store, files: Sequence[Entry]) -> str:
-    """Say in words that these files are manifests, and nothing of what they describe is there.
+    """Return a sentence if these files are manifests without any of their files; else "".
 
-    Args:
-        store: where they lie.
-        files: all that a directory holds, or one manifest of one file.
+    `files` are all of a directory, or one manifest of one file.
 
     Raises:
-        UnavailableError, DeniedError: they could not be read; nothing is concluded then.
+        UnavailableError, DeniedError: they could not be read.
     """
     if not files or not all(_is_plain(file) for file in files):
         return ""
@@ -66,7 +60,7 @@ def alone_of(store: Store, files: Sequence[Entry]) -> str:
         try:
             manifest = read(store, file.path)
         except (CorruptError, UnsafeError, UnsupportedError, NotFoundError):
-            return ""  # whatever it is, it does not say what was there
+            return ""  # unreadable, so its files are unknown
         base, _, name = file.path.rpartition("/")
         names = (
             [f.path for f in manifest.files] if name == MANIFEST else [name.removesuffix(SUFFIX)]
@@ -86,9 +80,9 @@ def _is_plain(file: Entry) -> bool:
 
 
 def _stands(store: Store, path: str) -> bool:
-    """Ask for what a listing does not show."""
+    """Look up a name that a listing does not show."""
     try:
         store.stat(path)
-    except (NotFoundError, UnsafeError, UnsupportedError):  # the last two: no name of a file
+    except (NotFoundError, UnsafeError, UnsupportedError):  # the last two: not a file's name
         return False
     return True

@@ -1,4 +1,4 @@
-"""Open what a format knows: one directory or file, or every part of a checkpoint of a root."""
+"""Open a recognised directory or file, or every part of a checkpoint of a root."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .recognise import Format, UnopenedPart, recognise
 
 
 def recognise_at(store: Store, entry: Entry, formats: Sequence[Format]) -> UnopenedPart | None:
-    """Ask the formats about one directory or file; None where none knows it."""
+    """Return the first format that knows one directory or file; None if none does."""
     if entry.kind is EntryKind.SPECIAL:
         return None
     is_file = entry.kind is EntryKind.FILE
@@ -35,8 +35,8 @@ def open_part(store: Store, part: UnopenedPart) -> Checkpoint:
 
     Raises:
         UnsupportedError: recognised by name, but not readable by this version.
-        IncompleteError, CorruptError, UnsafeError: see `Format.open`. A checkpoint that was sealed
-            with a file that is missing now is corrupt: its save did finish.
+        IncompleteError, CorruptError, UnsafeError: see `Format.open`. A sealed checkpoint without
+            one of its sealed files is corrupt: its save did finish.
     """
     source = files_of(store, part.entry)
     try:
@@ -52,8 +52,8 @@ def open_part(store: Store, part: UnopenedPart) -> Checkpoint:
             file=lost,
         ) from error
     except (CorruptError, UnsafeError, NotFoundError) as first:
-        # A bit that flipped on the way is right the second time; a save in flight is told apart
-        # from damage by what has changed since.
+        # A bit that flipped in transit is right the second time; changes since then distinguish a
+        # save in flight from damage.
         single = part.entry.kind is EntryKind.FILE
         again = files_of(store, store.stat(part.entry.path) if single else part.entry)
         try:
@@ -72,9 +72,9 @@ def open_part(store: Store, part: UnopenedPart) -> Checkpoint:
 
 
 def _lost_since_sealed(source: Source) -> str:
-    """Return the first file of a seal that is missing now, or "".
+    """Return the first missing file of a seal, or "".
 
-    Where another file has another size than its seal says, "": a trainer may be saving again into
+    Also "" if another file has another size than its seal says: a trainer may be saving again into
     the sealed directory.
     """
     from ftckpt.manifest.locate import find  # only after a failure
@@ -95,7 +95,7 @@ def files_of(store: Store, entry: Entry) -> Source:
     """List the files of one directory or file.
 
     Raises:
-        IncompleteError: a transfer to it is under way, or was killed.
+        IncompleteError: a transfer to it is running, or was killed.
     """
     if entry.kind is EntryKind.FILE:
         return Source.file(store, entry)

@@ -1,8 +1,8 @@
-"""The checkpoint that a directory is one part of: a rank's folder, a parameter's, an optimizer's.
+"""Find the checkpoint that a directory is one part of: a rank's, parameter's or optimizer's folder.
 
-Such a directory looks like a root of a few files, or like a checkpoint of its own. What tells is
-the way to it: a directory that holds nothing but that part is a checkpoint already, while one that
-holds nothing but a step of a run, or a folder of somebody's own, is none.
+Such a directory looks like a root of a few files, or like a checkpoint of its own. The path
+decides: a directory that holds nothing but that part is already a checkpoint, while one that holds
+nothing but a step of a run, or a user's own folder, is not.
 """
 
 from __future__ import annotations
@@ -23,12 +23,9 @@ _LEVELS = 2
 
 
 def enclosing(url: str, store: Store, formats: Sequence[Format]) -> str:
-    """Return the checkpoint that a directory is a part of, as a user would type it; "" for none.
+    """Return the checkpoint around a directory, as a user would type it; "" for none.
 
-    Args:
-        url: of the directory, as typed.
-        store: opened there.
-        formats: in asking order.
+    `store` is opened at the directory `url`.
 
     Raises:
         FtckptError: it cannot be listed.
@@ -41,7 +38,7 @@ def enclosing(url: str, store: Store, formats: Sequence[Format]) -> str:
         path, name = split(path)
         if path.endswith(":/"):
             return ""
-        if level:  # an object store is asked about the place itself alone
+        if level:  # on an object store only the place itself is checked
             if local is None:
                 return ""
             store = open_store(f"{path}/{name}")
@@ -53,7 +50,7 @@ def enclosing(url: str, store: Store, formats: Sequence[Format]) -> str:
 
 
 def _holding(name: str, below: Listing) -> Listing:
-    """Return the listing of a directory that holds nothing but one directory."""
+    """Return the listing of a directory that holds only one directory."""
 
     def inside(asked: str) -> Listing:
         return {name: below}[asked]

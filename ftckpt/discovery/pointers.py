@@ -1,10 +1,10 @@
-"""Pointers in a root: files and links in which a trainer says which checkpoint is the newest.
+"""Pointers in a root: files and links in which a trainer names the newest checkpoint.
 
-A pointer is a hint and never the answer: it is written after the save and can be lost, stale or
-ahead. Sources: DeepSpeed `engine.py` (`latest`) and its universal converter (`latest_universal`);
-Megatron-LM `checkpointing.py` and verl (`latest_checkpointed_iteration.txt`: an iteration in
-decimal, or `release`); DLRover (`dlrover_latest.txt`: a step); Megatron-Bridge `checkpointing.py`
-(`latest_train_state.pt`: a copy of the `train_state.pt` in the checkpoint, which says its step).
+A pointer is only a hint: it is written after the save and can be lost, stale or ahead. Sources:
+DeepSpeed `engine.py` (`latest`) and its universal converter (`latest_universal`); Megatron-LM
+`checkpointing.py` and verl (`latest_checkpointed_iteration.txt`: an iteration in decimal, or
+`release`); DLRover (`dlrover_latest.txt`: a step); Megatron-Bridge `checkpointing.py`
+(`latest_train_state.pt`: a copy of the checkpoint's `train_state.pt`, which holds its step).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ftckpt.storage.store import Entry, EntryKind, Store
 from .open_part import open_part
 from .recognise import UnopenedPart
 
-# What `ftckpt promote` writes by itself, and no framework: the name of a checkpoint.
+# The pointer of `ftckpt promote`, which no framework writes: the name of a checkpoint.
 GOOD = "last-known-good"
 
 _TAGS = frozenset({"latest", "latest_universal", GOOD})
@@ -33,13 +33,13 @@ _MAX_BYTES = 4096
 
 
 class Pointer(NamedTuple):
-    """What a pointer says.
+    """The content of a pointer.
 
     Attributes:
         name: the file or link, relative to the root.
-        says: its text, or where the link leads.
-        target: the candidate that is meant, relative to the root; None where there is none.
-        step: the step that it says, by text or by the target's name; None where it says none.
+        says: its text, or the link's target.
+        target: the candidate that it means, relative to the root; None without one.
+        step: its step, by text or by the target's name; None without one.
     """
 
     name: str
@@ -49,22 +49,19 @@ class Pointer(NamedTuple):
 
     @property
     def means_step(self) -> bool:
-        """Whether it says a step and no name: every checkpoint of that step is meant."""
+        """Whether it holds a step and no name: it means every checkpoint of that step."""
         return _by_step(self.name) and self.says.isdecimal() and self.step is not None
 
     @property
     def dangling(self) -> bool:
-        """Whether it points to nothing."""
+        """Whether its target does not exist."""
         return self.target is None
 
 
 def links_beside(store: Store, base: str, entries: Mapping[str, Entry]) -> dict[str, str]:
     """Return the links of a root that lead, or once led, to a name beside them.
 
-    Args:
-        store: where the root lies.
-        base: path of the root in the store.
-        entries: what lies directly in the root, by name.
+    `base` is the root's path in the store; `entries` lie directly in it, by name.
     """
     found = {}
     here = store.local_path(base)
@@ -86,7 +83,7 @@ def _real(path: str) -> str:
 
 
 def is_pointer(name: str, entry: Entry, links: Mapping[str, str]) -> bool:
-    """Say whether a name in a root is a pointer: a known file, or one of `links_beside`."""
+    """Whether a name in a root is a pointer: a known file, or one of `links_beside`."""
     return name in links or (entry.kind is EntryKind.FILE and name in FILES)
 
 
@@ -99,12 +96,8 @@ def read_pointers(
 ) -> list[Pointer]:
     """Read every pointer of a root.
 
-    Args:
-        store: where the root lies.
-        entries: what lies directly in the root, by name.
-        links: see `links_beside`.
-        steps: the candidates, with the step that each name says.
-        ask: recognises one directory or file.
+    `steps` are the candidates with the steps in their names; `links` come from `links_beside`;
+    `ask` recognises one directory or file.
     """
     found = []
     for name, entry in sorted(entries.items()):
@@ -122,7 +115,7 @@ def _by_step(name: str) -> bool:
 
 
 def _copied_step(store: Store, entry: Entry, ask: Callable[[Entry], UnopenedPart | None]) -> str:
-    """Return the step that a copied file holds, in decimal; "" where it holds none."""
+    """Return the step in a copied file, in decimal; "" without one."""
     from ftckpt.checkpoint.read_tensor import read_tensor  # few roots have such a pointer
 
     try:
@@ -140,7 +133,7 @@ def _copied_step(store: Store, entry: Entry, ask: Callable[[Entry], UnopenedPart
 def _text(store: Store, entry: Entry) -> str:
     try:
         raw = store.read(entry.path, 0, min(entry.size, _MAX_BYTES))
-    except (CorruptError, UnsafeError):  # rewritten under our hands, or no file any more
+    except (CorruptError, UnsafeError):  # rewritten meanwhile, or not a file any more
         raw = b""
     return raw.decode("utf-8", "backslashreplace").strip()
 

@@ -1,14 +1,14 @@
-"""Point a root at a checkpoint: each pointer in the form that its framework reads.
+"""Point a root at a checkpoint: each pointer in its framework's form.
 
     latest, latest_universal             DeepSpeed: the name of the checkpoint, as text
     latest_checkpointed_iteration.txt    Megatron-LM, verl: a step in decimal, or `release`
     dlrover_latest.txt                   DLRover: a step in decimal
     latest_train_state.pt                Megatron-Bridge: a copy of the checkpoint's train_state.pt
     last-known-good                      ours: the name of the checkpoint, as text
-    any other name                       a symbolic link that stands there already
+    any other name                       an existing symbolic link
 
-A pointer is replaced by one act: a rename on this machine, one conditional PUT in an object store.
-What it said before goes to the root's log first.
+A pointer is replaced by one act: locally a rename, in an object store one conditional PUT. Its
+previous content goes to the root's log first.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .roots import Child, Root, read_again
 
 _LOCK, _EVENT = "promote.lock", "promoting"
 _MOST_COPIED = 1 << 20  # bytes
-# How the readers of a tracker spell the directory of a step: Megatron-LM pads to seven digits.
+# The name of a step's directory for each tracker's readers: Megatron-LM pads to seven digits.
 _BY_NUMBER = {
     "latest_checkpointed_iteration.txt": re.compile(r"iter_(\d{7,})|global_step_(\d+)"),
     "dlrover_latest.txt": re.compile(r"iter_(\d{7,})|(?:global_step_|checkpoint-|step[-_]?)?(\d+)"),
@@ -53,11 +53,11 @@ class PointerMove(NamedTuple):
 
     Attributes:
         name: of the pointer, in the root.
-        before: what it said; None where there was none.
-        after: what it is to say.
+        before: its content; None if it is new.
+        after: its new content.
         link: whether it is a symbolic link.
-        copied: the bytes to write, where it is a copy of a file in the checkpoint.
-        replaced: the bytes that it has now, likewise.
+        copied: the bytes to write, for a copy of a file in the checkpoint.
+        replaced: its present bytes, likewise.
     """
 
     name: str
@@ -69,27 +69,27 @@ class PointerMove(NamedTuple):
 
     @property
     def changes(self) -> bool:
-        """Whether anything is to be written."""
+        """Whether there is anything to write."""
         return self.before != self.after
 
 
 def moves(
     root: Root, target: str, step: int | None, asked: Sequence[str], *, backwards: bool
 ) -> tuple[PointerMove, ...]:
-    """Return how the pointers of a root are moved to a checkpoint; nothing is written.
+    """Return the moves of a root's pointers to a checkpoint; writes nothing.
 
     Args:
         root: as it is now.
         target: the checkpoint's name in the root.
-        step: its step; None where nothing shows it.
-        asked: names of pointers; none means those of a known name that mean checkpoints of the
-            same format (DeepSpeed keeps one for each), or else `last-known-good`. Links of other
-            names (`best`) mean something that promoting does not decide.
+        step: its step; None if unknown.
+        asked: names of pointers; empty: those with a known name that mean checkpoints of the same
+            format (DeepSpeed keeps one for each), or else `last-known-good`. Links of other names
+            (`best`) have a meaning that promoting does not decide.
         backwards: whether a pointer may be moved to an earlier step.
 
     Raises:
-        RefusedError: a pointer would move backwards, or something else stands in its place.
-        UsageError: a name that no pointer has, or a tracker that cannot say this checkpoint.
+        RefusedError: a pointer would move backwards, or its place is taken.
+        UsageError: an unknown pointer name, or a tracker that cannot express this checkpoint.
     """
     standing = {pointer.name: pointer for pointer in root.pointers}
     usual = [n for n in sorted(standing) if n in FILES and _alike(root, standing[n], target)]
@@ -105,7 +105,7 @@ def moves(
             _require_forwards(root, before, target, step)
         says = None if before is None else before.says
         if link and says is not None:
-            # As it was spelled: a relative link stays one.
+            # Keep its spelling: a relative link stays relative.
             folder, slash, _ = says.rstrip("/").rpartition("/")
             after = f"{folder}{slash}{target}"
         copied = _copies(root, name, target) if name in COPIES else (b"", b"")
@@ -114,7 +114,7 @@ def moves(
 
 
 def _alike(root: Root, pointer: Pointer, target: str) -> bool:
-    """Say whether a pointer means a checkpoint of the format that `target` has, or nothing."""
+    """Whether a pointer means a checkpoint of `target`'s format, or nothing."""
     names = {c.path: c for c in root.candidates}
     if pointer.target not in names or target not in names:
         return True
@@ -134,12 +134,12 @@ def _is_link(root: Root, name: str) -> bool:
 
 @contextmanager
 def held(root: Root, actor: str) -> Iterator[Root]:
-    """Keep a second promotion of a root away, and yield the root as it is now.
+    """Exclude a second promotion of a root, and yield the root as it is now.
 
-    Object stores need no lock: what was read is the condition of what is written.
+    Object stores need no lock: writes are conditional on what was read.
 
     Raises:
-        RefusedError: another is at work.
+        RefusedError: another promotion is running.
         DeniedError, UnavailableError: the root cannot be written.
     """
     with ExitStack() as kept:
@@ -159,14 +159,9 @@ def held(root: Root, actor: str) -> Iterator[Root]:
 def move(
     root: Root, one: PointerMove, *, actor: str, now: float, fields: Mapping[str, object]
 ) -> None:
-    """Write one pointer; first what it said goes to the log.
+    """Write one pointer, after logging its previous content.
 
-    Args:
-        root: as it was when `one` was made.
-        one: the pointer.
-        actor: who, for the log.
-        now: seconds since the epoch.
-        fields: what else goes to the log.
+    `root` is as when `one` was made; `fields` also go to the log.
 
     Raises:
         RefusedError: the pointer was changed meanwhile.
@@ -176,7 +171,7 @@ def move(
     path = join(root.base, one.name)
     local = root.store.local_path(path)
     try:
-        # What was decided by must still stand there when it is replaced.
+        # The content behind the decision must still be there when it is replaced.
         entry = None if one.before is None else _still(root, one, root.store.stat(path))
         log.append(root, _EVENT, now, said)
         if local is not None and one.link:
@@ -193,7 +188,7 @@ def move(
 
 
 def previous(root: Root, name: str) -> str | None:
-    """Return what a pointer said before it was last promoted, by the log; None where not known."""
+    """Return a pointer's content before its last promotion, by the log; None if unknown."""
     events = [e for e in log.read(root) if e.get("event") == _EVENT and e.get("pointer") == name]
     said = events[-1].get("from") if events else None
     return said if isinstance(said, str) else None
@@ -214,10 +209,10 @@ def _still(root: Root, one: PointerMove, entry: Entry) -> Entry:
 
 
 def _copies(root: Root, name: str, target: str) -> tuple[bytes, bytes]:
-    """Return the file of a checkpoint that a pointer is a copy of, and the copy that is there.
+    """Return the checkpoint's file that a pointer copies, and the present copy.
 
     Raises:
-        RefusedError: the checkpoint has no such file: its trainer would go on from another one.
+        RefusedError: the checkpoint has no such file: its trainer would continue from another one.
     """
     found = []
     for path in (join(root.base, join(target, COPIES[name])), join(root.base, name)):
@@ -258,7 +253,7 @@ def _relink(path: str, target: str) -> None:
 
 
 def _require_free(root: Root, name: str) -> None:
-    """Refuse a name that no framework reads, or that something else has.
+    """Refuse a name that no framework reads, or that is taken.
 
     Raises:
         UsageError, RefusedError: one of them.
@@ -288,7 +283,7 @@ def _require_forwards(root: Root, before: Pointer, target: str, step: int | None
     """Refuse to move a pointer to an earlier step.
 
     Raises:
-        RefusedError: it would, or nobody can tell.
+        RefusedError: it would move backwards, or that cannot be determined.
     """
     if before.target == target:
         return
@@ -303,7 +298,7 @@ def _require_forwards(root: Root, before: Pointer, target: str, step: int | None
 
 
 def _text(name: str, target: str, step: int | None) -> str:
-    """Return what a tracker says for a checkpoint.
+    """Return a tracker's text for a checkpoint.
 
     Raises:
         UsageError: a reader of the tracker would look for another directory.
@@ -323,10 +318,10 @@ def _text(name: str, target: str, step: int | None) -> str:
 
 
 def find_in_root(root: Root, name: str) -> Child:
-    """Return a checkpoint of a root by its name.
+    """Return a checkpoint of a root by name.
 
     Raises:
-        NotFoundError: there is none.
+        NotFoundError: the root has none of this name.
     """
     for candidate in root.candidates:
         if candidate.path == name:

@@ -1,4 +1,4 @@
-"""Find the format that knows a place, from one listing of one level."""
+"""Find the format of a place, from one listing of one level."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from ftckpt.checkpoint import Checkpoint, CommitState
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Entry, EntryKind
 
-# How the names of files end that were compressed as a whole.
+# Endings of files that were compressed as a whole.
 COMPRESSED = (".zst", ".lz4", ".gz")
 
 
 @dataclass(frozen=True)
 class Listing:
-    """One level of a directory, or one file: what recognition may look at.
+    """One level of a directory, or one file: the input of recognition.
 
     Attributes:
-        files: regular and special files directly inside, by name. Of a large local directory one
-            name costs a look, but all of them are listed as soon as they are gone through.
+        files: regular and special files directly inside, by name. In a large local directory one
+            name costs a look-up, and iteration lists all of them.
         directories: names of the directories directly inside.
-        single: the file's name where the place is one file; `files` holds just it.
-        head: returns up to the first `n` bytes of a file of `files` (at most 4 KiB are worth it).
+        single: the file's name if the place is one file; `files` holds only it.
+        head: returns up to the first `n` bytes of a file of `files` (use at most 4 KiB).
         inside: returns the names directly below one of `directories` (one more listing).
-        some: where not all names are listed yet, a listing of a hundred or so of them.
+        some: if not all names are listed yet, a listing of a hundred or so of them.
     """
 
     files: Mapping[str, Entry]
@@ -37,20 +37,20 @@ class Listing:
 
     @property
     def at_hand(self) -> Listing:
-        """The names that cost nothing to go through: all, or `some` of a large directory's."""
+        """The names that are free to iterate: all, or `some` of a large directory's."""
         return self.some or self
 
 
 class Recognition(NamedTuple):
-    """What a format sees in a listing.
+    """A format's view of a listing.
 
     Attributes:
         format: its name.
         reason: the evidence in words ("has .metadata").
-        commit: what the names alone say about completeness.
-        supported: False for what is known by name and refused (exit 13), with `reason` saying so.
-        shares: whether it is a file of several that make up one checkpoint, in a directory that
-            holds other checkpoints too: it can be read, and not dropped or mended in its place.
+        commit: completeness, by the names alone.
+        supported: False for formats that are recognised but refused (exit 13); `reason` says so.
+        shares: whether it is one of several files of a checkpoint, in a directory with other
+            checkpoints: it can be read, but not dropped or repaired in place.
     """
 
     format: str
@@ -68,25 +68,19 @@ class Format(Protocol):
         """The format's name in answers (`dcp`, `safetensors`)."""
 
     def recognise(self, listing: Listing) -> Recognition | None:
-        """Say whether `listing` is a checkpoint of this format; cheap, never raises for content."""
+        """Return what `listing` is in this format, or None; cheap, never raises for content."""
 
     def open(self, source: Source) -> Checkpoint:
         """Parse headers and metadata.
 
         Raises:
             IncompleteError: not committed.
-            CorruptError, UnsafeError, UnsupportedError: what cannot be opened, and why.
+            CorruptError, UnsafeError, UnsupportedError: it cannot be opened.
         """
 
 
 class UnopenedPart(NamedTuple):
-    """A recognised checkpoint that is not opened yet.
-
-    Attributes:
-        entry: its directory or file, by the store's path.
-        format: who recognised it.
-        recognition: what was seen.
-    """
+    """A recognised checkpoint that is not opened yet; `entry` has the store's path."""
 
     entry: Entry
     format: Format

@@ -1,8 +1,8 @@
 """From a path or URL to an open checkpoint, or to the root that holds several.
 
-Recognition looks at one level of names (`registry.Listing`); only a place that is known to be a
-checkpoint is listed as a whole. A root of thousands of checkpoints is never walked. What is about
-roots is imported for a root, since most commands name one checkpoint.
+Recognition reads one level of names (`recognise.Listing`); only a known checkpoint is listed as a
+whole. A root of thousands of checkpoints is never walked. Modules about roots are imported only for
+a root, since most commands name one checkpoint.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _SELECTOR = re.compile(r"(?P<root>.+)@(?P<which>latest|\d+)")
 
 
 class Place(NamedTuple):
-    """A path or URL that exists.
+    """An existing path or URL.
 
     Attributes:
         url: as typed, without the selector.
         store: opened at the directory, or at the directory of the file.
         entry: the directory (path "") or the one file.
-        which: "latest", a step in decimal, or "" where no selector was given.
+        which: "latest", a step in decimal, or "" without a selector.
     """
 
     url: str
@@ -55,12 +55,11 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Target:
-    """What lies at a place: one checkpoint, or a root.
+    """The content of a place: one checkpoint, or a root.
 
     Attributes:
-        place: where.
-        part: the checkpoint that is there, not opened yet; None for a root.
-        root: the root that is there; None for a checkpoint.
+        part: the checkpoint, not opened yet; None for a root.
+        root: None for a checkpoint.
     """
 
     place: Place
@@ -84,9 +83,9 @@ class Target:
 
 
 def locate(url: str, options: StoreOptions) -> Place:
-    """Find out whether `url` names a file, a directory, or `ROOT@STEP` or `ROOT@latest`.
+    """Resolve `url`: a file, a directory, or `ROOT@STEP` or `ROOT@latest`.
 
-    A path that exists as it is typed wins over a selector.
+    A path that exists as typed takes precedence over a selector.
 
     Raises:
         NotFoundError: neither exists.
@@ -110,7 +109,7 @@ def locate(url: str, options: StoreOptions) -> Place:
 
 
 def locate_root(url: str, options: StoreOptions) -> Place:
-    """Find a root whose absence must not be taken for a run's first start.
+    """Locate a root; its absence is not a run's first start.
 
     Raises:
         MissingError: no such path or bucket; in an object store, no key begins with it.
@@ -126,23 +125,18 @@ def _at(url: str, options: StoreOptions) -> Place:
     entry = store.stat("")
     if entry.kind is EntryKind.DIRECTORY:
         return Place(url, store, entry._replace(path=""))
-    # A store is a place below which names lie, so a file is opened through its directory.
+    # A store is a place with names below it, so a file is opened through its directory.
     parent, name = split(url)
     store = open_store(parent, options)
     return Place(url, store, entry._replace(path=name))
 
 
 def open_target(url: str, formats: Sequence[Format], options: StoreOptions) -> Target:
-    """Recognise what lies at a path or URL; at most its own and its children's names are read.
-
-    Args:
-        url: a local path, a URL, or a root with `@STEP` or `@latest`.
-        formats: in asking order.
-        options: how to reach object stores.
+    """Recognise a path, a URL, `ROOT@STEP` or `ROOT@latest`; reads at most two levels of names.
 
     Raises:
         NotFoundError: nothing is there, or nothing that any format knows.
-        UsageError: a directory that is one part of a checkpoint, and none by itself.
+        UsageError: a directory that is only one part of a checkpoint.
         UnsupportedError: one file, and no format knows it.
         UnsafeError: a fifo, socket or device.
     """
@@ -170,7 +164,7 @@ def open_target(url: str, formats: Sequence[Format], options: StoreOptions) -> T
 
 
 def checkpoint_around(place: Place, formats: Sequence[Format]) -> str:
-    """Return the directory of a file, as a user would type it; "" where it is not a checkpoint."""
+    """Return the directory of a file, as a user would type it; "" if it is not a checkpoint."""
     try:
         known = recognise_at(place.store, _DIRECTORY, formats) is not None
     except FtckptError:
@@ -179,7 +173,7 @@ def checkpoint_around(place: Place, formats: Sequence[Format]) -> str:
 
 
 def _checkpoint_above(place: Place, formats: Sequence[Format], options: StoreOptions) -> str:
-    """Return the checkpoint that a directory of something else lies in; "" for none."""
+    """Return the checkpoint around an unrecognised directory; "" for none."""
     above = _around(place.url.rstrip("/"))
     try:
         return checkpoint_around(Place(place.url, open_store(above, options), _DIRECTORY), formats)
@@ -188,7 +182,7 @@ def _checkpoint_above(place: Place, formats: Sequence[Format], options: StoreOpt
 
 
 def _to_name(place: Place, formats: Sequence[Format]) -> str:
-    """Return what was meant: the checkpoint around a file, or the root that a pointer is of."""
+    """Return the likely target: the checkpoint around a file, or a pointer's root."""
     whole = checkpoint_around(place, formats)
     if whole:
         return whole
@@ -211,7 +205,7 @@ def open_root(place: Place, formats: Sequence[Format]) -> Root:
     its `checkpoint-N`); its own files are not children then.
 
     Raises:
-        UsageError: a checkpoint that holds no steps, one part of a checkpoint, or no directory.
+        UsageError: a checkpoint without steps, one part of a checkpoint, or not a directory.
     """
     from .roots import read_root
 
@@ -219,10 +213,10 @@ def open_root(place: Place, formats: Sequence[Format]) -> Root:
 
 
 def open_runs(place: Place, formats: Sequence[Format]) -> list[Root]:
-    """Read a directory that may hold several roots, one a run (see `open_root`, `roots.read_runs`).
+    """Read a directory of one or several roots, one per run (see `roots.read_runs`).
 
     Raises:
-        UsageError: a checkpoint that holds no steps, one part of a checkpoint, or no directory.
+        UsageError: a checkpoint without steps, one part of a checkpoint, or not a directory.
     """
     from .roots import read_runs
 
@@ -260,7 +254,7 @@ def _as_root(place: Place, root: Root, formats: Sequence[Format]) -> Root:
 
 
 def _require_whole(place: Place, formats: Sequence[Format]) -> None:
-    """Refuse a rank's folder: its files are no checkpoints of a run.
+    """Refuse a rank's folder: its files are not checkpoints of a run.
 
     Raises:
         UsageError: it is one.
@@ -274,11 +268,6 @@ def _require_whole(place: Place, formats: Sequence[Format]) -> None:
 
 def files_at(url: str, formats: Sequence[Format], options: StoreOptions) -> Source:
     """List the files of a checkpoint that may be too damaged to be recognised.
-
-    Args:
-        url: a path, a URL, or a root with `@STEP` or `@latest`.
-        formats: in asking order, for a root.
-        options: how to reach object stores.
 
     Raises:
         NotFoundError: nothing is there, or no such step.
@@ -298,7 +287,7 @@ def files_at(url: str, formats: Sequence[Format], options: StoreOptions) -> Sour
 
 
 def open_source(source: Source, formats: Sequence[Format]) -> Checkpoint:
-    """Open the checkpoint that listed files make up; they are listed anew.
+    """Open the checkpoint of listed files; lists them anew.
 
     Raises:
         UnsupportedError: no format knows them.

@@ -1,8 +1,8 @@
-"""Tell a root that holds no checkpoint yet from one that is not there.
+"""Tell an empty root from a missing one.
 
-An unmounted mount point is an empty directory, and object stores do not distinguish an empty
-prefix from a mistyped one. So a root without checkpoints counts as a first start only if it
-carries the marker `.ftckpt/root.json`, which `--create-root` writes once.
+An unmounted mount point is an empty directory, and object stores do not distinguish an empty prefix
+from a mistyped one. So a root without checkpoints counts as a first start only with the marker
+`.ftckpt/root.json`, which `--create-root` writes once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .roots import Root
 
 NAME = f"{FOLDER}/root.json"
 _TEXT = b'{"schema": "ftckpt.root/1"}\n'
-# What ftckpt writes into a root once it has seen a checkpoint there.
+# Names that ftckpt writes into a root only after it has seen a checkpoint there.
 _SEEN = ("passed.json", "log.jsonl", "log", "receipts")
 _FSTAB = "/etc/fstab"
 _ESCAPED = re.compile(r"\\([0-7]{3})")
@@ -31,13 +31,9 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 def create_root(url: str, options: StoreOptions) -> None:
     """Mark a place as the root of a run; a local directory is created if its parent exists.
 
-    Args:
-        url: directory or URL that will hold the checkpoints.
-        options: how to reach object stores.
-
     Raises:
-        MissingError: the parent directory or the bucket does not exist, or /etc/fstab mounts a
-            filesystem there and it is not mounted.
+        MissingError: the parent directory or the bucket does not exist, or /etc/fstab lists a
+            filesystem there that is not mounted.
         UsageError: the place is a file.
         DeniedError, NoResourceError, UnavailableError: the marker could not be written.
     """
@@ -65,27 +61,20 @@ def create_root(url: str, options: StoreOptions) -> None:
 
 
 def is_marked(store: Store, base: str) -> bool:
-    """Return whether a root carries the marker.
-
-    Args:
-        store: where the root lies.
-        base: path of the root in the store.
+    """Whether the root at `base` in the store has the marker.
 
     Raises:
-        UnavailableError, DeniedError: the storage could not be asked.
+        UnavailableError, DeniedError: the storage does not answer.
     """
     return _holds(store, base, NAME.rpartition("/")[2])
 
 
 def absence(root: Root) -> tuple[bool, str, str]:
-    """Return what it means that a root holds no checkpoint.
-
-    Args:
-        root: one without a checkpoint.
+    """Explain a root without checkpoints.
 
     Returns:
-        Whether it is known to be there and never held a checkpoint, why as a sentence, and what to
-        do next.
+        Whether it surely exists and never held a checkpoint, the reason as a sentence, and the next
+            action.
 
     Raises:
         UnavailableError, DeniedError: see `is_marked`.
@@ -105,7 +94,7 @@ def absence(root: Root) -> tuple[bool, str, str]:
 
 
 def lost(root: Root) -> str:
-    """Return what shows that a root without a checkpoint held one before; "" if nothing does.
+    """Return the evidence that an empty root once held a checkpoint; "" without any.
 
     Raises:
         UnavailableError, DeniedError: see `is_marked`.
@@ -120,9 +109,9 @@ def lost(root: Root) -> str:
 
 
 def _holds(store: Store, base: str, name: str, *kinds: EntryKind) -> bool:
-    """Return whether the root's `.ftckpt` holds a name of one of the kinds (default: a file)."""
+    """Whether the root's `.ftckpt` holds a name of one of the kinds (default: a file)."""
     try:
-        # A link was not made by ftckpt, and what lies behind it says nothing about this root.
+        # ftckpt makes no links, and a link's target says nothing about this root.
         if store.traits.local and store.stat(join(base, FOLDER)).link is not None:
             return False
         found = store.stat(join(base, f"{FOLDER}/{name}"))
@@ -132,15 +121,10 @@ def _holds(store: Store, base: str, name: str, *kinds: EntryKind) -> bool:
 
 
 def unmounted(path: str) -> str:
-    """Return which filesystem of /etc/fstab should be mounted at or above a path and is not.
+    """Return a sentence about an unmounted filesystem of /etc/fstab at or above a path, or "".
 
-    Only fstab is read: mounts that systemd units, autofs or a container runtime make are unknown.
-
-    Args:
-        path: a local path, there or not.
-
-    Returns:
-        A sentence that begins with the mount point, or "".
+    It begins with the mount point. Only fstab is read: mounts of systemd units, autofs or a
+    container runtime are unknown.
     """
     real = os.path.realpath(path)
     for mount in _fstab():

@@ -1,7 +1,7 @@
-"""A root: a place that has checkpoints as children, and perhaps pointers to one of them.
+"""Roots: places with checkpoints as children, and perhaps pointers to one of them.
 
-Only names of one level are listed to know a root; a child is listed when it is asked about. A name
-is a hint: the step of a checkpoint is what its content says.
+A root needs only one level of names; a child is listed on demand. A name is a hint: the content
+gives a checkpoint's step.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from .step_names import FILE_OF_STEP, SUFFIXES, step_in_name
 T = TypeVar("T")
 R = TypeVar("R")
 
-# How many directories without a step in their name are looked into for `checkpoint/step-N`.
+# Number of directories without a step in their name that are searched for `checkpoint/step-N`.
 _DEEPER = 16
 
-# How many children are asked about at once.
+# Number of children that are listed at once.
 _BATCH = 64
 
-# What trainers and stores call a save that is not finished.
+# Names of unfinished saves, of trainers and stores.
 _STAGING = re.compile(
     r"tmp[-_.](?P<after>.*)"
     r"|(?P<before>.*?)(?:[-_.](?:ftckpt-|orbax-checkpoint-)?tmp(?:[-_.][\w.-]*)?"
@@ -37,7 +37,7 @@ _STAGING = re.compile(
 # NeMo 2 marks `NAME` by a file `NAME-unfinished` while it saves or removes it; when it starts, it
 # removes what is still marked (nemo/lightning/pytorch/callbacks/model_checkpoint.py).
 _UNFINISHED = "-unfinished"
-# Not a checkpoint, not readable, and in the top of many a mounted volume.
+# Not a checkpoint and not readable, but common at the top of mounted volumes.
 _SYSTEM = frozenset({"lost+found"})
 
 
@@ -46,9 +46,8 @@ class Candidate(NamedTuple):
 
     Attributes:
         path: relative to the root.
-        entry: the directory or file.
-        step: what the name says, None where it says nothing.
-        staging: whether the name says that a save is not finished.
+        step: in the name, None without one.
+        staging: whether the name marks an unfinished save.
     """
 
     path: str
@@ -58,12 +57,7 @@ class Candidate(NamedTuple):
 
 
 class Child(NamedTuple):
-    """A candidate that formats recognise.
-
-    Attributes:
-        candidate: its name.
-        parts: one for most; several where a step holds several models (`actor`, `critic`).
-    """
+    """A candidate that formats recognise; a step with several models has several parts."""
 
     candidate: Candidate
     parts: tuple[UnopenedPart, ...]
@@ -74,13 +68,11 @@ class Root:
     """Names and pointers of a root.
 
     Attributes:
-        store: where it lies.
         base: path of the directory that holds the checkpoints, "" for the store's own URL.
-        candidates: what may be a checkpoint, in the order of names.
-        pointers: what names one of them.
-        foreign: other names; never touched, reported.
+        candidates: possible checkpoints, in the order of names.
+        foreign: other names; reported, never touched.
         ask: recognises one directory or file.
-        tombs: of candidates that were dropped where they stand, by path; see `is_dropped`.
+        tombs: of candidates that were dropped in place, by path; see `is_dropped`.
     """
 
     store: Store
@@ -101,7 +93,7 @@ class Root:
         return self.store.describe(join(self.base, candidate.path))
 
     def is_dropped(self, candidate: Candidate) -> bool:
-        """Say whether a candidate is trash, although its data still stand in an object store."""
+        """Whether a candidate is trash whose data still exist in an object store."""
         tomb = self.tombs.get(candidate.path)
         if tomb is None:
             return False
@@ -114,10 +106,10 @@ class Root:
             return False
 
     def recognise(self, candidate: Candidate) -> Child | None:
-        """List one candidate and ask the formats about it; None where none knows it.
+        """List one candidate and return it if a format knows it, else None.
 
-        A step that no format knows may hold one checkpoint a model (`global_step_10/actor`). What
-        was dropped is none any more.
+        A step that no format knows may hold one checkpoint per model (`global_step_10/actor`).
+        Dropped candidates give None.
         """
         if self.is_dropped(candidate):
             return None
@@ -135,7 +127,7 @@ class Root:
         return Child(candidate, parts) if parts else None
 
     def recognise_all(self, candidates: Iterable[Candidate]) -> list[Child | FtckptError | None]:
-        """Ask about many candidates at once; an error stands in the place of its candidate."""
+        """Recognise many candidates at once; an error stands in the place of its candidate."""
 
         def one(candidate: Candidate) -> Child | FtckptError | None:
             try:
@@ -148,10 +140,10 @@ class Root:
     def children(self) -> list[Child]:
         """Return all recognised children: the newest name first, names without a step last.
 
-        What its name says is not finished is left out.
+        Leaves out names of unfinished saves.
 
         Raises:
-            FtckptError: a child could not be listed; absence is never concluded from that.
+            FtckptError: a child could not be listed; that is not absence.
         """
         found = self.recognise_all(_named_first(c for c in self.candidates if not c.staging))
         for child in found:
@@ -160,14 +152,14 @@ class Root:
         return [child for child in found if isinstance(child, Child)]
 
     def holds_checkpoints(self) -> bool:
-        """Say whether any child is recognised; lists as few of them as that takes.
+        """Whether any child is recognised; lists as few of them as possible.
 
         Raises:
             FtckptError: none is, and one could not be listed.
         """
         waiting = _named_first(self.candidates)
         errors = []
-        # Most often the first is one; where it is not, a request each in turn would take minutes.
+        # Usually the first is one; if not, one request after the other would take minutes.
         for size in (1, *([_BATCH] * (len(waiting) // _BATCH + 1))):
             found = self.recognise_all(waiting[:size])
             if any(isinstance(child, Child) for child in found):
@@ -182,11 +174,11 @@ class Root:
 def read_root(store: Store, ask: Callable[[Entry], UnopenedPart | None]) -> Root:
     """Read the names of one level, and the pointers.
 
-    Where nothing there is a step but one directory inside holds steps, as in
+    If nothing there is a step but one directory inside holds steps, as in
     `outputs/checkpoint/step-N`, that directory is the root.
 
     Raises:
-        UsageError: several directories inside hold steps: which root is meant?
+        UsageError: several directories inside hold steps.
     """
     found = read_runs(store, ask, most=_DEEPER)
     if len(found) > 1:
@@ -200,12 +192,9 @@ def read_root(store: Store, ask: Callable[[Entry], UnopenedPart | None]) -> Root
 def read_runs(
     store: Store, ask: Callable[[Entry], UnopenedPart | None], *, most: int | None = None
 ) -> list[Root]:
-    """Return the root that a place is, or else every directory in it that holds steps.
+    """Return the root at a place, or else every directory in it that holds steps.
 
-    Args:
-        store: opened at the place.
-        ask: recognises one directory or file.
-        most: how many directories are looked into; None for all.
+    `most` limits the number of directories that are searched; None: all.
     """
     root = _read_level(store, "", ask)
     if any(c.step is not None for c in root.candidates) or root.pointers:
@@ -219,10 +208,10 @@ def read_runs(
 
 
 def read_again(root: Root) -> Root:
-    """Return a root as it is now: its names and its pointers are listed again.
+    """Read a root's names and pointers again.
 
     Raises:
-        NotFoundError: it is not there any more.
+        NotFoundError: it is gone.
     """
     return _read_level(root.store, root.base, root.ask)
 
@@ -253,7 +242,7 @@ def _read_level(store: Store, base: str, ask: Callable[[Entry], UnopenedPart | N
 
 
 def _one_of_each_step(candidates: list[Candidate]) -> list[Candidate]:
-    """Leave one file of each step whose files lie side by side: the first names the checkpoint."""
+    """Keep one file of each step whose files lie side by side: the first names the checkpoint."""
     first: dict[int, tuple[int, str]] = {}
     numbers = {c.path: m for c in candidates if (m := FILE_OF_STEP.fullmatch(c.path))}
     for path, match in numbers.items():
@@ -268,7 +257,7 @@ def _one_of_each_step(candidates: list[Candidate]) -> list[Candidate]:
 
 
 def _may_be_checkpoint(name: str, entry: Entry, step: int | None) -> bool:
-    """By its name alone: the heads of ten thousand log files are not worth a request each."""
+    """Judge by name alone: the heads of ten thousand log files are not worth a request each."""
     if entry.kind is EntryKind.SPECIAL or name.startswith((".", "__")) or name in _SYSTEM:
         return False
     if entry.kind is EntryKind.DIRECTORY:
@@ -286,7 +275,7 @@ def newest_names_first(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 def concurrently(store: Store, do: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """Apply `do` to each item, with as many requests in flight as the store is worth."""
+    """Apply `do` to each item, with as many requests in flight as suits the store."""
     if len(items) < 2 or store.traits.parallel < 2:
         return [do(item) for item in items]
     from concurrent.futures import ThreadPoolExecutor

@@ -1,8 +1,8 @@
-"""Choose the newest checkpoint of a root that passes, and say why newer ones do not.
+"""Choose the newest checkpoint of a root that passes, and explain why newer ones do not.
 
-Newest means the step in the content. A name is only used to decide which headers to read first in
-a large root, and where the content says nothing. Older checkpoints are taken over damaged and
-unfinished ones alone: one that could not be reached might be good, so it stops the search.
+Newest means the step in the content. A name only decides which headers to read first in a large
+root, and counts if the content shows no step. An older checkpoint is chosen only past damaged and
+unfinished ones: an unreachable one might be good, so it stops the search.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Note = Callable[[str], None]
 
 
 class Skipped(NamedTuple):
-    """A newer checkpoint that was walked over.
+    """A skipped newer checkpoint.
 
     Attributes:
         path: as a user would type it.
-        step: by content, else by name; None where neither says.
-        code: why, as an exit code.
-        message: why, in words.
+        step: by content, else by name; None without either.
+        code: the reason, as an exit code.
+        message: the reason, in words.
     """
 
     path: str
@@ -41,14 +41,14 @@ class Skipped(NamedTuple):
 
 
 class PointerReport(NamedTuple):
-    """A pointer compared with what is there.
+    """A pointer compared with the root's content.
 
     Attributes:
         name: the file or link.
         says: its text.
-        target: the path that is meant, None where it is not there.
-        step: the step that is meant, None where not known.
-        agrees: whether it means the checkpoint that was chosen; None where none was.
+        target: the path that it means, None if that does not exist.
+        step: the step that it means, None if unknown.
+        agrees: whether it means the chosen checkpoint; None if none was chosen.
     """
 
     name: str
@@ -60,20 +60,18 @@ class PointerReport(NamedTuple):
 
 @dataclass(frozen=True)
 class Selection:
-    """What was chosen, or why nothing was.
+    """The chosen checkpoint, or the reason for none.
 
     Attributes:
-        code: OK, or the code that `latest` ends with.
+        code: OK, or the exit code of `latest`.
         message: one sentence.
-        hint: what to do next, or "".
+        hint: the next action, or "".
         path: the chosen checkpoint as a user would type it.
-        step: its step; None where nothing shows it.
-        format: its format.
-        skipped: the newer ones that were walked over, newest first; the last is the one that
-            stopped the search, where one did.
+        step: its step; None if unknown.
+        skipped: the skipped newer ones, newest first; the last may have stopped the search.
         pointers: every pointer of the root.
         findings: names and pointers that disagree with the content.
-        foreign: names in the root that are no checkpoint.
+        foreign: names in the root that are not checkpoints.
         pending: the skipped ones that are not committed: `--wait` waits for them.
     """
 
@@ -92,15 +90,15 @@ class Selection:
 
 @dataclass(frozen=True)
 class SelectionRules:
-    """How far `select` may go.
+    """Limits of `select`.
 
     Attributes:
         step_at_most: the largest step that may be chosen.
-        max_fallback: how many checkpoints may be walked over; None for any number.
-        skip_unverified: walk over those that lack the evidence asked for.
-        skip_unsafe: walk over hostile ones.
-        condition: what an open checkpoint must hold beside passing: returns what it lacks, or "".
-            One that lacks it is walked over.
+        max_fallback: how many checkpoints may be skipped; None for any number.
+        skip_unverified: skip those without the required evidence.
+        skip_unsafe: skip hostile ones.
+        condition: returns what an open checkpoint lacks, or ""; those that lack something are
+            skipped.
     """
 
     step_at_most: int | None = None
@@ -110,7 +108,7 @@ class SelectionRules:
     condition: Callable[[Checkpoint], str] | None = None
 
     def walks_over(self, code: ExitCode) -> bool:
-        """Say whether an older checkpoint may be taken instead of one that ends with `code`."""
+        """Whether an older checkpoint may be chosen instead of one that ends with `code`."""
         return (
             code in WALKED_OVER
             or (code is ExitCode.UNVERIFIED and self.skip_unverified)
@@ -124,15 +122,15 @@ def select(
     """Choose the newest checkpoint of a root that passes.
 
     Args:
-        root: where to look.
+        root: to search.
         check: verifies an open checkpoint; returns its exit code and a sentence. It may raise any
             FtckptError instead.
-        rules: how far to walk back.
-        note: told, as it happens, why each newer one was not taken.
+        rules: limits of the fallback.
+        note: called with the reason for each skipped newer one.
 
     Returns:
-        The choice, or the code and sentence to fail with; failures of single checkpoints and of
-        their storage are part of the answer, not raised.
+        The choice, or the code and sentence of the failure; failures of single checkpoints and of
+            their storage are part of the answer, not raised.
     """
     walk = Walk(root)
     skipped: list[Skipped] = []
@@ -151,7 +149,7 @@ def select(
             end = (code, _placed(path, message), hint or _flag(code))
             break
         note(f"skipped ({code.name}): {_placed(path, message)}")
-        # Files of no known layout are a save in flight only if no save was begun after them.
+        # Files of unknown layout are a save in flight only if no save was begun after them.
         if code is ExitCode.INCOMPLETE or (looked.unknown and len(skipped) == 1):
             pending.append(looked.candidate)
         if rules.max_fallback is not None and len(skipped) > rules.max_fallback:
@@ -182,15 +180,15 @@ def select(
 def _try(
     root: Root, looked: Looked, check: Check, condition: Callable[[Checkpoint], str] | None
 ) -> tuple[ExitCode, str, str, bool]:
-    """Check one candidate; the last of the answer is whether it lacks what the user requires."""
+    """Check one candidate; the last item says whether it lacks what the user requires."""
     if looked.error is not None:
         return looked.error.exit_code, looked.error.message, looked.error.hint, False
     assert looked.child is not None
     answers = []
     try:
-        # Opened again rather than kept: the headers of 64 checkpoints do not fit in memory.
+        # Opened again instead of kept: the headers of 64 checkpoints do not fit in memory.
         for checkpoint in open_parts(root.store, looked.child.parts):
-            # Headers tell what is lacking, before every byte is read.
+            # Headers show what is lacking, before every byte is read.
             lacking = condition(checkpoint) if condition is not None else ""
             if lacking:
                 return ExitCode.UNVERIFIED, f"{checkpoint.source.url} {lacking}", "", True
@@ -229,7 +227,7 @@ def _nothing(
 
 
 def _empty(root: Root, walk: Walk, rules: SelectionRules) -> tuple[ExitCode, str, str]:
-    """Return what it means that there was no checkpoint to try."""
+    """Explain a root without a checkpoint to try."""
     from .root_marker import absence, lost
 
     limit = rules.step_at_most
@@ -269,7 +267,7 @@ _WAYS_OUT = {
 
 
 def _placed(path: str, message: str) -> str:
-    """Return a sentence that says where; many say it already."""
+    """Add the path to a sentence unless it is already there."""
     return message if path in message else f"{path}: {message}"
 
 

@@ -1,4 +1,4 @@
-"""The step that the name of a checkpoint says: a hint, as its content decides."""
+"""The step in the name of a checkpoint: a hint, because its content decides."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from .recognise import COMPRESSED
 
-# What a trainer puts before a step to say what the checkpoint is for.
+# A trainer's prefix for the purpose of a checkpoint.
 _ROLE = r"(?:(?:best|final|initial|last|latest|release)[-_])?"
 # Lightning writes any logged value as `name=value` before and after `step=100`.
 _LOGGED = (
