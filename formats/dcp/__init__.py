@@ -24,7 +24,7 @@ class Dcp:
     name = "dcp"
 
     def recognise(self, listing: Listing) -> Recognition | None:
-        """Know it by its commit marker or by its data files."""
+        """Recognise it by its commit marker or by its data files."""
         names = listing.files
         if listing.single:
             return None

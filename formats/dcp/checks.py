@@ -1,8 +1,8 @@
 """Check a DCP checkpoint: keys without places, gaps between files, items of a wrong shape.
 
 Every checkpoint that torch writes tiles its files: the items of a file follow each other from the
-first byte to the last. So the listing and the metadata alone show truncation, swapped files and
-trailing bytes, with no data read.
+first byte to the last. So the listing and the metadata alone reveal truncation, swapped files and
+trailing bytes, without reading data.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .items import Item, only_tensor, opaque_note, windows
 from .metadata import DcpMetadata
 from .records import TABLE
 
-# Data may be written this long after the commit marker by a clock or a copy that is a little off.
+# Allowed delay of data after the commit marker, for inexact clocks and copies.
 WRITE_ORDER_SLACK = 2.0
 
 
@@ -52,11 +52,11 @@ def check_keys(meta: DcpMetadata, marker: str) -> Iterator[Finding]:
 
 
 def check_names(meta: DcpMetadata, marker: str) -> Iterator[Finding]:
-    """Yield keys whose path is not theirs, and names one bit from a name that torch writes.
+    """Yield keys with another key's path, and names one bit from a name that torch writes.
 
-    No checksum covers the metadata. What it says twice is compared.
+    No checksum covers the metadata, so redundant entries are compared.
     """
-    # A dialect may leave out paths, and hide other things among them.
+    # A dialect may omit paths, and hide other things among them.
     if (meta.paths or meta.planned) and not meta.extras:
         for name in (*meta.tensors, *meta.objects):
             path = meta.paths.get(name)
@@ -85,7 +85,7 @@ def by_file(meta: DcpMetadata) -> Mapping[str, list[tuple[int, int, str]]]:
 
 
 def check_tiling(meta: DcpMetadata, source: Source) -> Iterator[Finding]:
-    """The items of each file must lie side by side from its first byte to its last."""
+    """Check that the items of each file tile it from its first byte to its last."""
     for file, items in sorted(by_file(meta).items()):
         entry = source.entries.get(file)
         if entry is None:
@@ -138,20 +138,15 @@ def check_items(
 ) -> Iterator[Finding]:
     """Open every item: its archive, its pickle, and its shape and type against the metadata.
 
-    Args:
-        source: the files.
-        meta: the parsed metadata.
-        items: what to open.
-        counter: is told of every item.
-        other: files that do not tile: a record that is cut anywhere is damage there, however
-            ambiguous its pieces look as an archive.
+    In the files `other`, which do not tile, a record that is cut anywhere is damage, however
+    ambiguous its pieces look as an archive.
     """
     counter.start("items", sum(1 for _ in meta.placed()), "items")
     opaque: dict[str, tuple[str, str]] = {}
     for window in windows(source, (i for i in items if i.extent.file in source.entries)):
         counter.add(1)
         if isinstance(window, FtckptError):
-            if window.kind != "truncated-file":  # the tiling said so already
+            if window.kind != "truncated-file":  # the tiling reported it
                 yield from_error(window)
             continue
         item = window.item
@@ -178,7 +173,7 @@ def check_items(
 
 
 def _in_item(found: Finding, item: Item) -> Finding:
-    """Say whose record it is; a place inside a compressed record is not one in the file."""
+    """Add the record's owner; a place inside a compressed record is not one in the file."""
     if item.transforms or found.offset is None:
         found = replace(found, offset=item.extent.offset, length=item.extent.length)
     return replace(found, file=item.extent.file, tensor=item.name, rank=item.rank)
@@ -212,7 +207,7 @@ def _compare(stream: TorchStream, item: Item, meta: DcpMetadata) -> Iterator[Fin
 
 
 def check_write_order(source: Source, markers: Iterable[str]) -> Iterator[Finding]:
-    """Data newer than the marker hints at an overwrite that was torn; copies reset the times."""
+    """Data newer than the marker hints at a torn overwrite; copies reset the times."""
     times = [e.mtime for m in markers if (e := source.entries.get(m)) and e.mtime is not None]
     if not times:
         return

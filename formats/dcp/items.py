@@ -1,9 +1,9 @@
 """The items inside `.distcp` files: each a torch.save stream, perhaps compressed as a whole.
 
-An item's place is known from the metadata; what is inside it is known from its head (the pickle)
-and its tail (the zip directory). Many items are opened with few reads: heads and tails of a batch
-are fetched together, and a small item is fetched whole. Larger objects are, too: their pickle is
-long, and so is their directory where they hold many tensors, as states of random generators do.
+The metadata gives an item's place; its head (the pickle) and its tail (the zip directory) give its
+content. Many items are opened with few reads: heads and tails of a batch are fetched together, and
+a small item is fetched whole. So are larger objects: their pickle is long, and so is their
+directory if they hold many tensors, as states of random generators do.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HEAD = 1024
 TAIL = 1536
 WHOLE, WHOLE_OBJECT = 8192, 64 << 10
 BATCH, BATCH_BYTES = 1024, 16 << 20
-# What a compressed item may unfold to: the elements and torch's framing, or an object.
+# Allowance for torch's framing in a decompressed item, beyond its elements or object.
 OVERHEAD = 1 << 20
 OBJECT_LIMIT = 1 << 30
 
@@ -40,8 +40,8 @@ class Item(NamedTuple):
         extent: the stream's bytes in its file.
         transforms: to undo before the stream can be read.
         rank: the rank that wrote the file.
-        limit: how many bytes a transformed stream may unfold to.
-        sizes: shape that a tensor must have in its stream; None where it is not known.
+        limit: maximum size of a decoded stream.
+        sizes: required shape of a tensor in its stream; None if unknown.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Item(NamedTuple):
 
 
 class ItemWindow:
-    """Random access to one stream, served from the parts that are already in memory."""
+    """Random access to one stream, served from the parts in memory."""
 
     __slots__ = ("_parts", "_source", "item", "size")
 
@@ -66,10 +66,10 @@ class ItemWindow:
         self.size = size
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return exactly `length` bytes at `offset` of the stream, its transforms undone.
+        """Return exactly `length` bytes at `offset` of the decoded stream.
 
         Raises:
-            CorruptError: the stream ends before (`bad-zip`), or cannot be undone.
+            CorruptError: the stream ends before (`bad-zip`), or cannot be decoded.
         """
         held = self._held(offset, length)
         if held is not None:
@@ -90,14 +90,14 @@ class ItemWindow:
         return self._source.read(place.file, place.offset + offset, length)
 
     def _held(self, offset: int, length: int) -> bytes | None:
-        """Return the bytes of a place that lies in a part; None where it does not."""
+        """Return the bytes of a place inside a part, else None."""
         for start, data in self._parts:
             if start <= offset and offset + length <= start + len(data):
                 return data[offset - start : offset - start + length]
         return None
 
     def read_first(self, places: Iterable[tuple[int, int]]) -> Read:
-        """Return `read` for some places (offset, length): what is in no part is read at once here.
+        """Return `read` for some places (offset, length); reads those outside the parts at once.
 
         Raises:
             CorruptError: the file ends before one of them.
@@ -117,7 +117,7 @@ class ItemWindow:
         return read
 
     def parse(self) -> TorchStream:
-        """Parse the stream; offsets in the result are of the file, or of the undone stream."""
+        """Parse the stream; offsets in the result are of the file, or of the decoded stream."""
         base = 0 if self.item.transforms else self.item.extent.offset
         try:
             return parse_stream(
@@ -129,7 +129,7 @@ class ItemWindow:
 
 
 def windows(source: Source, items: Iterable[Item]) -> Iterator[ItemWindow | FtckptError]:
-    """Open many items, in the order given; an item that cannot be read yields its error."""
+    """Open many items, in the given order; an unreadable item yields its error."""
     todo = iter(items)
     while batch := _batch(todo):
         plain = [item for item in batch if not item.transforms and _inside(source, item)]
@@ -140,7 +140,7 @@ def windows(source: Source, items: Iterable[Item]) -> Iterator[ItemWindow | Ftck
             fetched = iter(source.read_many(wanted))
             ready = {id(item) for item in plain}
         except (CorruptError, UnsafeError):
-            ready = set()  # one file of the batch is at fault: opened alone, each says its own
+            ready = set()  # one file failed: opened alone, each item reports its own error
         for item in batch:
             if id(item) in ready:
                 at = item.extent.offset
@@ -154,7 +154,7 @@ def open_item(source: Source, item: Item, *, collect: bool = False) -> ItemWindo
     """Open one item; with `collect`, return an error instead of raising it.
 
     Raises:
-        CorruptError: its file is missing or ends before its record, or it cannot be undone.
+        CorruptError: its file is missing or ends before its record, or it cannot be decoded.
         UnsafeError: its file is a fifo, socket or device.
         UnsupportedError: a transform is not known, or its object is archived.
     """
@@ -208,7 +208,7 @@ def only_tensor(stream: TorchStream, item: Item) -> TensorRef:
 
 
 def misshapen(place: Extent, shape: Sequence[int], wanted: Sequence[int]) -> CorruptError:
-    """Return the error of a record whose tensor has another shape than its piece."""
+    """Return the error for a record whose tensor has another shape than its piece."""
     return CorruptError(
         f"a record of {place.file} has shape {list(shape)} where its piece has {list(wanted)}",
         kind="shape-mismatch",
@@ -226,7 +226,7 @@ def rank_of(path: str) -> int | None:
 
 def as_item(name: str, stored: StoredItem, nbytes: int | None = None,
             sizes: tuple[int, ...] | None = None) -> Item:  # fmt: skip
-    """Return the item that the metadata places at `stored`; `nbytes` of elements, if a tensor."""
+    """Return the item at `stored`; `nbytes` of elements, if a tensor."""
     place = Extent(stored.path, stored.offset, stored.length)
     limit = OBJECT_LIMIT if nbytes is None else nbytes + OVERHEAD
     return Item(name, place, stored.transforms, rank_of(stored.path), limit, sizes)
@@ -238,7 +238,7 @@ def _inside(source: Source, item: Item) -> bool:
 
 
 def _batch(items: Iterator[Item]) -> list[Item]:
-    """Take the items that are opened at once."""
+    """Take the next items to open at once."""
     batch: list[Item] = []
     nbytes = 0
     for item in islice(items, BATCH):
@@ -257,7 +257,7 @@ def _probes(item: Item) -> list[Extent]:
 
 
 def _undone(source: Source, item: Item) -> ItemWindow:
-    """Pass once over a transformed item, keeping head and tail of what comes out."""
+    """Decode a transformed item once, keeping head and tail of the output."""
     head, tail, size = b"", b"", 0
     for block in _stream(source, item, item.limit + 1):
         if len(head) < WHOLE:
@@ -283,10 +283,9 @@ def _stream(source: Source, item: Item, limit: int) -> Iterator[bytes]:
 
 
 def opaque_note(found: Mapping[str, tuple[str, str]]) -> Iterator[Finding]:
-    """Say once which classes outside the allow-list are kept inert, however many they are.
+    """Yield one note on classes outside the allow-list, which are kept inert.
 
-    Args:
-        found: class name -> the first file and object that names it.
+    `found` maps each class name to the first file and object that names it.
     """
     if not found:
         return

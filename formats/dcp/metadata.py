@@ -1,7 +1,7 @@
 """The `.metadata` pickle of torch.distributed.checkpoint: tensors, objects, and their places.
 
-One pickle of one `Metadata` object; a save without collectives has one a rank. An item is kept at
-its chunk, not in a dict of its own: there may be millions.
+One pickle of one `Metadata` object; a save without collectives has one per rank. An item is stored
+in its chunk, not in a dict of its own, because there may be millions.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Path = tuple[str | int, ...]
 
 
 class MetadataItem(NamedTuple):
-    """One item and what it belongs to: a chunk of a tensor, or (None) an object."""
+    """One item and its owner: a chunk of a tensor, or (None) an object."""
 
     name: str
     chunk: Chunk | None
@@ -46,19 +46,19 @@ class MetadataItem(NamedTuple):
 
 @dataclass(slots=True)
 class DcpMetadata:
-    """What the metadata says, checked for types and unsafe names, not for sense.
+    """The parsed metadata, checked for types and unsafe names, not for consistency.
 
     Attributes:
         tensors: stored name -> entry; its chunks know their items.
-        objects: stored name of a byte item -> item, None where the metadata gives it no place.
+        objects: stored name of a byte item -> item, None if the metadata gives it no place.
         paths: stored name -> path of dict keys (str) and list indices (int) in the state_dict.
         planned: whether `planner_data` names a tensor or object, with a path or something else.
-        orphans: (stored name, offsets or None) -> item, of items that belong to nothing.
-        copies: further copies of chunks and objects, which a save without collectives has.
-        files: names of the data files that items lie in.
-        transforms: names of the transforms that any item lies behind.
-        save_id: uuid of the save, where recorded (torch >= 2.4).
-        version: `Metadata.version`, where recorded (torch >= 2.9).
+        orphans: (stored name, offsets or None) -> item, of items without an owner.
+        copies: further copies of chunks and objects, in a save without collectives.
+        files: names of the items' data files.
+        transforms: names of all transforms of items.
+        save_id: uuid of the save, if recorded (torch >= 2.4).
+        version: `Metadata.version`, if recorded (torch >= 2.9).
         reformulated: stored name -> shape of a tensor that is stored in another one (Megatron-Core
             up to 0.14 stores optimizer state as a grid of flat shards).
         extras: members that plain torch does not write (a dialect's).
@@ -80,7 +80,7 @@ class DcpMetadata:
     opaque: tuple[str, ...] = ()
 
     def placed(self) -> Iterator[MetadataItem]:
-        """Yield every item that belongs to something, once, in no order."""
+        """Yield every item with an owner, once, in no order."""
         for name, entry in self.tensors.items():
             # Empty chunks at one place share an item.
             once = {id(chunk.item): chunk for chunk in entry.chunks}
@@ -104,11 +104,7 @@ class DcpMetadata:
 
 
 def parse_metadata(data: bytes, file: str) -> DcpMetadata:
-    """Parse one metadata pickle.
-
-    Args:
-        data: the file.
-        file: its name, for messages.
+    """Parse the bytes of one metadata file; `file` is its name for messages.
 
     Raises:
         UnsafeError, CorruptError: see `ftckpt.formats.pickles.unpickle.load`; also a path that
@@ -121,14 +117,14 @@ def parse_metadata(data: bytes, file: str) -> DcpMetadata:
         near = one_bit_from(error.called, TABLE)
         if not near:
             raise
-        # No checksum covers this file. Nothing that can do harm is named one bit from what torch
-        # writes, and nothing is executed in either case: an attacker gains nothing by damage.
+        # No checksum covers this file. No harmful name is one bit from a name that torch writes,
+        # and nothing is executed in either case: an attacker gains nothing by damage.
         raise CorruptError(
             f"{file} calls {error.called}, one bit from {near}: the bit flipped",
             kind="bad-metadata", file=file,
         ) from None  # fmt: skip
     finally:
-        SHAPES.clear()  # what another thread has in use stays alive; it only meets them anew
+        SHAPES.clear()  # objects in use by another thread stay alive; it only rebuilds the table
     top = loaded.value
     if not isinstance(top, Fields):
         raise CorruptError(f"{file} is a pickle, but not of checkpoint metadata",
@@ -153,8 +149,8 @@ def parse_metadata(data: bytes, file: str) -> DcpMetadata:
 def merge(parts: Mapping[str, DcpMetadata]) -> DcpMetadata:
     """Join the metadata of a save without collectives: a union by (name, offsets).
 
-    Every rank's file has global sizes but only that rank's chunks. What every rank holds stands in
-    every rank's data: the first rank's is the main copy, and each rank restarts from its own.
+    Every rank's file has global sizes but only that rank's chunks. Data that every rank holds is in
+    every rank's file: the first rank's is the main copy, and each rank restarts from its own.
 
     Raises:
         CorruptError: two ranks give one tensor different sizes or types (`bad-metadata`).
@@ -207,7 +203,7 @@ def take_entries(meta: DcpMetadata, entries: Any, file: str) -> None:
     """Take tensors and objects from `state_dict_metadata`.
 
     Raises:
-        CorruptError, TypeError, AttributeError: an entry is not what it must be.
+        CorruptError, TypeError, AttributeError: an entry has a wrong type.
     """
     tensors: dict[str, TensorEntry] = {}
     for name, entry in entries.items():
@@ -224,7 +220,7 @@ def take_entries(meta: DcpMetadata, entries: Any, file: str) -> None:
             for chunk in entry.chunks:
                 if type(chunk) is not Chunk:
                     raise TypeError(f"{name} has a chunk that is none")
-                chunk.item = None  # and has offsets and sizes, or this raises AttributeError
+                chunk.item = None  # it has offsets and sizes, or this raises AttributeError
             tensors[name] = entry
         elif type(entry) is BytesEntry:
             meta.objects[name] = None
@@ -237,9 +233,9 @@ _PARTS = frozenset({str, int})
 
 
 def take_paths(meta: DcpMetadata, paths: Any) -> None:
-    """Take paths of dict keys and list indices from `planner_data`, and leave what is none."""
+    """Take paths of dict keys and list indices from `planner_data`; ignore other values."""
     for name, path in (paths or {}).items():
-        # A newer Megatron dialect hides plans under a reserved key: not a path, not needed.
+        # A newer Megatron dialect stores plans under a reserved key: not a path, not needed.
         if type(name) is str and type(path) is tuple and _PARTS.issuperset(map(type, path)):
             meta.paths[name] = path
         if not meta.planned and type(name) is str:
@@ -247,7 +243,7 @@ def take_paths(meta: DcpMetadata, paths: Any) -> None:
 
 
 def take_members(meta: DcpMetadata, state: Mapping[Any, Any]) -> None:
-    """Take the members of a Metadata object that are not long dicts."""
+    """Take the short members of a Metadata object."""
     storage_meta = state.get("storage_meta")
     if isinstance(storage_meta, Fields):
         meta.save_id = _text(storage_meta.state.get("save_id"))
@@ -267,7 +263,7 @@ def _take_shapes(meta: DcpMetadata, said: Any) -> None:
 
 
 def _take_storage(meta: DcpMetadata, storage: Any, file: str) -> None:
-    # The one loop over every item of a checkpoint: what is common is done in line.
+    # The one loop over every item of a checkpoint: the common work is inline.
     files = meta.files
     tensors = meta.tensors
     numbered: _Numbered = {}
@@ -308,20 +304,19 @@ _Numbered = dict[str, dict[Offsets, Chunk]]
 def _chunk_of(
     name: str, chunks: Sequence[Chunk], index: Index, numbered: _Numbered
 ) -> Chunk | None:
-    """Return the chunk that an item belongs to."""
     hint, offset = index.hint, index.offset
     if type(hint) is int and 0 <= hint < len(chunks):
         chunk = chunks[hint]
         if chunk.offsets is offset or chunk.offsets == offset:
             return chunk
-    # A rank's own numbering, or none: looked up by offsets, which are the identity.
+    # A rank's own numbering, or none: found by the offsets, which identify a chunk.
     if name not in numbered:
         numbered[name] = {chunk.offsets: chunk for chunk in reversed(chunks)}
     return numbered[name].get(offset)
 
 
 def _attach_other(meta: DcpMetadata, index: Index, stored: StoredItem) -> bool:
-    """Give an item to an object, or to nothing; False where that has one already."""
+    """Attach an item to an object, or to the orphans; False if its place is taken."""
     name, offset = index.fqn, index.offset
     if offset is None and name in meta.objects:
         taken = meta.objects[name] is not None

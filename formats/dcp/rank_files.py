@@ -1,4 +1,4 @@
-"""The data files of a distributed checkpoint that is written: one a rank, items in a row."""
+"""The data files of a new distributed checkpoint: one per rank, items in a row."""
 
 from __future__ import annotations
 
@@ -10,14 +10,10 @@ from .write_metadata import ItemPlace
 
 
 class RankFiles:
-    """One data file a rank.
-
-    Attributes:
-        sizes: bytes of each rank's file so far.
-    """
+    """One data file per rank; `sizes` are their bytes so far."""
 
     def __init__(self, world: int) -> None:
-        """Begin the files of `world` ranks, all empty."""
+        """Start with empty files of `world` ranks."""
         self.sizes = [0] * world
         self._segments: list[list[Segment]] = [[] for _ in range(world)]
 
@@ -36,7 +32,7 @@ class RankFiles:
         return min(range(len(self.sizes)) if ranks is None else ranks, key=self.sizes.__getitem__)
 
     def outputs(self) -> Iterator[OutputFile]:
-        """Yield the files of all ranks; torch leaves an empty one where a rank has nothing."""
+        """Yield the files of all ranks; like torch, an empty one for a rank without items."""
         for rank, segments in enumerate(self._segments):
             yield OutputFile(_file(rank), segments)
 

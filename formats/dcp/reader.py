@@ -1,4 +1,4 @@
-"""An opened DCP checkpoint, and how one is opened (see `dcp` for what is read)."""
+"""An opened DCP checkpoint, and how to open one (see `dcp` for the supported saves)."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ from .tensors import logical_tensors
 if TYPE_CHECKING:
     from ftckpt.formats.state.paths import RecordedPaths
 
-# Parsed metadata is this many times its size, measured with 100,000 tensors in 200,000 pieces.
+# Ratio of parsed metadata to its file, measured with 100,000 tensors in 200,000 pieces.
 METADATA_GROWTH = 10
-# What Megatron-Core and Megatron-Bridge keep beside the metadata, and no object.
+# Files of Megatron-Core and Megatron-Bridge beside the metadata that are not objects.
 _BESIDE = frozenset({CONFIGURATION, "integrity.json", RUN_CONFIG})
 
-# A record that is opened for one of its pieces, which have no names.
+# Name of a record that is opened for one of its pieces, which have no names.
 _UNNAMED = "a tensor"
 
 
@@ -85,11 +85,11 @@ class DcpCheckpoint(Checkpoint):
 
     @property
     def loads_at_any_world(self) -> bool:
-        """Torch reshards it while it loads."""
+        """Return True: torch reshards it while it loads."""
         return True
 
     def members(self) -> Iterable[str]:
-        """The markers, every data file that an item names, and what Megatron puts beside them."""
+        """Return the markers, all data files of items, and Megatron's files beside them."""
         yield from self.markers
         yield from self.beside
         named = self.meta.files
@@ -111,7 +111,7 @@ class DcpCheckpoint(Checkpoint):
             tensor, span, transforms = self._elements(piece)
         except FtckptError as error:
             if error.tensor == _UNNAMED:
-                error.tensor = None  # whose piece it is the caller knows
+                error.tensor = None  # the caller knows the piece's owner
             raise
         if tensor.shape != piece.box.sizes:
             raise misshapen(piece.extent, tensor.shape, piece.box.sizes)
@@ -121,9 +121,9 @@ class DcpCheckpoint(Checkpoint):
         return Payload(span, strides)
 
     def _elements(self, piece: Piece) -> tuple[TensorRef, Extent, tuple[str, ...]]:
-        """Return the tensor in a piece's record, where it lies there, and what must be undone.
+        """Return the tensor in a piece's record, its place, and the transforms to undo.
 
-        The place is in the file, or in the undone stream where there are transforms.
+        The place is in the file, or in the decoded stream if there are transforms.
         """
         place_ = piece.extent
         transforms, limit = self._transformed.get(place_, ((), 0))
@@ -159,7 +159,7 @@ class DcpCheckpoint(Checkpoint):
 
         yield from check_keys(self.meta, self.markers[0])
         yield from check_names(self.meta, self.markers[0])
-        other: set[str] = set()  # files that are not those which the metadata describes
+        other: set[str] = set()  # files that the metadata does not describe
         for found in check_tiling(self.meta, self.source):
             if found.code and found.file:
                 other.add(found.file)
@@ -167,7 +167,7 @@ class DcpCheckpoint(Checkpoint):
         yield from check_items(self.source, self.meta, self.metadata_items(), counter, other)
         yield from check_write_order(self.source, self.markers)
         named = self.meta.files
-        # A checkpoint of its own in a directory below is not a shard of this one.
+        # A separate checkpoint in a directory below is not a shard of this one.
         places = {name.rpartition("/")[0] for name in named}
         for name, entry in self.source.entries.items():
             here = name.rpartition("/")[0] in places
@@ -193,13 +193,13 @@ class DcpCheckpoint(Checkpoint):
             if chunk is None:
                 yield as_item(name, item)
                 continue
-            # A chunk is at most the tensor: a bound, where the exact size is `check`'s matter.
+            # The tensor's size bounds its chunk; `check` compares the exact size.
             entry = self.meta.tensors[name]
             yield as_item(name, item, entry.dtype.nbytes(prod(entry.size)), chunk.sizes)
         yield from self.beside.values()
 
     def records(self) -> Iterator[Record]:
-        """Yield the CRC-32 of every record; items that cannot be opened are `check`'s to report."""
+        """Yield the CRC-32 of every record; `check` reports items that cannot be opened."""
         for window in windows(self.source, self.metadata_items()):
             if isinstance(window, FtckptError):
                 continue
@@ -213,20 +213,18 @@ class DcpCheckpoint(Checkpoint):
                     yield Record(place_, crc, owner, item.rank)
 
     def owner(self, stored: str, place: Extent | None) -> str:
-        """Return the key of a tensor, or the name of an object, by its name in the metadata.
+        """Return the key of a tensor, or the name of an object, from its name in the metadata.
 
-        Args:
-            stored: the metadata's name.
-            place: the item in question, where one is.
+        `place` is the item, if known.
         """
         return self._keys.get(stored, stored)
 
     def scalars(self, limit: int) -> Iterator[Scalar]:
-        """Yield step counters, at most `limit` a file."""
+        """Yield step counters, at most `limit` per file."""
         return read_scalars(self.source, self.meta, limit, self.state.scalars())
 
     def fields(self) -> Iterable[str]:
-        """Names of objects, and of what is inside those that hold a whole dict."""
+        """Return names of objects, and of the content of those that hold a whole dict."""
         yield from self.objects
         for error in self.state.errors:
             raise error
@@ -249,7 +247,7 @@ class DcpCheckpoint(Checkpoint):
 
     @cached_property
     def state(self) -> StateDicts:
-        """The objects that hold a whole dict, read."""
+        """Read the objects that hold a whole dict."""
         flat = ("optimizer.", "lr_scheduler.")
         whole = [
             name
@@ -267,7 +265,7 @@ class DcpCheckpoint(Checkpoint):
 
     @cached_property
     def _transformed(self) -> Mapping[Extent, tuple[tuple[str, ...], int]]:
-        """Place of a transformed tensor -> its transforms, and the most that it may unfold to."""
+        """Place of a transformed tensor -> its transforms, and its maximum decoded size."""
         if not self.meta.transforms:
             return {}
         return {
@@ -301,7 +299,7 @@ def open_plain(source: Source) -> DcpCheckpoint:
     """
     checkpoint = open_dcp(source, DcpCheckpoint)
     if CONFIGURATION not in source.entries and any(map(is_common, checkpoint.objects)):
-        raise unfinished()  # by its names alone it could not be told from a plain store
+        raise unfinished()  # its names alone look like a plain store's
     return checkpoint
 
 
@@ -309,7 +307,7 @@ C = TypeVar("C", bound=DcpCheckpoint)
 
 
 def open_dcp(source: Source, kind: type[C]) -> C:
-    """Parse the metadata of a checkpoint, which `kind` will stand for.
+    """Parse the metadata of a checkpoint; return it as a `kind`.
 
     Raises:
         IncompleteError: it has no metadata (`uncommitted`).
@@ -348,14 +346,14 @@ def _build(source: Source, meta: DcpMetadata, markers: tuple[str, ...], kind: ty
         beside=beside,
     )
     evidence = f"data files of {counted(len(ranks), 'rank')}" if ranks else ""
-    # Only Megatron's arguments say more, and only they are worth a read while opening.
+    # Only Megatron's arguments add facts that are worth a read while opening.
     state = checkpoint.state if any(map(is_common, objects)) else StateDicts(source, ())
     checkpoint.topology = state.topology(world or None, evidence)
     return checkpoint
 
 
 def _check_bridge(source: Source) -> Iterator[Finding]:
-    """Yield which of Megatron-Bridge's two files is missing; it writes the configuration last."""
+    """Yield a missing one of Megatron-Bridge's two files; it writes the configuration last."""
     state, configuration = TRAIN_STATE in source.entries, RUN_CONFIG in source.entries
     if configuration and not state:
         what = f"{TRAIN_STATE} is missing: Megatron-Bridge writes it before {RUN_CONFIG}"
@@ -376,10 +374,10 @@ def _dialect(meta: DcpMetadata, markers: Sequence[str]) -> str:
 
 
 def _read_metadata(source: Source) -> tuple[DcpMetadata, tuple[str, ...]]:
-    """Return the metadata, merged where each rank wrote its own, and the files that it is in.
+    """Return the metadata, merged if each rank wrote its own, and its files.
 
     Raises:
-        IncompleteError: there is none (`uncommitted`).
+        IncompleteError: it does not exist (`uncommitted`).
         CorruptError, UnsafeError, NoResourceError: it cannot be trusted, or is too large.
     """
     if MARKER in source.entries:

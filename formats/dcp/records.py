@@ -18,7 +18,7 @@ from ftckpt.formats.pickles import unpickle
 from ftckpt.formats.pickles.keys import limited
 from ftckpt.formats.pickles.unpickle import Sealed, inert
 
-# What torch itself can hold: 64-bit sizes, and its own limit on the number of dimensions.
+# torch's own limits: 64-bit sizes, and a maximum number of dimensions.
 MAX_INT = 1 << 63
 _MAX_DIMENSIONS = 64
 
@@ -26,9 +26,9 @@ Offsets = tuple[int, ...]
 
 
 class _Shapes(dict[Offsets, Offsets]):
-    """Every size and offset once: looked up by value, checked when it is met first.
+    """Every size and offset once: looked up by value, checked at the first use.
 
-    Looking up hashes, and hashing a nested tuple can take for ever: `_shape` looks up what is flat.
+    A look-up hashes, and hashing a nested tuple can take forever: `_shape` looks up only flat ones.
     """
 
     def __missing__(self, value: Any) -> Offsets:
@@ -53,7 +53,7 @@ def _shape(value: Any) -> Offsets:
 
 
 class _Size(metaclass=Sealed):
-    """`torch.Size`: the tuple that it is called with; there are a few for each tensor."""
+    """`torch.Size`: the tuple of its call; there are a few for each tensor."""
 
     __slots__ = ()
 
@@ -72,8 +72,6 @@ class StoredItem(metaclass=Sealed):
 
     Attributes:
         path: relative to the checkpoint, checked to lie inside it.
-        offset: of its first byte.
-        length: in bytes.
         transforms: to undo before the stream can be read.
     """
 
@@ -87,7 +85,7 @@ class StoredItem(metaclass=Sealed):
         self.path = state["relative_path"]
         self.offset = state["offset"]
         self.length = state["length"]
-        # Plain `()` where there is none: the common case must not cost an object.
+        # A plain `()` without transforms: the common case must not cost an object.
         self.transforms = state.get("transform_descriptors") or ()
         state.clear()
 
@@ -98,7 +96,7 @@ class Chunk(metaclass=Sealed):
     Attributes:
         offsets: of its first element.
         sizes: of the box.
-        item: where its bytes lie; None where the metadata does not say.
+        item: place of its bytes; None if the metadata has none.
     """
 
     __slots__ = ("item", "offsets", "sizes")

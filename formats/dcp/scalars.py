@@ -1,4 +1,4 @@
-"""The step counters of a DCP checkpoint: small objects and one-element tensors, a few a file."""
+"""The step counters of a DCP checkpoint: small objects and one-element tensors, a few per file."""
 
 from __future__ import annotations
 
@@ -19,13 +19,9 @@ from .metadata import DcpMetadata
 def read_scalars(
     source: Source, meta: DcpMetadata, limit: int, known: Iterable[Scalar] = ()
 ) -> Iterator[Scalar]:
-    """Yield step counters, at most `limit` a file; what cannot be read is left to the checks.
+    """Yield step counters, at most `limit` per file; the checks report unreadable ones.
 
-    Args:
-        source: the files.
-        meta: the parsed metadata.
-        limit: how many a file.
-        known: counters that were read before; they come first and count.
+    `known` counters, read before, come first and count towards the limit.
     """
     left: dict[str, int] = defaultdict(lambda: limit)
     for scalar in known:

@@ -1,9 +1,9 @@
 """Read state inside DCP objects that hold a whole dict.
 
-torch flattens what it saves down to single values since 2.4. Before, a dict without a tensor was
-one object; Megatron-Core still keeps its common state (arguments, iteration, scheduler) as one, in
-the store or, up to core 0.18, in a file `common.pt` beside it. These are small, and few: they are
-read whole for the names, the step counters and the topology in them.
+Since 2.4 torch flattens everything that it saves to single values. Before, a dict without a tensor
+was one object; Megatron-Core still stores its common state (arguments, iteration, scheduler) as
+one, in the store or, up to core 0.18, in a file `common.pt` beside it. These objects are small and
+few: they are read whole for their names, step counters and topology.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ftckpt.storage.source import Source
 from .items import Item, ItemWindow, windows
 from .names import CONFIGURATION
 
-# Beyond these an object is data, not state that a person would name.
+# More or larger objects are data, not state with useful names.
 MOST_OBJECTS, MOST_BYTES = 32, 4 << 20
 
 
@@ -61,7 +61,7 @@ class StateDicts:
                 self.errors.append(error)
 
     def names(self) -> Iterator[str]:
-        """Yield dotted names of what is inside."""
+        """Yield dotted names of their content."""
         for window, stream in self._held:
             yield from (f"{window.item.name}.{inner}" for inner in field_names(stream.tree))
 
@@ -72,11 +72,11 @@ class StateDicts:
             try:
                 found += _counters(held)
             except FtckptError:
-                continue  # what cannot be walked or read is the checks' matter
+                continue  # the checks report unreadable ones
         yield from sorted(found, key=lambda s: s.role is not StepRole.ITERATION)
 
     def topology(self, world_size: int | None, evidence: str) -> Topology:
-        """Return what Megatron's arguments say, else the world size that is known otherwise."""
+        """Return the topology in Megatron's arguments, else the world size known otherwise."""
         for window, stream in self._held:
             args = _arguments(stream.tree) if is_common(window.item.name) else None
             if args is None:
@@ -101,7 +101,7 @@ class StateDicts:
 
 
 def unfinished() -> IncompleteError:
-    """Return the error of a checkpoint that Megatron did not finish."""
+    """Return the error for a checkpoint that Megatron did not finish."""
     return IncompleteError(
         f"{CONFIGURATION} is absent: Megatron writes it last, so the save did not finish",
         hint="wait for the save, or use an earlier checkpoint",
@@ -115,7 +115,7 @@ def _counters(held: StoredObject) -> Iterator[Scalar]:
     item = window.item
     for path, value in leaves(stream.tree):
         if not path:
-            return  # a single value, which is known by the object's own name
+            return  # a single value, which has the object's own name
         inner = ".".join(map(str, path))
         optimizer = any(part in ("optimizer", "optim") for part in path)
         role = role_of(f"{item.name}.{inner}", optimizer=optimizer)
@@ -133,7 +133,7 @@ def _counters(held: StoredObject) -> Iterator[Scalar]:
 
 
 def _arguments(tree: Any) -> Inert | None:
-    """Return the Namespace that Megatron keeps as `args`, in a dict or in a list of one."""
+    """Return the Namespace that Megatron stores as `args`, in a dict or in a list of one."""
     if type(tree) is list and len(tree) == 1:
         tree = tree[0]
     args = tree.get("args") if isinstance(tree, dict) else None

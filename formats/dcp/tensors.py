@@ -21,7 +21,7 @@ from .records import Chunk, Offsets
 _MARKER = ".metadata"
 
 
-# What a NamedTuple's own constructor does, without the call around it: there are many tensors.
+# The NamedTuple's own constructor without its call overhead: there are many tensors.
 _made = partial(tuple.__new__, TensorInfo)
 
 
@@ -37,7 +37,7 @@ def logical_tensors(meta: DcpMetadata) -> tuple[dict[str, TensorInfo], dict[str,
     ):
         if bare and component in bare:
             said = bare[component][said]
-        # Two stored names can mean one tensor only by our reading: they are kept apart.
+        # If our reading maps two stored names to one tensor, they stay separate.
         key = tensor_key(component, kind, said)
         while key in tensors:
             component, said = "extra:dcp", name if component != "extra:dcp" else said + "'"
@@ -49,11 +49,7 @@ def logical_tensors(meta: DcpMetadata) -> tuple[dict[str, TensorInfo], dict[str,
 
 
 class ChunkPieces(LazyPieces):
-    """The pieces that are the chunks of one stored tensor.
-
-    Attributes:
-        of: the tensor's key.
-    """
+    """The chunks of one stored tensor as pieces; `of` is the tensor's key."""
 
     __slots__ = ("of",)
     of: str
@@ -63,7 +59,7 @@ class ChunkPieces(LazyPieces):
         """Return one chunk; `index` is in range."""
 
     def replica(self, index: int) -> int:
-        """Return how many chunks before this one are the same box."""
+        """Return the number of earlier chunks with the same box."""
         return 0
 
     def box(self, index: int) -> Box:
@@ -89,7 +85,7 @@ class ChunkPieces(LazyPieces):
 
 
 class ListedChunks(ChunkPieces):
-    """Chunks in a list, and behind them their copies."""
+    """Chunks in a list, followed by their copies."""
 
     __slots__ = ("_chunks", "_copies")
 
@@ -105,7 +101,7 @@ class ListedChunks(ChunkPieces):
         return self._chunks[index]
 
     def replica(self, index: int) -> int:
-        """Return how many chunks before a copy are the same box."""
+        """Return the number of chunks with a copy's box before it."""
         if index < len(self) - self._copies:
             return 0
         offsets = self._chunks[index].offsets
@@ -113,7 +109,7 @@ class ListedChunks(ChunkPieces):
 
 
 def _rows(meta: DcpMetadata) -> Iterator[tuple[str, Offsets, DType, ChunkPieces]]:
-    """Yield stored names, sizes, element types and pieces, which do not know their key yet."""
+    """Yield stored names, sizes, element types and pieces, whose keys are not set yet."""
     copies: dict[str, list[Chunk]] = defaultdict(list)
     for name, chunk, _ in meta.copies:
         if chunk is not None:
@@ -136,8 +132,8 @@ def _places(meta: DcpMetadata) -> tuple[list[str], list[Kind], list[str]]:
 
 
 def _bare_names(components: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return the names without wrappers' prefixes, by component and name, where there are any."""
-    text = "\n".join(["", *names])  # searched as one: most checkpoints have none
+    """Return the names without wrappers' prefixes, by component and name, if there are any."""
+    text = "\n".join(["", *names])  # searched as one text: most checkpoints have none
     if not any(sign in text for sign in ("\nmodule.", "_orig_mod", "_wrapped_module")):
         return {}
     own: dict[str, list[str]] = defaultdict(list)

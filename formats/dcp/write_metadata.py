@@ -1,8 +1,8 @@
 """Write the `.metadata` pickle of torch.distributed.checkpoint.
 
-Readable by torch from 2.3 on (the classes' modules moved before). `storage_meta` is left out: torch
-before 2.4 does not know its class, later ones do without it, and its random id would make the same
-content give other bytes. Members that a torch does not know it keeps as plain attributes.
+Readable by torch from 2.3 on (the classes' modules moved before). `storage_meta` is omitted: torch
+before 2.4 does not know its class, later ones do not need it, and its random id would make the same
+content give other bytes. An older torch keeps unknown members as plain attributes.
 
 Source: torch/distributed/checkpoint/{metadata,filesystem,default_planner}.py, 2.3 to 2.13.
 """
@@ -21,12 +21,10 @@ VERSION = "1.0.0"
 
 
 class ItemPlace(NamedTuple):
-    """Where an item lies.
+    """The place of an item.
 
     Attributes:
         file: relative to the checkpoint.
-        offset: of its first byte.
-        length: in bytes.
         transforms: to undo before it can be read.
     """
 
@@ -57,10 +55,8 @@ def metadata(
 ) -> bytes:
     """Return the bytes of a `.metadata` file.
 
-    Args:
-        tensors: by stored name.
-        objects: places of the byte items by stored name.
-        paths: stored name -> path of keys in the nested state (`planner_data`).
+    `tensors` and the `objects`' places are by stored name; `paths` are the keys in the nested state
+    (`planner_data`).
     """
     writer = _Writer()
     state = {
@@ -74,7 +70,7 @@ def metadata(
 
 
 class _Writer:
-    """Makes each size and each type once, and all else when its turn comes to be written.
+    """Creates each size and each type once, and everything else when it is written.
 
     A checkpoint has few sizes, and perhaps a million chunks.
     """

@@ -1,13 +1,13 @@
-"""Lay out a PyTorch Distributed Checkpoint for a world size: each rank reads its own file in order.
+"""Lay out a PyTorch Distributed Checkpoint for a world size; each rank reads its file in order.
 
-Parameters, masters and moments are cut along their first axis as DTensor's `Shard(0)` divides, so
-that a rank of FSDP2 finds its rows contiguous in `__<rank>_0.distcp`; what FSDP2 replicates
-(buffers, step counters, everything else) is stored once. Empty shards are not stored: torch asks
-for no bytes of theirs.
+Parameters, masters and moments are cut along their first axis as DTensor's `Shard(0)` divides, so a
+rank of FSDP2 finds its rows contiguous in `__<rank>_0.distcp`; everything that FSDP2 replicates
+(buffers, step counters, the rest) is stored once. Empty shards are not stored: torch requests none
+of their bytes.
 
-A distributed checkpoint keeps its stored names, its key paths and its byte items as they are. Any
-other source is saved as torch saves its `get_state_dict`: `formats.state_paths` has the names, and
-non-tensor state is flattened to single values.
+A distributed checkpoint keeps its stored names, its key paths and its byte items. Any other source
+is saved as torch saves its `get_state_dict`: `formats.state_paths` has the names, and non-tensor
+state is flattened to single values.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class DcpWriter:
     supported_options = ("dp",)
 
     def layout(self, content: Content, request: LayoutRequest) -> Layout:
-        """Lay out `content` for `request.dp` ranks; the source's world size where it is None.
+        """Lay out `content` for `request.dp` ranks; None: the source's world size.
 
         Raises:
-            UsageError: a wish for another division than over one world.
+            UsageError: a division other than over one world.
             UnsupportedError: a tensor of a type that torch.save cannot write.
         """
         world = world_of(content, request)
@@ -65,7 +65,7 @@ class DcpWriter:
 
 
 class _State:
-    """Files and metadata, as they grow."""
+    """Files and metadata while they grow."""
 
     def __init__(self, content: Content, world: int) -> None:
         self.tensors: dict[str, TensorItems] = {}
@@ -81,7 +81,7 @@ class _State:
         self._taken = {dotted(path) for path in self._places.values()}
 
     def add_objects(self) -> None:
-        """Place the non-tensor state, each rank's in that rank's file while there is one."""
+        """Place the non-tensor state, each rank's in that rank's file if there is one."""
         trees = StateObjects(self._content, self._recorded.objects)
         stored = recorded_items(self._content.checkpoint)
         for name, info in self._content.objects.items():
@@ -91,7 +91,7 @@ class _State:
                 self._object(self._recorded.objects[name], rank, item, stored[name])
                 continue
             try:
-                # All of an object or nothing: what cannot be written shows before it is placed.
+                # All of an object or nothing: unwritable parts show before anything is placed.
                 parts = [(leaf, save(leaf.value)) for leaf in trees.flattened(name)]
             except UnsupportedError:
                 self.unplaced.append(name)
@@ -113,7 +113,7 @@ class _State:
         self.objects[name] = self.files.add(rank, segments, transforms)
 
     def add_tensors(self) -> None:
-        """Place every tensor: in rows over the ranks, or whole on the rank with the least."""
+        """Place every tensor: in rows over the ranks, or whole on the rank with fewest bytes."""
         for key, path in self._places.items():
             wanted = self._content.tensors[key]
             name = dotted(path)

@@ -1,1 +1,1 @@
-"""Pickles, read as inert data and written back; nothing in them is run."""
+"""Pickles: read as inert data without running anything, and written."""

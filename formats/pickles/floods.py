@@ -1,11 +1,11 @@
-"""Keys that collide on purpose: compare them before a dict or set does.
+"""Refuse keys that collide on purpose, before a dict or set compares them.
 
 The hash of a number is its remainder modulo 2**61 - 1, and that of a tuple or frozenset is a sum of
-its members: anybody can write a hundred thousand keys of one hash, which a dict compares
-each with each inside the C unpickler. Texts and bytes are hashed with a secret of this process.
+its members: an attacker can write a hundred thousand keys of one hash, which a dict compares
+pairwise inside the C unpickler. Texts and bytes are hashed with a secret of this process.
 
-A pickle with many keys that are not texts is loaded with its key opcodes written anew: what they
-take goes through a persistent id, so that Python looks at the keys and then does what they did.
+A pickle with many keys that are not texts is loaded with rewritten key opcodes: their operands go
+through a persistent id, so Python checks the keys and then does the opcodes' work.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ftckpt.errors import UnsafeError
 
 from .keys import FRAME, key_opcodes
 
-# Fewer keys collide at no cost that matters.
+# Fewer colliding keys cost nothing that matters.
 FEW = 1000
-# How many different keys may have one hash: -1 and -2 have, and thus 64 tuples of six of them.
+# Maximum number of different keys with one hash: -1 and -2 share one, and so do 64 tuples of six.
 MOST = 64
 
 _TEXTS = frozenset({str, bytes, bool, float, type(None)})
 # By identity, or none at all.
 _OWN: tuple[Any, ...] = (object.__hash__, None)
 
-# What stands in place of each opcode: LIST or a tuple, BINPERSID.
+# The replacement of each opcode: LIST or a tuple, BINPERSID.
 _WRITTEN = {
     ord("u"): b"l\x86Q",  # SETITEMS: (target, [key, value, ...])
     ord("s"): b"\x87Q",  # SETITEM: (target, key, value)
@@ -44,7 +44,7 @@ class Keys:
         self._seen: dict[int, list[Any]] = {}
 
     def check(self, keys: Iterable[Any]) -> None:
-        """Take keys that are about to be hashed, each of them of bounded size.
+        """Count keys of bounded size that are about to be hashed.
 
         Raises:
             UnsafeError: far more of them collide than by chance (`unsafe-pickle`).
@@ -71,12 +71,9 @@ class Keys:
 def guarded(
     data: bytes, end: int, persistent: Callable[[Any], Any]
 ) -> tuple[bytes, Callable[[Any], Any]]:
-    """Return a pickle whose keys are checked as it is loaded, and how its persistent ids resolve.
+    """Return a pickle that checks its keys while it is loaded, and its persistent-id resolver.
 
-    Args:
-        data: the pickle.
-        end: how many bytes of it may be executed.
-        persistent: resolves the pickle's own persistent ids.
+    `end` is the number of bytes that may be executed; `persistent` resolves the pickle's own ids.
     """
     places = [at for at in key_opcodes(data[:end]) if at < end]
     pieces, done = [], 0

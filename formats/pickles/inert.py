@@ -1,7 +1,7 @@
-"""Inert stand-ins: what a pickled name becomes instead of the object that it names.
+"""Inert stand-ins: records that replace the objects that a pickle names.
 
-A stand-in remembers how it was used and does nothing. Its class is sealed: a pickle has opcodes
-that set attributes, and a class that one file changed would act in the next.
+A stand-in remembers its use and does nothing. Its class is sealed: a pickle has opcodes that set
+attributes, and a class changed by one file would act in the next.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from ftckpt.errors import UnsafeError
 
 from .keys import limited
 
-# Whose names may not be called: Python's own (all versions), its installers', torch's, numpy's.
+# Packages whose names may not be called: Python's own (all versions), its installers', torch's,
+# numpy's.
 _OURS = frozenset(sys.stdlib_module_names) | {
     "__builtin__", "__builtins__", "copy_reg", "cPickle", "cStringIO", "StringIO", "exceptions",
     "commands", "popen2", "urllib2", "httplib", "SocketServer", "_winreg", "UserDict", "UserList",
@@ -25,7 +26,7 @@ _OURS = frozenset(sys.stdlib_module_names) | {
     "_pyrepl", "pip", "setuptools", "pkg_resources", "_distutils_hack",
     "torch", "numpy", "functorch", "torchgen",
 }  # fmt: skip
-# Third parties' functions that run what they are given; their other names are mere classes.
+# Third parties' functions that run their arguments; their other names are mere classes.
 _GADGETS = frozenset((
     "pandas.eval", "pandas.core.computation.eval.eval", "pandas.read_pickle",
     "pandas.io.pickle.read_pickle", "joblib.load", "joblib.numpy_pickle.load", "dill.loads",
@@ -38,11 +39,7 @@ _GADGETS = frozenset((
 
 
 class RefusedCallError(UnsafeError):
-    """A pickle calls what no checkpoint needs.
-
-    Attributes:
-        called: the qualified name.
-    """
+    """A pickle calls a name that no checkpoint needs; `called` is its qualified name."""
 
     called = ""
 
@@ -61,17 +58,17 @@ class Sealed(type):
 
 
 class Inert(metaclass=Sealed):
-    """An object of a class that is not imported: its name, and what the pickle gave it.
+    """An object of a class that is not imported: its name, and its data in the pickle.
 
     Attributes:
         qualname: `module.name` as the pickle spells it.
         module: the first half of `qualname`; a nested class has dots in the second.
-        args: positional arguments it was built with.
-        keywords: keyword arguments; they stand in `state` too, until BUILD gives another.
+        args: positional arguments of its construction.
+        keywords: keyword arguments; also in `state`, until BUILD gives another.
         called: whether the name was called (REDUCE), or its `__new__` alone (NEWOBJ).
-        state: what BUILD gave it; None where it gave nothing.
-        items: what was appended, added or set on it, in order (pairs for mappings).
-        filled: how `items` came: `append`, `add`, `set`; "" where there are none.
+        state: from BUILD; None without one.
+        items: appended, added or set items, in order (pairs for mappings).
+        filled: how `items` came: `append`, `add`, `set`; "" if there are none.
     """
 
     __slots__ = ("args", "called", "filled", "items", "keywords", "state")
@@ -87,7 +84,7 @@ class Inert(metaclass=Sealed):
     filled: str
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Inert:
-        """Record a call or an instantiation; refuse it where the name must not be called."""
+        """Record a call or an instantiation; refuse it if the name must not be called."""
         if cls.refused:
             error = RefusedCallError(
                 f"a pickle calls {cls.qualname}, which no checkpoint needs; nothing was executed",
@@ -142,7 +139,7 @@ class Inert(metaclass=Sealed):
 
 
 def inert(qualname: str, *, module: str = "", refused: bool = False) -> type[Inert]:
-    """Return a fresh inert class for `module.name`; of a nested class `module` must be said."""
+    """Return a fresh inert class for `module.name`; a nested class needs `module`."""
     members = {
         "__slots__": (),
         "qualname": qualname,
