@@ -251,7 +251,7 @@ class FormatTests:
 
     def test_any_store_gives_the_same_checkpoint(self, made: list[Made]) -> None:
         for number, (path, _) in enumerate(made):
-            memory = open_store(f"memory://{type(self).__name__}-{number}")
+            memory = open_store(f"memory://{type(self).__module__}-{type(self).__name__}-{number}")
             files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
             base = path.parent if path.is_file() else path
             for file in files:
