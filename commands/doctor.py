@@ -1,0 +1,70 @@
+"""`ftckpt doctor`: what this machine and a place can do, found by trying it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.render import table
+from ftckpt.errors import ExitCode
+from ftckpt.findings import counted
+
+EXAMPLES = (
+    ("ftckpt doctor", "packages, processor, limits and GPUs of this machine"),
+    (
+        "ftckpt doctor /ckpt/run7",
+        "and locks, hard links, renames, clock and room of its filesystem",
+    ),
+    ("ftckpt doctor s3://bucket/run7", "and conditions, versions, lifecycle rules of the bucket"),
+    (
+        "ftckpt doctor /ckpt/run7 --json | jq '.checks[] | select(.state == \"problem\")'",
+        "what to mend, for a script",
+    ),
+)
+CODES = {
+    ExitCode.OK: "nothing that makes a verb fail or endangers a checkpoint",
+    ExitCode.USAGE: "the place is a file",
+    ExitCode.NOT_FOUND: "no such directory or bucket",
+    ExitCode.UNAVAILABLE: "",
+    ExitCode.DENIED: "the place cannot even be listed",
+    ExitCode.UNSUPPORTED: "the package for this kind of URL is not installed",
+    ExitCode.PARTIAL: "a problem: it is listed, with what to do",
+}
+
+
+def command(
+    ctx: typer.Context,
+    root: Annotated[
+        str, typer.Argument(metavar="[ROOT]", help="Directory or URL to try; else the machine.")
+    ] = "",
+) -> Result:
+    """Show what this machine and a place can do, and what to do about the rest.
+
+    Each line was tried or looked up, and says what follows from it. A place is tried with small
+    files of our own, which are removed again; those of a killed run go with the next one. A note is
+    something to know; a problem makes a verb fail or endangers a checkpoint.
+    """
+    from ftckpt.doctor import State, examine
+
+    invocation = invoked(ctx)
+    invocation.report(target=root or None, checks=[])
+    checks = []
+    for check in examine(root, stores=invocation.stores):
+        checks.append(check)
+        invocation.report(checks=[one._asdict() for one in checks])
+    rows = [
+        [one.state, one.name, one.found, one.means + (f": {one.do}" if one.do else "")]
+        for one in checks
+    ]
+    invocation.print(table(["", "of", "found", "means"], rows))
+    problems = [one for one in checks if one.state is State.PROBLEM]
+    if problems:
+        first, *rest = problems
+        more = f" (and {len(rest)} more)" if rest else ""
+        return Result(
+            ExitCode.PARTIAL, f"{first.name}: {first.found}: {first.means}{more}", first.do
+        )
+    notes = sum(one.state is State.NOTE for one in checks)
+    return Result(ExitCode.OK, f"no problem, {counted(notes, 'note')}")

@@ -1,0 +1,151 @@
+"""What this machine can do: packages, processor, limits, GPUs."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple
+
+from ftckpt.amounts import human_bytes
+from ftckpt.digests.crc import checksum
+from ftckpt.findings import counted
+from ftckpt.packages import REQUIREMENTS
+from ftckpt.version import __version__
+from ftckpt.workers.limits import jobs, memory, processors
+
+from .checks import Check, State
+
+_SAMPLE = 32 << 20
+_FEW_FILES = 1024
+
+
+class _Use(NamedTuple):
+    """What a package is for; without a needed one verbs fail."""
+
+    means: str
+    needed: bool = False
+
+
+_USES = {
+    "numpy": _Use("compares, casts and sums up elements", needed=True),
+    "xxhash": _Use("digests of manifests, seals and copies", needed=True),
+    "zstandard": _Use("compressed items, deltas", needed=True),
+    "rich": _Use("progress bars on a terminal; lines do without"),
+    "fsspec": _Use("all object stores: s3://, gs://, az://"),
+    "s3fs": _Use("s3://"),
+    "torch": _Use("--device cuda, the demo, casts of 8-bit floats; no other verb needs it"),
+    "isal": _Use("CRC-32s of verify, four times as fast as zlib's"),
+    "lz4": _Use("checkpoints that were compressed as whole files with lz4"),
+    "matplotlib": _Use("--plot FILE; --plot - does without"),
+    "gcsfs": _Use("gs://"),
+    "adlfs": _Use("az://, abfs://"),
+}
+
+
+def examine_machine() -> Iterator[Check]:
+    """Yield what this machine offers; it takes a second, torch's import included."""
+    system = f"{platform.system()} {platform.release()}, {platform.machine()}"
+    yield Check("ftckpt", "version", State.OK, __version__, "the version to name in a report")
+    python = f"{platform.python_implementation()} {platform.python_version()}"
+    yield Check("ftckpt", "python", State.OK, python, f"runs from {sys.prefix}")
+    if sys.platform == "linux":
+        yield Check("ftckpt", "system", State.OK, system, "every capability is here")
+    else:
+        yield Check(
+            "ftckpt", "system", State.NOTE, system,
+            "reads pass through the page cache, repair swaps nothing in place, and replay run "
+            "does not confine what it starts: these are Linux's own",
+        )  # fmt: skip
+    yield from _packages()
+    yield from _speed()
+    yield from _limits()
+    yield _gpus()
+
+
+def _packages() -> Iterator[Check]:
+    for name, use in _USES.items():
+        try:
+            yield Check("packages", name, State.OK, version(name), use.means)
+        except PackageNotFoundError:
+            state = State.PROBLEM if use.needed else State.NOTE
+            pip = "'ftckpt[fast]'" if name == "isal" else REQUIREMENTS[name]
+            yield Check("packages", name, state, "absent", use.means, f"pip install {pip}")
+
+
+def _speed() -> Iterator[Check]:
+    data = bytes(_SAMPLE)
+    crc = checksum()
+    ours = (crc.__module__ or "zlib").partition(".")[0]
+    yield _measured("CRC-32", ours, lambda: crc(data, 0), "verify of records that torch wrote")
+    try:
+        import xxhash
+    except ModuleNotFoundError:
+        return
+    yield _measured(
+        "XXH3-128", "xxhash", lambda: xxhash.xxh3_128_digest(data), "seal, copy and manifests"
+    )
+
+
+def _measured(name: str, by: str, work: Callable[[], object], means: str) -> Check:
+    work()  # the first run also finds the memory
+    began = time.perf_counter()
+    work()
+    rate = _SAMPLE / max(time.perf_counter() - began, 1e-9)
+    found = f"{by}, {human_bytes(int(rate))}/s a core"
+    slow = by == "zlib"
+    do = "pip install 'ftckpt[fast]'" if slow else ""
+    return Check("processor", name, State.NOTE if slow else State.OK, found, means, do)
+
+
+def _limits() -> Iterator[Check]:
+    able, allowed, present = processors(), jobs(), os.cpu_count() or 1
+    found = counted(allowed, "processor")
+    if allowed < present:
+        why = "the cgroup's quota" if allowed < able else "the affinity"
+        found += f" of {present}, by {why}"
+    yield Check("limits", "processors", State.OK, found, "what --jobs takes by default follows it")
+    free = memory()
+    if free is None:
+        yield Check(
+            "limits", "memory", State.UNKNOWN, "not told", "--max-memory holds at its default"
+        )
+    else:
+        short = free < 2 << 30
+        yield Check(
+            "limits", "memory", State.NOTE if short else State.OK, f"{human_bytes(free)} left",
+            "the system and its cgroups leave so much to this process",
+            "lower --max-memory and --jobs" if short else "",
+        )  # fmt: skip
+    try:
+        import resource
+
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    except (ImportError, OSError, ValueError):
+        return
+    few = 0 <= files < _FEW_FILES
+    yield Check(
+        "limits", "open files", State.NOTE if few else State.OK,
+        "unlimited" if files < 0 else str(files), "each file that is read at once takes one",
+        "ulimit -n 4096" if few else "",
+    )  # fmt: skip
+
+
+def _gpus() -> Check:
+    means = "reshard and convert take --device cuda; every other verb works on the processor"
+    try:
+        import torch
+
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        names = [torch.cuda.get_device_properties(i) for i in range(count)]
+    except ModuleNotFoundError:
+        return Check("processor", "GPUs", State.NOTE, "torch is absent", means, "pip install torch")
+    except (ImportError, OSError, RuntimeError) as error:
+        return Check("processor", "GPUs", State.UNKNOWN, f"torch does not load: {error}", means)
+    if not count:
+        return Check("processor", "GPUs", State.OK, "none", means)
+    found = ", ".join(f"{one.name} ({human_bytes(one.total_memory)})" for one in names)
+    return Check("processor", "GPUs", State.OK, found, means)
