@@ -49,6 +49,9 @@ _RANDOM = "rng_state"
 # Of single ranks, or of another format: Megatron begins it anew, or does not ask for it.
 _NOT_SHARED = ("content_metadata", "rerun_state_machine", _RANDOM)
 _PLAIN = (int, float, str, bool, bytes, type(None))
+# How Megatron-FSDP keeps the settings of groups: those of each parameter, by its name.
+_BY_PARAMETER = "param_to_group_meta"
+_EXPERT = "is_expert_parallel"
 
 
 @dataclass
@@ -76,6 +79,9 @@ def job_state(content: Content) -> JobState:
         found = _of_store(content)
     else:
         found = _of_objects(content)
+    by_parameter = found.root.get("optimizer")
+    if isinstance(by_parameter, dict) and isinstance(by_parameter.get(_BY_PARAMETER), dict):
+        found.root["optimizer"] = _grouped(by_parameter[_BY_PARAMETER])
     for key in _NOT_SHARED:
         if found.root.pop(key, None) is not None and key == "rerun_state_machine":
             what = "the state of reruns is of the ranks that saved it: Megatron begins it anew"
@@ -132,6 +138,28 @@ def opened(value: Any, storages: Mapping[str, StoredStorage]) -> Any:
     return value if plain else CopiedTree(value, storages)
 
 
+def _grouped(settings: Mapping[str, Any]) -> dict[Any, Any]:
+    """Return the optimizer of groups whose settings stand by parameter.
+
+    A group is what has equal settings: those of two groups differ by what Megatron tells them by.
+    Experts that have data-parallel ranks of their own have an optimizer of their own.
+
+    Source: `_param_groups_to_param2group_meta` in megatron/core/optimizer/distrib_optimizer.py,
+    `get_megatron_optimizer` in megatron/core/optimizer/__init__.py.
+    """
+    groups: dict[bytes, Mapping[Any, Any]] = {}
+    for one in settings.values():
+        if isinstance(one, dict):
+            ordered = dict(sorted(one.items(), key=lambda item: str(item[0])))
+            groups.setdefault(pickled(ordered)[0], ordered)
+    found: list[list[Mapping[Any, Any]]] = [
+        [one for one in groups.values() if bool(one.get(_EXPERT)) is expert]
+        for expert in (False, True)
+    ]
+    made = [{"optimizer": {"param_groups": own}} for own in found if own]
+    return made[0] if len(made) == 1 else dict(enumerate(made))
+
+
 # --- of torch_dist --------------------------------------------------------------------------------
 
 
@@ -161,7 +189,7 @@ def _of_objects(content: Content) -> JobState:
     found, groups = JobState(), GroupState()
     for name, info in content.objects.items():
         path = recorded.get(name, (name,))
-        if str(path[0]).startswith(f"{_RANDOM}/") or _is_nothing(content, name):
+        if str(path[0]).partition("/")[0] == _RANDOM or _is_nothing(content, name):
             found.placed.add(name)
         if groups.takes(path):
             found.placed.add(name)

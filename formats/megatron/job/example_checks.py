@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ftckpt.checkpoint import Kind
+from ftckpt.checkpoint.optimizer_states import KINDS
 from ftckpt.errors import UnsupportedError
-from ftckpt.formats.megatron.optimizer.per_rank import KINDS
 from ftckpt.formats.megatron.rank_files.contents import state_key
 from ftckpt.formats.megatron.rank_files.tensor_names import LocalTensor
 from ftckpt.formats.pickles.walk import leaves

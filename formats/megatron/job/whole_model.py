@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ftckpt.checkpoint import Topology
+from ftckpt.checkpoint import Kind, Topology
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.checkpoint.read_tensor import dense_strides
 from ftckpt.errors import UnsupportedError
@@ -123,7 +123,7 @@ def whole_model(content: Content) -> WholeModel:
         layout_of(whole, args),
         checkpoint.step or 0,
         rows or None,
-        dict(trained_tensors(content, owned)),
+        _with_masters(dict(trained_tensors(content, owned)), named, owned),
         unplaced,
         notes,
     )
@@ -144,6 +144,31 @@ def trained_tensors(
         name, leaf = parted(wanted, owned.keys())
         if name in owned:
             yield key, wanted._replace(name=owned[name] + leaf)
+
+
+def _with_masters(
+    trained: dict[str, TargetTensor],
+    named: Mapping[str, TargetTensor],
+    owned: Mapping[str, str],
+) -> Mapping[str, TargetTensor]:
+    """Return an optimizer's state with fp32 weights as masters of their own, if it has none.
+
+    Megatron-FSDP keeps a weight once, in the optimizer's type.
+
+    Args:
+        trained: the state by the source's keys.
+        named: the weights by their own names.
+        owned: a weight's own name by the source's.
+    """
+    masters = {wanted.name for wanted in trained.values() if wanted.kind is Kind.MASTER}
+    moments = {wanted.name for wanted in trained.values() if wanted.kind is Kind.EXP_AVG}
+    if masters:
+        return trained
+    return trained | {
+        stored: named[name]._replace(component="optimizer", kind=Kind.MASTER)
+        for stored, name in owned.items()
+        if name in moments and named[name].dtype.name == "float32"
+    }
 
 
 def namespace(values: Mapping[str, Any]) -> Inert:

@@ -21,19 +21,12 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-from ftckpt.checkpoint import Kind
 from ftckpt.formats.megatron.rank_files.grid import Arguments
 from ftckpt.formats.megatron.rank_files.tensor_names import LocalTensor
 from ftckpt.formats.pickles.walk import step_of
 from ftckpt.formats.state.param_ids import names_of_ids
 from ftckpt.formats.torch_files.values import Composite, SubclassRef, TensorRef
 
-KINDS = {
-    "param": Kind.MASTER,
-    "master_param": Kind.MASTER,
-    "exp_avg": Kind.EXP_AVG,
-    "exp_avg_sq": Kind.EXP_AVG_SQ,
-}
 HALF = ("bfloat16", "float16")
 
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Kind, tensor_key
+from ftckpt.checkpoint.optimizer_states import KINDS
 from ftckpt.checkpoint.read_tensor import dense_strides
 from ftckpt.formats.megatron.job.layout import TargetLayout
 from ftckpt.formats.megatron.job.module_order import Order, RankFileItem, items
 from ftckpt.formats.megatron.job.stages import Stage
-from ftckpt.formats.megatron.optimizer.per_rank import KINDS
 from ftckpt.formats.torch_files.values import TensorRef
 from ftckpt.transfer.content import TargetTensor
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ftckpt.checkpoint import Box, Kind, ObjectInfo, Scalar, StepRole, TensorInfo
+from ftckpt.checkpoint.optimizer_states import KINDS
 from ftckpt.checkpoint.rules import Rules
 from ftckpt.checkpoint.steps import is_counter
 from ftckpt.errors import CorruptError, UnsupportedError
@@ -14,7 +15,6 @@ from ftckpt.findings import Finding, finding
 from ftckpt.formats.megatron.job.stages import Counts, Stage, offsets, planned, settle
 from ftckpt.formats.megatron.optimizer.distributed import RankBuffers, distributed_states
 from ftckpt.formats.megatron.optimizer.per_rank import (
-    KINDS,
     OptimizerTensor,
     Unmapped,
     plain_states,

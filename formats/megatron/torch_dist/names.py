@@ -31,7 +31,7 @@ CHAINED = re.compile(r"chained_\d+\.")
 # Gate and up of a gated MLP where they are stored apart (`singleton_local_shards`).
 _HALVES = ("_w", "_v")
 # Of the model's tensors, those that no optimizer updates.
-_BUFFERS = (".expert_bias", ".local_tokens_per_expert")
+BUFFERS = (".expert_bias", ".local_tokens_per_expert")
 # More layers and experts than any network has would only be somebody's way to fill the memory.
 _MOST_VIEWS = 1 << 20
 _VIEW_BYTES = 1 << 10
@@ -128,12 +128,12 @@ def logical(stored: Iterable[TensorInfo]) -> dict[str, TensorInfo]:
             kept = info._replace(component="extra:stored", name=info.stored_name)
             views = {kept.key: kept}
         tensors.update(views)
-    return _joined(tensors)
+    return joined_halves(tensors)
 
 
 def _placed(info: TensorInfo) -> TensorInfo:
     """Say what a stored tensor is where the plain reader cannot know it."""
-    if info.component == "model" and info.name.endswith(_BUFFERS):
+    if info.component == "model" and info.name.endswith(BUFFERS):
         return info._replace(kind=Kind.BUFFER)
     # The number of the optimizer that holds the state: a parameter has one optimizer.
     prefix = CHAINED.match(info.stored_name)
@@ -176,7 +176,7 @@ def _views(info: TensorInfo, said: NamePattern) -> dict[str, TensorInfo]:
     return views
 
 
-def _joined(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+def joined_halves(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
     """Put gate and up, where they are two stored tensors, into one logical tensor."""
     joined: dict[str, TensorInfo] = {}
     for key, info in tensors.items():

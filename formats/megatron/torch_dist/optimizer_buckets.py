@@ -25,6 +25,7 @@ from math import prod
 
 from ftckpt.checkpoint import Box, Kind, TensorInfo, Topology
 from ftckpt.checkpoint.dtypes import DTYPES, DType
+from ftckpt.checkpoint.optimizer_states import KINDS
 from ftckpt.errors import UnsupportedError
 from ftckpt.formats.megatron.job.registration import expert_of, registrations
 from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
@@ -37,7 +38,6 @@ _BUCKET = re.compile(
     r"\.gbuf_idx_(?P<buffer>\d{1,4})\.dtype_\(torch\.(?P<dtype>\w+), torch\.\w+\)"
     r"\.bucket_idx_(?P<bucket>\d{1,7})\.(?P<state>\w+)"
 )
-_KINDS = {"param": Kind.MASTER, "exp_avg": Kind.EXP_AVG, "exp_avg_sq": Kind.EXP_AVG_SQ}
 
 _Groups = Sequence[Mapping[int, Buckets]]
 
@@ -185,7 +185,7 @@ def _tensors(
 ) -> Iterator[TensorInfo]:
     for name, parts in owned.items():
         for state, bucket in parts[0].buckets[parts[0].slot.bucket].items():
-            kind = _KINDS.get(state, Kind.OTHER)
+            kind = KINDS.get(state, Kind.OTHER)
             shown = name if kind is not Kind.OTHER else f"{state}.{name}"
             pieces = BucketPieces(state, parts)
             shape = parameters[name].shape

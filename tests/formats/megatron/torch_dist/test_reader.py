@@ -47,6 +47,8 @@ SETS = (
     "buckets_experts",
     "model_space_tp2",
     "singleton",
+    "shadows",
+    "tensor_ranks",
 )
 _KINDS = {"param": "master:", "exp_avg": "exp_avg:", "exp_avg_sq": "exp_avg_sq:"}
 
