@@ -19,6 +19,7 @@ from ftckpt.formats.ranks.checkpoint import RanksCheckpoint
 from ftckpt.formats.ranks.parse_files import read_stream
 from ftckpt.progress import NULL, Counter
 
+from .experts import ExpertLayers
 from .geometry import DeepSpeedGrid, PlacedParameter
 
 
@@ -42,6 +43,7 @@ class DeepSpeedCheckpoint(RanksCheckpoint):
         groups: by model-parallel rank, name -> shape of what it holds of each parameter, in flat
             order: one mapping a parameter group, or sub-group of stage 3.
         gaps: by model-parallel rank, elements after each parameter of each group; () for none.
+        experts: the layers of experts.
         averaged: keys of tensors of which each tensor-parallel rank has a copy of its own, and
             DeepSpeed would take the mean: they are read only where the copies are equal.
         placed: where each parameter lies on the model-parallel ranks, by name.
@@ -55,6 +57,7 @@ class DeepSpeedCheckpoint(RanksCheckpoint):
     grid: DeepSpeedGrid
     groups: Mapping[int, tuple[Mapping[str, Shape], ...]]
     gaps: Mapping[int, tuple[tuple[int, ...], ...]]
+    experts: ExpertLayers
     averaged: frozenset[str] = frozenset()
     placed: Mapping[str, PlacedParameter] = field(default_factory=dict, repr=False)
     info: Mapping[str, Any] | None = None

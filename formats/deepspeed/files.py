@@ -17,7 +17,7 @@ from ftckpt.formats.deepspeed.job.rank_states import RoleStates, renamed_content
 from ftckpt.formats.deepspeed.model.files import ModelFiles
 from ftckpt.formats.deepspeed.model.pipeline_layers import LayerStates
 from ftckpt.formats.deepspeed.zero.flats import RankFlatGroup, RankFlats
-from ftckpt.formats.deepspeed.zero.optimizer_tree import OptimizerTree
+from ftckpt.formats.deepspeed.zero.optimizer_tree import OptimizerTree, PartitionedGroup
 from ftckpt.formats.deepspeed.zero.options import Group
 from ftckpt.formats.state.worlds import world_notes
 from ftckpt.formats.torch_files.write_tree import CopiedTree, save
@@ -25,6 +25,9 @@ from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, OutputFile
 
 from .checkpoint import DeepSpeedCheckpoint
+
+# Model-parallel rank, parameter group, flat group in it, expert-parallel rank -> what is held.
+_Flats = dict[tuple[int, int, int, int], RankFlatGroup]
 
 
 class JobFiles:
@@ -81,7 +84,12 @@ class JobFiles:
             stage = self.job.stage
             raise UnsupportedError(f"DeepSpeed has no pipelines with stage {stage} of ZeRO")
         model = ModelFiles(self.content, self._flats, self.job, self._models, self._layers)
-        files = [*model.files(), *model.layer_files(), *self._optimizer_files()]
+        files = [
+            *model.files(),
+            *model.expert_files(),
+            *model.layer_files(),
+            *self._optimizer_files(),
+        ]
         states = (self._models, self._optimizers, self._layers)
         renumbered = self._trees.renumbered or self.job.is_example
         return Layout(
@@ -94,20 +102,32 @@ class JobFiles:
     def _optimizer_files(self) -> Iterator[OutputFile]:
         grid = self.job.grid
         for mp in range(grid.mp):
-            groups = [
-                [self._flat(flat, mp, number) for flat in group]
-                for number, group in enumerate(self.job.flats[mp])
-            ]
+            made: _Flats = {}
             for dp in range(grid.dp):
+                groups = [
+                    [self._partitioned(flat, (mp, number, n), dp, made) for n, flat in enumerate(g)]
+                    for number, g in enumerate(self.job.flats[mp])
+                ]
                 name = f"{self.job.zero.prefix}zero_pp_rank_{dp}_mp_rank_{mp:02d}_optim_states"
                 place = PartitionRank(mp, dp)
                 state = self._optimizers.assign(place, grid.rank(mp, dp), first=place == (0, 0))
-                tree = CopiedTree(self._trees.build(state, groups, dp), state.storages)
+                tree = CopiedTree(self._trees.build(state, groups), state.storages)
                 yield OutputFile(f"{name}.pt", save(tree, folder=name))
         self._optimizers.finish()
 
-    def _flat(self, group: Group, mp: int, number: int) -> RankFlatGroup:
+    def _partitioned(
+        self, listed: Group, place: tuple[int, int, int], dp: int, made: _Flats
+    ) -> PartitionedGroup:
+        """Return what one of a group's partitions is cut from, and which partition it is."""
+        ep, group, ranks, rank = self.job.zero.experts.partition(listed, dp)
+        mp, number, _ = place
+        if (*place, ep) not in made:
+            made[*place, ep] = self._flat(group, mp, number, ranks)
+        return made[*place, ep], rank
+
+    def _flat(self, group: Group, mp: int, number: int, ranks: int) -> RankFlatGroup:
         flat = self._flats.flat(group, mp)
+        flat.ranks = ranks
         flat.numbers = self.numbers(mp, number)
         if self.job.stage < 3:
             weight = self.content.tensors.get(next(iter(group), ""))

@@ -92,14 +92,14 @@ class ParameterPart(NamedTuple):
         mp: the rank.
         shape: of its own tensor.
         slabs: boxes of the parameter and where each lies in that tensor, in its order.
-        replica: 0 for the main copy; ranks of a replicated parameter and stages of a tied one
-            hold further ones.
+        replicas: for each slab 0 for the main copy; ranks of a replicated parameter and stages of
+            a tied one hold further ones.
     """
 
     mp: int
     shape: Shape
     slabs: tuple[Slab, ...]
-    replica: int
+    replicas: tuple[int, ...]
 
 
 class PlacedParameter(NamedTuple):
@@ -167,7 +167,10 @@ def _placed(
         whole = found
         for tp, mp in enumerate(ranks):
             replica = number if cut.axis is not None else number * grid.tp + tp
-            parts[mp] = ParameterPart(mp, shapes[tp], slabs[tp], replica)
+            replicas = (replica,) * len(slabs[tp])
+            if cut.mapped is not None:
+                replicas = tuple(number * grid.tp + n for n in cut.mapped.parts[tp].replicas)
+            parts[mp] = ParameterPart(mp, shapes[tp], slabs[tp], replicas)
     return PlacedParameter(name, whole, cut, parts)
 
 
@@ -179,12 +182,14 @@ class SliceRange(NamedTuple):
         flat: elements inside the box in C order; None for all of it.
         at: first element, counted from the start of the run.
         numel: number of elements.
+        replica: as `ParameterPart.replicas` has it.
     """
 
     box: Box
     flat: tuple[int, int] | None
     at: int
     numel: int
+    replica: int
 
 
 def ranges(part: ParameterPart, start: int, stop: int) -> Iterator[SliceRange]:
@@ -196,10 +201,11 @@ def ranges(part: ParameterPart, start: int, stop: int) -> Iterator[SliceRange]:
     """
     if not part.shape or len(part.slabs) == 1:
         whole = (start, stop) == (0, prod(part.shape))
-        yield SliceRange(part.slabs[0].box, None if whole else (start, stop), 0, stop - start)
+        flat = None if whole else (start, stop)
+        yield SliceRange(part.slabs[0].box, flat, 0, stop - start, part.replicas[0])
         return
     begin = 0
-    for slab in part.slabs:
+    for slab, replica in zip(part.slabs, part.replicas, strict=True):
         axis = next(d for d, n in enumerate(slab.box.sizes) if n != part.shape[d])
         if prod(part.shape[:axis]) != 1:
             raise UnsupportedError(
@@ -209,5 +215,5 @@ def ranges(part: ParameterPart, start: int, stop: int) -> Iterator[SliceRange]:
         low, high = max(start, begin), min(stop, begin + volume)
         if low < high:
             flat = None if high - low == volume else (low - begin, high - begin)
-            yield SliceRange(slab.box, flat, low - start, high - low)
+            yield SliceRange(slab.box, flat, low - start, high - low, replica)
         begin += volume

@@ -7,9 +7,12 @@ model-parallel group: `MM = pp * tp_degree + tp`.
     zero_pp_rank_D_mp_rank_MM_model_states.pt        the same, stage 3
     [bf16_]zero_pp_rank_D_mp_rank_MM_optim_states.pt one partition of the optimizer
     layer_II[-model_TT]-model_states.pt              one layer of a pipeline, one tensor slice
+    layer_L_expert_E_mp_rank_MM_model_states.pt      expert E of the Lth layer of experts
+    expp_rank_X_mp_rank_MM_optim_states.pt           the optimizer of expert-parallel rank X
 
-Source: `deepspeed/runtime/engine.py` (`_get_ckpt_name`, `_get_rank_zero_ckpt_name`) and
-`runtime/pipe/module.py` (`ckpt_layer_path`) of DeepSpeed 0.19.
+Source: `deepspeed/runtime/engine.py` (`_get_ckpt_name`, `_get_rank_zero_ckpt_name`,
+`_get_expert_ckpt_name`, `_get_optimizer_ckpt_name`) and `runtime/pipe/module.py`
+(`ckpt_layer_path`) of DeepSpeed 0.19.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ class FileRole(StrEnum):
     MODEL = "model_states"
     OPTIMIZER = "optim_states"
     LAYER = "layer"
+    EXPERT = "expert"
+    EXPERT_OPTIMIZER = "expert_optim_states"
 
 
 class DeepSpeedFile(NamedTuple):
@@ -40,7 +45,8 @@ class DeepSpeedFile(NamedTuple):
         role: what it holds.
         dp: its partition, D.
         mp: its model-parallel rank, MM; of a layer its tensor slice, TT.
-        layer: index of the layer in the pipeline.
+        layer: index of the layer in the pipeline, or among the layers of experts.
+        expert: number of the expert; of an expert-parallel optimizer its rank, X.
     """
 
     path: str
@@ -48,6 +54,7 @@ class DeepSpeedFile(NamedTuple):
     dp: int | None = None
     mp: int = 0
     layer: int | None = None
+    expert: int | None = None
 
 
 # More digits than any cluster has ranks would only be somebody's joke on int(). Files of old
@@ -56,10 +63,10 @@ _N = r"(\d{1,7})"
 _ZERO = re.compile(rf"(?:bf16_|fp16_)?zero_pp_rank_{_N}_mp_rank_{_N}_?(optim|model)_states\.pt")
 _MODEL = re.compile(rf"mp_rank_{_N}_model_states\.pt")
 _LAYER = re.compile(rf"layer_{_N}-(?:model_{_N}-)?model_states\.pt")
-_EXPERT = re.compile(
-    rf"(?:layer_{_N}_)?expert_{_N}_mp_rank_{_N}_model_states\.pt"
-    rf"|expp_rank_{_N}_mp_rank_{_N}_optim_states\.pt"
-)
+_EXPERT = re.compile(rf"layer_{_N}_expert_{_N}_mp_rank_{_N}_model_states\.pt")
+_EXPERT_OPTIMIZER = re.compile(rf"expp_rank_{_N}_mp_rank_{_N}_optim_states\.pt")
+# Before 0.5.8 one file held an expert of all layers.
+_OLD_EXPERT = re.compile(rf"expert_{_N}_mp_rank_{_N}_model_states\.pt")
 _OFFLOADED = "offloaded_tensors/"
 # The folder in which a universal checkpoint keeps one folder a parameter.
 ZERO = "zero"
@@ -79,6 +86,12 @@ def deepspeed_file(path: str) -> DeepSpeedFile | None:
         return DeepSpeedFile(path, FileRole.MODEL, None, int(match[1]))
     if match := _LAYER.fullmatch(path):
         return DeepSpeedFile(path, FileRole.LAYER, None, int(match[2] or 0), int(match[1]))
+    if match := _EXPERT.fullmatch(path):
+        layer, expert, mp = map(int, match.groups())
+        return DeepSpeedFile(path, FileRole.EXPERT, None, mp, layer, expert)
+    if match := _EXPERT_OPTIMIZER.fullmatch(path):
+        mp, expert = int(match[2]), int(match[1])
+        return DeepSpeedFile(path, FileRole.EXPERT_OPTIMIZER, None, mp, None, expert)
     return None
 
 
@@ -86,21 +99,25 @@ def deepspeed_files(names: Iterable[str]) -> list[DeepSpeedFile]:
     """Return the files among `names`, by role, model-parallel rank, layer and partition."""
     found = [file for file in map(deepspeed_file, names) if file is not None]
     order = list(FileRole)
-    return sorted(found, key=lambda f: (order.index(f.role), f.mp, f.layer or 0, f.dp or 0, f.path))
+
+    def place(file: DeepSpeedFile) -> tuple[int | str, ...]:
+        return order.index(file.role), file.mp, file.layer or 0, file.expert or 0, file.dp or 0
+
+    return sorted(found, key=lambda file: (*place(file), file.path))
 
 
 def refuse_unread(names: Iterable[str]) -> None:
     """Refuse a checkpoint that keeps a part of its state in files that are not read.
 
     Raises:
-        UnsupportedError: expert-parallel files, or tensors that were offloaded to NVMe.
+        UnsupportedError: experts of a version before 0.5.8, or tensors offloaded to NVMe.
     """
     for name in sorted(names):
-        if _EXPERT.fullmatch(name):
+        if _OLD_EXPERT.fullmatch(name):
             raise UnsupportedError(
-                f"{name} holds experts of a mixture-of-experts model, whose optimizer state is"
-                " partitioned over expert-parallel groups of its own: this version does not map it",
-                hint="convert it with DeepSpeed's ds_to_universal.py and name the result",
+                f"{name} is of a version of DeepSpeed before 0.5.8, whose files of experts do not"
+                " say of which layer they are",
+                hint="load it with DeepSpeed and save it again",
                 file=name,
             )
         if name.startswith(_OFFLOADED):

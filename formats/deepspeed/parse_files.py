@@ -6,11 +6,12 @@ What the optimizer's files hold is added by each format.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from ftckpt.checkpoint import Kind, TensorInfo, tensor_key
 from ftckpt.checkpoint.rules import Rules
-from ftckpt.errors import CorruptError
+from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.findings import Finding, counted, finding, from_error
 from ftckpt.formats.deepspeed.job.objects import FileObjects, read_layer, read_number, read_objects
 from ftckpt.formats.ranks.parse_files import NamedFile, read_streams
@@ -19,15 +20,18 @@ from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.storage.source import Source
 
 from .checkpoint import DeepSpeedCheckpoint, StepCopy
+from .experts import ExpertLayers, group_ep
 from .geometry import grid_of
 from .names import DeepSpeedFile, FileRole, check_grid, deepspeed_files
 from .slices import cuts_of
-from .states import ModelState, read_model, read_weights
+from .states import BASES, ModelState, read_model, read_weights
 from .tensors import FlatTensor, rank_tensor
 from .weights import Weights
 
 # Opaque names that are told one by one.
 SHOWN = 20
+# Files that are not one rank's own.
+_OF_NO_RANK = (FileRole.LAYER, FileRole.EXPERT)
 # What one parameter can be: its weight, its master, its moments.
 _TRAINED = (
     ("model", Kind.PARAM),
@@ -49,6 +53,7 @@ class DeepSpeedParser:
         stage: of ZeRO.
         models: one model's file of each model-parallel rank.
         gaps: see `DeepSpeedCheckpoint`.
+        experts: the layers of experts; known when the weights were read.
         found: findings, notes among them.
         streams: of all files that could be parsed.
     """
@@ -70,6 +75,7 @@ class DeepSpeedParser:
         self.head = self._head()
         self.grid = grid_of(self.files, self.head)
         self.stage = self._stage()
+        self.experts = ExpertLayers(self.grid, self.head)
         self.found: list[Finding] = []
         self.streams: dict[str, TorchStream] = {}
         self.models: dict[int, ModelState] = {}
@@ -104,7 +110,8 @@ class DeepSpeedParser:
 
     def rank(self, file: DeepSpeedFile) -> int:
         """Return the global rank that wrote a file."""
-        return self.grid.rank(file.mp, file.dp)
+        dp = file.dp if file.expert is None else self.experts.first(file.expert)
+        return self.grid.rank(file.mp, dp)
 
     def _inside(self, file: DeepSpeedFile) -> bool:
         slices = self.grid.tp if file.role is FileRole.LAYER else self.grid.mp
@@ -160,7 +167,13 @@ class DeepSpeedParser:
                     file=file.path,
                 )
             weights.add_model(state)
+            self.experts.add_shapes((*(name for g in state.groups for name in g), *state.frozen))
             self.keep_objects(file, stream)
+
+        def expert(file: DeepSpeedFile, stream: TorchStream) -> None:
+            refs = read_weights(file.path, stream.tree)
+            self.experts.add_file(file, refs)
+            weights.add_expert(file, refs, stream.storages)
 
         beside: list[tuple[DeepSpeedFile, TorchStream]] = []
 
@@ -172,13 +185,34 @@ class DeepSpeedParser:
                 beside.append((file, stream._replace(tree=others)))
 
         self.read(self.of_role(FileRole.MODEL), model)
+        self.read(self.of_role(FileRole.EXPERT), expert)
         self.read(self.of_role(FileRole.LAYER), layer)
+        self.experts.resolve(self._shared())
         cut_of = cuts_of(self.head, self._rules)
-        weights.place(cut_of, layers=FileRole.LAYER in self._roles)
+        weights.place(cut_of, self.experts, layers=FileRole.LAYER in self._roles)
         for file, stream in beside:
             mp = weights.stages.get(file.layer or 0, 0) * self.grid.tp + file.mp
             self._objects.append(read_layer(file, stream, self.grid.rank(mp, None)))
         return weights
+
+    def _shared(self) -> int | None:
+        """Return how many ranks share a layer of experts where ZeRO is off.
+
+        Raises:
+            UnsupportedError: the layers are shared differently, and which are is not recorded.
+        """
+        plain = self.head.optimizer if isinstance(self.head.optimizer, dict) else {}
+        holders = [*(plain.get(key) for key in BASES), plain]
+        groups = [g for h in holders if isinstance(h, dict) for g in h.get("param_groups") or ()]
+        sizes = {size for size in map(group_ep, groups) if size is not None}
+        if len(sizes) > 1:
+            raise UnsupportedError(
+                "layers of experts are shared by different numbers of ranks, and without ZeRO"
+                " nothing says which",
+                file=self.head.file.path,
+            )
+        files = [f for f in self.files if f.role is FileRole.EXPERT_OPTIMIZER and not f.mp]
+        return next(iter(sizes), len(files)) or None
 
     def checkpoint(
         self,
@@ -209,7 +243,7 @@ class DeepSpeedParser:
             tensors=tensors,
             objects={name: info for one in self._objects for name, info in one.objects.items()},
             aliases=aliases,
-            topology=self.grid.topology(),
+            topology=replace(self.grid.topology(), ep=self.experts.ep),
             dialect=f"ZeRO stage {self.stage}" if self.stage else "ZeRO off",
             notes=[*self._opaque_names(), *(f for f in self.found if f.kind == "note")],
             files=sorted({f.path for f in self.files} | set(others)),
@@ -217,9 +251,10 @@ class DeepSpeedParser:
             open_findings=[*self._check_names(), *(f for f in self.found if f.kind != "note")],
             counters=[scalar for one in self._objects for scalar in one.counters],
             streams=self.streams,
-            ranks={f.path: self.rank(f) for f in self.files if f.role is not FileRole.LAYER},
+            ranks={f.path: self.rank(f) for f in self.files if f.role not in _OF_NO_RANK},
             stage=self.stage,
             grid=self.grid,
+            experts=self.experts,
             groups={mp: state.groups for mp, state in sorted(self.models.items())},
             gaps=self.gaps,
             averaged=frozenset(key for key in keys if key in tensors),
@@ -252,6 +287,8 @@ class DeepSpeedParser:
         yield from check_grid(
             self.files, mp=grid.mp, dp=grid.dp, tp=grid.tp, stage=self.stage, roles=self._roles
         )
+        if FileRole.EXPERT in self._roles:
+            yield from self.experts.check(self.files)
 
 
 def _share(models: Iterable[ModelState], tensors: dict[str, TensorInfo]) -> dict[str, str]:

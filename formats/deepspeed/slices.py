@@ -23,6 +23,7 @@ from ftckpt.formats.deepspeed.zero.partition import Shape
 from ftckpt.formats.pickles.inert import Inert
 from ftckpt.formats.state.rule_tables import built_in
 
+from .affine import VERSION, AffineMap, read_map
 from .states import ModelState
 
 MAX_PATTERN = 512
@@ -37,12 +38,14 @@ class SliceCut(NamedTuple):
             one block, of which each rank has what its shape says.
         averaged: whether the ranks' copies may differ, and DeepSpeed would average them.
         blocks: number of equal sub-blocks, as relative sizes, where `widths` is not recorded.
+        mapped: the parts of all ranks, where an affine map records them.
     """
 
     axis: int | None = None
     widths: tuple[tuple[int, ...], ...] = ()
     averaged: bool = False
     blocks: tuple[int, ...] = ()
+    mapped: AffineMap | None = None
 
 
 WHOLE = SliceCut()
@@ -63,6 +66,12 @@ def place(
     Raises:
         CorruptError: the parts cannot be put together (`shape-mismatch`).
     """
+    if cut.mapped is not None:
+        parts = cut.mapped.parts
+        if [part.shape for part in parts] != [*shapes]:
+            recorded = _show([part.shape for part in parts])
+            raise _mismatch(name, f"is of shapes {_show(shapes)} where its map has {recorded}")
+        return cut.mapped.shape, [part.slabs for part in parts]
     if cut.axis is None or len(shapes) == 1:
         if any(shape != shapes[0] for shape in shapes):
             raise _mismatch(name, f"is the same on all ranks but of shapes {_show(shapes)}")
@@ -113,12 +122,13 @@ def _show(shapes: Sequence[Shape]) -> str:
 CutOf = Callable[[str, Sequence[Shape]], SliceCut]
 
 
-def cuts_of(state: ModelState, rules: Rules | None) -> CutOf:
+def cuts_of(state: ModelState, rules: Rules | None, *, with_maps: bool = True) -> CutOf:
     """Return what finds the cut of a parameter by its name and its parts' shapes.
 
     Args:
         state: a model's file of the checkpoint; what it records decides.
         rules: the user's table, which is asked first; None where there is none.
+        with_maps: whether affine maps are asked, which hold for as many ranks as the job has.
 
     Raises:
         UnsupportedError: the file records a pattern that cannot be used. The returned function
@@ -126,7 +136,11 @@ def cuts_of(state: ModelState, rules: Rules | None) -> CutOf:
     """
     if state.info is not None:
         recorded = _Recorded(state.info, state.file.path)
-        return lambda name, shapes: _by_rule(rules, name) or recorded.cut(name, shapes)
+
+        def of_record(name: str, shapes: Sequence[Shape]) -> SliceCut:
+            return _by_rule(rules, name) or recorded.cut(name, shapes, with_maps=with_maps)
+
+        return of_record
     known = rules or Rules("DeepSpeed", ())
     if isinstance(state.args, Inert) and state.args.get("swiglu") is not None:
         values = {"gated": int(bool(state.args.get("swiglu")))}
@@ -151,7 +165,12 @@ class _Recorded:
         self._file = file
         self._unsupported = self._patterns(info.get("autotp_unsupported_parameter_patterns"))
         maps = info.get("affine_map")
-        self._mapped = self._patterns(maps.get("params") if isinstance(maps, dict) else None)
+        maps = maps if isinstance(maps, dict) else {}
+        if maps.get("version", VERSION) != VERSION:
+            raise self._odd(f"affine maps of version {str(maps.get('version'))[:20]}")
+        params = maps.get("params")
+        self._maps: dict[str, Any] = params if isinstance(params, dict) else {}
+        self._mapped = self._patterns(self._maps)
         self._expert = self._patterns(info.get("expert_parameter_patterns"))
         self._same = self._patterns(info.get("tp_replicated_parameter_patterns"))
         self._average = self._patterns(info.get("parameter_to_average_patterns"))
@@ -161,16 +180,18 @@ class _Recorded:
         widths = info.get("sub_param_shard_widths")
         self._widths = widths if isinstance(widths, dict) else {}
 
-    def cut(self, name: str, shapes: Sequence[Shape]) -> SliceCut:
+    def cut(self, name: str, shapes: Sequence[Shape], *, with_maps: bool) -> SliceCut:
         if len(shapes) == 1:
             return WHOLE
         for patterns, why in (
             (self._unsupported, "the job that wrote it recorded no way to merge it"),
             (self._expert, "it is a parameter of experts"),
-            (self._mapped, "it is laid out by an affine map, which is not read"),
         ):
             if _matched(patterns, name):
                 raise UnsupportedError(f"{name} cannot be merged: {why}", tensor=name)
+        pattern = _matched(self._mapped, name)
+        if pattern is not None and with_maps:
+            return SliceCut(mapped=read_map(self._maps[pattern.pattern], name))
         if _matched(self._same, name):
             return WHOLE
         if _matched(self._average, name):

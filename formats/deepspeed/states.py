@@ -61,6 +61,8 @@ class ModelState:
         parallel: (pp, tp) as recorded.
         dp: number of data-parallel ranks, as recorded.
         info: `universal_checkpoint_info`: how tensor-parallel parameters are cut.
+        experts: number of experts of each layer of experts.
+        data_first: whether ranks are grouped for data parallelism before expert parallelism.
         optimizer: the optimizer's state where ZeRO is off.
         args: the arguments of Megatron-DeepSpeed, a record, where that wrote it.
     """
@@ -78,6 +80,8 @@ class ModelState:
     parallel: tuple[int, int] | None
     dp: int | None
     info: Mapping[str, Any] | None
+    experts: tuple[int, ...]
+    data_first: bool
     optimizer: Any
     args: Any
 
@@ -100,6 +104,8 @@ class OptimizerState:
         storages: of the file.
         stage: of ZeRO.
         partitions: number of partitions of each group; one number for all in stage 3.
+        groups: the base optimizer's parameter groups, as far as they are recorded.
+        slices: names of the parameters of which it holds elements, of each group.
         masters: flat fp32 weights of each group, or sub-group of stage 3.
         states: state name -> value of each group: flat tensors, counters.
         gaps: elements after each parameter of each group, where they were recorded.
@@ -109,6 +115,8 @@ class OptimizerState:
     storages: Storages
     stage: int
     partitions: tuple[int, ...]
+    groups: tuple[Any, ...]
+    slices: tuple[frozenset[str], ...]
     masters: tuple[TensorRef, ...]
     states: tuple[Mapping[str, Any], ...]
     gaps: tuple[tuple[int, ...], ...]
@@ -145,11 +153,15 @@ def read_model(file: DeepSpeedFile, tree: Any, storages: Storages) -> ModelState
     if isinstance(dims, dict):
         pp, tp = _natural(dims.get("pp_degree")), _natural(dims.get("tp_degree"))
         parallel = (pp, tp) if pp and tp else None
-    info = tree.get(INFO)
+    info, config = tree.get(INFO), tree.get("ds_config")
+    config = config if isinstance(config, dict) else {}
+    experts = listed(tree.get("num_experts") or ())
+    if not _naturals(experts):
+        _malformed(path, "numbers of experts that are no numbers")
     weights = read_weights(path, tree[MODULE])
     groups = [_shapes(path, group) for group in shapes]
     frozen = _shapes(path, tree.get("frozen_param_shapes") or {})
-    buffers = [n for n in _list(tree.get("buffer_names")) if isinstance(n, str)]
+    buffers = [n for n in listed(tree.get("buffer_names")) if isinstance(n, str)]
     bare = _bare((*chain(*groups), *frozen, *chain(*shared.items()), *buffers), weights)
     fragments = read_weights(path, tree.get("frozen_param_fragments"))
     return ModelState(
@@ -166,6 +178,8 @@ def read_model(file: DeepSpeedFile, tree: Any, storages: Storages) -> ModelState
         parallel=parallel,
         dp=_natural(tree.get("dp_world_size")) or None,
         info=info if isinstance(info, dict) else None,
+        experts=tuple(experts),
+        data_first=config.get("use_data_before_expert_parallelism") is True,
         optimizer=tree.get("optimizer"),
         args=tree.get("args"),
     )
@@ -219,9 +233,10 @@ def read_optimizer(file: DeepSpeedFile, tree: Any, storages: Storages) -> Optimi
     base = next((inner[key] for key in BASES if key in inner), None)
     if not isinstance(masters, (list, tuple)) or not all(type(m) is TensorRef for m in masters):
         _malformed(path, "no flat master weights")
+    groups = base.get("param_groups") if isinstance(base, dict) else None
     counts = inner.get("partition_count")
     counts = counts if isinstance(counts, (list, tuple)) else [counts]
-    gaps = _list(inner.get("param_alignment_paddings"))
+    gaps = listed(inner.get("param_alignment_paddings"))
     if not all(_naturals(g) for g in gaps):
         _malformed(path, "gaps between parameters that are no lengths")
     return OptimizerState(
@@ -229,6 +244,12 @@ def read_optimizer(file: DeepSpeedFile, tree: Any, storages: Storages) -> Optimi
         storages=storages,
         stage=_stage(path, inner),
         partitions=tuple(c for c in map(_natural, counts) if c),
+        groups=tuple(listed(groups)),
+        slices=tuple(
+            frozenset(name for name in group if isinstance(name, str))
+            for group in listed(inner.get("param_slice_mappings"))
+            if isinstance(group, dict)
+        ),
         masters=tuple(masters),
         states=tuple(
             {k: v for k, v in group_state(base, number).items() if isinstance(k, str)}
@@ -236,6 +257,18 @@ def read_optimizer(file: DeepSpeedFile, tree: Any, storages: Storages) -> Optimi
         ),
         gaps=tuple(tuple(g) for g in gaps),
     )
+
+
+def read_expert_optimizer(file: DeepSpeedFile, tree: Any) -> Any:
+    """Read the tree of an `expp_rank_*_optim_states.pt`: an optimizer's whole state.
+
+    Raises:
+        CorruptError: it is none (`bad-metadata`).
+    """
+    state = tree.get("optimizer") if isinstance(tree, dict) else None
+    if not isinstance(state, dict):
+        _malformed(file.path, "no optimizer's state")
+    return state
 
 
 def _stage(path: str, inner: Mapping[str, Any]) -> int:
@@ -270,7 +303,8 @@ def _shapes(path: str, group: Any) -> Mapping[str, Shape]:
     return group
 
 
-def _list(value: Any) -> Sequence[Any]:
+def listed(value: Any) -> Sequence[Any]:
+    """Return a list or tuple; () for anything else."""
     return value if isinstance(value, (list, tuple)) else ()
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from ftckpt.checkpoint import Box, Extent, Kind, Piece, TensorInfo
 from ftckpt.checkpoint.dtypes import DType
+from ftckpt.checkpoint.optimizer_states import KINDS as STATE_KINDS
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import finding
 from ftckpt.formats.deepspeed.zero.partition import FlatGroup, FlatRun, Shape, SlicedGroup
@@ -20,11 +21,15 @@ from ftckpt.formats.torch_files.dtensor import Patch
 from ftckpt.formats.torch_files.values import TensorRef
 
 from .checkpoint import StepCopy
+from .experts import ExpertLayers
 from .geometry import DeepSpeedGrid, ParameterPart, PlacedParameter, ranges
 from .names import DeepSpeedFile
 from .states import ModelState, OptimizerState, Storages
 
-KINDS = {"exp_avg": Kind.EXP_AVG, "exp_avg_sq": Kind.EXP_AVG_SQ}
+# Masters lie in flat buffers of their own, under no name of a state.
+KINDS: Mapping[str, Kind] = {
+    leaf: kind for leaf, kind in STATE_KINDS.items() if kind is not Kind.MASTER
+}
 
 
 class RankWeight(NamedTuple):
@@ -94,6 +99,14 @@ class FlatTensor(NamedTuple):
         return Extent(self.path, first, numel * size)
 
 
+class _Group(NamedTuple):
+    """A parameter group of one model-parallel and, for experts, one expert-parallel rank."""
+
+    mp: int
+    number: int
+    ep: int
+
+
 class Partitions:
     """Collects the pieces of everything that ZeRO partitions.
 
@@ -102,14 +115,19 @@ class Partitions:
     """
 
     def __init__(
-        self, placed: Mapping[str, PlacedParameter], grid: DeepSpeedGrid, report: Report
+        self,
+        placed: Mapping[str, PlacedParameter],
+        grid: DeepSpeedGrid,
+        experts: ExpertLayers,
+        report: Report,
     ) -> None:
         self._placed, self._grid, self._report = placed, grid, report
+        self._experts = experts
         self._pieces: dict[tuple[Kind, str, str], list[Piece]] = defaultdict(list)
         self._dtypes: dict[tuple[Kind, str, str], DType] = {}
-        self._counters: dict[tuple[int, int, str], list[FlatTensor]] = defaultdict(list)
-        self._members: dict[tuple[int, int], list[str]] = {}
-        self._layouts: dict[tuple[int, int], FlatGroup] = {}
+        self._counters: dict[tuple[_Group, str], list[FlatTensor]] = defaultdict(list)
+        self._members: dict[_Group, list[str]] = {}
+        self._layouts: dict[_Group, FlatGroup] = {}
         self._sliced: dict[int, SlicedGroup] = {}
         self.extra: list[tuple[str, FlatTensor]] = []
 
@@ -133,21 +151,23 @@ class Partitions:
             self._odd("bad-metadata", file, f"has {len(state.masters)} parameter groups where the"
                       f" model's file lists {len(groups)}")  # fmt: skip
             return
-        for number, shapes in enumerate(groups):
-            layout = self._layouts.get((file.mp, number))
+        for number, place in enumerate(self._experts.ordered(state, groups)):
+            ep, shapes, ranks, rank = self._experts.partition(groups[place], dp)
+            group = _Group(file.mp, place, ep)
+            layout = self._layouts.get(group)
             gaps = state.gaps[number] if number < len(state.gaps) else ()
             if layout is None:
                 if gaps and len(gaps) != len(shapes):
                     self._odd("bad-metadata", file, f"records {len(gaps)} gaps between the"
                               f" {len(shapes)} parameters of group {number}")  # fmt: skip
                     continue
-                layout = FlatGroup(shapes, self._grid.dp, gaps)
-                self._layouts[file.mp, number] = layout
-            runs = list(layout.runs(dp))
-            self._members.setdefault((file.mp, number), list(shapes))
-            for kind, leaf, flat in self._flats(state, number):
+                layout = FlatGroup(shapes, ranks, gaps)
+                self._layouts[group] = layout
+            runs = list(layout.runs(rank))
+            self._members.setdefault(group, list(shapes))
+            for kind, leaf, flat in self._flats(state, number, group):
                 # With the padding or without: both forms are in use, even in one file.
-                if self._fits(flat, layout.held(dp), layout.size, (kind, leaf), number):
+                if self._fits(flat, layout.held(rank), layout.size, (kind, leaf), number):
                     self._put(flat, kind, leaf, file.mp, runs)
 
     def _add_stage3(self, state: OptimizerState, groups: Sequence[Mapping[str, Shape]]) -> None:
@@ -165,14 +185,17 @@ class Partitions:
         begin = 0
         for number, master in enumerate(state.masters):
             end = begin + master.numel
-            self._members.setdefault((file.mp, number), layout.names(begin, end))
+            group = _Group(file.mp, number, 0)
+            self._members.setdefault(group, layout.names(begin, end))
             runs = list(layout.runs(dp, begin, end))
-            for kind, leaf, flat in self._flats(state, number):
+            for kind, leaf, flat in self._flats(state, number, group):
                 if self._fits(flat, master.numel, master.numel, (kind, leaf), number):
                     self._put(flat, kind, leaf, file.mp, runs)
             begin = end
 
-    def _flats(self, state: OptimizerState, number: int) -> list[tuple[Kind, str, FlatTensor]]:
+    def _flats(
+        self, state: OptimizerState, number: int, group: _Group
+    ) -> list[tuple[Kind, str, FlatTensor]]:
         """Return the flat tensors of one group; counters, which are of no dimension, are kept."""
         file = state.file
         rank = self._grid.rank(file.mp, file.dp)
@@ -184,7 +207,7 @@ class Partitions:
                 continue
             flat = FlatTensor(file.path, rank, value, state.storages)
             if value.shape == ():
-                self._counters[file.mp, number, leaf].append(flat)
+                self._counters[group, leaf].append(flat)
             else:
                 found.append((KINDS.get(leaf, Kind.OTHER), leaf, flat))
         return found
@@ -236,15 +259,15 @@ class Partitions:
 
         All parameters of a group share the group's one number; every rank has a copy.
         """
-        made: dict[tuple[tuple[tuple[int, int], ...], str], tuple[Piece, ...]] = {}
-        owners: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        made: dict[tuple[tuple[_Group, ...], str], tuple[Piece, ...]] = {}
+        owners: dict[str, list[_Group]] = defaultdict(list)
         for place, names in sorted(self._members.items()):
             for name in names:
                 owners[name].append(place)
         found = []
-        for leaf in dict.fromkeys(leaf for _, _, leaf in self._counters):
+        for leaf in dict.fromkeys(leaf for _, leaf in self._counters):
             for name, places in owners.items():
-                flats = [f for place in places for f in self._counters.get((*place, leaf), ())]
+                flats = [f for place in places for f in self._counters.get((place, leaf), ())]
                 if not flats or name not in self._placed:
                     continue
                 pieces = made.get((tuple(places), leaf))
@@ -259,8 +282,8 @@ class Partitions:
     def steps(self) -> list[StepCopy]:
         """Return every copy of the groups' step counters."""
         return [
-            StepCopy(mp, group, flat.rank, flat.extent(0, 1), flat.ref.dtype)
-            for (mp, group, leaf), flats in self._counters.items()
+            StepCopy(group.mp, group.number, flat.rank, flat.extent(0, 1), flat.ref.dtype)
+            for (group, leaf), flats in self._counters.items()
             if leaf == "step"
             for flat in flats
         ]
@@ -276,7 +299,7 @@ def _pieces(flat: FlatTensor, part: ParameterPart, run: FlatRun) -> list[Piece]:
             place.box,
             flat.extent(run.at + place.at, place.numel),
             place.flat,
-            replica=part.replica,
+            replica=place.replica,
             rank=flat.rank,
         )
         for place in ranges(part, run.start, run.stop)

@@ -21,6 +21,7 @@ from ftckpt.formats.ranks.tensors import Report, TensorIdentity
 from ftckpt.formats.state.stored_names import place
 from ftckpt.formats.torch_files.values import TensorRef
 
+from .experts import ExpertLayers
 from .geometry import DeepSpeedGrid, PlacedParameter, place_all
 from .names import DeepSpeedFile
 from .slices import WHOLE, CutOf, SliceCut
@@ -35,6 +36,7 @@ class Weights:
 
     Attributes:
         buffers: names that a model's file calls buffers.
+        experts: name -> tensor of every expert's parameters, by layer and number.
         placed: where each parameter lies that the optimizer or a list of frozen ones names.
     """
 
@@ -48,6 +50,7 @@ class Weights:
         )
         self._pipeline = False
         self.buffers: set[str] = set()
+        self.experts: dict[str, TensorRef] = {}
         self.placed: dict[str, PlacedParameter] = {}
         self.stages: dict[int, int] = {}
 
@@ -78,16 +81,27 @@ class Weights:
         assert file.layer is not None
         self._layers[file.layer].append((file, refs, storages))
 
-    def place(self, cut_of: CutOf, *, layers: bool) -> None:
+    def add_expert(
+        self, file: DeepSpeedFile, refs: Mapping[str, TensorRef], storages: Storages
+    ) -> None:
+        """Add the file of one expert."""
+        for name, ref in refs.items():
+            self.experts.setdefault(name, ref)
+            self._weights[name].append(RankWeight(file.mp, None, file, ref, storages))
+
+    def place(self, cut_of: CutOf, experts: ExpertLayers, *, layers: bool) -> None:
         """Find where every parameter lies; call it once, when all files were added.
 
         Args:
             cut_of: see `deepspeed_slices.cuts_of`.
+            experts: the layers of experts.
             layers: whether a pipeline must have the files of its layers.
 
         Raises:
             UnsupportedError: no rule says how a parameter is cut over tensor-parallel ranks.
         """
+        self._held = {mp: experts.whole(shapes) for mp, shapes in self._held.items()}
+        self.buffers = set(experts.whole(dict.fromkeys(self.buffers, ())))
         self.placed = place_all(self._held, self._grid, cut_of, self._report)
         known = {name for shapes in self._held.values() for name in shapes}
         stages = {name: min(p.parts) // self._grid.tp for name, p in self.placed.items()}

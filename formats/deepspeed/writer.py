@@ -34,7 +34,7 @@ class DeepSpeedWriter:
 
     name = "deepspeed"
     single = False
-    supported_options = ("tp", "pp", "dp", "zero_stage", "rules", "true_vocab_size")
+    supported_options = ("tp", "pp", "dp", "ep", "zero_stage", "rules", "true_vocab_size")
 
     def layout(self, content: Content, request: LayoutRequest) -> Layout:
         """Lay out `content` for `request.dp` partitions of stage `request.zero_stage`.

@@ -49,6 +49,11 @@ class ExampleJobFiles(JobFiles):
         layers = LayerStates(content, job)
         self._origins = _origins(content)
         self._other_format: OtherFormatState | None = None
+        if example.experts.layers:
+            raise UnsupportedError(
+                "an example with layers of experts: other sources are not fitted into one",
+                hint="reshard a checkpoint of the same job with --dp N --ep N",
+            )
         its_own = example_labels(content, example)
         own = content.checkpoint
         if isinstance(own, DeepSpeedCheckpoint) and own.stage > 0:

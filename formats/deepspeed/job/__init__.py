@@ -133,7 +133,8 @@ class DeepSpeedJob:
 
         Raises:
             UsageError: the vocabulary's size, which stays what it is.
-            UnsupportedError: other tensor slices or pipeline stages.
+            UnsupportedError: other tensor slices or pipeline stages, or experts that the ranks
+                cannot share.
         """
         if request.true_vocab_size is not None:
             raise UsageError(
@@ -151,13 +152,24 @@ class DeepSpeedJob:
                     " pp",
                 )
         stage = request.zero_stage or self.stage
+        grid = self.grid._replace(dp=request.dp or self.grid.dp, evidence="")
+        before = self.zero.experts
+        if request.ep is not None and not before.layers:
+            raise UsageError("--ep has no meaning here: the job has no layers of experts")
+        if before.layers and stage == 3:
+            raise UnsupportedError("DeepSpeed has no experts with stage 3 of ZeRO")
+        experts = before.resharded(grid, request.ep)
         zero = replace(
             self.zero,
-            grid=self.grid._replace(dp=request.dp or self.grid.dp, evidence=""),
+            grid=grid,
+            experts=experts,
             stage=stage,
             # BF16_Optimizer is an optimizer of stage 1; the elastic form one of stages 1 and 2.
             bf16_optimizer=self.zero.bf16_optimizer and stage == 1,
             elastic=self.zero.elastic and stage < 3,
         )
-        flats = {mp: [zero.flat_groups(one) for one in own] for mp, own in self.groups.items()}
+        flats = {
+            mp: [zero.flat_groups(experts.relisted(one, before)) for one in own]
+            for mp, own in self.groups.items()
+        }
         return replace(self, zero=zero, flats=flats)

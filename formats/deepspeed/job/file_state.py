@@ -49,6 +49,9 @@ def state_fields(role: FileRole, tree: Mapping[str, Any]) -> Iterator[StateField
         tensors = {name for name, value in module.items() if isinstance(value, TensorRef)}
         yield from _fields("module.", (MODULE,), module, tensors)  # a module's extra state
         return
+    if role is FileRole.EXPERT_OPTIMIZER:
+        yield from _fields("", (), tree, {"optimizer"})
+        return
     at, inner = optimizer_at(tree)
     if at:
         yield from _fields("optimizer.", (), tree, {OPTIMIZER})

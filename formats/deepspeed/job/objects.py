@@ -108,6 +108,8 @@ def read_objects(
         UnsafeError: the tree unfolds to far more than a checkpoint has.
     """
     prefix = "" if first else f"rank_{rank}."
+    if file.role is FileRole.EXPERT_OPTIMIZER:
+        prefix = f"ep_rank_{file.expert}."
     made = FileObjects(file.path, file.role, prefix, rank, _pickle(file.path, stream))
     tree = stream.tree
     for label, at, key, value in state_fields(file.role, tree):

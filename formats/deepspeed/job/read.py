@@ -32,7 +32,7 @@ def read_job(checkpoint: DeepSpeedCheckpoint) -> DeepSpeedJob:
     if not checkpoint.stage:
         raise UnsupportedError(
             "ZeRO is off in this checkpoint: it has no partitions, and DeepSpeed loads it on"
-            " any number of ranks as it is",
+            " any number of ranks as it is, or of equally many that share experts",
             hint="ftckpt convert --to torchsave or safetensors",
         )
     whole = [DeepSpeedFile(f"zero/{STATE}", FileRole.OPTIMIZER)]
@@ -120,6 +120,7 @@ def _zero_options(
     has_gaps = any(any(group) for rank in checkpoint.gaps.values() for group in rank)
     return ZeroOptions(
         grid=checkpoint.grid,
+        experts=checkpoint.experts,
         stage=checkpoint.stage,
         prefix=names[0].partition("zero_pp_rank")[0] if names else prefix,
         bf16_optimizer=bf16_optimizer,

@@ -16,7 +16,7 @@ from ftckpt.errors import UnsupportedError
 from ftckpt.formats.deepspeed.job import DeepSpeedJob
 from ftckpt.formats.deepspeed.job.file_state import FileState, PartitionRank
 from ftckpt.formats.deepspeed.job.rank_states import RoleStates
-from ftckpt.formats.deepspeed.names import DeepSpeedFile
+from ftckpt.formats.deepspeed.names import DeepSpeedFile, FileRole
 from ftckpt.formats.deepspeed.states import MODULE
 from ftckpt.formats.deepspeed.zero.flats import RankFlats, fragment
 from ftckpt.formats.deepspeed.zero.partition import Shape
@@ -88,6 +88,15 @@ class ModelFiles:
             tree["shared_params"] = {}  # only rank 0 lists them
         tree["dp_world_size"] = self._job.grid.dp
         return tree
+
+    def expert_files(self) -> Iterator[OutputFile]:
+        """Yield the files of experts, which are the same however many ranks share them."""
+        for file in self._job.files[FileRole.EXPERT]:
+            made, stem = Ordered(), file.path.removesuffix(".pt")
+            for name in self._checkpoint.tree(file.path):
+                if name in self._content.tensors:
+                    made[name] = Tensor.of(self._flats.local(name, file.mp))
+            yield OutputFile(file.path, save(made, folder=stem))
 
     def layer_files(self) -> Iterator[OutputFile]:
         """Yield the files of a pipeline's layers."""

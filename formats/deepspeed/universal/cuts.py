@@ -42,7 +42,9 @@ class ParameterCuts:
             state: a model's file of a DeepSpeed source; None for other sources.
             request: may have a table of rules and the true size of the vocabulary.
         """
-        self._cut_of: CutOf | None = None if state is None else cuts_of(state, request.rules)
+        self._cut_of: CutOf | None = None
+        if state is not None:
+            self._cut_of = cuts_of(state, request.rules, with_maps=False)
         self._rules = request.rules
         info = state.info if state is not None else None
         self._info = info if info is not None else {}

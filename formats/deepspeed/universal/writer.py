@@ -74,6 +74,12 @@ class DeepSpeedUniversalWriter:
 def _of_deepspeed(
     content: Content, checkpoint: DeepSpeedCheckpoint, request: LayoutRequest
 ) -> Layout:
+    if checkpoint.experts.layers:
+        raise UnsupportedError(
+            "DeepSpeed finds an expert in a universal checkpoint by its number on a rank, so that"
+            " every rank would load those of the first",
+            hint="ftckpt reshard --dp N --ep N writes the job's own form",
+        )
     job = read_job(checkpoint).repartitioned(LayoutRequest())
     cuts = _cuts(job.states[0], request)
     content = stored_content(job, content)

@@ -34,6 +34,7 @@ class RankFlatGroup:
         counters: leaf -> the one number that all parameters of the group have.
         numbers: leaf -> value of states that are no tensors.
         gaps: elements after each parameter.
+        ranks: number of partitions; experts have fewer than the job.
     """
 
     group: Group
@@ -42,6 +43,7 @@ class RankFlatGroup:
     counters: Mapping[str, Shard]
     numbers: Mapping[str, Any] = field(default_factory=dict)
     gaps: tuple[int, ...] = ()
+    ranks: int = 1
 
 
 class RankFlats:
@@ -168,16 +170,19 @@ class Partition:
         runs: what it holds of the parameters, in order.
         held: elements that are no padding at the end.
         size: elements with it.
+        ranks: number of partitions.
+        is_last: whether it is the last of them.
     """
 
     def __init__(self, flat: RankFlatGroup, zero: ZeroOptions, rank: int) -> None:
         self._flat = flat
+        self.ranks, self.is_last = flat.ranks, rank == flat.ranks - 1
         if zero.stage == 3:
-            sliced = SlicedGroup(flat.group, zero.grid.dp)
+            sliced = SlicedGroup(flat.group, flat.ranks)
             self.runs = list(sliced.runs(rank, 0, sliced.total))
             self.held = self.size = self.total = sliced.total
         else:
-            laid = FlatGroup(flat.group, zero.grid.dp, flat.gaps)
+            laid = FlatGroup(flat.group, flat.ranks, flat.gaps)
             self.runs = list(laid.runs(rank))
             self.held, self.size, self.total = laid.held(rank), laid.size, laid.total
 

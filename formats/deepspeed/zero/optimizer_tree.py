@@ -6,10 +6,11 @@ both without; BF16_Optimizer keeps all of it, and books it on the last rank.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ftckpt.errors import UnsupportedError
+from ftckpt.formats.deepspeed.experts import group_ep
 from ftckpt.formats.deepspeed.job import DeepSpeedJob
 from ftckpt.formats.deepspeed.job.file_state import GROUPS, FileState
 from ftckpt.formats.deepspeed.states import BASES, MASTERS, OPTIMIZER
@@ -21,6 +22,10 @@ from .flats import Partition, RankFlatGroup
 _STAGE = Global("deepspeed.runtime.zero.config", "ZeroStageEnum")
 _ADDRESS = Global("deepspeed.utils.tensor_fragment", "fragment_address")
 _SCALER = Global("deepspeed.runtime.fp16.loss_scaler", "LossScaler")
+
+
+# A flat group, and which of its partitions a file has.
+PartitionedGroup = tuple[RankFlatGroup, int]
 
 
 class OptimizerTree:
@@ -35,26 +40,25 @@ class OptimizerTree:
         self.renumbered = False
 
     def build(
-        self, state: FileState, groups: Sequence[Sequence[RankFlatGroup]], dp: int
+        self, state: FileState, groups: Sequence[Sequence[PartitionedGroup]]
     ) -> dict[str, Any]:
         """Return the tree of one partition's file.
 
         Args:
             state: the other state.
-            groups: flat groups of each parameter group.
-            dp: which partition.
+            groups: flat groups of each parameter group, each with the number of its partition.
 
         Raises:
             UnsupportedError: the source has no parameter groups, and this form needs them.
         """
-        flats = [flat for group in groups for flat in group]
-        parts = [Partition(flat, self._zero, dp) for flat in flats]
+        flats = [flat for group in groups for flat, _ in group]
+        parts = [Partition(flat, self._zero, rank) for group in groups for flat, rank in group]
         inner = dict(state.inner)
         if self._zero.stage == 3:
             inner = self._stage3(inner, parts)
             inner[OPTIMIZER] = self._base(state, groups, [part.state(part.size) for part in parts])
         else:
-            inner = self._stages12(inner, flats, parts, dp)
+            inner = self._stages12(inner, flats, parts)
             if self._zero.elastic:
                 inner[BASES[0]] = [part.state(part.held) for part in parts]
             else:
@@ -79,20 +83,18 @@ class OptimizerTree:
         inner: dict[str, Any],
         flats: Sequence[RankFlatGroup],
         parts: Sequence[Partition],
-        dp: int,
     ) -> dict[str, Any]:
-        ranks, keeps_padding = self._zero.grid.dp, self._zero.bf16_optimizer
-        last = dp == ranks - 1
+        keeps_padding = self._zero.bf16_optimizer
         found = {
             "ds_version": self._job.version,
             **inner,
             "group_paddings": [
-                (part.size * ranks - part.total if last else 0)
+                (part.size * part.ranks - part.total if part.is_last else 0)
                 if keeps_padding
                 else part.size - part.held
                 for part in parts
             ],
-            "partition_count": [ranks] * len(parts),
+            "partition_count": [part.ranks for part in parts],
             "param_slice_mappings": [self._addresses(part) for part in parts],
             MASTERS[0]: [part.masters(part.size if keeps_padding else part.held) for part in parts],
         }
@@ -108,13 +110,14 @@ class OptimizerTree:
         found = Ordered()
         for run in part.runs:
             place = {"numel": run.stop - run.start, "start": run.at}
-            found[self._job.called.get(run.name, run.name)] = Call(_ADDRESS, state=place, new=True)
+            name = self._zero.experts.on_its_rank(run.name)
+            found[self._job.called.get(name, name)] = Call(_ADDRESS, state=place, new=True)
         return found
 
     def _base(
         self,
         state: FileState,
-        groups: Sequence[Sequence[RankFlatGroup]],
+        groups: Sequence[Sequence[PartitionedGroup]],
         states: Sequence[dict[str, Any]],
     ) -> dict[str, Any]:
         """Return the base optimizer's state_dict, whose parameters are the flat groups."""
@@ -128,10 +131,17 @@ class OptimizerTree:
         numbers = iter(range(len(states)))
         members = [[next(numbers) for _ in group] for group in groups]
         self.renumbered |= any(
-            group.get("params") != mine for group, mine in zip(hyper, members, strict=True)
+            group.get("params") != mine or self._shared(group)
+            for group, mine in zip(hyper, members, strict=True)
         )
         base[GROUPS] = [
-            {**group, "params": mine} for group, mine in zip(hyper, members, strict=True)
+            {**group, **self._shared(group), "params": mine}
+            for group, mine in zip(hyper, members, strict=True)
         ]
         held = {number: state for number, state in enumerate(states) if state}
         return {"state": held, **base}
+
+    def _shared(self, group: Mapping[str, Any]) -> dict[str, str]:
+        """Return the name of a parameter group of experts, where other ranks share them now."""
+        ep, now = group_ep(group), self._zero.experts.ep
+        return {"name": f"ep_size_{now}"} if ep is not None and ep != now else {}

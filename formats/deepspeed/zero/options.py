@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd, prod
 
+from ftckpt.formats.deepspeed.experts import ExpertLayers
 from ftckpt.formats.deepspeed.geometry import DeepSpeedGrid
 
 from .partition import Shape
@@ -32,6 +33,7 @@ class ZeroOptions:
 
     Attributes:
         grid: sizes of its parallel groups.
+        experts: its layers of experts.
         stage: of ZeRO, 1 to 3.
         prefix: of its optimizer's files.
         bf16_optimizer: whether BF16_Optimizer writes: it keeps all padding and records no stage.
@@ -41,6 +43,7 @@ class ZeroOptions:
     """
 
     grid: DeepSpeedGrid
+    experts: ExpertLayers
     stage: int
     prefix: str = ""
     bf16_optimizer: bool = False
@@ -55,7 +58,7 @@ class ZeroOptions:
             return list(self._sub_groups(group))
         names = list(group)
         if self.round_robin:
-            names = [names[n] for n in _round_robin(len(names), self.grid.dp)]
+            names = [names[n] for n in _round_robin(len(names), self._ranks(group))]
         return [{name: group[name] for name in names}]
 
     def parameter_group(self, groups: Sequence[Group]) -> Group:
@@ -64,8 +67,12 @@ class ZeroOptions:
         if self.stage == 3 or not self.round_robin:
             return flat
         names = list(flat)
-        back = sorted(zip(_round_robin(len(names), self.grid.dp), names, strict=True))
+        back = sorted(zip(_round_robin(len(names), self._ranks(flat)), names, strict=True))
         return {name: flat[name] for _, name in back}
+
+    def _ranks(self, group: Group) -> int:
+        """Return the number of partitions of a parameter group."""
+        return self.experts.partition(group, 0).ranks
 
     def gaps(self, group: Group, itemsize: int) -> tuple[int, ...]:
         """Return the elements after each parameter of a flat group of stages 1 and 2.

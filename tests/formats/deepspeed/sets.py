@@ -51,9 +51,9 @@ def truth_of(name: str) -> dict[str, Truth]:
     """Return what the job's memory held, and the client's random state, by key."""
     truth = tensors_of(DATA / name / "truth.safetensors")
     files = len(list(tag(name).glob("*model_states.pt"))) - len(list(tag(name).glob("layer_*")))
-    ranks = {"tp": (0, 1), "pipe": (0, 1)}.get(name, range(files))
+    ranks = {"tp": (0, 1), "autotp": (0, 1), "pipe": (0, 1)}.get(name, range(files))
     truth |= {f"extra:rank{rank}:rng.cpu": RNG for rank in ranks}
-    if "master:embed.weight" in truth:  # the head is tied to it, and so is its master
+    if "master:embed.weight" in truth and not name.startswith("moe"):  # the head is tied to it
         truth["master:head.weight"] = truth["master:embed.weight"]
     return truth
 

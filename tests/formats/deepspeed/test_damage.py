@@ -381,6 +381,7 @@ class TestSlices:
             ({"autotp_unsupported_parameter_patterns": {"down": "fused"}}, "no way to merge"),
             ({"expert_parameter_patterns": ["down"]}, "experts"),
             ({"affine_map": {"params": {"down": {}}}}, "affine"),
+            ({"affine_map": {"version": 2, "params": {}}}, "affine maps of version 2"),
             ({"tp_replicated_parameter_patterns": ["(a+)+"]}, "regular expression"),
             ({"tp_replicated_parameter_patterns": ["("]}, "regular expression"),
             ({"tp_replicated_parameter_patterns": [7]}, "regular expression"),
@@ -430,8 +431,7 @@ def renamed(state: Any, names: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("layer_0_expert_3_mp_rank_00_model_states.pt", "mixture-of-experts"),
-        ("expp_rank_0_mp_rank_00_optim_states.pt", "mixture-of-experts"),
+        ("expert_3_mp_rank_00_model_states.pt", "of which layer"),
         ("offloaded_tensors/rank00/0.tensor.swp", "NVMe"),
     ],
 )

@@ -127,7 +127,7 @@ def test_slices_are_put_together_and_ranges_of_them_too(
     for rank, part in enumerate(parts):
         for slab in slabs[rank]:
             found[window(slab.box)] = part[window(slab.local)]
-        mine = ParameterPart(rank, part.shape, slabs[rank], 0)
+        mine = ParameterPart(rank, part.shape, slabs[rank], (0,) * len(slabs[rank]))
         half = part.size // 3  # a run ends anywhere
         for start, stop in ((0, half), (half, part.size)):
             try:
@@ -136,7 +136,7 @@ def test_slices_are_put_together_and_ranges_of_them_too(
                 assert cut.axis is not None
                 assert prod(part.shape[: cut.axis]) != 1
                 return
-            for box, flat, at, numel in places:
+            for box, flat, at, numel, _ in places:
                 low, high = flat or (0, box.volume)
                 held = whole[window(box)].reshape(-1)[low:high]
                 assert (held == part.reshape(-1)[start + at : start + at + numel]).all()

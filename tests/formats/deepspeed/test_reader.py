@@ -12,7 +12,11 @@ from ftckpt.formats.deepspeed import DeepSpeed
 from tests.conformance.formats import FormatTests, Made, Truth
 from tests.formats.deepspeed.sets import made, opened, tensors_of, unpacked
 
-SETS = ("z1", "z2", "z3", "bf16", "pipe", "tp", "wrap", "off")
+SETS = (
+    "z1", "z2", "z3", "bf16", "pipe", "tp", "wrap", "off",
+    "moe_z1", "moe_z2", "moe_data", "moe_bf16", "moe_off", "autotp",
+    "lora_z2", "lora_z3", "lora_left",
+)  # fmt: skip
 
 
 class TestDeepSpeed(FormatTests):

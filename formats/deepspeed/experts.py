@@ -1,0 +1,408 @@
+"""Compute which expert and which partition of it each DeepSpeed rank holds.
+
+The ranks of a data-parallel group of a job with experts form a grid of their own: `ep` ranks share
+the experts of a layer evenly, and the `edp` ranks that hold the same experts partition them. A rank
+numbers its own experts from 0. A file of an expert has the number in the whole model, in its path
+and in the names of its tensors.
+
+    dp = 4, ep = 2, 4 experts    partition 0 1 2 3
+    expert first                 holds    0-1 2-3 0-1 2-3
+    data first                   holds    0-1 0-1 2-3 2-3
+
+Sources: `deepspeed/runtime/engine.py` (`_save_moe_checkpoint`), `utils/groups.py`
+(`_create_expert_and_data_parallel`), `moe/utils.py` and `runtime/zero/stage_1_and_2.py`
+(`_configure_moe_settings`) of DeepSpeed 0.19.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from itertools import islice
+from math import prod
+from typing import NamedTuple
+
+from ftckpt.errors import CorruptError, UnsupportedError
+from ftckpt.findings import Finding, finding
+from ftckpt.formats.deepspeed.zero.partition import Shape
+
+from .geometry import MOST, DeepSpeedGrid
+from .names import SHOWN, DeepSpeedFile, FileRole
+from .states import ModelState, OptimizerState
+
+# What the name of an expert's parameter begins with, its number, and the rest.
+_NAME = re.compile(r"(.*\.deepspeed_moe\.experts\.deepspeed_experts\.)(\d{1,7})(\..*)", re.DOTALL)
+# The name of a parameter group of experts says over how many ranks they are shared.
+_GROUP = re.compile(r"ep_size_(\d{1,7})")
+
+# Elements of a group, after which `split_params_into_different_moe_groups_for_optimizer` begins
+# another.
+_MOST_OF_A_GROUP = 178_956_971
+
+
+class ExpertName(NamedTuple):
+    """The name of an expert's parameter, in three parts."""
+
+    prefix: str
+    number: int
+    rest: str
+
+    @property
+    def full(self) -> str:
+        """The name."""
+        return f"{self.prefix}{self.number}{self.rest}"
+
+
+def expert_name(name: str) -> ExpertName | None:
+    """Take the name of an expert's parameter apart; None for other names."""
+    match = _NAME.fullmatch(name)
+    return None if match is None else ExpertName(match[1], int(match[2]), match[3])
+
+
+def group_ep(group: object) -> int | None:
+    """Return over how many ranks a parameter group of experts says they are shared."""
+    name = group.get("name") if isinstance(group, dict) and group.get("moe") is True else None
+    match = _GROUP.fullmatch(name) if isinstance(name, str) else None
+    return int(match[1]) or None if match is not None else None
+
+
+class ExpertLayer(NamedTuple):
+    """One layer of experts.
+
+    Attributes:
+        number: of the layer, as the names of its files have it.
+        experts: number of them in the whole model.
+        local: number of them on one rank.
+    """
+
+    number: int
+    experts: int
+    local: int
+
+    @property
+    def ep(self) -> int:
+        """Number of ranks that share the experts."""
+        return self.experts // self.local
+
+
+class GroupPartition(NamedTuple):
+    """What one rank's file holds of a parameter group.
+
+    Attributes:
+        ep: its expert-parallel rank; 0 in groups of other parameters.
+        shapes: name in the whole model -> shape, in flat order.
+        ranks: number of partitions of these parameters.
+        rank: which of them.
+    """
+
+    ep: int
+    shapes: Mapping[str, Shape]
+    ranks: int
+    rank: int
+
+
+class ExpertLayers:
+    """The layers of experts of a job; without any, all parameters are partitioned alike.
+
+    Attributes:
+        layers: prefix of the names of its parameters -> layer.
+    """
+
+    def __init__(self, grid: DeepSpeedGrid, head: ModelState) -> None:
+        """Take the job.
+
+        Args:
+            grid: sizes of its groups.
+            head: what any of the model's files records.
+        """
+        self._grid, self._counts = grid, head.experts
+        self._file, self._data_first = head.file.path, head.data_first
+        self._files: dict[int, str] = {}
+        self._held: dict[str, set[int]] = defaultdict(set)
+        self.layers: dict[str, ExpertLayer] = {}
+
+    @property
+    def ep(self) -> int | None:
+        """The largest number of ranks that share a layer's experts; None without experts."""
+        return max((layer.ep for layer in self.layers.values()), default=None)
+
+    def add_file(self, file: DeepSpeedFile, names: Iterable[str]) -> None:
+        """Add the file of one expert, by the names of its tensors.
+
+        Raises:
+            CorruptError: it is of another layer or expert than its name says.
+        """
+        assert file.layer is not None
+        if file.layer >= len(self._counts) or (file.expert or 0) >= self._counts[file.layer]:
+            counts = ", ".join(map(str, self._counts[:SHOWN])) or "none"
+            raise CorruptError(
+                f"{file.path} is an expert that the job has not: {self._file} records {counts}",
+                kind="world-size",
+                file=file.path,
+            )
+        for name in names:
+            own = expert_name(name)
+            prefix = None if own is None else own.prefix
+            if own is None or own.number != file.expert:
+                raise CorruptError(
+                    f"{file.path} holds {name}, which is not a parameter of its expert",
+                    kind="bad-metadata",
+                    file=file.path,
+                )
+            if self._files.setdefault(file.layer, own.prefix) != prefix:
+                raise CorruptError(
+                    f"{file.path} holds {name}, which is of another layer than the other experts",
+                    kind="bad-metadata",
+                    file=file.path,
+                )
+
+    def add_shapes(self, names: Iterable[str]) -> None:
+        """Add the parameters that a model's file lists, as a rank names them."""
+        for name in names:
+            own = expert_name(name)
+            if own is not None:
+                self._held[own.prefix].add(own.number)
+
+    def resolve(self, shared: int | None) -> None:
+        """Find the layers, when all files were added.
+
+        Args:
+            shared: number of ranks that share a layer, where no list of parameters says it.
+
+        Raises:
+            CorruptError: the numbers of experts, of ranks and of layers contradict each other.
+            UnsupportedError: the job is a pipeline, or shares experts over tensor slices.
+        """
+        if not self._held and not self._files:
+            return
+        if self._grid.pp > 1:
+            raise UnsupportedError(
+                "experts in a pipeline: each stage numbers its layers of experts from 0, and which"
+                " stage wrote a file is recorded nowhere",
+                file=self._file,
+            )
+        # A layer of which every file is missing is told, and its place follows from the order.
+        numbers = {prefix: number for number, prefix in self._files.items()}
+        if len(numbers) != len(self._files):
+            raise self._odd("two layers of experts have files of the same parameters")
+        free = iter(n for n in range(len(self._counts)) if n not in self._files)
+        for prefix in self._held:
+            if prefix not in numbers:
+                number = next(free, None)
+                if number is None:
+                    raise self._odd(f"{prefix}* is not among its {len(self._counts)} layers")
+                numbers[prefix] = number
+        for prefix, number in sorted(numbers.items(), key=lambda item: item[1]):
+            experts = self._counts[number]
+            held = self._held.get(prefix)
+            local = experts // (shared or 1) if held is None else len(held)
+            if held is not None and held != {*range(local)}:
+                raise self._odd(f"{prefix}* does not number a rank's experts from 0")
+            if not experts or not local or experts % local:
+                raise self._odd(f"{local} experts a rank of the {experts} of {prefix}*")
+            layer = ExpertLayer(number, experts, local)
+            if layer.ep > MOST or self._grid.dp % layer.ep:
+                raise self._odd(
+                    f"{layer.ep} ranks share the experts of {prefix}*, and the job has"
+                    f" {self._grid.dp} partitions"
+                )
+            self.layers[prefix] = layer
+
+    def _odd(self, what: str) -> CorruptError:
+        return CorruptError(
+            f"{self._file} and the experts contradict each other: {what}",
+            kind="world-size",
+            file=self._file,
+        )
+
+    def whole(self, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+        """Return a rank's parameters with the experts of all ranks in place of its own."""
+        found: dict[str, Shape] = {}
+        for name, shape in shapes.items():
+            own = expert_name(name)
+            layer = None if own is None else self.layers.get(own.prefix)
+            if own is None or layer is None:
+                found[name] = shape
+                continue
+            for number in range(own.number, layer.experts, layer.local):
+                found[own._replace(number=number).full] = shape
+        return found
+
+    def ordered(
+        self, state: OptimizerState, groups: Sequence[Mapping[str, Shape]]
+    ) -> Sequence[int]:
+        """Return the number of each of a file's parameter groups in the list of the model's file.
+
+        Every rank splits groups of experts by itself, in an order of its own where they are shared
+        differently (`split_params_into_different_moe_groups_for_optimizer` walks a set).
+
+        Args:
+            state: of one rank.
+            groups: as the model's file lists them, which rank 0 wrote.
+
+        Raises:
+            CorruptError: the file has parameters that are not listed.
+        """
+        if not self.layers or len(state.slices) != len(groups):
+            return range(len(groups))
+        left = list(range(len(groups)))
+        found: dict[int, int] = {}
+        # A group of which the rank holds padding alone names nothing: it takes what is left.
+        for number, names in sorted(enumerate(state.slices), key=lambda item: not item[1]):
+            fits = [n for n in left if names <= groups[n].keys()]
+            own = group_ep(state.groups[number]) if number < len(state.groups) else None
+            if own is not None:
+                fits = [
+                    n for n in fits if self._grid.dp == own * self.partition(groups[n], 0).ranks
+                ]
+            if not fits:
+                raise CorruptError(
+                    f"{state.file.path} holds parameters that {self._file} lists in no group",
+                    kind="bad-metadata",
+                    file=state.file.path,
+                )
+            found[number] = number if number in fits else fits[0]
+            left.remove(found[number])
+        return [found[number] for number in range(len(groups))]
+
+    def partition(self, shapes: Mapping[str, Shape], dp: int) -> GroupPartition:
+        """Return what partition `dp` of the job holds of a parameter group.
+
+        Args:
+            shapes: name -> shape as a rank lists them.
+            dp: which partition, as the file's name says.
+
+        Raises:
+            CorruptError: the group mixes experts that are shared differently.
+        """
+        names = [(name, expert_name(name)) for name in shapes]
+        layers = [None if own is None else self.layers.get(own.prefix) for _, own in names]
+        sizes = {None if layer is None else layer.ep for layer in layers}
+        if len(sizes) > 1:
+            raise self._odd("a parameter group has parameters that are partitioned differently")
+        ep = next(iter(sizes), None)
+        if ep is None:
+            return GroupPartition(0, shapes, self._grid.dp, dp)
+        ep_rank, rank = self.place(dp, ep)
+        made = {}
+        for (name, own), layer in zip(names, layers, strict=True):
+            assert own is not None
+            assert layer is not None
+            number = own.number + ep_rank * layer.local
+            made[own._replace(number=number).full] = shapes[name]
+        return GroupPartition(ep_rank, made, self._grid.dp // ep, rank)
+
+    def place(self, dp: int, ep: int) -> tuple[int, int]:
+        """Return a partition's rank among those that share experts, and among equal ones."""
+        if self._data_first:
+            return divmod(dp, self._grid.dp // ep)
+        return dp % ep, dp // ep
+
+    def resharded(self, grid: DeepSpeedGrid, ep: int | None) -> ExpertLayers:
+        """Return the layers as a job of other sizes has them.
+
+        Args:
+            grid: sizes of the job's groups.
+            ep: number of ranks that share each layer; None for as many as now.
+
+        Raises:
+            UnsupportedError: a layer cannot be shared so.
+        """
+        made = copy(self)
+        made._grid, made.layers = grid, {}
+        if len({layer.ep for layer in self.layers.values()}) > 1:
+            raise UnsupportedError(
+                "layers of experts that are shared by different numbers of ranks: each rank orders"
+                " their parameter groups by a hash of its own, also when it loads",
+                hint="ftckpt convert --to safetensors or --to dcp",
+            )
+        for prefix, layer in self.layers.items():
+            ranks = ep or layer.ep
+            if layer.experts % ranks or grid.dp % ranks:
+                raise UnsupportedError(
+                    f"{ranks} ranks cannot share the {layer.experts} experts of {prefix}* evenly in"
+                    f" a job of {grid.dp} partitions",
+                    hint="--ep and --dp give the sizes",
+                )
+            made.layers[prefix] = layer._replace(local=layer.experts // ranks)
+        return made
+
+    def relisted(self, group: Mapping[str, Shape], of: ExpertLayers) -> Mapping[str, Shape]:
+        """Return a parameter group of another job with as many experts as a rank of this has.
+
+        Args:
+            group: name -> shape, as a rank of the other job lists it.
+            of: the layers of that job.
+
+        Raises:
+            UnsupportedError: the order of the group's experts is none that DeepSpeed makes.
+        """
+        if self.layers == of.layers:
+            return group
+        listed: dict[str, dict[int, dict[str, Shape]]] = {}
+        made: dict[str, Shape] = {}
+        for name, shape in group.items():
+            own = expert_name(name)
+            if own is not None and own.prefix in of.layers:
+                numbers = listed.setdefault(own.prefix, {})
+                numbers.setdefault(own.number, {})[own.rest] = shape
+            else:
+                made[name] = shape
+        order = [*made]
+        for prefix, numbers in listed.items():
+            first = numbers.get(0, {})
+            odd = any(one != first or [*one] != [*first] for one in numbers.values())
+            if odd or [*numbers] != [*range(of.layers[prefix].local)]:
+                raise UnsupportedError(f"a parameter group has a part of the experts of {prefix}*")
+            order += (f"{prefix}{n}{rest}" for n in numbers for rest in first)
+            for number in range(self.layers[prefix].local):
+                made |= {f"{prefix}{number}{rest}": shape for rest, shape in first.items()}
+        if order != [*group] or sum(map(prod, made.values())) > _MOST_OF_A_GROUP:
+            raise UnsupportedError(
+                "a parameter group of experts that a job of other sizes would divide otherwise"
+            )
+        return made
+
+    def on_its_rank(self, name: str) -> str:
+        """Return a name with the number that its expert has on the rank that holds it."""
+        own = expert_name(name)
+        layer = None if own is None else self.layers.get(own.prefix)
+        if own is None or layer is None:
+            return name
+        return own._replace(number=own.number % layer.local).full
+
+    def first(self, ep_rank: int) -> int:
+        """Return the partition that writes for an expert-parallel rank where ZeRO is off."""
+        return ep_rank * (self._grid.dp // (self.ep or 1)) if self._data_first else ep_rank
+
+    def of_rank(self, names: Iterable[str], ep_rank: int) -> Iterator[str]:
+        """Yield the experts' parameters among `names` that one expert-parallel rank holds."""
+        for name in names:
+            own = expert_name(name)
+            layer = None if own is None else self.layers.get(own.prefix)
+            if own is None or layer is None:
+                continue
+            if own.number // layer.local == self.place(self.first(ep_rank), layer.ep)[0]:
+                yield name
+
+    def check(self, files: Sequence[DeepSpeedFile]) -> Iterator[Finding]:
+        """Yield the experts that have no file."""
+        held = {(f.layer, f.expert, f.mp) for f in files if f.role is FileRole.EXPERT}
+        absent = (
+            (number, expert, mp)
+            for number, count in enumerate(self._counts)
+            for expert in range(count)
+            for mp in range(self._grid.mp)
+            if (number, expert, mp) not in held
+        )
+        for number, expert, mp in islice(absent, SHOWN):
+            name = f"layer_{number}_expert_{expert}_mp_rank_{mp:02d}_model_states.pt"
+            what = f"{name} is missing: expert {expert} of layer {number} has no file"
+            yield finding("missing-file", what, file=name)
+        of = {f.expert for f in files if f.role is FileRole.EXPERT_OPTIMIZER}
+        for rank in sorted({*range(self.ep or 0)} - of) if of else ():
+            name = f"expp_rank_{rank}_mp_rank_00_optim_states.pt"
+            what = f"{name} is missing: expert-parallel rank {rank} has no optimizer file"
+            yield finding("missing-rank", what, file=name)
