@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ftckpt.checkpoint import TensorInfo
 from ftckpt.formats.pickles.walk import Path, at, dotted, leaves
 from ftckpt.formats.state.nested import IsList
-from ftckpt.formats.state.paths import tensor_paths
+from ftckpt.formats.state.paths import RecordedPaths, tensor_paths
 from ftckpt.transfer.content import Content, TargetTensor
 
 from .checkpoint import RanksCheckpoint
@@ -52,7 +52,7 @@ class RankPlaces:
                 others.append(wanted)
             else:
                 self.found[key] = place
-        paths, lost = tensor_paths(content.with_tensors(others), {})
+        paths, lost = tensor_paths(content.with_tensors(others), RecordedPaths({}, {}))
         self.unplaced += lost
         for key, path in paths.items():
             place = _named(content.tensors[key], path, whole=whole)

@@ -148,20 +148,25 @@ class TrainingTree:
     # --- weights --------------------------------------------------------------------------------
 
     def _model(self, tree: Any, at: Path, component: str) -> None:
-        found: list[tuple[str, Path, TensorRef]] = []
+        found: list[tuple[str, str, TensorRef]] = []
         for path, value in _model_leaves(tree):
             name = ".".join(map(str, path)) or "tensor"
             if _is_part_of_more(tree, path, value):
                 raise self._one_shard(".".join(map(str, path[:-1])))
             parts = list(self._parts(value, name))
-            found += [(name + suffix, (*at, *path), ref) for suffix, ref in parts]
-            if not parts and path:
+            record = _is_record(value)
+            found += [
+                (name + suffix, _stands((*at, *path), suffix, record=record), ref)
+                for suffix, ref in parts
+            ]
+            if record:  # what its parts do not say: the class, sizes of blocks
+                self._object((*at, *path), ".".join(map(str, (*at, *path))))
+            elif not parts and path:
                 self._object((*at, *path), ".".join(map(str, path)))
         names = unwrapped(name for name, _, _ in found)
-        for stored, path, ref in found:
+        for stored, shown, ref in found:
             name = names[stored]
             kind = _kind(name, ref)
-            shown = ".".join(map(str, path))
             self.tensors.append(TreeTensor(StoredName(component, kind, name), shown, ref))
             if component == "model" and kind is Kind.PARAM:
                 self._weights.append((name, ref))
@@ -182,10 +187,9 @@ class TrainingTree:
                 raise self._one_shard(name)
             if type(value.base) is TensorRef:
                 yield from self._parts(value.base, name)
-            else:
-                for path, inner in leaves(value.state):
-                    if type(inner) is TensorRef:
-                        yield "".join(f".{step}" for step in path), inner
+            for path, inner in leaves(value.state):
+                if type(inner) is TensorRef:
+                    yield "".join(f".{step}" for step in path), inner
 
     def _one_shard(self, name: str) -> UnsupportedError:
         return UnsupportedError(
@@ -221,18 +225,19 @@ class TrainingTree:
 
     def _flat_optimizer(self, tree: Mapping[str, Any], at: Path) -> None:
         """Take what torch's `flatten_optimizer_state_dict` gives: `state.<parameter>.exp_avg`."""
-        found: list[tuple[StoredName, Path, TensorRef]] = []
+        found: list[tuple[StoredName, str, TensorRef]] = []
         for key, value in tree.items():
             parts = list(self._parts(value, key))
             for suffix, ref in parts:
-                found.append((place("", ["optimizer", key + suffix], ref.dtype), (*at, key), ref))
-            if not parts:
+                stands = _stands((*at, key), suffix, record=_is_record(value))
+                found.append((place("", ["optimizer", key + suffix], ref.dtype), stands, ref))
+            if not parts or _is_record(value):
                 self._object((*at, key), f"{self._of(at)}.{key}")
                 self._name(f"{self._of(at)}.{key}", value, optimizer=True)
         bare = unwrapped(where.name for where, _, _ in found)
-        for where, path, ref in found:
+        for where, stands, ref in found:
             named = where._replace(name=bare[where.name])
-            self.tensors.append(TreeTensor(named, ".".join(map(str, path)), ref))
+            self.tensors.append(TreeTensor(named, stands, ref))
 
     def _optimizer(self, tree: Mapping[Any, Any], at: Path, prefix: str) -> None:
         entries = state_entries(tree)
@@ -252,9 +257,11 @@ class TrainingTree:
                 parts = list(self._parts(value, leaf))
                 for suffix, ref in parts:
                     found = place("", ["optimizer", "state", name, leaf + suffix], ref.dtype)
-                    self.tensors.append(TreeTensor(found, ".".join(map(str, where)), ref))
-                if not parts and path:
+                    shown = _stands(where, suffix, record=_is_record(value))
+                    self.tensors.append(TreeTensor(found, shown, ref))
+                if (not parts or _is_record(value)) and path:
                     self._object((*at, "state"), f"{self._of(at)}.state")
+                if not parts and path:
                     self._name(f"optimizer.state.{name}.{leaf}", value, optimizer=True)
         if not proven:
             self.remarks.append(
@@ -263,7 +270,10 @@ class TrainingTree:
             )
         for key in tree:
             if key != "state":
-                self._state(tree[key], (*at, step_of(key)), f"{self._of(at)}.{step_of(key)}")
+                # A learning rate may be a tensor; those of several optimizers would share a key.
+                groups = "" if prefix or key != "param_groups" else key
+                label = f"{self._of(at)}.{step_of(key)}"
+                self._state(tree[key], (*at, step_of(key)), label, groups)
 
     def _of(self, at: Path) -> str:
         return ".".join(map(str, at)) or self._label or "optimizer"
@@ -281,7 +291,7 @@ class TrainingTree:
 
     # --- everything else ------------------------------------------------------------------------
 
-    def _state(self, tree: Any, at: Path, label: str = "") -> None:
+    def _state(self, tree: Any, at: Path, label: str = "", groups: str = "") -> None:
         label = label or ".".join(map(str, at)) or self._label or "state"
         for path, value in leaves(tree):
             name = ".".join([label, *map(str, path)])
@@ -290,7 +300,11 @@ class TrainingTree:
             for suffix, ref in self._parts(value, name):
                 component, _, rest = (name + suffix).partition(".")
                 where = StoredName(f"extra:{component}", Kind.OTHER, rest or component)
-                self.tensors.append(TreeTensor(where, ".".join(map(str, (*at, *path))), ref))
+                if groups:
+                    own = ".".join([groups, *map(str, path)]) + suffix
+                    where = StoredName("optimizer", Kind.OTHER, own)
+                shown = _stands((*at, *path), suffix, record=_is_record(value))
+                self.tensors.append(TreeTensor(where, shown, ref))
         self._object(at, label)
         self._name(label, tree)
         for inner in field_names(tree):
@@ -317,6 +331,16 @@ class TrainingTree:
             bounded = float(min(max(value, -1e18), 1e18))
             if bounded == bounded:
                 self.numbers.append(TreeStepNumber(name, bounded, optimizer))
+
+
+def _is_record(value: Any) -> bool:
+    """Whether a tensor is of a class that keeps more than the tensors inside it."""
+    return type(value) is SubclassRef and not value.type_name.startswith(_DISTRIBUTED)
+
+
+def _stands(path: Path, suffix: str, *, record: bool) -> str:
+    """Return the stored name of a part: of a record it is never the record's own."""
+    return ".".join(map(str, path)) + ((suffix or ".tensor") if record else "")
 
 
 def _wrapper(tree: dict[Any, Any]) -> str:
@@ -415,6 +439,11 @@ def _find_optimizers(tree: Any, at: Path) -> Iterator[tuple[Path, Mapping[Any, A
 
 
 def _plain_view(value: Any) -> TensorRef | None:
+    """Return a tensor, or for one of a subclass what has its shape."""
+    if type(value) is SubclassRef and type(value.base) is Composite:
+        shape, dtype = (value.base.parts.get(part) for part in ("shape", "dtype"))
+        if type(shape) is tuple and isinstance(dtype, DType):
+            return TensorRef("", 0, shape, (), dtype)
     return value if type(value) is TensorRef else None
 
 

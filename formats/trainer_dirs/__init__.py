@@ -7,8 +7,13 @@
   `dl_state_dict.bin`, `scaler.pt`, `random_states_R.pkl`; under FSDP the weights and the optimizer
   are DCP folders `pytorch_model_fsdp_0/` and `optimizer_0/`, or with `use_dcp=False` one file a
   rank: `pytorch_model_fsdp_0_rank0.bin`, `optimizer_0_rank0.bin`.
+- The same two with DeepSpeed: its tag `global_stepN/` (accelerate: `pytorch_model/`), `latest` with
+  the tag's name, and `zero_to_fp32.py`. DeepSpeed keeps optimizer and scheduler; the weights that
+  lie beside are written from the same model a second time.
 - NeMo 2, `MODEL--step=N…/`: Megatron-Core's torch_dist in `weights/`, and in `context/` the
   configuration of model and trainer (`io.json`, `model.yaml`, a tokenizer).
+- verl with Megatron, `actor/` and `critic/`: one such store or several, listed in
+  `ckpt_contents.json` (see `verl`).
 
 Each part is opened by its own format and the whole reads as one checkpoint.
 Sources: `transformers/trainer.py` (`_save_checkpoint`), `accelerate/checkpointing.py`,
@@ -22,17 +27,20 @@ from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import CommitState
 from ftckpt.discovery.recognise import Format, Listing, Recognition
+from ftckpt.formats.deepspeed import DeepSpeed
 from ftckpt.storage.source import Source
 
 from .names import (
-    CONTEXT,
-    DEEPSPEED,
+    ARGUMENTS,
+    CONTENTS,
     FOLDER,
     OF_TRAINER,
     STATE,
-    WEIGHTS,
+    TAG,
     fits_here,
+    folder_of_store,
     is_state,
+    lists_stores,
     without_weights,
 )  # fmt: skip
 
@@ -45,13 +53,15 @@ class Bundle:
 
     name = "bundle"
 
-    def __init__(self, formats: Sequence[Format]) -> None:
+    def __init__(self, formats: Sequence[Format], tags: Format | None = None) -> None:
         """Keep the formats that read the parts, in the order in which they are asked.
 
         Args:
             formats: `dcp` for folders; what reads weights lying in the directory itself.
+            tags: what reads DeepSpeed's tags; None for the reader without a user's rules.
         """
         self._formats = tuple(formats)
+        self._tags = tags or DeepSpeed()
 
     def recognise(self, listing: Listing) -> Recognition | None:
         """Know it by state files beside weights, by accelerate's FSDP folders, or by state alone.
@@ -60,22 +70,30 @@ class Bundle:
         """
         if listing.single:
             return None
-        if WEIGHTS in listing.directories and CONTEXT in listing.directories:
-            part = self._of(listing.inside(WEIGHTS))
+        if lists_stores(listing.files, listing.directories):
+            return Recognition(self.name, f"has {CONTENTS}", CommitState.COMMITTED)
+        store = folder_of_store(listing.files, listing.directories)
+        if store:
+            part = self._of(listing.inside(store))
             if part is not None:
-                return Recognition(self.name, f"{WEIGHTS}/ {part.reason}", part.commit)
+                return Recognition(self.name, f"{store}/ {part.reason}", part.commit)
         folders = sorted(d for d in listing.directories if FOLDER.fullmatch(d))
         folders = [d for d in folders if self._of(listing.inside(d)) is not None]
         state = sorted(n for n in listing.files if is_state(n) and not n.startswith("training"))
-        tags = sorted(d for d in listing.directories if DEEPSPEED.fullmatch(d))
         weights = self._of(listing)
-        whole = weights is not None or (tags and STATE in state) or without_weights(state)
-        if not (folders or (state and whole)):
+        tags: list[str] = []
+        if state or ARGUMENTS in listing.files:
+            tags = sorted(d for d in listing.directories if TAG.fullmatch(d))
+            tags = [d for d in tags if self._tags.recognise(listing.inside(d)) is not None]
+        whole = weights is not None or without_weights(state)
+        if not (folders or tags or (state and whole)):
             return None
         commit = CommitState.NO_MARKER
         if STATE in listing.files:
             commit = CommitState.COMMITTED
-        elif any(OF_TRAINER.fullmatch(n) for n in listing.files):
+        elif (tags and ARGUMENTS in listing.files) or any(
+            OF_TRAINER.fullmatch(n) for n in listing.files
+        ):
             commit = CommitState.UNCOMMITTED
         parts = [r for d in folders if (r := self._of(listing.inside(d))) is not None]
         if commit is CommitState.NO_MARKER and parts:
@@ -84,7 +102,9 @@ class Bundle:
             parts.append(weights)
         if any(part.commit is CommitState.UNCOMMITTED for part in parts):
             commit = CommitState.UNCOMMITTED
-        seen = [*folders, *state] if weights is None else [weights.reason[4:], *folders, *state]
+        seen = [*tags, *folders, *state]
+        if weights is not None:
+            seen.insert(0, weights.reason[4:])
         return Recognition(self.name, f"has {' and '.join(seen[:3])}", commit)
 
     def _of(self, listing: Listing) -> Recognition | None:
@@ -101,4 +121,4 @@ class Bundle:
         """
         from .reader import open_bundle
 
-        return open_bundle(source, self._formats)
+        return open_bundle(source, self._formats, self._tags)

@@ -8,15 +8,26 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from ftckpt.checkpoint import Box, Checkpoint, Payload, Piece, Record, Scalar, StepRole
+from ftckpt.checkpoint import Box, Checkpoint, Payload, Piece, Record, Scalar, StepRole, TensorInfo
 from ftckpt.errors import FtckptError
 from ftckpt.findings import Finding
+from ftckpt.formats.huggingface.config import CONFIG
+from ftckpt.formats.huggingface.names import is_beside
 from ftckpt.formats.pickles.walk import field_names
 from ftckpt.formats.ranks.training_tree import MAX_NAMES
 from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
 from ftckpt.progress import NULL, Counter
 
-from .names import CONTEXT, WEIGHTS
+from .names import (
+    CONTEXT,
+    HUGGING_FACE,
+    POINTER,
+    SCRIPT,
+    STORE,
+    TAG,
+    WEIGHTS,
+    is_beside_store,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from ftckpt.formats.state.paths import RecordedPaths
@@ -29,11 +40,21 @@ class OpenedPart(NamedTuple):
         prefix: what its file names lack: `optimizer_0/`, or "" for files in the directory itself.
         checkpoint: the opened part.
         rank: whose state it is, where it is kept by rank.
+        model: the component of a further model of the job (`model_1`); "" for the first one's.
     """
 
     prefix: str
     checkpoint: Checkpoint
     rank: int | None = None
+    model: str = ""
+
+    def named(self, info: TensorInfo) -> TensorInfo:
+        """Return a tensor's record under the names of the whole checkpoint."""
+        if self.prefix:
+            info = info._replace(pieces=Prefixed(info.pieces, self.prefix))
+        if self.model and info.component in ("model", "optimizer"):
+            info = info._replace(component=f"extra:{self.model}")
+        return info
 
     def moved(self, found: Finding) -> Finding:
         """Return a finding with the file's name as the whole checkpoint has it."""
@@ -112,17 +133,40 @@ class BundleCheckpoint(Checkpoint):
         """Each part must."""
         return all(part.checkpoint.loads_at_any_world for part in self.parts)
 
+    @property
+    def resharded_part(self) -> str:
+        """The tag of DeepSpeed, NeMo's `weights`, or verl's `dist_ckpt`."""
+        folders = (part.prefix.rstrip("/") for part in self.parts)
+        return next((f for f in folders if f in (WEIGHTS, STORE) or TAG.fullmatch(f)), "")
+
+    @property
+    def config_file(self) -> str:
+        """The configuration that verl saves in a folder; that of others lies at the top."""
+        places = (f"{HUGGING_FACE}/{CONFIG}", f"model/{HUGGING_FACE}/{CONFIG}")
+        found = (place for place in places if place in self.source.entries)
+        return next(found, CONFIG) if self._of_verl() else CONFIG
+
+    def _of_verl(self) -> bool:
+        """Say whether verl's stores are among the parts."""
+        ends = ([STORE], [HUGGING_FACE])
+        return any(part.prefix.split("/")[-2:-1] in ends for part in self.parts)
+
     def recorded_paths(self) -> RecordedPaths:
         """Return what the parts recorded (see `RecordsPaths`)."""
         from ftckpt.formats.state.paths import RecordedPaths, recorded_paths
 
         parts = {id(part): recorded_paths(part.checkpoint) for part in self.parts}
         return RecordedPaths(
-            {key: path for own in parts.values() for key, path in own.tensors.items()},
+            {
+                key: path
+                for part in self.parts
+                if not part.model  # one tree has one place for a model
+                for key, path in parts[id(part)].tensors.items()
+            },
             {
                 shown: parts[id(part)].objects[name]
                 for shown, (part, name) in self.owners.items()
-                if name in parts[id(part)].objects
+                if name in parts[id(part)].objects and not part.model
             },
         )
 
@@ -134,7 +178,7 @@ class BundleCheckpoint(Checkpoint):
         return {
             shown: parts[id(part)][name]
             for shown, (part, name) in self.owners.items()
-            if name in parts[id(part)]
+            if name in parts[id(part)] and not part.model
         }
 
     def _part_of(self, file: str) -> OpenedPart:
@@ -151,6 +195,11 @@ class BundleCheckpoint(Checkpoint):
         seen = {part.prefix + n for part in self.parts for n in part.checkpoint.members()}
         if self.state is not None:
             seen.add("trainer_state.json")
+            seen.update(n for n in self.source.entries if is_beside(n))
+        if any(TAG.fullmatch(part.prefix.rstrip("/")) for part in self.parts):
+            seen.update(n for n in self.source.entries if n == POINTER or SCRIPT.fullmatch(n))
+        if self._of_verl():
+            seen.update(n for n in self.source.entries if is_beside_store(n))
         if f"{WEIGHTS}/" in {part.prefix for part in self.parts}:
             seen.update(n for n in self.source.entries if n.startswith(f"{CONTEXT}/"))
         yield from sorted(seen)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from ftckpt.findings import Finding, finding
 
@@ -20,16 +20,71 @@ RNG = re.compile(
 FOLDER = re.compile(r"(?:pytorch_model_fsdp|optimizer)_\d+")
 # NeMo 2: a torch_dist store, and what is needed to make the model and the trainer again.
 WEIGHTS, CONTEXT = "weights", "context"
-DEEPSPEED = re.compile(r"global_step(\d+)")
+# verl with Megatron: a torch_dist store and side files, or stores and a list of them.
+STORE, HUGGING_FACE, TRANSFORMER = "dist_ckpt", "huggingface", "transformer_config.json"
+CONTENTS = "ckpt_contents.json"
+_OWN = ("model", "optimizer", "extra")
+_BESIDE = (f"{HUGGING_FACE}/", f"model/{HUGGING_FACE}/", "adapter_checkpoint/")
+# DeepSpeed's tag: the Trainer's has the engine's step, accelerate's is a word. Beside it lie the
+# tag's name, and scripts that DeepSpeed copies there with every save.
+TAG = re.compile(r"global_step(?P<step>\d{1,18})|pytorch_model(?:_\d{1,5})?")
+POINTER = "latest"
+SCRIPT = re.compile(r"zero_to_\w+\.py")
+# FSDP's gathered weights; the Trainer saves them a second time as model.safetensors.
+FULL = "pytorch_model_fsdp.bin"
 # accelerate's own files of ranks, where FSDP saves without torch's distributed checkpoints.
-OF_RANK = re.compile(r"(?:pytorch_model_fsdp|optimizer)(?:_\d+)?_rank\d+\.bin")
+OF_RANK = re.compile(r"(?:pytorch_model_fsdp|optimizer)(?:_(?P<number>\d{1,5}))?_rank\d+\.bin")
+# accelerate numbers the models and the optimizers that it prepared; the first has no number, or 0.
+_OF_MODEL = re.compile(
+    r"(?P<what>optimizer|model|pytorch_model(?:_fsdp)?)_(?P<number>[1-9]\d{0,4})"
+    r"(?:_rank\d+\.bin|-\d+-of-\d+\.\w+|\.(?:bin|pt|safetensors)(?:\.index\.json)?)?"
+)
 # What only the Trainer writes, and before trainer_state.json.
 OF_TRAINER = re.compile(r"optimizer\.pt|scheduler\.pt|rng_state(?:_\d+)?\.pth")
+
+
+def folder_of_store(files: Iterable[str], directories: Iterable[str]) -> str:
+    """Return the folder with the one store of NeMo or verl; empty if there is none."""
+    names, folders = set(files), set(directories)
+    if {WEIGHTS, CONTEXT} <= folders:
+        return WEIGHTS
+    if STORE in folders and (HUGGING_FACE in folders or TRANSFORMER in names):
+        return STORE
+    return ""
+
+
+def lists_stores(files: Iterable[str], directories: Iterable[str]) -> bool:
+    """Say whether verl's list of contents lies beside the stores that it names."""
+    return CONTENTS in set(files) and not set(_OWN).isdisjoint(directories)
+
+
+def is_beside_store(name: str) -> bool:
+    """Say whether verl wrote a file beside its stores."""
+    return name in (TRANSFORMER, CONTENTS) or name.startswith(_BESIDE)
 
 
 def is_state(name: str) -> bool:
     """Say whether a file holds state beside the weights: the optimizer's, the scheduler's, RNG."""
     return name == STATE or any(p.fullmatch(name) for p in (OPTIMIZER, OTHER, RNG))
+
+
+def further_models(names: Iterable[str]) -> frozenset[int]:
+    """Return the numbers of the models after the first, by the files and folders of weights."""
+    found = (_OF_MODEL.fullmatch(name) for name in names)
+    return frozenset(int(m["number"]) for m in found if m and m["what"] != "optimizer")
+
+
+def model_of(name: str, models: Collection[int]) -> str:
+    """Return the component of a file or folder that is numbered as a further model's; or "".
+
+    An optimizer is the model's of its number where there are such weights: accelerate saves FSDP's
+    so, and prepares models and optimizers in one order. Else it is one more optimizer.
+    """
+    match = _OF_MODEL.fullmatch(name)
+    if match is None:
+        return ""
+    number = int(match["number"])
+    return f"model_{number}" if number in models else f"{match['what']}_{number}"
 
 
 def fits_here(form: str, names: Iterable[str]) -> bool:
@@ -70,7 +125,9 @@ def gaps(names: Iterable[str]) -> Iterator[Finding]:
             yield finding("missing-file", what, file=name)
 
 
-def not_there(names: Iterable[str], *, trainer: bool, weights: bool) -> Iterator[Finding]:
+def not_there(
+    names: Iterable[str], *, trainer: bool, weights: bool, tag: bool = False
+) -> Iterator[Finding]:
     """Yield a warning of each kind of state that is saved with what is there, and is not.
 
     The Trainer saves the optimizer, the scheduler and random states together, or none of them;
@@ -81,23 +138,25 @@ def not_there(names: Iterable[str], *, trainer: bool, weights: bool) -> Iterator
         names: at the top of the directory.
         trainer: whether the Trainer wrote it, and not accelerate alone.
         weights: whether any part holds the model.
+        tag: whether DeepSpeed keeps optimizer and schedule, in a tag.
     """
     names = set(names)
     held = {
-        "optimizer": any(
+        "optimizer": tag
+        or any(
             p.fullmatch(n)
             for n in names
             for p in (OPTIMIZER, FOLDER, OF_RANK)
             if n.startswith("optimizer")
         ),
-        "scheduler": any(n.startswith("scheduler") and OTHER.fullmatch(n) for n in names),
+        "scheduler": tag or any(n.startswith("scheduler") and OTHER.fullmatch(n) for n in names),
         "rng": any(RNG.fullmatch(n) for n in names),
     }
     if trainer:
         asked = list(held) if any(held.values()) else []
     else:
         files = any(is_state(n) and not n.startswith("training_args") for n in names)
-        asked = ["rng"] * files + ["optimizer"] * held["scheduler"]
+        asked = ["rng"] * (files or tag) + ["optimizer"] * held["scheduler"]
     who = "the Trainer" if trainer else "accelerate"
     if held["optimizer"] and not weights:
         what = f"the model is not there: {who} saves it with its optimizer, and nothing records it"

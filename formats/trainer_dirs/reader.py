@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ftckpt.checkpoint import (
@@ -25,23 +25,33 @@ from ftckpt.formats.torchsave.reader import TorchSaveCheckpoint, open_files
 from ftckpt.storage.source import Source
 from ftckpt.strict_json import JsonLimits, parse
 
-from .checkpoint import BundleCheckpoint, OpenedPart, Prefixed, in_part
+from .checkpoint import BundleCheckpoint, OpenedPart, in_part
 from .names import (
     ARGUMENTS,
-    CONTEXT,
-    DEEPSPEED,
+    CONTENTS,
     FOLDER,
+    FULL,
+    HUGGING_FACE,
     OF_TRAINER,
     OPTIMIZER,
     OTHER,
     RNG,
     STATE,
+    STORE,
+    TAG,
     WEIGHTS,
     fits_here,
+    folder_of_store,
+    further_models,
     gaps,
     is_state,
+    lists_stores,
+    model_of,
     not_there,
 )
+from .second_copy import second_copy
+from .tags import choose_tag, step_of_tag, tags_in
+from .verl import parts_of, read_contents
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _MAX_STATE = 256 << 20
@@ -51,42 +61,65 @@ _MOST = 10_000
 _JSON = JsonLimits(depth=32, objects=2_000_000, keys=20_000_000, items=20_000_000, naturals=False)
 
 
-def open_bundle(source: Source, formats: Sequence[Format]) -> BundleCheckpoint:
+def open_bundle(source: Source, formats: Sequence[Format], reads_tag: Format) -> BundleCheckpoint:
     """Open every part (see `Bundle.open`).
 
     Args:
         source: the directory.
         formats: what reads the parts.
+        reads_tag: what reads DeepSpeed's tag.
     """
     names = [n for n in source.entries if "/" not in n]
     top = {n.partition("/")[0] for n in source.entries if "/" in n}
-    if {WEIGHTS, CONTEXT} <= top:
-        return _merged(source, [_folder(source, WEIGHTS, formats)], "")
-    tags = sorted(t for t in top if DEEPSPEED.fullmatch(t))
-    if tags:
-        raise UnsupportedError(
-            f"{source.url} keeps model and optimizer in {tags[0]}/, in DeepSpeed's layout",
-            hint="that folder is a checkpoint of its own: name it",
-            file=tags[0],
-        )
-    if STATE not in names and any(OF_TRAINER.fullmatch(n) for n in names):
+    if lists_stores(names, top):
+        return _listed(source, formats)
+    store = folder_of_store(names, top)
+    if store:
+        return _merged(source, [_folder(source, store, formats)], "")
+    tags = tags_in(source)
+    by_trainer = any(OF_TRAINER.fullmatch(n) for n in names) or (tags and ARGUMENTS in names)
+    if STATE not in names and by_trainer:
         raise IncompleteError(
             f"{STATE} is not there: the Trainer writes it last, so the save did not finish",
             hint="an earlier checkpoint is complete",
             kind="uncommitted",
             file=STATE,
         )
-    parts = [_folder(source, d, formats) for d in sorted(top) if FOLDER.fullmatch(d)]
-    weights = _weights(source, names, formats)
-    if weights is not None:
-        parts.insert(0, weights)
-    elif not parts:
+    models = further_models([*names, *top])
+    folders = (d for d in sorted(top) if FOLDER.fullmatch(d))
+    parts = [_folder(source, d, formats)._replace(model=model_of(d, models)) for d in folders]
+    parts = [*_weights(source, names, formats, models), *parts]
+    wrong: list[Finding] = []
+    if tags:
+        tag, wrong = choose_tag(source, tags, trainer=STATE in names)
+        parts.insert(0, _folder(source, tag, (reads_tag,)))
+        wrong += step_of_tag(tag, parts[0].checkpoint)
+    if not parts:
         raise _no_weights(source, names)
     known = _parameters(parts)
     for name in sorted(names):
         if is_state(name) and name != STATE:
-            parts.append(_state_part(source, name, known))
-    return _merged(source, parts, STATE if STATE in names else "")
+            part = _state_part(source, name, known if not model_of(name, models) else ())
+            further = model_of(name, models) if OPTIMIZER.fullmatch(name) else ""
+            parts.append(part._replace(model=further))
+    return _merged(source, parts, STATE if STATE in names else "", wrong)
+
+
+def _listed(source: Source, formats: Sequence[Format]) -> BundleCheckpoint:
+    """Open the stores that verl's list names."""
+    contents = read_contents(source)
+    parts, wrong = parts_of(source, contents, lambda place: _folder(source, place, formats))
+    if not parts:
+        raise CorruptError(f"none of the places that {CONTENTS} names is there",
+                           kind="missing-file", file=CONTENTS)  # fmt: skip
+    checkpoint = _merged(source, parts, "", wrong)
+    checkpoint.commit = Commit(CommitState.COMMITTED, CONTENTS)
+    if contents.step is not None:
+        checkpoint.step = contents.step
+    if contents.world:  # files show only the ranks that wrote one
+        known = checkpoint.topology
+        checkpoint.topology = replace(known, world_size=contents.world, evidence=CONTENTS)
+    return checkpoint
 
 
 def _folder(source: Source, folder: str, formats: Sequence[Format]) -> OpenedPart:
@@ -104,18 +137,69 @@ def _folder(source: Source, folder: str, formats: Sequence[Format]) -> OpenedPar
     raise UnsupportedError(f"{folder} is of no format that is read there", file=folder)
 
 
-def _weights(source: Source, names: Sequence[str], formats: Sequence[Format]) -> OpenedPart | None:
-    entries = {n: source.entries[n] for n in names if not is_state(n)}
+def _weights(
+    source: Source, names: Sequence[str], formats: Sequence[Format], models: Collection[int]
+) -> list[OpenedPart]:
+    """Open the weights in the directory itself: what a trainer resumes from first, then the rest.
+
+    The files of ranks are read a model at a time; so are torch.save files of further models, which
+    have no name that is known by itself. safetensors' reader names its components.
+    """
+    own: dict[str, list[str]] = {}
+    for name in names:
+        if not is_state(name):
+            further = "" if name.endswith(".safetensors") else model_of(name, models)
+            own.setdefault(further, []).append(name)
+    parts = []
+    whole = [n for n in own.get("", ()) if n == FULL]
+    rest = [n for n in own.get("", ()) if n != FULL]
+    for group in (whole, rest):
+        part = _read_by(source, group, formats)
+        if part is not None:
+            parts.append(part)
+    for further in sorted(own.keys() - {""}):
+        part = _read_by(source, own[further], formats)
+        if part is None:
+            entries = {n: source.entries[n] for n in own[further]}
+            inside = replace(source, entries=entries, single=False)
+            part = OpenedPart("", open_files(inside, own[further], role="model"))
+        parts.append(part._replace(model=further))
+    return parts
+
+
+def _read_by(source: Source, names: Sequence[str], formats: Sequence[Format]) -> OpenedPart | None:
+    entries = {n: source.entries[n] for n in names}
     inside = replace(source, entries=entries, single=False)
     listing = Listing(entries, frozenset(), lambda *_: b"", _nowhere)
     for form in formats:
-        if (
-            form.name != "dcp"
-            and fits_here(form.name, entries)
-            and form.recognise(listing) is not None
-        ):
-            return OpenedPart("", form.open(inside))
+        fits = form.name != "dcp" and fits_here(form.name, entries)
+        if fits and form.recognise(listing) is not None:
+            opened = form.open(inside)
+            if form.name == "ranks":
+                _leave_flattened(opened)
+            return OpenedPart("", opened)
     return None
+
+
+def _leave_flattened(found: Checkpoint) -> None:
+    """Leave out FSDP's LOCAL_STATE_DICT, and say so: slices of flattened parameters.
+
+    A rank's slice has the parameter's name and not its shape, so that it looks like damage.
+    """
+    flat = next((i for i in found.tensors.values() if i.name.endswith("_flat_param")), None)
+    if flat is None:
+        return
+    file = flat.pieces[0].extent.file
+    what = (
+        f"{file} holds slices of flattened parameters (FSDP's LOCAL_STATE_DICT), whose shapes it"
+        " does not record: save with SHARDED_STATE_DICT"
+    )
+    left = {key: i for key, i in found.tensors.items() if i.component != "model"}
+    found.tensors, found.aliases = left, {}
+    found.open_findings = [
+        *(f for f in found.open_findings if f.kind in ("missing-rank", "world-size", "bad-zip")),
+        finding("unsupported", what, file=file),
+    ]
 
 
 def _no_weights(source: Source, names: Sequence[str]) -> FtckptError:
@@ -146,7 +230,7 @@ def _parameters(parts: Sequence[OpenedPart]) -> list[tuple[str, TensorInfo]]:
     return [
         (info.name, info)
         for part in parts
-        if part.checkpoint.format == "torchsave"
+        if part.checkpoint.format == "torchsave" and not part.model
         for key, info in part.checkpoint.tensors.items()
         if info.component == "model" and info.kind is Kind.PARAM
         if info.dtype.family in ("float", "complex") and key not in part.checkpoint.aliases
@@ -187,34 +271,46 @@ def _read_state(source: Source) -> _State:
     return _State(value, step if type(step) is int and 0 <= step < 1 << 63 else None)
 
 
-def _merged(source: Source, parts: Sequence[OpenedPart], marker: str) -> BundleCheckpoint:
+def _merged(
+    source: Source, parts: Sequence[OpenedPart], marker: str, wrong: Sequence[Finding] = ()
+) -> BundleCheckpoint:
     tensors: dict[str, TensorInfo] = {}
     objects: dict[str, ObjectInfo] = {}
     owners: dict[str, tuple[OpenedPart, str]] = {}
     aliases: dict[str, str] = {}
     notes: list[Finding] = []
-    damage: list[Finding] = []
+    damage: list[Finding] = list(wrong)
     names = [n.partition("/")[0] for n in source.entries]
+    copies: set[str] = set()
+    tag = next((part for part in parts if TAG.fullmatch(part.prefix.rstrip("/"))), None)
+    full = (part for part in parts if FULL in part.checkpoint.source.entries and not part.prefix)
+    resumed = tag or next(full, None)
     for part in parts:
         found: Checkpoint = part.checkpoint
-        for key, info in found.tensors.items():
-            moved = info if not part.prefix else _moved(info, part.prefix)
-            if tensors.setdefault(key, moved) is not moved:
-                file = part.prefix or next(iter(found.source.entries))
-                what = f"{key} is in {file} and in another part of the checkpoint"
-                damage.append(finding("duplicate-tensor", what, file=file, tensor=key))
-        aliases.update(found.aliases)
+        if resumed not in (None, part) and not part.model and _has_model(found):
+            second = second_copy(found, tensors, aliases)
+            tensors.update(second.tensors)
+            copies |= second.files
+            damage += second.findings
+            notes += second.notes
+        else:
+            _take(part, tensors, damage)
+            if not part.model:
+                aliases.update(found.aliases)
         for name, info_ in found.objects.items():
-            shown = name if name not in objects else f"{part.prefix or 'part:'}{name}"
+            shown = f"{part.model}.{name}" if part.model else name
+            shown = shown if shown not in objects else f"{part.prefix or 'part:'}{shown}"
             extent = info_.extent._replace(file=part.prefix + info_.extent.file)
-            objects[shown] = info_._replace(name=shown, extent=extent)
+            # Optimizers have their groups at one place in each file; names tell them apart.
+            field = () if part.model else info_.field
+            objects[shown] = info_._replace(name=shown, extent=extent, field=field)
             owners[shown] = (part, name)
         notes += [part.moved(note) for note in found.notes]
         damage += [part.moved(wrong) for wrong in found.open_findings]
     damage += _lost_ranks(parts)
     damage += gaps(names)
-    held = any(info.component == "model" for info in tensors.values())
-    notes += not_there(names, trainer=bool(marker), weights=held)
+    held = any(i.component == "model" or i.kind is Kind.MASTER for i in tensors.values())
+    notes += not_there(names, trainer=bool(marker), weights=held, tag=tag is not None)
     state = _read_state(source) if marker else None
     if state is not None:
         extent = Extent(STATE, 0, source.size(STATE))
@@ -232,6 +328,7 @@ def _merged(source: Source, parts: Sequence[OpenedPart], marker: str) -> BundleC
         owners=owners,
         state=None if state is None else state.value,
         open_findings=damage,
+        second_copies=frozenset(copies),
     )
     if state is not None and state.step is not None:
         checkpoint.step = state.step
@@ -240,10 +337,27 @@ def _merged(source: Source, parts: Sequence[OpenedPart], marker: str) -> BundleC
     return checkpoint
 
 
+def _has_model(found: Checkpoint) -> bool:
+    return any(info.component == "model" for info in found.tensors.values())
+
+
+def _take(part: OpenedPart, tensors: dict[str, TensorInfo], damage: list[Finding]) -> None:
+    """Add the tensors of a part; what another part holds too is damage."""
+    for info in part.checkpoint.tensors.values():
+        moved = part.named(info)
+        if tensors.setdefault(moved.key, moved) is not moved:
+            file = part.prefix or next(iter(part.checkpoint.source.entries))
+            what = f"{moved.key} is in {file} and in another part of the checkpoint"
+            damage.append(finding("duplicate-tensor", what, file=file, tensor=moved.key))
+
+
 def _writer(parts: Sequence[OpenedPart], marker: str) -> str:
     if marker:
         return "the Hugging Face Trainer"
-    return "NeMo 2" if parts[0].prefix == f"{WEIGHTS}/" else "accelerate"
+    first = parts[0].prefix
+    if first == f"{WEIGHTS}/":
+        return "NeMo 2"
+    return "verl" if first.split("/")[-2:-1] in ([STORE], [HUGGING_FACE]) else "accelerate"
 
 
 def _lost_ranks(parts: Sequence[OpenedPart]) -> Iterator[Finding]:
@@ -294,13 +408,6 @@ def _commit(parts: Sequence[OpenedPart], marker: str) -> Commit:
     if folders and all(p.checkpoint.commit.state is CommitState.COMMITTED for p in folders):
         return Commit(CommitState.COMMITTED, markers[0])
     return Commit(CommitState.NO_MARKER)
-
-
-def _moved(info: TensorInfo, prefix: str) -> TensorInfo:
-    return TensorInfo(
-        info.component, info.name, info.kind, info.shape, info.dtype,
-        Prefixed(info.pieces, prefix), info.stored_name,
-    )  # fmt: skip
 
 
 def _topology(parts: Sequence[OpenedPart]) -> Topology:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 HERE = Path(__file__).parent
 
@@ -142,6 +142,30 @@ def by_accelerate(to: Path) -> None:
     truth(to.with_suffix(".safetensors"), trained.state_dict(), optimizer)
 
 
+def by_accelerate_with_two_models(to: Path) -> None:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    torch.manual_seed(0)
+    models = [torch.nn.Linear(4, 3), torch.nn.Linear(3, 2)]
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-2) for model in models]
+    first, second, *prepared = accelerator.prepare(*models, *optimizers)
+    for _ in range(3):
+        loss = second(first(torch.ones(2, 4))).square().mean()
+        accelerator.backward(loss)
+        for optimizer in prepared:
+            optimizer.step()
+            optimizer.zero_grad()
+    accelerator.save_state(str(to))
+    of_first, of_second = to.with_suffix(".safetensors"), to.with_name("second.safetensors")
+    truth(of_first, first.state_dict(), prepared[0])
+    truth(of_second, second.state_dict(), prepared[1])
+    held = load_file(of_first) | {f"extra:model_1:{k}": v for k, v in load_file(of_second).items()}
+    held = {key.replace("model_1:optimizer:", "model_1:"): v for key, v in held.items()}
+    save_file(held, of_first)
+    of_second.unlink()
+
+
 def main() -> None:
     to = Path(sys.argv[1] if len(sys.argv) > 1 else HERE).absolute()
     with tempfile.TemporaryDirectory() as scratch:
@@ -149,6 +173,7 @@ def main() -> None:
         by_trainer(to / "trainer", peft=False)
         by_trainer(to / "trainer_peft", peft=True)
         by_accelerate(to / "accelerate")
+        by_accelerate_with_two_models(to / "accelerate_two")
 
 
 if __name__ == "__main__":

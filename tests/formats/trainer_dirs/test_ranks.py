@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import ExitCode
@@ -124,3 +125,52 @@ def test_a_lost_model_beside_its_optimizer_is_warned_of(folder: Path) -> None:
     report = checked(folder)
     assert report.code is ExitCode.OK
     assert "the model is not there" in " ".join(f.message for f in report.findings)
+
+
+def test_a_second_models_files_are_its_own(folder: Path) -> None:
+    for rank in range(4):
+        for name in ("pytorch_model_fsdp", "optimizer"):
+            file = folder / f"{name}_0_rank{rank}.bin"
+            shutil.copy(file, folder / f"{name}_1_rank{rank}.bin")
+    checkpoint = open_checkpoint(folder)
+    assert checked(folder).code is ExitCode.OK
+    truth = truth_file(DATA / "fsdp1" / "truth.safetensors")
+    for key, (_, _, data) in truth.items():
+        kind = ":" in key and not key.startswith("optimizer:")
+        second = f"extra:model_1:{key if kind else key.removeprefix('optimizer:')}"
+        assert read_tensor(checkpoint, key) == data
+        assert read_tensor(checkpoint, second) == data
+    (folder / "pytorch_model_fsdp_1_rank2.bin").unlink()
+    found = checked(folder).findings
+    assert {f.file for f in found if f.kind == "missing-rank"} == {"pytorch_model_fsdp_1_rank2.bin"}
+
+
+def test_flattened_slices_are_not_called_damage(folder: Path) -> None:
+    # FSDP's LOCAL_STATE_DICT: a slice under the parameter's name, of another length on each rank.
+    for rank in range(4):
+        flat = {"_flat_param": torch.ones(8), "a.weight": torch.ones(8 * (rank == 0))}
+        torch.save(flat, folder / f"pytorch_model_fsdp_0_rank{rank}.bin")
+    report = checked(folder)
+    assert report.code is ExitCode.UNSUPPORTED, report.findings
+    assert "a.weight" not in open_checkpoint(folder).tensors
+
+
+def test_gathered_weights_that_the_trainer_saves_twice(tmp_path: Path) -> None:
+    # Its FULL_STATE_DICT: accelerate's file, from which it resumes, and model.safetensors.
+    net = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(net.parameters())
+    torch.save(net.state_dict(), tmp_path / "pytorch_model_fsdp.bin")
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.bin")
+    torch.save({"last_epoch": 2}, tmp_path / "scheduler.pt")
+    torch.save({"cpu": torch.ones(2)}, tmp_path / "rng_state_0.pth")
+    (tmp_path / "trainer_state.json").write_text('{"global_step": 2}')
+    save_file(net.state_dict(), tmp_path / "model.safetensors", metadata={"format": "pt"})
+    checkpoint = open_checkpoint(tmp_path)
+    assert set(checkpoint.members()) == set(checkpoint.source.entries)
+    assert [p.replica for p in checkpoint.tensors["weight"].pieces] == [0, 1]
+    values = VerifyOptions(level=Level.VALUES)
+    assert verify(open_checkpoint(tmp_path), values).code is ExitCode.OK
+    other = {key: value + 1 for key, value in net.state_dict().items()}
+    save_file(other, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    report = verify(open_checkpoint(tmp_path), values)
+    assert {f.kind for f in report.findings if f.code is ExitCode.CORRUPT} == {"copy-differs"}

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from ftckpt.checkpoint import CommitState
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.discovery.recognise import recognise
-from ftckpt.errors import CorruptError, IncompleteError, UnsupportedError
+from ftckpt.errors import CorruptError, IncompleteError
 from ftckpt.findings import finding
 from ftckpt.formats.catalog import FORMATS
 from ftckpt.formats.dcp import Dcp
@@ -174,14 +174,6 @@ def test_weights_alone_are_no_bundle(tmp_path: Path) -> None:
         if name.name not in ("model.safetensors", "config.json"):
             name.unlink()
     assert FORMAT.recognise(listing_of_path(folder)) is None
-
-
-def test_deepspeed_below_a_trainer_directory_is_named(tmp_path: Path) -> None:
-    folder, _ = trainer(tmp_path / "checkpoint-7")
-    (folder / "global_step7").mkdir()
-    (folder / "global_step7" / "mp_rank_00_model_states.pt").write_bytes(b"")
-    with pytest.raises(UnsupportedError, match="DeepSpeed"):
-        open_path(FORMAT, folder)
 
 
 def test_damage_is_reported_with_the_whole_path(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from ftckpt.transfer.run import TransferOptions, transfer
 from tests.builders.checkpoints import open_checkpoint
 
 DATA = Path(__file__).parents[2] / "data" / "trainer_dirs"
-NAMES = ("trainer", "trainer_peft", "accelerate")
+NAMES = ("trainer", "trainer_peft", "accelerate", "accelerate_two")
 
 
 def _require_truth(path: Path, truth: Path) -> None:

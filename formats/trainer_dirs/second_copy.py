@@ -1,0 +1,92 @@
+"""Weights that one save wrote twice: for the resumption, and in Hugging Face's layout beside that.
+
+The first are in DeepSpeed's tag, or FSDP's gathered `pytorch_model_fsdp.bin`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ftckpt.checkpoint import Box, Checkpoint, Kind, TensorInfo
+from ftckpt.findings import Finding, counted, finding, listed
+
+COMPONENT = "extra:huggingface"
+# PEFT leaves the adapter's own name out of the names in its file (`get_peft_model_state_dict`).
+_ADAPTER = re.compile(r"(?:\.modules_to_save)?\.default(?=\.|$)")
+
+
+@dataclass
+class SecondCopy:
+    """What a file of weights adds to the tensors of a tag.
+
+    Attributes:
+        tensors: by key: those of the tag with one more copy, and those that only the file has.
+        files: with copies of what the tag has.
+        findings: tensors of other shapes.
+        notes: what was not compared.
+    """
+
+    tensors: dict[str, TensorInfo] = field(default_factory=dict)
+    files: set[str] = field(default_factory=set)
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[Finding] = field(default_factory=list)
+
+
+def second_copy(
+    found: Checkpoint, tag: Mapping[str, TensorInfo], aliases: Mapping[str, str]
+) -> SecondCopy:
+    """Join weights with the tag's where name, shape and type are the same.
+
+    Stage 3 saves no weights: there the file's are the model's, and the tag's masters name them.
+    What the tag does not know (trainers rename weights as they save them), and what it keeps in
+    another type or in several pieces, is of the component `extra:huggingface`.
+
+    Args:
+        found: the opened file.
+        tag: the tensors of the first copy's part, by key.
+        aliases: of these: key -> key of the tensor that owns the bytes.
+    """
+    made = SecondCopy()
+    weights = {info.name: info for info in tag.values() if info.component == "model"}
+    masters = {info.name: info for info in tag.values() if info.kind is Kind.MASTER}
+    known = {_ADAPTER.sub("", name): name for name in sorted(masters | weights)}
+    apart: list[str] = []
+    for key, info in found.tensors.items():
+        name = info.name if info.name in masters or info.name in weights else known.get(info.name)
+        first = weights.get(name or "")
+        master = masters.get(name or "")
+        alike = first or master
+        if alike is not None and alike.shape != info.shape:
+            file = info.pieces[0].extent.file
+            what = (
+                f"{key} has the shape {list(info.shape)} in {file}, and {list(alike.shape)} in"
+                " the files that the trainer resumes from"
+            )
+            made.findings.append(finding("shape-mismatch", what, file=file, tensor=key))
+        elif first is not None:
+            first = tag[aliases.get(first.key, first.key)]
+            if _comparable(first, info):
+                copies = [piece._replace(replica=1) for piece in info.pieces]
+                made.tensors[first.key] = first._replace(pieces=[*first.pieces, *copies])
+                made.files.update(piece.extent.file for piece in copies)
+                continue
+        elif master is not None:
+            joined = info._replace(name=master.name, kind=Kind.PARAM, stored_name=info.name)
+            made.tensors[joined.key] = joined
+            continue
+        apart.append(key)
+        other = info._replace(component=COMPONENT)
+        made.tensors[other.key] = other
+    if apart:
+        what = f"{counted(len(apart), 'tensor')} of the weights' second copy ({listed(apart, 3)})"
+        what += " cannot be compared with the first: kept apart"
+        made.notes.append(finding("note", what, tensor=apart[0]))
+    return made
+
+
+def _comparable(first: TensorInfo, second: TensorInfo) -> bool:
+    """Say whether both hold one whole tensor, of one type, in one piece each."""
+    whole = [p for p in first.pieces if p.box == Box.whole(first.shape) and p.flat is None]
+    return first.dtype == second.dtype and bool(whole) and len(second.pieces) == 1
