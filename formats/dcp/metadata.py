@@ -54,7 +54,8 @@ class DcpMetadata:
         paths: stored name -> path of dict keys (str) and list indices (int) in the state_dict.
         planned: whether `planner_data` names a tensor or object, with a path or something else.
         orphans: (stored name, offsets or None) -> item, of items without an owner.
-        copies: further copies of chunks and objects, in a save without collectives.
+        copies: further copies of chunks and objects: of a save without collectives, and local
+            replicas (see `local_replicas`).
         files: names of the items' data files.
         transforms: names of all transforms of items.
         save_id: uuid of the save, if recorded (torch >= 2.4).

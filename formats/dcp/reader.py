@@ -21,6 +21,7 @@ from ftckpt.checkpoint import (
 )
 from ftckpt.errors import CorruptError, FtckptError, IncompleteError, UnsupportedError
 from ftckpt.findings import Finding, counted, finding
+from ftckpt.formats.state.homes import NO_HOMES, Homes
 from ftckpt.formats.state.stored_names import is_common
 from ftckpt.formats.torch_files.values import TensorRef
 from ftckpt.progress import NULL, Counter
@@ -52,7 +53,7 @@ from .names import (
 )  # fmt: skip
 from .scalars import read_scalars
 from .state import StateDicts, unfinished
-from .tensors import logical_tensors
+from .tensors import homes_of, logical_tensors
 
 if TYPE_CHECKING:
     from ftckpt.formats.state.paths import RecordedPaths
@@ -73,6 +74,7 @@ class DcpCheckpoint(Checkpoint):
     Attributes:
         meta: the parsed metadata.
         markers: the metadata files.
+        homes: the models and optimizers below wrappers.
         stored: key -> name in the metadata.
         beside: objects that are files of their own, by their item.
     """
@@ -80,6 +82,7 @@ class DcpCheckpoint(Checkpoint):
     format: ClassVar[str] = "dcp"
     meta: DcpMetadata
     markers: tuple[str, ...]
+    homes: Homes = NO_HOMES
     stored: Mapping[str, str] = field(default_factory=dict)
     beside: Mapping[str, Item] = field(default_factory=dict)
 
@@ -221,7 +224,7 @@ class DcpCheckpoint(Checkpoint):
 
     def scalars(self, limit: int) -> Iterator[Scalar]:
         """Yield step counters, at most `limit` per file."""
-        return read_scalars(self.source, self.meta, limit, self.state.scalars())
+        return read_scalars(self.source, self.meta, limit, self.state.scalars(), self.homes)
 
     def fields(self) -> Iterable[str]:
         """Return names of objects, and of the content of those that hold a whole dict."""
@@ -238,6 +241,7 @@ class DcpCheckpoint(Checkpoint):
         return RecordedPaths(
             {key: paths.get(name, (name,)) for key, name in self.stored.items()},
             {name: paths.get(name, (name,)) for name in self.objects},
+            self.homes,
         )
 
     def recorded_items(self) -> Mapping[str, tuple[str, ...]]:
@@ -315,11 +319,15 @@ def open_dcp(source: Source, kind: type[C]) -> C:
     """
     meta, markers = _read_metadata(source)
     with no_gc():
-        return _build(source, meta, markers, kind)
+        notes = _replicas(meta)
+        checkpoint = _build(source, meta, markers, kind)
+    checkpoint.notes = [*checkpoint.notes, *notes]
+    return checkpoint
 
 
 def _build(source: Source, meta: DcpMetadata, markers: tuple[str, ...], kind: type[C]) -> C:
-    tensors, stored = logical_tensors(meta)
+    homes = homes_of(meta)
+    tensors, stored = logical_tensors(meta, homes)
     objects = {}
     for name, item in meta.objects.items():
         if item is not None:
@@ -342,6 +350,7 @@ def _build(source: Source, meta: DcpMetadata, markers: tuple[str, ...], kind: ty
         notes=list(opaque_note(dict.fromkeys(meta.opaque, (markers[0], markers[0])))),
         meta=meta,
         markers=markers,
+        homes=homes,
         stored=stored,
         beside=beside,
     )
@@ -350,6 +359,15 @@ def _build(source: Source, meta: DcpMetadata, markers: tuple[str, ...], kind: ty
     state = checkpoint.state if any(map(is_common, objects)) else StateDicts(source, ())
     checkpoint.topology = state.topology(world or None, evidence)
     return checkpoint
+
+
+def _replicas(meta: DcpMetadata) -> list[Finding]:
+    """Relate local replicas to their tensors, if a name says that there are some."""
+    if not any("__shadow_" in name or ".__tp_replica_" in name for name in meta.tensors):
+        return []
+    from .local_replicas import relate
+
+    return relate(meta)
 
 
 def _check_bridge(source: Source) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from ftckpt.checkpoint import Scalar, StepRole
 from ftckpt.checkpoint.dtypes import decode_scalar
 from ftckpt.checkpoint.steps import is_counter, role_of
 from ftckpt.errors import FtckptError
+from ftckpt.formats.state.homes import NO_HOMES, Homes
 from ftckpt.formats.torch_files.stream import TensorRef
 from ftckpt.storage.source import Source
 
@@ -17,11 +18,16 @@ from .metadata import DcpMetadata
 
 
 def read_scalars(
-    source: Source, meta: DcpMetadata, limit: int, known: Iterable[Scalar] = ()
+    source: Source,
+    meta: DcpMetadata,
+    limit: int,
+    known: Iterable[Scalar] = (),
+    homes: Homes = NO_HOMES,
 ) -> Iterator[Scalar]:
     """Yield step counters, at most `limit` per file; the checks report unreadable ones.
 
-    `known` counters, read before, come first and count towards the limit.
+    `known` counters, read before, come first and count towards the limit. A counter below wrappers
+    (`homes`) has the meaning that it would have at the top.
     """
     left: dict[str, int] = defaultdict(lambda: limit)
     for scalar in known:
@@ -29,7 +35,7 @@ def read_scalars(
             left[scalar.file] -= 1
             yield scalar
     chosen: dict[str, list[tuple[StepRole, Item]]] = defaultdict(list)
-    wanted = dict(_candidates(meta))
+    wanted = dict(_candidates(meta, homes))
     for name, _, stored in meta.placed() if wanted else ():
         if name in wanted:
             chosen[stored.path].append((wanted[name], as_item(name, stored)))
@@ -52,21 +58,27 @@ def read_scalars(
             yield Scalar(item.extent.file, item.name, value, roles[item])
 
 
-def _candidates(meta: DcpMetadata) -> Iterator[tuple[str, StepRole]]:
+def _candidates(meta: DcpMetadata, homes: Homes) -> Iterator[tuple[str, StepRole]]:
     for name in meta.tensors:
         if not name.endswith(("step", "iteration", "steps")):
             continue
-        role = _role(name)
+        role = _role(name, meta, homes)
         if role is not None and all(n == 1 for n in meta.tensors[name].size):
             yield name, role
     for name in meta.objects:
         if name.endswith(("step", "iteration", "steps", "last_epoch", "iter_num")):
-            role = _role(name)
+            role = _role(name, meta, homes)
             if role is not None:
                 yield name, role
 
 
-def _role(name: str) -> StepRole | None:
+def _role(name: str, meta: DcpMetadata, homes: Homes) -> StepRole | None:
+    path = meta.paths.get(name, ())
+    home = homes.found.get(homes.above(path)) if homes.found else None
+    if home is not None:
+        return role_of(name, optimizer=True) if home.component == "optimizer" else None
+    if homes.wrappers and path:
+        name = ".".join(map(str, homes.without_wrapper(path)))
     return role_of(name, optimizer=name.startswith(("optimizer", "optim")))
 
 

@@ -9,6 +9,7 @@ few: they are read whole for their names, step counters and topology.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ftckpt.checkpoint import Scalar, StepRole, Topology
@@ -81,23 +82,36 @@ class StateDicts:
             args = _arguments(stream.tree) if is_common(window.item.name) else None
             if args is None:
                 continue
-            said = {
-                field: size
-                for field, name in (
-                    ("world_size", "world_size"),
-                    ("tp", "tensor_model_parallel_size"),
-                    ("pp", "pipeline_model_parallel_size"),
-                    ("dp", "data_parallel_size"),
-                    ("ep", "expert_model_parallel_size"),
-                )
-                if type(size := args.get(name)) is int and 0 < size < 1 << 32
-            }
-            if said:
-                evidence = f"arguments in {window.item.name}" + (
-                    f", {evidence}" if evidence else ""
-                )
-                return Topology(**{"world_size": world_size, **said, "evidence": evidence})  # type: ignore[arg-type]
+            known = Topology(world_size=world_size, evidence=evidence)
+            found = topology_said(args, known, window.item.name)
+            if found is not known:
+                return found
         return Topology(world_size=world_size, evidence=evidence)
+
+
+def topology_said(args: Inert, known: Topology, name: str) -> Topology:
+    """Return what Megatron's arguments say of a job's layout; `known` if they say nothing.
+
+    Args:
+        args: the arguments.
+        known: from elsewhere.
+        name: of the object that holds them, for the evidence.
+    """
+    said: dict[str, int] = {
+        field: size
+        for field, argument in (
+            ("world_size", "world_size"),
+            ("tp", "tensor_model_parallel_size"),
+            ("pp", "pipeline_model_parallel_size"),
+            ("dp", "data_parallel_size"),
+            ("ep", "expert_model_parallel_size"),
+        )
+        if type(size := args.get(argument)) is int and 0 < size < 1 << 32
+    }
+    if not said:
+        return known
+    evidence = ", ".join(filter(None, (f"arguments in {name}", known.evidence)))
+    return replace(known, **said, evidence=evidence)
 
 
 def unfinished() -> IncompleteError:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from ftckpt.checkpoint import Box, Extent, Kind, Piece, TensorInfo, tensor_key
+from ftckpt.checkpoint import Box, Extent, Piece, TensorInfo, tensor_key
 from ftckpt.checkpoint.dtypes import DType
-from ftckpt.checkpoint.names import unwrapped
 from ftckpt.errors import CorruptError
-from ftckpt.formats.state.stored_names import place
+from ftckpt.formats.state.homes import Homes, find_homes, names_of
 from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
 
 from .items import rank_of
@@ -25,18 +24,20 @@ _MARKER = ".metadata"
 _made = partial(tuple.__new__, TensorInfo)
 
 
-def logical_tensors(meta: DcpMetadata) -> tuple[dict[str, TensorInfo], dict[str, str]]:
-    """Return the tensors by key, and key -> name in the metadata."""
+def logical_tensors(
+    meta: DcpMetadata, homes: Homes
+) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+    """Return the tensors by key, and key -> name in the metadata.
+
+    `homes` are the models and optimizers below wrappers (`homes_of`).
+    """
     tensors: dict[str, TensorInfo] = {}
     stored: dict[str, str] = {}
-    components, kinds, names = _places(meta)
-    bare = _bare_names(components, names)
-    places = zip(components, kinds, names, strict=True)
+    paths = meta.paths
+    rows = [(name, paths.get(name, ()), entry.dtype) for name, entry in meta.tensors.items()]
     for (component, kind, said), (name, size, dtype, pieces) in zip(
-        places, _rows(meta), strict=True
+        names_of(rows, homes), _rows(meta), strict=True
     ):
-        if bare and component in bare:
-            said = bare[component][said]
         # If our reading maps two stored names to one tensor, they stay separate.
         key = tensor_key(component, kind, said)
         while key in tensors:
@@ -46,6 +47,13 @@ def logical_tensors(meta: DcpMetadata) -> tuple[dict[str, TensorInfo], dict[str,
         tensors[key] = _made((component, said, kind, size, dtype, pieces, name))
         stored[key] = name
     return tensors, stored
+
+
+def homes_of(meta: DcpMetadata) -> Homes:
+    """Find the models and optimizers below wrappers in the paths of `planner_data`."""
+    paths = meta.paths
+    tensors = {path: e.size for name, e in meta.tensors.items() if (path := paths.get(name))}
+    return find_homes(tensors, [path for name in meta.objects if (path := paths.get(name))])
 
 
 class ChunkPieces(LazyPieces):
@@ -87,11 +95,16 @@ class ChunkPieces(LazyPieces):
 class ListedChunks(ChunkPieces):
     """Chunks in a list, followed by their copies."""
 
-    __slots__ = ("_chunks", "_copies")
+    __slots__ = ("_chunks", "_replicas")
 
     def __init__(self, chunks: Sequence[Chunk], copies: Sequence[Chunk] = ()) -> None:
-        self._copies = len(copies)
         self._chunks = [*chunks, *copies] if copies else chunks
+        self._replicas: list[int] = []  # of the copies
+        if copies:
+            before = Counter(chunk.offsets for chunk in chunks)
+            for copy in copies:
+                self._replicas.append(before[copy.offsets])
+                before[copy.offsets] += 1
 
     def __len__(self) -> int:
         return len(self._chunks)
@@ -102,10 +115,8 @@ class ListedChunks(ChunkPieces):
 
     def replica(self, index: int) -> int:
         """Return the number of chunks with a copy's box before it."""
-        if index < len(self) - self._copies:
-            return 0
-        offsets = self._chunks[index].offsets
-        return sum(1 for other in self._chunks[:index] if other.offsets == offsets)
+        copy = index - len(self) + len(self._replicas)
+        return self._replicas[copy] if copy >= 0 else 0
 
 
 def _rows(meta: DcpMetadata) -> Iterator[tuple[str, Offsets, DType, ChunkPieces]]:
@@ -116,27 +127,3 @@ def _rows(meta: DcpMetadata) -> Iterator[tuple[str, Offsets, DType, ChunkPieces]
             copies[name].append(chunk)
     for name, entry in meta.tensors.items():
         yield name, entry.size, entry.dtype, ListedChunks(entry.chunks, copies.get(name, ()))
-
-
-def _places(meta: DcpMetadata) -> tuple[list[str], list[Kind], list[str]]:
-    """Return component, kind and name of each stored tensor."""
-    components: list[str] = []
-    kinds: list[Kind] = []
-    names: list[str] = []
-    for stored, entry in meta.tensors.items():
-        component, kind, name = place(stored, meta.paths.get(stored, ()), entry.dtype)
-        components.append(component)
-        kinds.append(kind)
-        names.append(name)
-    return components, kinds, names
-
-
-def _bare_names(components: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return the names without wrappers' prefixes, by component and name, if there are any."""
-    text = "\n".join(["", *names])  # searched as one text: most checkpoints have none
-    if not any(sign in text for sign in ("\nmodule.", "_orig_mod", "_wrapped_module")):
-        return {}
-    own: dict[str, list[str]] = defaultdict(list)
-    for component, name in zip(components, names, strict=True):
-        own[component].append(name)
-    return {component: unwrapped(all_) for component, all_ in own.items()}

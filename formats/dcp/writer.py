@@ -76,7 +76,7 @@ class _State:
         self._world = world
         self._recorded = recorded_paths(content.checkpoint)
         self._places, self.unplaced = tensor_paths(
-            content, self._recorded.tensors, flat=self._recorded.flat
+            content, self._recorded, flat=self._recorded.flat
         )
         self._taken = {dotted(path) for path in self._places.values()}
 

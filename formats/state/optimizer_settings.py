@@ -36,10 +36,10 @@ class _Group:
     numbers: dict[str, float] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
 
-    def take(self, name: str, index: str | None, value: object) -> None:
-        """Take one leaf of the group."""
+    def take(self, name: str, index: str | None, value: object, label: str) -> None:
+        """Take one leaf of the group; `label` stands before the names of its model's tensors."""
         if name == "params":
-            self.names.update(v for v in _flat(value) if isinstance(v, str))
+            self.names.update(label + v for v in _flat(value) if isinstance(v, str))
             return
         numbers = [v for v in _flat(value) if type(v) in (int, float)]
         for place, number in enumerate(numbers, int(index or 0)):
@@ -81,14 +81,17 @@ def settings_of(target: Checkpoint, base: Checkpoint | None) -> Callable[[DeltaP
 
 
 def _groups(checkpoint: Checkpoint) -> dict[str, _Group]:
-    objects = StateObjects(Content.of(checkpoint), recorded_paths(checkpoint).nested_objects())
+    recorded = recorded_paths(checkpoint)
+    objects = StateObjects(Content.of(checkpoint), recorded.nested_objects())
     groups: dict[str, _Group] = {}
     for name in checkpoint.objects:
         for path, value in _leaves(objects, name):
             match = _FIELD.fullmatch(path)
             if match is not None:
-                group = groups.setdefault(match["group"], _Group())
-                group.take(match["field"], match["index"], value)
+                label = recorded.homes.label(recorded.objects.get(name, ()))
+                mine = f"{label}." if label else ""
+                group = groups.setdefault(mine + match["group"], _Group())
+                group.take(match["field"], match["index"], value, mine)
     return groups
 
 

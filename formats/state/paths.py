@@ -18,7 +18,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from ftckpt.checkpoint import Checkpoint, Kind, tensor_key
 from ftckpt.checkpoint.names import unwrapped
 from ftckpt.errors import UnsupportedError
-from ftckpt.formats.pickles.walk import Path
+from ftckpt.formats.pickles.walk import Path, dotted
+from ftckpt.formats.state.homes import NO_HOMES, Homes, find_homes, names_of
 from ftckpt.formats.state.stored_names import place
 from ftckpt.transfer.content import Content, TargetTensor
 
@@ -43,10 +44,12 @@ class RecordedPaths(NamedTuple):
     Attributes:
         tensors: by key.
         objects: by name.
+        homes: the models and optimizers below wrappers in these paths.
     """
 
     tensors: Mapping[str, Path]
     objects: Mapping[str, Path]
+    homes: Homes = NO_HOMES
 
     @property
     def flat(self) -> bool:
@@ -54,7 +57,12 @@ class RecordedPaths(NamedTuple):
         return any(len(path) == 1 for path in self.tensors.values())
 
     def nested_objects(self) -> Mapping[str, Path]:
-        """Return the paths of the objects where the state is nested, whether it was or not."""
+        """Return the objects' paths in a state that is nested as torch's `get_state_dict` nests it.
+
+        What the source flattened is nested, and the wrappers of one model's optimizer are gone.
+        """
+        if self.homes.found:
+            return {name: self.homes.plain(path) for name, path in self.objects.items()}
         if not self.flat:
             return self.objects
         groups = "optimizer.param_groups."
@@ -107,13 +115,14 @@ def recorded_items(checkpoint: Checkpoint) -> Mapping[str, tuple[str, ...]]:
 
 
 def tensor_paths(
-    content: Content, recorded: Mapping[str, Path], *, flat: bool = False
+    content: Content, recorded: RecordedPaths, *, flat: bool = False
 ) -> tuple[dict[str, Path], list[str]]:
     """Return key -> path for the tensors of `content`, and the keys that no path leads back to.
 
     Args:
         content: what is to be written.
-        recorded: paths that stay as they are, by key.
+        recorded: paths that stay as they are. Those below wrappers stay only if they still show
+            what each tensor is: without its optimizer, nothing may tell a model from other state.
         flat: whether the others are to stand at the top, under dotted names.
 
     Raises:
@@ -126,19 +135,32 @@ def tensor_paths(
     }
     paths: dict[str, Path] = {}
     lost: list[str] = []
-    _require_bare(w for key, w in content.tensors.items() if key not in recorded)
+    kept = recorded.tensors if _leads_back(content, recorded) else {}
+    _require_bare(w for key, w in content.tensors.items() if key not in kept)
     for key, wanted in content.tensors.items():
-        path = recorded.get(key)
+        path = kept.get(key)
         if path is None:
             path = _nested(wanted, parameters)
             if flat:
-                path = (".".join(path[1:] if wanted.component == "model" else path),)
-            found = place(path[0], path, wanted.dtype)
+                path = (dotted(path[1:] if wanted.component == "model" else path),)
+            found = place(str(path[0]), path, wanted.dtype)
             if tensor_key(found.component, found.kind, found.name) != key:
                 lost.append(key)
                 continue
         paths[key] = path
     return paths, lost
+
+
+def _leads_back(content: Content, recorded: RecordedPaths) -> bool:
+    """Return whether a reader finds every tensor again by the recorded paths of what is left."""
+    if not recorded.homes.found:
+        return True
+    left = {k: (p, content.tensors[k]) for k, p in recorded.tensors.items() if k in content.tensors}
+    objects = [path for name, path in recorded.objects.items() if name in content.objects]
+    homes = find_homes({path: wanted.shape for path, wanted in left.values()}, objects)
+    rows = [(dotted(path), path, wanted.dtype) for path, wanted in left.values()]
+    names = names_of(rows, homes)
+    return all(key == tensor_key(*found) for key, found in zip(left, names, strict=True))
 
 
 def is_divided(wanted: TargetTensor) -> bool:
@@ -158,11 +180,14 @@ def _require_bare(tensors: Iterable[TargetTensor]) -> None:
             )
 
 
-def _nested(wanted: TargetTensor, parameters: Iterable[str]) -> tuple[str, ...]:
+def _nested(wanted: TargetTensor, parameters: Iterable[str]) -> Path:
     component, name, kind = wanted.component, wanted.name, wanted.kind
     if component == "optimizer":
         if kind in LEAVES:
             return ("optimizer", "state", name, LEAVES[kind])
+        if name.startswith("param_groups."):  # a learning rate that is a tensor
+            steps = name.split(".")[1:]
+            return ("optimizer", "param_groups", *(int(s) if s.isdecimal() else s for s in steps))
         parameter, leaf = _parameter_of(name, parameters)
         return ("optimizer", "state", parameter, leaf) if parameter else ("optimizer", leaf)
     if component.startswith("extra:"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ftckpt.checkpoint.optimizer_states import StateShape, named_state, parameter_shapes
 from ftckpt.formats.pickles.walk import step_of
 from ftckpt.formats.torch_files.sharded import Distributed, Held, Listed
 
@@ -95,24 +96,63 @@ def parameter_names(
     if not any(isinstance(key, int) for key in entries):
         return {key: str(step_of(key)) for key in entries}
     shapes: dict[Hashable, Shape] = {}
-    sharded = False
+    sharded = blind = False
     for key, state in entries.items():
-        held = [found for value in state.values() if (found := read(value)) is not None]
-        # The largest is a moment; a step counter is a number, and Adafactor's factors are vectors.
-        best = max(held, key=lambda h: len(h.shape), default=None)
-        if best is not None and best.shape:
-            shapes[key] = _fingerprint(best)
-            sharded |= isinstance(best, (Distributed, Listed))
+        held = {leaf: found for leaf, value in _flat(state) if (found := read(value)) is not None}
+        local = any(isinstance(found, (Distributed, Listed)) for found in held.values())
+        shape, known = _parameter_shape(held, local=local)
+        if shape is not None:
+            shapes[key] = shape
+            blind |= not known
+        sharded |= local
     # Buffers stay whole where parameters are sharded, so they cannot be what an id means.
     candidates = [
         (name, _fingerprint(held))
         for name, held in weights
         if not sharded or isinstance(held, (Distributed, Listed))
     ]
+    # A state that nobody knows may be of another shape than its parameter: then only a model all of
+    # whose tensors are trained leaves no choice.
+    if blind and sum(len(ids) for ids, _ in groups) != len(candidates):
+        return {key: positions.get(key, str(step_of(key))) for key in entries}
     proven = names_of_ids([ids for ids, _ in groups], shapes, candidates)
     if proven is not None:
         return {key: proven.get(key, positions.get(key, str(step_of(key)))) for key in entries}
     return {key: positions.get(key, str(step_of(key))) for key in entries}
+
+
+def _flat(state: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the values of one parameter's state, those one level deeper among them."""
+    for leaf, value in state.items():
+        if isinstance(value, dict) and isinstance(leaf, str):
+            yield from ((f"{leaf}.{step_of(inner)}", one) for inner, one in value.items())
+        else:
+            yield str(step_of(leaf)), value
+
+
+def _parameter_shape(held: Mapping[str, Held], *, local: bool) -> tuple[Shape | None, bool]:
+    """Return the shape that a state gives its parameter, and whether the table of states says so.
+
+    None where nothing tells one: two states differ, or there is none but numbers.
+    """
+    known = named = False
+    told: set[Shape] = set()
+    if local:  # two parameters must agree in the shard's shape too, which factors do not tell
+        for leaf, found in held.items():
+            state = named_state(f".{leaf}").state
+            known |= state is not None and state.shape is StateShape.SAME
+            if state is not None and state.shape is StateShape.SAME:
+                told.add(_fingerprint(found))
+    else:
+        told = set(parameter_shapes({leaf: found.shape for leaf, found in held.items()}))
+        known = bool(told)
+    if known:
+        return (told.pop() if len(told) == 1 else None), True
+    named = all(named_state(f".{leaf}").state is not None for leaf in held)
+    best = max(held.values(), key=lambda h: len(h.shape), default=None)
+    if named or best is None or not best.shape:
+        return None, True
+    return _fingerprint(best), False
 
 
 def _groups(param_groups: Any) -> list[tuple[list[Hashable], list[str]]]:

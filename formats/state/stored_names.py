@@ -11,28 +11,21 @@ from typing import NamedTuple
 
 from ftckpt.checkpoint import Kind
 from ftckpt.checkpoint.dtypes import DType
+from ftckpt.checkpoint.optimizer_states import KINDS
 
 # Top-level keys under which trainers put the model and the optimizer. Exact, never prefixes.
-_MODEL = frozenset({"model", "state_dict", "model_state_dict", "module", "net", "network"})
-_OPTIMIZER = frozenset(
+MODEL = frozenset({"model", "state_dict", "model_state_dict", "module", "net", "network"})
+OPTIMIZER = frozenset(
     {"optimizer", "optim", "optimizer_state_dict", "optimizers", "optimizer_0", "optim_state_dict"}
 )
-_EMA = frozenset({"ema", "ema_model", "model_ema", "ema_state_dict"})
-# Keys under which trainers put the whole state: torch's own example saves `{"app": AppState(…)}`.
+EMA = frozenset({"ema", "ema_model", "model_ema", "ema_state_dict"})
+# Keys under which torch.save files have the whole state; `homes` finds DCP's.
 WRAPPERS = ("app", "checkpoint", "ckpt")
-WRAPPED = _MODEL | _OPTIMIZER | _EMA
+WRAPPED = MODEL | OPTIMIZER | EMA
 
 # How Megatron-Core names its common state: a file beside the store, or objects in it.
 _COMMON = ("common.pt", "common_state/")
 
-_KIND_OF_LEAF = {
-    "exp_avg": Kind.EXP_AVG,
-    "exp_avg_sq": Kind.EXP_AVG_SQ,
-    "master_param": Kind.MASTER,
-    "master_weight": Kind.MASTER,
-    "fp32_param": Kind.MASTER,
-    "param": Kind.MASTER,
-}
 # BatchNorm's buffers; floating point, so that only their names tell them from parameters.
 _BUFFER_LEAVES = ("running_mean", "running_var", "num_batches_tracked")
 # Looked up once: an enum's members are found by a slow search, and there are many tensors.
@@ -55,18 +48,16 @@ def place(stored: str, path: Sequence[str | int], dtype: DType) -> StoredName:
         path: its `planner_data` path; empty where the planner kept none.
         dtype: its element type: integers and booleans are never trained.
     """
-    if len(path) > 1 and path[0] in _MODEL:  # most of a checkpoint
+    if len(path) > 1 and path[0] in MODEL:  # most of a checkpoint
         name = ".".join(map(str, path[1:]))
         return StoredName("model", weight_kind(name, dtype), name)
     parts = list(map(str, path)) or [stored]
-    if len(parts) > 2 and parts[0] in WRAPPERS and parts[1] in WRAPPED:
-        del parts[0]
     top, rest = parts[0], parts[1:]
-    if rest and top in _MODEL:
+    if rest and top in MODEL:
         return place("", parts, dtype)
-    if rest and top in _OPTIMIZER:
+    if rest and top in OPTIMIZER:
         return _optimizer(rest)
-    if rest and top in _EMA:
+    if rest and top in EMA:
         return StoredName("ema", weight_kind(rest[-1], dtype), ".".join(rest))
     if rest:
         return StoredName(f"extra:{top}", Kind.OTHER, ".".join(rest))
@@ -96,10 +87,10 @@ def _optimizer(rest: Sequence[str]) -> StoredName:
     else:
         return StoredName("optimizer", Kind.OTHER, ".".join(rest))
     first, _, tail = name.partition(".")
-    if leaf not in _KIND_OF_LEAF and first in _KIND_OF_LEAF:
+    if leaf not in KINDS and first in KINDS:
         # Megatron-Core puts the kind first: `optimizer.state.exp_avg.<parameter>`.
-        return StoredName("optimizer", _KIND_OF_LEAF[first], f"{tail}.{leaf}")
-    kind = _KIND_OF_LEAF.get(leaf)
+        return StoredName("optimizer", KINDS[first], f"{tail}.{leaf}")
+    kind = KINDS.get(leaf)
     if kind is None:
         return StoredName("optimizer", Kind.OTHER, f"{name}.{leaf}" if name else leaf)
     return StoredName("optimizer", kind, name)

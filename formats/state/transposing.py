@@ -6,12 +6,11 @@ axes: the source is shown with both, and what reads strided tensors reads these.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from ftckpt.checkpoint import Box, Checkpoint, Look, Payload, Piece, Scalar, TensorInfo
+from ftckpt.checkpoint import Box, Checkpoint, Decoding, Payload, Piece, Scalar, TensorInfo
 from ftckpt.checkpoint.read_tensor import dense_strides
 from ftckpt.errors import UnsupportedError
 from ftckpt.transfer.content import Content, Copy, TargetTensor
@@ -43,21 +42,10 @@ class TransposedView(Checkpoint):
         """Yield the counters of the checkpoint itself."""
         return self.base.scalars(limit)
 
-    def bases(self) -> Sequence[Checkpoint]:
-        """Return what the checkpoint's tensors are decoded from."""
-        return self.base.bases()
-
-    def decode_slots(self) -> int:
-        """Return how many of the checkpoint's tensors may be decoded at a time."""
-        return self.base.decode_slots()
-
-    def decode_after(self) -> Mapping[str, Sequence[str]]:
-        """Return what the checkpoint's tensors are decoded from."""
-        return self.base.decode_after()
-
-    def decode_cache(self, look: Look) -> AbstractContextManager[None]:
-        """Let the checkpoint's tensors be taken from where they were put before."""
-        return self.base.decode_cache(look)
+    @property
+    def decoding(self) -> Decoding:
+        """How the checkpoint's own tensors are decoded."""
+        return self.base.decoding
 
     def payload(self, piece: Piece) -> Payload:
         """Find the elements of a piece; those of a transposed one are the original's."""

@@ -7,6 +7,8 @@ is gathered from live memory before the save, never read back.
   rows for 4 ranks, so that the last rank's shard is empty.
 - `hsdp`: 2 replicas of 2 shards.
 - `tp`: tensor parallel by 2 and FSDP2 by 2: chunks are not in the order of ranks.
+- `actors`: an actor with a flattened optimizer and a critic with a nested one, below `trainer`,
+  2 ranks.
 - `ranklocal`: a save without collectives, 2 ranks: a metadata file each.
 """
 
@@ -25,7 +27,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save as save_with_torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -121,10 +123,32 @@ def ranklocal(out: Path, mesh: DeviceMesh) -> None:
     save(out / "step-3", model, None, 3, use_collectives=False)
 
 
+def actors(out: Path, mesh: DeviceMesh) -> None:
+    torch.manual_seed(5)
+    state: dict[str, Any] = {"step": 3}
+    for name, width, flat in (("actor", 4, True), ("critic", 1, False)):
+        model = nn.Linear(6, width)
+        fully_shard(model, mesh=mesh)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=False)
+        for step in range(1, 4):
+            train(model, optimizer, step)
+        how = StateDictOptions(flatten_optimizer_state_dict=flat)
+        weights, moments = get_state_dict(model, optimizer, options=how)
+        state[name] = {"model": weights, "optim": moments}
+    truth: dict[str, torch.Tensor] = {}
+    gathered({"trainer": state}, "", truth)
+    if dist.get_rank() == 0:
+        out.mkdir(parents=True, exist_ok=True)
+        save_file(truth, out / "step-3.safetensors")
+    dist.barrier()
+    save_with_torch({"trainer": state}, storage_writer=FileSystemWriter(out / "step-3"))
+
+
 KINDS: dict[str, tuple[Callable[[Path, DeviceMesh], None], tuple[int, ...], tuple[str, ...]]] = {
     "fsdp2": (fsdp2, (4,), ("dp",)),
     "hsdp": (hsdp, (2, 2), ("replicate", "shard")),
     "tp": (tp, (2, 2), ("dp", "tp")),
+    "actors": (actors, (2,), ("dp",)),
     "ranklocal": (ranklocal, (2,), ("dp",)),
 }
 

@@ -103,10 +103,15 @@ def fixture(root: Path, kind: str, step: str = "step-3") -> Made:
 def key_of(stored: str) -> str:
     """Return the key of a name in the generator's truth: `model.x`, `optimizer.state.x.leaf`."""
     head, _, rest = stored.partition(".")
+    label = ""
+    if head == "trainer":  # one of several models below a wrapper
+        whose, head, rest = rest.split(".", 2)
+        label = f"{whose}."
     if head == "model":
-        return rest
-    assert head == "optimizer", stored
+        return label + rest
+    assert head in ("optimizer", "optim"), stored
     name, _, leaf = rest.removeprefix("state.").rpartition(".")
+    name = label + name
     return f"{leaf}:{name}" if leaf.startswith("exp_avg") else f"optimizer:{name}.{leaf}"
 
 
@@ -132,6 +137,7 @@ class TestDcp(FormatTests):
             fixture(root, "hsdp"),
             fixture(root, "tp"),
             fixture(root, "ranklocal"),
+            fixture(root, "actors"),
         ]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ftckpt.checkpoint import Checkpoint, Extent, Kind, Look, Piece, TensorInfo
+from ftckpt.checkpoint import Checkpoint, Decoding, Extent, Kind, Look, Piece, TensorInfo
 from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import UnsupportedError
@@ -77,14 +77,17 @@ def test_nothing_to_turn_is_the_same_content() -> None:
 def test_what_others_are_decoded_upon_is_found_where_it_is_not_turned() -> None:
     looks: list[Look] = []
 
-    class Needing(Imagined):
-        def decode_after(self) -> Mapping[str, Sequence[str]]:
+    class Helped(Decoding):
+        def helpers(self) -> Mapping[str, Sequence[str]]:
             return {"turned": ["kept", "turned too"]}
 
         @contextmanager
-        def decode_cache(self, look: Look) -> Iterator[None]:
+        def reusing(self, look: Look) -> Iterator[None]:
             looks.append(look)
             yield
+
+    class Needing(Imagined):
+        decoding = Helped()
 
     content = content_of(
         dict.fromkeys(["turned", "turned too", "kept"], ("model", "param", (2, 3), "float32"))
@@ -94,7 +97,7 @@ def test_what_others_are_decoded_upon_is_found_where_it_is_not_turned() -> None:
     made = transposed(Content.of(source), ["turned", "turned too"])
     layout = SafetensorsWriter().layout(made, LayoutRequest())
     written = Written(layout, made.checkpoint, lambda *_: True)
-    with made.checkpoint.decode_cache(written.look):
+    with made.checkpoint.decoding.reusing(written.look):
         (look,) = looks
     view = memoryview(bytearray(24))
     assert look("kept", 0, view)
