@@ -13,11 +13,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from ftckpt.checkpoint import Checkpoint, Extent, Look, Payload, Piece, Scalar, SelfCheck, StepRole
+from ftckpt.checkpoint import (
+    Checkpoint,
+    Decoding,
+    Extent,
+    Look,
+    Payload,
+    Piece,
+    Scalar,
+    SelfCheck,
+    StepRole,
+)
 from ftckpt.delta import NAME, Fill
 from ftckpt.errors import ExitCode, FtckptError
 from ftckpt.findings import Finding, Severity, finding, from_error
 from ftckpt.formats.safetensors.records import StoredObjects
+from ftckpt.formats.state.homes import find_homes
 from ftckpt.formats.state.paths import RecordedPaths
 from ftckpt.progress import NULL, Counter
 from ftckpt.verification import check_structure
@@ -76,10 +87,10 @@ class DeltaCheckpoint(ChainLink):
 
     def recorded_paths(self) -> RecordedPaths:
         """Return the paths that the index keeps of what was packed (see `RecordsPaths`)."""
-        return RecordedPaths(
-            {tensor.key: tensor.path for tensor in self.index.tensors if tensor.path},
-            {entry.name: entry.path for entry in self.index.objects if entry.path},
-        )
+        tensors = {tensor.key: tensor.path for tensor in self.index.tensors if tensor.path}
+        objects = {entry.name: entry.path for entry in self.index.objects if entry.path}
+        shapes = {path: self.tensors[key].shape for key, path in tensors.items()}
+        return RecordedPaths(tensors, objects, find_homes(shapes, objects.values()))
 
     def recorded_items(self) -> Mapping[str, tuple[str, ...]]:
         """Return nothing: objects have records of their own."""
@@ -101,9 +112,10 @@ class DeltaCheckpoint(ChainLink):
         """Return where the decoded elements are."""
         return Payload(self.decoded[piece.extent])
 
-    def digests(self) -> Mapping[str, str]:
-        """Return the tensor digests, all of which the index has."""
-        return {tensor.key: tensor.digest for tensor in self.index.tensors}
+    @property
+    def decoding(self) -> ChainDecoding:
+        """How its tensors are decoded, from its bases and from each other."""
+        return ChainDecoding(self)
 
     def extents_by_owner(self) -> Iterator[tuple[Extent, str, int | None]]:
         """Yield the payload of every block, the rows of every tensor, and every object."""
@@ -112,33 +124,6 @@ class DeltaCheckpoint(ChainLink):
                 file = self.index.files[block.file].name if block.length else NAME
                 yield Extent(file, block.offset, block.length), tensor.key, None
         yield from super().extents_by_owner()
-
-    def require_bytes(self) -> None:
-        """Open all that the tensors are decoded from."""
-        chain(self)
-
-    def bases(self) -> Sequence[Checkpoint]:
-        """Return all that the tensors are decoded from."""
-        return chain(self)[1:]
-
-    def decode_slots(self) -> int:
-        """Return how many tensors may be decoded at a time."""
-        return self.decoder.at_once
-
-    def decode_after(self) -> Mapping[str, Sequence[str]]:
-        """Return the keys of the tensors that predict a tensor, by its key."""
-        keys = list(self.tensors)  # of the index's tensors, in its order
-        tensors = zip(keys, self.index.tensors, strict=True)
-        return {key: [keys[n] for n in t.helpers] for key, t in tensors if t.helpers}
-
-    @contextmanager
-    def decode_cache(self, look: Look) -> Iterator[None]:
-        """Let blocks that predict others be taken from where they were put before."""
-        self.decoder.look(look)
-        try:
-            yield
-        finally:
-            self.decoder.look(None)
 
     def check(self, counter: Counter = NULL) -> Iterator[Finding]:
         """Yield data files of another size than the index says, and what is wrong with the base."""
@@ -166,18 +151,57 @@ class DeltaCheckpoint(ChainLink):
         except FtckptError as error:
             yield from_error(error)
 
-    def self_checks(self, *, sealed: bool) -> Iterator[SelfCheck]:
-        """Yield the decoding of every block, and the reading of every object.
-
-        What a manifest covers is not read again, but where it is decoded from a base.
-        """
-        if not sealed or self.index.base is not None:
-            yield from self.decoder.checks()
-
     def scalars(self, limit: int) -> Iterator[Scalar]:
         """Yield the recorded step."""
         if self.index.step is not None and limit:
             yield Scalar(NAME, "step", self.index.step, StepRole.ITERATION)
+
+
+class ChainDecoding(Decoding):
+    """Decodes the tensors of a delta, from its bases and from each other."""
+
+    def __init__(self, delta: DeltaCheckpoint) -> None:
+        self._delta = delta
+
+    def __bool__(self) -> bool:
+        """Return True: even a delta without a base is compressed."""
+        return True
+
+    def bases(self) -> Sequence[Checkpoint]:
+        """Return all that the tensors are decoded from."""
+        return chain(self._delta)[1:]
+
+    def slots(self) -> int:
+        """Return how many tensors may be decoded at a time."""
+        return self._delta.decoder.at_once
+
+    def helpers(self) -> Mapping[str, Sequence[str]]:
+        """Return the keys of the tensors that predict a tensor, by its key."""
+        keys = list(self._delta.tensors)  # of the index's tensors, in its order
+        tensors = zip(keys, self._delta.index.tensors, strict=True)
+        return {key: [keys[n] for n in t.helpers] for key, t in tensors if t.helpers}
+
+    @contextmanager
+    def reusing(self, look: Look) -> Iterator[None]:
+        """Let blocks that predict others be taken from where they were put before."""
+        decoder = self._delta.decoder
+        decoder.look(look)
+        try:
+            yield
+        finally:
+            decoder.look(None)
+
+    def digests(self) -> Mapping[str, str]:
+        """Return the tensor digests, all of which the index has."""
+        return {tensor.key: tensor.digest for tensor in self._delta.index.tensors}
+
+    def checks(self, *, sealed: bool) -> Iterator[SelfCheck]:
+        """Yield the decoding of every block, and the reading of every object.
+
+        What a manifest covers is not read again, but where it is decoded from a base.
+        """
+        if not sealed or self._delta.index.base is not None:
+            yield from self._delta.decoder.checks()
 
 
 class ChainNote(Sequence[Finding]):

@@ -17,7 +17,6 @@ from ftckpt.formats.state.optimizer_settings import settings_of
 from ftckpt.formats.state.paths import recorded_paths
 from ftckpt.formats.state.same_object import SameObject
 from ftckpt.manifest.locate import find
-from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.places import place_of
@@ -38,7 +37,6 @@ def pack_checkpoint(
     options: PackOptions,
     store_options: StoreOptions,
     check: Check | None = None,
-    counter: Counter = NULL,
 ) -> PackReport:
     """Write a checkpoint as a delta based on another, or compressed whole (see `packing.pack`).
 
@@ -49,7 +47,6 @@ def pack_checkpoint(
         options: how; the optimizer's settings are taken from the target.
         store_options: how to reach object stores.
         check: verifies each by its own evidence before anything is written; None does not.
-        counter: is told of the elements' bytes packed and proven.
 
     Raises:
         NotFoundError: a base further down the chain is missing.
@@ -64,7 +61,7 @@ def pack_checkpoint(
     gap = target.source.store.traits.gap
     # Of longer pieces no more is read here than where their elements lie.
     near = (extent for extent in extents_of(target) if extent.length <= gap)
-    with reading_ahead(target, near, options.limiter, bases=False):
+    with reading_ahead(target, near, options.work.limiter, bases=False):
         records = record_file(Content.of(target))
         options = replace(options, settings=settings_of(target, base))
     return pack(
@@ -76,7 +73,6 @@ def pack_checkpoint(
         same_objects=SameObject,
         options=options,
         store_options=store_options,
-        counter=counter,
     )
 
 

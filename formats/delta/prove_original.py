@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Executor
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.delta.original_files import OriginalFile
 from ftckpt.extents import Extent
-from ftckpt.progress import NULL, Counter
 from ftckpt.storage.source import Source
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.forms import failed
 from ftckpt.transfer.layout import Literal, Stored
 from ftckpt.transfer.prove.against_digests import DigestProof
 from ftckpt.transfer.prove.against_source import Proof, SameObjects
-from ftckpt.workers.threads import run
+from ftckpt.workers import ALONE, Work
 
 from .original import OriginalWriter
-
-if TYPE_CHECKING:
-    from ftckpt.workers.limits import RateLimit
 
 _TASK = 4 << 20  # bytes compared by one task
 _MOST = 1024  # runs of them
@@ -39,19 +34,14 @@ class OriginalProof:
 
     def __init__(self, writer: OriginalWriter) -> None:
         self._writer = writer
-        self._tensors = DigestProof(writer.delta.digests(), replicas=False)
+        self._tensors = DigestProof(writer.delta.decoding.digests(), replicas=False)
 
     def __call__(
         self,
         content: Content,
         result: Checkpoint,
         same_objects: SameObjects,
-        *,
-        jobs: int = 1,
-        processes: int = 0,
-        executor: Executor | None = None,
-        limiter: RateLimit | None = None,
-        counter: Counter = NULL,
+        work: Work = ALONE,
     ) -> Proof:
         """Compare a result with what was packed (see `ftckpt.transfer.prove.against_source.prove`).
 
@@ -59,28 +49,19 @@ class OriginalProof:
             CorruptError: names, shapes, types, tiling, digests, objects or bytes differ
                 (`failed-proof`).
         """
-        proof = self._tensors(
-            content,
-            result,
-            same_objects,
-            jobs=jobs,
-            processes=processes,
-            executor=executor,
-            limiter=limiter,
-            counter=counter,
-        )
+        proof = self._tensors(content, result, same_objects, work)
         original, rest = self._writer.original, self._writer.rest()
         delta = self._writer.delta.source
-        counter.start("proving what is not a tensor", original.rest_bytes)
+        work.counter.start("proving what is not a tensor", original.rest_bytes)
 
         def compare(task: _Runs) -> None:
-            if limiter is not None:
-                limiter.take(task.nbytes)
+            if work.limiter is not None:
+                work.limiter.take(task.nbytes)
             _compare(task, result.source, _bytes_of(rest(task.start, task.nbytes), delta))
-            counter.add(task.nbytes)
+            work.counter.add(task.nbytes)
 
         name = next(iter(result.source.entries)) if original.single else None
-        for _ in run(_runs(original.files, name), compare, jobs=jobs, executor=executor):
+        for _ in work.run(_runs(original.files, name), compare):
             pass
         return proof
 

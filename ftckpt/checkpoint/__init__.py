@@ -100,6 +100,64 @@ class SelfCheck(NamedTuple):
     follows: bool = False
 
 
+class Decoding:
+    """How tensors are decoded that a checkpoint does not store as they are.
+
+    This one is of tensors that are stored: there is nothing to decode.
+    """
+
+    def __bool__(self) -> bool:
+        """Return whether tensors are decoded at all; opens nothing."""
+        return False
+
+    def bases(self) -> Sequence[Checkpoint]:
+        """Return the opened checkpoints from which tensors are decoded.
+
+        Raises:
+            FtckptError: one is missing, or cannot be opened.
+        """
+        return ()
+
+    def slots(self) -> int:
+        """Return how many tensors may be decoded at a time within the memory limit.
+
+        0 if tensors are only read: reading keeps stores busy, decoding keeps processors busy.
+
+        Raises:
+            FtckptError: a base cannot be opened.
+        """
+        return 0
+
+    def helpers(self) -> Mapping[str, Sequence[str]]:
+        """Return for each tensor the keys of its checkpoint's tensors that it is decoded from.
+
+        Tensors without such a dependency are left out.
+        """
+        return {}
+
+    def reusing(self, look: Look) -> AbstractContextManager[None]:
+        """Reuse tensors that were written earlier, instead of decoding them again for others.
+
+        `look` is called before one is decoded again; a digest proves its result.
+        """
+        return nullcontext()
+
+    def digests(self) -> Mapping[str, str]:
+        """Return the recorded tensor digests (`ftckpt.digests.tensors`), by key."""
+        return {}
+
+    def checks(self, *, sealed: bool) -> Iterator[SelfCheck]:
+        """Yield every read that checks itself by such a digest.
+
+        With `sealed` a manifest covers the files: then only reads beyond it (bases elsewhere that
+        tensors are decoded from) are useful.
+        """
+        return iter(())
+
+
+STORED = Decoding()
+
+
 @dataclass(frozen=True, slots=True)
 class Topology:
     """Known sizes of the job that wrote the checkpoint; None means not recorded.
@@ -151,6 +209,8 @@ class Checkpoint(Mapping[str, "TensorView"]):
         open_findings: defects found while opening; `check` yields them too. A tensor that
             contradicts the rest (a rank's part in another type) is left out of `tensors` and named
             here.
+        second_copies: files that one process wrote in the same save from the same tensors as other
+            files, as replicas of their pieces: a difference is damage.
     """
 
     format: ClassVar[str]
@@ -164,6 +224,7 @@ class Checkpoint(Mapping[str, "TensorView"]):
     dialect: str = ""
     notes: Sequence[Finding] = ()
     open_findings: Sequence[Finding] = ()
+    second_copies: frozenset[str] = frozenset()
 
     def __getitem__(self, key: str) -> TensorView:
         """Return one tensor, to be read by `.numpy()` or `.torch()`, or in part by a slice.
@@ -226,6 +287,14 @@ class Checkpoint(Mapping[str, "TensorView"]):
         """Whether its framework loads it, as it is, with another number of ranks."""
         return False
 
+    @property
+    def resharded_part(self) -> str:
+        """The folder inside that is a checkpoint of its own and has ranks; "" where it is none.
+
+        `reshard` names it where it cannot write the whole anew.
+        """
+        return ""
+
     @abstractmethod
     def members(self) -> Iterable[str]:
         """Return the paths of the files that belong to the checkpoint; the others are strays."""
@@ -259,32 +328,10 @@ class Checkpoint(Mapping[str, "TensorView"]):
         """Yield every record with a CRC-32; none if the format has none."""
         return iter(())
 
-    def digests(self) -> Mapping[str, str]:
-        """Return the recorded tensor digests (`ftckpt.digests.tensors`), by key."""
-        return {}
-
-    def self_checks(self, *, sealed: bool) -> Iterator[SelfCheck]:
-        """Yield every read that checks itself; none if the format has none.
-
-        With `sealed` a manifest covers the files: then only reads beyond it (bases elsewhere that
-        tensors are decoded from) are useful.
-        """
-        return iter(())
-
-    def require_bytes(self) -> None:
-        """Open everything outside the checkpoint that the tensors' bytes depend on.
-
-        Raises:
-            FtckptError: it is missing, or cannot be opened.
-        """
-
-    def bases(self) -> Sequence[Checkpoint]:
-        """Return the opened checkpoints from which its tensors are decoded.
-
-        Raises:
-            FtckptError: one is missing, or cannot be opened.
-        """
-        return ()
+    @property
+    def decoding(self) -> Decoding:
+        """How its tensors are decoded; `STORED` where their bytes lie in its files as they are."""
+        return STORED
 
     def is_local(self) -> bool:
         """Whether all files that its tensors are read from are local.
@@ -292,31 +339,7 @@ class Checkpoint(Mapping[str, "TensorView"]):
         Raises:
             FtckptError: a base cannot be opened.
         """
-        return all(one.source.store.traits.local for one in (self, *self.bases()))
-
-    def decode_slots(self) -> int:
-        """Return how many of its tensors may be decoded at a time within the memory limit.
-
-        0 if tensors are only read: reading keeps stores busy, decoding keeps processors busy.
-
-        Raises:
-            FtckptError: a base cannot be opened.
-        """
-        return 0
-
-    def decode_after(self) -> Mapping[str, Sequence[str]]:
-        """Return for each tensor the keys of its other tensors that it is decoded from.
-
-        Tensors without such a dependency are left out.
-        """
-        return {}
-
-    def decode_cache(self, look: Look) -> AbstractContextManager[None]:
-        """Reuse tensors that were written earlier, instead of decoding them again for others.
-
-        `look` is called before one is decoded again; a digest proves its result.
-        """
-        return nullcontext()
+        return all(one.source.store.traits.local for one in (self, *self.decoding.bases()))
 
     def extents_by_owner(self) -> Iterator[tuple[Extent, str, int | None]]:
         """Yield byte ranges of files with the key or name and the rank of their owners.

@@ -21,4 +21,4 @@ def for_reading(checkpoint: Checkpoint, jobs: int, each: int = 0) -> int:
     """
     if not checkpoint.is_local():
         return 0
-    return process_count(min(jobs, checkpoint.decode_slots()), each, decoding=True)
+    return process_count(min(jobs, checkpoint.decoding.slots()), each, decoding=True)

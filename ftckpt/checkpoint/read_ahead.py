@@ -49,7 +49,7 @@ def reading_ahead(
     below: Sequence[Checkpoint] = ()
     if bases:
         with suppress(FtckptError):  # a reader of the tensors gets the error
-            below = checkpoint.bases()
+            below = checkpoint.decoding.bases()
     read = [(checkpoint.source, extents), *((base.source, extents_of(base)) for base in below)]
     with ExitStack() as stack:
         for source, places in read:
@@ -60,7 +60,7 @@ def reading_ahead(
 
 def read_again(checkpoint: Checkpoint) -> None:
     """Drop the read-ahead: a bit may have flipped in transit."""
-    for one in (checkpoint, *checkpoint.bases()):
+    for one in (checkpoint, *checkpoint.decoding.bases()):
         if one.source.lookahead.current is not None:
             one.source.lookahead.current.forget()
 

@@ -142,13 +142,14 @@ class TensorView:
         """Read it as a tensor of torch, on the CPU.
 
         Raises:
-            UnsupportedError: torch is not installed, or has no such type.
+            MissingPackageError: torch is not installed.
+            UnsupportedError: torch has no such type.
             CorruptError: bytes are missing, or the pieces do not tile the tensor.
         """
-        try:
+        from ftckpt.packages import needing
+
+        with needing("a tensor of torch", ".numpy() reads an array"):
             import torch
-        except ImportError as error:
-            raise UnsupportedError("torch is not installed", hint="pip install torch") from error
         kind = getattr(torch, self.dtype, None)
         if kind is None or self.info.dtype.family == "opaque":
             raise UnsupportedError(

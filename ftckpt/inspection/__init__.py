@@ -11,6 +11,7 @@ from operator import attrgetter
 
 from ftckpt.checkpoint import Checkpoint, Commit, Kind, TensorInfo, Topology
 from ftckpt.checkpoint.dtypes import DType
+from ftckpt.checkpoint.optimizer_states import named_state
 from ftckpt.findings import Finding
 
 from .resume import ResumeItem, resume_check
@@ -21,6 +22,7 @@ class ByteCounts:
     """Bytes of logical tensors: each element once, without replicas and aliases.
 
     Attributes:
+        by_kind: by kind, and what has none of its own by its state (`momentum_buffer`).
         per_parameter: total divided by the number of trained elements of the model; None without.
         files: sum of the sizes of all files.
     """
@@ -76,31 +78,36 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         CorruptError, UnsafeError: a small object that the resume check reads is damaged or hostile.
     """
     # Counted by class and shape first: there may be a million tensors, but few of these.
-    alike: dict[tuple[str, Kind, str, tuple[int, ...]], int] = defaultdict(int)
+    alike: dict[tuple[str, str, str, tuple[int, ...]], int] = defaultdict(int)
     dtypes: dict[str, DType] = {}
     tensors = pieces = 0
     tied = checkpoint.aliases
     counted = (t for key, t in checkpoint.tensors.items() if not (tied and key in tied))
     same = attrgetter("component", "kind", "dtype", "shape")
-    for (component, kind, dtype, shape), run in groupby(counted, key=same):
+    for (component, kind, dtype, shape), same_form in groupby(counted, key=same):
+        run = list(same_form)
         parts = [len(tensor.pieces) for tensor in run]
         tensors += len(parts)
         pieces += sum(parts)
-        alike[component, kind, dtype.name, shape] += len(parts)
+        if kind is Kind.OTHER and component == "optimizer":
+            for tensor in run:
+                alike[component, _state_of(tensor), dtype.name, shape] += 1
+        else:
+            alike[component, kind, dtype.name, shape] += len(parts)
         dtypes[dtype.name] = dtype
     by_kind: dict[str, int] = defaultdict(int)
     by_dtype: dict[str, int] = defaultdict(int)
     by_component: dict[str, int] = defaultdict(int)
     parameters = trained = 0
-    for (component, kind, name, shape), count in alike.items():
+    for (component, part, name, shape), count in alike.items():
         elements = count * prod(shape)
         nbytes = count * dtypes[name].nbytes(prod(shape))
-        by_kind[kind] += nbytes
+        by_kind[part] += nbytes
         by_dtype[name] += nbytes
         by_component[component] += nbytes
-        if component == "model" and kind is Kind.PARAM:
+        if component == "model" and part == Kind.PARAM:
             parameters += elements
-        if kind is Kind.MASTER:
+        if part == Kind.MASTER:
             trained += elements
     total = sum(by_kind.values())
     known = parameters or trained
@@ -140,6 +147,12 @@ def find_tensor(checkpoint: Checkpoint, name: str) -> list[TensorInfo]:
     if exact is not None and exact not in same:
         return [exact]
     return same
+
+
+def _state_of(info: TensorInfo) -> str:
+    """Return what an optimizer's tensor counts as: the state that it is, or is a part of."""
+    named = named_state(info.name)
+    return named.slot if named.state is not None and named.state.moment else str(Kind.OTHER)
 
 
 def _largest_first(counts: Mapping[str, int]) -> dict[str, int]:

@@ -3,21 +3,25 @@
 It decodes nothing and reads no tensor: it compares the names of a checkpoint's non-tensor state
 (`Checkpoint.fields`) and its tensors with the names that the common trainers use. So the answer has
 three values. *Absent* means: without a known name; an object of unknown content
-(`rng.rank_0`, one pickled object) is *cannot tell*, never *present*.
+(`rng.rank_0`, one pickled object) is *cannot tell*, never *present*. Weights, moments and masters
+are *cannot tell* too while a tensor has a name that nobody knows, and so are generators while one
+holds bytes.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from itertools import groupby
 from operator import attrgetter
-from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, Kind, TensorInfo
-from ftckpt.findings import listed
+from ftckpt.checkpoint.optimizer_states import StateShape, named_state
+from ftckpt.findings import counted, listed
 
 from .training_state import MASTERS, MOMENTS, STEP, TABLE, WEIGHTS, StateRow
 
@@ -76,6 +80,8 @@ def resume_check(checkpoint: Checkpoint) -> tuple[ResumeItem, ...]:
             item = _masters(checkpoint, tensors)
         else:
             item = names.match(row)
+            if row.per_rank and item.presence is Presence.ABSENT:
+                item = _unknown_bytes(row, item, tensors)
             if row is STEP and item.presence is Presence.ABSENT and checkpoint.step is not None:
                 # The trainer's own counter is elsewhere, often in the directory's name alone.
                 reason = f"only the optimizer's own count shows a step: {checkpoint.step}"
@@ -127,7 +133,8 @@ def spoken(key: str, tensor: TensorInfo) -> str:
     return f"{key}.{state}" if state else key
 
 
-class _Tensors(NamedTuple):
+@dataclass(frozen=True)
+class _Tensors:
     """Tensors by their use in a restart, each list in the checkpoint's order.
 
     Attributes:
@@ -135,6 +142,8 @@ class _Tensors(NamedTuple):
         optimizer: all of the optimizer's.
         masters: of any component.
         others: of neither model, optimizer nor a moving average.
+
+    `unexplained` are the others of which no row of the table knows the name.
     """
 
     weights: list[TensorInfo]
@@ -159,6 +168,19 @@ class _Tensors(NamedTuple):
             if kind is Kind.MASTER:
                 found.masters.extend(run)
         return found
+
+    @cached_property
+    def unexplained(self) -> list[TensorInfo]:
+        known = [p for row in TABLE for p in (row.known, row.hint) if p is not None]
+        return [t for t in self.others if not any(p.search(spoken(t.key, t)) for p in known)]
+
+    def absent(self, row: StateRow, reason: str, *, needed: bool = True) -> ResumeItem:
+        """Return that something is absent; cannot tell while an unknown tensor may hold it."""
+        keys = [t.key for t in self.unexplained]
+        if not keys:
+            return _item(row, Presence.ABSENT, reason, needed=needed)
+        what = f"{reason}, but {counted(len(keys), 'tensor')} may hold it: {listed(keys, SHOWN)}"
+        return _item(row, Presence.CANNOT_TELL, what, keys, needed=needed)
 
 
 class _Names:
@@ -235,9 +257,7 @@ def _weights(tensors: _Tensors) -> ResumeItem:
         beside = f", {len(masters)} as masters alone" if masters else ""
         reason = f"{len(weights) + len(masters)} tensors{beside}"
         return _item(WEIGHTS, Presence.PRESENT, reason, [*(t.key for t in weights[:1]), *masters])
-    if tensors.others:
-        return _item(WEIGHTS, Presence.CANNOT_TELL, "there are tensors, but none known as weights")
-    return _item(WEIGHTS, Presence.ABSENT, "no tensor of the model is stored")
+    return tensors.absent(WEIGHTS, "no tensor is known as a weight of the model")
 
 
 def _trainable(checkpoint: Checkpoint, weights: Sequence[TensorInfo]) -> list[TensorInfo]:
@@ -252,21 +272,14 @@ def _trainable(checkpoint: Checkpoint, weights: Sequence[TensorInfo]) -> list[Te
 
 def _moments(checkpoint: Checkpoint, tensors: _Tensors) -> ResumeItem:
     optimizer = tensors.optimizer
-    avg = {t.name for t in optimizer if t.kind is Kind.EXP_AVG}
-    square = {t.name for t in optimizer if t.kind is Kind.EXP_AVG_SQ}
-    other = {
-        t.name.rpartition(".")[0]
-        for t in optimizer
-        if t.kind is Kind.OTHER and t.name.rpartition(".")[2] != "step"
-    }
-    first = [t.key for t in optimizer if t.kind in (Kind.EXP_AVG, Kind.EXP_AVG_SQ)][:2]
-    # Adam has both, Lion the first alone, SGD and others name their own.
-    kept = avg & square if square else avg or other
+    states = _States(optimizer, {t.name for t in tensors.weights})
+    first = states.keys[:2]
+    kept = states.whole()
     if not kept:
-        if square or optimizer:
+        if optimizer:
             return _item(MOMENTS, Presence.CANNOT_TELL, "the optimizer's tensors name no moment",
                          [t.key for t in optimizer])  # fmt: skip
-        return _item(MOMENTS, Presence.ABSENT, "no optimizer state is stored")
+        return tensors.absent(MOMENTS, "no tensor is known as optimizer state")
     trainable = _trainable(checkpoint, tensors.weights)
     missing = [t.name for t in trainable if t.name not in kept]
     if trainable and len(missing) == len(trainable):
@@ -280,7 +293,60 @@ def _moments(checkpoint: Checkpoint, tensors: _Tensors) -> ResumeItem:
             first, missing=missing,
         )  # fmt: skip
     return _item(MOMENTS, Presence.PRESENT, f"for each of {len(kept)} parameters",
-                 first or sorted(kept))  # fmt: skip
+                 first)  # fmt: skip
+
+
+class _States:
+    """What the optimizer keeps of each parameter, counters and masters left out.
+
+    Attributes:
+        keys: of these tensors, those of kinds of their own first.
+    """
+
+    def __init__(self, optimizer: Iterable[TensorInfo], weights: Set[str]) -> None:
+        """Sort the optimizer's tensors by parameter; `weights` are the names of the model's."""
+        self._slots: dict[str, set[str]] = defaultdict(set)
+        self._rows: dict[str, set[str]] = defaultdict(set)
+        told, others = [], []
+        for info in optimizer:
+            if info.kind in (Kind.EXP_AVG, Kind.EXP_AVG_SQ):
+                self._slots[info.name].add(info.kind)
+                told.append(info.key)
+            elif info.kind is Kind.OTHER:
+                named = named_state(info.name, weights)
+                state = named.state
+                if not named.parameter or (state is not None and not state.moment):
+                    continue
+                if state is None and info.numel == 1:  # a counter of a name that nobody knows
+                    continue
+                slots = self._slots[named.parameter]
+                if state is None or not state.matrices:
+                    slots.add(named.slot)
+                if state is not None and state.shape in (StateShape.ROWS, StateShape.COLUMNS):
+                    self._rows[named.parameter].add(f"{named.slot} {state.shape}")
+                others.append(info.key)
+        self.keys = told + others
+
+    def whole(self) -> set[str]:
+        """Return the parameters of which nothing is missing that others of the same kind have.
+
+        Adam has two moments, Lion and SGD one, schedule-free and Adafactor others; an optimizer
+        may treat matrices as Muon does and the rest as Adam. So a parameter lacks something where
+        another has all that it has and more, and where it has one of two factors.
+        """
+        kinds = {frozenset(slots) for slots in self._slots.values()}
+        second = frozenset({str(Kind.EXP_AVG_SQ)})
+        factored = any(
+            row.startswith(Kind.EXP_AVG_SQ) for rows in self._rows.values() for row in rows
+        )
+        lacking = {one for one in kinds if any(one < other for other in kinds)}
+        if not factored:
+            lacking.add(second)  # no optimizer keeps a plain second moment alone
+        return {
+            name
+            for name, slots in self._slots.items()
+            if frozenset(slots) not in lacking and len(self._rows.get(name, ())) % 2 == 0
+        }
 
 
 def _masters(checkpoint: Checkpoint, tensors: _Tensors) -> ResumeItem:
@@ -297,10 +363,21 @@ def _masters(checkpoint: Checkpoint, tensors: _Tensors) -> ResumeItem:
             f"{len(missing)} of {len(small)} 16-bit parameters have no master "
             f"({listed(missing, 3)})", missing=missing,
         )  # fmt: skip
+    if not tensors.weights:
+        return tensors.absent(MASTERS, "no weight is known", needed=False)
     if not small:
         return _item(MASTERS, Presence.ABSENT, "no weight has fewer than 32 bits, so none is due",
                      needed=False)  # fmt: skip
-    return _item(MASTERS, Presence.ABSENT, f"{len(small)} weights have fewer than 32 bits")
+    return tensors.absent(MASTERS, f"{len(small)} weights have fewer than 32 bits")
+
+
+def _unknown_bytes(row: StateRow, item: ResumeItem, tensors: _Tensors) -> ResumeItem:
+    """Doubt that a generator's state is absent: torch has it as bytes in a tensor of one axis."""
+    keys = [t.key for t in tensors.unexplained if t.dtype.name == "uint8" and len(t.shape) == 1]
+    if not keys:
+        return item
+    reason = f"{counted(len(keys), 'tensor')} of bytes may hold it: {listed(keys, SHOWN)}"
+    return _item(row, Presence.CANNOT_TELL, reason, keys, world_size=item.world_size)
 
 
 def _unscaled(item: ResumeItem, weights: Sequence[TensorInfo]) -> ResumeItem:

@@ -91,7 +91,7 @@ def test_a_missing_base_is_missing_whatever_lies_beside_it(root: Path) -> None:
     (root / "step-1000").rename(root / "checkpoint-1000")
     _cut(root / "checkpoint-1000")
     with pytest.raises(NotFoundError, match=r"1000, is not at .*checkpoint-1000 cannot be read"):
-        open_checkpoint(root / "step-1010").require_bytes()
+        open_checkpoint(root / "step-1010").decoding.bases()
 
 
 def test_a_base_that_was_dropped_is_named(root: Path, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_the_remains_of_a_base_are_no_save_in_flight(root: Path) -> None:
     with pytest.raises(
         NotFoundError, match=r"gone: at .*step-1000 is not a whole checkpoint any more"
     ):
-        open_checkpoint(root / "step-1010").require_bytes()
+        open_checkpoint(root / "step-1010").decoding.bases()
     report = verify(open_checkpoint(root / "step-1010"), CONTENT)
     assert report.code is ExitCode.NOT_FOUND
 

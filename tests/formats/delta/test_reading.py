@@ -128,13 +128,13 @@ def test_where_else_helpers_may_lie_is_asked_of_the_last_link_and_for_a_while(
     delta = delta_at(tmp_path / "step-2")
     assert delta.base is not None
     assert isinstance(delta.base, DeltaCheckpoint)
-    assert delta.base.decode_after()
-    with delta.decode_cache(look):
+    assert delta.base.decoding.helpers()
+    with delta.decoding.reusing(look):
         assert read_tensor(delta, "w") == after.data["w"]
-    needed = {key for several in delta.decode_after().values() for key in several}
+    needed = {key for several in delta.decoding.helpers().values() for key in several}
     assert sorted(asked) == sorted(needed) == ["exp_avg:w", "exp_avg_sq:w", "master:w"]
     again = delta_at(tmp_path / "step-2")
-    with again.decode_cache(look):
+    with again.decoding.reusing(look):
         asked.clear()
     assert read_tensor(again, "w") == after.data["w"]
     assert not asked
@@ -253,7 +253,7 @@ class TestMissingBase:
         with pytest.raises(
             NotFoundError, match=r"checkpoint-0 is another .its .* has other values"
         ):
-            open_checkpoint(run / "step-1").require_bytes()
+            open_checkpoint(run / "step-1").decoding.bases()
 
     def test_what_lies_beside_and_cannot_be_opened_hides_nothing(self, run: Path) -> None:
         shutil.copytree(run / "step-1", run / "iter_0000001")
@@ -273,7 +273,7 @@ class TestWrongBase:
         other = state_at(open_checkpoint(save_full(tmp_path / "w", training(3)[2])))
         pack_delta(run / "step-1", other, run / "step-0", step=1)
         with pytest.raises(CorruptError, match="its content is") as raised:
-            open_checkpoint(run / "step-2").require_bytes()
+            open_checkpoint(run / "step-2").decoding.bases()
         assert raised.value.kind == "wrong-base"
 
     def test_a_full_one_with_other_tensors(self, run: Path) -> None:
@@ -535,7 +535,7 @@ class TestHostile:
         pack_delta(run / "step-9", target, run / "step-0", place=place)
         shutil.rmtree(run / "step-0")
         with pytest.raises(FtckptError) as raised:
-            open_checkpoint(run / "step-9").require_bytes()
+            open_checkpoint(run / "step-9").decoding.bases()
         assert raised.value.exit_code not in (ExitCode.OK, ExitCode.INTERNAL)
 
 

@@ -13,6 +13,7 @@ from ftckpt.errors import ExitCode
 from ftckpt.formats.delta.pack import pack_checkpoint
 from ftckpt.storage import StoreOptions
 from ftckpt.transfer.layout import LayoutRequest
+from ftckpt.workers import Work
 from tests.builders.checkpoints import open_checkpoint
 from tests.builders.real_sets import real_set
 
@@ -22,7 +23,7 @@ def pack(target: Path, base: Path | None, out: Path) -> None:
         open_checkpoint(target),
         None if base is None else open_checkpoint(base),
         str(out),
-        options=PackOptions(jobs=2),
+        options=PackOptions(work=Work(threads=2)),
         store_options=StoreOptions(),
     )
 
