@@ -9,7 +9,7 @@ import typer
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
 from ftckpt.commands.cli.render import human_bytes, human_duration, printable
 from ftckpt.commands.cli.replicas import ReplicaOptions
-from ftckpt.commands.cli.target import open_checkpoint
+from ftckpt.commands.cli.target import AlsoOption, open_checkpoint
 from ftckpt.commands.cli.transfer_options import SourceArgument
 from ftckpt.commands.cli.transfer_report import taken_over
 from ftckpt.errors import ExitCode
@@ -25,6 +25,7 @@ EXAMPLES = (
     ("ftckpt copy /nvme/run7/step-1000 /shared/run7/", "as /shared/run7/step-1000"),
     ("ftckpt copy run7@latest s3://bucket/run7/", "the newest of a root, to an object store"),
     ("ftckpt copy s3://bucket/run7/step-1000 step-1000", "and back"),
+    ("ftckpt copy /n0/step-9 s3://b/run/ --also /n1/step-9", "gathered from two nodes' disks"),
     ("ftckpt copy hot:run7/step-1000 cold:run7/", "between two services: named remotes"),
     ("ftckpt copy run7/step-1200 s3://bucket/run7/ --include-bases", "a delta with its bases"),
 )
@@ -50,6 +51,7 @@ def command(
         str,
         typer.Argument(metavar="DST", help="Where the copy goes; DIR/ keeps the name of SRC."),
     ],
+    also: AlsoOption = None,
     include_bases: Annotated[
         bool,
         typer.Option("--include-bases", help="Also copy a delta's bases, before it and beside it."),
@@ -71,19 +73,17 @@ def command(
     invocation = invoked(ctx)
     run = invocation.options(ReplicaOptions)
     run.bound()
-    checkpoint = open_checkpoint(invocation, source, newest=False)
+    checkpoint = open_checkpoint(invocation, source, newest=False, also=also)
     destination = destination_of(checkpoint.source, destination)
     invocation.report(destination=destination, step=checkpoint.known_step)
     options = run.replication(
         reads_local=checkpoint.source.store.traits.local,
         writes_local=is_local(destination, invocation.stores),
+        counter=invocation.counter,
         beside=unmanaged,
     )
     places = _with_bases(invocation, checkpoint, destination) if include_bases else []
-    bases = [
-        copy(base, to, options=options, stores=invocation.stores, counter=invocation.counter)
-        for base, to in places
-    ]
+    bases = [copy(base, to, options=options, stores=invocation.stores) for base, to in places]
     for report in bases:
         invocation.print(_line(report))
     report = copy(
@@ -91,7 +91,6 @@ def command(
         destination,
         options=options,
         stores=invocation.stores,
-        counter=invocation.counter,
     )
     return _show(invocation, report, bases)
 
@@ -109,7 +108,7 @@ def _with_bases(
     from ftckpt.api.replicating import bases_beside
 
     found = bases_beside(checkpoint, destination)
-    if not found and checkpoint.format != "delta":
+    if not found and not checkpoint.decoding:
         invocation.say("no delta: it has no bases")
     return found
 

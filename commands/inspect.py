@@ -10,7 +10,7 @@ import typer
 from ftckpt.commands.cli.bounds import MemoryOption, bound_memory
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
 from ftckpt.commands.cli.render import human_bytes, human_count, printable
-from ftckpt.commands.cli.target import PathArgument, open_from, open_target
+from ftckpt.commands.cli.target import AlsoOption, PathArgument, open_from, open_target
 from ftckpt.errors import ExitCode, NotFoundError
 from ftckpt.findings import counted
 
@@ -55,6 +55,7 @@ def command(
     tensor: Annotated[
         str, typer.Option(metavar="NAME", help="Show one tensor and where its pieces lie.")
     ] = "",
+    also: AlsoOption = None,
     max_memory: MemoryOption = "1GiB",
 ) -> Result | None:
     """Show what a checkpoint holds, from headers alone.
@@ -67,7 +68,7 @@ def command(
 
     invocation = invoked(ctx)
     bound_memory(max_memory)
-    target = open_target(invocation, path)
+    target = open_target(invocation, path, also=also)
     _show_root(invocation, target)
     checkpoint = open_from(invocation, target)
     if tensor:
@@ -248,10 +249,12 @@ def _tensor_table(checkpoint: Checkpoint) -> str:
 
 
 def _file_records(checkpoint: Checkpoint) -> list[dict[str, Any]]:
-    members = set(checkpoint.members())
+    members, source = set(checkpoint.members()), checkpoint.source
+    gathered = len(source.store.parts()) > 1
     return [
         {"path": name, "bytes": entry.size, "mtime": entry.mtime, "member": name in members}
-        for name, entry in checkpoint.source.entries.items()
+        | ({"places": source.store.places_of(entry.path)} if gathered else {})
+        for name, entry in source.entries.items()
     ]
 
 
@@ -263,8 +266,17 @@ def _file_table(checkpoint: Checkpoint) -> str:
             return "written by ftckpt"
         return "" if record["member"] else "part of nothing here"
 
-    rows = [[r["path"], human_bytes(r["bytes"]), role(r)] for r in _file_records(checkpoint)]
-    return render.table(["file", "bytes>", ""], rows)
+    rows = [
+        [
+            r["path"],
+            human_bytes(r["bytes"]),
+            role(r),
+            *(", ".join(r[k]) for k in r if k == "places"),
+        ]
+        for r in _file_records(checkpoint)
+    ]
+    gathered = len(checkpoint.source.store.parts()) > 1
+    return render.table(["file", "bytes>", "", *(["places"] * gathered)], rows)
 
 
 def _show_tensor(invocation: Invocation, checkpoint: Checkpoint, name: str) -> None:

@@ -23,6 +23,7 @@ from ftckpt.commands.cli.choose_checkpoint import (
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
 from ftckpt.commands.cli.option_values import parse_duration
 from ftckpt.commands.cli.render import printable
+from ftckpt.commands.cli.target import AlsoOption
 from ftckpt.commands.cli.terminal import write_bytes
 from ftckpt.errors import ExitCode, UsageError
 
@@ -126,6 +127,7 @@ def command(
             "--create-root", help="Mark ROOT as the root of a run, once, before its first start."
         ),
     ] = False,
+    also: AlsoOption = None,
 ) -> Result:
     """Print the newest checkpoint that passes.
 
@@ -154,7 +156,10 @@ def command(
         pointer=pointer,
         create_root=create_root,
         allow_missing_tier=allow_missing_tier,
+        also=also,
     )
+    if also:
+        invocation.report(also=list(also))
     invocation.report(target=root, path=None, step=None, level=verify, skipped=[], pointers=[])
     seconds = parse_duration(timeout, "--timeout")
     limit = not_newer_than if choice.step_at_most is None else choice.step_at_most
@@ -173,12 +178,16 @@ def command(
     if len(roots) > 1:
         found = _of_tiers(invocation, roots, check, rules, note, allow_missing=allow_missing_tier)
     elif pointer:
-        found = select(follow(read_root(invocation, root), pointer, rules), check, rules, note)
+        found = select(
+            follow(read_root(invocation, root, also=also), pointer, rules), check, rules, note
+        )
     elif wait:
-        read = partial(read_root, invocation, root, create=create_root)
+        read = partial(read_root, invocation, root, create=create_root, also=also)
         found = select_waiting(read, check, rules, seconds, note, say=invocation.say)
     else:
-        found = select(read_root(invocation, root, create=create_root), check, rules, note)
+        found = select(
+            read_root(invocation, root, create=create_root, also=also), check, rules, note
+        )
     invocation.report(path=found.path)
     report_choice(invocation, found)
     invocation.close()

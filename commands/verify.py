@@ -15,7 +15,7 @@ from ftckpt.commands.cli.bounds import (
 )
 from ftckpt.commands.cli.invocation import Invocation, Result, complain, invoked
 from ftckpt.commands.cli.render import human_bytes, human_duration
-from ftckpt.commands.cli.target import PathArgument, open_other, open_target
+from ftckpt.commands.cli.target import AlsoOption, PathArgument, open_other, open_target
 from ftckpt.errors import CorruptError, ExitCode, UnsafeError, UsageError
 
 from .cli import render
@@ -32,6 +32,7 @@ EXAMPLES = (
     ("ftckpt verify /ckpt/run7 --all --level structure", "every checkpoint of a root, quickly"),
     ("ftckpt verify s3://run7/ckpt@1000 --require content", "exit 6 where bytes have no evidence"),
     ("ftckpt verify /nvme/step-9 --against s3://run7/ckpt/step-9", "compare with a replica"),
+    ("ftckpt verify /n0/step-9 --also /n1/step-9", "whose shards lie on two nodes' disks"),
     ("ftckpt verify run/step-9 --remember", "so that `latest --reuse` need not read it again"),
     ("ftckpt verify big/ --sample 5% --limit-rate 200MB/s", "a share, gently, beside a trainer"),
     ("ftckpt verify step-9 --level values --strict=replicas,masters", "copies that differ fail"),
@@ -78,6 +79,7 @@ def command(
     all_: Annotated[
         bool, typer.Option("--all", help="Every checkpoint of a root; the worst code wins.")
     ] = False,
+    also: AlsoOption = None,
     against: Annotated[
         str, typer.Option(metavar="OTHER", help="A replica to compare with, byte by byte.")
     ] = "",
@@ -130,6 +132,8 @@ def command(
             raise UsageError("--remember needs a check of the whole content")
     elif receipts:
         raise UsageError("--receipts needs --remember")
+    if also and remember:
+        raise UsageError("--remember is for a checkpoint in one place, and --also names more")
     options = VerifyOptions(
         level=Level(level.value),
         require_content=require is Requirement.CONTENT or remember,
@@ -153,7 +157,7 @@ def command(
         watcher=_watcher(invocation, path, told, everything=all_),
     )
     try:
-        target = open_target(invocation, path)
+        target = open_target(invocation, path, also=also)
     except (CorruptError, UnsafeError) as error:
         report = check.unopened(error, path)
     else:

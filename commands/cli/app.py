@@ -160,6 +160,11 @@ def verdict(error: BaseException, verb: str = "") -> Result:
         # The machine's word, no bug of ours.
         if isinstance(refused, (DeniedError, NoResourceError)) or error.errno in AWAY:
             return Result(refused.exit_code, error_line(refused), refused.hint)
+    from ftckpt.packages import missing_package
+
+    missing = missing_package(error)
+    if missing is not None:
+        return Result(missing.exit_code, missing.message, missing.hint)
     lost = _lost_module(error)
     if lost:
         return Result(

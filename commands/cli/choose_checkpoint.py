@@ -13,6 +13,8 @@ from .option_values import parse_duration
 from .render import finding_line
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ftckpt.discovery.checks import Checks
     from ftckpt.discovery.conditions import Part
     from ftckpt.discovery.roots import Root
@@ -69,8 +71,12 @@ class ChoiceOptions:
         return parse_parts(self.require) if self.require else ()
 
 
-def read_root(invocation: Invocation, path: str, *, create: bool = False) -> Root:
+def read_root(
+    invocation: Invocation, path: str, *, create: bool = False, also: Sequence[str] | None = ()
+) -> Root:
     """Read the root; with `create`, one without checkpoints is made or marked first.
+
+    `also` are further places with files of its checkpoints.
 
     Raises:
         MissingError: it is not there.
@@ -78,7 +84,7 @@ def read_root(invocation: Invocation, path: str, *, create: bool = False) -> Roo
     """
     from ftckpt.api import choosing
 
-    return choosing.read_root(path, invocation.stores, create=create)
+    return choosing.read_root(path, invocation.stores, create=create, also=also or ())
 
 
 def checks_of(invocation: Invocation, level: CheckLevel, choice: ChoiceOptions) -> Checks:

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
-from ftckpt.errors import ExistsError, UnsupportedError, UsageError
+from ftckpt.errors import ExistsError, UsageError
+from ftckpt.packages import needing
 
 from .option_values import require_folder
 
@@ -64,7 +65,7 @@ def check_path(path: str, *, terminal: bool = True) -> None:
     Raises:
         UsageError: the suffix is none of `SUFFIXES`, or the directory is not there.
         ExistsError: a file that no picture belongs to stands where the numbers go.
-        UnsupportedError: matplotlib is not installed.
+        MissingPackageError: matplotlib is not installed.
     """
     if os.path.splitext(path)[1].lower() not in SUFFIXES:
         raise UsageError(
@@ -79,13 +80,8 @@ def check_path(path: str, *, terminal: bool = True) -> None:
             f"{table} exists, and the numbers of --plot {path} go there",
             hint="choose another name for the picture, or move the file away",
         )
-    try:
+    with needing("a picture", "--plot - for the terminal" * terminal):
         import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise UnsupportedError(
-            "pictures need matplotlib, which is not installed",
-            hint="pip install 'ftckpt[plot]'" + ", or --plot - for the terminal" * terminal,
-        ) from error
 
 
 @contextmanager

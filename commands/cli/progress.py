@@ -48,7 +48,10 @@ class ProgressCounter:
             now = time.monotonic()
             if self._drawn:
                 if now - self._began >= SECONDS_BEFORE_BAR:
-                    self._start_bar()
+                    try:
+                        self._start_bar()
+                    except ModuleNotFoundError:  # without rich lines do
+                        self._drawn = False
                 return
             if now - self._last_line < SECONDS_A_LINE:
                 return

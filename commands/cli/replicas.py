@@ -10,6 +10,7 @@ import typer
 from .bounds import MemoryOption, RateOption, bound_memory
 
 if TYPE_CHECKING:
+    from ftckpt.progress import Counter
     from ftckpt.replication.options import ReplicationOptions
 
 
@@ -48,13 +49,14 @@ class ReplicaOptions:
         bound_memory(self.max_memory)
 
     def replication(
-        self, *, reads_local: bool, writes_local: bool, beside: bool = False
+        self, *, reads_local: bool, writes_local: bool, counter: Counter, beside: bool = False
     ) -> ReplicationOptions:
         """Return the options of the core, with as many blocks in flight as memory allows.
 
         Args:
             reads_local: whether everything that is read is on this machine.
             writes_local: whether the replica is.
+            counter: is told of the work.
             beside: whether files that do not belong to the checkpoint are carried too.
 
         Raises:
@@ -66,5 +68,5 @@ class ReplicaOptions:
         return replication_options(
             near=reads_local, writes_local=writes_local, jobs=self.jobs,
             limit_rate=self.limit_rate, proof=not self.no_proof, restart=self.restart,
-            beside=beside,
+            beside=beside, counter=counter,
         )  # fmt: skip

@@ -34,12 +34,26 @@ PathArgument = Annotated[
     ),
 ]
 
+AlsoOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--also",
+        metavar="DIR",
+        help="Another place with files of the same checkpoint: another node's disk. Repeatable.",
+    ),
+]
+
 # How many candidates an error message lists.
 _LISTED = 8
 
 
 def open_target(
-    invocation: Invocation, path: str, *, rules: Rules | None = None, bases: Sequence[str] = ()
+    invocation: Invocation,
+    path: str,
+    *,
+    rules: Rules | None = None,
+    bases: Sequence[str] = (),
+    also: Sequence[str] | None = (),
 ) -> Target:
     """Find out what lies at a path and report it as `target` and `format`.
 
@@ -48,6 +62,7 @@ def open_target(
         path: as typed.
         rules: the user's table of how tensors are cut over ranks.
         bases: where the user says that bases of deltas lie.
+        also: further places with files of the same checkpoint or root.
 
     Raises:
         NotFoundError, UnsupportedError, UnsafeError: see `ftckpt.discovery.resolve.open_target`.
@@ -56,9 +71,9 @@ def open_target(
     from ftckpt.formats.catalog import formats
     from ftckpt.storage.store import EntryKind
 
-    invocation.report(target=path)
+    invocation.report(target=path, **({"also": list(also)} if also else {}))
     known = formats(rules, bases)
-    target = opening.open_target(path, known, invocation.stores)
+    target = opening.open_target(path, known, invocation.stores, also or ())
     invocation.report(format=target.format)
     # A remark is worth a look at the directory, but no request for what else may lie there.
     place = target.place
@@ -80,6 +95,7 @@ def open_checkpoint(
     newest: bool = True,
     rules: Rules | None = None,
     bases: Sequence[str] = (),
+    also: Sequence[str] | None = (),
 ) -> Checkpoint:
     """Open the one checkpoint that a path means.
 
@@ -90,13 +106,14 @@ def open_checkpoint(
             is refused, with the candidates in the hint.
         rules: the user's table of how tensors are cut over ranks.
         bases: where the user says that bases of deltas lie.
+        also: further places with files of the same checkpoint or root.
 
     Raises:
         UsageError: a root, and `newest` is False; or a step that holds several checkpoints.
         NotFoundError: the selected step is not there.
         IncompleteError, CorruptError, UnsafeError, UnsupportedError: it cannot be opened.
     """
-    target = open_target(invocation, path, rules=rules, bases=bases)
+    target = open_target(invocation, path, rules=rules, bases=bases, also=also)
     return open_from(invocation, target, newest=newest)
 
 

@@ -229,13 +229,12 @@ def carry_out(
         invocation.say(f"note: {note.message}")
     if run.dry_run:
         return show_plan(invocation, layout, checkpoint, prepared.plan(proof=not run.no_proof))
-    limiter = rate_limit(run.limit_rate)
+    work = Work(
+        threads=prepared.jobs, processes=prepared.jobs, limiter=rate_limit(run.limit_rate),
+        counter=invocation.counter,
+    )  # fmt: skip
 
     def check() -> VerifyReport:
-        work = Work(
-            threads=prepared.jobs, processes=prepared.jobs, limiter=limiter,
-            counter=invocation.counter,
-        )  # fmt: skip
         found = verify(checkpoint, work=work)
         invocation.report(evidence=found.evidence, findings=found.findings)
         if found.code is ExitCode.OK:
@@ -247,9 +246,8 @@ def carry_out(
 
     report = prepared.write(
         check=None if run.no_proof else check,
-        limiter=limiter,
+        work=work,
         device=run.device,
         restart=run.restart,
-        counter=invocation.counter,
     )
     return show_report(invocation, report)

@@ -58,6 +58,7 @@ VERBS: dict[str, str] = {
     "replay run": "Run a training and its restart, and compare them bit by bit",
     "replay compare": "Compare the logs of runs, and name the first event that differs",
     "replay audit": "Report what a restart from a checkpoint would lack, without running it",
+    "doctor": "Show what this machine and a place can do, and what to do about the rest",
     "demo": "Make a small real checkpoint, damage it, and walk through the incident",
     "completions": "Print the completion script of a shell",
     "help": "Explain exit codes, the environment, or a verb",
@@ -102,8 +103,9 @@ def _storage(
     """Options of every verb that opens a place."""
 
 
-_COMMON = set(_common.__annotations__) - {"return"}
-_STORAGE = set(_storage.__annotations__) - {"return"}
+# Names of the options that every verb has, and every verb that opens a place.
+COMMON = set(_common.__annotations__) - {"return"}
+STORAGE = set(_storage.__annotations__) - {"return"}
 
 
 def _parameters(function: Any) -> list[Any]:
@@ -145,8 +147,8 @@ class Verb(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Run the verb with an `Invocation` as the context's object."""
         device = ctx.params.get("device")
-        common = {k: ctx.params.pop(k) for k in _COMMON & ctx.params.keys()}
-        storage = {k: ctx.params.pop(k) for k in _STORAGE & ctx.params.keys()}
+        common = {k: ctx.params.pop(k) for k in COMMON & ctx.params.keys()}
+        storage = {k: ctx.params.pop(k) for k in STORAGE & ctx.params.keys()}
         invocation = cast(Invocation, ctx.find_root().obj)
         invocation.json |= common["json"]
         invocation.quiet |= common["quiet"]
@@ -189,12 +191,12 @@ class Verb(TyperCommand):
     def _section(self, param: Any) -> str:
         if param.param_type_name == "argument":
             return "Arguments"
-        if param.name in _STORAGE:
+        if param.name in STORAGE:
             return "Storage options"
         for group in self.groups:
             if param.name in group.names:
                 return str(group.type.TITLE)
-        return "Common options" if param.name in _COMMON | {"help"} else "Options"
+        return "Common options" if param.name in COMMON | {"help"} else "Options"
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the examples and the exit codes."""

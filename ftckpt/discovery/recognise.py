@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from ftckpt.checkpoint import Checkpoint, CommitState
 from ftckpt.storage.source import Source
-from ftckpt.storage.store import Entry, EntryKind
+from ftckpt.storage.store import Entry, EntryKind, Store
 
 # Endings of files that were compressed as a whole.
 COMPRESSED = (".zst", ".lz4", ".gz")
@@ -76,6 +76,17 @@ class Format(Protocol):
         Raises:
             IncompleteError: not committed.
             CorruptError, UnsafeError, UnsupportedError: it cannot be opened.
+        """
+
+
+@runtime_checkable
+class OrderedByRank(Protocol):
+    """A format whose roots hold folders of ranks, each with files of several steps."""
+
+    def by_step(self, store: Store, base: str, names: Collection[str]) -> Store | None:
+        """Return a root at `base`, with the candidates `names`, as a store with a folder a step.
+
+        None if it is another format's. Cheap for names that are steps.
         """
 
 

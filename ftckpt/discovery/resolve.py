@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.checkpoint import Checkpoint
@@ -27,7 +28,7 @@ from ftckpt.storage.source import Source
 from ftckpt.storage.store import Entry, EntryKind, Store
 
 from .open_part import open_part, recognise_at
-from .recognise import Format, UnopenedPart
+from .recognise import Format, OrderedByRank, UnopenedPart
 
 if TYPE_CHECKING:
     from .roots import Root
@@ -108,6 +109,20 @@ def locate(url: str, options: StoreOptions) -> Place:
         raise
 
 
+def gathered(place: Place, also: Sequence[str], options: StoreOptions) -> Place:
+    """Return a place with the files of further directories (see `gather`).
+
+    Raises:
+        NotFoundError, UsageError: as `gather`.
+    """
+    if not also:
+        return place
+    from .gather import gather
+
+    first = place.store if place.entry.path == "" else open_store(place.url, options)
+    return place._replace(store=gather(place.url, first, also, options))
+
+
 def locate_root(url: str, options: StoreOptions) -> Place:
     """Locate a root; its absence is not a run's first start.
 
@@ -131,8 +146,12 @@ def _at(url: str, options: StoreOptions) -> Place:
     return Place(url, store, entry._replace(path=name))
 
 
-def open_target(url: str, formats: Sequence[Format], options: StoreOptions) -> Target:
+def open_target(
+    url: str, formats: Sequence[Format], options: StoreOptions, also: Sequence[str] = ()
+) -> Target:
     """Recognise a path, a URL, `ROOT@STEP` or `ROOT@latest`; reads at most two levels of names.
+
+    `also` are directories with more files of the same checkpoint or root (see `gather`).
 
     Raises:
         NotFoundError: nothing is there, or nothing that any format knows.
@@ -141,6 +160,7 @@ def open_target(url: str, formats: Sequence[Format], options: StoreOptions) -> T
         UnsafeError: a fifo, socket or device.
     """
     place = locate(url, options)
+    place = gathered(place, also, options)
     if place.entry.kind is EntryKind.SPECIAL:
         raise UnsafeError(f"{url} is not a regular file or directory", kind="special-file")
     part = None if place.which else recognise_at(place.store, place.entry, formats)
@@ -209,7 +229,7 @@ def open_root(place: Place, formats: Sequence[Format]) -> Root:
     """
     from .roots import read_root
 
-    return _as_root(place, read_root(*_asking(place, formats)), formats)
+    return _as_root(place, _by_step(read_root(*_asking(place, formats)), formats), formats)
 
 
 def open_runs(place: Place, formats: Sequence[Format]) -> list[Root]:
@@ -220,7 +240,22 @@ def open_runs(place: Place, formats: Sequence[Format]) -> list[Root]:
     """
     from .roots import read_runs
 
-    return [_as_root(place, root, formats) for root in read_runs(*_asking(place, formats))]
+    found = read_runs(*_asking(place, formats))
+    return [_as_root(place, _by_step(root, formats), formats) for root in found]
+
+
+def _by_step(root: Root, formats: Sequence[Format]) -> Root:
+    """Return a root with a candidate for each step, if its folders are those of ranks."""
+    names = [candidate.path for candidate in root.candidates]
+    for one in formats if names else ():
+        store = (
+            one.by_step(root.store, root.base, names) if isinstance(one, OrderedByRank) else None
+        )
+        if store is not None:
+            from .roots import read_root
+
+            return read_root(store, partial(recognise_at, store, formats=formats))
+    return root
 
 
 def _asking(

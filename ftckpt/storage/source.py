@@ -127,7 +127,8 @@ class Source:
         """Return the entry of a file that must exist and be readable.
 
         Raises:
-            CorruptError: it does not exist (`missing-file`).
+            CorruptError: it does not exist (`missing-file`), or is another file in another place
+                (`copies-differ`).
             UnavailableError: it exists, but the listing did not show it.
             UnsafeError: it is a fifo, socket or device (`special-file`).
         """
@@ -137,6 +138,10 @@ class Source:
             raise CorruptError(f"{name} is missing", kind="missing-file", file=name)
         if entry.kind is EntryKind.SPECIAL:
             raise UnsafeError(f"{name} is not a regular file", kind="special-file", file=name)
+        if entry.differs:
+            from .gathered import copies_differ
+
+            raise copies_differ(name, entry.differs)
         return entry
 
     def require_absent(self, name: str) -> None:

@@ -58,6 +58,8 @@ class Entry(NamedTuple):
         archived: whether it must be restored from an archive tier before it can be read.
         shared: for a local file with several names (hard links): `device:inode`, and their number.
         version: in a history of versions, the store's name of this one.
+        copies: number of further places that hold it (`storage.gathered`).
+        differs: how its copies there differ, in words; "" if they may be one file.
     """
 
     path: str
@@ -69,6 +71,8 @@ class Entry(NamedTuple):
     archived: bool = False
     shared: tuple[str, int] | None = None
     version: str | None = None
+    copies: int = 0
+    differs: str = ""
 
     def same_object(self, other: Entry) -> bool:
         """Whether both are one object with one content, as far as the store can tell."""
@@ -355,6 +359,14 @@ class Store(ABC):
         with self.open(path) as reader:
             size = self.stat(path).size if length is None else 0
             return reader.read(offset, size - offset if length is None else length)
+
+    def parts(self) -> tuple[Store, ...]:
+        """Return the stores that it is made of: itself, unless it gathers several."""
+        return (self,)
+
+    def places_of(self, path: str) -> tuple[str, ...]:
+        """Return the URLs of the places that hold a key, if the store gathers several; else ()."""
+        return ()
 
     def usage(self) -> Usage:
         """Return the use so far; zeros if the store does not count."""

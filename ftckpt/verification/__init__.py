@@ -22,9 +22,19 @@ from enum import StrEnum
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import ExitCode, FtckptError, NotFoundError, worst
-from ftckpt.findings import KINDS, Finding, Severity, Strictness, counted, finding, from_error
+from ftckpt.findings import (
+    KINDS,
+    Finding,
+    Severity,
+    Strictness,
+    counted,
+    finding,
+    from_error,
+    listed,
+)
 from ftckpt.manifest import Manifest
 from ftckpt.own_files import is_own
+from ftckpt.storage.source import Source
 from ftckpt.workers import ALONE, Work
 
 from .evidence import ContentResult, OwnerIndex, StopChecking
@@ -110,13 +120,18 @@ class _Collector:
 
     options: VerifyOptions
     emit: Emit
+    source: Source
     findings: list[Finding] = field(default_factory=list)
     evidence: str = "none"
     _seen: set[tuple[object, ...]] = field(default_factory=set)
 
     def add(self, found: Finding) -> None:
         found = found.strict(self.options.strict)
-        key = (found.kind, found.file, found.tensor, found.offset)
+        if found.file is not None and found.severity is Severity.ERROR:
+            found = self._placed(found, found.file)
+        key: tuple[object, ...] = (found.kind, found.file, found.tensor, found.offset)
+        if found.kind == "copies-differ":  # every reader of the file meets it
+            key = key[:2]
         if key in self._seen:
             return
         self._seen.add(key)
@@ -124,6 +139,13 @@ class _Collector:
         self.emit(found)
         if self.options.fail_fast and found.severity is Severity.ERROR:
             raise StopChecking
+
+    def _placed(self, found: Finding, file: str) -> Finding:
+        """Name the place of a file, if the checkpoint lies in several."""
+        places = self.source.store.places_of(self.source.path(file))
+        if not places or any(place in found.message for place in places):
+            return found
+        return replace(found, message=f"{found.message}, in {listed(places)}")
 
     def take(self, found: Iterable[Finding]) -> None:
         for one in found:
@@ -150,7 +172,7 @@ def verify(
     """
     options = options or VerifyOptions()
     began = time.monotonic()
-    collector = _Collector(options, emit)
+    collector = _Collector(options, emit, checkpoint.source)
     content = ContentResult("none", 0, 0, checkpoint.source.nbytes, None, ok=True)
     level = Level.STRUCTURE
     seal = Seal(checkpoint.source, options.manifest, use=options.use_manifest)
@@ -159,6 +181,10 @@ def verify(
         if options.level is not Level.STRUCTURE:
             content = _check_content(checkpoint, options, collector, work, seal)
             level = Level.STRUCTURE if content.evidence == "none" else Level.CONTENT
+            if len(checkpoint.source.store.parts()) > 1:
+                from .copies import check_copies
+
+                collector.take(check_copies(checkpoint, work))
         if options.level is Level.VALUES:
             from .values import check_values
 

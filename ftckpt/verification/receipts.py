@@ -98,7 +98,7 @@ class Book:
         self.source = checkpoint.source
         self.place = _absolute(self.source)
         # A delta's bases lie elsewhere, and may change alone.
-        self.bound = not checkpoint.bases()
+        self.bound = not checkpoint.decoding.bases()
         parent, _, name = self.place.rpartition("/")
         self._store = open_store(folder or parent or "/", options)
         name = quote(name, safe="@=+,", errors="surrogateescape").replace(".", "%2E")

@@ -133,7 +133,7 @@ def _chosen(
     """Yield all checks, and the error that stops them, if any."""
     started: set[str] = set()
     try:
-        for check in checkpoint.self_checks(sealed=sealed):
+        for check in checkpoint.decoding.checks(sealed=sealed):
             file, offset, _ = check.extent
             yield _Chosen(check, chosen.takes(file, offset, first=file not in started))
             started.add(file)

@@ -103,6 +103,9 @@ def _check_members(checkpoint: Checkpoint, members: set[str]) -> Iterator[Findin
             yield finding("missing-file", f"{name} is missing", file=name)
         elif entry.kind is EntryKind.SPECIAL:
             yield finding("special-file", f"{name} is not a regular file", file=name)
+        elif entry.differs:
+            message = f"the copies of {name} differ: {entry.differs}"
+            yield finding("copies-differ", message, file=name)
         elif entry.archived:
             yield finding(
                 "archived-object", f"{name} is in an archive tier: restore it first", file=name

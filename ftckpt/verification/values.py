@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftckpt.checkpoint import Box, Checkpoint, Kind, Piece, TensorInfo, tensor_key
 from ftckpt.checkpoint.dtypes import DType
+from ftckpt.checkpoint.optimizer_states import KnownState, named_state
 from ftckpt.checkpoint.read_ahead import reading_ahead
 from ftckpt.checkpoint.read_tensor import raw_dtype, read_box, read_part, slabs, stream_payload
 from ftckpt.checkpoint.replicas import copies_of
+from ftckpt.checkpoint.steps import SCALARS_A_FILE
 from ftckpt.errors import FtckptError
 from ftckpt.findings import Finding, finding, from_error
 from ftckpt.workers import Work
@@ -109,6 +111,7 @@ def check_values(checkpoint: Checkpoint, work: Work) -> Iterator[Finding]:
     total = sum(i.nbytes for k, i in checkpoint.tensors.items() if k not in checkpoint.aliases)
     work.counter.start("values", total)
     trained = _Trained(checkpoint.tensors.values())
+    cast: dict[str, _Cast] = defaultdict(_Cast)
     with reading_ahead(checkpoint, limiter=work.limiter):
         for key, info in checkpoint.tensors.items():
             if key in checkpoint.aliases:
@@ -118,9 +121,10 @@ def check_values(checkpoint: Checkpoint, work: Work) -> Iterator[Finding]:
                 yield from _check_numbers(checkpoint, key, info, kind, work)
                 yield from _check_replicas(checkpoint, key, info, work.limiter)
                 if info.kind is Kind.MASTER:
-                    yield from _check_master(checkpoint, key, info, work.limiter)
+                    yield from _check_master(checkpoint, key, info, cast, work.limiter)
             except FtckptError as error:
                 yield from_error(error, tensor=key)
+        yield from _check_files(checkpoint, cast)
         yield from check_rng(checkpoint)
 
 
@@ -133,7 +137,7 @@ class _Trained:
             if info.kind in _OF_A_PARAMETER:
                 state.add(info.name)
             elif info.component == "optimizer":
-                state.add(info.name.rpartition(".")[0])  # `<parameter>.momentum_buffer`
+                state.add(named_state(info.name).parameter)  # `<parameter>.momentum_buffer`
             elif info.kind is Kind.PARAM:
                 weights.add(info.name)
         # State under numbers, or under other names, says nothing about a name.
@@ -142,6 +146,8 @@ class _Trained:
     def kind(self, info: TensorInfo) -> str | None:
         """Return the kind of finding for non-finite numbers; None if they are damage."""
         if info.kind in _OF_A_PARAMETER:
+            return None
+        if info.component == "optimizer" and _state_of(info) is not None:
             return None
         if info.kind is not Kind.PARAM:
             return "nonfinite-buffer"
@@ -155,6 +161,19 @@ class _Trained:
 
 
 _OF_A_PARAMETER = (Kind.MASTER, Kind.EXP_AVG, Kind.EXP_AVG_SQ)
+
+
+def _state_of(info: TensorInfo) -> KnownState | None:
+    """Return what the table says of an optimizer's state that a restart needs; else None."""
+    state = named_state(info.name).state if info.kind is Kind.OTHER else None
+    return state if state is not None and state.moment else None
+
+
+def _is_unsigned(info: TensorInfo) -> bool:
+    if info.kind is Kind.EXP_AVG_SQ:
+        return True
+    state = _state_of(info) if info.component == "optimizer" else None
+    return state is not None and state.unsigned
 
 
 def _check_numbers(
@@ -194,7 +213,7 @@ def _check_numbers(
         if (total.nan or total.inf) and lesser is not None:
             message = f"{key} holds {total.nan + total.inf} values that are not finite{at}"
             yield finding(lesser, message, **where)  # type: ignore[arg-type]
-        if info.kind is Kind.EXP_AVG_SQ and total.negative:
+        if total.negative and _is_unsigned(info):
             message = f"{key} holds {total.negative} negative values"
             yield finding("negative-exp-avg-sq", message, **where)  # type: ignore[arg-type]
     if counted and not nonzero and info.numel and info.kind in (Kind.EXP_AVG, Kind.EXP_AVG_SQ):
@@ -245,8 +264,9 @@ def _check_replicas(
         wanted = _digest(checkpoint, info, first, limiter)
         for piece in others:
             if _digest(checkpoint, info, piece, limiter) != wanted:
+                files = {first.extent.file, piece.extent.file}
                 yield finding(
-                    "replica-differs",
+                    "copy-differs" if files & checkpoint.second_copies else "replica-differs",
                     f"{key} differs between {first.extent.file} and {piece.extent.file}",
                     file=piece.extent.file,
                     tensor=key,
@@ -273,8 +293,37 @@ def _digest(
     return digest.digest()
 
 
+class _Cast:
+    """How many weights of a file were compared with their masters, and how many differ."""
+
+    def __init__(self) -> None:
+        self.compared = self.differs = 0
+
+
+def _check_files(checkpoint: Checkpoint, cast: Mapping[str, _Cast]) -> Iterator[Finding]:
+    """Yield files without a step whose weights are not their masters', where all others' are.
+
+    Stochastic rounding would show in every file, so most weights must be exact.
+    """
+    odd = {file for file, one in cast.items() if one.differs}
+    exact = sum(one.compared for file, one in cast.items() if file not in odd)
+    if not odd or exact <= sum(cast[file].compared for file in odd):
+        return
+    odd -= {scalar.file for scalar in checkpoint.scalars(SCALARS_A_FILE)}
+    for file in sorted(odd):
+        what = (
+            f"{cast[file].differs} of {cast[file].compared} weights in {file} are not what their"
+            " masters cast to, those of the other files are: the file is of another save"
+        )
+        yield finding("mixed-steps", what, file=file)
+
+
 def _check_master(
-    checkpoint: Checkpoint, key: str, info: TensorInfo, limiter: RateLimit | None
+    checkpoint: Checkpoint,
+    key: str,
+    info: TensorInfo,
+    files: Mapping[str, _Cast],
+    limiter: RateLimit | None,
 ) -> Iterator[Finding]:
     weight = checkpoint.tensors.get(tensor_key("model", Kind.PARAM, info.name))
     if weight is None or weight.shape != info.shape or info.dtype.name != "float32":
@@ -288,6 +337,9 @@ def _check_master(
         if cast is None:
             return
         differs += int(np.count_nonzero(cast != read_box(checkpoint, weight, slab, limiter)))
+    for file in {piece.extent.file for piece in weight.pieces}:
+        files[file].compared += info.numel
+        files[file].differs += differs
     if differs:
         yield finding(
             "master-differs",
@@ -303,15 +355,12 @@ def _cast(master: Array, dtype: DType) -> Array | None:
 
     if dtype.name == "float32":
         return master.view(np.uint32)
+    from ftckpt.checkpoint.rounding import to_bfloat16, to_float16
+
     if dtype.name == "float16":
-        with np.errstate(over="ignore"):
-            return master.astype(np.float16).view(np.uint16)
+        return to_float16(master)
     if dtype.name == "bfloat16":
-        bits = master.view(np.uint32)
-        rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> 16
-        quiet = np.where(np.isnan(master), (bits >> 16) | 0x40, rounded)
-        result: Array = quiet.astype(np.uint16)
-        return result
+        return to_bfloat16(master)
     return None
 
 

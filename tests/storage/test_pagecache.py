@@ -44,7 +44,7 @@ class TestPageCache:
         path = tmp_path / "big"
         path.write_bytes(os.urandom(self.size))
         fd = os.open(path, os.O_RDONLY)
-        os.fsync(fd)
+        os.fdatasync(fd)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         if sum(pagecache.resident_pages(fd, 0, self.size)):

@@ -30,7 +30,7 @@ from ftckpt.storage.prefetch.plan import Windows
 from ftckpt.storage.prefetch.reads import Ahead
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Reader
-from ftckpt.workers import budget
+from ftckpt.workers import Work, budget
 from ftckpt.workers.limits import RateLimit
 from tests.builders.checkpoints import save_dcp
 from tests.builders.raw_checkpoint import RawCheckpoint
@@ -342,6 +342,6 @@ def test_whoever_reads_says_how_many_threads_do(
     # Both sides, for tensors and for what is small.
     assert heard(lambda: api.diff(step, out, jobs=3)) == [3] * 4
     target, base = api.open_checkpoint(step), api.open_checkpoint(copy)
-    packing = PackOptions(jobs=3, proof=False)
+    packing = PackOptions(work=Work(threads=3), proof=False)
     pack = partial(pack_checkpoint, options=packing, store_options=StoreOptions())
     assert heard(lambda: pack(target, base, f"{tmp_path}/delta")) == [3] * 2

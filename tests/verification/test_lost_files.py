@@ -215,8 +215,7 @@ REAL: dict[str, tuple[str, ...]] = {
     "dcp_fsdp2_nested/step-3": (),
     "dcp_fsdp2_titan/step-3": (),
     "dcp_hf/index": (),
-    # What the ranks wrote before a consolidation: the consolidated files hold all of it.
-    "dcp_hf/consolidated_float": ("sharded/*",),
+    "dcp_hf/consolidated_float": (),
     "dcp_torch26_fsdp2_async/step-3": (),
     "ds_pp2dp2_z1_bf16/global_step2": (),
     "ds_z1_w4_bf16/global_step3": (),

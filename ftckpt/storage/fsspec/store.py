@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from ftckpt.errors import (
     ExistsError,
     FtckptError,
+    MissingPackageError,
     NotFoundError,
     TruncatedError,
     UnavailableError,
@@ -17,6 +18,7 @@ from ftckpt.errors import (
     UsageError,
 )
 from ftckpt.extents import BLOCK
+from ftckpt.packages import needing
 from ftckpt.storage.keys import children_of, safe_key
 from ftckpt.storage.local.atomic import TEMPORARY
 from ftckpt.storage.options import StoreOptions
@@ -42,14 +44,17 @@ def open_remote(url: str, scheme: str, options: StoreOptions) -> Store:
 
     Raises:
         UsageError: unknown scheme.
-        UnsupportedError: its package is not installed, or the URL is incomplete.
+        MissingPackageError: its package is not installed.
+        UnsupportedError: the URL is incomplete.
         UnavailableError, DeniedError: its server cannot be reached.
     """
     if scheme in ("s3", "s3a"):
         from ftckpt.storage.s3.store import S3Store
 
-        return S3Store(url, options)
-    import fsspec
+        with needing(f"{scheme}://"):
+            return S3Store(url, options)
+    with needing(f"{scheme}://"):
+        import fsspec
 
     settings: dict[str, Any] = {}
     if options.anonymous and scheme in ("gs", "gcs"):
@@ -65,7 +70,7 @@ def open_remote(url: str, scheme: str, options: StoreOptions) -> Store:
     except ImportError as error:
         extra = _EXTRAS.get(scheme)
         hint = f"pip install 'ftckpt[{extra}]'" if extra else str(error)
-        raise UnsupportedError(
+        raise MissingPackageError(
             f"{scheme}:// needs a package that is not installed", hint=hint
         ) from error
     except ValueError as error:

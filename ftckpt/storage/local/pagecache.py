@@ -11,6 +11,7 @@ that were cached stay, and pages that only our reading brought in go:
   mapping and unmapping that slows every thread of the process. RWF_NOWAIT cannot tell: since Linux
   5.9 it starts the very read-ahead whose pages the next such read then finds.
 - A tmpfs refuses both flags, and its pages lie nowhere else: reads are plain.
+- Outside Linux reads are plain: nothing there tells or drops single pages.
 
 Small reads are plain: headers and indexes are worth keeping, and small records of one page would be
 read again and again. Folios of the page cache may be larger than a page, so large sequential reads
@@ -46,7 +47,7 @@ class PoliteFile:
         self.fd = fd
         self._uncached = _has_dontcache()
         self._random = False
-        self._plain = False
+        self._plain = sys.platform != "linux"
 
     def preadv(self, view: memoryview, offset: int) -> int:
         """Read up to `len(view)` bytes at `offset` into `view`; return their number, 0 at the end.
@@ -82,6 +83,17 @@ class PoliteFile:
         return got
 
 
+def reads_uncached(fd: int) -> bool:
+    """Say whether reads of an open file can leave no pages behind by themselves."""
+    if not _has_dontcache():
+        return False
+    try:
+        os.preadv(fd, [bytearray(1)], 0, _RWF_DONTCACHE)
+    except OSError:
+        return False
+    return True
+
+
 def read_cached(fd: int, offset: int, view: memoryview) -> bool:
     """Fill `view` with bytes of an open file if all of them are known to be in memory.
 
@@ -97,6 +109,8 @@ def read_cached(fd: int, offset: int, view: memoryview) -> bool:
 
 @lru_cache(maxsize=1)
 def _has_dontcache() -> bool:
+    if sys.platform != "linux":  # others count their releases otherwise
+        return False
     major, minor = (int("".join(filter(str.isdigit, p)) or 0) for p in _release()[:2])
     return (major, minor) >= (6, 16)
 
@@ -124,6 +138,8 @@ def _libc() -> ctypes.CDLL:
 
 def is_cached(fd: int, offset: int, length: int) -> bool:
     """Whether every page of a range is known to be cached; needs Linux 6.5."""
+    if sys.platform != "linux":  # the call's number is another call's there
+        return False
     cached = _cachestat(fd, offset, length)
     first = offset // _PAGE
     return cached is not None and cached >= -(-(offset + length) // _PAGE) - first

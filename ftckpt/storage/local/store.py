@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from ftckpt.errors import FtckptError, NotFoundError, TruncatedError, UnsafeError
 from ftckpt.storage.store import Entry, EntryKind, Reader, Store, Traits, Usage
+from ftckpt.workers.limits import processors
 
 from .atomic import write_new, write_over
 from .oserror import PASSING, translate, twice
@@ -116,7 +117,7 @@ class LocalStore(Store):
         self._root = os.path.expanduser(path) or "."
         self._lock = threading.Lock()
         self._bytes_read = 0
-        parallel = min(16, 2 * len(os.sched_getaffinity(0)))
+        parallel = min(16, 2 * processors())
         self.traits = Traits(local=True, conditional_put=True, gap=64 << 10, parallel=parallel)
 
     def __reduce__(self) -> tuple[type[LocalStore], tuple[str]]:
