@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 
 from ftckpt.discovery.recognise import Format
 from ftckpt.formats.deepspeed.universal import DeepSpeedUniversal
+from ftckpt.formats.megatron.fsdp import MegatronFsdp
 from ftckpt.formats.megatron.torch_dist import MegatronDist
 
 from .dcp import Dcp
 from .deepspeed import DeepSpeed
 from .delta import Delta
 from .megatron import Megatron
+from .nvrx import NvrxLocal
 from .ranks import Ranks
 from .safetensors import Safetensors
 from .torchsave import TorchSave
@@ -29,10 +31,18 @@ if TYPE_CHECKING:
 
 # What is known by name and refused comes last, so that it never hides what can be read.
 # A directory of several parts comes before the formats that would read one part of it.
-_PARTS: tuple[Format, ...] = (MegatronDist(), Dcp(), Safetensors(), TorchSave(), Ranks())
+_PARTS: tuple[Format, ...] = (
+    MegatronDist(),
+    MegatronFsdp(),
+    Dcp(),
+    Safetensors(),
+    TorchSave(),
+    Ranks(),
+)
 FORMATS: tuple[Format, ...] = (
     Delta(lambda rules, bases: formats(rules, bases)),
     MegatronDist(),  # a DCP store too
+    MegatronFsdp(),  # and so is this
     Dcp(),
     Bundle(_PARTS),
     Safetensors(),
@@ -40,6 +50,7 @@ FORMATS: tuple[Format, ...] = (
     Megatron(),
     DeepSpeedUniversal(),
     DeepSpeed(),
+    NvrxLocal(),
     TorchSave(),
     *RECOGNISED,
 )
@@ -61,12 +72,14 @@ def formats(rules: Rules | None, bases: Sequence[str] = ()) -> tuple[Format, ...
 
 def reads_by_rules(name: str) -> bool:
     """Say whether checkpoints of a format are read by the user's table of rules."""
-    return any(isinstance(one, _BY_RULES) for one in FORMATS if one.name == name)
+    return any(isinstance(one, (*_BY_RULES, Bundle)) for one in FORMATS if one.name == name)
 
 
 def _told(one: Format, rules: Rules | None, bases: Sequence[str]) -> Format:
     if isinstance(one, Delta):
         return replace(one, rules=rules, bases=bases)
+    if rules is not None and isinstance(one, Bundle):
+        return Bundle(_PARTS, DeepSpeed(rules))
     if rules is not None and isinstance(one, _BY_RULES):
         return replace(one, rules=rules)
     return one

@@ -131,15 +131,9 @@ RECOGNISED: tuple[Recognised, ...] = (
         (Sign(files=r"metadata\.json", magic=rb'.*"sharded_backend"\s*:\s*"zarr"'),),
     ),
     Recognised(
-        "nvrx-local",
-        "NVIDIA resiliency extension's local checkpoints",
-        "restore it with the job that wrote it: it is bound to that job's topology",
-        (Sign(files=r"iter_\d+_\d+_local(\.dirty)?\.pt"),),
-    ),
-    Recognised(
         "verl-megatron",
         "verl with the Megatron backend",
-        "its parts are checkpoints of their own: name model/dist_ckpt or huggingface/ below it",
+        "its list names stores, and none of their folders is here",
         (Sign(files=r"ckpt_contents\.json"),),
     ),
     Recognised(

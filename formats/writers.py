@@ -43,6 +43,12 @@ def _megatron_dist() -> Writer:
     return MegatronDistWriter()
 
 
+def _megatron_fsdp() -> Writer:
+    from ftckpt.formats.megatron.fsdp.writer import MegatronFsdpWriter
+
+    return MegatronFsdpWriter()
+
+
 def _megatron() -> Writer:
     from ftckpt.formats.megatron.writer import MegatronWriter
 
@@ -79,6 +85,7 @@ WRITERS: Mapping[str, Callable[[], Writer]] = {
     "deepspeed-universal": _deepspeed_universal,
     "deepspeed": _deepspeed,
     "megatron-dist": _megatron_dist,
+    "megatron-fsdp": _megatron_fsdp,
     "megatron": _megatron,
     "ranks": _ranks,
     "safetensors": _safetensors,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ftckpt.formats.huggingface.config import CONFIG
+from ftckpt.formats.huggingface.config import CONFIG, config_file
 from ftckpt.formats.megatron.job.registration import EMBEDDING
 from ftckpt.transfer.content import Content
 
@@ -37,7 +38,10 @@ def to_hugging_face(
     rows = true_vocab_size or _true_rows(model, content)
     made = Translator(model.family, model.heads, true_vocab_size=rows).to_hugging_face(content)
     if model.config:
-        return made
+        if config_file(content.checkpoint) == CONFIG:
+            return made  # it goes with the files beside the weights
+        said = json.dumps(model.config, indent=2, sort_keys=True).encode() + b"\n"
+        return replace(made, beside={**made.beside, CONFIG: said})
     return replace(made, beside={**made.beside, CONFIG: config_of(model, made)})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from ftckpt.checkpoint import Checkpoint, Kind
 from ftckpt.strict_json import JsonLimits, parse
@@ -18,17 +18,31 @@ _FLOATS = ("float64", "float32", "float16", "bfloat16")
 _FIELDS = ("dtype", "torch_dtype")
 
 
+@runtime_checkable
+class KeepsConfig(Protocol):
+    """A checkpoint whose `config.json` may lie in a folder of it."""
+
+    @property
+    def config_file(self) -> str:
+        """Its path in the checkpoint; `CONFIG` if it is not in a folder."""
+
+
+def config_file(checkpoint: Checkpoint) -> str:
+    """Return the path of a checkpoint's `config.json`, whether it is there or not."""
+    return checkpoint.config_file if isinstance(checkpoint, KeepsConfig) else CONFIG
+
+
 def read_config(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the `config.json` of a checkpoint; empty where there is none.
 
     Raises:
         CorruptError, UnsafeError: it is damaged or hostile.
     """
-    source = checkpoint.source
-    if source.single or CONFIG not in source.entries or source.size(CONFIG) > _MAX_SIZE:
+    source, file = checkpoint.source, config_file(checkpoint)
+    if source.single or file not in source.entries or source.size(file) > _MAX_SIZE:
         return {}
-    raw = source.read(CONFIG)
-    value = parse(raw, _LIMITS, file=CONFIG, what="text", bad="bad-index", unsafe="unsafe-index")
+    raw = source.read(file)
+    value = parse(raw, _LIMITS, file=file, what="text", bad="bad-index", unsafe="unsafe-index")
     return value if isinstance(value, dict) else {}
 
 

@@ -29,6 +29,7 @@ from ftckpt.progress import NULL, Counter
 from ftckpt.storage.source import Source, followed_links
 
 from . import dcp_shards as dcp_hf
+from .consolidated import NO_SHARDS, Shards, join, read_shards
 from .header import Header
 from .names import COMPRESSED, SUFFIX, shard_place
 from .parse_headers import read_headers
@@ -48,6 +49,7 @@ class SafetensorsCheckpoint(Checkpoint):
         beside: the tensors in folders of their own.
         stored: the non-tensor state.
         headers: of each file that could be read.
+        shards: what the ranks wrote before torch consolidated it.
     """
 
     format: ClassVar[str] = "safetensors"
@@ -56,6 +58,7 @@ class SafetensorsCheckpoint(Checkpoint):
     beside: Beside = field(default_factory=Beside)
     stored: StoredObjects = field(default_factory=StoredObjects)
     headers: Mapping[str, Header] = field(default_factory=dict)
+    shards: Shards = NO_SHARDS
 
     @property
     def loads_at_any_world(self) -> bool:
@@ -64,7 +67,8 @@ class SafetensorsCheckpoint(Checkpoint):
 
     def members(self) -> Iterable[str]:
         """Yield the weights, their indexes, and what belongs to a model folder."""
-        return members_of(self.source, self.sets, [*self.beside.members(), *self.stored.files])
+        beside = [*self.beside.members(), *self.stored.files, *self.shards.files]
+        return members_of(self.source, self.sets, beside)
 
     def load_object(self, name: str) -> Any:
         """Return a stored object: parsed where its form is known, else its bytes."""
@@ -77,6 +81,7 @@ class SafetensorsCheckpoint(Checkpoint):
             yield from self._check_set(weights)
         yield from self.beside.check(self.source, self.headers)
         yield from self.stored.check(self.source)
+        yield from self.shards.check()
         places = [f for f in self.headers if shard_place(f)]
         if places and not self.source.single and not self.sets:
             every = [f for f in self.source.entries if shard_place(f)]
@@ -94,7 +99,7 @@ class SafetensorsCheckpoint(Checkpoint):
                 tensors = (t for f in held for t in self.headers[f].tensors)
                 yield from check_total_size(weights.index, sum(t.end - t.begin for t in tensors))
         if weights.files and len(held) == len(weights.files):
-            stored = (t for t in self.tensors.values() if t.pieces[0].extent.file in held)
+            stored = (t for t in self.tensors.values() if t.pieces[-1].extent.file in held)
             yield from check_not_empty(stored, weights.files[0])
         for file in weights.stale:
             yield finding(
@@ -187,6 +192,9 @@ def _open_weights(
                 damage.append(_duplicate(first, info))
             elif owner is not None:
                 aliases[info.key] = owner
+    shards = read_shards(source) if sets and not source.single else NO_SHARDS
+    tensors, differing = join(tensors, shards)
+    damage += differing
     stored = StoredObjects() if source.single else read_objects(source)
     indexes = [s.index.file for s in sets if s.index is not None]
     if not sets:
@@ -206,6 +214,8 @@ def _open_weights(
         beside=beside,
         stored=stored,
         headers=headers,
+        shards=shards,
+        second_copies=frozenset(wanted) if shards.files else frozenset(),
         open_findings=damage,
     )
 

@@ -87,7 +87,8 @@ def undo(codec: Codec, stream: Iterable[bytes | memoryview], *, file: str) -> It
 
     Raises:
         CorruptError: it is damaged or ends early (`bad-transform`).
-        UnsupportedError: what undoes it is not installed, or it needs a dictionary.
+        MissingPackageError: what undoes it is not installed.
+        UnsupportedError: it needs a dictionary.
         NoResourceError: it needs more memory than is allowed.
     """
     error_type = codec.errors()
@@ -157,13 +158,10 @@ def _zstd_size(head: bytes) -> int | None:
 
 
 def _begin_lz4() -> _Decoder:
-    try:
+    from ftckpt.packages import needing
+
+    with needing("a file that lz4 compressed"):
         import lz4.frame
-    except ImportError as error:
-        raise UnsupportedError(
-            "files that lz4 compressed need a package that is not installed",
-            hint="pip install 'ftckpt[lz4]'",
-        ) from error
     return cast("_Decoder", lz4.frame.LZ4FrameDecompressor())
 
 

@@ -138,6 +138,40 @@ def _rebuild_parameter(
     return data
 
 
+def _rebuild_parameter_with_state(
+    data: Any, requires_grad: Any = True, hooks: Any = None, state: Any = None
+) -> Any:
+    """Keep the attributes of a parameter where tensors are among them (bitsandbytes' Params4bit).
+
+    Others (which axis is cut over tensor-parallel ranks) say nothing that is not known otherwise.
+    """
+    parameter = _rebuild_parameter(data, requires_grad)
+    if type(parameter) is not TensorRef or not _holds_tensor(state):
+        return parameter
+    found = SubclassRef()
+    found.type_name, found.base, found.state = "torch.nn.parameter.Parameter", parameter, state
+    return found
+
+
+def _holds_tensor(state: Any) -> bool:
+    """Whether a tensor lies anywhere in a value; each container is looked at once."""
+    todo, seen = [state], set[int]()
+    while todo:
+        value = todo.pop()
+        if _is_tensor(value):
+            return True
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, dict):
+            todo += value.values()
+        elif isinstance(value, (list, tuple, set, frozenset)) and type(value) is not TensorRef:
+            todo += value
+        elif isinstance(value, Inert):
+            todo += [value.args, value.keywords, value.state, value.items]
+    return False
+
+
 def _rebuild_sparse_tensor(layout: Any, data: Any) -> Composite:
     names: tuple[str, ...] = ("indices", "values", "shape", "coalesced")
     if layout != "torch.sparse_coo":
@@ -200,7 +234,11 @@ def _rebuild_wrapper_subclass(
     if type(dtype) is not DType or not _is_class(cls):
         wrong_arguments(name)
     shape, strides = _sizes(size, name), _sizes(stride, name)
-    parts = {"dtype": dtype, "shape": shape, "strides": strides, "class": cls.qualname}
+    # Its device is not kept: a loader that has none such would fail, and storages say `cpu` too.
+    parts = {
+        "dtype": dtype, "shape": shape, "strides": strides, "class": cls.qualname,
+        "storage_offset": storage_offset, "layout": layout, "requires_grad": requires_grad,
+    }  # fmt: skip
     return Composite("wrapper", parts)
 
 
@@ -235,7 +273,7 @@ BUILDERS: Mapping[str, Callable[..., Any]] = {
     "torch._utils._rebuild_tensor_v2": _rebuild_tensor_v2,
     "torch._utils._rebuild_tensor_v3": _rebuild_tensor_v3,
     "torch._utils._rebuild_parameter": _rebuild_parameter,
-    "torch._utils._rebuild_parameter_with_state": _rebuild_parameter,
+    "torch._utils._rebuild_parameter_with_state": _rebuild_parameter_with_state,
     "torch._utils._rebuild_sparse_tensor": _rebuild_sparse_tensor,
     "torch._utils._rebuild_sparse_csr_tensor": _rebuild_sparse_tensor,
     "torch._utils._rebuild_qtensor": _rebuild_qtensor,

@@ -25,7 +25,14 @@ from ftckpt.transfer.content import Shard
 from ftckpt.transfer.layout import Elements, Literal, Segment, Stored, Zeros
 
 from .table import TABLE
-from .values import StorageRef, StorageType, StoredStorage, TensorRef
+from .values import (
+    Composite,
+    StorageRef,
+    StorageType,
+    StoredStorage,
+    SubclassRef,
+    TensorRef,
+)
 from .write_zip import Ending, ZipRecord, lay_out
 
 
@@ -174,7 +181,26 @@ class _Carrier:
         if type(value) is StorageRef:
             kind = _UNTYPED if value.untyped else _typed(value.dtype) or _UNTYPED
             return self._writer.storage(self._storage(value.key), kind, value.numel)
+        if type(value) is SubclassRef:
+            return self._subclass(value)
         return self._writer.replace(value)
+
+    def _subclass(self, value: SubclassRef) -> Call:
+        """Return the call that makes a tensor subclass; its class is a name, as it was read."""
+        base = value.base
+        if type(base) is TensorRef:
+            made = self._tensor(base)
+            if value.type_name == _PARAMETER_NAME:
+                return Call(_WITH_STATE, (*made.args, value.state))
+            kind = _global(value.type_name)
+            return Call(_FROM_TYPE, (made.function, kind, made.args, value.state))
+        if type(base) is not Composite or base.how != "wrapper":
+            raise UnsupportedError(f"a {value.type_name} cannot be written as torch.save writes it")
+        parts, kind = base.parts, _global(value.type_name)
+        layout = Call(_LAYOUT, (parts["layout"] or "torch.strided",))
+        view = (parts["dtype"], (*parts["shape"],), (*parts["strides"],), parts["storage_offset"])
+        args = (kind, *view, layout, Call(_DEVICE, ("cpu",)), parts["requires_grad"])
+        return Call(_FROM_TYPE, (_WRAPPER, kind, args, value.state))
 
     def _tensor(self, ref: TensorRef) -> Any:
         view = Tensor(self._storage(ref.key), ref.dtype, ref.shape, ref.strides, ref.storage_offset)
@@ -194,6 +220,11 @@ class _Carrier:
             segment = Stored(stored.extent) if inside is None else Literal(inside)
             made = self._made[key] = Storage((segment,))
         return made
+
+
+def _global(qualname: str) -> Global:
+    module, _, name = qualname.rpartition(".")
+    return Global(module, name)
 
 
 def names_of(value: Any) -> Global:
@@ -243,6 +274,12 @@ def _names() -> Mapping[Any, Global]:
 _V2 = Global("torch._utils", "_rebuild_tensor_v2")
 _V3 = Global("torch._utils", "_rebuild_tensor_v3")
 _PARAMETER = Global("torch._utils", "_rebuild_parameter")
+_PARAMETER_NAME = "torch.nn.parameter.Parameter"
+_WITH_STATE = Global("torch._utils", "_rebuild_parameter_with_state")
+_FROM_TYPE = Global("torch._tensor", "_rebuild_from_type_v2")
+_WRAPPER = Global("torch._utils", "_rebuild_wrapper_subclass")
+_LAYOUT = Global("torch.serialization", "_get_layout")
+_DEVICE = Global("torch", "device")
 _HOOKS = Global("collections", "OrderedDict")
 _UNTYPED = Global("torch.storage", "UntypedStorage")
 # Types of torch without a storage class: `torch/_tensor.py` writes them as untyped bytes.

@@ -20,8 +20,14 @@ from ftckpt.formats.pickles.walk import Path, at, dotted, leaves
 from ftckpt.formats.ranks.training_tree import MODELS, OPTIMIZERS
 from ftckpt.formats.state.nested import IsList, NestedState
 from ftckpt.formats.state.objects import StateObjects, numbered
-from ftckpt.formats.state.paths import owner_of, recorded_paths, tensor_paths, with_aliases
-from ftckpt.formats.torch_files.values import TensorRef
+from ftckpt.formats.state.paths import (
+    RecordedPaths,
+    owner_of,
+    recorded_paths,
+    tensor_paths,
+    with_aliases,
+)
+from ftckpt.formats.torch_files.values import SubclassRef, TensorRef
 from ftckpt.formats.torch_files.write_tree import CopiedTree, Tensor, pickled, save
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, LayoutRequest, OutputFile
@@ -78,15 +84,16 @@ class _Nesting(NamedTuple):
 def _nesting(content: Content) -> _Nesting:
     checkpoint = content.checkpoint
     recorded = recorded_paths(checkpoint)
-    if recorded.tensors and not recorded.flat:
-        paths, lost = tensor_paths(content, recorded.tensors)
+    if recorded.tensors and not recorded.flat and not recorded.homes.found:
+        paths, lost = tensor_paths(content, recorded)
         return _Nesting(paths, lost, recorded.objects, lambda path: True)
     if isinstance(checkpoint, TorchSaveCheckpoint):
         own = _own_paths(checkpoint)
-        if own.keys() >= content.tensors.keys():
+        inside = _inside_records(content, checkpoint)
+        if own.keys() | inside >= content.tensors.keys():
             trees = [stream.tree for stream in checkpoint.streams.values()]
             return _Nesting(
-                {key: own[key] for key in content.tensors},
+                {key: own[key] for key in content.tensors if key not in inside},
                 [],
                 {name: info.field for name, info in content.objects.items()},
                 lambda path: any(_is_list(tree, path) for tree in trees),
@@ -94,9 +101,10 @@ def _nesting(content: Content) -> _Nesting:
     bare = not content.objects and all(w.component == "model" for w in content.tensors.values())
     if bare and not any(w.name in (*MODELS, *OPTIMIZERS) for w in content.tensors.values()):
         return _Nesting({key: (w.name,) for key, w in content.tensors.items()}, [], {}, _never)
-    paths, lost = tensor_paths(content, numbered(content))
+    paths, lost = tensor_paths(content, RecordedPaths(numbered(content), {}))
     objects = {n: _GROUPS for n in content.objects if n == dotted(_GROUPS)}
-    return _Nesting(paths, lost, objects | dict(recorded.nested_objects()), _never)
+    own_lists = bool(recorded.homes.found)  # below wrappers, lists were flattened by their indices
+    return _Nesting(paths, lost, objects | dict(recorded.nested_objects()), lambda path: own_lists)
 
 
 def _own_paths(checkpoint: TorchSaveCheckpoint) -> dict[str, Path]:
@@ -111,6 +119,27 @@ def _own_paths(checkpoint: TorchSaveCheckpoint) -> dict[str, Path]:
         where = (info.pieces[0].extent.file, info.stored_name or info.name)
         if where in paths:
             found[key] = paths[where]
+    return found
+
+
+def _inside_records(content: Content, checkpoint: TorchSaveCheckpoint) -> set[str]:
+    """Return the tensors that stay as they are inside tensor subclasses, which objects carry."""
+    carried = {(info.extent.file, info.field) for info in content.objects.values()}
+    records: set[tuple[str, str]] = set()
+    for file, stream in checkpoint.streams.items():
+        for path, value in leaves(stream.tree):
+            above = ((file, path[:n]) for n in range(len(path) + 1))
+            if type(value) is SubclassRef and any(place in carried for place in above):
+                records.add((file, dotted(path)))
+    found = set()
+    for key, wanted in content.tensors.items() if records else ():
+        info = checkpoint.tensors.get(key)
+        if info is None or (wanted.dtype, wanted.shape) != (info.dtype, info.shape):
+            continue
+        words = (info.stored_name or info.name).split(".")
+        above_ = (".".join(words[:n]) for n in range(len(words) - 1, 0, -1))
+        if any((info.pieces[0].extent.file, name) in records for name in above_):
+            found.add(key)
     return found
 
 

@@ -70,10 +70,16 @@ def test_samples_are_read_and_what_is_written_is_written(
 
 def test_layouts_without_a_sample_are_made_by_other_tests() -> None:
     # torch writes compressed items and legacy streams, in the tests of dcp and torchsave;
-    # trainer_dirs/test_nemo.py puts a real store in NeMo's places.
+    # trainer_dirs/test_nemo.py and test_verl.py put a real store in NeMo's and verl's places;
+    # local replicas, Megatron-FSDP and nvrx are archives.
     unsampled = [row.what for row in LAYOUTS if not row.samples]
     assert unsampled == [
         "with compressed items (zstd)",
         "one torch.save file before torch 1.6 (legacy stream)",
         "NeMo 2: `MODEL--step=N…/` with `weights/` and `context/`",
+        "verl with Megatron: `actor/` with `dist_ckpt/`, or with `ckpt_contents.json` and a store"
+        " each",
+        "with local replicas: `__shadow_R__NAME`, `NAME.__tp_replica_R`",
+        "Megatron-FSDP: `fsdp_dtensor`, a DCP store of a Megatron job",
+        "NVIDIA resiliency extension: `SESSION/RANK/iter_0000010_3_local.pt`",
     ]

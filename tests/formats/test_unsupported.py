@@ -24,7 +24,6 @@ DIRECTORIES: dict[str, list[dict[str, bytes]]] = {
         {"metadata.json": b'{"sharded_backend": "zarr", "sharded_backend_version": 1}',
          "decoder.weight/.zarray": b"{}"},
     ],
-    "nvrx-local": [{"iter_0000123_3_local.pt": b""}],
     "verl-megatron": [{"ckpt_contents.json": b"{}"}],
     "bytecheckpoint": [
         {"model/.metadata": b"", "optimizer/.metadata": b"",

@@ -39,10 +39,11 @@ ASKED: Mapping[str, Any] = {
 _MEGATRON = {*RANKS, "rules", "true_vocab_size"}
 GRANTED = {
     "dcp": {"dp"},
-    "deepspeed": {"tp", "pp", "dp", "zero_stage", "rules", "true_vocab_size"},
+    "deepspeed": {"tp", "pp", "dp", "ep", "zero_stage", "rules", "true_vocab_size"},
     "deepspeed-universal": {"rules", "true_vocab_size"},
     "megatron": _MEGATRON,
     "megatron-dist": _MEGATRON,
+    "megatron-fsdp": {"dp"},
     "ranks": {"tp", "dp"},
     "safetensors": {"max_shard_size"},
     "torchsave": set(),

@@ -423,6 +423,30 @@ def _torch() -> dict[str, Case]:
             whole(call(named("torch._utils", "_rebuild_parameter"), text("x"), b"\x88", b"}")),
             "a parameter made of a string",
         ),
+        "parameter-with-state-of-anything": Case(
+            whole(
+                call(
+                    named("torch._utils", "_rebuild_parameter_with_state"),
+                    text("x"),
+                    b"\x88",
+                    b"}",
+                    b"}",
+                )
+            ),
+            "a parameter made of a string, with attributes",
+        ),
+        "wrapper-of-no-sizes": Case(
+            whole(
+                call(
+                    named("torch._utils", "_rebuild_wrapper_subclass"),
+                    named("torchao.optim.subclass_8bit", "OptimState8bit"),
+                    named("torch", "float32"),
+                    text("x"),
+                    (1,),
+                )
+            ),
+            "a wrapper subclass whose sizes are a string",
+        ),
         "rebuild-without-storage": Case(
             whole(
                 call(named("torch._utils", "_rebuild_tensor_v2"), 1, 0, (1,), (1,), b"\x89", b"}")

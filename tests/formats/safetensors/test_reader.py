@@ -19,6 +19,7 @@ from ftckpt.findings import Finding, Strictness
 from ftckpt.formats.safetensors import Safetensors
 from ftckpt.storage import open_store
 from ftckpt.storage.source import Source
+from ftckpt.verification import Level, VerifyOptions, verify
 from tests.conformance.formats import (
     FormatTests,
     Made,
@@ -246,11 +247,58 @@ def test_a_folder_called_sharded_alone_is_no_failed_consolidation(
     assert list(open_path(FORMAT, tmp_path).tensors) == ["w"]
 
 
-def test_what_ranks_wrote_beside_a_consolidation_is_another_checkpoint(unpacked: Path) -> None:
-    path = real(unpacked, "dcp_hf") / "ckpt" / "consolidated_float"
+def consolidated(unpacked: Path, to: Path) -> Path:
+    shutil.copytree(real(unpacked, "dcp_hf") / "ckpt" / "consolidated_float", to)
+    return to
+
+
+def test_what_ranks_wrote_before_a_consolidation_is_its_second_copy(
+    unpacked: Path, tmp_path: Path
+) -> None:
+    path = consolidated(unpacked, tmp_path / "c")
     checkpoint = open_path(FORMAT, path)
-    assert not any(name.startswith("sharded/") for name in checkpoint.members())
-    assert len(open_path(FORMAT, path / "sharded").tensors) == len(checkpoint.tensors)
+    shards = {f"sharded/{file.name}" for file in (path / "sharded").iterdir()}
+    assert not checkpoint.second_copies & shards
+    assert set(checkpoint.members()) >= shards
+    for name, tensor in open_path(FORMAT, path / "sharded").tensors.items():
+        assert checkpoint.tensors[name].shape == tensor.shape
+        assert checkpoint.tensors[name].dtype == tensor.dtype
+    assert verify(checkpoint, VerifyOptions(level=Level.VALUES)).code is ExitCode.OK
+    report = verify(checkpoint, VerifyOptions(level=Level.VALUES))
+    assert "stray-file" not in {found.kind for found in report.findings}
+
+
+def test_a_consolidation_that_differs_from_its_shards_is_found(
+    unpacked: Path, tmp_path: Path
+) -> None:
+    path = consolidated(unpacked, tmp_path / "c")
+    checkpoint = open_path(FORMAT, path)
+    copy = next(p for t in checkpoint.tensors.values() for p in t.pieces if p.replica)
+    file = path / copy.extent.file
+    data = bytearray(file.read_bytes())
+    data[copy.extent.offset] ^= 1
+    file.write_bytes(data)
+    report = verify(open_path(FORMAT, path), VerifyOptions(level=Level.VALUES))
+    assert report.code is ExitCode.CORRUPT
+    assert "copy-differs" in {found.kind for found in report.findings}
+
+
+def test_a_scalar_that_only_the_shards_hold_is_not_lost(unpacked: Path, tmp_path: Path) -> None:
+    import torch
+    from safetensors import safe_open
+    from safetensors.torch import load_file, save_file
+
+    path = consolidated(unpacked, tmp_path / "c")
+    first = sorted((path / "sharded").iterdir())[0]
+    held = load_file(first)
+    with safe_open(first, "pt") as opened:
+        said = json.loads(opened.metadata()["DCP_SHARDING_INFO"])
+    held["seen"], said["seen"] = torch.tensor(7), {"saved_offsets": []}
+    save_file(held, first, {"DCP_SHARDING_INFO": json.dumps(said)})
+    checkpoint = open_path(FORMAT, path)
+    assert read_tensor(checkpoint, "seen") == (7).to_bytes(8, "little")
+    said_so = [found for found in checkpoint.open_findings if found.tensor == "seen"]
+    assert [found.kind for found in said_so] == ["note"]
 
 
 def test_shards_without_their_index_are_incomplete(tmp_path: Path) -> None:
