@@ -27,6 +27,7 @@ from ftckpt.api import open_checkpoint, seal
 from ftckpt.extents import BLOCK
 from ftckpt.replication.copy import copy
 from ftckpt.replication.options import ReplicationOptions
+from ftckpt.workers import Work
 from ftckpt.workers.limits import jobs, parse_bytes
 
 _FILES = 8
@@ -69,7 +70,7 @@ def _write_index(path: Path) -> None:
 
 def _ours(source: Path, to: str, threads: int, *, proof: bool) -> Callable[[], int]:
     def run() -> int:
-        how = ReplicationOptions(jobs=threads, proof=proof)
+        how = ReplicationOptions(Work(threads=threads), proof)
         return copy(open_checkpoint(str(source)), to, options=how).nbytes
 
     return run

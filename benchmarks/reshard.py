@@ -41,6 +41,7 @@ from ftckpt.formats.writers import WRITERS
 from ftckpt.storage import StoreOptions
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.run import TransferOptions, transfer
+from ftckpt.workers import Work
 from ftckpt.workers.limits import jobs, parse_bytes
 
 _COMMAND = "ftckpt, the command"
@@ -111,7 +112,7 @@ def _run(name: str, source: Path, options: argparse.Namespace, pythons: Mapping[
         return size
 
     def ours(*, proof: bool = True, device: str = "cpu") -> int:
-        _transfer(case, source, out, TransferOptions(jobs=jobs(), proof=proof, device=device))
+        _transfer(case, source, out, TransferOptions(Work(threads=jobs()), proof, device))
         return size
 
     def waited(peer: Waiting) -> int:

@@ -154,7 +154,7 @@ class DamageFinder:
 
 def _check_objects(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Check the objects by the digests that the format itself keeps of them."""
-    for check in checkpoint.self_checks(sealed=False):
+    for check in checkpoint.decoding.checks(sealed=False):
         if check.owner in checkpoint.tensors:
             continue  # reading it is the check
         try:

@@ -110,7 +110,7 @@ class RecordedEqual:
 
     @cached_property
     def _digests(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
-        return self._ours.digests(), self._theirs.digests()
+        return self._ours.decoding.digests(), self._theirs.decoding.digests()
 
     @cached_property
     def _manifests(self) -> tuple[Manifest | None, Manifest | None]:

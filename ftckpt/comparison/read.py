@@ -159,7 +159,7 @@ class Readers:
 
     def _side_by_side(self, shards: Iterable[ShardPair]) -> Iterator[Sequence[_Part]]:
         """Yield all parts of all pairs, those together of which some help to decode the others."""
-        if not any(one.decode_after() for one in self._checkpoints):
+        if not any(one.decoding.helpers() for one in self._checkpoints):
             for pair in shards:
                 yield from ((part,) for part in _parts(pair, _TASK))
             return

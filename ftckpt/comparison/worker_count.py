@@ -38,7 +38,7 @@ def within_budget(work: Work, sides: Sequence[Checkpoint]) -> Work:
         work.threads,
         4 * LOCAL + SPAN if near else 4 * REMOTE,
         reserved=imports + sum(map(most_kept, stores)),
-        decoding=any(one.format == "delta" for one in sides),
+        decoding=any(bool(one.decoding) for one in sides),
         mapped=True,
     )
     processes = 0 if work.limiter is not None else _processes(threads, sides)
@@ -53,7 +53,7 @@ def _processes(threads: int, sides: Sequence[Checkpoint]) -> int:
     try:
         if not all(one.is_local() for one in sides):
             return 0
-        decoded = [one for one in sides if one.decode_slots()]
+        decoded = [one for one in sides if one.decoding.slots()]
     except FtckptError:  # what is read of it says what it is
         return 0
     each = 4 * LOCAL + SPAN

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -12,13 +11,12 @@ from ftckpt.digests.crc import checksum
 from ftckpt.errors import CorruptError, FtckptError, NotFoundError
 from ftckpt.extents import BLOCK
 from ftckpt.manifest import FileDigest
-from ftckpt.progress import NULL, Counter
 from ftckpt.storage.chunks import chunks, size_for
 from ftckpt.storage.store import Store, Upload
 from ftckpt.transfer.staging import BlockSink, OpenFile, Staging
 from ftckpt.transfer.write.blocks import BlockMade, CrcLedger, RunningSums
-from ftckpt.workers.limits import RateLimit
-from ftckpt.workers.threads import in_turn, run
+from ftckpt.workers import Work
+from ftckpt.workers.threads import in_turn
 
 from .contents import CopiedFile
 from .evidence import BlockJudge
@@ -97,20 +95,14 @@ class Mover:
         staging: begun.
         origin: where a block of a file is read.
         evidence: what its bytes are held to.
-        jobs: number of threads.
-        executor: where to run instead.
-        limiter: bounds the rate of reading.
-        counter: is told of the bytes carried or taken over.
+        work: how; its counter is told of the bytes carried or taken over.
         keep_going: gather damage and go on, instead of ending at the first.
     """
 
     staging: Staging
     origin: Callable[[CopiedFile, int], Origin]
     evidence: BlockJudge
-    jobs: int = 1
-    executor: Executor | None = None
-    limiter: RateLimit | None = None
-    counter: Counter = NULL
+    work: Work
     keep_going: bool = False
 
     def move(self, files: Sequence[CopiedFile], moved: Moved) -> None:
@@ -123,8 +115,8 @@ class Mover:
         opened: dict[str, _Open] = {}
         try:
             lists = (self._tasks(file, opened, moved) for file in files)
-            tasks = in_turn(lists, self.jobs)  # writers of one file wait for each other
-            for task, made, whole in run(tasks, self._work, jobs=self.jobs, executor=self.executor):
+            tasks = in_turn(lists, self.work.threads)  # writers of one file wait for each other
+            for task, made, whole in self.work.run(tasks, self._carried):
                 if isinstance(made, DamagedBlock):
                     moved.damage.append(made)
                 elif made is task.earlier:
@@ -141,7 +133,7 @@ class Mover:
         if staged.upload is None:
             moved.files[file.path] = _digest(file, [*staged.earlier.values()])
             moved.taken_over += file.size
-            self.counter.add(file.size)
+            self.work.counter.add(file.size)
             return
         ledger = CrcLedger(self.evidence.ranges(file.path))
         current = opened[file.path] = _Open(file, staged.upload, ledger)
@@ -151,7 +143,7 @@ class Mover:
         for number in range(block_count(file.size)):
             yield _Task(current, number, staged.earlier.get(number))
 
-    def _work(self, task: _Task) -> tuple[_Task, BlockMade | DamagedBlock, FileDigest | None]:
+    def _carried(self, task: _Task) -> tuple[_Task, BlockMade | DamagedBlock, FileDigest | None]:
         """Carry a block; of those of one file the last to be there makes it whole."""
         made = self._block(task)
         if isinstance(made, DamagedBlock) or not task.opened.completes(made):
@@ -166,14 +158,14 @@ class Mover:
             and not self.evidence.doubts(path, {number: earlier})
             and self.staging.holds(file.output, earlier)
         ):
-            self.counter.add(task.length)
+            self.work.counter.add(task.length)
             return earlier
         try:
             for _ in range(_READINGS):
                 made = self._carry(task.opened, number)
                 if not self.evidence.doubts(path, {number: made}):
                     self.staging.add(made)
-                    self.counter.add(task.length)
+                    self.work.counter.add(task.length)
                     return made
             raise self.evidence.damage(path, number, task.length)
         except FtckptError as error:
@@ -193,7 +185,9 @@ class Mover:
         sink = BlockSink(opened.upload, length)
         at = begin
         with store.open(path) as reader:
-            for view in chunks(reader, begin, length, size=size_for(store), limiter=self.limiter):
+            for view in chunks(
+                reader, begin, length, size=size_for(store), limiter=self.work.limiter
+            ):
                 state.update(view)
                 sums.take(at, view)
                 sink.write(at, view)

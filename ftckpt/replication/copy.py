@@ -12,7 +12,7 @@ from ftckpt.findings import Finding, Severity, as_error
 from ftckpt.manifest import Manifest, PassedCheck
 from ftckpt.manifest.locate import find
 from ftckpt.manifest.seal import utc_now
-from ftckpt.progress import NULL, Counter
+from ftckpt.progress import NULL
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.source import Source, followed_links
 from ftckpt.transfer.places import name_of, require_names, require_outside
@@ -78,7 +78,6 @@ def copy(
     *,
     options: ReplicationOptions = _OPTIONS,
     stores: StoreOptions = _STORES,
-    counter: Counter = NULL,
 ) -> CopyReport:
     """Make a replica of a checkpoint.
 
@@ -95,7 +94,6 @@ def copy(
             refused.
         options: how.
         stores: how to reach object stores.
-        counter: is told of bytes carried and bytes proven.
 
     Raises:
         CorruptError: the source is damaged, or what stands there already is, or the proof failed.
@@ -150,14 +148,14 @@ def copy(
                 return replace(report, already_there=True, taken_over=contents.nbytes)
         except ExistsError as error:
             with blamed(source, names):
-                require_same(source, manifest, destination, stores, options, counter, error)
+                require_same(source, manifest, destination, stores, options, error)
             return replace(report, already_there=True, evidence="manifest", covered=report.nbytes)
         with blamed(source, names):
             if options.proof:
                 _require_structure(checkpoint)
-            evidence = _evidence(checkpoint, manifest, contents, options, counter)
-            counter.start("copying", contents.nbytes)
-            moved = _move(source, contents, staging, evidence, options, counter)
+            evidence = _evidence(checkpoint, manifest, contents, options)
+            options.work.counter.start("copying", contents.nbytes)
+            moved = _move(source, contents, staging, evidence, options.work)
         copied = time.monotonic()
         require_unchanged(source, names)
         staging.date(times(source, [*contents.files, *contents.beside]))
@@ -166,7 +164,7 @@ def copy(
         if staging.shows_before_proof:
             staging.publish({}, data)
         if options.proof:
-            prove(staging.source({}), sealed, moved, options, counter)
+            prove(staging.source({}), sealed, moved, options.work)
         if not staging.shows_before_proof:
             staging.publish({}, data)
         return replace(
@@ -187,8 +185,7 @@ def prove(
     result: Source,
     manifest: Manifest,
     moved: Moved,
-    options: ReplicationOptions,
-    counter: Counter,
+    work: Work,
 ) -> None:
     """Read back what was written and compare it with what had been read.
 
@@ -196,8 +193,7 @@ def prove(
         result: what was written.
         manifest: what the replica's files are.
         moved: what had been read, with the files that lie beside it.
-        options: how.
-        counter: is told of bytes proven.
+        work: how; its counter is told of bytes proven.
 
     Raises:
         CorruptError: they differ (`failed-proof`).
@@ -220,12 +216,7 @@ def prove(
         result,
         wanted,
         emit=emit,
-        work=Work(
-            threads=options.jobs,
-            executor=options.executor,
-            limiter=options.limiter,
-            counter=counter,
-        ),
+        work=work,
     )
 
 
@@ -247,15 +238,12 @@ def _move(
     contents: ReplicaContents,
     staging: Staging,
     evidence: BlockJudge,
-    options: ReplicationOptions,
-    counter: Counter,
+    work: Work,
 ) -> Moved:
     def origin(file: CopiedFile, number: int) -> Origin:
         return Origin(source.store, source.path(file.name))
 
-    mover = Mover(
-        staging, origin, evidence, options.jobs, options.executor, options.limiter, counter
-    )
+    mover = Mover(staging, origin, evidence, work)
     moved = Moved()
     for files in contents.stages:
         mover.move(files, moved)
@@ -274,14 +262,11 @@ def _evidence(
     manifest: Manifest | None,
     contents: ReplicaContents,
     options: ReplicationOptions,
-    counter: Counter,
 ) -> BlockJudge:
     owners = OwnerIndex(checkpoint)
     if manifest is not None:
         return ManifestEvidence(manifest, owners)
-    found = record_evidence(
-        checkpoint, owners, jobs=options.jobs, limiter=options.limiter, counter=counter
-    )
+    found = record_evidence(checkpoint, owners, options.work)
     return found.renamed({file.name: file.path for file in contents.files})
 
 

@@ -12,12 +12,10 @@ from ftckpt.digests.files import hash_or_fail
 from ftckpt.errors import DeniedError, UnsafeError
 from ftckpt.extents import BLOCK
 from ftckpt.manifest import FileDigest, Manifest
-from ftckpt.progress import NULL, Counter
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import EntryKind
-from ftckpt.workers.threads import run
-
-from .options import ReplicationOptions
+from ftckpt.workers import Work
+from ftckpt.workers.limits import RateLimit
 
 
 class BadBlock(NamedTuple):
@@ -73,27 +71,24 @@ class _Task(NamedTuple):
     expected: bytes
 
 
-def diagnose(
-    source: Source, manifest: Manifest, options: ReplicationOptions, counter: Counter = NULL
-) -> Diagnosis:
+def diagnose(source: Source, manifest: Manifest, work: Work) -> Diagnosis:
     """Compare every block with the manifest; what does not match is read twice.
 
     Args:
         source: the files, listed.
         manifest: what they should be.
-        options: threads and rate.
-        counter: is told of the bytes read.
+        work: how; its counter is told of the bytes read.
 
     Raises:
         UnsafeError: a name of the manifest is a fifo, socket or device.
         UnavailableError: the listing does not show a file that is there.
         DeniedError: a file may not be read.
     """
-    counter.start("looking for damage", manifest.nbytes)
+    work.counter.start("looking for damage", manifest.nbytes)
     bad: list[BadBlock] = []
-    tasks = _blocks(source, manifest, bad, options)
-    for block, why in run(tasks, _judged, jobs=options.jobs, executor=options.executor):
-        counter.add(block.length)
+    tasks = _blocks(source, manifest, bad, work.limiter)
+    for block, why in work.run(tasks, _judged):
+        work.counter.add(block.length)
         if why:
             bad.append(BadBlock(block.file, block.number, block.offset, block.length, why))
     order = {file.path: number for number, file in enumerate(manifest.files)}
@@ -106,7 +101,7 @@ def diagnose(
 
 
 def _blocks(
-    source: Source, manifest: Manifest, bad: list[BadBlock], options: ReplicationOptions
+    source: Source, manifest: Manifest, bad: list[BadBlock], limiter: RateLimit | None
 ) -> Iterator[_Task]:
     """Yield the blocks that are there, and note those that are not."""
     for file in manifest.files:
@@ -118,7 +113,7 @@ def _blocks(
                 why = "missing" if size is None else "short"
                 bad.append(BadBlock(file.path, number, number * BLOCK, length, why))
             else:
-                block = Block(source.store, path, file.path, number, length, options.limiter)
+                block = Block(source.store, path, file.path, number, length, limiter)
                 yield _Task(block, file.block(number))
 
 

@@ -16,12 +16,10 @@ from ftckpt.errors import FtckptError
 from ftckpt.extents import BLOCK
 from ftckpt.findings import Finding, Severity, as_error
 from ftckpt.manifest import Manifest
-from ftckpt.progress import NULL, Counter
 from ftckpt.transfer.write.blocks import BlockMade, Sum
 from ftckpt.verification.evidence import Owners, damaged
 from ftckpt.verification.records import check_records
-from ftckpt.workers import Work
-from ftckpt.workers.limits import RateLimit
+from ftckpt.workers import ALONE, Work
 
 Range = tuple[int, int]
 
@@ -138,10 +136,7 @@ class RecordEvidence(BlockJudge):
 def record_evidence(
     checkpoint: Checkpoint,
     owners: Owners | None,
-    *,
-    jobs: int = 1,
-    limiter: RateLimit | None = None,
-    counter: Counter = NULL,
+    work: Work = ALONE,
 ) -> RecordEvidence:
     """Return the CRC-32s of an unsealed checkpoint that can be compared as its bytes go by.
 
@@ -151,9 +146,7 @@ def record_evidence(
     Args:
         checkpoint: opened.
         owners: finds what lies in a range.
-        jobs: number of threads, where it is read.
-        limiter: bounds the rate of reading.
-        counter: is told of the bytes read.
+        work: how it is read; its counter is told of the bytes.
 
     Raises:
         CorruptError: a record that was read for this does not match.
@@ -174,9 +167,7 @@ def record_evidence(
             apart = True
             found[path] = {}
     if apart:
-        check_records(
-            checkpoint, emit=_raise_error, work=Work(threads=jobs, limiter=limiter, counter=counter)
-        )
+        check_records(checkpoint, emit=_raise_error, work=work)
     return RecordEvidence(found, owners)
 
 

@@ -9,12 +9,10 @@ from ftckpt.errors import CorruptError, ExistsError, NotFoundError, UnsafeError,
 from ftckpt.findings import Finding, Severity, as_error
 from ftckpt.manifest import Manifest
 from ftckpt.manifest.locate import find
-from ftckpt.progress import Counter
 from ftckpt.storage import StoreOptions
 from ftckpt.storage.source import Source
 from ftckpt.transfer.places import identity_of
 from ftckpt.verification.blocks import check_manifest
-from ftckpt.workers import Work
 
 from .options import ReplicationOptions
 from .places import standing_at
@@ -44,7 +42,6 @@ def require_same(
     destination: str,
     stores: StoreOptions,
     options: ReplicationOptions,
-    counter: Counter,
     taken: ExistsError,
 ) -> None:
     """Let pass a destination that holds the source's very bytes already, by its manifest.
@@ -55,7 +52,6 @@ def require_same(
         destination: where something stands.
         stores: how to reach it.
         options: threads; whether what stands there is read too.
-        counter: is told of bytes read.
         taken: what is said otherwise.
 
     Raises:
@@ -82,14 +78,14 @@ def require_same(
             source,
             theirs,
             emit=differs,
-            work=Work(threads=options.jobs, limiter=options.limiter, counter=counter),
+            work=options.work,
         )
     if options.proof:
         check_manifest(
             there,
             standing,
             emit=_raise_damage,
-            work=Work(threads=options.jobs, limiter=options.limiter, counter=counter),
+            work=options.work,
         )
 
 

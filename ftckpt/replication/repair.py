@@ -14,13 +14,13 @@ from ftckpt.errors import CorruptError, ExistsError, IncompleteError, RefusedErr
 from ftckpt.extents import BLOCK
 from ftckpt.findings import counted
 from ftckpt.manifest import Manifest
-from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.source import Source
 from ftckpt.transfer.layout import Layout
 from ftckpt.transfer.places import name_of, place_of, require_names, require_outside
 from ftckpt.transfer.request.source_changes import blamed, require_unchanged
 from ftckpt.transfer.staging import Staging
+from ftckpt.workers import Work
 
 from .carry_files import DamagedBlock, Moved, Mover, Origin
 from .contents import CopiedFile
@@ -94,7 +94,6 @@ def repair(
     dry_run: bool = False,
     options: ReplicationOptions = _OPTIONS,
     stores: StoreOptions = _STORES,
-    counter: Counter = NULL,
 ) -> RepairReport:
     """Mend a checkpoint from a replica.
 
@@ -109,7 +108,6 @@ def repair(
         dry_run: look for damage, and do no more.
         options: how.
         stores: how to reach object stores.
-        counter: is told of bytes read, written and proven.
 
     Raises:
         RefusedError: the replica is of another checkpoint, another run is at it, or `to` lies
@@ -136,35 +134,35 @@ def repair(
         require_apart_from_bases(lambda: opened(source), place)
     began = time.monotonic()
     with blamed(replica, replica.entries), blamed(source, source.entries):
-        known = authority(source, replica, opened, options, counter)
+        known = authority(source, replica, opened, options.work)
     names = [file.path for file in known.manifest.files]
     with blamed(source, names):
-        found = diagnose(source, known.manifest, options, counter)
+        found = diagnose(source, known.manifest, options.work)
     if not known.own:
         require_alike(source, replica, found)
     if known.evidence != "manifest":
-        require_explained(source, opened, found, options)
+        require_explained(source, opened, found, options.work)
     report = RepairReport(source.url, known.evidence, found.blocks, found.long, known.damaged)
     if dry_run or (report.sound and not to):
         return report
     looked = time.monotonic()
-    work = _Work.of(source, replica, known, found, to)
-    require_names(Layout(files=[file.output for file in work.files]))
+    mending = _Mending.of(source, replica, known, found, to)
+    require_names(Layout(files=[file.output for file in mending.files]))
     staging = staging_at(source, to, stores) if to else exchange_staging(source)
     try:
-        sizes = {file.path: file.size for file in work.files}
+        sizes = {file.path: file.size for file in mending.files}
         there = replace(report, url=to, done=True, already_there=True)
         try:
-            if staging.begin(work.plan, sizes, restart=options.restart):
+            if staging.begin(mending.plan, sizes, restart=options.restart):
                 return there
         except ExistsError as error:
-            require_same(source, work.manifest, to, stores, options, counter, error)
+            require_same(source, mending.manifest, to, stores, options, error)
             return there
         with blamed(replica, replica.entries), blamed(source, names):
-            moved = _mend(work, staging, options, counter)
+            moved = _mend(mending, staging, options.work)
         written = time.monotonic()
         require_unchanged(source, names)
-        _show(work, staging, moved, options, counter)
+        _show(mending, staging, moved, options)
     except IncompleteError:
         staging.forget()
         raise
@@ -174,7 +172,7 @@ def repair(
         report,
         url=to or source.url,
         fetched=found.bad_bytes,
-        files=len(work.files),
+        files=len(mending.files),
         nbytes=sum(sizes.values()),
         kept=staging.kept if isinstance(staging, ExchangeStaging) else "",
         proven=options.proof,
@@ -214,7 +212,7 @@ def settle(source: Source) -> None:
 
 
 @dataclass(frozen=True)
-class _Work:
+class _Mending:
     """What is to be built.
 
     Attributes:
@@ -236,7 +234,7 @@ class _Work:
     @classmethod
     def of(
         cls, source: Source, replica: Source, known: Authority, found: Diagnosis, to: str
-    ) -> _Work:
+    ) -> _Mending:
         """Choose the files: all of them for another place, else those with damage."""
         name = name_of(to) if to and source.single else ""
         sealed = [file for file in known.manifest.files if to or file.path in found.files]
@@ -265,30 +263,28 @@ class _Work:
         return Origin(self.replica.store, self.replica.path(name))
 
 
-def _mend(work: _Work, staging: Staging, options: ReplicationOptions, counter: Counter) -> Moved:
+def _mend(mending: _Mending, staging: Staging, work: Work) -> Moved:
     """Build the files.
 
     Raises:
         CorruptError: blocks are damaged in both; what could be built stays for another replica.
     """
-    mover = Mover(
-        staging, work.origin, ManifestEvidence(work.manifest), options.jobs, options.executor,
-        options.limiter, counter, keep_going=True,
-    )  # fmt: skip
+    evidence = ManifestEvidence(mending.manifest)
+    mover = Mover(staging, mending.origin, evidence, work, keep_going=True)
     moved = Moved()
-    counter.start("mending", sum(file.size for file in work.files))
-    mover.move(work.files, moved)
+    work.counter.start("mending", sum(file.size for file in mending.files))
+    mover.move(mending.files, moved)
     if moved.damage:
-        raise _both(work, moved.damage)
+        raise _both(mending, moved.damage)
     return moved
 
 
-def _both(work: _Work, damage: Sequence[DamagedBlock]) -> CorruptError:
+def _both(mending: _Mending, damage: Sequence[DamagedBlock]) -> CorruptError:
     listed = [f"{d.path} block {d.number} ({d.error.message})" for d in sorted(damage)[:5]]
     more = f" and {len(damage) - 5} more" if len(damage) > 5 else ""
     first = min(damage, key=lambda d: (d.path, d.number))
     return CorruptError(
-        f"{counted(len(damage), 'block')} cannot be had from {work.replica.url} either: "
+        f"{counted(len(damage), 'block')} cannot be had from {mending.replica.url} either: "
         f"{'; '.join(listed)}{more}",
         hint="nothing has changed; --from another replica goes on with what was found so far",
         kind="bad-digest",
@@ -298,17 +294,15 @@ def _both(work: _Work, damage: Sequence[DamagedBlock]) -> CorruptError:
     )
 
 
-def _show(
-    work: _Work, staging: Staging, moved: Moved, options: ReplicationOptions, counter: Counter
-) -> None:
+def _show(mending: _Mending, staging: Staging, moved: Moved, options: ReplicationOptions) -> None:
     """Prove what was built, and make it visible."""
-    staging.date(times(work.replica, work.files) | times(work.source, work.files))
-    if isinstance(staging, ExchangeStaging) and not work.source.single:
-        staging.keep({file.path for file in work.files})
+    staging.date(times(mending.replica, mending.files) | times(mending.source, mending.files))
+    if isinstance(staging, ExchangeStaging) and not mending.source.single:
+        staging.keep({file.path for file in mending.files})
     if staging.shows_before_proof:
-        staging.publish({}, work.data)
-    if options.proof and work.files:
-        built = [work.manifest.by_path[file.path] for file in work.files]
-        prove(staging.source({}), replace(work.manifest, files=built), moved, options, counter)
+        staging.publish({}, mending.data)
+    if options.proof and mending.files:
+        built = [mending.manifest.by_path[file.path] for file in mending.files]
+        prove(staging.source({}), replace(mending.manifest, files=built), moved, options.work)
     if not staging.shows_before_proof:
-        staging.publish({}, work.data)
+        staging.publish({}, mending.data)

@@ -24,7 +24,7 @@ from ftckpt.manifest import FileDigest, Manifest, PassedCheck
 from ftckpt.manifest.locate import find
 from ftckpt.manifest.seal import utc_now
 from ftckpt.own_files import is_own
-from ftckpt.progress import NULL, Counter
+from ftckpt.progress import NULL
 from ftckpt.storage.source import Source
 from ftckpt.verification import verify
 from ftckpt.version import __version__
@@ -32,7 +32,6 @@ from ftckpt.workers import Work
 
 from .damage import Diagnosis
 from .existing_destination import renamed
-from .options import ReplicationOptions
 
 Open = Callable[[Source], Checkpoint]
 """Opens the checkpoint that a place holds, with whatever formats are known."""
@@ -59,8 +58,7 @@ def authority(
     source: Source,
     replica: Source,
     opened: Open,
-    options: ReplicationOptions,
-    counter: Counter = NULL,
+    work: Work,
 ) -> Authority:
     """Return what says which bytes of a damaged checkpoint and its replica are right.
 
@@ -68,8 +66,7 @@ def authority(
         source: the damaged one; it need not open.
         replica: the other.
         opened: opens either.
-        options: threads and rate.
-        counter: is told of what is read, where neither is sealed.
+        work: how; its counter is told of what is read, where neither is sealed.
 
     Raises:
         RefusedError: they are not the same checkpoint.
@@ -88,7 +85,7 @@ def authority(
     if theirs is not None:
         _require_step(replica, theirs, source, opened)
         return Authority(theirs, "manifest", False, damaged)
-    made = _by_records(replica, opened, options, counter)
+    made = _by_records(replica, opened, work)
     if source.single:
         made = renamed(made, next(iter(source.entries)))
     _require_step(replica, made, source, opened)
@@ -108,9 +105,7 @@ def require_alike(source: Source, replica: Source, found: Diagnosis) -> None:
         raise _other(source, replica, f"it has no manifest, and {share}")
 
 
-def require_explained(
-    source: Source, opened: Open, found: Diagnosis, options: ReplicationOptions
-) -> None:
+def require_explained(source: Source, opened: Open, found: Diagnosis, work: Work) -> None:
     """Demand that records of the damaged checkpoint show that each difference is damage there.
 
     Asked where neither has a manifest: a difference that no record covers may be either's.
@@ -119,8 +114,7 @@ def require_explained(
         UnverifiedError: a block differs and nothing says which of the two is right.
     """
     try:
-        work = Work(threads=options.jobs, limiter=options.limiter)
-        findings = verify(opened(source), work=work).findings
+        findings = verify(opened(source), work=replace(work, counter=NULL)).findings
         wrong = [(f.file, f.offset, f.length) for f in findings if f.severity is Severity.ERROR]
     except FtckptError as error:
         wrong = [(error.file, error.offset, error.length)]
@@ -160,20 +154,17 @@ def _require_step(known: Source, manifest: Manifest, other: Source, opened: Open
             raise _other(other, known, f"one is step {checkpoint.step}, one step {manifest.step}")
 
 
-def _by_records(
-    replica: Source, opened: Open, options: ReplicationOptions, counter: Counter
-) -> Manifest:
+def _by_records(replica: Source, opened: Open, work: Work) -> Manifest:
     """Return what a replica holds, once its CRC-32s have shown that it is whole."""
     try:
         checkpoint = opened(replica)
-        work = Work(threads=options.jobs, limiter=options.limiter, counter=counter)
         report = verify(checkpoint, work=work)
     except (CorruptError, UnsafeError) as error:
         raise _unknown(replica, error.message) from error
     if report.code is not ExitCode.OK or report.evidence != "crc32":
         raise _unknown(replica, report.message)
     sizes = {n: replica.size(n) for n in sorted(set(checkpoint.members())) if not is_own(n)}
-    counter.start("hashing the replica", sum(sizes.values()))
+    work.counter.start("hashing the replica", sum(sizes.values()))
     digests = hash_files(replica, sizes, work=work)
     return Manifest(
         format=checkpoint.format,

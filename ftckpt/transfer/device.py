@@ -14,6 +14,7 @@ from ftckpt.checkpoint import Checkpoint
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.errors import NoResourceError, UsageError
 from ftckpt.findings import counted
+from ftckpt.packages import needing
 from ftckpt.transfer.read.copies_plan import ElementMove
 from ftckpt.transfer.read.elements import Gatherer, Region
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 _SAMPLE = 128 << 20
 # What moves items of a size without reading them.
 _RAW = {1: "uint8", 2: "int16", 4: "int32", 8: "int64", 16: "complex128"}
+# How `checkpoint.rounding` spells a NaN: the shift and mask of its payload, and the quiet bits.
+_NANS = {"bfloat16": (16, 0x7F, 0x7FC0), "float16": (13, 0x03FF, 0x7E00)}
 
 
 def torch_device(name: str) -> torch.device:
@@ -38,24 +41,21 @@ def torch_device(name: str) -> torch.device:
 
     Raises:
         UsageError: no name of a device.
-        NoResourceError: this machine has no such device, or torch is not installed.
+        NoResourceError: this machine has no such device.
+        MissingPackageError: torch is not installed.
     """
     kind, colon, number = name.partition(":")
     if kind not in ("cpu", "cuda") or (colon and not (number.isascii() and number.isdecimal())):
         raise UsageError(f"{name!r} is not a device: cpu, cuda or cuda:N")
-    hint = "--device cpu does the same"
-    try:
+    with needing(f"the device {name}", "take --device cpu, which does the same"):
         import torch
-    except ModuleNotFoundError:
-        raise NoResourceError(
-            f"the device {name} needs torch, which is not installed", hint=hint
-        ) from None
     device = torch.device(name)
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
             raise NoResourceError(
-                f"no {name} here: torch sees {counted(count, 'CUDA device')}", hint=hint
+                f"no {name} here: torch sees {counted(count, 'CUDA device')}",
+                hint="--device cpu does the same",
             )
     return device
 
@@ -69,7 +69,7 @@ class DeviceGatherer(Gatherer):
         limiter: bounds the rate of reading.
 
     Raises:
-        UsageError, NoResourceError: see `torch_device`.
+        UsageError, NoResourceError, MissingPackageError: see `torch_device`.
     """
 
     # A transfer costs some ten microseconds however small it is.
@@ -147,15 +147,17 @@ def gatherer(
     up to 128 MiB of the layout both ways, where there is a CUDA device at all.
 
     Raises:
-        UsageError, NoResourceError: see `torch_device`.
+        UsageError, NoResourceError, MissingPackageError: see `torch_device`.
     """
     plain = Gatherer(checkpoint, limiter)
     if device == "cpu":
         return plain
     if device != "auto":
         return DeviceGatherer(checkpoint, device, limiter)
-    import torch
-
+    try:
+        import torch
+    except ModuleNotFoundError:  # nothing to measure
+        return plain
     if not torch.cuda.is_available():
         return plain
     other = DeviceGatherer(checkpoint, "cuda", limiter)
@@ -194,7 +196,16 @@ def _items(sent: torch.Tensor, skip: int, move: ElementMove, dtype: DType) -> to
     if not casts:
         return found
     require_cast(move.dtype, dtype)
-    return found.to(_type(dtype, cast=True)).view(_type(dtype, cast=False))
+    done = found.to(_type(dtype, cast=True)).view(_type(dtype, cast=False))
+    rule = _NANS.get(dtype.name)
+    if rule is None or move.dtype.family != "float":
+        return done
+    import torch
+
+    shift, mask, quiet = rule
+    bits = found.to(torch.float32).view(torch.int32)
+    spelled = ((bits >> shift) & mask) | ((bits >> 16) & 0x8000) | quiet
+    return torch.where(found.isnan(), spelled.to(done.dtype), done)
 
 
 def _type(dtype: DType, *, cast: bool) -> torch.dtype:

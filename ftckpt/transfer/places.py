@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.discovery.step_names import step_in_name
@@ -86,6 +87,11 @@ def require_apart(source: Source, destination: Store, what: str = "source") -> N
     Raises:
         RefusedError: one of them.
     """
+    for part in source.store.parts():
+        _require_apart(replace(source, store=part), destination, what)
+
+
+def _require_apart(source: Source, destination: Store, what: str) -> None:
     read = identity_of(source)
     if not destination.traits.local:
         written = staged = destination.identity()
@@ -113,7 +119,7 @@ def require_apart_from_all(checkpoint: Checkpoint, destination: Store) -> None:
         FtckptError: one that it depends on is missing, or cannot be opened.
     """
     require_apart(checkpoint.source, destination)
-    for base in checkpoint.bases():
+    for base in checkpoint.decoding.bases():
         require_apart(base.source, destination, "base")
 
 

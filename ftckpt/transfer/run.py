@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Executor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from posixpath import basename
@@ -16,7 +15,6 @@ from ftckpt.errors import CorruptError, ExitCode, FtckptError, UnsupportedError
 from ftckpt.findings import listed
 from ftckpt.manifest import FileDigest, Manifest, PassedCheck
 from ftckpt.manifest.seal import utc_now
-from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.store import Store
 from ftckpt.transfer.prove.against_source import Proof, Prover, SameObjects, prove
@@ -27,6 +25,7 @@ from ftckpt.transfer.write.journal import fingerprint
 from ftckpt.transfer.write.peek_output import Written, depths_of, in_order
 from ftckpt.verification import VerifyReport
 from ftckpt.version import __version__
+from ftckpt.workers import ALONE, Work
 from ftckpt.workers.limits import RateLimit
 
 from .content import Content
@@ -41,20 +40,13 @@ class TransferOptions:
     """How a transfer is carried out.
 
     Attributes:
-        jobs: number of threads.
-        processes: number of copies of this process that do most of it instead, where there can be
-            any (`ftckpt.workers.processes`): worth it where the source is decoded.
-        executor: where to run instead of either.
-        limiter: bounds the rate of reading.
+        work: with which threads or processes; its counter is told of bytes written and proven.
         proof: whether the result is read back and compared before it is visible.
         device: where elements are placed and cast: `cpu`, `cuda`, `cuda:N`, or `auto`.
         restart: forget what earlier runs have left at the destination, and build it anew.
     """
 
-    jobs: int = 1
-    processes: int = 0
-    executor: Executor | None = None
-    limiter: RateLimit | None = None
+    work: Work = ALONE
     proof: bool = True
     device: str = "cpu"
     restart: bool = False
@@ -99,7 +91,6 @@ def transfer(
     store_options: StoreOptions,
     check: Callable[[], VerifyReport] | None = None,
     prover: Prover = prove,
-    counter: Counter = NULL,
 ) -> TransferReport:
     """Write `content` as `layout` says, prove it, and make it visible at `destination`.
 
@@ -118,7 +109,6 @@ def transfer(
         check: verifies the source; asked when the destination is ours and before the work. What is
             written gets new checksums, which would hide damage that the old ones show.
         prover: compares the result with the content.
-        counter: is told of bytes written and bytes proven.
 
     Raises:
         ExistsError: something stands at the destination.
@@ -137,7 +127,7 @@ def transfer(
     require_place(layout)
     started = time.monotonic()
     source = content.checkpoint
-    source.require_bytes()
+    source.decoding.bases()  # opens them
     held = layout.content or content
     store = open_store(destination, store_options)
     require_apart_from_all(source, store)
@@ -147,7 +137,8 @@ def transfer(
         name = basename(absolute(store)) if store.traits.local else name_of(destination)
         layout = replace(layout, files=(OutputFile(name, file.segments),))
     require_names(layout)
-    gathering = _gatherer(source, options.device, layout, options.limiter)
+    work = options.work
+    gathering = _gatherer(source, options.device, layout, work.limiter)
     commit = commit_bytes(layout.commit)
     count = len(layout.files) + len(commit)
     try:
@@ -169,19 +160,10 @@ def transfer(
             places = of_layout(ordered, source)
             written_so_far = Written(ordered, source, staging.peek)
             with (
-                source.decode_cache(written_so_far.look),
-                reading_ahead(source, places, options.limiter, jobs=options.jobs),
+                source.decoding.reusing(written_so_far.look),
+                reading_ahead(source, places, work.limiter, jobs=work.threads),
             ):
-                built = build(
-                    ordered,
-                    gathering,
-                    staging,
-                    depths=depths,
-                    jobs=options.jobs,
-                    processes=options.processes,
-                    executor=options.executor,
-                    counter=counter,
-                )
+                built = build(ordered, gathering, staging, work, depths=depths)
         gathering.close()  # what it keeps is memory that the proof needs
         written = time.monotonic()
         with blaming_changes(source):
@@ -189,16 +171,7 @@ def transfer(
             proof = None
             if options.proof:
                 with forgetting_failures(staging):
-                    proof = prover(
-                        held,
-                        result,
-                        same_objects,
-                        jobs=options.jobs,
-                        processes=options.processes,
-                        executor=options.executor,
-                        limiter=options.limiter,
-                        counter=counter,
-                    )
+                    proof = prover(held, result, same_objects, work)
         changes.require_unchanged(source.source, source.members())
         small = [digest_of_bytes(path, data) for path, data in commit.items()]
         manifest = manifest_of(result, [*built.digests, *small], proven=proof is not None)

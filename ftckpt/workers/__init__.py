@@ -11,6 +11,7 @@ from ftckpt.progress import NULL, Counter
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+    from .child import Stream
     from .limits import RateLimit
 
 T = TypeVar("T")
@@ -72,12 +73,17 @@ class Work:
                 it returns can be pickled.
         """
         from . import threads
-        from .processes import run_in_processes
 
         def stream(tasks: Iterator[T], counter: Counter, jobs: int) -> Iterator[R]:
             return threads.run(
                 tasks, lambda task: do(task, counter), jobs=jobs, executor=self.executor
             )
+
+        return self.streamed(tasks, stream)
+
+    def streamed(self, tasks: Iterable[T], stream: Stream[T, R]) -> Iterator[R]:
+        """Yield what `stream` makes of all tasks; see `processes.run_in_processes`."""
+        from .processes import run_in_processes
 
         return run_in_processes(
             tasks, stream, jobs=self.threads, processes=self.processes,

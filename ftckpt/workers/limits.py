@@ -67,17 +67,21 @@ def parse_fraction(text: str) -> float:
     return value
 
 
+def processors() -> int:
+    """Return how many processors this process may run on; outside Linux, how many there are."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1
+
+
 def jobs(root: str = "/") -> int:
     """Return how many processors this process may use: its affinity and its cgroup's quota.
 
     Args:
         root: where `/proc` and `/sys` are, for tests.
     """
-    try:
-        allowed = len(os.sched_getaffinity(0))
-    except AttributeError:
-        allowed = os.cpu_count() or 1
-    quotas = [float(allowed)]
+    quotas = [float(processors())]
     for folder in _groups(root, "cpu"):
         words = _words(f"{folder}/cpu.max")
         if len(words) < 2:

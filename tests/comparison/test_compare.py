@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftckpt.checkpoint import Box, Checkpoint, Extent, Kind, Piece, TensorInfo
+from ftckpt.checkpoint import Box, Checkpoint, Decoding, Extent, Kind, Piece, TensorInfo
 from ftckpt.checkpoint.dtypes import DTYPES, DType
 from ftckpt.checkpoint.read_tensor import raw_dtype
 from ftckpt.comparison import (
@@ -113,6 +113,13 @@ def two_checkpoints(draw: st.DrawFn) -> Any:
     return sides, [placed(draw, side, f"side-{n}") for n, side in enumerate(sides)]
 
 
+class _Helped(Decoding):
+    """One tensor is decoded from the other."""
+
+    def helpers(self) -> Mapping[str, Sequence[str]]:
+        return {"one": ["other"]}
+
+
 @settings(max_examples=80, deadline=None)
 @given(
     two=two_checkpoints(),
@@ -128,7 +135,8 @@ def test_however_both_are_divided(two: Any, jobs: int, block: int, helped: bool)
         patch.setattr(reading, "size_for", lambda _: block)
         patch.setattr(reading, "_TASK", 3 * block)
         patch.setattr(reading, "_SIDE_BY_SIDE", block)
-        patch.setattr(RawCheckpoint, "decode_after", lambda _: {"one": ["other"]} if helped else {})
+        if helped:
+            patch.setattr(RawCheckpoint, "decoding", _Helped())
         report = diff(checkpoints[0], checkpoints[1], work=Work(threads=jobs))
     changed = {
         key: int(np.count_nonzero(items != theirs[key][1])) for key, (_, items) in ours.items()

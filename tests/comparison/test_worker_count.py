@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ftckpt.checkpoint import Checkpoint
+from ftckpt.checkpoint import STORED, Checkpoint, Decoding
 from ftckpt.commands.cli.app import run
 from ftckpt.commands.cli.invocation import Invocation
 from ftckpt.comparison import worker_count as affording
@@ -73,10 +73,15 @@ def test_libraries_that_are_to_be_imported_count(
     assert threads(999, (side, side)) == (256 - 80 - 20) // 8
 
 
+class _Decoded(Decoding):
+    def __bool__(self) -> bool:
+        return True
+
+
 def test_a_delta_decodes_in_half_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     side = _at(open_store(str(tmp_path)))
     set_budget(1024 * MIB)
-    monkeypatch.setattr(RawCheckpoint, "format", "delta")
+    monkeypatch.setattr(RawCheckpoint, "decoding", _Decoded())
     assert threads(999, (side, side)) == (512 - 80) // 8
 
 
@@ -98,12 +103,17 @@ def test_copies_are_made_where_a_side_is_decoded_here(
 ) -> None:
     near, far = _at(open_store(str(tmp_path))), _at(MemoryStore("memory://far"))
     decoded, missing = _at(open_store(str(tmp_path))), _at(open_store(str(tmp_path)))
-    monkeypatch.setattr(decoded, "decode_slots", lambda: 3)
 
-    def gone() -> int:
-        raise NotFoundError("its base is nowhere")
+    class Three(Decoding):
+        def slots(self) -> int:
+            return 3
 
-    monkeypatch.setattr(missing, "decode_slots", gone)
+    class Gone(Decoding):
+        def slots(self) -> int:
+            raise NotFoundError("its base is nowhere")
+
+    monkeypatch.setattr(RawCheckpoint, "decoding", property(lambda one: ways.get(id(one), STORED)))
+    ways: dict[int, Decoding] = {id(decoded): Three(), id(missing): Gone()}
     set_budget(4096 * MIB)
     assert processes(2, (near, near)) == 0
     assert processes(2, (near, decoded)) == processes(2, (decoded, near)) == 2

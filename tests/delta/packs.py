@@ -19,6 +19,7 @@ from ftckpt.storage import StoreOptions
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.verification import VerifyOptions, verify
+from ftckpt.workers import Work
 
 STORES = StoreOptions(retry_seconds=5)
 
@@ -34,6 +35,7 @@ def pack_places(
     out: Path | str,
     *,
     check: bool = False,
+    jobs: int = 2,
     **more: Any,
 ) -> PackReport:
     """Pack what lies at a place against what lies at another."""
@@ -41,7 +43,7 @@ def pack_places(
         opened(target),
         None if base is None else opened(base),
         str(out),
-        options=PackOptions(**{"jobs": 2, **more}),
+        options=PackOptions(work=Work(threads=jobs), **more),
         store_options=STORES,
         check=(lambda checkpoint: verify(checkpoint, VerifyOptions())) if check else None,
     )

@@ -34,6 +34,7 @@ from ftckpt.transfer.layout import LayoutRequest
 from ftckpt.transfer.prove.against_digests import DigestProof
 from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.transfer.run import TransferOptions, TransferReport, transfer
+from ftckpt.workers import Work
 from tests.builders.checkpoints import copy, flip
 from tests.builders.raw_checkpoint import RawCheckpoint, checkpoints
 from tests.builders.real_sets import real_set
@@ -69,7 +70,7 @@ def unpack(delta: Path, out: Path, **options: Any) -> TransferReport:
         format_of(found),
         single=writer.single,
         same_objects=same_objects_there,
-        options=TransferOptions(**{"jobs": 2, **options}),
+        options=TransferOptions(Work(threads=2), **options),
         store_options=STORES,
         prover=OriginalProof(writer),
     )
@@ -241,7 +242,7 @@ def test_every_byte_of_the_files_is_proven(
     assert (PLAIN_REST in original_places(found.index)) is plain
     writer, content, counter = OriginalWriter(found), Content.of(found), Added()
     prove, result = OriginalProof(writer), opened(apart)
-    proof = prove(content, result, same_objects_there, counter=counter)
+    proof = prove(content, result, same_objects_there, Work(counter=counter))
     assert proof.nbytes == content.nbytes
     assert counter.done == counter.total == sum(map(len, _bytes(apart).values()))
     (data,) = (file for file in writer.original.files if file.path == "__1_0.distcp")

@@ -20,6 +20,7 @@ from ftckpt.replication.options import ReplicationOptions
 from ftckpt.replication.repair import RepairReport, repair, settle
 from ftckpt.storage import StoreOptions
 from ftckpt.verification import Level, VerifyOptions, verify
+from ftckpt.workers import Work
 
 STORES = StoreOptions(retry_seconds=5)
 # The file with tensors of more than a block, and a byte inside of one of its records.
@@ -35,14 +36,22 @@ def sealed(path: Path) -> Path:
     return path
 
 
-def copied(source: Path | str, destination: Path | str, **options: Any) -> CopyReport:
+def copied(
+    source: Path | str, destination: Path | str, *, jobs: int = 2, **options: Any
+) -> CopyReport:
     """Copy, from a fresh listing."""
-    how = ReplicationOptions(**{"jobs": 2, **options})
+    how = ReplicationOptions(Work(threads=jobs), **options)
     return copy(opened(source), str(destination), options=how, stores=STORES)
 
 
 def repaired(
-    path: Path | str, replica: Path | str, *, to: str = "", dry_run: bool = False, **options: Any
+    path: Path | str,
+    replica: Path | str,
+    *,
+    to: str = "",
+    dry_run: bool = False,
+    jobs: int = 2,
+    **options: Any,
 ) -> RepairReport:
     """Repair, from fresh listings."""
     settle(files_at(str(path), FORMATS, STORES))
@@ -52,7 +61,7 @@ def repaired(
         opened=partial(open_source, formats=FORMATS),
         to=to,
         dry_run=dry_run,
-        options=ReplicationOptions(**{"jobs": 2, **options}),
+        options=ReplicationOptions(Work(threads=jobs), **options),
         stores=STORES,
     )
 

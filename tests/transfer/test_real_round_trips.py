@@ -23,6 +23,7 @@ from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import LayoutRequest
 from ftckpt.transfer.request.renaming import parse_renames, rename
 from ftckpt.transfer.run import TransferOptions, TransferReport, transfer
+from ftckpt.workers import Work
 from tests.builders.real_sets import ARCHIVES, real_set
 
 SETS = sorted(p.name.removesuffix(".tar.xz") for p in ARCHIVES.glob("*.tar.xz"))
@@ -47,7 +48,7 @@ def _write(content: Content, to: str, path: Path) -> TransferReport:
         next(f for f in FORMATS if f.name == to),
         single=writer.single,
         same_objects=SameObject,
-        options=TransferOptions(jobs=2),
+        options=TransferOptions(Work(threads=2)),
         store_options=StoreOptions(),
     )
 

@@ -23,6 +23,7 @@ from ftckpt.transfer.prove.against_digests import DigestProof
 from ftckpt.transfer.prove.against_source import Proof, Prover, prove
 from ftckpt.transfer.run import TransferOptions, TransferReport, transfer
 from ftckpt.verification import Level, VerifyOptions, verify
+from ftckpt.workers import Work
 from tests.builders.checkpoints import flip, open_checkpoint
 from tests.builders.megatron_files import write
 from tests.builders.megatron_model import Job
@@ -68,7 +69,7 @@ def move(
         target,
         single=writer.single,
         same_objects=SameObject,
-        options=TransferOptions(jobs=2, restart=True),
+        options=TransferOptions(Work(threads=2), restart=True),
         store_options=StoreOptions(),
         prover=prover,
     )

@@ -42,6 +42,7 @@ from ftckpt.transfer.layout import Layout, LayoutRequest, Literal, OutputFile
 from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.transfer.run import TransferOptions, TransferReport, transfer
 from ftckpt.verification import Level, VerifyOptions, verify
+from ftckpt.workers import Work
 from tests.counting import Added
 from tests.killing import kill_points
 
@@ -100,9 +101,8 @@ def _move(
         Safetensors(),
         single=False,
         same_objects=SameObject,
-        options=TransferOptions(**{"jobs": 2, **options}),
+        options=TransferOptions(Work(threads=2, counter=counter), **options),
         store_options=StoreOptions(retry_seconds=5),
-        counter=counter,
     )
 
 

@@ -25,14 +25,12 @@ from ftckpt.delta.index.base_path import recorded_path
 from ftckpt.delta.index.objects import RecordFile
 from ftckpt.delta.index.part_record import ElementSums
 from ftckpt.digests.tensors import TensorDigest, digest_tensor
-from ftckpt.progress import NULL, Counter
+from ftckpt.progress import Counter
 from ftckpt.transfer.places import place_of
 from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.verification import VerifyReport
 from ftckpt.version import __version__
-from ftckpt.workers.limits import RateLimit
-from ftckpt.workers.processes import run_in_processes
-from ftckpt.workers.threads import run
+from ftckpt.workers import ALONE, Work
 
 from .build import BuiltFiles
 from .match_numbered import Sampled, Task, matched, sample
@@ -71,11 +69,8 @@ class PackOptions:
 
     Attributes:
         level: 1 fast, 2, 3 small.
-        jobs: number of threads.
-        processes: number of copies of this process that do most of it instead, where there can be
-            any (`ftckpt.workers.processes`): threads wait for each other, the more the more there
-            are.
-        limiter: bounds the rate of reading.
+        work: by how many threads or processes (threads wait for each other, the more the more
+            there are); its counter is told of the elements' bytes packed and proven.
         proof: whether the result is read back and compared before it is visible.
         restart: forget what earlier runs have left at the destination, and build it anew.
         renamed: key in the target -> key in the base, where they differ.
@@ -83,9 +78,7 @@ class PackOptions:
     """
 
     level: int = 2
-    jobs: int = 1
-    processes: int = 0
-    limiter: RateLimit | None = None
+    work: Work = ALONE
     proof: bool = True
     restart: bool = False
     renamed: Mapping[str, str] = field(default_factory=dict)
@@ -106,7 +99,6 @@ class Packing:
         target: what is packed.
         base: what it is packed against; None packs it whole.
         options: how.
-        counter: is told of the tensors that were sampled.
 
     Attributes:
         tensors: those that are packed; tied copies of others are not.
@@ -115,17 +107,14 @@ class Packing:
         gatherer: reads the target's files.
     """
 
-    def __init__(
-        self, target: Packable, base: Packable | None, options: PackOptions, counter: Counter = NULL
-    ) -> None:
+    def __init__(self, target: Packable, base: Packable | None, options: PackOptions) -> None:
         self._options = options
-        self._counter = counter
-        self._target = _Side(target, TensorBytes(target.checkpoint, options.limiter))
-        self._base = (
-            None if base is None else _Side(base, TensorBytes(base.checkpoint, options.limiter))
-        )
+        self._work = options.work
+        limiter = options.work.limiter
+        self._target = _Side(target, TensorBytes(target.checkpoint, limiter))
+        self._base = None if base is None else _Side(base, TensorBytes(base.checkpoint, limiter))
         self._known = {} if base is None else base.digests
-        self.gatherer = Gatherer(target.checkpoint, options.limiter)
+        self.gatherer = Gatherer(target.checkpoint, limiter)
         self._tied = tied(target.checkpoint)
         self.tensors: Sequence[TensorInfo] = list(own_tensors(target.checkpoint).values())
         self._base_tensors = {} if base is None else dict(own_tensors(base.checkpoint))
@@ -156,21 +145,15 @@ class Packing:
         if self._base is None or not EFFORTS[self._options.level].predictions:
             return pairs
         target, base = self._target.bytes.fill, self._base.bytes.fill
-        options = self._options
+
+        def one(task: Task, counter: Counter) -> Sampled:
+            made = sample(pairs, task, target, base)
+            counter.add(1)
+            return made
 
         def sampled(tasks: Sequence[Task]) -> Iterator[Sampled]:
-            def stream(tasks: Iterator[Task], counter: Counter, jobs: int) -> Iterator[Sampled]:
-                def one(task: Task) -> Sampled:
-                    made = sample(pairs, task, target, base)
-                    counter.add(1)
-                    return made
-
-                return run(tasks, one, jobs=jobs)
-
-            self._counter.start("matching", len(tasks), "tensors")
-            return run_in_processes(
-                tasks, stream, jobs=options.jobs, processes=options.processes, counter=self._counter
-            )
+            self._work.counter.start("matching", len(tasks), "tensors")
+            return self._work.spread(tasks, one)
 
         return matched(pairs, sampled)
 
@@ -209,29 +192,18 @@ class Packing:
         Raises:
             FtckptError: what reading the samples raises.
         """
-        count, options = len(self.encoder.pairs), self._options
-        self._counter.start("sampling", count, "tensors")
+        count = len(self.encoder.pairs)
+        self._work.counter.start("sampling", count, "tensors")
         tasks = [range(at, min(at + _SAMPLED, count)) for at in range(0, count, _SAMPLED)]
         plans: dict[int, EncodingPlan] = {}
-        for chosen in run_in_processes(
-            tasks,
-            self._chosen,
-            jobs=options.jobs,
-            processes=options.processes,
-            counter=self._counter,
-        ):
+        for chosen in self._work.spread(tasks, self._chosen):
             plans |= chosen
         return [plans[number] for number in range(count)]
 
-    def _chosen(
-        self, tasks: Iterator[range], counter: Counter, jobs: int
-    ) -> Iterator[dict[int, EncodingPlan]]:
-        def choose(task: range) -> dict[int, EncodingPlan]:
-            chosen = {number: self.encoder.plan(number) for number in task}
-            counter.add(len(chosen))
-            return chosen
-
-        return run(tasks, choose, jobs=jobs)
+    def _chosen(self, task: range, counter: Counter) -> dict[int, EncodingPlan]:
+        chosen = {number: self.encoder.plan(number) for number in task}
+        counter.add(len(chosen))
+        return chosen
 
     def estimate(self, plans: Sequence[EncodingPlan]) -> int:
         """Return about how many bytes the blocks will take, by the samples."""
@@ -326,23 +298,15 @@ class Packing:
                 sums = built.sums.get(number, (ElementSums(), ElementSums()))[1]
                 known[one.base] = self._digest(self._base_tensors[one.base], sums)
         rest = [info for key, info in self._base_tensors.items() if key not in known]
-        options, checkpoint = self._options, self._base.packable.checkpoint
-        self._counter.start("digesting the rest of the base", sum(info.nbytes for info in rest))
+        work, checkpoint = self._work, self._base.packable.checkpoint
+        work.counter.start("digesting the rest of the base", sum(info.nbytes for info in rest))
 
-        def digests(
-            infos: Iterator[TensorInfo], counter: Counter, jobs: int
-        ) -> Iterator[tuple[str, str]]:
-            def digest(info: TensorInfo) -> tuple[str, str]:
-                made = digest_tensor(checkpoint, info, options.limiter)
-                counter.add(info.nbytes)
-                return info.key, made
+        def digest(info: TensorInfo, counter: Counter) -> tuple[str, str]:
+            made = digest_tensor(checkpoint, info, work.limiter)
+            counter.add(info.nbytes)
+            return info.key, made
 
-            return run(infos, digest, jobs=jobs)
-
-        made = run_in_processes(
-            rest, digests, jobs=options.jobs, processes=options.processes, counter=self._counter
-        )
-        self._known = known | dict(made)
+        self._known = known | dict(work.spread(rest, digest))
         return self._known
 
     @staticmethod

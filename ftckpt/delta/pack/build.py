@@ -7,7 +7,7 @@ can have. What an earlier run has finished is hashed again before it counts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -19,12 +19,12 @@ from ftckpt.digests.blocks import block_count
 from ftckpt.errors import RefusedError
 from ftckpt.extents import BLOCK
 from ftckpt.manifest import FileDigest
-from ftckpt.progress import NULL, Counter
+from ftckpt.progress import Counter
 from ftckpt.storage.store import Upload
 from ftckpt.transfer.layout import OutputFile, Zeros
 from ftckpt.transfer.staging import StagedFile, Staging
 from ftckpt.transfer.write.blocks import BlockMade
-from ftckpt.workers.processes import run_in_processes
+from ftckpt.workers import ALONE, Work
 from ftckpt.workers.threads import run
 
 from .partition import PackedFile
@@ -88,10 +88,7 @@ def build_files(
     encoder: DeltaEncoder,
     plans: Sequence[EncodingPlan],
     staging: Staging,
-    *,
-    jobs: int = 1,
-    processes: int = 0,
-    counter: Counter = NULL,
+    work: Work = ALONE,
 ) -> BuiltFiles:
     """Encode every block and write it.
 
@@ -100,9 +97,8 @@ def build_files(
         encoder: encodes them.
         plans: how each tensor is stored.
         staging: where the files are made; begun.
-        jobs: number of threads, each of which makes a file of its own.
-        processes: number of copies of this process that do, where there can be any.
-        counter: is told of the elements' bytes that are encoded or taken over.
+        work: how; each thread or process makes a file of its own. The counter is told of the
+            elements' bytes that are encoded or taken over.
 
     Raises:
         RefusedError: what an earlier run has put on an object store was encoded otherwise.
@@ -110,10 +106,10 @@ def build_files(
     """
     built = BuiltFiles(Rows([pair.blocks for pair in encoder.pairs]))
     done: dict[int, tuple[DataFile, FileDigest]] = {}
-    counter.start("packing", sum(part.nbytes for part in parts))
+    work.counter.start("packing", sum(part.nbytes for part in parts))
     made_of = partial(_files, encoder=encoder, plans=plans, staging=staging)
-    processes = processes if staging.by_processes else 0
-    for made in run_in_processes(parts, made_of, jobs=jobs, processes=processes, counter=counter):
+    work = work if staging.by_processes else replace(work, processes=0)
+    for made in work.streamed(parts, made_of):
         part, receipt = parts[made.number], made.receipt
         built.add(part, receipt)
         built.taken_over += receipt.size if made.found else 0

@@ -16,7 +16,6 @@ from ftckpt.checkpoint.read_ahead import reading_ahead
 from ftckpt.delta.index import NAME
 from ftckpt.delta.index.objects import RecordFile, record_digests
 from ftckpt.discovery.recognise import Format
-from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, Literal, OutputFile
@@ -44,7 +43,6 @@ def pack(
     same_objects: SameObjects,
     options: PackOptions,
     store_options: StoreOptions,
-    counter: Counter = NULL,
 ) -> PackReport:
     """Write a checkpoint as a delta of `base`, prove it, and make it visible at `destination`.
 
@@ -60,7 +58,6 @@ def pack(
         same_objects: how objects are compared.
         options: how.
         store_options: how to reach object stores.
-        counter: is told of the elements' bytes packed and proven.
 
     Raises:
         ExistsError: something stands at the destination.
@@ -72,7 +69,7 @@ def pack(
         UnsupportedError: the index would be larger than a reader accepts.
         NoResourceError, DeniedError, UnavailableError: the place could not be written.
     """
-    started = time.monotonic()
+    started, work = time.monotonic(), options.work
     sources = [target.checkpoint] + ([base.checkpoint] if base is not None else [])
     store = open_store(destination, store_options)
     for source in sources:
@@ -86,10 +83,12 @@ def pack(
     url = absolute(store) if store.traits.local else store.url.rstrip("/")
     with ExitStack() as closing:
         closing.callback(staging.close)
-        work = Packing(target, base, options, counter)
-        closing.callback(work.close)
-        files = [part.path for part in work.parts] + [file.path for file in records.files] + [NAME]
-        plan = work.fingerprint(url, records)
+        packing = Packing(target, base, options)
+        closing.callback(packing.close)
+        files = (
+            [part.path for part in packing.parts] + [file.path for file in records.files] + [NAME]
+        )
+        plan = packing.fingerprint(url, records)
         where = None if base is None else base.checkpoint.source.url
         if staging.begin(plan, dict.fromkeys(files, 0), restart=options.restart):
             return PackReport(destination, where, already_there=True)
@@ -100,45 +99,29 @@ def pack(
             checked = time.monotonic()
             with ExitStack() as reading:
                 for source in sources:
-                    ahead = reading_ahead(source, limiter=options.limiter, jobs=options.jobs)
+                    ahead = reading_ahead(source, limiter=work.limiter, jobs=work.threads)
                     reading.enter_context(ahead)
-                plans = work.plans()
-                staging.require_room(work.estimate(plans) + records.nbytes)
-                built = build_files(
-                    work.parts,
-                    work.encoder,
-                    plans,
-                    staging,
-                    jobs=options.jobs,
-                    processes=options.processes,
-                    counter=counter,
-                )
-                small = build(Layout(files=records.files), work.gatherer, staging)
-                held = record_digests(records, work.gatherer)
-                name = None if base is None else work.base_name(base, built, url)
-            index = work.index(plans, built, records, held, name)
+                plans = packing.plans()
+                staging.require_room(packing.estimate(plans) + records.nbytes)
+                built = build_files(packing.parts, packing.encoder, plans, staging, work)
+                small = build(Layout(files=records.files), packing.gatherer, staging)
+                held = record_digests(records, packing.gatherer)
+                name = None if base is None else packing.base_name(base, built, url)
+            index = packing.index(plans, built, records, held, name)
         encoded = time.monotonic()
         commit = commit_bytes([OutputFile(NAME, [Literal(index.dump())])])
         opened = result.open(staging.source(commit))
         proof: Proof | None = None
         if options.proof:
             with _blaming(sources), forgetting_failures(staging):
-                proof = prove(
-                    Content.of(target.checkpoint),
-                    opened,
-                    same_objects,
-                    jobs=options.jobs,
-                    processes=options.processes,
-                    limiter=options.limiter,
-                    counter=counter,
-                )
+                proof = prove(Content.of(target.checkpoint), opened, same_objects, work)
         for source in sources:
             changes.require_unchanged(source.source, source.members())
         digests = [*built.digests, *small.digests]
         digests += [digest_of_bytes(path, data) for path, data in commit.items()]
         manifest = manifest_of(opened, digests, proven=proof is not None)
         staging.publish(commit, manifest.dump())
-        bytes_in = sum(info.nbytes for info in work.tensors) + records.bytes_in
+        bytes_in = sum(info.nbytes for info in packing.tensors) + records.bytes_in
         bytes_out = sum(file.size for file in manifest.files)
         components, methods = shares(index)
         if records.entries:

@@ -19,7 +19,6 @@ from ftckpt.errors import (
     UnsupportedError,
     worst,
 )
-from ftckpt.progress import NULL, Counter
 from ftckpt.replication.copy import CopyReport, copy
 from ftckpt.replication.options import ReplicationOptions
 from ftckpt.retention.apply.check import surveyed
@@ -145,7 +144,6 @@ def sync(
     *,
     told: Callable[[SyncItem], None] = lambda _: None,
     remark: Callable[[str], None] = lambda _: None,
-    counter: Counter = NULL,
 ) -> SyncReport:
     """Ship what the rules choose and the tier lacks; nothing is removed on either side.
 
@@ -159,14 +157,13 @@ def sync(
         options: which, and how.
         told: called with each item as it is decided.
         remark: called with other remarks, one line each.
-        counter: counts bytes.
 
     Raises:
         RefusedError: another sync holds the tier, or has taken it.
         NoResourceError, DeniedError, UnavailableError: a side could not be read or written.
     """
     began = time.monotonic()
-    work = _Sync(root, tier, how, options, told, counter)
+    work = _Sync(root, tier, how, options, told)
     if options.dry_run:
         work.run(lambda: None)
     else:
@@ -186,14 +183,13 @@ class _Sync:
         how: ScanOptions,
         options: SyncOptions,
         told: Callable[[SyncItem], None],
-        counter: Counter,
     ) -> None:
         self.root, self.options = root, options
-        self.tier = DestinationTier(root, tier, options.replication, options.stores, counter)
-        self.told, self.counter = told, counter
+        self.tier = DestinationTier(root, tier, options.replication, options.stores)
+        self.told = told
         self.items: dict[str, SyncItem] = {}
         self.members: dict[str, ScannedEntry] = {}
-        for found in read_entries(root, how, counter=counter):
+        for found in read_entries(root, how, counter=options.replication.work.counter):
             name = name_in(root, found)
             if found.entry.entry_class is EntryClass.COMMITTED:
                 found = judged_by(found, how)
@@ -282,5 +278,4 @@ class _Sync:
             target,
             options=self.options.replication,
             stores=self.options.stores,
-            counter=self.counter,
         )

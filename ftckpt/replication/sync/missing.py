@@ -20,7 +20,6 @@ from ftckpt.errors import CorruptError, ExistsError, FtckptError, NotFoundError,
 from ftckpt.manifest import Manifest
 from ftckpt.manifest.locate import find
 from ftckpt.own_files import MANIFEST, is_own
-from ftckpt.progress import Counter
 from ftckpt.replication.existing_destination import require_same
 from ftckpt.replication.options import ReplicationOptions
 from ftckpt.retention import records
@@ -102,7 +101,6 @@ class DestinationTier:
         tier: the destination, which may be empty.
         replication: how both are read where they have to be compared.
         stores: how to reach object stores.
-        counter: is told of bytes.
     """
 
     def __init__(
@@ -111,10 +109,9 @@ class DestinationTier:
         tier: Root,
         replication: ReplicationOptions,
         stores: StoreOptions,
-        counter: Counter,
     ) -> None:
         self.root, self.tier = root, tier
-        self._replication, self._stores, self._counter = replication, stores, counter
+        self._replication, self._stores = replication, stores
 
     def _path(self, found: ScannedEntry) -> str:
         """Return where a checkpoint goes: the store's path in the tier."""
@@ -188,9 +185,7 @@ class DestinationTier:
             return True
         cheap = replace(self._replication, proof=False)
         # Read, whatever a manifest says that is older than the files.
-        require_same(
-            checkpoint.source, None, standing.url, self._stores, cheap, self._counter, taken
-        )
+        require_same(checkpoint.source, None, standing.url, self._stores, cheap, taken)
         if record:
             self.remember(found)
         return True

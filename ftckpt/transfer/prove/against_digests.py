@@ -9,13 +9,12 @@ compared with these.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Box, Checkpoint
 from ftckpt.checkpoint.read_ahead import reading_ahead
 from ftckpt.digests.tensors import TensorDigest
-from ftckpt.progress import NULL, Counter
+from ftckpt.progress import Counter
 from ftckpt.transfer.content import Content, Shard
 from ftckpt.transfer.forms import (
     ResultTensor,
@@ -27,10 +26,8 @@ from ftckpt.transfer.forms import (
 )
 from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.transfer.read.order import of_result
+from ftckpt.workers import ALONE, Work
 from ftckpt.workers.buffers import buffer
-from ftckpt.workers.limits import RateLimit
-from ftckpt.workers.processes import run_in_processes
-from ftckpt.workers.threads import run
 
 from .against_source import Proof, SameObjects, compare_objects, compare_replicas
 
@@ -57,12 +54,7 @@ class DigestProof:
         content: Content,
         result: Checkpoint,
         same_objects: SameObjects,
-        *,
-        jobs: int = 1,
-        processes: int = 0,
-        executor: Executor | None = None,
-        limiter: RateLimit | None = None,
-        counter: Counter = NULL,
+        work: Work = ALONE,
     ) -> Proof:
         """Compare a result with what was to be written (see `proof.prove`).
 
@@ -75,37 +67,23 @@ class DigestProof:
         compare_forms(content, result)
         held = list(pairs(content, result))
         nbytes = nbytes_in(held) if self._replicas else sum(pair.info.nbytes for pair in held)
-        counter.start("proving", nbytes)
-        gatherer = Gatherer(result, limiter)
+        work.counter.start("proving", nbytes)
+        gatherer = Gatherer(result, work.limiter)
 
-        def digests(
-            tasks: Iterator[_Range], counter: Counter, jobs: int
-        ) -> Iterator[tuple[int, int, int, int]]:
-            def digest(task: _Range) -> tuple[int, int, int, int]:
-                made = _digest(task, gatherer)
-                counter.add(task.shard.dtype.nbytes(task.stop - task.start))
-                return task.number, made.elements, *made.sums
-
-            return run(tasks, digest, jobs=jobs, executor=executor)
+        def digested(task: _Range, counter: Counter) -> tuple[int, int, int, int]:
+            made = _digest(task, gatherer)
+            counter.add(task.shard.dtype.nbytes(task.stop - task.start))
+            return task.number, made.elements, *made.sums
 
         found = [TensorDigest(pair.info.dtype, pair.info.shape) for pair in held]
-        with reading_ahead(result, of_result(content, result), limiter, jobs=jobs):
+        with reading_ahead(result, of_result(content, result), work.limiter, jobs=work.threads):
             try:
-                ranges = _ranges(held, result)
-                made = run_in_processes(
-                    ranges,
-                    digests,
-                    jobs=jobs,
-                    processes=processes,
-                    executor=executor,
-                    counter=counter,
-                )
-                for number, *sums in made:
+                for number, *sums in work.spread(_ranges(held, result), digested):
                     found[number].add(*sums)
                 for pair, digest in zip(held, found, strict=True):
                     self._require(pair, digest)
                 if self._replicas:
-                    compare_replicas(held, gatherer, jobs=jobs, executor=executor, counter=counter)
+                    compare_replicas(held, gatherer, work)
             finally:
                 gatherer.close()
         return Proof(len(content.tensors), nbytes, compare_objects(content, result, same_objects))

@@ -9,7 +9,6 @@ writer, in the engine or on the disk is seen.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, groupby, zip_longest
@@ -21,7 +20,7 @@ from ftckpt.checkpoint.read_ahead import reading_ahead
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.checkpoint.replicas import Copies
 from ftckpt.errors import CorruptError
-from ftckpt.progress import NULL, Counter
+from ftckpt.progress import Counter
 from ftckpt.transfer.casting import Changes, changes
 from ftckpt.transfer.content import Content, Shard
 from ftckpt.transfer.forms import (
@@ -36,14 +35,12 @@ from ftckpt.transfer.forms import (
 from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.transfer.read.geometry import whole_rows
 from ftckpt.transfer.read.order import of_content, of_result
+from ftckpt.workers import ALONE, Work
 from ftckpt.workers.buffers import buffer, same
-from ftckpt.workers.processes import run_in_processes
-from ftckpt.workers.threads import run
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint.dtypes import DType
     from ftckpt.transfer.casting import Array
-    from ftckpt.workers.limits import RateLimit
 
 _TASK = 32 << 20  # bytes compared by one task
 _MOST = 256  # tensors compared by one task: handing over a task costs more than comparing a few
@@ -118,12 +115,7 @@ def prove(
     content: Content,
     result: Checkpoint,
     same_objects: SameObjects,
-    *,
-    jobs: int = 1,
-    processes: int = 0,
-    executor: Executor | None = None,
-    limiter: RateLimit | None = None,
-    counter: Counter = NULL,
+    work: Work = ALONE,
 ) -> Proof:
     """Compare a result with what was to be written.
 
@@ -131,12 +123,8 @@ def prove(
         content: what was to be written.
         result: opened by the ordinary reader.
         same_objects: how objects are compared.
-        jobs: number of threads.
-        processes: number of copies of this process instead, where there can be any: a gain where
-            tensors are decoded.
-        executor: where to run instead of either.
-        limiter: bounds the rate of reading.
-        counter: is told of every byte of the result that was compared, replicas included.
+        work: how; its counter is told of every byte of the result that was compared, replicas
+            included.
 
     Raises:
         CorruptError: names, shapes, types, tiling, bits of a copy or objects differ
@@ -146,23 +134,19 @@ def prove(
     compare_forms(content, result)
     known = [ResultTensor(key, result.tensors[key]) for key in content.known]
     nbytes = nbytes_in(pairs(content, result)) + nbytes_in(known)
+    counter, limiter = work.counter, work.limiter
     counter.start("proving", nbytes)
     source, target = _CountingGatherer(content.checkpoint, limiter), Gatherer(result, limiter)
 
-    def compared(
-        tasks: Iterator[Sequence[_Range]], counter: Counter, jobs: int
-    ) -> Iterator[Changes]:
-        def compare(task: Sequence[_Range]) -> Changes:
-            found = Changes()
-            for one in task:
-                source.begin()
-                _compare_bits(one, source, target)
-                counter.add(one.nbytes)
-                if one.info.key in content.tensors:  # a tied weight is counted once
-                    found = found.plus(source.changes)
-            return found
-
-        return run(tasks, compare, jobs=jobs, executor=executor)
+    def compare(task: Sequence[_Range], counter: Counter) -> Changes:
+        found = Changes()
+        for one in task:
+            source.begin()
+            _compare_bits(one, source, target)
+            counter.add(one.nbytes)
+            if one.info.key in content.tensors:  # a tied weight is counted once
+                found = found.plus(source.changes)
+        return found
 
     def compare_known(one: ResultTensor) -> None:
         if read_tensor(result, one.key) != content.known[one.key].data:
@@ -174,21 +158,19 @@ def prove(
             (content.checkpoint, of_content(content)),
             (result, of_result(content, result)),
         ):
-            stack.enter_context(reading_ahead(one, places, limiter, jobs=jobs))
+            stack.enter_context(reading_ahead(one, places, limiter, jobs=work.threads))
         try:
-            decoded = content.checkpoint.decode_slots() or result.decode_slots()
+            decoded = content.checkpoint.decoding.slots() or result.decoding.slots()
             if decoded:
                 ranges = _tasks(_by_parameter(content, result))
             else:
                 ranges = _tasks((one,) for one in _ranges(content, result))
             found = Changes()
-            for one_task in run_in_processes(
-                ranges, compared, jobs=jobs, processes=processes, executor=executor, counter=counter
-            ):
+            for one_task in work.spread(ranges, compare):
                 found = found.plus(one_task)
-            for _ in run(known, compare_known, jobs=jobs, executor=executor):
+            for _ in work.run(known, compare_known):
                 pass
-            compare_replicas(known, target, jobs=jobs, executor=executor, counter=counter)
+            compare_replicas(known, target, work)
         finally:
             source.close()
             target.close()
@@ -233,12 +215,7 @@ class Prover(Protocol):
         content: Content,
         result: Checkpoint,
         same_objects: SameObjects,
-        *,
-        jobs: int = 1,
-        processes: int = 0,
-        executor: Executor | None = None,
-        limiter: RateLimit | None = None,
-        counter: Counter = NULL,
+        work: Work = ALONE,
     ) -> Proof:
         """Compare them; see `prove`."""
 
@@ -246,19 +223,14 @@ class Prover(Protocol):
 def compare_replicas(
     tensors: Iterable[ResultTensor],
     result: Gatherer,
-    *,
-    jobs: int = 1,
-    executor: Executor | None = None,
-    counter: Counter = NULL,
+    work: Work,
 ) -> None:
     """Compare the replicas of tensors with the main pieces, where these were proven otherwise.
 
     Args:
         tensors: of the result.
         result: reads it.
-        jobs: number of threads.
-        executor: where to run instead.
-        counter: is told of every byte of the replicas.
+        work: how, by threads; its counter is told of every byte of the replicas.
 
     Raises:
         CorruptError: they differ (`failed-proof`).
@@ -274,9 +246,9 @@ def compare_replicas(
     def compare(task: Sequence[_Range]) -> None:
         for one in task:
             _compare_bits(one, result, result)
-            counter.add(one.nbytes)
+            work.counter.add(one.nbytes)
 
-    for _ in run(_tasks((one,) for one in ranges), compare, jobs=jobs, executor=executor):
+    for _ in work.run(_tasks((one,) for one in ranges), compare):
         pass
 
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ftckpt.digests.blocks import WIDTH, block_count, blocks_of_bytes
 from ftckpt.extents import BLOCK
 from ftckpt.manifest import FileDigest
-from ftckpt.progress import NULL, Counter
+from ftckpt.progress import Counter
 from ftckpt.storage.store import Upload
 from ftckpt.transfer.layout import Layout, Literal, OutputFile
 from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.transfer.staging import OpenFile, Staging
+from ftckpt.workers import ALONE, Work
 from ftckpt.workers.threads import in_turn, run
 
 from .blocks import BlockMade, BlockMaker
@@ -47,7 +47,7 @@ class _Open(OpenFile):
         self.maker = BlockMaker(file, gatherer, counter)
 
 
-class _Work(NamedTuple):
+class _BlockTask(NamedTuple):
     opened: _Open
     number: int
     earlier: BlockMade | None
@@ -57,12 +57,9 @@ def build(
     layout: Layout,
     gatherer: Gatherer,
     staging: Staging,
+    work: Work = ALONE,
     *,
     depths: Mapping[str, int] = _NO_DEPTHS,
-    jobs: int = 1,
-    processes: int = 0,
-    executor: Executor | None = None,
-    counter: Counter = NULL,
 ) -> Built:
     """Make every data file of a layout in a staging place.
 
@@ -70,16 +67,13 @@ def build(
         layout: what to make.
         gatherer: reads the source.
         staging: where to make it; begun.
+        work: how; its counter is told of every byte made or taken over.
         depths: of the source's tensors (`written.depths_of`).
-        jobs: number of threads.
-        processes: number of copies of this process instead, where there can be any: a gain where
-            making the bytes keeps processors busy.
-        executor: where to run instead of either; it must begin tasks in the order of submission.
-        counter: is told of every byte made or taken over.
 
     Raises:
         FtckptError: the source could not be read or the place not written; what was made stays.
     """
+    counter = work.counter
     built = Built()
     opened: dict[str, _Open] = {}
     done: dict[str, FileDigest] = {}
@@ -89,7 +83,7 @@ def build(
         current = opened[file.path] = _Open(file, gatherer, counter, upload)
         return current
 
-    def tasks(file: OutputFile) -> Iterator[_Work]:
+    def tasks(file: OutputFile) -> Iterator[_BlockTask]:
         staged = staging.open(file)
         if staged.upload is None:
             done[file.path] = _digest(file, staged.earlier)
@@ -101,9 +95,9 @@ def build(
             done[file.path] = finish(current)
             del opened[file.path]
         for number in range(block_count(file.size)):
-            yield _Work(current, number, staged.earlier.get(number))
+            yield _BlockTask(current, number, staged.earlier.get(number))
 
-    def work(task: _Work) -> tuple[int, _Open | None]:
+    def make(task: _BlockTask) -> tuple[int, _Open | None]:
         """Return the bytes taken over, and the file where this was the last of its blocks."""
         current, number, earlier = task
         made, taken = make_block(current.maker, number, current.upload, staging, earlier, counter)
@@ -111,8 +105,8 @@ def build(
 
     def made_whole() -> Iterator[_Open]:
         # Blocks of one file wait for each other, in the kernel and for checksums.
-        turns = in_turn(map(tasks, layout.files), jobs)
-        for taken, current in run(turns, work, jobs=jobs, executor=executor):
+        turns = in_turn(map(tasks, layout.files), work.threads)
+        for taken, current in work.run(turns, make):
             built.taken_over += taken
             if current is not None:
                 yield current
@@ -121,8 +115,9 @@ def build(
         files = {file.path: file for file in layout.files}
         blocks: dict[str, list[BlockMade]] = {path: [] for path in files}
         for share in make_shares(
-            layout, gatherer, staging, depths=depths, jobs=jobs, copies=processes, counter=counter
-        ):
+            layout, gatherer, staging, depths=depths, jobs=work.threads, copies=work.processes,
+            counter=counter,
+        ):  # fmt: skip
             built.taken_over += share.taken_over
             file, held = files[share.path], blocks[share.path]
             held += share.blocks
@@ -147,7 +142,8 @@ def build(
         return _digest(file, blocks)
 
     try:
-        apart = processes > 1 and executor is None and staging.by_processes and pays(layout, jobs)
+        apart = work.processes > 1 and work.executor is None and staging.by_processes
+        apart = apart and pays(layout, work.threads)
         made = made_apart() if apart else made_whole()
         for digest in run(made, finish, jobs=_FLUSHES, window=_FLUSHES):
             done[digest.path] = digest

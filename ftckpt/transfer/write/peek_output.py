@@ -46,7 +46,7 @@ class Written:
     def __init__(self, layout: Layout, source: Checkpoint, peek: Peek) -> None:
         self._peek = peek
         self._runs: dict[str, list[_Run]] = {}
-        wanted = {key for several in source.decode_after().values() for key in several}
+        wanted = {key for several in source.decoding.helpers().values() for key in several}
         # Of several copies the last is found, which is to be the one that is made first.
         for file in reversed(layout.files) if wanted else ():
             for key, run in _runs(file, source, wanted):
@@ -90,7 +90,7 @@ def in_order(layout: Layout, depths: Mapping[str, int]) -> Layout:
 
 def depths_of(source: Checkpoint) -> Mapping[str, int]:
     """Return how long the way is from a tensor to one that needs no other, by key; never 0."""
-    helpers = source.decode_after()
+    helpers = source.decoding.helpers()
     depths: dict[str, int] = {}
     for first in helpers:
         way = [first]

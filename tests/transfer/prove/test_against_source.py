@@ -22,6 +22,7 @@ from ftckpt.extents import Box, Extent
 from ftckpt.formats.state.same_object import SameObject
 from ftckpt.transfer.content import Content, Known
 from ftckpt.transfer.prove.against_digests import DigestProof
+from ftckpt.workers import Work
 from ftckpt.workers.limits import RateLimit
 from tests.builders.raw_checkpoint import RawCheckpoint, checkpoints, placed
 from tests.counting import Added
@@ -46,7 +47,7 @@ def _write(path: Path, tensors: Mapping[str, tuple[str, int, bytes]]) -> Path:
 
 def _prove(one: Path, two: Path, **more: Any) -> proof.Proof:
     content = Content.of(open_checkpoint(str(one)))
-    return proof.prove(content, open_checkpoint(str(two)), SameObject, jobs=2, **more)
+    return proof.prove(content, open_checkpoint(str(two)), SameObject, Work(threads=2, **more))
 
 
 @pytest.fixture
@@ -127,7 +128,7 @@ def test_replicas_of_every_type_are_compared_in_steps(
     for prover in (proof.prove, DigestProof({"w": digest})):
         two = _repeating(_write(tmp_path / "two.safetensors", {"w": w, "again": w}))
         counter = Added()
-        assert prover(content, two, SameObject, counter=counter).nbytes == 2 * nbytes
+        assert prover(content, two, SameObject, Work(counter=counter)).nbytes == 2 * nbytes
         assert counter.done == counter.total == 2 * nbytes
         for at in (0, nbytes // 2, nbytes - 1):
             damaged = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
@@ -164,7 +165,7 @@ def test_replicas_of_what_was_an_object_are_compared(tmp_path: Path) -> None:
         result = _repeating(_write(tmp_path / "two.safetensors", tensors))
         if holds:
             counter = Added()
-            assert proof.prove(content, result, SameObject, counter=counter).nbytes == 12
+            assert proof.prove(content, result, SameObject, Work(counter=counter)).nbytes == 12
             assert counter.done == counter.total == 12
         else:
             with pytest.raises(CorruptError, match=r"of w, as .* are not what the main"):
@@ -206,7 +207,7 @@ def test_what_tensors_share_is_compared_once(tmp_path: Path) -> None:
         for key, info in result.tensors.items()
     }
     counter = Added()
-    assert proof.prove(content, result, SameObject, counter=counter).nbytes == 4 * 4
+    assert proof.prove(content, result, SameObject, Work(counter=counter)).nbytes == 4 * 4
     assert counter.done == counter.total == 4 * 4
     other = _write(tmp_path / "one.safetensors", one | {"v": ("F32", 1, bytes(4))})
     with pytest.raises(CorruptError, match="of v are not what the source holds"):
@@ -217,14 +218,14 @@ def test_many_tensors_share_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     tensors = {f"w{i}": ("U8", i % 5, bytes(i % 5)) for i in range(1000)}
     one = _write(tmp_path / "one.safetensors", tensors)
     handed: list[int] = []
-    real = proof.__dict__["run"]
+    real = Work.spread
 
-    def run(tasks: Any, work: Any, **more: Any) -> Any:
+    def spread(work: Work, tasks: Any, do: Any) -> Any:
         whole = list(tasks)
         handed.extend(map(len, whole))
-        return real(whole, work, **more)
+        return real(work, whole, do)
 
-    monkeypatch.setattr(proof, "run", run)
+    monkeypatch.setattr(Work, "spread", spread)
     counter = Added()
     assert _prove(one, one, counter=counter).tensors == 1000
     assert counter.done == counter.total == 2000
@@ -256,7 +257,7 @@ def test_a_result_that_is_placed_in_any_way_is_compared_byte_by_byte(
         patch.setattr(proof, "_STEP", data.draw(st.sampled_from([128, 300, 1 << 20])))
         patch.setattr(proof, "_TASK", data.draw(st.sampled_from([128, 500, 1 << 20])))
         counter = Added()
-        found = proof.prove(content, result, SameObject, counter=counter)
+        found = proof.prove(content, result, SameObject, Work(counter=counter))
         assert found.tensors == len(truth)
         assert counter.done == counter.total == found.nbytes == _held(result)
         key, piece = _damage(result, data)
@@ -276,7 +277,7 @@ def test_replicas_must_equal_what_a_digest_has_proven(
     content = Content.of(source)
     digests = {key: digest_tensor(source, info) for key, info in source.tensors.items()}
     counter = Added()
-    found = DigestProof(digests)(content, result, SameObject, counter=counter)
+    found = DigestProof(digests)(content, result, SameObject, Work(counter=counter))
     assert counter.done == counter.total == found.nbytes == _held(result)
     alone = DigestProof(digests, replicas=False)
     assert alone(content, result, SameObject).nbytes == content.nbytes

@@ -28,6 +28,7 @@ from ftckpt.transfer.staging import StagedFile, Staging
 from ftckpt.transfer.write.blocks import BlockMade
 from ftckpt.transfer.write.files import Built, build
 from ftckpt.transfer.write.in_processes import MadeShare, make_shares
+from ftckpt.workers import Work
 from tests.builders.materialise import file_bytes
 from tests.builders.raw_checkpoint import RawCheckpoint, slices
 from tests.transfer.layouts import Crcs, transfers
@@ -119,7 +120,7 @@ def _carry_out(
 ) -> Built:
     gatherer = gatherer or Gatherer(checkpoint)
     try:
-        return build(layout, gatherer, staging, jobs=jobs)
+        return build(layout, gatherer, staging, Work(threads=jobs))
     finally:
         gatherer.close()
 
@@ -268,6 +269,6 @@ def test_threads_share_a_file_that_a_process_would_make_alone(
     monkeypatch.setattr(
         ftckpt.workers.processes, "are_safe", lambda: False
     )  # the staging is in memory
-    built = build(layout, Gatherer(checkpoint), staging, jobs=2, processes=2)
+    built = build(layout, Gatherer(checkpoint), staging, Work(threads=2, processes=2))
     _require_right(checkpoint, layout, staging, built)
     assert bool(asked) == apart

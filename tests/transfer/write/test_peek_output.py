@@ -15,6 +15,7 @@ import ftckpt.digests.blocks
 import ftckpt.transfer.write.blocks
 import ftckpt.transfer.write.in_processes
 import ftckpt.workers.processes
+from ftckpt.checkpoint import Decoding
 from ftckpt.transfer.layout import Elements, Layout, Literal, OutputFile
 from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.transfer.staging.local import LocalStaging
@@ -29,14 +30,25 @@ from tests.transfer.layouts import transfers
 Helpers = Mapping[str, Sequence[str]]
 
 
+@dataclass
+class Helped(Decoding):
+    """How the tensors that need others are decoded."""
+
+    needs: Helpers
+
+    def helpers(self) -> Helpers:
+        return self.needs
+
+
 @dataclass(kw_only=True)
 class Needing(RawCheckpoint):
     """A checkpoint some of whose tensors need others."""
 
     needs: Helpers = field(default_factory=dict)
 
-    def decode_after(self) -> Helpers:
-        return self.needs
+    @property
+    def decoding(self) -> Decoding:
+        return Helped(self.needs)
 
 
 def needing(checkpoint: Any, needs: Helpers) -> Needing:
