@@ -9,7 +9,7 @@ import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
 from ftckpt.commands.cli.parameters import OneOf
-from ftckpt.commands.cli.target import open_checkpoint
+from ftckpt.commands.cli.target import AlsoOption, open_checkpoint
 from ftckpt.commands.cli.transfer_options import CODES as CODES
 from ftckpt.commands.cli.transfer_options import (
     DestinationArgument,
@@ -105,6 +105,7 @@ def command(
     family: Annotated[
         str, typer.Option(metavar="NAME", help="The model: llama, mistral, …; else what it shows.")
     ] = "",
+    also: AlsoOption = None,
     rename: Annotated[
         str, typer.Option(metavar="FILE.toml", help="Other names for parameters.")
     ] = "",
@@ -136,7 +137,7 @@ def command(
         raise UsageError("the format to write is not given", hint="--to FORMAT, or --like EXAMPLE")
     # What cannot be written under that name is known before the source is opened.
     format_and_writer(to, request.rules, destination)
-    checkpoint = open_checkpoint(invocation, source, newest=False, rules=request.rules)
+    checkpoint = open_checkpoint(invocation, source, newest=False, rules=request.rules, also=also)
     content = narrowed(Content.of(checkpoint), part)
     rows = part.true_vocab_size
     if names is NamesChoice.HF:

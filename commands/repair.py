@@ -86,6 +86,7 @@ def command(
     options = run.replication(
         reads_local=local and other.store.traits.local,
         writes_local=is_local(to, invocation.stores) if to else local,
+        counter=invocation.counter,
     )
     report = repair(
         damaged,
@@ -95,7 +96,6 @@ def command(
         dry_run=dry_run,
         options=options,
         stores=invocation.stores,
-        counter=invocation.counter,
     )
     return _show(invocation, report, replica)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
-from ftckpt.commands.cli.target import open_checkpoint
+from ftckpt.commands.cli.target import AlsoOption, open_checkpoint
 from ftckpt.commands.cli.transfer_options import CODES as CODES
 from ftckpt.commands.cli.transfer_options import (
     DestinationArgument,
@@ -41,6 +41,7 @@ def command(
     ctx: typer.Context,
     source: SourceArgument,
     destination: DestinationArgument,
+    also: AlsoOption = None,
 ) -> Result:
     """Write a checkpoint for another number of ranks, optimizer included.
 
@@ -53,7 +54,7 @@ def command(
     invocation = invoked(ctx)
     part = invocation.options(PartOptions)
     request = invocation.options(LayoutOptions).request(invocation, part)
-    checkpoint = open_checkpoint(invocation, source, newest=False, rules=request.rules)
+    checkpoint = open_checkpoint(invocation, source, newest=False, rules=request.rules, also=also)
     content = narrowed(Content.of(checkpoint), part)
     run = invocation.options(RunOptions)
     name = checkpoint.source_format

@@ -5,11 +5,16 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.core import TyperOption
 
 import ftckpt
+from ftckpt.api import choosing, deltas, restarting, retaining, transferring
+from ftckpt.commands.cli import verbs
 from ftckpt.errors import CorruptError, ExitCode, UsageError
 from ftckpt.findings import Finding
 from ftckpt.verification.places import PlaceReport, Watcher
@@ -194,7 +199,7 @@ def test_the_session_of_the_page_is_what_a_reader_sees(
 
     for step in (100, 200, 300):
         save_dcp(tmp_path / "run7" / f"step-{step}", step=step)
-    for folder in ("run7-64", "tier2"):
+    for folder in ("run7-64", "tier2", "deltas", "restored"):
         (tmp_path / folder).mkdir()
     monkeypatch.chdir(tmp_path)
     page = Path(__file__).parent.parent / "docs" / "python.md"
@@ -205,3 +210,45 @@ def test_the_session_of_the_page_is_what_a_reader_sees(
     result = runner.run(parsed, out=said.append)
     assert result.attempted > 10
     assert result.failed == 0, "".join(said)
+
+
+def test_the_planning_of_the_page_runs() -> None:
+    page = Path(__file__).parent.parent / "docs" / "python.md"
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(next(block for block in blocks if "planning" in block), names)
+    assert 0 < names["plan"].outcome.useful < 1
+
+
+# Verbs for people at a terminal; planning has functions of numbers, in ftckpt.planning.
+ONLY_VERBS = {"demo", "completions", "help"} | {one for one in verbs.VERBS if one[:4] == "plan"}
+# What a verb prints or draws, how it ends, and what its process may take, is no matter of a
+# function. A function that measures gives the rates of which the advice is made.
+OF_THE_SCREEN = {"html", "plot", "top", "stat", "tensor", "tensors", "files", "strict",
+                 "max_memory", "storage_rate"}  # fmt: skip
+FLAGS = {
+    name: flags
+    for module in (choosing, deltas, restarting, retaining, transferring)
+    for name, flags in vars(module).items()
+    if name.endswith("Flags")
+}
+
+
+@pytest.mark.parametrize("verb", sorted(set(verbs.VERBS) - ONLY_VERBS))
+def test_the_flags_of_a_verb_are_arguments_of_its_function(verb: str) -> None:
+    taken = set()
+    for name, parameter in signature(getattr(ftckpt, verb.replace(" ", "_"))).parameters.items():
+        taken.add(name)
+        if parameter.kind is parameter.VAR_KEYWORD:
+            group = str(parameter.annotation).removeprefix("Unpack[").removesuffix("]")
+            taken |= set(FLAGS[group].__annotations__)
+    own = [one for one in verbs.load(verb).params if isinstance(one, TyperOption)]
+    shared = verbs.COMMON | verbs.STORAGE | OF_THE_SCREEN
+    # `all` is a function of Python's: here it is `all_`.
+    missing = {
+        name
+        for one in own
+        if not one.hidden and (name := one.opts[0].lstrip("-").replace("-", "_")) not in shared
+        if not {name, f"{name}_", str(one.name)} & taken
+    }
+    assert missing == set()

@@ -16,7 +16,9 @@ from ftckpt.findings import counted
 from .answer import share_table
 
 if TYPE_CHECKING:
+    from ftckpt.delta.pack.advice import Advice
     from ftckpt.formats.delta.checkpoint import DeltaCheckpoint
+    from ftckpt.formats.delta.rates import DecodeRates
     from ftckpt.formats.delta.survey import ChainSurvey, Link
 
 EXAMPLES = (
@@ -63,28 +65,28 @@ def command(
     component and by method; bytes that a restore reads and blocks that it decodes. Reads indexes
     and lists of files alone, but with --advise, which reads, decodes and encodes a sample.
     """
-    from ftckpt.formats.delta.checkpoint import DeltaCheckpoint
-    from ftckpt.formats.delta.survey import survey
+    from ftckpt.api.deltas import delta_info, require_delta
 
     invocation = invoked(ctx)
     bound_memory(max_memory)
     if storage_rate and not advise:
         raise UsageError("--storage-rate is for the advice", hint="add --advise")
-    opened = open_checkpoint(invocation, delta, bases=base or ())
-    if not isinstance(opened, DeltaCheckpoint):
-        raise UsageError(
-            f"{opened.source.url} is not a delta but {opened.format}",
-            hint="ftckpt inspect shows any checkpoint",
-        )
-    found = survey(opened)
+    opened = require_delta(
+        open_checkpoint(invocation, delta, bases=base or ()), "ftckpt inspect shows any checkpoint"
+    )
+    workers = job_count(jobs)
+    answer = delta_info(opened, advise=advise, storage_rate=storage_rate, jobs=workers)
+    found = answer.chain
     _report(invocation, opened, found)
     if not invocation.json:
         _print(invocation, found)
     if found.broken is not None:
         hint = "ftckpt verify says more" if found.followed else _HINT
         return invocation.fail(found.broken.code, found.broken.message, hint)
-    if advise:
-        _advise(invocation, opened, found.links[0].ratio or 1.0, storage_rate, job_count(jobs))
+    if answer.rates is not None and answer.advice is not None:
+        _print_advice(invocation, answer.rates, answer.advice, workers)
+        if not storage_rate:
+            invocation.say("the storage is taken to be as fast as it was just read; --storage-rate")
     deltas = sum(link.blocks > 0 or link.base is not None for link in found.links)
     return Result(
         ExitCode.OK,
@@ -142,29 +144,12 @@ def _row(link: Link) -> list[object]:
     ]
 
 
-def _advise(
-    invocation: Invocation, delta: DeltaCheckpoint, ratio: float, rate: str, jobs: int
-) -> None:
-    """Say when deltas pay, by rates that are measured here."""
-    from ftckpt.delta.pack.advice import advise
-    from ftckpt.formats.delta.rates import measure
-    from ftckpt.workers.limits import parse_rate
-
-    if not any(tensor.nbytes for tensor in delta.index.tensors):
-        raise UsageError(f"{delta.source.url} has no tensors to measure with")
-    rates = measure(delta, jobs)
-    advice = advise(
-        ratio=ratio,
-        encode_rate=rates.encode,
-        decode_rate=rates.decode,
-        storage_write=parse_rate(rate) if rate else rates.read,
-    )
+def _print_advice(invocation: Invocation, rates: DecodeRates, advice: Advice, workers: int) -> None:
+    """Say when deltas pay, by rates that were measured here."""
     invocation.report(rates=rates, advice=advice)
     invocation.print()
     invocation.print(
-        f"measured with {counted(jobs, 'worker')}: encodes {human_bytes(int(rates.encode))}/s, "
+        f"measured with {counted(workers, 'worker')}: encodes {human_bytes(int(rates.encode))}/s, "
         f"decodes {human_bytes(int(rates.decode))}/s, reads {human_bytes(int(rates.read))}/s"
     )
-    if not rate:
-        invocation.say("the storage is taken to be as fast as it was just read; --storage-rate")
     invocation.print(advice.sentence)

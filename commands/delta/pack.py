@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ftckpt.commands.cli.bounds import bound_memory
 from ftckpt.commands.cli.invocation import Result, invoked
 from ftckpt.commands.cli.target import open_checkpoint, open_other
-from ftckpt.commands.cli.transfer_options import read_text
 from ftckpt.errors import UsageError
 from ftckpt.findings import counted
 
 from .packing import CODES as CODES
 from .packing import PackingOptions, pack_out
-
-if TYPE_CHECKING:
-    from ftckpt.checkpoint import Checkpoint
 
 EXAMPLES = (
     ("ftckpt delta pack run/step-1000 run/step-1010 deltas/step-1010", "what ten steps changed"),
@@ -48,6 +44,8 @@ def command(
     TARGET bit for bit before it becomes visible; a killed run goes on where it was. The sources
     are never written.
     """
+    from ftckpt.api.deltas import renamed_keys
+
     invocation = invoked(ctx)
     before, path, out = _places(paths)
     if rename and not before:
@@ -55,7 +53,7 @@ def command(
     bound_memory(invocation.options(PackingOptions).max_memory)
     target = open_checkpoint(invocation, path, newest=False)
     base = invocation.keep(open_other(invocation, before)) if before else None
-    renamed = _renamed(base, rename) if base is not None and rename else {}
+    renamed = renamed_keys(base, rename) if base is not None and rename else {}
     return pack_out(invocation, target, base, out, renamed)
 
 
@@ -73,16 +71,3 @@ def _places(paths: Sequence[str]) -> tuple[str, str, str]:
             hint="ftckpt delta pack BASE TARGET OUT packs TARGET as what it adds to BASE",
         )
     return paths[0], paths[1], paths[2]
-
-
-def _renamed(base: Checkpoint, table: str) -> dict[str, str]:
-    """Return new key -> key in the base, by a table of names.
-
-    Raises:
-        UsageError: the table cannot be read, or does not fit the base.
-    """
-    from ftckpt.transfer.content import Content
-    from ftckpt.transfer.request.renaming import parse_renames, rename
-
-    made = rename(Content.of(base), parse_renames(read_text(table), table))
-    return {key: wanted.copies[0].key for key, wanted in made.tensors.items() if wanted.copies}

@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
-from ftckpt.commands.cli.bounds import (
-    JobsOption,
-    MemoryOption,
-    RateOption,
-    bound_memory,
-    job_count,
-    rate_limit,
-)
+from ftckpt.commands.cli.bounds import JobsOption, MemoryOption, RateOption, bound_memory
 from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.render import finding_line
 from ftckpt.errors import ExitCode
@@ -77,59 +70,34 @@ def pack_out(
         out: where the delta goes.
         renamed: key in the target -> key in the base, where they differ.
     """
-    from ftckpt.delta.pack.assemble import PackOptions
-    from ftckpt.delta.pack.worker_count import affordable
-    from ftckpt.formats.delta.pack import pack_checkpoint
-    from ftckpt.storage import open_store
-    from ftckpt.verification import verify
-    from ftckpt.workers import Work
+    from ftckpt.api.deltas import PackingFlags, pack
     from ftckpt.workers.limits import parse_rate
 
     from .answer import show
 
     run = invocation.options(PackingOptions)
     bound_memory(run.max_memory)
-    limiter = rate_limit(run.limit_rate)
     storage = parse_rate(run.storage_rate) if run.storage_rate else None
-    sources = [one for one in (target, base) if one is not None]
-    jobs, processes = affordable(
-        job_count(run.jobs),
-        target.tensors.values(),
-        local=open_store(out, invocation.stores).traits.local,
-        chained=any(one.format == "delta" for one in sources),
-        sources=[one.source.store for one in sources],
-    )
 
-    def check(checkpoint: Checkpoint) -> VerifyReport:
-        work = Work(threads=jobs, processes=jobs, limiter=limiter, counter=invocation.counter)
-        found = verify(checkpoint, work=work)
+    def told(checkpoint: Checkpoint, found: VerifyReport) -> None:
         if found.code is ExitCode.OK:
             invocation.say(f"{checkpoint.source.url}: {found.message}")
-        else:
-            invocation.report(findings=found.findings)
-            for one in found.findings:
-                invocation.print(finding_line(one))
-        return found
+            return
+        invocation.report(findings=found.findings)
+        for one in found.findings:
+            invocation.print(finding_line(one))
 
-    # Copies of a process would share its connections.
-    apart = limiter is None and all(one.is_local() for one in sources)
-    report = pack_checkpoint(
-        target,
-        base,
-        out,
-        options=PackOptions(
-            level=run.level,
-            jobs=jobs,
-            processes=processes if apart else 0,
-            limiter=limiter,
-            proof=not run.no_proof,
-            restart=run.restart,
-            renamed=renamed or {},
-        ),
-        store_options=invocation.stores,
-        check=None if run.no_proof else check,
-        counter=invocation.counter,
-    )
+    flags: PackingFlags = {
+        "level": run.level,
+        "no_proof": run.no_proof,
+        "restart": run.restart,
+        "jobs": run.jobs,
+        "limit_rate": run.limit_rate,
+    }
+    report = pack(
+        target, base, out, renamed or {}, flags,
+        stores=invocation.stores, counter=invocation.counter, told=told,
+    )  # fmt: skip
     if base is not None:
         _say_what_keeps(invocation, base, out)
     return show(invocation, report, storage)

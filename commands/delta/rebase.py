@@ -16,7 +16,6 @@ from .packing import PackingOptions, pack_out
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint
-    from ftckpt.formats.delta.checkpoint import DeltaCheckpoint
 
 EXAMPLES = (
     (
@@ -55,39 +54,19 @@ def command(
     that the deltas between are not needed any more. It is packed, proven and shown as by
     `ftckpt delta pack`; DELTA itself and its bases are never written.
     """
-    from ftckpt.formats.delta.checkpoint import DeltaCheckpoint
+    from ftckpt.api.deltas import end_of_chain, require_delta
 
     invocation = invoked(ctx)
     if onto and full:
         raise UsageError("--onto names a base and --full wants none")
     bound_memory(invocation.options(PackingOptions).max_memory)
-    opened = open_checkpoint(invocation, delta, newest=False, bases=base or ())
-    if not isinstance(opened, DeltaCheckpoint):
-        raise UsageError(
-            f"{opened.source.url} is not a delta but {opened.format}",
-            hint="ftckpt delta pack packs any checkpoint",
-        )
+    opened = require_delta(
+        open_checkpoint(invocation, delta, newest=False, bases=base or ()),
+        "ftckpt delta pack packs any checkpoint",
+    )
     new_base: Checkpoint | None = None
     if onto:
         new_base = invocation.keep(open_other(invocation, onto))
     elif not full:
-        new_base = _end(opened)
+        new_base = end_of_chain(opened)
     return pack_out(invocation, opened, new_base, out)
-
-
-def _end(delta: DeltaCheckpoint) -> Checkpoint:
-    """Return the full checkpoint that a chain ends in.
-
-    Raises:
-        UsageError: the delta depends on it already, or on nothing.
-    """
-    from ftckpt.formats.delta.chain import chain
-
-    links = chain(delta)
-    if len(links) < 3:
-        depends = "on nothing" if len(links) == 1 else "directly on a full checkpoint"
-        raise UsageError(
-            f"{delta.source.url} depends {depends}: its chain cannot be shorter",
-            hint="--full packs it whole, --onto BASE against another",
-        )
-    return links[-1]

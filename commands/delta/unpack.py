@@ -17,7 +17,7 @@ from ftckpt.commands.cli.transfer_options import (
     RunOptions,
     carry_out,
 )
-from ftckpt.errors import ExitCode, UsageError
+from ftckpt.errors import ExitCode
 from ftckpt.formats.support import WRITTEN
 
 EXAMPLES = (
@@ -60,55 +60,37 @@ def command(
     state is laid out anew, and is the same bit for bit. DST becomes visible by one last act; a
     killed run goes on where it was.
     """
-    from ftckpt.api.writing import Means
-    from ftckpt.formats.delta.checkpoint import DeltaCheckpoint
-    from ftckpt.formats.delta.original import (
-        OriginalWriter,
-        format_of,
-        has_original,
-        same_objects_there,
-    )
-    from ftckpt.formats.delta.prove_original import OriginalProof
-    from ftckpt.formats.state.same_object import SameObject
+    from ftckpt.api.deltas import require_delta, restoration
     from ftckpt.formats.writers import format_and_writer
     from ftckpt.transfer.content import Content
-    from ftckpt.transfer.layout import LayoutRequest
-    from ftckpt.transfer.prove.against_digests import DigestProof
 
     invocation = invoked(ctx)
     request = invocation.options(LayoutOptions).request(invocation, PartOptions())
     if to:
         # What cannot be written under that name is known before the source is opened.
         format_and_writer(to, request.rules, destination)
-    checkpoint = open_checkpoint(invocation, delta, newest=False, bases=base or ())
-    if not isinstance(checkpoint, DeltaCheckpoint):
-        raise UsageError(
-            f"{checkpoint.source.url} is not a delta but {checkpoint.format}",
-            hint="ftckpt convert writes any checkpoint in another format",
-        )
-    index = checkpoint.index
+    checkpoint = require_delta(
+        open_checkpoint(invocation, delta, newest=False, bases=base or ()),
+        "ftckpt convert writes any checkpoint in another format",
+    )
     run = invocation.options(RunOptions)
-    original = not to and request == LayoutRequest() and has_original(checkpoint)
-    invocation.report(original=original)
-    if original:
-        writer = OriginalWriter(checkpoint)
-        means = Means(format_of(checkpoint), writer, OriginalProof(writer), same_objects_there)
-    else:
+    restored = restoration(checkpoint, request, to, destination)
+    invocation.report(original=restored.original)
+    if not restored.original:
         invocation.say("the files are laid out anew; tensors and other state stay bit for bit")
-        name, prover = to or checkpoint.source_format, DigestProof(checkpoint.digests())
-        means = Means(*format_and_writer(name, request.rules, destination), prover, SameObject)
     result = carry_out(
         invocation,
         checkpoint,
         Content.of(checkpoint),
-        to or checkpoint.source_format,
+        restored.name,
         request,
         destination,
         run,
-        means,
+        restored.means,
     )
-    invocation.report(content=index.content())
+    content = checkpoint.index.content()
+    invocation.report(content=content)
     if result.code is ExitCode.OK and not (run.dry_run or run.no_proof):
-        files = ", in the same files" if original else ""
-        invocation.print(f"content {index.content()}, as it was packed{files}")
+        files = ", in the same files" if restored.original else ""
+        invocation.print(f"content {content}, as it was packed{files}")
     return result

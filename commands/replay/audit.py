@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 import typer
@@ -14,7 +13,7 @@ from ftckpt.commands.cli.target import PathArgument, open_checkpoint, open_other
 from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
 from ftckpt.inspection.resume import Presence
-from ftckpt.replay.audit import RemarkWeight, audit
+from ftckpt.replay.audit import RemarkWeight
 
 EXAMPLES = (
     ("ftckpt replay audit /ckpt/run7/step-1000", "what it lacks, and where it contradicts itself"),
@@ -56,14 +55,13 @@ def command(
     Presence is judged by names and by content; "cannot tell" names what is not understood.
     `ftckpt replay run` is the proof.
     """
-    from ftckpt.formats.state.fields import state_fields
+    from ftckpt.api.replaying import replay_audit
 
     invocation = invoked(ctx)
     bound_memory(max_memory)
     checkpoint = open_checkpoint(invocation, path)
-    following = open_other(invocation, against) if against else None
-    fields = state_fields(checkpoint)
-    done = audit(checkpoint, following, os.environ, invocation.counter, fields)
+    following = open_other(invocation, against) if against else ""
+    done = replay_audit(checkpoint, against=following, counter=invocation.counter)
     absent = [i for i in done.resume if i.presence is Presence.ABSENT and i.needed]
     contradictions = [r for r in done.remarks if r.weight is RemarkWeight.CONTRADICTION]
     invocation.report(step=checkpoint.step, resume=done.resume, remarks=done.remarks)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
 from ftckpt.commands.cli.option_values import require_folder
-from ftckpt.errors import ExitCode, UnverifiedError
-from ftckpt.replay.compare.import_logs import read_any
-from ftckpt.replay.compare.unused_rng import idle_streams
-from ftckpt.replay.compare.verdict import judge
-from ftckpt.replay.record.log import Log
+from ftckpt.errors import ExitCode
 
 from .answer import record, result, text
 from .page import write_page
@@ -67,19 +62,14 @@ def command(
     Without --reference, A is taken for the uninterrupted run and B for the restart. Logs of other
     programs hold rounded numbers and no state: what they cannot show is said.
     """
+    from ftckpt.api.replaying import replay_compare
+
     invocation = invoked(ctx)
     invocation.report(target=log_a)
     if html:
         require_folder("--html", html)
-    a = read_any(Path(log_a), pattern, log_a)
-    b = read_any(Path(log_b), pattern, log_b)
-    u = read_any(Path(reference), pattern, reference) if reference else None
-    logs = [a, b] if u is None else [u, a, b]
-    begin, end = _common(logs)
-    judgement = (
-        judge([a], [b], first or begin, last or end)
-        if u is None
-        else judge([u], [a, b], first or begin, last or end, idle=idle_streams([a, b], [u]))
+    judgement = replay_compare(
+        log_a, log_b, reference=reference, pattern=pattern, first=first, last=last
     )
     invocation.report(**record(judgement))
     invocation.print(text(judgement))
@@ -87,17 +77,3 @@ def command(
         write_page(html, judgement)
         invocation.report(html=html)
     return result(judgement)
-
-
-def _common(logs: list[Log]) -> tuple[int, int]:
-    """Return the first and the last step of the span that all logs cover.
-
-    Raises:
-        UnverifiedError: there is none.
-    """
-    spans = [log.finished() for log in logs]
-    begin = max((span[0] for span in spans if span), default=0)
-    end = min((span[-1] for span in spans if span), default=-1)
-    if not all(spans) or begin > end:
-        raise UnverifiedError("the logs have no finished step in common")
-    return begin, end

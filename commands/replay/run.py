@@ -12,13 +12,12 @@ from typing import Annotated
 import typer
 
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
-from ftckpt.commands.cli.option_values import parse_duration, require_folder
+from ftckpt.commands.cli.option_values import require_folder
 from ftckpt.commands.cli.render import human_bytes
 from ftckpt.commands.cli.target import open_checkpoint
 from ftckpt.errors import ExitCode, UnsupportedError
 from ftckpt.replay.run.one_run import PINNED
-from ftckpt.replay.run.question import Trial
-from ftckpt.replay.run.trial import Tried, carry_out, remove_left_copies
+from ftckpt.replay.run.trial import Tried, remove_left_copies
 
 from .answer import record, result, text
 from .page import write_page
@@ -107,6 +106,8 @@ def command(
     processes with the same environment, and compares state, batches, losses and gradients bit by
     bit. Nothing in the training has to change: torch is instrumented as Python starts.
     """
+    from ftckpt.api.replaying import replay_run
+
     invocation = invoked(ctx)
     if checkpoint and not at:
         at = _step_of(invocation, checkpoint)
@@ -114,23 +115,23 @@ def command(
     # What goes into the directory of the run is written when that is there.
     if html and folder.absolute() not in Path(html).absolute().parents:
         require_folder("--html", html)
-    trial = Trial(
-        command=tuple(words),
-        directory=folder,
-        steps=steps,
-        at=at,
-        checkpoint=str(Path(checkpoint).absolute()) if checkpoint else "",
-        baseline=tuple(shlex.split(baseline)),
-        baseline_at=baseline_at,
-        reference=reference,
-        runs=runs,
-        every=every,
-        timeout=parse_duration(timeout, "--timeout"),
-    )
     if not directory:
         for place in remove_left_copies(Path()):
             invocation.say(f"removed the copy of a checkpoint that a killed run left in {place}")
-    tried = carry_out(trial, invocation.say)
+    tried = replay_run(
+        words,
+        directory=folder,
+        steps=steps,
+        at=at,
+        runs=runs,
+        checkpoint=checkpoint,
+        baseline=shlex.split(baseline),
+        baseline_at=baseline_at,
+        reference=reference,
+        every=every,
+        timeout=timeout,
+        say=invocation.say,
+    )
     judgement = tried.judgement
     invocation.report(
         target=str(folder),

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .checking import diff, inspect, seal, verify
     from .choosing import latest
+    from .deltas import delta_info, delta_pack, delta_rebase, delta_unpack
     from .marking import pin, pins, tag, unpin, untag
     from .opening import open_checkpoint
     from .opening import open_checkpoint as open  # noqa: A004
     from .promoting import promote
+    from .replaying import replay_audit, replay_compare, replay_run
     from .replicating import copy, repair, sync
     from .restarting import restart
     from .retaining import gc, gc_purge, gc_undelete
@@ -28,6 +30,10 @@ if TYPE_CHECKING:
 __all__ = [
     "convert",
     "copy",
+    "delta_info",
+    "delta_pack",
+    "delta_rebase",
+    "delta_unpack",
     "diff",
     "gc",
     "gc_purge",
@@ -40,6 +46,9 @@ __all__ = [
     "pins",
     "promote",
     "repair",
+    "replay_audit",
+    "replay_compare",
+    "replay_run",
     "reshard",
     "restart",
     "seal",
@@ -64,10 +73,17 @@ HOMES = {
     "unpin": "marking",
     "untag": "marking",
     "open_checkpoint": "opening",
+    "delta_info": "deltas",
+    "delta_pack": "deltas",
+    "delta_rebase": "deltas",
+    "delta_unpack": "deltas",
     "promote": "promoting",
     "copy": "replicating",
     "repair": "replicating",
     "sync": "replicating",
+    "replay_audit": "replaying",
+    "replay_compare": "replaying",
+    "replay_run": "replaying",
     "restart": "restarting",
     "gc": "retaining",
     "gc_purge": "retaining",

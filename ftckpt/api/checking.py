@@ -23,16 +23,19 @@ if TYPE_CHECKING:
     from ftckpt.verification.places import PlaceReport, Watcher
 
 
-def inspect(checkpoint: Checkpoint | str, *, stores: StoreOptions = STORES) -> Inspection:
+def inspect(
+    checkpoint: Checkpoint | str, *, also: Sequence[str] = (), stores: StoreOptions = STORES
+) -> Inspection:
     """Count what a checkpoint holds; reads no tensor bytes (see `ftckpt.inspection.inspect`).
 
     Args:
         checkpoint: opened, or a path as `open_checkpoint` takes it.
+        also: directories with more files of it (see `open_checkpoint`).
         stores: how to reach object stores.
     """
     from ftckpt import inspection
 
-    return inspection.inspect(opened(checkpoint, stores))
+    return inspection.inspect(opened(checkpoint, stores, also=also))
 
 
 def verify(
@@ -41,6 +44,7 @@ def verify(
     level: str = "auto",
     require: str = "",
     all_: bool = False,
+    also: Sequence[str] = (),
     against: Checkpoint | str = "",
     manifest: Manifest | str = "",
     sample: float | str = "",
@@ -63,6 +67,7 @@ def verify(
         level: `auto` (the best evidence there is), `structure`, `content` or `values`.
         require: `content`: bytes without evidence are the code UNVERIFIED.
         all_: every checkpoint of a root (the flag is `--all`).
+        also: directories with more files of it (see `open_checkpoint`); no receipt is kept then.
         against: a replica to compare with, opened or its path.
         manifest: one that is kept elsewhere, read or its path.
         sample: the share of the content to read: 0.05 or "5%"; "" for all.
@@ -95,6 +100,8 @@ def verify(
         raise UsageError("--remember needs a check of the whole content")
     if receipts and not remember:
         raise UsageError("--receipts needs --remember")
+    if also and remember:
+        raise UsageError("--remember is for a checkpoint in one place, and --also names more")
     check = PlaceCheck(
         options=VerifyOptions(
             level=depth,
@@ -112,9 +119,9 @@ def verify(
         watcher=watcher or Watcher(),
     )
     if not isinstance(checkpoint, str):
-        return check.checkpoint(checkpoint)
+        return check.checkpoint(opened(checkpoint, stores, also=also))
     try:
-        target = open_target(checkpoint, FORMATS, stores)
+        target = open_target(checkpoint, FORMATS, stores, also)
     except (CorruptError, UnsafeError) as error:
         return check.unopened(error, checkpoint)
     return check.target(target, everything=all_)

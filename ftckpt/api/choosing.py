@@ -66,6 +66,7 @@ def latest(
     pointer: str = "",
     allow_missing_tier: bool = False,
     create_root: bool = False,
+    also: Sequence[str] = (),
     stores: StoreOptions = STORES,
     counter: Counter = NULL,
     note: Note = quiet,
@@ -85,6 +86,7 @@ def latest(
         pointer: take what this pointer means.
         allow_missing_tier: choose although a tier cannot be read.
         create_root: mark the root of a run, once, before its first start.
+        also: directories with more files of the root's checkpoints (see `open_checkpoint`).
         stores: how to reach object stores.
         counter: is told of the work.
         note: is told why a newer one was not taken.
@@ -102,7 +104,7 @@ def latest(
     roots = [root] if isinstance(root, str) else list(root)
     require_one_root(
         roots, wait=wait, pointer=pointer, create_root=create_root,
-        allow_missing_tier=allow_missing_tier,
+        allow_missing_tier=allow_missing_tier, also=also,
     )  # fmt: skip
     if or_reshard and world_size is None:
         raise UsageError("--or-reshard needs --world-size")
@@ -120,8 +122,10 @@ def latest(
         tiers = read_tiers(roots, stores)
         return select_tiers(tiers, check, rules, note, allow_missing=allow_missing_tier).chosen
     if pointer:
-        return select(follow(read_root(roots[0], stores), pointer, rules), check, rules, note)
-    read = partial(read_root, roots[0], stores, create=create_root)
+        return select(
+            follow(read_root(roots[0], stores, also=also), pointer, rules), check, rules, note
+        )
+    read = partial(read_root, roots[0], stores, create=create_root, also=also)
     if wait:
         return select_waiting(read, check, rules, seconds(timeout, "--timeout"), note)
     return select(read(), check, rules, note)
@@ -163,12 +167,16 @@ def require_one_root(roots: Sequence[str], **given: object) -> None:
         raise UsageError("--pointer does not go with --wait or --create-root")
 
 
-def read_root(path: str, stores: StoreOptions, *, create: bool = False) -> Root:
+def read_root(
+    path: str, stores: StoreOptions, *, create: bool = False, also: Sequence[str] = ()
+) -> Root:
     """Read a root; with `create`, one without checkpoints is made or marked first.
+
+    `also` are further places with files of its checkpoints.
 
     Raises:
         MissingError: it is not there.
-        UsageError: it is a checkpoint, or one step of a root.
+        UsageError: it is a checkpoint, or one step of a root; places that cannot be of one root.
     """
     from ftckpt.discovery import root_marker
 
@@ -184,6 +192,10 @@ def read_root(path: str, stores: StoreOptions, *, create: bool = False) -> Root:
         place = opening.locate_root(path, stores)
     if place.which:
         raise UsageError(f"the root is wanted, not one step of it: {path}")
+    if also:
+        if create:
+            raise UsageError("--create-root marks one place, and --also names more")
+        place = opening.gathered(place, also, stores)
     try:
         root = opening.open_root(place, FORMATS)
         if create and not root.holds_checkpoints():

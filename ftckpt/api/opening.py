@@ -7,17 +7,15 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, TypeVar
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.checkpoint.rules import Rules
-from ftckpt.discovery.candidates import choose_child
 from ftckpt.discovery.open_part import open_part
 from ftckpt.discovery.resolve import locate, open_runs, open_target
 from ftckpt.errors import UsageError
 from ftckpt.formats.catalog import FORMATS, formats
-from ftckpt.planning.quantities import duration
 from ftckpt.storage import StoreOptions
 from ftckpt.workers import limits
 
 if TYPE_CHECKING:
+    from ftckpt.checkpoint.rules import Rules
     from ftckpt.discovery.resolve import Place
     from ftckpt.discovery.roots import Root
 
@@ -32,6 +30,7 @@ def open_checkpoint(
     *,
     rules: Rules | None = None,
     bases: Sequence[str] = (),
+    also: Sequence[str] = (),
 ) -> Checkpoint:
     """Open one checkpoint: headers and metadata are parsed, tensor bytes are not.
 
@@ -40,15 +39,20 @@ def open_checkpoint(
         stores: how to reach object stores.
         rules: how tensors are divided over ranks, where a trainer saved shards by hand.
         bases: where the bases of a delta lie now.
+        also: directories with more files of it under the same relative names: the disks of other
+            nodes. A file of several places must be the same in all.
 
     Raises:
-        UsageError: a root without a selector, or a step that holds several checkpoints.
+        UsageError: a root without a selector, or a step that holds several checkpoints; places that
+            cannot be of one checkpoint.
         NotFoundError: nothing is there.
         IncompleteError, CorruptError, UnsafeError, UnsupportedError: it cannot be opened.
     """
-    target = open_target(path, formats(rules, bases), stores)
+    target = open_target(path, formats(rules, bases), stores, also)
     if target.root is None or not target.place.which:
         return target.open()
+    from ftckpt.discovery.candidates import choose_child
+
     child = choose_child(target.root, target.place.which)
     if len(child.parts) > 1:
         raise UsageError(f"{target.root.url_of(child.candidate)} holds several checkpoints")
@@ -61,11 +65,14 @@ def opened(
     *,
     rules: Rules | None = None,
     bases: Sequence[str] = (),
+    also: Sequence[str] = (),
 ) -> Checkpoint:
     """Return a checkpoint that is open, or open the one at a path (see `open_checkpoint`)."""
     if not isinstance(checkpoint, str):
+        if also:
+            raise UsageError("the checkpoint is open: also= belongs to open_checkpoint")
         return checkpoint
-    return open_checkpoint(checkpoint, stores, rules=rules, bases=bases)
+    return open_checkpoint(checkpoint, stores, rules=rules, bases=bases, also=also)
 
 
 def root_at(path: str, stores: StoreOptions) -> Place:
@@ -123,4 +130,8 @@ def seconds(value: float | str, flag: str) -> float:
     Raises:
         UsageError: the text is not a duration.
     """
-    return float(duration(value, flag)) if isinstance(value, str) else float(value)
+    if not isinstance(value, str):
+        return float(value)
+    from ftckpt.planning.quantities import duration
+
+    return float(duration(value, flag))

@@ -11,6 +11,7 @@ from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import NotFoundError, RefusedError, UsageError
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
+from ftckpt.workers import Work
 
 from .opening import STORES, job_count, opened, rate_limit
 
@@ -29,6 +30,7 @@ def copy(
     source: Checkpoint | str,
     destination: str,
     *,
+    also: Sequence[str] = (),
     include_bases: bool = False,
     unmanaged: bool = False,
     no_proof: bool = False,
@@ -43,6 +45,7 @@ def copy(
     Args:
         source: opened, or a path as `open_checkpoint` takes it.
         destination: path or URL of the copy; `DIR/` for its own name in DIR.
+        also: directories with more files of the source (see `open_checkpoint`).
         include_bases: copy what a delta depends on first, beside it.
         unmanaged: copy files too that do not belong to the checkpoint.
         no_proof: do not read back what was written.
@@ -61,15 +64,16 @@ def copy(
     from ftckpt.replication.copy import copy as copied
     from ftckpt.replication.places import destination_of, is_local
 
-    checkpoint = opened(source, stores)
+    checkpoint = opened(source, stores, also=also)
     destination = destination_of(checkpoint.source, destination)
     options = replication_options(
         near=checkpoint.source.store.traits.local, writes_local=is_local(destination, stores),
         jobs=jobs, limit_rate=limit_rate, proof=not no_proof, restart=restart, beside=unmanaged,
+        counter=counter,
     )  # fmt: skip
     for base, place in bases_beside(checkpoint, destination) if include_bases else ():
-        copied(base, place, options=options, stores=stores, counter=counter)
-    return copied(checkpoint, destination, options=options, stores=stores, counter=counter)
+        copied(base, place, options=options, stores=stores)
+    return copied(checkpoint, destination, options=options, stores=stores)
 
 
 def bases_beside(checkpoint: Checkpoint, destination: str) -> list[tuple[Checkpoint, str]]:
@@ -101,6 +105,7 @@ def replication_options(
     proof: bool,
     restart: bool,
     beside: bool = False,
+    counter: Counter = NULL,
 ) -> ReplicationOptions:
     """Return how a replica is made, with as many blocks in flight as memory allows.
 
@@ -112,6 +117,7 @@ def replication_options(
         proof: read back what was written.
         restart: forget what another run has left.
         beside: whether files that do not belong to the checkpoint are carried too.
+        counter: is told of bytes read, carried and proven.
 
     Raises:
         UsageError: a rate that is none.
@@ -122,8 +128,11 @@ def replication_options(
 
     wanted = jobs or max(job_count(0), 0 if near and writes_local else _REQUESTS)
     return ReplicationOptions(
-        jobs=affordable_jobs(wanted, local=writes_local),
-        limiter=rate_limit(limit_rate),
+        work=Work(
+            threads=affordable_jobs(wanted, local=writes_local),
+            limiter=rate_limit(limit_rate),
+            counter=counter,
+        ),
         proof=proof,
         restart=restart,
         beside=beside,
@@ -192,11 +201,11 @@ def sync(
         policy = Policy(keep_every=every, keep_last=newest, keep_tags=tuple(tag or ()))
     replication = replication_options(
         near=source.store.traits.local, writes_local=tier.store.traits.local, jobs=jobs,
-        limit_rate=limit_rate, proof=not no_proof, restart=restart,
+        limit_rate=limit_rate, proof=not no_proof, restart=restart, counter=counter,
     )  # fmt: skip
     options = SyncOptions(policy, replication, stores, dry_run=dry_run, again=again, actor=actor())
     how = ScanOptions(FORMATS, time.time(), bases=bases)
-    return ship(source, tier, how, options, told=told, remark=remark, counter=counter)
+    return ship(source, tier, how, options, told=told, remark=remark)
 
 
 def source_root(path: str, stores: StoreOptions) -> Root:
@@ -317,7 +326,7 @@ def repair(
     options = replication_options(
         near=local and other.store.traits.local,
         writes_local=is_local(to, stores) if to else local,
-        jobs=jobs, limit_rate=limit_rate, proof=not no_proof, restart=restart,
+        jobs=jobs, limit_rate=limit_rate, proof=not no_proof, restart=restart, counter=counter,
     )  # fmt: skip
     return repaired(
         damaged,
@@ -327,5 +336,4 @@ def repair(
         dry_run=dry_run,
         options=options,
         stores=stores,
-        counter=counter,
     )

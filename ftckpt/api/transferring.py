@@ -71,12 +71,14 @@ class PartFlags(WritingFlags, total=False):
     Attributes:
         only: `model` or `optimizer`.
         drop: state to leave out, by name or pattern.
+        also: directories with more files of the source (see `open_checkpoint`).
         rules: a TOML file, or a family's name, of how tensors are divided over ranks.
         true_vocab_size: rows of the vocabulary that are no padding.
     """
 
     only: str
     drop: Sequence[str]
+    also: Sequence[str]
     rules: str
     true_vocab_size: int | None
 
@@ -128,7 +130,7 @@ def reshard(
         FtckptError: as `convert` does.
     """
     rules = read_rules(flags.get("rules", ""))
-    checkpoint = opened(source, stores, rules=rules)
+    checkpoint = opened(source, stores, rules=rules, also=flags.get("also", ()))
     content = narrowed(checkpoint, flags)
     request = _request(flags, rules, stores)
     name = checkpoint.source_format
@@ -235,7 +237,7 @@ def convert(
     to = to or (request.like.source_format if request.like is not None else "")
     if to:  # what cannot be written under that name is known before the source is opened
         format_and_writer(to, request.rules, destination)
-    checkpoint = opened(source, stores, rules=request.rules)
+    checkpoint = opened(source, stores, rules=request.rules, also=flags.get("also", ()))
     to = to or checkpoint.source_format
     content = narrowed(checkpoint, flags)
     rows = flags.get("true_vocab_size")
@@ -335,17 +337,15 @@ def write(laid_out: LaidOut, flags: WritingFlags, counter: Counter) -> TransferR
     """Write and prove what is laid out, the source verified first (see `LaidOut.write`)."""
     from ftckpt.verification import verify
 
-    limiter = rate_limit(flags.get("limit_rate", ""))
+    jobs, limiter = laid_out.jobs, rate_limit(flags.get("limit_rate", ""))
+    work = Work(threads=jobs, processes=jobs, limiter=limiter, counter=counter)
 
     def check() -> VerifyReport:
-        jobs = laid_out.jobs
-        work = Work(threads=jobs, processes=jobs, limiter=limiter, counter=counter)
         return verify(laid_out.checkpoint, work=work)
 
     return laid_out.write(
         check=None if flags.get("no_proof", False) else check,
-        limiter=limiter,
+        work=work,
         device=flags.get("device", "cpu"),
         restart=flags.get("restart", False),
-        counter=counter,
     )

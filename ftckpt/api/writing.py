@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from ftckpt.errors import UnsupportedError
 from ftckpt.formats.catalog import reads_by_rules
 from ftckpt.formats.state.same_object import SameObject
 from ftckpt.formats.writers import format_and_writer
-from ftckpt.progress import Counter
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.transfer.prove.against_source import prove
 from ftckpt.transfer.prove.rehearsal import rehearse
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ftckpt.transfer.layout import Layout, LayoutRequest, Writer
     from ftckpt.transfer.prove.against_source import Prover, SameObjects
     from ftckpt.verification import VerifyReport
-    from ftckpt.workers.limits import RateLimit
+    from ftckpt.workers import Work
 
 
 class Means(NamedTuple):
@@ -82,25 +82,24 @@ class LaidOut:
         self,
         *,
         check: Callable[[], VerifyReport] | None,
-        limiter: RateLimit | None,
+        work: Work,
         device: str,
         restart: bool,
-        counter: Counter,
     ) -> TransferReport:
         """Write it and prove it; it becomes visible by the last act.
 
         Args:
             check: verifies the source first; None where nothing is to be proven.
-            limiter: bounds the rate of reading.
+            work: how, with the threads that memory allows (see `jobs`).
             device: `cpu`, `cuda`, `cuda:N` or `auto`.
             restart: forget what another transfer to the destination has left.
-            counter: is told of the work.
 
         Raises:
             FtckptError: see `ftckpt.transfer.run.transfer`.
         """
         target, writer, prover, same_objects = self.means
-        apart = self.local and limiter is None
+        apart = self.local and work.limiter is None
+        copies = affordable_processes(self.jobs, self.checkpoint) if apart else 0
         return transfer(
             self.content,
             self.layout,
@@ -109,9 +108,7 @@ class LaidOut:
             single=writer.single,
             same_objects=same_objects,
             options=TransferOptions(
-                jobs=self.jobs,
-                processes=affordable_processes(self.jobs, self.checkpoint) if apart else 0,
-                limiter=limiter,
+                replace(work, threads=self.jobs, processes=copies),
                 proof=check is not None,
                 device=device,
                 restart=restart,
@@ -119,7 +116,6 @@ class LaidOut:
             store_options=self.stores,
             check=check,
             prover=prover if self.layout.content is None else prove,
-            counter=counter,
         )
 
 
@@ -157,7 +153,15 @@ def prepare(
     store = open_store(destination, stores)
     local = store.traits.local
     if means is None:
-        means = Means(*format_and_writer(name, request.rules, destination), prove, SameObject)
+        try:
+            means = Means(*format_and_writer(name, request.rules, destination), prove, SameObject)
+        except UnsupportedError as error:
+            part = checkpoint.resharded_part if name == checkpoint.source_format else ""
+            if part:
+                error.hint = (
+                    f"{part} is a checkpoint of its own: name {checkpoint.source.url}/{part}"
+                )
+            raise
     if reads_by_rules(checkpoint.source_format):
         used = (*used, "rules")
     layout = lay_out(means.writer, content, request, store, used=used)
