@@ -11,22 +11,28 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         from ftckpt.commands.cli.app import main as run
-    except OSError as error:
-        _unreadable(error)
+    except OSError as error:  # what a lost filesystem is to every verb: ftckpt lies on one
+        message = f"cannot read {error.filename or 'its own modules'}: {error.strerror}"
+        _end(10, "UNAVAILABLE", message, "the filesystem that ftckpt is installed on is away")
+    except ModuleNotFoundError as error:
+        from ftckpt.packages import missing_package
+
+        missing = missing_package(error, "the command line")
+        if missing is None:
+            raise
+        _end(13, "UNSUPPORTED", missing.message, missing.hint)
     run()
 
 
-def _unreadable(error: OSError) -> NoReturn:
-    """End with what a lost filesystem is to every verb (10): ftckpt itself lies on one."""
-    message = f"cannot read {error.filename or 'its own modules'}: {error.strerror}"
-    hint = "the filesystem that ftckpt is installed on is away"
+def _end(code: int, name: str, message: str, hint: str) -> NoReturn:
+    """End as every verb does, where no verb could be imported."""
     sys.stderr.write(f"ftckpt: {message}\nhint: {hint}\n")
     if "--json" in sys.argv:
         import json
 
-        result = {"code": 10, "name": "UNAVAILABLE", "message": message, "hint": hint}
+        result = {"code": code, "name": name, "message": message, "hint": hint}
         sys.stdout.write(json.dumps({"schema": "ftckpt/1", "result": result}) + "\n")
-    sys.exit(10)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

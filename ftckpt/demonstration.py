@@ -13,6 +13,7 @@ from typing import Any
 from ftckpt.storage.local.oserror import translate
 
 from .errors import ExistsError
+from .packages import needing
 
 
 def train_and_save(directory: str, steps: Sequence[int] = (10, 20, 30), seed: int = 0) -> list[str]:
@@ -31,10 +32,13 @@ def train_and_save(directory: str, steps: Sequence[int] = (10, 20, 30), seed: in
 
     Raises:
         ExistsError: the directory has content, or is none.
+        MissingPackageError: torch is not installed.
         DeniedError, NoResourceError, UnavailableError: it cannot be made.
     """
+    with needing("the demo, which trains a model and saves it,"):
+        import numpy  # noqa: F401
+        import torch
     _make_empty(directory)
-    import torch
 
     torch.manual_seed(seed)
     model = torch.nn.Sequential(

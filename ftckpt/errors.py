@@ -17,6 +17,7 @@
     ├── DeniedError         11   credentials or permissions
     ├── NoResourceError     12   disk, quota or memory budget
     ├── UnsupportedError    13   layout, version or store capability
+    │   └── MissingPackageError  a Python package that this needs is not installed
     └── PartialError        14   finished, some items failed
 
 A failure is a class with one sentence and one exit code. The codes are an interface: job scripts
@@ -225,6 +226,10 @@ class UnsupportedError(FtckptError):
 
     exit_code = ExitCode.UNSUPPORTED
     default_kind = "unsupported"
+
+
+class MissingPackageError(UnsupportedError):
+    """A Python package that this needs is not installed."""
 
 
 class PartialError(FtckptError):

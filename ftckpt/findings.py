@@ -68,6 +68,8 @@ KINDS: dict[str, KindInfo] = {
     "link-followed": KindInfo(_OK, _N, _U, "A file is a symbolic link and was followed for reading.", Strictness.LINKS),
     "special-file": KindInfo(_U, _E, _U, "A file is a fifo, socket or device."),
     "unsafe-path": KindInfo(_U, _E, _U, "A name is absolute, climbs out of the checkpoint, or is not portable."),
+    "copies-differ": KindInfo(_C, _E, _C, "Two places hold different files of one name."),
+    "absent-place": KindInfo(_I, _E, _I, "A place that was named holds no file of the checkpoint."),
     "archived-object": KindInfo(ExitCode.UNSUPPORTED, _E, _OK, "An object is in an archive tier and must be restored first."),
     # commit
     "uncommitted": KindInfo(_I, _E, _I, "The commit marker is absent: the save did not finish."),
@@ -101,7 +103,7 @@ KINDS: dict[str, KindInfo] = {
     "count-unknown": KindInfo(_OK, _W, ExitCode.UNVERIFIED, "Nothing records how many files (ranks, stages, shards) there are, or what does contradicts itself; what is present implies it.", Strictness.COUNTS),
     "state-unknown": KindInfo(_OK, _W, ExitCode.UNVERIFIED, "State that a trainer saves with what is there is not there: lost, or never saved; nothing records which.", Strictness.COUNTS),
     "partial-tensor": KindInfo(ExitCode.UNSUPPORTED, _E, _OK, "A tensor is stored as unreduced partial sums."),
-    "mixed-steps": KindInfo(_C, _E, _C, "Two independent step counters of a file disagree with the other files."),
+    "mixed-steps": KindInfo(_C, _E, _C, "Two independent step counters of a file disagree with the other files, or its weights alone are not what their masters cast to."),
     "step-disagrees": KindInfo(_OK, _N, _OK, "One step counter disagrees; one alone is not a verdict."),
     "step-name": KindInfo(_OK, _W, _C, "The directory's name says another step than its content.", Strictness.STEPS),
     "step-unknown": KindInfo(_OK, _N, _OK, "Nothing in a file shows its step."),
@@ -138,6 +140,7 @@ KINDS: dict[str, KindInfo] = {
     "zero-moment": KindInfo(_OK, _N, _OK, "A moment is all zero: frozen, an unused expert, or step 0."),
     "equal-rng": KindInfo(_OK, _N, _OK, "Ranks share one RNG state."),
     "replica-differs": KindInfo(_OK, _W, _C, "Replicas of one piece hold different bytes.", Strictness.REPLICAS),
+    "copy-differs": KindInfo(_C, _E, _C, "A tensor that one save wrote twice differs between its two files."),
     "master-differs": KindInfo(_OK, _W, _C, "A master weight does not cast to its weight.", Strictness.MASTERS),
     # coverage of the evidence
     "not-covered": KindInfo(_OK, _N, _OK, "Bytes that no evidence covers."),

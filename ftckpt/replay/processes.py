@@ -57,7 +57,8 @@ def make_read_only(place):
 try:
     if sys.argv[2]:
         make_read_only(os.fsencode(sys.argv[2]))
-    libc.prctl(1, int(signal.SIGKILL))  # a namespace of one's own forgets what was set before
+    if hasattr(libc, "prctl"):  # Linux; a namespace of one's own forgets what was set before
+        libc.prctl(1, int(signal.SIGKILL))
     if os.getppid() == int(sys.argv[1]):
         if sys.argv[3:]:
             os.execvp(sys.argv[3], sys.argv[3:])

@@ -1,0 +1,61 @@
+"""Python packages that only some work needs: their absence is an answer, and no bug.
+
+`needing` stands around the import of one, where a sentence can say what for. The command line
+turns every other failed import of a package below into the same error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from .errors import MissingPackageError
+
+# What to install, by the name that is imported.
+REQUIREMENTS = {
+    "torch": "torch",
+    "numpy": "numpy",
+    "xxhash": "xxhash",
+    "zstandard": "zstandard",
+    "fsspec": "fsspec",
+    **dict.fromkeys(("s3fs", "aiobotocore", "botocore", "aiohttp"), "s3fs"),
+    "gcsfs": "'ftckpt[gcs]'",
+    "adlfs": "'ftckpt[azure]'",
+    "lz4": "'ftckpt[lz4]'",
+    "matplotlib": "'ftckpt[plot]'",
+    "rich": "rich",
+    "typer": "typer",
+}
+
+
+@contextmanager
+def needing(purpose: str, instead: str = "") -> Iterator[None]:
+    """Give an import its words for when the package is not installed.
+
+    Args:
+        purpose: what cannot be done without it, as the subject of "needs".
+        instead: what the user can do without the package.
+
+    Raises:
+        MissingPackageError: the package is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = missing_package(error, purpose, instead)
+        if missing is None:
+            raise
+        raise missing from error
+
+
+def missing_package(
+    error: BaseException, purpose: str = "this", instead: str = ""
+) -> MissingPackageError | None:
+    """Return the error for a failed import; None where no package of `REQUIREMENTS` is absent."""
+    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if name not in REQUIREMENTS:
+        return None
+    return MissingPackageError(
+        f"{purpose} needs the Python package {name}, which is not installed",
+        hint=f"pip install {REQUIREMENTS[name]}" + (f", or {instead}" if instead else ""),
+    )

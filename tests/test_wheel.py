@@ -1,0 +1,142 @@
+"""The wheel and the sdist: built offline, whole, and run from where they were unpacked."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+BUILD = """
+import sys
+from setuptools import build_meta
+out = sys.argv[1]  # each build sets the arguments anew
+for build in (build_meta.build_wheel, build_meta.build_sdist):
+    build(out)
+"""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel and the sdist, built of the files that git knows."""
+    pytest.importorskip("setuptools", "77")
+    copy, out = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("dist")
+    asked = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, names.split("\0")):
+        source, target = ROOT / name, copy / name
+        if name.startswith("tests/data/") or not os.path.lexists(source):
+            continue  # megabytes that no wheel holds
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_symlink():
+            target.symlink_to(os.readlink(source))
+        else:
+            target.write_bytes(source.read_bytes())
+    subprocess.run(
+        [sys.executable, "-c", BUILD, out], cwd=copy, capture_output=True, timeout=300, check=True
+    )
+    return out
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> zipfile.ZipFile:
+    (path,) = built.glob("*.whl")
+    assert path.name.endswith("-py3-none-any.whl")
+    return zipfile.ZipFile(path)
+
+
+def test_the_wheel_holds_the_package_and_no_more(wheel: zipfile.ZipFile) -> None:
+    names = wheel.namelist()
+    version = PROJECT["project"]["version"]
+    tops = {"ftckpt", f"ftckpt-{version}.dist-info", f"ftckpt-{version}.data"}
+    assert {name.split("/")[0] for name in names} == tops
+    assert not [name for name in names if "tests" in name or "/test_" in name]
+    assert "ftckpt/py.typed" in names
+    for folder, inside in (("ftckpt", ""), ("formats", "formats/"), ("commands", "commands/")):
+        for path in (ROOT / folder).rglob("*"):
+            place = path.relative_to(ROOT / folder).as_posix()
+            linked = folder == "ftckpt" and place.startswith(("formats/", "commands/"))
+            if path.suffix in (".py", ".toml") and not linked:
+                assert f"ftckpt/{inside}{place}" in names
+    shared = [name.partition(".data/data/")[2] for name in names if ".data/data/" in name]
+    listed = PROJECT["tool"]["setuptools"]["data-files"]
+    files = [
+        f"{folder}/{one.name}"
+        for folder, patterns in listed.items()
+        for pattern in patterns
+        for one in ROOT.glob(pattern)
+    ]
+    assert sorted(shared) == sorted(files)
+
+
+def test_the_sdist_holds_what_a_build_needs(built: Path) -> None:
+    (path,) = built.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {
+        "pyproject.toml", "README.md", "LICENSE", "ftckpt/py.typed", "commands/verify.py",
+        "formats/families/llama.toml", "completions/_ftckpt", "requirements/light.txt",
+        "tests/conftest.py", "docs/verify.md", "docs/schemas/verify.schema.json",
+    } <= names  # fmt: skip
+
+
+def test_an_unpacked_wheel_runs(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    wheel.extractall(tmp_path)
+    program = (
+        f"import sys; sys.path[:] = [{str(tmp_path)!r}, *(p for p in sys.path if p)]\n"
+        "sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f).lower()]\n"
+        "import ftckpt; print(ftckpt.__file__)\n"
+        "from ftckpt.__main__ import main; sys.argv[1:] = ['--version']; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", program],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    place, version = done.stdout.splitlines()
+    assert place == str(tmp_path / "ftckpt" / "__init__.py")
+    assert version.split()[-1] == PROJECT["project"]["version"]
+
+
+def requirements(lines: list[str]) -> set[str]:
+    return {line.partition("#")[0].strip() for line in lines} - {""}
+
+
+def test_the_light_install_is_the_default_without_torch() -> None:
+    light = requirements((ROOT / "requirements" / "light.txt").read_text().splitlines())
+    project = PROJECT["project"]
+    torch = {one for one in project["dependencies"] if one.startswith("torch")}
+    assert len(torch) == 1
+    fast = set(project["optional-dependencies"]["fast"])
+    assert light == (set(project["dependencies"]) - torch) | fast
+
+
+def test_every_package_that_is_imported_is_declared() -> None:
+    from ftckpt.packages import REQUIREMENTS
+
+    declared = set(REQUIREMENTS) | {"isal", "click", "ftckpt"}
+    for folder in ("ftckpt", "formats", "commands"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                names = (
+                    [alias.name for alias in node.names]
+                    if isinstance(node, ast.Import)
+                    else [node.module or ""]
+                    if isinstance(node, ast.ImportFrom) and not node.level
+                    else []
+                )
+                tops = {name.partition(".")[0] for name in names} - sys.stdlib_module_names
+                assert tops <= declared, path
+
+
+@pytest.mark.parametrize("minor", [11, 12, 13, 14])
+def test_the_classifiers_name_the_versions_of_python(minor: int) -> None:
+    classifiers = PROJECT["project"]["classifiers"]
+    assert f"Programming Language :: Python :: 3.{minor}" in classifiers
