@@ -16,26 +16,26 @@ _ftckpt() {
         esac
     fi
     case "$verb $previous" in
-        "inspect --tensor"|"inspect --max-memory"|"inspect --endpoint"|"inspect --profile"|"inspect --region"|"inspect --retry-seconds") return ;;
+        "inspect --tensor"|"inspect --also"|"inspect --max-memory"|"inspect --endpoint"|"inspect --profile"|"inspect --region"|"inspect --retry-seconds") return ;;
         "verify --level") words="auto structure content values" ;;
         "verify --require") words="content" ;;
-        "verify --against"|"verify --manifest"|"verify --sample"|"verify --receipts"|"verify --jobs"|"verify -j"|"verify --limit-rate"|"verify --max-memory"|"verify --endpoint"|"verify --profile"|"verify --region"|"verify --retry-seconds") return ;;
+        "verify --also"|"verify --against"|"verify --manifest"|"verify --sample"|"verify --receipts"|"verify --jobs"|"verify -j"|"verify --limit-rate"|"verify --max-memory"|"verify --endpoint"|"verify --profile"|"verify --region"|"verify --retry-seconds") return ;;
         "seal --level") words="auto structure content values" ;;
         "seal --manifest"|"seal --jobs"|"seal -j"|"seal --limit-rate"|"seal --max-memory"|"seal --endpoint"|"seal --profile"|"seal --region"|"seal --retry-seconds") return ;;
         "latest --verify") words="structure content values" ;;
-        "latest --world-size"|"latest --timeout"|"latest --pointer"|"latest --require"|"latest --step-at-most"|"latest --max-fallback"|"latest --reuse"|"latest --receipts"|"latest --endpoint"|"latest --profile"|"latest --region"|"latest --retry-seconds") return ;;
+        "latest --world-size"|"latest --timeout"|"latest --pointer"|"latest --also"|"latest --require"|"latest --step-at-most"|"latest --max-fallback"|"latest --reuse"|"latest --receipts"|"latest --endpoint"|"latest --profile"|"latest --region"|"latest --retry-seconds") return ;;
         "promote --verify") words="structure content values" ;;
         "promote --pointer"|"promote --jobs"|"promote -j"|"promote --limit-rate"|"promote --max-memory"|"promote --endpoint"|"promote --profile"|"promote --region"|"promote --retry-seconds") return ;;
         "restart --verify") words="structure content values" ;;
         "restart --world"|"restart --gpus"|"restart --scratch"|"restart --rules"|"restart --jobs"|"restart -j"|"restart --limit-rate"|"restart --max-memory"|"restart --require"|"restart --step-at-most"|"restart --max-fallback"|"restart --reuse"|"restart --receipts"|"restart --tp"|"restart --pp"|"restart --vp"|"restart --dp"|"restart --ep"|"restart --zero-stage"|"restart --max-shard-size"|"restart --like"|"restart --endpoint"|"restart --profile"|"restart --region"|"restart --retry-seconds") return ;;
         "reshard --only") words="model optimizer" ;;
-        "reshard --drop"|"reshard --rules"|"reshard --true-vocab-size"|"reshard --tp"|"reshard --pp"|"reshard --vp"|"reshard --dp"|"reshard --ep"|"reshard --zero-stage"|"reshard --max-shard-size"|"reshard --like"|"reshard --device"|"reshard --jobs"|"reshard -j"|"reshard --limit-rate"|"reshard --max-memory"|"reshard --endpoint"|"reshard --profile"|"reshard --region"|"reshard --retry-seconds") return ;;
-        "convert --to") words="dcp safetensors torchsave ranks megatron megatron-dist deepspeed deepspeed-universal" ;;
+        "reshard --also"|"reshard --drop"|"reshard --rules"|"reshard --true-vocab-size"|"reshard --tp"|"reshard --pp"|"reshard --vp"|"reshard --dp"|"reshard --ep"|"reshard --zero-stage"|"reshard --max-shard-size"|"reshard --like"|"reshard --device"|"reshard --jobs"|"reshard -j"|"reshard --limit-rate"|"reshard --max-memory"|"reshard --endpoint"|"reshard --profile"|"reshard --region"|"reshard --retry-seconds") return ;;
+        "convert --to") words="dcp safetensors torchsave ranks megatron megatron-dist megatron-fsdp deepspeed deepspeed-universal" ;;
         "convert --dtype") words="bf16 fp16 fp32" ;;
         "convert --names") words="hf megatron" ;;
         "convert --only") words="model optimizer" ;;
-        "convert --spelling"|"convert --family"|"convert --rename"|"convert --drop"|"convert --rules"|"convert --true-vocab-size"|"convert --tp"|"convert --pp"|"convert --vp"|"convert --dp"|"convert --ep"|"convert --zero-stage"|"convert --max-shard-size"|"convert --like"|"convert --device"|"convert --jobs"|"convert -j"|"convert --limit-rate"|"convert --max-memory"|"convert --endpoint"|"convert --profile"|"convert --region"|"convert --retry-seconds") return ;;
-        "copy --jobs"|"copy -j"|"copy --concurrency"|"copy --limit-rate"|"copy --max-memory"|"copy --endpoint"|"copy --profile"|"copy --region"|"copy --retry-seconds") return ;;
+        "convert --spelling"|"convert --family"|"convert --also"|"convert --rename"|"convert --drop"|"convert --rules"|"convert --true-vocab-size"|"convert --tp"|"convert --pp"|"convert --vp"|"convert --dp"|"convert --ep"|"convert --zero-stage"|"convert --max-shard-size"|"convert --like"|"convert --device"|"convert --jobs"|"convert -j"|"convert --limit-rate"|"convert --max-memory"|"convert --endpoint"|"convert --profile"|"convert --region"|"convert --retry-seconds") return ;;
+        "copy --also"|"copy --jobs"|"copy -j"|"copy --concurrency"|"copy --limit-rate"|"copy --max-memory"|"copy --endpoint"|"copy --profile"|"copy --region"|"copy --retry-seconds") return ;;
         "sync --every"|"sync --newest"|"sync --tag"|"sync --jobs"|"sync -j"|"sync --concurrency"|"sync --limit-rate"|"sync --max-memory"|"sync --endpoint"|"sync --profile"|"sync --region"|"sync --retry-seconds") return ;;
         "repair --from"|"repair --to"|"repair --jobs"|"repair -j"|"repair --concurrency"|"repair --limit-rate"|"repair --max-memory"|"repair --endpoint"|"repair --profile"|"repair --region"|"repair --retry-seconds") return ;;
         "diff --component"|"diff --tensor"|"diff --top"|"diff --rtol"|"diff --atol"|"diff --rename"|"diff --rules"|"diff --true-vocab-size"|"diff --plot"|"diff --jobs"|"diff -j"|"diff --limit-rate"|"diff --max-memory"|"diff --endpoint"|"diff --profile"|"diff --region"|"diff --retry-seconds") return ;;
@@ -48,7 +48,7 @@ _ftckpt() {
         "tag --endpoint"|"tag --profile"|"tag --region"|"tag --retry-seconds") return ;;
         "untag --endpoint"|"untag --profile"|"untag --region"|"untag --retry-seconds") return ;;
         "delta pack --rename"|"delta pack --level"|"delta pack --jobs"|"delta pack -j"|"delta pack --limit-rate"|"delta pack --max-memory"|"delta pack --storage-rate"|"delta pack --endpoint"|"delta pack --profile"|"delta pack --region"|"delta pack --retry-seconds") return ;;
-        "delta unpack --to") words="dcp safetensors torchsave ranks megatron megatron-dist deepspeed deepspeed-universal" ;;
+        "delta unpack --to") words="dcp safetensors torchsave ranks megatron megatron-dist megatron-fsdp deepspeed deepspeed-universal" ;;
         "delta unpack --base"|"delta unpack --tp"|"delta unpack --pp"|"delta unpack --vp"|"delta unpack --dp"|"delta unpack --ep"|"delta unpack --zero-stage"|"delta unpack --max-shard-size"|"delta unpack --like"|"delta unpack --device"|"delta unpack --jobs"|"delta unpack -j"|"delta unpack --limit-rate"|"delta unpack --max-memory"|"delta unpack --endpoint"|"delta unpack --profile"|"delta unpack --region"|"delta unpack --retry-seconds") return ;;
         "delta info --base"|"delta info --storage-rate"|"delta info --jobs"|"delta info -j"|"delta info --max-memory"|"delta info --endpoint"|"delta info --profile"|"delta info --region"|"delta info --retry-seconds") return ;;
         "delta rebase --onto"|"delta rebase --base"|"delta rebase --level"|"delta rebase --jobs"|"delta rebase -j"|"delta rebase --limit-rate"|"delta rebase --max-memory"|"delta rebase --storage-rate"|"delta rebase --endpoint"|"delta rebase --profile"|"delta rebase --region"|"delta rebase --retry-seconds") return ;;
@@ -62,19 +62,20 @@ _ftckpt() {
         "replay run --steps"|"replay run --at"|"replay run --runs"|"replay run --checkpoint"|"replay run --baseline"|"replay run --baseline-at"|"replay run --reference"|"replay run --every"|"replay run --timeout"|"replay run --dir"|"replay run --html") return ;;
         "replay compare --reference"|"replay compare --pattern"|"replay compare --from"|"replay compare --to"|"replay compare --html") return ;;
         "replay audit --against"|"replay audit --max-memory"|"replay audit --endpoint"|"replay audit --profile"|"replay audit --region"|"replay audit --retry-seconds") return ;;
+        "doctor --endpoint"|"doctor --profile"|"doctor --region"|"doctor --retry-seconds") return ;;
     esac
     if [[ -z $words && $current == -* ]]; then
         case $verb in
             "") words="--version --debug --help" ;;
-            "inspect") words="--tensors --files --tensor --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
-            "verify") words="--level --require --all --against --manifest --sample --strict --fail-fast --remember --receipts --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
+            "inspect") words="--tensors --files --tensor --also --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
+            "verify") words="--level --require --all --also --against --manifest --sample --strict --fail-fast --remember --receipts --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
             "seal") words="--manifest --force --level --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
-            "latest") words="--verify --world-size --or-reshard --wait --timeout --skip-unverified --skip-unsafe --pointer --allow-missing-tier --create-root --require --step-at-most --max-fallback --reuse --receipts --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
+            "latest") words="--verify --world-size --or-reshard --wait --timeout --skip-unverified --skip-unsafe --pointer --allow-missing-tier --create-root --also --require --step-at-most --max-fallback --reuse --receipts --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
             "promote") words="--pointer --verify --backwards --dry-run --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
             "restart") words="--world --gpus --scratch --verify --rules --jobs -j --limit-rate --max-memory --require --step-at-most --max-fallback --reuse --receipts --tp --pp --vp --dp --ep --zero-stage --max-shard-size --like --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
-            "reshard") words="--only --drop --rules --true-vocab-size --tp --pp --vp --dp --ep --zero-stage --max-shard-size --like --dry-run --no-proof --restart --device --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
-            "convert") words="--to --dtype --names --spelling --family --rename --only --drop --rules --true-vocab-size --tp --pp --vp --dp --ep --zero-stage --max-shard-size --like --dry-run --no-proof --restart --device --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
-            "copy") words="--include-bases --unmanaged --no-proof --restart --jobs -j --concurrency --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
+            "reshard") words="--also --only --drop --rules --true-vocab-size --tp --pp --vp --dp --ep --zero-stage --max-shard-size --like --dry-run --no-proof --restart --device --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
+            "convert") words="--to --dtype --names --spelling --family --also --rename --only --drop --rules --true-vocab-size --tp --pp --vp --dp --ep --zero-stage --max-shard-size --like --dry-run --no-proof --restart --device --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
+            "copy") words="--also --include-bases --unmanaged --no-proof --restart --jobs -j --concurrency --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
             "sync") words="--every --newest --tag --again --dry-run --no-proof --restart --jobs -j --concurrency --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
             "repair") words="--from --to --dry-run --no-proof --restart --jobs -j --concurrency --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
             "diff") words="--component --tensor --stat --top --rtol --atol --rename --rules --true-vocab-size --layout-state --trust-recorded --plot --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
@@ -101,19 +102,20 @@ _ftckpt() {
             "replay run") words="--steps --at --runs --checkpoint --baseline --baseline-at --reference --every --timeout --dir --html --json --quiet -q --debug --help" ;;
             "replay compare") words="--reference --pattern --from --to --html --json --quiet -q --debug --help" ;;
             "replay audit") words="--against --strict --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
+            "doctor") words="--endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
             "demo") words="--json --quiet -q --debug --help" ;;
             "completions") words="--json --quiet -q --debug --help" ;;
             "help") words="--json --quiet -q --debug --help" ;;
         esac
     elif [[ -z $words ]]; then
         case $verb in
-            "") words="inspect verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status replay demo completions help" ;;
+            "") words="inspect verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status replay doctor demo completions help" ;;
             "gc") words="undelete purge" paths=1 ;;
             "delta") words="pack unpack info rebase" ;;
             "plan") words="sweep elastic compress risk" ;;
             "replay") words="run compare audit" ;;
             "completions") words="bash zsh fish" ;;
-            "help") words="exit-codes environment inspect verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status replay demo completions help" ;;
+            "help") words="exit-codes environment inspect verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status replay doctor demo completions help" ;;
         esac
     fi
     # No words: the shell completes file names (-o default).
