@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -35,8 +36,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def no_power_cut(fd: Any) -> None:
+    """Stand for `os.fsync`: only a power cut would show it, and the disk takes minutes for it.
+
+    That it is called, and when, is held by tests that put their own in its place.
+    """
+    os.fstat(fd if isinstance(fd, int) else fd.fileno())
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    campaign.begin(full=config.getoption("campaign") == "full")
+    full = config.getoption("campaign") == "full"
+    campaign.begin(full=full)
+    if not full:
+        os.fsync = no_power_cut
     # Where nothing is to be kept, each interpreter that a test starts would compile everything.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False

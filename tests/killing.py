@@ -7,6 +7,7 @@ kill can fall there too.
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections.abc import Callable, Generator
@@ -67,6 +68,7 @@ def _run(work: Callable[[], object], point: int) -> None:
 
         return call
 
+    gc.disable()  # it would touch every page that the fork shares
     try:
         for name in _CHANGES:
             setattr(os, name, counted(name, getattr(os, name)))

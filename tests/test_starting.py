@@ -27,14 +27,16 @@ READERS = {
     "delta": "delta.reader",
     "megatron": "megatron.reader",
     "megatron-dist": "megatron.torch_dist.reader",
+    "megatron-fsdp": "megatron.fsdp.reader",
+    "nvrx-local": "nvrx.reader",
     "ranks": "ranks.reader",
     "safetensors": "safetensors.reader",
     "torchsave": "torchsave.reader",
 }
 # The most modules of this project that a command may load: raise one only with the reason.
 MOST = {
-    "inspect": 106, "structure": 126, "content": 132, "values": 135, "to safetensors": 205,
-    "to dcp": 201, "pack": 228, "latest": 166, "gc": 202,
+    "inspect": 111, "structure": 131, "content": 137, "values": 140, "to safetensors": 211,
+    "to dcp": 207, "pack": 233, "latest": 169, "gc": 205,
 }  # fmt: skip
 ALONE = """
 import sys

@@ -7,10 +7,12 @@ they must read back as. Damage is done to copies, with the operating system's ow
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -126,6 +128,15 @@ def state_of(path: Path) -> dict[str, tuple[int, int, str]]:
         str(p): (p.stat().st_size, p.stat().st_mtime_ns, hashlib.sha256(p.read_bytes()).hexdigest())
         for p in files
     }
+
+
+@contextmanager
+def restored(file: Path) -> Iterator[bytes]:
+    """Give the bytes of a file that is damaged in the block, and put it back after it."""
+    status, data = file.stat(), file.read_bytes()
+    yield data
+    file.write_bytes(data)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 _HEAVY = frozenset({"torch", "numpy", "safetensors", "s3fs", "fsspec", "rich"})
@@ -268,20 +279,22 @@ class FormatTests:
 
     def test_a_truncated_file_is_corrupt(self, made: list[Made], tmp_path: Path) -> None:
         for path, _ in made:
+            copy = self._copy(path, tmp_path)
             for file in self.victims(path):
+                target = copy if copy.is_file() else copy / file
                 for keep in (0.5, 1.0):
-                    copy = self._copy(path, tmp_path)
-                    target = copy if copy.is_file() else copy / file
-                    data = target.read_bytes()
-                    target.write_bytes(data[: min(int(len(data) * keep), len(data) - 1)])
-                    self._expect(copy, self.truncated, file)
+                    with restored(target) as data:
+                        target.write_bytes(data[: min(int(len(data) * keep), len(data) - 1)])
+                        self._expect(copy, self.truncated, file)
 
     def test_an_empty_file_is_corrupt(self, made: list[Made], tmp_path: Path) -> None:
         for path, _ in made:
+            copy = self._copy(path, tmp_path)
             for file in self.victims(path):
-                copy = self._copy(path, tmp_path)
-                (copy if copy.is_file() else copy / file).write_bytes(b"")
-                self._expect(copy, self.empty, file)
+                target = copy if copy.is_file() else copy / file
+                with restored(target):
+                    target.write_bytes(b"")
+                    self._expect(copy, self.empty, file)
 
     def test_a_missing_file_is_corrupt(self, made: list[Made], tmp_path: Path) -> None:
         folders = [path for path, _ in made if path.is_dir()]
@@ -291,10 +304,11 @@ class FormatTests:
             victims = self.victims(path)
             if len(victims) < 2:
                 continue  # without its only data file it is no checkpoint
+            copy = self._copy(path, tmp_path)
             for file in victims:
-                copy = self._copy(path, tmp_path)
-                (copy / file).unlink()
-                self._expect(copy, self.missing, file)
+                with restored(copy / file):
+                    (copy / file).unlink()
+                    self._expect(copy, self.missing, file)
 
     def test_a_stray_file_is_noted(self, made: list[Made], tmp_path: Path) -> None:
         for path, _ in made:

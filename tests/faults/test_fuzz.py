@@ -23,6 +23,7 @@ from tests.faults.cli import here
 SECONDS = 10
 MEMORY_KIB = 600 << 10
 # What a mutated checkpoint may be: whole, damaged, unfinished, hostile, absent, not ours.
+DEEPSPEED = ("z1", "autotp", "z3", "pipe", "moe_z1", "moe_off")
 VERDICTS = {0, 4, 5, 7, 9, 12, 13}
 
 
@@ -69,6 +70,10 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, byte
     folder.mkdir()
     for rank in range(2):
         torch.save({"model": weights, "step": 5}, folder / f"shard_{rank:05d}.pt")
+    for rank in range(2):
+        tree = {"common": {"iteration": 5, "args": {"world_size": 2}}, "state_dict": weights}
+        (root / "nvrx" / str(rank)).mkdir(parents=True)
+        torch.save(tree, root / "nvrx" / str(rank) / f"iter_0000005_{rank}_local.pt")
     for name, job in {
         "megatron": Job(tp=2, pp=2, layers=2, optimizer="masters"),
         "megatron-buffers": Job(dp=2, layers=2, tied=True, optimizer="distributed"),
@@ -79,7 +84,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, byte
         "dcp": RUN / "step-2",
         "dcp-ranks": DATA / "dcp" / "fsdp2" / "step-3",
         "root": RUN,
-        **{f"deepspeed-{n}": DATA / "deepspeed" / n / "global_step2" for n in ("z1", "z3", "pipe")},
+        **{f"deepspeed-{n}": DATA / "deepspeed" / n / "global_step2" for n in DEEPSPEED},
         "universal": DATA / "deepspeed" / "universal_z1" / "global_step2_universal",
         **{f"verl-{p.name}": p / "actor" for p in (DATA / "ranks").iterdir() if p.is_dir()},
     }.items():

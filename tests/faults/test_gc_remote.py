@@ -99,6 +99,7 @@ def test_f6_killed(url: str, swift: S3Service, proxy: FaultProxy, moment: str) -
 def _ended(url: str) -> Done:
     """Run again until a lease that has ended counts as such: clocks of stores are coarse."""
     for _ in range(40):
+        time.sleep(0.3)
         done = here("gc", url, *KEEP)
         if done.code != 8:
             return done

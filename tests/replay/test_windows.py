@@ -23,6 +23,7 @@ def command(*words: str) -> tuple[str, ...]:
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", str(PROGRAM.parents[3]))
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import time
@@ -31,6 +32,7 @@ def in_a_fork(work: Callable[[], ExitCode]) -> int:
     child = os.fork()
     if child:
         return child
+    gc.disable()  # it would touch every page that the fork shares
     code = 1
     try:
         code = int(work())

@@ -250,7 +250,7 @@ class TestKilled:
     def test_at_each_request(
         self, moto: S3Service, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
     ) -> None:
-        every = 1 if request.config.getoption("--campaign") == "full" else 4
+        every = 1 if request.config.getoption("--campaign") == "full" else 8
         moto.enter(monkeypatch)
         monkeypatch.setattr(remote_lock, "_ROUNDING", -5.0)  # it is not waited for
         points = 0

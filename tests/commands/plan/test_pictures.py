@@ -112,7 +112,9 @@ def test_a_sweep_and_a_heat_map(tmp_path: Path) -> None:
 
 
 def test_without_matplotlib_it_is_13_and_the_plan_needs_none(tmp_path: Path) -> None:
-    (tmp_path / "matplotlib.py").write_text("raise ImportError('blocked by the test')\n")
+    (tmp_path / "matplotlib.py").write_text(
+        "raise ModuleNotFoundError('blocked by the test', name='matplotlib')\n"
+    )
     path = str(tmp_path)
     done = ftckpt(*shlex.split(WASTE), "--plot", tmp_path / "w.png", PYTHONPATH=path)
     assert (done.returncode, done.stdout) == (13, "")

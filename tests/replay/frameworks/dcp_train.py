@@ -108,3 +108,4 @@ def restore(
 
 if __name__ == "__main__":
     main()
+    parts.leave()

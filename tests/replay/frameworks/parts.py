@@ -7,7 +7,10 @@ programs. A program saves after step `--save-at` and knows nothing of ftckpt.
 from __future__ import annotations
 
 import argparse
+import atexit
+import os
 import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,14 @@ from torch.utils.data import Dataset
 BATCH, SAMPLES = 4, 4096
 # State that was saved is that of so many steps before.
 STALE = {"stale": 1, "stale2": 2, "stale5": 5, "torn": 1}
+
+
+def leave() -> None:
+    """End this process well, without the half second that taking torch apart takes."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 class Samples(Dataset[Any]):

@@ -52,3 +52,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    parts.leave()

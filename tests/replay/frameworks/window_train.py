@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from tests.replay.frameworks import parts
+
 PASSES = 4
 
 
@@ -106,3 +108,4 @@ def restore(
 
 if __name__ == "__main__":
     main()
+    parts.leave()

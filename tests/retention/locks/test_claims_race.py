@@ -36,7 +36,7 @@ from tests.servers.places import QUICK
 
 RACES = campaign.examples(60, 1000)
 REMOTE = campaign.examples(60, 1000)
-SERVED = campaign.examples(5, 100)
+SERVED = campaign.examples(2, 100)
 TAGGED = Policy(keep_last=1, keep_tags=("milestone",), min_survivors=1)
 
 
