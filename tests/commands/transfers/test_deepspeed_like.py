@@ -85,7 +85,7 @@ def test_nothing_of_a_hostile_example_runs(here: Path) -> None:
         ("--like absent", 9, "absent"),
         ("--like new/global_step0 --dp 4", 2, "--dp 4 contradicts --like: the example has 3"),
         ("--like new/global_step0 --zero-stage 1", 2, "the example has 2"),
-        ("--like new/global_step0 --ep 2", 2, "--ep has no meaning for deepspeed"),
+        ("--like new/global_step0 --ep 2", 2, "--ep 2 contradicts --like"),
         ("--tp 2", 13, "--like EXAMPLE"),
     ],
 )
