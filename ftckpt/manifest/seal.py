@@ -95,6 +95,7 @@ def seal(
     place: tuple[Store, str] | None = None,
     force: bool = False,
     checks: Sequence[PassedCheck] = (),
+    known: Sequence[FileDigest] = (),
     work: Work = ALONE,
 ) -> SealReport:
     """Hash every file of `checkpoint` and write its manifest.
@@ -107,10 +108,12 @@ def seal(
         place: store and path of the manifest; None for beside the data.
         force: replace a different manifest.
         checks: passed before.
+        known: digests of files by what was written to them: these are not read.
         work: threads, rate limit and counter of bytes.
 
     Raises:
-        IncompleteError: not committed, or a file changed meanwhile (`changed-file`).
+        IncompleteError: not committed, or a file changed meanwhile or since it was written
+            (`changed-file`).
         CorruptError: a file of the checkpoint is missing (`missing-file`).
         RefusedError: another manifest exists.
         UnsupportedError: several checkpoints lie in its directory.
@@ -127,8 +130,17 @@ def seal(
         raise IncompleteError(checkpoint.commit.message or f"{source.url} is not committed")
     members = sorted({name for name in checkpoint.members() if not is_own(name)})
     sizes = {name: source.size(name) for name in members}
-    work.counter.start("hashing", sum(sizes.values()))
-    digests = hash_files(source, sizes, work=work)
+    digests = {file.path: file.blocks for file in known if file.path in sizes}
+    for file in known:
+        if sizes.get(file.path, file.size) != file.size:
+            raise IncompleteError(
+                f"{file.path} has {sizes[file.path]} bytes, and {file.size} were written",
+                kind="changed-file",
+                file=file.path,
+            )
+    unread = {name: size for name, size in sizes.items() if name not in digests}
+    work.counter.start("hashing", sum(unread.values()))
+    digests |= hash_files(source, unread, work=work)
     _require_unchanged(source, members)
     manifest = Manifest(
         format=checkpoint.format,
@@ -158,7 +170,7 @@ def seal(
         manifest=standing or manifest,
         url=store.describe(path),
         written=standing is None,
-        bytes_read=sum(sizes.values()),
+        bytes_read=sum(unread.values()),
     )
 
 
