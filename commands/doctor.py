@@ -46,7 +46,7 @@ def command(
     files of our own, which are removed again; those of a killed run go with the next one. A note is
     something to know; a problem makes a verb fail or endangers a checkpoint.
     """
-    from ftckpt.doctor import State, examine
+    from ftckpt.capabilities import State, examine
 
     invocation = invoked(ctx)
     invocation.report(target=root or None, checks=[])

@@ -22,7 +22,7 @@ DOORS = ("ftckpt/__main__.py", "ftckpt/api/")
 LEVELS = (
     "ground", "workers", "storage", "checkpoint", "digests", "inspection", "manifest",
     "discovery", "verification", "planning", "transfer", "comparison", "delta", "retention",
-    "replication", "doctor", "health", "replay",
+    "replication", "capabilities", "health", "replay",
     "formats.pickles", "formats.torch_files", "formats.state",
     "formats.huggingface", "formats.dcp", "formats.ranks", "formats.safetensors",
     "formats.torchsave", "formats.families", "formats.megatron", "formats.deepspeed",
@@ -73,7 +73,7 @@ BUDGET = {
     "delta": 5_145,
     "retention": 5_880,
     "replication": 2_600,
-    "doctor": 960,
+    "capabilities": 960,
     "health": 1_000,
     "replay": 5_090,
     "formats.pickles": 2_340,
@@ -91,7 +91,7 @@ BUDGET = {
     "formats.trainer_dirs": 1_271,
     "formats.delta": 2_050,
     "formats": 769,
-    "api": 4_010,
+    "api": 4_035,
     "commands": 10_876,
 }
 HEAVY = ("torch", "numpy", "s3fs", "fsspec", "rich", "botocore", "zstandard", "matplotlib")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .replicating import copy, repair, sync
     from .restarting import restart
     from .retaining import gc, gc_purge, gc_undelete
-    from .surveying import status
+    from .surveying import doctor, status
     from .transferring import convert, reshard
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "delta_rebase",
     "delta_unpack",
     "diff",
+    "doctor",
     "gc",
     "gc_purge",
     "gc_undelete",
@@ -88,6 +89,7 @@ HOMES = {
     "gc": "retaining",
     "gc_purge": "retaining",
     "gc_undelete": "retaining",
+    "doctor": "surveying",
     "status": "surveying",
     "convert": "transferring",
     "reshard": "transferring",

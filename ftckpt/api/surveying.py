@@ -1,4 +1,4 @@
-"""How the checkpoints of a run are doing: `status`."""
+"""How the checkpoints of a run, and the machine, are doing: `status`, `doctor`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ftckpt.storage import StoreOptions
 from .opening import STORES, seconds
 
 if TYPE_CHECKING:
+    from ftckpt.capabilities import Check
     from ftckpt.discovery.resolve import Place
     from ftckpt.health import Status, Survey
 
@@ -144,3 +145,20 @@ def _kept(
     runs = [one.run for one in surveys if one.run is not None]
     prepared = prepare(place, FORMATS, chosen, now, runs=runs, counter=counter)
     return {d.entry.name: d.keep for d in prepared.plan.decisions}
+
+
+def doctor(root: str = "", *, stores: StoreOptions = STORES) -> list[Check]:
+    """Try what this machine, and a place, can do (see `ftckpt.capabilities.examine`).
+
+    Args:
+        root: directory or URL; "" for the machine alone.
+        stores: how to reach object stores.
+
+    Raises:
+        NotFoundError, UsageError: it does not exist, or is a file.
+        DeniedError, UnavailableError: nothing of it can be read.
+        MissingPackageError: the package for this kind of URL is not installed.
+    """
+    from ftckpt.capabilities import examine
+
+    return list(examine(root, stores=stores))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt.doctor import machine
+from ftckpt.capabilities import machine
 from tests.commands.saves import answer
 
 

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt.doctor import Check, State, examine
-from ftckpt.doctor import directory as doctoring
+from ftckpt.capabilities import Check, State, examine
+from ftckpt.capabilities import directory as doctoring
 from ftckpt.errors import NotFoundError, UsageError
 from ftckpt.storage.local import pagecache, renaming
 
 _KILLED = """
 import os, signal, sys
-from ftckpt.doctor import directory
+from ftckpt.capabilities import directory
 directory._hard_links = lambda folder: os.kill(os.getpid(), signal.SIGKILL)
 list(directory.examine_directory(sys.argv[1]))
 """

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ftckpt.doctor import Check, State, examine
-from ftckpt.doctor import bucket as doctoring
+from ftckpt.capabilities import Check, State, examine
+from ftckpt.capabilities import bucket as doctoring
 from ftckpt.errors import DeniedError, NotFoundError
 from ftckpt.storage.options import StoreOptions
 from tests.servers.s3 import BUCKET, S3Service
@@ -159,7 +159,7 @@ def test_what_cannot_be_listed_ends_it(swift: S3Service, monkeypatch: pytest.Mon
 
 
 def test_another_store_is_tried_by_its_own_calls() -> None:
-    from ftckpt.doctor.bucket import examine_other
+    from ftckpt.capabilities.bucket import examine_other
     from ftckpt.storage import open_store
 
     store = open_store("memory://doctored")
