@@ -162,6 +162,14 @@ class SealingWriter(StorageWriter):
         _guarded(do, self._place, strict=self._strict)
 
 
+def barrier() -> None:
+    """Wait for every rank, where there are several."""
+    from torch import distributed
+
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.barrier()
+
+
 class _Results(list[Any]):
     """What a rank wrote, in DCP's own words, with the digests of its files beside it."""
 
