@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,7 @@ from ftckpt.commands.cli.invocation import Invocation, Result, complain, invoked
 from ftckpt.commands.cli.render import human_bytes, human_duration
 from ftckpt.commands.cli.target import AlsoOption, PathArgument, open_other, open_target
 from ftckpt.errors import CorruptError, ExitCode, UnsafeError, UsageError
+from ftckpt.findings import counted
 
 from .cli import render
 
@@ -26,10 +28,12 @@ if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint
     from ftckpt.findings import Finding
     from ftckpt.verification.places import PlaceReport, Watcher
+    from ftckpt.verification.scrub import Scrub, ScrubSummary
 
 EXAMPLES = (
     ("ftckpt verify /ckpt/run7/step-1000", "by the best evidence that there is"),
     ("ftckpt verify /ckpt/run7 --all --level structure", "every checkpoint of a root, quickly"),
+    ("ftckpt verify /ckpt/run7 --oldest-first --budget 1h", "every night: each is read in turn"),
     ("ftckpt verify s3://run7/ckpt@1000 --require content", "exit 6 where bytes have no evidence"),
     ("ftckpt verify /nvme/step-9 --against s3://run7/ckpt/step-9", "compare with a replica"),
     ("ftckpt verify /n0/step-9 --also /n1/step-9", "whose shards lie on two nodes' disks"),
@@ -79,6 +83,20 @@ def command(
     all_: Annotated[
         bool, typer.Option("--all", help="Every checkpoint of a root; the worst code wins.")
     ] = False,
+    oldest_first: Annotated[
+        bool,
+        typer.Option(
+            "--oldest-first",
+            help="Scrub a root: read first what was not read for longest, and remember it.",
+        ),
+    ] = False,
+    budget: Annotated[
+        str, typer.Option(metavar="TIME", help="Begin no further checkpoint of a scrub after it.")
+    ] = "",
+    state: Annotated[
+        str,
+        typer.Option(metavar="FILE", help="Where a scrub remembers; else .ftckpt/ in the root."),
+    ] = "",
     also: AlsoOption = None,
     against: Annotated[
         str, typer.Option(metavar="OTHER", help="A replica to compare with, byte by byte.")
@@ -127,6 +145,7 @@ def command(
 
     invocation = invoked(ctx)
     bound_memory(max_memory)
+    scrub = _scrub(invocation, budget, state, oldest_first=oldest_first)
     if remember:
         if level is LevelChoice.STRUCTURE or sample:
             raise UsageError("--remember needs a check of the whole content")
@@ -154,15 +173,36 @@ def command(
         receipts=receipts if remember else None,
         stores=invocation.stores,
         work=Work.of(jobs, limit_rate, invocation.counter),
-        watcher=_watcher(invocation, path, told, everything=all_),
+        watcher=_watcher(invocation, path, told, everything=all_ or oldest_first),
     )
     try:
         target = open_target(invocation, path, also=also)
     except (CorruptError, UnsafeError) as error:
         report = check.unopened(error, path)
     else:
-        report = check.target(target, everything=all_)
+        report = check.target(target, everything=all_, scrub=scrub)
+    if report.scrub is not None:
+        invocation.print(_progress(report.scrub))
     return _conclude(invocation, report, told)
+
+
+def _scrub(invocation: Invocation, budget: str, state: str, *, oldest_first: bool) -> Scrub | None:
+    if not (oldest_first or budget or state):
+        return None
+    from ftckpt.commands.cli.option_values import parse_duration
+    from ftckpt.verification.scrub import scrubbing
+
+    left = parse_duration(budget, "--budget") if budget else None
+    return scrubbing(oldest_first, state, left, invocation.stores)
+
+
+def _progress(scrub: ScrubSummary) -> str:
+    """Say how far a scrub has come."""
+    told = f"scrub: {scrub.checked} of {counted(scrub.checkpoints, 'checkpoint')} read"
+    if scrub.oldest is None:
+        return f"{told}; {scrub.never} not read since saved"
+    age = human_duration(max(0.0, time.time() - scrub.oldest))
+    return f"{told}; all of them in the last {age}"
 
 
 # `--strict` alone; the other form is `--strict=CLASS,...`.
@@ -250,6 +290,8 @@ def _document(report: PlaceReport, common: Mapping[str, Any]) -> dict[str, Any]:
         "sampled": report.sampled,
         "seconds": report.seconds,
     }
+    if report.scrub is not None:
+        fields["scrub"] = report.scrub._asdict()
     for name, below in (("parts", report.parts), ("checkpoints", report.checkpoints)):
         if below:
             fields[name] = [_document(one, common) for one in below]

@@ -19,7 +19,7 @@ _ftckpt() {
         "inspect --tensor"|"inspect --also"|"inspect --max-memory"|"inspect --endpoint"|"inspect --profile"|"inspect --region"|"inspect --retry-seconds") return ;;
         "verify --level") words="auto structure content values" ;;
         "verify --require") words="content" ;;
-        "verify --also"|"verify --against"|"verify --manifest"|"verify --sample"|"verify --receipts"|"verify --jobs"|"verify -j"|"verify --limit-rate"|"verify --max-memory"|"verify --endpoint"|"verify --profile"|"verify --region"|"verify --retry-seconds") return ;;
+        "verify --budget"|"verify --state"|"verify --also"|"verify --against"|"verify --manifest"|"verify --sample"|"verify --receipts"|"verify --jobs"|"verify -j"|"verify --limit-rate"|"verify --max-memory"|"verify --endpoint"|"verify --profile"|"verify --region"|"verify --retry-seconds") return ;;
         "seal --level") words="auto structure content values" ;;
         "seal --manifest"|"seal --jobs"|"seal -j"|"seal --limit-rate"|"seal --max-memory"|"seal --endpoint"|"seal --profile"|"seal --region"|"seal --retry-seconds") return ;;
         "latest --verify") words="structure content values" ;;
@@ -68,7 +68,7 @@ _ftckpt() {
         case $verb in
             "") words="--version --debug --help" ;;
             "inspect") words="--tensors --files --tensor --also --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
-            "verify") words="--level --require --all --also --against --manifest --sample --strict --fail-fast --remember --receipts --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
+            "verify") words="--level --require --all --oldest-first --budget --state --also --against --manifest --sample --strict --fail-fast --remember --receipts --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
             "seal") words="--manifest --force --level --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
             "latest") words="--verify --world-size --or-reshard --wait --timeout --skip-unverified --skip-unsafe --pointer --allow-missing-tier --create-root --also --require --step-at-most --max-fallback --reuse --receipts --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;
             "promote") words="--pointer --verify --backwards --dry-run --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --debug --help" ;;

@@ -67,7 +67,7 @@ BUDGET = {
     "inspection": 725,
     "manifest": 650,
     "discovery": 3_395,
-    "verification": 3_012,
+    "verification": 3_350,
     "planning": 4_960,
     "transfer": 5_950,
     "comparison": 2_500,
@@ -92,9 +92,9 @@ BUDGET = {
     "formats.trainer_dirs": 1_271,
     "formats.delta": 2_050,
     "formats": 769,
-    "api": 4_045,
+    "api": 4_065,
     "trainers": 105,
-    "commands": 10_876,
+    "commands": 10_935,
 }
 HEAVY = ("torch", "numpy", "s3fs", "fsspec", "rich", "botocore", "zstandard", "matplotlib")
 

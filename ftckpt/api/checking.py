@@ -12,7 +12,7 @@ from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
 from ftckpt.workers import Work
 
-from .opening import STORES, chosen, opened
+from .opening import STORES, chosen, opened, seconds
 from .tables import read_renames, read_rules
 
 if TYPE_CHECKING:
@@ -44,6 +44,9 @@ def verify(
     level: str = "auto",
     require: str = "",
     all_: bool = False,
+    oldest_first: bool = False,
+    budget: float | str = "",
+    state: str = "",
     also: Sequence[str] = (),
     against: Checkpoint | str = "",
     manifest: Manifest | str = "",
@@ -67,6 +70,9 @@ def verify(
         level: `auto` (the best evidence there is), `structure`, `content` or `values`.
         require: `content`: bytes without evidence are the code UNVERIFIED.
         all_: every checkpoint of a root (the flag is `--all`).
+        oldest_first: scrub a root: read what was not read for longest, and remember it.
+        budget: seconds, or a text such as "1h", after which a scrub begins no further checkpoint.
+        state: the file in which a scrub remembers; "" for `.ftckpt/scrub.json` in the root.
         also: directories with more files of it (see `open_checkpoint`); no receipt is kept then.
         against: a replica to compare with, opened or its path.
         manifest: one that is kept elsewhere, read or its path.
@@ -94,6 +100,12 @@ def verify(
     from ftckpt.workers.limits import parse_fraction
 
     depth = chosen(Level, level, "--level")
+    left = seconds(budget, "--budget") if budget != "" else None
+    scrub = None
+    if oldest_first or state or left is not None:
+        from ftckpt.verification.scrub import scrubbing
+
+        scrub = scrubbing(oldest_first, state, left, stores)
     if require not in ("", "content"):
         raise UsageError(f"--require {require!r} is not known", hint="content")
     if remember and (depth is Level.STRUCTURE or sample):
@@ -119,12 +131,14 @@ def verify(
         watcher=watcher or Watcher(),
     )
     if not isinstance(checkpoint, str):
+        if scrub is not None:
+            raise UsageError("oldest_first is for the path of a root")
         return check.checkpoint(opened(checkpoint, stores, also=also))
     try:
         target = open_target(checkpoint, FORMATS, stores, also)
     except (CorruptError, UnsafeError) as error:
         return check.unopened(error, checkpoint)
-    return check.target(target, everything=all_)
+    return check.target(target, everything=all_, scrub=scrub)
 
 
 def seal(

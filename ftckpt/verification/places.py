@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.discovery.candidates import choose_child
@@ -16,12 +17,22 @@ from ftckpt.discovery.open_part import open_part
 from ftckpt.discovery.recognise import UnopenedPart
 from ftckpt.discovery.resolve import Target
 from ftckpt.discovery.roots import Child, Root
-from ftckpt.errors import ExitCode, FtckptError, UnsupportedError, worst
+from ftckpt.errors import (
+    ExitCode,
+    FtckptError,
+    NotFoundError,
+    UnsupportedError,
+    UsageError,
+    worst,
+)
 from ftckpt.findings import Finding, finding
 from ftckpt.storage import StoreOptions
 from ftckpt.storage.store import Store
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, failed, verify
 from ftckpt.workers import ALONE, Work
+
+if TYPE_CHECKING:
+    from .scrub import Scrub, ScrubRecord, ScrubSummary
 
 _LEVELS = (Level.AUTO, Level.STRUCTURE, Level.CONTENT, Level.VALUES)
 _EVIDENCE = ("none", "crc32", "digests", "manifest", "replica")
@@ -36,7 +47,8 @@ class PlaceReport(VerifyReport):
         format: of the checkpoint; None if several differ, or nothing was recognised.
         step: by its content; None if several differ, or without one.
         parts: the checkpoints of a step that holds several (`actor`, `critic`).
-        checkpoints: the steps of a root that was checked whole.
+        checkpoints: the steps of a root that was checked whole, or scrubbed.
+        scrub: how far a scrub has come.
 
     Findings of parts and of checkpoints stand in their own reports; those of a root are about its
     pointers.
@@ -47,6 +59,7 @@ class PlaceReport(VerifyReport):
     step: int | None = None
     parts: tuple[PlaceReport, ...] = ()
     checkpoints: tuple[PlaceReport, ...] = ()
+    scrub: ScrubSummary | None = None
 
 
 class Watcher:
@@ -97,21 +110,30 @@ class PlaceCheck:
     work: Work = ALONE
     watcher: Watcher
 
-    def target(self, target: Target, *, everything: bool = False) -> PlaceReport:
+    def target(
+        self, target: Target, *, everything: bool = False, scrub: Scrub | None = None
+    ) -> PlaceReport:
         """Verify a place: of a root without a selector, its pointers and its newest checkpoint.
 
-        With `everything`, all checkpoints of such a root.
+        With `everything`, all checkpoints of such a root; with `scrub`, those whose turn it is.
 
         Raises:
             NotFoundError: no such step, or the root holds no checkpoint.
+            UsageError: a scrub of one checkpoint.
             UnavailableError, DeniedError, NoResourceError: the check could not be made.
         """
+        if scrub is not None and (target.root is None or target.place.which):
+            raise UsageError(
+                f"{target.place.url} is one checkpoint, and a scrub is of a root of several"
+            )
         if target.root is None:
             assert target.part is not None
             return self._part(target.place.store, target.part, target.place.url)
         if target.place.which:
             child = choose_child(target.root, target.place.which, self.watcher.note)
             return self._child(target.root, child)
+        if scrub is not None:
+            return self._scrub(target.root, target.place.url, scrub)
         return self._root(target.root, target.place.url, everything=everything)
 
     def checkpoint(self, checkpoint: Checkpoint) -> PlaceReport:
@@ -141,7 +163,38 @@ class PlaceCheck:
         return self._failed(error, (), url, None, time.monotonic() if began is None else began)
 
     def _root(self, root: Root, url: str, *, everything: bool) -> PlaceReport:
+        pointed = self._pointed(root)
         chosen = root.children() if everything else [choose_child(root, "", self.watcher.note)]
+        reports = [self._begun(root, child) for child in chosen]
+        verdict = _verdict(reports, pointed)
+        if everything:
+            return _joined(reports, url, verdict, pointed, checkpoints=True)
+        code, message, hint = verdict
+        return _replaced(reports[0], code=code, message=message, hint=hint, pointed=pointed)
+
+    def _scrub(self, root: Root, url: str, scrub: Scrub) -> PlaceReport:
+        pointed = self._pointed(root)
+        reports = []
+        for child in scrub.turns(root):
+            report = self._begun(root, child)
+            scrub.record(child, report.code, report.message, report.bytes_read, report.seconds)
+            reports.append(report)
+        for name in scrub.passed_over:
+            self.watcher.note(f"{name} is not committed, and was passed over")
+        if not reports:
+            raise NotFoundError(f"{url} holds no committed checkpoint")
+        for child, checked in scrub.remembered():
+            known = _remembered(root.url_of(child.candidate), checked)
+            self.watcher.begin(known.url)
+            self.watcher.end(known)
+            reports.append(known)
+        verdict = _verdict(reports, pointed)
+        return replace(
+            _joined(reports, url, verdict, pointed, checkpoints=True), scrub=scrub.summary()
+        )
+
+    def _pointed(self, root: Root) -> list[Finding]:
+        """Return the pointers of a root that point to nothing."""
         pointed = [
             finding(
                 "pointer-dangling",
@@ -153,27 +206,11 @@ class PlaceCheck:
         ]
         for one in pointed:
             self.watcher.found(one)
-        reports = []
-        for child in chosen:
-            self.watcher.begin(root.url_of(child.candidate))
-            reports.append(self._child(root, child))
-        code = worst([one.code for one in reports] + [ExitCode.CORRUPT for _ in pointed])
-        bad = [one for one in reports if one.code is not ExitCode.OK]
-        message, hint = reports[0].message, reports[0].hint
-        if pointed and not bad:
-            message, hint = pointed[0].message, "point it to a checkpoint that is there"
-        elif len(reports) == 1:
-            code = reports[0].code
-        elif code is ExitCode.OK:
-            warned = sum(bool(one.hint) for one in reports)
-            more = f", {warned} of them with warnings" if warned else ""
-            message, hint = f"{len(reports)} checkpoints passed{more}", ""
-        else:
-            message = f"{len(bad)} of {len(reports)} checkpoints failed: {bad[0].url} first"
-            hint = ""
-        if everything:
-            return _joined(reports, url, (code, message, hint), pointed, checkpoints=True)
-        return _replaced(reports[0], code=code, message=message, hint=hint, pointed=pointed)
+        return pointed
+
+    def _begun(self, root: Root, child: Child) -> PlaceReport:
+        self.watcher.begin(root.url_of(child.candidate))
+        return self._child(root, child)
 
     def _child(self, root: Root, child: Child) -> PlaceReport:
         """Check one step; it may hold several checkpoints, and the worst decides."""
@@ -214,6 +251,46 @@ class PlaceCheck:
         made = placed(report, url, name)
         self.watcher.end(made)
         return made
+
+
+def _verdict(
+    reports: Sequence[PlaceReport], pointed: Sequence[Finding]
+) -> tuple[ExitCode, str, str]:
+    """Return code, message and hint of several checkpoints and their root's pointers."""
+    code = worst([one.code for one in reports] + [ExitCode.CORRUPT for _ in pointed])
+    bad = [one for one in reports if one.code is not ExitCode.OK]
+    message, hint = reports[0].message, reports[0].hint
+    if pointed and not bad:
+        message, hint = pointed[0].message, "point it to a checkpoint that is there"
+    elif len(reports) == 1:
+        code = reports[0].code
+    elif code is ExitCode.OK:
+        warned = sum(bool(one.hint) for one in reports)
+        more = f", {warned} of them with warnings" if warned else ""
+        message, hint = f"{len(reports)} checkpoints passed{more}", ""
+    else:
+        message = f"{len(bad)} of {len(reports)} checkpoints failed: {bad[0].url} first"
+        hint = ""
+    return code, message, hint
+
+
+def _remembered(url: str, checked: ScrubRecord) -> PlaceReport:
+    """Return the verdict of an earlier run on a checkpoint that this run did not read."""
+    day = time.strftime("%Y-%m-%d", time.gmtime(checked.checked))
+    return PlaceReport(
+        level=Level.STRUCTURE,
+        evidence="none",
+        code=ExitCode(checked.code),
+        message=f"{checked.message} (read on {day}, and unchanged since)",
+        hint="",
+        findings=(),
+        bytes_read=0,
+        bytes_covered=0,
+        bytes_uncovered=0,
+        sampled=None,
+        seconds=0.0,
+        url=url,
+    )
 
 
 def _replaced(

@@ -1,0 +1,139 @@
+"""A scrub: each checkpoint of a root in its turn, over many runs, and no bad one forgotten."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ftckpt
+from ftckpt.errors import CorruptError, DeniedError, ExitCode, UsageError
+from ftckpt.verification.places import PlaceReport
+from tests.builders.checkpoints import flip, save_dcp
+from tests.json_run import ftckpt_json
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for step in (1, 2, 3):
+        save_dcp(tmp_path / "run" / f"step-{step}", step=step)
+    return tmp_path / "run"
+
+
+def scrub(root: Path, budget: str = "1ms", **options: Any) -> PlaceReport:
+    return ftckpt.verify(str(root), oldest_first=True, budget=budget, **options)
+
+
+def read(report: PlaceReport) -> list[str]:
+    """Return the names of the checkpoints that a run has read."""
+    return [Path(one.url).name for one in report.checkpoints if one.bytes_read]
+
+
+def test_each_has_its_turn(root: Path) -> None:
+    turns = [read(scrub(root)) for _ in range(4)]
+    assert turns == [["step-3"], ["step-2"], ["step-1"], ["step-3"]]
+    save_dcp(root / "step-4", step=4)
+    assert read(scrub(root)) == ["step-4"]
+    assert read(scrub(root)) == ["step-2"]
+
+
+def test_the_summary_says_how_far_it_has_come(root: Path) -> None:
+    first = scrub(root).scrub
+    assert first is not None
+    assert (first.checkpoints, first.checked, first.never, first.oldest) == (3, 1, 2, None)
+    whole = scrub(root, budget="").scrub
+    assert whole is not None
+    assert (whole.checked, whole.never) == (3, 0)
+    assert whole.oldest is not None
+    assert whole.state == f"{root}/.ftckpt/scrub.json"
+
+
+def test_a_bad_one_is_told_by_every_run_until_it_changes(root: Path) -> None:
+    flip(root / "step-3" / "__0_0.distcp", 4000)
+    bad = scrub(root).code
+    assert bad in (ExitCode.CORRUPT, ExitCode.UNSAFE)
+    for name in ("step-2", "step-1"):
+        report = scrub(root)
+        assert read(report) == [name]
+        assert report.code is bad
+        (known,) = [one for one in report.checkpoints if not one.bytes_read]
+        assert known.url == f"{root}/step-3"
+        assert "unchanged since" in known.message
+    shutil.rmtree(root / "step-3")
+    save_dcp(root / "step-3", step=3)
+    report = scrub(root)
+    assert read(report) == ["step-3"]
+    assert report.code is ExitCode.OK
+
+
+def test_what_was_saved_again_counts_as_never_read(root: Path) -> None:
+    scrub(root, budget="")
+    shutil.rmtree(root / "step-1")
+    save_dcp(root / "step-1", step=1)
+    assert read(scrub(root)) == ["step-1"]
+
+
+def test_a_budget_that_is_enough_reads_all(root: Path) -> None:
+    assert read(scrub(root, budget="1h")) == ["step-3", "step-2", "step-1"]
+
+
+def test_an_unfinished_save_is_passed_over_aloud(root: Path) -> None:
+    (root / "step-3" / ".metadata").unlink()
+    answer = ftckpt_json("verify", str(root), "--oldest-first")
+    assert answer["result"]["code"] == 0
+    assert answer["scrub"]["checkpoints"] == 2
+    assert [Path(one["target"]).name for one in answer["checkpoints"]] == ["step-2", "step-1"]
+
+
+def test_the_record_elsewhere(root: Path, tmp_path: Path) -> None:
+    state = tmp_path / "kept" / "scrub.json"
+    state.parent.mkdir()
+    scrub(root, state=str(state))
+    assert not (root / ".ftckpt").exists()
+    assert list(json.loads(state.read_text())["checkpoints"]) == ["step-3"]
+    assert read(scrub(root, state=str(state))) == ["step-2"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", '{"schema": "x"}', '{"schema": "ftckpt.scrub/1", "checkpoints": {"a": {}}}'],
+)
+def test_a_record_that_cannot_be_read_is_never_overwritten(root: Path, text: str) -> None:
+    file = root / ".ftckpt" / "scrub.json"
+    file.parent.mkdir()
+    file.write_text(text)
+    with pytest.raises(CorruptError, match="not the record of a scrub"):
+        scrub(root)
+    assert file.read_text() == text
+
+
+def test_what_cannot_be_remembered_is_not_begun(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ftckpt.storage.local.store import LocalStore
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise DeniedError("read-only")
+
+    monkeypatch.setattr(LocalStore, "put", refuse)
+    with pytest.raises(DeniedError) as caught:
+        scrub(root)
+    assert "--state FILE" in caught.value.hint
+
+
+def test_its_flags(root: Path) -> None:
+    for words in ({"budget": "1h"}, {"state": "x"}):
+        with pytest.raises(UsageError, match="needs --oldest-first"):
+            ftckpt.verify(str(root), **words)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="more than nothing"):
+        scrub(root, budget="0s")
+    with pytest.raises(UsageError, match="is one checkpoint"):
+        scrub(root / "step-1")
+
+
+def test_a_pointer_that_dangles_is_still_damage(root: Path) -> None:
+    (root / "latest").write_text("step-9")
+    assert scrub(root).code is ExitCode.CORRUPT
