@@ -23,7 +23,7 @@ from .invocation import Invocation, Result, complain
 from .render import error_line, json_text, printable, result_record
 from .shutdown import SignalError, leave, signals_caught
 from .terminal import ClosedPipeError, unwritable, write
-from .verbs import RESUMABLE, VERBS, Verbs
+from .verbs import HELP, RESUMABLE, VERBS, Verbs
 
 # What `typer` raises for a wrong command line; it exports only the subclass.
 _UsageError = cast(type[Exception], typer.BadParameter.__mro__[1])
@@ -38,6 +38,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     subcommand_metavar="VERB ...",
+    context_settings={"help_option_names": list(HELP)},
 )
 
 
@@ -54,6 +55,7 @@ def options(
         bool,
         typer.Option(
             "--version",
+            "-V",
             is_eager=True,
             callback=_print_version,
             help="Show the version and exit.",
@@ -88,7 +90,7 @@ def scan(arguments: Sequence[str]) -> _Line:
 def execute(arguments: Sequence[str], invocation: Invocation) -> Result:
     """Run a command line and return how it ended; raises what the verb raises."""
     root = typer.main.get_command(app)
-    words = list(arguments)
+    words = ["--version"] if list(arguments) == ["version"] else list(arguments)
     if not words:
         with root.make_context("ftckpt", ["--version"], resilient_parsing=True) as ctx:
             write(sys.stderr, root.get_help(ctx) + "\n")

@@ -70,6 +70,29 @@ RESUMABLE = frozenset(
     | {"delta pack", "delta unpack", "delta rebase"}
 )
 
+HELP = ("--help", "-h")
+# Where a verb is as like a word as this, those that are less like it are not meant.
+_ALIKE = 0.75
+# What other tools call it. The command line says which of several was meant.
+_MEANT = {
+    "restore": ("restart", "delta unpack", "repair", "gc undelete"),
+    "resume": ("restart", "latest"),
+    "undo": ("gc undelete",),
+    "list": ("inspect", "status"),
+    "show": ("inspect",),
+    "info": ("inspect", "delta info"),
+    "check": ("verify",),
+    "validate": ("verify",),
+    "compare": ("diff",),
+    "merge": ("convert",),
+    "export": ("convert",),
+    "cp": ("copy",),
+    "rm": ("gc",),
+    "delete": ("gc",),
+    "prune": ("gc",),
+    "forget": ("gc",),
+}
+
 
 def _common(
     json: Annotated[
@@ -252,19 +275,24 @@ def family(first: str) -> list[str]:
 
 def _near(name: str) -> list[str]:
     """Return the verbs that a word may mean: the second of two (`undelete`), or one mistyped."""
-    seconds = {verb.rpartition(" ")[2]: verb for verb in VERBS if " " in verb}
-    if name in seconds:
-        return [seconds[name]]
-    firsts = dict.fromkeys(verb.partition(" ")[0] for verb in VERBS)
-    near = [verb for one in get_close_matches(name, firsts) for verb in family(one)]
-    return near or [seconds[one] for one in get_close_matches(name, seconds)]
+    if name in _MEANT:
+        return list(_MEANT[name])
+    known: dict[str, list[str]] = {}
+    for verb in VERBS:
+        for word in dict.fromkeys((verb.partition(" ")[0], verb.rpartition(" ")[2])):
+            known.setdefault(word, []).append(verb)
+    if name in known:
+        return known[name]
+    near = get_close_matches(name, known, cutoff=_ALIKE) or get_close_matches(name, known)
+    return list(dict.fromkeys(verb for word in near for verb in known[word]))
 
 
 def load(verb: str) -> Verb:
     """Import a verb's module and return its command."""
     module = import_module(f"ftckpt.commands.{verb.replace(' ', '.')}")
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(name=verb, cls=Verb)(module.command)
+    settings = {"help_option_names": list(HELP)}
+    app.command(name=verb, cls=Verb, context_settings=settings)(module.command)
     command = cast(Verb, typer.main.get_command(app))
     command.module = module
     command.groups = [_group(one, command) for one in getattr(module, "OPTIONS", ())]

@@ -164,10 +164,19 @@ def test_usage_errors_say_what_was_meant() -> None:
     assert "delta is several verbs: delta pack, delta unpack," in ftckpt("delta", "--help").stderr
     assert "did you mean replay run or replay compare" in ftckpt("repaly").stderr
     assert "did you mean gc undelete?" in ftckpt("undelete").stderr
+    assert "did you mean gc undelete?" in ftckpt("undelet").stderr
+    restore = ftckpt("restore").stderr
+    assert "did you mean restart or delta unpack or repair or gc undelete?" in restore
     assert "hint: leave @7 out" in ftckpt("inspect", str(DATA / "run" / "step-1@7")).stderr
     assert "'--verify': 'all' is not one of" in ftckpt("latest", "x", "--verify", "all").stderr
     assert ftckpt().returncode == 2
     assert "Verbs:" in ftckpt().stderr
+
+
+def test_short_forms_are_taken() -> None:
+    assert ftckpt("-h").stdout == ftckpt("--help").stdout != ""
+    assert ftckpt("plan", "sweep", "-h").stdout == ftckpt("plan", "sweep", "--help").stdout != ""
+    assert ftckpt("-V").stdout == ftckpt("version").stdout == ftckpt("--version").stdout != ""
 
 
 def test_json_after_a_double_dash_is_a_path() -> None:
