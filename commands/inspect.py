@@ -95,9 +95,9 @@ def _print_notes(invocation: Invocation, notes: Sequence[Finding]) -> None:
     wrong = [note for note in notes if note.severity == "error"]
     for note in notes:
         if note.severity != "error":
-            invocation.print(render.finding_line(note))
+            invocation.find(note)
     for note in wrong[:_WRONG]:
-        invocation.print(render.finding_line(note))
+        invocation.find(note)
     if wrong:
         more = f"and {len(wrong) - _WRONG} more; " if len(wrong) > _WRONG else ""
         invocation.say(f"{more}what cannot be read is not shown; `ftckpt verify` says all")

@@ -43,6 +43,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from inspect' -l anonymous -d 'Sen
 complete -c ftckpt -n '__fish_seen_subcommand_from inspect' -l retry-seconds -r -d 'Retry one request for this long.'
 complete -c ftckpt -n '__fish_seen_subcommand_from inspect' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from inspect' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
+complete -c ftckpt -n '__fish_seen_subcommand_from inspect' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from inspect' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from inspect' -l help -s h -d 'Show this message and exit.'
 
@@ -58,7 +59,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from verify' -l fail-fast -d 'Stop
 complete -c ftckpt -n '__fish_seen_subcommand_from verify' -l remember -d 'Keep a receipt for `latest --reuse`; implies --require content.'
 complete -c ftckpt -n '__fish_seen_subcommand_from verify' -l receipts -r -d 'Where --remember keeps it.'
 complete -c ftckpt -n '__fish_seen_subcommand_from verify' -l jobs -s j -r -d 'Workers; 0: one a processor.'
-complete -c ftckpt -n '__fish_seen_subcommand_from verify' -l limit-rate -r -d 'Read no faster: 200MB/s.'
+complete -c ftckpt -n '__fish_seen_subcommand_from verify' -l limit-rate -r -d 'Read no faster: 200MiB/s.'
 complete -c ftckpt -n '__fish_seen_subcommand_from verify' -l max-memory -r -d 'Memory limit.'
 complete -c ftckpt -n '__fish_seen_subcommand_from verify' -l endpoint -r -d 'S3-compatible service (AWS_ENDPOINT_URL).'
 complete -c ftckpt -n '__fish_seen_subcommand_from verify' -l profile -r -d 'Profile of the AWS configuration.'
@@ -68,6 +69,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from verify' -l anonymous -d 'Send
 complete -c ftckpt -n '__fish_seen_subcommand_from verify' -l retry-seconds -r -d 'Retry one request for this long.'
 complete -c ftckpt -n '__fish_seen_subcommand_from verify' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from verify' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
+complete -c ftckpt -n '__fish_seen_subcommand_from verify' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from verify' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from verify' -l help -s h -d 'Show this message and exit.'
 
@@ -75,7 +77,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from seal' -l manifest -r -d 'Writ
 complete -c ftckpt -n '__fish_seen_subcommand_from seal' -l force -d 'Replace a manifest that says something else.'
 complete -c ftckpt -n '__fish_seen_subcommand_from seal' -l level -x -a 'auto\t structure\t content\t values\t' -d 'What to check before sealing.'
 complete -c ftckpt -n '__fish_seen_subcommand_from seal' -l jobs -s j -r -d 'Workers; 0: one a processor.'
-complete -c ftckpt -n '__fish_seen_subcommand_from seal' -l limit-rate -r -d 'Read no faster: 200MB/s.'
+complete -c ftckpt -n '__fish_seen_subcommand_from seal' -l limit-rate -r -d 'Read no faster: 200MiB/s.'
 complete -c ftckpt -n '__fish_seen_subcommand_from seal' -l max-memory -r -d 'Memory limit.'
 complete -c ftckpt -n '__fish_seen_subcommand_from seal' -l endpoint -r -d 'S3-compatible service (AWS_ENDPOINT_URL).'
 complete -c ftckpt -n '__fish_seen_subcommand_from seal' -l profile -r -d 'Profile of the AWS configuration.'
@@ -85,6 +87,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from seal' -l anonymous -d 'Send n
 complete -c ftckpt -n '__fish_seen_subcommand_from seal' -l retry-seconds -r -d 'Retry one request for this long.'
 complete -c ftckpt -n '__fish_seen_subcommand_from seal' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from seal' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
+complete -c ftckpt -n '__fish_seen_subcommand_from seal' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from seal' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from seal' -l help -s h -d 'Show this message and exit.'
 
@@ -112,6 +115,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from latest' -l anonymous -d 'Send
 complete -c ftckpt -n '__fish_seen_subcommand_from latest' -l retry-seconds -r -d 'Retry one request for this long.'
 complete -c ftckpt -n '__fish_seen_subcommand_from latest' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from latest' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
+complete -c ftckpt -n '__fish_seen_subcommand_from latest' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from latest' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from latest' -l help -s h -d 'Show this message and exit.'
 
@@ -120,7 +124,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from promote' -l verify -x -a 'str
 complete -c ftckpt -n '__fish_seen_subcommand_from promote' -l backwards -d 'Also move a pointer that names a later step.'
 complete -c ftckpt -n '__fish_seen_subcommand_from promote' -l dry-run -d 'Show what would be moved, without verifying; write nothing.'
 complete -c ftckpt -n '__fish_seen_subcommand_from promote' -l jobs -s j -r -d 'Workers; 0: one a processor.'
-complete -c ftckpt -n '__fish_seen_subcommand_from promote' -l limit-rate -r -d 'Read no faster: 200MB/s.'
+complete -c ftckpt -n '__fish_seen_subcommand_from promote' -l limit-rate -r -d 'Read no faster: 200MiB/s.'
 complete -c ftckpt -n '__fish_seen_subcommand_from promote' -l max-memory -r -d 'Memory limit.'
 complete -c ftckpt -n '__fish_seen_subcommand_from promote' -l endpoint -r -d 'S3-compatible service (AWS_ENDPOINT_URL).'
 complete -c ftckpt -n '__fish_seen_subcommand_from promote' -l profile -r -d 'Profile of the AWS configuration.'
@@ -130,6 +134,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from promote' -l anonymous -d 'Sen
 complete -c ftckpt -n '__fish_seen_subcommand_from promote' -l retry-seconds -r -d 'Retry one request for this long.'
 complete -c ftckpt -n '__fish_seen_subcommand_from promote' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from promote' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
+complete -c ftckpt -n '__fish_seen_subcommand_from promote' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from promote' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from promote' -l help -s h -d 'Show this message and exit.'
 
@@ -138,7 +143,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from restart' -l scratch -r -d 'Wh
 complete -c ftckpt -n '__fish_seen_subcommand_from restart' -l verify -x -a 'structure\t content\t values\t' -d 'How deep each checkpoint is checked.'
 complete -c ftckpt -n '__fish_seen_subcommand_from restart' -l rules -r -d 'Table of how tensors divide over ranks, or a name: llama, …'
 complete -c ftckpt -n '__fish_seen_subcommand_from restart' -l jobs -s j -r -d 'Workers; 0: one a processor.'
-complete -c ftckpt -n '__fish_seen_subcommand_from restart' -l limit-rate -r -d 'Read no faster: 200MB/s.'
+complete -c ftckpt -n '__fish_seen_subcommand_from restart' -l limit-rate -r -d 'Read no faster: 200MiB/s.'
 complete -c ftckpt -n '__fish_seen_subcommand_from restart' -l max-memory -r -d 'Memory limit.'
 complete -c ftckpt -n '__fish_seen_subcommand_from restart' -l require -r -d 'Skip checkpoints without these parts of the training state: model,optimizer,scheduler,rng,dataloader,step,scaler.'
 complete -c ftckpt -n '__fish_seen_subcommand_from restart' -l step-at-most -r -d 'Take no step above this one.'
@@ -161,6 +166,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from restart' -l anonymous -d 'Sen
 complete -c ftckpt -n '__fish_seen_subcommand_from restart' -l retry-seconds -r -d 'Retry one request for this long.'
 complete -c ftckpt -n '__fish_seen_subcommand_from restart' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from restart' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
+complete -c ftckpt -n '__fish_seen_subcommand_from restart' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from restart' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from restart' -l help -s h -d 'Show this message and exit.'
 
@@ -182,7 +188,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l no-proof -d 'Skip
 complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l restart -d 'Discard what another transfer to DST left.'
 complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l device -r -d 'cpu, cuda, cuda:N; auto measures and chooses.'
 complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l jobs -s j -r -d 'Workers; 0: one a processor.'
-complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l limit-rate -r -d 'Read no faster: 200MB/s.'
+complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l limit-rate -r -d 'Read no faster: 200MiB/s.'
 complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l max-memory -r -d 'Memory limit.'
 complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l endpoint -r -d 'S3-compatible service (AWS_ENDPOINT_URL).'
 complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l profile -r -d 'Profile of the AWS configuration.'
@@ -192,6 +198,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l anonymous -d 'Sen
 complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l retry-seconds -r -d 'Retry one request for this long.'
 complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
+complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l help -s h -d 'Show this message and exit.'
 
@@ -219,7 +226,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l no-proof -d 'Skip
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l restart -d 'Discard what another transfer to DST left.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l device -r -d 'cpu, cuda, cuda:N; auto measures and chooses.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l jobs -s j -r -d 'Workers; 0: one a processor.'
-complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l limit-rate -r -d 'Read no faster: 200MB/s.'
+complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l limit-rate -r -d 'Read no faster: 200MiB/s.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l max-memory -r -d 'Memory limit.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l endpoint -r -d 'S3-compatible service (AWS_ENDPOINT_URL).'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l profile -r -d 'Profile of the AWS configuration.'
@@ -229,6 +236,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l anonymous -d 'Sen
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l retry-seconds -r -d 'Retry one request for this long.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
+complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l help -s h -d 'Show this message and exit.'
 
@@ -238,7 +246,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l unmanaged -d 'Also c
 complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l no-proof -d 'Skip reading back the result.'
 complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l restart -d 'Discard what another run to DST left.'
 complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l jobs -s j -l concurrency -r -d 'Blocks in flight; 0: one a processor, 8 to or from an object store.'
-complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l limit-rate -r -d 'Read no faster: 200MB/s.'
+complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l limit-rate -r -d 'Read no faster: 200MiB/s.'
 complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l max-memory -r -d 'Memory limit.'
 complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l endpoint -r -d 'S3-compatible service (AWS_ENDPOINT_URL).'
 complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l profile -r -d 'Profile of the AWS configuration.'
@@ -248,6 +256,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l anonymous -d 'Send n
 complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l retry-seconds -r -d 'Retry one request for this long.'
 complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
+complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l help -s h -d 'Show this message and exit.'
 
@@ -259,7 +268,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from sync' -l dry-run -d 'Show wha
 complete -c ftckpt -n '__fish_seen_subcommand_from sync' -l no-proof -d 'Skip reading back the result.'
 complete -c ftckpt -n '__fish_seen_subcommand_from sync' -l restart -d 'Discard what another run to DST left.'
 complete -c ftckpt -n '__fish_seen_subcommand_from sync' -l jobs -s j -l concurrency -r -d 'Blocks in flight; 0: one a processor, 8 to or from an object store.'
-complete -c ftckpt -n '__fish_seen_subcommand_from sync' -l limit-rate -r -d 'Read no faster: 200MB/s.'
+complete -c ftckpt -n '__fish_seen_subcommand_from sync' -l limit-rate -r -d 'Read no faster: 200MiB/s.'
 complete -c ftckpt -n '__fish_seen_subcommand_from sync' -l max-memory -r -d 'Memory limit.'
 complete -c ftckpt -n '__fish_seen_subcommand_from sync' -l endpoint -r -d 'S3-compatible service (AWS_ENDPOINT_URL).'
 complete -c ftckpt -n '__fish_seen_subcommand_from sync' -l profile -r -d 'Profile of the AWS configuration.'
@@ -269,6 +278,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from sync' -l anonymous -d 'Send n
 complete -c ftckpt -n '__fish_seen_subcommand_from sync' -l retry-seconds -r -d 'Retry one request for this long.'
 complete -c ftckpt -n '__fish_seen_subcommand_from sync' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from sync' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
+complete -c ftckpt -n '__fish_seen_subcommand_from sync' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from sync' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from sync' -l help -s h -d 'Show this message and exit.'
 
@@ -278,7 +288,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l dry-run -d 'List t
 complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l no-proof -d 'Skip reading back the result.'
 complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l restart -d 'Discard what another run to DST left.'
 complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l jobs -s j -l concurrency -r -d 'Blocks in flight; 0: one a processor, 8 to or from an object store.'
-complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l limit-rate -r -d 'Read no faster: 200MB/s.'
+complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l limit-rate -r -d 'Read no faster: 200MiB/s.'
 complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l max-memory -r -d 'Memory limit.'
 complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l endpoint -r -d 'S3-compatible service (AWS_ENDPOINT_URL).'
 complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l profile -r -d 'Profile of the AWS configuration.'
@@ -288,6 +298,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l anonymous -d 'Send
 complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l retry-seconds -r -d 'Retry one request for this long.'
 complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
+complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l help -s h -d 'Show this message and exit.'
 
@@ -304,7 +315,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from diff' -l layout-state -d 'Sta
 complete -c ftckpt -n '__fish_seen_subcommand_from diff' -l trust-recorded -d 'Do not read what recorded digests or CRC-32s call equal.'
 complete -c ftckpt -n '__fish_seen_subcommand_from diff' -l plot -r -d 'A heat map, layer by component: .png, .svg, .html.'
 complete -c ftckpt -n '__fish_seen_subcommand_from diff' -l jobs -s j -r -d 'Workers; 0: one a processor.'
-complete -c ftckpt -n '__fish_seen_subcommand_from diff' -l limit-rate -r -d 'Read no faster: 200MB/s.'
+complete -c ftckpt -n '__fish_seen_subcommand_from diff' -l limit-rate -r -d 'Read no faster: 200MiB/s.'
 complete -c ftckpt -n '__fish_seen_subcommand_from diff' -l max-memory -r -d 'Memory limit.'
 complete -c ftckpt -n '__fish_seen_subcommand_from diff' -l endpoint -r -d 'S3-compatible service (AWS_ENDPOINT_URL).'
 complete -c ftckpt -n '__fish_seen_subcommand_from diff' -l profile -r -d 'Profile of the AWS configuration.'
@@ -314,6 +325,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from diff' -l anonymous -d 'Send n
 complete -c ftckpt -n '__fish_seen_subcommand_from diff' -l retry-seconds -r -d 'Retry one request for this long.'
 complete -c ftckpt -n '__fish_seen_subcommand_from diff' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from diff' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
+complete -c ftckpt -n '__fish_seen_subcommand_from diff' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from diff' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from diff' -l help -s h -d 'Show this message and exit.'
 
@@ -345,6 +357,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subco
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l retry-seconds -r -d 'Retry one request for this long.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
+complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l help -s h -d 'Show this message and exit.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -a 'undelete purge'
@@ -358,6 +371,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcomman
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from undelete' -l retry-seconds -r -d 'Retry one request for this long.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from undelete' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from undelete' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
+complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from undelete' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from undelete' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from undelete' -l help -s h -d 'Show this message and exit.'
 
@@ -371,6 +385,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcomman
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from purge' -l retry-seconds -r -d 'Retry one request for this long.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from purge' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from purge' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
+complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from purge' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from purge' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from purge' -l help -s h -d 'Show this message and exit.'
 
@@ -384,6 +399,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from pin' -l anonymous -d 'Send no
 complete -c ftckpt -n '__fish_seen_subcommand_from pin' -l retry-seconds -r -d 'Retry one request for this long.'
 complete -c ftckpt -n '__fish_seen_subcommand_from pin' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from pin' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
+complete -c ftckpt -n '__fish_seen_subcommand_from pin' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from pin' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from pin' -l help -s h -d 'Show this message and exit.'
 
@@ -397,6 +413,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from unpin' -l anonymous -d 'Send 
 complete -c ftckpt -n '__fish_seen_subcommand_from unpin' -l retry-seconds -r -d 'Retry one request for this long.'
 complete -c ftckpt -n '__fish_seen_subcommand_from unpin' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from unpin' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
+complete -c ftckpt -n '__fish_seen_subcommand_from unpin' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from unpin' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from unpin' -l help -s h -d 'Show this message and exit.'
 
@@ -408,6 +425,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from pins' -l anonymous -d 'Send n
 complete -c ftckpt -n '__fish_seen_subcommand_from pins' -l retry-seconds -r -d 'Retry one request for this long.'
 complete -c ftckpt -n '__fish_seen_subcommand_from pins' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from pins' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
+complete -c ftckpt -n '__fish_seen_subcommand_from pins' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from pins' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from pins' -l help -s h -d 'Show this message and exit.'
 
@@ -419,6 +437,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from tag' -l anonymous -d 'Send no
 complete -c ftckpt -n '__fish_seen_subcommand_from tag' -l retry-seconds -r -d 'Retry one request for this long.'
 complete -c ftckpt -n '__fish_seen_subcommand_from tag' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from tag' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
+complete -c ftckpt -n '__fish_seen_subcommand_from tag' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from tag' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from tag' -l help -s h -d 'Show this message and exit.'
 
@@ -430,6 +449,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from untag' -l anonymous -d 'Send 
 complete -c ftckpt -n '__fish_seen_subcommand_from untag' -l retry-seconds -r -d 'Retry one request for this long.'
 complete -c ftckpt -n '__fish_seen_subcommand_from untag' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from untag' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
+complete -c ftckpt -n '__fish_seen_subcommand_from untag' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from untag' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from untag' -l help -s h -d 'Show this message and exit.'
 
@@ -441,7 +461,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcom
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from pack' -l no-proof -d 'Skip the checks of the sources and of the result.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from pack' -l restart -d 'Discard what another run to OUT left.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from pack' -l jobs -s j -r -d 'Workers; 0: one a processor.'
-complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from pack' -l limit-rate -r -d 'Read no faster: 200MB/s.'
+complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from pack' -l limit-rate -r -d 'Read no faster: 200MiB/s.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from pack' -l max-memory -r -d 'Memory limit.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from pack' -l storage-rate -r -d 'Write rate of the storage, for the advice: 2GB/s.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from pack' -l endpoint -r -d 'S3-compatible service (AWS_ENDPOINT_URL).'
@@ -452,6 +472,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcom
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from pack' -l retry-seconds -r -d 'Retry one request for this long.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from pack' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from pack' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
+complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from pack' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from pack' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from pack' -l help -s h -d 'Show this message and exit.'
 
@@ -470,7 +491,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcom
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -l restart -d 'Discard what another transfer to DST left.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -l device -r -d 'cpu, cuda, cuda:N; auto measures and chooses.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -l jobs -s j -r -d 'Workers; 0: one a processor.'
-complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -l limit-rate -r -d 'Read no faster: 200MB/s.'
+complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -l limit-rate -r -d 'Read no faster: 200MiB/s.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -l max-memory -r -d 'Memory limit.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -l endpoint -r -d 'S3-compatible service (AWS_ENDPOINT_URL).'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -l profile -r -d 'Profile of the AWS configuration.'
@@ -480,6 +501,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcom
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -l retry-seconds -r -d 'Retry one request for this long.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
+complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -l help -s h -d 'Show this message and exit.'
 
@@ -496,6 +518,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcom
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from info' -l retry-seconds -r -d 'Retry one request for this long.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from info' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from info' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
+complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from info' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from info' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from info' -l help -s h -d 'Show this message and exit.'
 
@@ -506,7 +529,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcom
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from rebase' -l no-proof -d 'Skip the checks of the sources and of the result.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from rebase' -l restart -d 'Discard what another run to OUT left.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from rebase' -l jobs -s j -r -d 'Workers; 0: one a processor.'
-complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from rebase' -l limit-rate -r -d 'Read no faster: 200MB/s.'
+complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from rebase' -l limit-rate -r -d 'Read no faster: 200MiB/s.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from rebase' -l max-memory -r -d 'Memory limit.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from rebase' -l storage-rate -r -d 'Write rate of the storage, for the advice: 2GB/s.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from rebase' -l endpoint -r -d 'S3-compatible service (AWS_ENDPOINT_URL).'
@@ -517,6 +540,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcom
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from rebase' -l retry-seconds -r -d 'Retry one request for this long.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from rebase' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from rebase' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
+complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from rebase' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from rebase' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from rebase' -l help -s h -d 'Show this message and exit.'
 
@@ -588,6 +612,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from plan; and not __fish_seen_sub
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and not __fish_seen_subcommand_from sweep elastic compress risk' -l retry-seconds -r -d 'Retry one request for this long.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and not __fish_seen_subcommand_from sweep elastic compress risk' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and not __fish_seen_subcommand_from sweep elastic compress risk' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
+complete -c ftckpt -n '__fish_seen_subcommand_from plan; and not __fish_seen_subcommand_from sweep elastic compress risk' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and not __fish_seen_subcommand_from sweep elastic compress risk' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and not __fish_seen_subcommand_from sweep elastic compress risk' -l help -s h -d 'Show this message and exit.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and not __fish_seen_subcommand_from sweep elastic compress risk' -f -a 'sweep elastic compress risk'
@@ -646,6 +671,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcomm
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from sweep' -l tb-month -r -d 'Price of a TB-month of storage.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from sweep' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from sweep' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
+complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from sweep' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from sweep' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from sweep' -l help -s h -d 'Show this message and exit.'
 
@@ -657,6 +683,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcomm
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from elastic' -l reshard -r -d 'Time to stop, reshard and go on: 6m.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from elastic' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from elastic' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
+complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from elastic' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from elastic' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from elastic' -l help -s h -d 'Show this message and exit.'
 
@@ -666,6 +693,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcomm
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from compress' -l storage-bw -r -d 'Write rate of the storage: 80GB/s.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from compress' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from compress' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
+complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from compress' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from compress' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from compress' -l help -s h -d 'Show this message and exit.'
 
@@ -675,6 +703,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcomm
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from risk' -l restart -r -d 'Time from a failure until training goes on: 10m.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from risk' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from risk' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
+complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from risk' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from risk' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from risk' -l help -s h -d 'Show this message and exit.'
 
@@ -693,6 +722,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from status' -l anonymous -d 'Send
 complete -c ftckpt -n '__fish_seen_subcommand_from status' -l retry-seconds -r -d 'Retry one request for this long.'
 complete -c ftckpt -n '__fish_seen_subcommand_from status' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from status' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
+complete -c ftckpt -n '__fish_seen_subcommand_from status' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from status' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from status' -l help -s h -d 'Show this message and exit.'
 
@@ -712,6 +742,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subco
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from run' -l html -r -d 'Write the timeline as a page.'
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from run' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from run' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
+complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from run' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from run' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from run' -l help -s h -d 'Show this message and exit.'
 
@@ -722,6 +753,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subco
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from compare' -l html -r -d 'Write the timeline as a page.'
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from compare' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from compare' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
+complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from compare' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from compare' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from compare' -l help -s h -d 'Show this message and exit.'
 
@@ -736,6 +768,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subco
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from audit' -l retry-seconds -r -d 'Retry one request for this long.'
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from audit' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from audit' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
+complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from audit' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from audit' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from audit' -l help -s h -d 'Show this message and exit.'
 
@@ -747,22 +780,26 @@ complete -c ftckpt -n '__fish_seen_subcommand_from doctor' -l anonymous -d 'Send
 complete -c ftckpt -n '__fish_seen_subcommand_from doctor' -l retry-seconds -r -d 'Retry one request for this long.'
 complete -c ftckpt -n '__fish_seen_subcommand_from doctor' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from doctor' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
+complete -c ftckpt -n '__fish_seen_subcommand_from doctor' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from doctor' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from doctor' -l help -s h -d 'Show this message and exit.'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from demo' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from demo' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
+complete -c ftckpt -n '__fish_seen_subcommand_from demo' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from demo' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from demo' -l help -s h -d 'Show this message and exit.'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from completions' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from completions' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
+complete -c ftckpt -n '__fish_seen_subcommand_from completions' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from completions' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from completions' -l help -s h -d 'Show this message and exit.'
 complete -c ftckpt -n '__fish_seen_subcommand_from completions' -f -a 'bash zsh fish'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from help' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from help' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
+complete -c ftckpt -n '__fish_seen_subcommand_from help' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from help' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from help' -l help -s h -d 'Show this message and exit.'
 complete -c ftckpt -n '__fish_seen_subcommand_from help' -f -a 'exit-codes environment inspect verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status replay doctor demo completions help'

@@ -21,7 +21,7 @@ from . import watchdog
 from .environment import environment_name
 from .invocation import Invocation, Result, complain
 from .render import error_line, json_text, printable, result_record
-from .shutdown import SignalError, leave, signals_caught
+from .shutdown import SignalError, answer_signals, leave, signals_caught
 from .terminal import ClosedPipeError, unwritable, write
 from .verbs import HELP, RESUMABLE, VERBS, Verbs
 
@@ -126,7 +126,7 @@ def run(arguments: Sequence[str], invocation: Invocation) -> Result:
 
             write(sys.stderr, traceback.format_exc())
         result = verdict(error, invocation.verb)
-        complain(printable(result.message), printable(result.hint))
+        invocation.complain(result.code, printable(result.message), printable(result.hint))
         return result
 
 
@@ -246,6 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             print_document(_ended(SignalError(code), invocation))
 
     if arguments is None:
+        answer_signals(invocation.tell_progress)
         invocation.on_begin = lambda: watchdog.start(last_words_for)
     prepare_streams()
     spare_addresses()

@@ -13,7 +13,6 @@ from ftckpt.api.tables import read_rules as read_rules
 from ftckpt.api.tables import read_text as read_text
 from ftckpt.errors import ExitCode
 
-from . import render
 from .bounds import JobsOption, MemoryOption, RateOption, bound_memory, job_count, rate_limit
 from .invocation import Invocation, Result
 from .target import open_other
@@ -241,7 +240,7 @@ def carry_out(
             invocation.say(f"the source: {found.message}")
         else:
             for one in found.findings:
-                invocation.print(render.finding_line(one))
+                invocation.find(one)
         return found
 
     report = prepared.write(

@@ -20,7 +20,7 @@ from ftckpt.storage.options import StoreOptions
 
 from .codes import ALWAYS, MEANINGS
 from .environment import NO_ENVIRONMENT, environment_flags, environment_name, refuse_unknown
-from .invocation import Invocation
+from .invocation import Invocation, ProgressChoice
 from .parameters import lighten
 
 # Summaries stand here so that the list of verbs needs no verb; a test holds them to the modules.
@@ -102,6 +102,10 @@ def _common(
         bool,
         typer.Option("--quiet", "-q", help="No progress and no remarks on stderr; warnings stay."),
     ] = False,
+    progress: Annotated[
+        ProgressChoice,
+        typer.Option(help="auto: a bar, or a line now and then; json: a record a second."),
+    ] = ProgressChoice.AUTO,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
     """Options of every verb."""
@@ -176,6 +180,7 @@ class Verb(TyperCommand):
         invocation.json |= common["json"]
         invocation.quiet |= common["quiet"]
         invocation.debug |= common["debug"]
+        invocation.progress = common["progress"]
         invocation.stores = StoreOptions(**storage)
         invocation.environment = environment_flags(ctx)
         for group in self.groups:

@@ -76,7 +76,7 @@ def verify(
         remember: keep a receipt for `latest(reuse=...)`; implies `require="content"`.
         receipts: the folder for it; "" for beside the checkpoint.
         jobs: threads; 0 for one a processor.
-        limit_rate: bytes a second, or a text such as "200MB/s".
+        limit_rate: bytes a second, or a text such as "200MiB/s".
         stores: how to reach object stores.
         counter: is told of the work.
         watcher: is told each finding and each verdict as it is made.
@@ -146,7 +146,7 @@ def seal(
         manifest: path or URL to write to; "" for beside the data.
         force: replace a manifest that says something else.
         jobs: threads; 0 for one a processor.
-        limit_rate: bytes a second, or a text such as "200MB/s".
+        limit_rate: bytes a second, or a text such as "200MiB/s".
         stores: how to reach object stores.
         counter: is told of the work.
 
@@ -208,7 +208,7 @@ def diff(
         layout_state: state that follows the grid of ranks counts too.
         trust_recorded: do not read what recorded digests or CRC-32s call equal.
         jobs: threads; 0 for one a processor.
-        limit_rate: bytes a second, or a text such as "200MB/s".
+        limit_rate: bytes a second, or a text such as "200MiB/s".
         stores: how to reach object stores.
         counter: is told of the bytes of one side.
 

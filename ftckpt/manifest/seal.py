@@ -27,6 +27,7 @@ from ftckpt.errors import (
 )
 from ftckpt.manifest import HEAD, FileDigest, Manifest, PassedCheck
 from ftckpt.own_files import SUFFIX, is_own
+from ftckpt.progress import expect_files
 from ftckpt.storage.local.atomic import is_leftover, write_new, write_over
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import EntryKind
@@ -128,6 +129,7 @@ def seal(
     members = sorted({name for name in checkpoint.members() if not is_own(name)})
     sizes = {name: source.size(name) for name in members}
     work.counter.start("hashing", sum(sizes.values()))
+    expect_files(work.counter, sum(1 for size in sizes.values() if size))
     digests = hash_files(source, sizes, work=work)
     _require_unchanged(source, members)
     manifest = Manifest(
