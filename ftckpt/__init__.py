@@ -16,6 +16,7 @@ from .version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .api import (
+        cat,
         convert,
         copy,
         delta_info,
@@ -23,11 +24,13 @@ if TYPE_CHECKING:
         delta_rebase,
         delta_unpack,
         diff,
+        du,
         gc,
         gc_purge,
         gc_undelete,
         inspect,
         latest,
+        ls,
         open,  # noqa: A004
         open_checkpoint,
         pin,
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "__version__",
+    "cat",
     "convert",
     "copy",
     "delta_info",
@@ -57,11 +61,13 @@ __all__ = [
     "delta_rebase",
     "delta_unpack",
     "diff",
+    "du",
     "gc",
     "gc_purge",
     "gc_undelete",
     "inspect",
     "latest",
+    "ls",
     "open",
     "open_checkpoint",
     "pin",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,9 @@ from .render import error_line, json_text, printable, result_record
 from .shutdown import SignalError, answer_signals, leave, signals_caught
 from .terminal import ClosedPipeError, unwritable, write
 from .verbs import HELP, RESUMABLE, VERBS, Verbs
+
+# A command line that is longer is not said again.
+_SHOWN = 200
 
 # What `typer` raises for a wrong command line; it exports only the subclass.
 _UsageError = cast(type[Exception], typer.BadParameter.__mro__[1])
@@ -132,9 +136,17 @@ def run(arguments: Sequence[str], invocation: Invocation) -> Result:
 
 def _ended(signalled: SignalError, invocation: Invocation) -> Result:
     """Say that a signal ended the run, and what to do next."""
-    again = "the same command goes on where this one was" if invocation.verb in RESUMABLE else ""
+    again = "" if invocation.verb not in RESUMABLE else _again(invocation)
     complain(signalled.message, again)
     return Result(signalled.code, signalled.message, again)
+
+
+def _again(invocation: Invocation) -> str:
+    """Say which command goes on where this one was; URLs may hold what is not for a log."""
+    typed = shlex.join(["ftckpt", *invocation.words])
+    if "://" in typed or len(typed) > _SHOWN:
+        return f"the same ftckpt {invocation.verb} goes on where this one was"
+    return f"the same command goes on where this one was: {typed}"
 
 
 def verdict(error: BaseException, verb: str = "") -> Result:

@@ -26,6 +26,9 @@ from .parameters import lighten
 # Summaries stand here so that the list of verbs needs no verb; a test holds them to the modules.
 VERBS: dict[str, str] = {
     "inspect": "Show what a checkpoint holds, from headers alone",
+    "ls": "List the checkpoints of a root: step, age, size, class, verified or not, pins",
+    "du": "Show where a checkpoint's bytes are, by component and layer",
+    "cat": "Print a tensor, a part of it, or other state, reading only what that needs",
     "verify": "Check a checkpoint, and name the evidence for the verdict",
     "seal": "Record digests of a checkpoint, so that any later change is found",
     "latest": "Print the newest checkpoint that passes",
