@@ -13,8 +13,8 @@ A verb is a module named after it (`plan sweep`: `plan.sweep`). It holds
 
 Rules that `app` relies on:
 
-- `--json`, `--quiet`, `--debug` and the settings of object stores are added to every verb; a verb
-  does not declare them. A flag's environment variable is added too, unless
+- `--json`, `--quiet`, `--progress`, `--debug` and the settings of object stores are added to
+  every verb; a verb does not declare them. A flag's environment variable is added too, unless
   `environment.NO_ENVIRONMENT` names it.
 - A verb never prints JSON. It says `invocation.report(target=..., format=..., anything=...)` as
   soon as it knows, and `app` prints the one document at the end, also after an error or a signal.
@@ -23,5 +23,5 @@ Rules that `app` relies on:
 - Errors are raised, never turned into exit codes here. A verdict that is not an error (verify found
   damage and printed it) is a returned `Result`.
 - Types named in the signature of `command` are read at run time: import them at module level.
-- Nothing heavy at module level: torch, numpy, fsspec and rich are imported inside functions.
+- Nothing heavy at module level: torch, numpy, fsspec and matplotlib are imported inside functions.
 """

@@ -35,7 +35,7 @@ CODES = {
     ExitCode.INCOMPLETE: "the source is not committed, or changed meanwhile",
     ExitCode.UNSAFE: "a file that is not regular, or hostile content; nothing was executed",
     ExitCode.REFUSED: "DST holds something else or lies in a checkpoint, or is being written",
-    ExitCode.NOT_FOUND: "no checkpoint there, or the directory around DST does not exist",
+    ExitCode.NOT_FOUND: "no checkpoint there, or DST looks like a mistyped URL",
     ExitCode.UNAVAILABLE: "",
     ExitCode.DENIED: "",
     ExitCode.NO_RESOURCE: "disk full or memory budget too small; run it again to go on",

@@ -37,7 +37,7 @@ check:
 ftckpt also honours
   FTCKPT_CONFIG         the file with named remotes; else ~/.config/ftckpt/config.toml
   NO_COLOR              no colours
-  TERM=dumb             no progress bar
+  TERM=dumb             no colours and no progress bar
   AWS_PROFILE, AWS_REGION, AWS_ENDPOINT_URL, AWS_ENDPOINT_URL_S3, AWS_ACCESS_KEY_ID and the
                         other variables of the AWS configuration, for s3:// paths"""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,7 +18,7 @@ from ftckpt.findings import counted
 from .cli import render
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ftckpt.checkpoint import Checkpoint, TensorInfo
     from ftckpt.discovery.resolve import Target
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     ("ftckpt inspect /ckpt/run7/step-1000", "what it is, and what a restart from it lacks"),
+    ("ftckpt inspect /ckpt/run7/step-1000 --resume", "the same, and what follows of each lack"),
+    ("ftckpt inspect model/ --match '*.mlp.*' --sort bytes", "some tensors, the largest first"),
     ("ftckpt inspect /ckpt/run7", "the checkpoints of a root, and the newest of them"),
     ("ftckpt inspect s3://run7/ckpt@1000 --tensors", "every tensor: shape, type, pieces"),
     ("ftckpt inspect model.safetensors --tensor lm_head.weight", "where one tensor's bytes lie"),
@@ -47,14 +50,33 @@ _WRONG = 5  # errors that are printed
 _SIGNS = {"present": "+", "absent": "-", "cannot tell": "?"}
 
 
+class SortChoice(StrEnum):
+    """Orders of tensors."""
+
+    NAME = "name"
+    BYTES = "bytes"
+    DTYPE = "dtype"
+    PIECES = "pieces"
+
+
 def command(
     ctx: typer.Context,
     path: PathArgument,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     files: Annotated[bool, typer.Option("--files", help="List every file.")] = False,
     tensor: Annotated[
-        str, typer.Option(metavar="NAME", help="Show one tensor and where its pieces lie.")
+        str,
+        typer.Option(metavar="GLOB", help="Show tensors of this name and where their pieces lie."),
     ] = "",
+    match: Annotated[
+        str, typer.Option(metavar="GLOB", help="List tensors of this name, with sums by prefix.")
+    ] = "",
+    sort: Annotated[
+        SortChoice | None, typer.Option(help="Order of the listed tensors; else as stored.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Say what a restart lacks, and what follows of it.")
+    ] = False,
     also: AlsoOption = None,
     max_memory: MemoryOption = "1GiB",
 ) -> Result | None:
@@ -64,7 +86,7 @@ def command(
     training state are present, absent, or cannot be told, and what goes wrong without them. Never
     reads tensor bytes and never runs code from a file.
     """
-    from ftckpt.inspection import inspect
+    from ftckpt.inspection import inspect, matching
 
     invocation = invoked(ctx)
     bound_memory(max_memory)
@@ -72,21 +94,25 @@ def command(
     _show_root(invocation, target)
     checkpoint = open_from(invocation, target)
     if tensor:
-        _show_tensor(invocation, checkpoint, tensor)
+        _show_tensor(invocation, checkpoint, tensor, sort)
         return None
+    listed = _sorted(matching(checkpoint, match), sort) if match or tensors else None
     result = inspect(checkpoint)
-    _report(invocation, checkpoint, result, with_tensors=tensors, with_files=files)
+    _report(invocation, checkpoint, result, listed, with_files=files)
     if not invocation.json:
         invocation.print(render.pairs(_summary(checkpoint, result)))
         invocation.print()
-        invocation.print(_resume_text(result.resume))
+        invocation.print(_resume_text(result.resume) if resume else _resume_line(result.resume))
         _print_notes(invocation, result.notes)
         if files:
             invocation.print()
             invocation.print(_file_table(checkpoint))
-        if tensors:
+        if listed is not None:
             invocation.print()
-            invocation.print(_tensor_table(checkpoint))
+            invocation.print(_tensor_table(checkpoint, listed))
+        if match and listed:
+            invocation.print()
+            invocation.print(_sums(listed))
     return Result(ExitCode.OK, _sentence(checkpoint, result))
 
 
@@ -95,9 +121,9 @@ def _print_notes(invocation: Invocation, notes: Sequence[Finding]) -> None:
     wrong = [note for note in notes if note.severity == "error"]
     for note in notes:
         if note.severity != "error":
-            invocation.print(render.finding_line(note))
+            invocation.find(note)
     for note in wrong[:_WRONG]:
-        invocation.print(render.finding_line(note))
+        invocation.find(note)
     if wrong:
         more = f"and {len(wrong) - _WRONG} more; " if len(wrong) > _WRONG else ""
         invocation.say(f"{more}what cannot be read is not shown; `ftckpt verify` says all")
@@ -131,16 +157,15 @@ def _report(
     invocation: Invocation,
     checkpoint: Checkpoint,
     result: Inspection,
+    shown: Sequence[TensorInfo] | None,
     *,
-    with_tensors: bool,
     with_files: bool,
 ) -> None:
     usage = checkpoint.source.store.usage()
     listed: dict[str, Any] = {"count": result.tensors, "pieces": result.pieces}
-    if with_tensors:
+    if shown is not None:
         listed["list"] = [
-            _tensor_record(k, i) | {"alias_of": checkpoint.aliases.get(k)}
-            for k, i in checkpoint.tensors.items()
+            _tensor_record(i.key, i) | {"alias_of": checkpoint.aliases.get(i.key)} for i in shown
         ]
     invocation.report(
         dialect=result.dialect,
@@ -202,6 +227,18 @@ def _shares(parts: Any, total: int) -> str:
     return ", ".join(words) + (f" = {human_bytes(total)}" if len(words) > 1 else "") or "none"
 
 
+def _resume_line(items: tuple[ResumeItem, ...]) -> str:
+    """Return the resume check in a few lines: which parts are there, and which are not."""
+    there = [item.title for item in items if item.needed and item.presence == "present"]
+    absent = [item.title for item in items if item.needed and item.presence == "absent"]
+    unknown = [item.title for item in items if item.needed and item.presence == "cannot tell"]
+    if [item.key for item in items if item.needed and item.presence == "present"] == ["weights"]:
+        return "for a restart: weights alone, without optimizer, step or RNG (--resume says more)"
+    said = [("has", there), ("lacks", absent), ("cannot tell", unknown)]
+    lines = render.pairs([(word, ", ".join(titles)) for word, titles in said if titles])
+    return f"for a restart (--resume says more)\n{lines}"
+
+
 def _resume_text(items: tuple[ResumeItem, ...]) -> str:
     """Return the resume check, wrapped: what is there in one line, what is not with its price."""
     title = max(len(item.title) for item in items) + 2
@@ -232,18 +269,43 @@ def _tensor_record(key: str, info: TensorInfo) -> dict[str, Any]:
     }
 
 
-def _tensor_table(checkpoint: Checkpoint) -> str:
+def _sorted(infos: Sequence[TensorInfo], order: SortChoice | None) -> Sequence[TensorInfo]:
+    """Return tensors in an order; the largest first where it is one of numbers."""
+    from ftckpt.inspection.usage import natural
+
+    if order is None:
+        return infos
+    keys: dict[SortChoice, Callable[[TensorInfo], Any]] = {
+        SortChoice.NAME: lambda info: (natural(info.name), info.key),
+        SortChoice.BYTES: lambda info: -info.nbytes,
+        SortChoice.DTYPE: lambda info: info.dtype.name,
+        SortChoice.PIECES: lambda info: -len(info.pieces),
+    }
+    return sorted(infos, key=keys[order])
+
+
+def _sums(infos: Sequence[TensorInfo]) -> str:
+    from ftckpt.inspection.usage import prefix_sums
+
+    rows = [
+        [human_bytes(one.bytes), one.tensors, render.branch(one.component, one.prefix, one.depth)]
+        for one in prefix_sums(infos, 2)
+    ]
+    return render.table(["bytes>", "tensors>", "sum of"], rows)
+
+
+def _tensor_table(checkpoint: Checkpoint, infos: Sequence[TensorInfo]) -> str:
     rows = [
         [
-            key,
+            info.key,
             info.kind,
             list(info.shape),
             info.dtype.name,
             len(info.pieces),
-            f"= {checkpoint.aliases[key]}" if key in checkpoint.aliases
+            f"= {checkpoint.aliases[info.key]}" if info.key in checkpoint.aliases
             else human_bytes(info.nbytes),
         ]
-        for key, info in checkpoint.tensors.items()
+        for info in infos
     ]  # fmt: skip
     return render.table(["tensor", "kind", "shape", "type", "pieces>", "bytes>"], rows)
 
@@ -279,11 +341,13 @@ def _file_table(checkpoint: Checkpoint) -> str:
     return render.table(["file", "bytes>", "", *(["places"] * gathered)], rows)
 
 
-def _show_tensor(invocation: Invocation, checkpoint: Checkpoint, name: str) -> None:
-    from ftckpt.inspection import find_tensor
+def _show_tensor(
+    invocation: Invocation, checkpoint: Checkpoint, name: str, sort: SortChoice | None
+) -> None:
+    from ftckpt.inspection import find_tensors
     from ftckpt.storage.suggestions import hint_for_name
 
-    found = find_tensor(checkpoint, name)
+    found = _sorted(find_tensors(checkpoint, name), sort)
     if not found:
         near = hint_for_name(name, checkpoint.tensors)
         raise NotFoundError(

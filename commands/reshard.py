@@ -32,7 +32,7 @@ EXAMPLES = (
         "ftckpt reshard run/step-900 tp4/step-900 --tp 4 --rules mine.toml",
         "shards that a trainer saved by hand, cut by a table of rules",
     ),
-    ("ftckpt reshard SRC DST --tp 4 --dry-run", "print every copy and what it costs"),
+    ("ftckpt reshard SRC DST --tp 4 --dry-run", "print the files and what it costs"),
 )
 OPTIONS = (PartOptions, LayoutOptions, RunOptions)
 

@@ -82,7 +82,7 @@ def command(
     invocation.report(step=checkpoint.known_step, findings=report.findings)
     if report.code is not ExitCode.OK:
         for found in report.findings:
-            invocation.print(render.finding_line(found))
+            invocation.find(found)
         return invocation.fail(
             report.code, f"not sealed: {report.message}", report.hint or "ftckpt verify PATH"
         )

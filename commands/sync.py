@@ -22,7 +22,7 @@ EXAMPLES = (
         "ftckpt sync /ckpt/run7 cold:run7 --every 1000 --tag release",
         "milestones, to another service (named remotes)",
     ),
-    ("ftckpt sync /nvme/run7 /shared/run7 --limit-rate 500MB/s -q", "beside a training, from cron"),
+    ("ftckpt sync /nvme/run7 /shared/run7 --limit-rate 500MiB/s -q", "beside a trainer, from cron"),
     ("ftckpt sync /nvme/run7 s3://bucket/run7 --dry-run", "what it would ship, and the lag"),
 )
 CODES = {

@@ -14,7 +14,7 @@ from ftckpt.commands.cli.bounds import (
     RateOption,
     bound_memory,
 )
-from ftckpt.commands.cli.invocation import Invocation, Result, complain, invoked
+from ftckpt.commands.cli.invocation import Invocation, Result, invoked
 from ftckpt.commands.cli.render import human_bytes, human_duration
 from ftckpt.commands.cli.target import AlsoOption, PathArgument, open_other, open_target
 from ftckpt.errors import CorruptError, ExitCode, UnsafeError, UsageError
@@ -38,7 +38,7 @@ EXAMPLES = (
     ("ftckpt verify /nvme/step-9 --against s3://run7/ckpt/step-9", "compare with a replica"),
     ("ftckpt verify /n0/step-9 --also /n1/step-9", "whose shards lie on two nodes' disks"),
     ("ftckpt verify run/step-9 --remember", "so that `latest --reuse` need not read it again"),
-    ("ftckpt verify big/ --sample 5% --limit-rate 200MB/s", "a share, gently, beside a trainer"),
+    ("ftckpt verify big/ --sample 5% --limit-rate 200MiB/s", "a share, gently, beside a trainer"),
     ("ftckpt verify step-9 --level values --strict=replicas,masters", "copies that differ fail"),
 )
 CODES = {
@@ -238,7 +238,7 @@ def _watcher(invocation: Invocation, path: str, told: list[str], *, everything: 
             invocation.report(target=url, format=name)
 
         def found(self, one: Finding) -> None:
-            invocation.print(render.finding_line(one))
+            invocation.find(one)
 
         def end(self, report: PlaceReport) -> None:
             told.append(report.message)
@@ -253,7 +253,7 @@ def _watcher(invocation: Invocation, path: str, told: list[str], *, everything: 
 def _tell(invocation: Invocation, report: PlaceReport) -> None:
     """Print the verdict on a single checkpoint."""
     if report.code is not ExitCode.OK:
-        complain(report.message, report.hint)
+        invocation.complain(report.code, report.message, report.hint)
         return
     rate = report.bytes_read / report.seconds if report.seconds else 0
     read = (
@@ -271,7 +271,7 @@ def _conclude(invocation: Invocation, report: PlaceReport, told: Sequence[str]) 
     """Report the whole answer, and complain of what was not told of a single checkpoint."""
     invocation.report(**_document(report, {"strict": invocation.document["strict"]}))
     if report.code is not ExitCode.OK and report.message not in told:
-        complain(report.message, report.hint)
+        invocation.complain(report.code, report.message, report.hint)
     return Result(report.code, report.message, report.hint)
 
 

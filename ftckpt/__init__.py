@@ -16,6 +16,7 @@ from .version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .api import (
+        cat,
         convert,
         copy,
         delta_info,
@@ -24,11 +25,13 @@ if TYPE_CHECKING:
         delta_unpack,
         diff,
         doctor,
+        du,
         gc,
         gc_purge,
         gc_undelete,
         inspect,
         latest,
+        ls,
         open,  # noqa: A004
         open_checkpoint,
         pin,
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "__version__",
+    "cat",
     "convert",
     "copy",
     "delta_info",
@@ -59,11 +63,13 @@ __all__ = [
     "delta_unpack",
     "diff",
     "doctor",
+    "du",
     "gc",
     "gc_purge",
     "gc_undelete",
     "inspect",
     "latest",
+    "ls",
     "open",
     "open_checkpoint",
     "pin",

@@ -184,9 +184,9 @@ def parse_strictness(given: Iterable[str]) -> frozenset[Strictness]:
     return frozenset(found)
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number of things in words: `1 file`, `3 files`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return a number of things in words: `1 file`, `3 files`, `3 copies`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:

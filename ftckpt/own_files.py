@@ -12,3 +12,21 @@ DELTA = "ftckpt.delta"
 def is_own(name: str) -> bool:
     """Say whether a file of a checkpoint's directory is ftckpt's own, by its relative path."""
     return name == MANIFEST or name.endswith(SUFFIX) or name.split("/")[0] == FOLDER
+
+
+_BEGUN = "a transfer to "
+# A killed transfer does not record which verb it was.
+GO_ON = (
+    "the command that began it (ftckpt copy, sync, convert or reshard, with the same arguments) "
+    "goes on where it was"
+)
+
+
+def under_way(url: str) -> str:
+    """Return the sentence about a place to which a transfer was begun and not finished."""
+    return f"{_BEGUN}{url} is under way, or was killed"
+
+
+def is_under_way(why: str) -> bool:
+    """Say whether a reason is that of `under_way`: a copy of ftckpt's, not a trainer's save."""
+    return why.startswith(_BEGUN)

@@ -23,7 +23,6 @@ REQUIREMENTS = {
     "adlfs": "'ftckpt[azure]'",
     "lz4": "'ftckpt[lz4]'",
     "matplotlib": "'ftckpt[plot]'",
-    "rich": "rich",
     "typer": "typer",
 }
 

@@ -224,8 +224,8 @@ def test_the_planning_of_the_page_runs() -> None:
 ONLY_VERBS = {"demo", "completions", "help"} | {one for one in verbs.VERBS if one[:4] == "plan"}
 # What a verb prints or draws, how it ends, and what its process may take, is no matter of a
 # function. A function that measures gives the rates of which the advice is made.
-OF_THE_SCREEN = {"html", "plot", "top", "stat", "tensor", "tensors", "files", "strict",
-                 "max_memory", "storage_rate"}  # fmt: skip
+OF_THE_SCREEN = {"html", "plot", "top", "stat", "tensor", "tensors", "files", "strict", "match",
+                 "sort", "resume", "format", "verbose", "max_memory", "storage_rate"}  # fmt: skip
 FLAGS = {
     name: flags
     for module in (choosing, deltas, restarting, retaining, transferring)

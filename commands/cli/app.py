@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -21,9 +22,12 @@ from . import watchdog
 from .environment import environment_name
 from .invocation import Invocation, Result, complain
 from .render import error_line, json_text, printable, result_record
-from .shutdown import SignalError, leave, signals_caught
+from .shutdown import SignalError, answer_signals, leave, signals_caught
 from .terminal import ClosedPipeError, unwritable, write
-from .verbs import RESUMABLE, VERBS, Verbs
+from .verbs import HELP, RESUMABLE, VERBS, Verbs
+
+# A command line that is longer is not said again.
+_SHOWN = 200
 
 # What `typer` raises for a wrong command line; it exports only the subclass.
 _UsageError = cast(type[Exception], typer.BadParameter.__mro__[1])
@@ -38,6 +42,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     subcommand_metavar="VERB ...",
+    context_settings={"help_option_names": list(HELP)},
 )
 
 
@@ -54,6 +59,7 @@ def options(
         bool,
         typer.Option(
             "--version",
+            "-V",
             is_eager=True,
             callback=_print_version,
             help="Show the version and exit.",
@@ -88,7 +94,7 @@ def scan(arguments: Sequence[str]) -> _Line:
 def execute(arguments: Sequence[str], invocation: Invocation) -> Result:
     """Run a command line and return how it ended; raises what the verb raises."""
     root = typer.main.get_command(app)
-    words = list(arguments)
+    words = ["--version"] if list(arguments) == ["version"] else list(arguments)
     if not words:
         with root.make_context("ftckpt", ["--version"], resilient_parsing=True) as ctx:
             write(sys.stderr, root.get_help(ctx) + "\n")
@@ -124,15 +130,23 @@ def run(arguments: Sequence[str], invocation: Invocation) -> Result:
 
             write(sys.stderr, traceback.format_exc())
         result = verdict(error, invocation.verb)
-        complain(printable(result.message), printable(result.hint))
+        invocation.complain(result.code, printable(result.message), printable(result.hint))
         return result
 
 
 def _ended(signalled: SignalError, invocation: Invocation) -> Result:
     """Say that a signal ended the run, and what to do next."""
-    again = "the same command goes on where this one was" if invocation.verb in RESUMABLE else ""
+    again = "" if invocation.verb not in RESUMABLE else _again(invocation)
     complain(signalled.message, again)
     return Result(signalled.code, signalled.message, again)
+
+
+def _again(invocation: Invocation) -> str:
+    """Say which command goes on where this one was; URLs may hold what is not for a log."""
+    typed = shlex.join(["ftckpt", *invocation.words])
+    if "://" in typed or len(typed) > _SHOWN:
+        return f"the same ftckpt {invocation.verb} goes on where this one was"
+    return f"the same command goes on where this one was: {typed}"
 
 
 def verdict(error: BaseException, verb: str = "") -> Result:
@@ -244,6 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             print_document(_ended(SignalError(code), invocation))
 
     if arguments is None:
+        answer_signals(invocation.tell_progress)
         invocation.on_begin = lambda: watchdog.start(last_words_for)
     prepare_streams()
     spare_addresses()

@@ -14,7 +14,7 @@ JobsOption = Annotated[
     int, typer.Option("--jobs", "-j", metavar="N", min=0, help="Workers; 0: one a processor.")
 ]
 RateOption = Annotated[
-    str, typer.Option("--limit-rate", metavar="RATE", help="Read no faster: 200MB/s.")
+    str, typer.Option("--limit-rate", metavar="RATE", help="Read no faster: 200MiB/s.")
 ]
 
 

@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from ftckpt.errors import ExitCode
-from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
 
-from .render import printable
-from .terminal import is_terminal, write
+from .render import finding_line, printable
+from .terminal import coloured, is_terminal, same_place, write
 
 if TYPE_CHECKING:
     from typer import Context
 
+    from ftckpt.findings import Finding
+
+    from .progress import ProgressCounter
+
 
 T = TypeVar("T")
+
+
+class ProgressChoice(StrEnum):
+    """How progress is shown on stderr."""
+
+    AUTO = "auto"
+    JSON = "json"
 
 
 class Result(NamedTuple):
@@ -46,6 +59,7 @@ class Invocation:
         words: the whole command line, without the program.
         json: print one JSON document and no text on stdout.
         quiet: no progress and no remarks on stderr; warnings and errors stay.
+        progress: how progress is shown.
         debug: show tracebacks.
         stores: settings of object stores.
         environment: environment variables that set flags of this run.
@@ -54,12 +68,14 @@ class Invocation:
         started: whether the verb itself ran (it does not where only its help is shown).
         aside: whether `print` writes to stderr, because stdout takes one path alone.
         on_begin: called when the verb begins.
+        errors: how many findings that are errors were told so far.
     """
 
     verb: str = ""
     words: Sequence[str] = ()
     json: bool = False
     quiet: bool = False
+    progress: ProgressChoice = ProgressChoice.AUTO
     debug: bool = False
     stores: StoreOptions = field(default_factory=StoreOptions)
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -68,6 +84,8 @@ class Invocation:
     started: bool = False
     aside: bool = False
     on_begin: Callable[[], None] | None = None
+    errors: int = 0
+    _told: set[str] = field(default_factory=set)
     _kept: list[object] = field(default_factory=list)
 
     def begin(self) -> None:
@@ -95,11 +113,19 @@ class Invocation:
         if self.aside:
             self.say(text)
         elif not self.json:
-            counter = self.__dict__.get("counter")
-            if counter is not None and counter is not NULL:
-                counter.clear()
+            if self._shown is not None:
+                self._shown.clear()
             # A name in a file must not move the cursor; only our own line ends pass.
-            write(sys.stdout, "\n".join(map(printable, text.split("\n"))) + "\n")
+            safe = "\n".join(map(printable, text.split("\n")))
+            write(sys.stdout, coloured(sys.stdout, safe) + "\n")
+
+    def find(self, one: Finding) -> None:
+        """Print a finding as a line of the answer, and count it where it is an error."""
+        if one.severity == "error":
+            self.errors += 1
+            if not (self.json or self.aside):
+                self._told.add(one.message)
+        self.print(finding_line(one))
 
     def say(self, text: str) -> None:
         """Print a remark on stderr; nothing under `--quiet`."""
@@ -112,30 +138,61 @@ class Invocation:
 
     def fail(self, code: ExitCode, message: str, hint: str = "") -> Result:
         """Complain on stderr as an error would, and return the result for `command` to return."""
-        complain(message, hint)
+        self.complain(code, message, hint)
         return Result(code, message, hint)
 
-    @cached_property
-    def counter(self) -> Counter:
-        """The progress counter of this run: drawn on a terminal, lines elsewhere."""
-        if self.quiet or (self.json and not is_terminal(sys.stderr)):
-            return NULL
-        from .progress import ProgressCounter
+    def complain(self, code: ExitCode, message: str, hint: str = "") -> None:
+        """Print an error on stderr: one sentence, and what to do next.
 
-        return ProgressCounter(sys.stderr)
+        What a finding has said just above, in the same terminal or log, is not said again.
+        """
+        if self._told and same_place(sys.stdout, sys.stderr):
+            shorter = message
+            for said in self._told:
+                shorter = shorter.replace(said, "see the error above")
+            if shorter != message:
+                message = f"{code.name} (exit code {int(code)}): {shorter}"
+        if self._shown is not None:
+            self._shown.clear()
+        complain(message, hint)
+
+    @cached_property
+    def counter(self) -> ProgressCounter:
+        """The progress counter of this run: drawn on a terminal, lines elsewhere, or as asked."""
+        from .progress import ProgressCounter, ProgressForm
+
+        if self.progress is ProgressChoice.JSON:
+            form = ProgressForm.JSON
+        elif self.quiet or (self.json and not is_terminal(sys.stderr)):
+            form = ProgressForm.SILENT
+        else:
+            form = ProgressForm.BAR if is_terminal(sys.stderr) else ProgressForm.LINES
+        return ProgressCounter(sys.stderr, form, verb=self.verb, errors=lambda: self.errors)
+
+    def tell_progress(self) -> None:
+        """Answer a signal with one line on stderr; the work may be anywhere, also in a write."""
+        counter, text = self._shown, f"{self.verb or 'ftckpt'}: nothing is counted yet"
+        if counter is not None and counter.started:
+            text = counter.answer()
+        with suppress(OSError, ValueError, AttributeError):
+            os.write(sys.stderr.fileno(), f"{text}\n".encode())
 
     def close(self) -> None:
         """End the progress display, so that what follows stands on a clean line."""
-        counter = self.__dict__.get("counter")
-        if counter is not None and counter is not NULL:
-            counter.close()
+        if self._shown is not None:
+            self._shown.close()
+
+    @property
+    def _shown(self) -> ProgressCounter | None:
+        """The progress counter, where anybody wanted one."""
+        return self.__dict__.get("counter")
 
     def _above_progress(self, text: str) -> None:
-        counter = self.__dict__.get("counter")
-        if counter is None or counter is NULL:
+        text = coloured(sys.stderr, text)
+        if self._shown is None:
             write(sys.stderr, text + "\n")
         else:
-            counter.line(text)
+            self._shown.line(text)
 
 
 def invoked(ctx: Context) -> Invocation:
@@ -146,4 +203,4 @@ def invoked(ctx: Context) -> Invocation:
 def complain(message: str, hint: str = "") -> None:
     """Print an error: one sentence, and what to do next."""
     lines = f"ftckpt: {printable(message)}\n" + (f"hint: {printable(hint)}\n" if hint else "")
-    write(sys.stderr, lines)
+    write(sys.stderr, coloured(sys.stderr, lines))

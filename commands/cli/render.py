@@ -135,6 +135,11 @@ def text_width() -> int:
     return terminal_width() or max(40, shutil.get_terminal_size((100, 24)).columns)
 
 
+def branch(component: str, prefix: str, depth: int) -> str:
+    """Return a prefix of names as a row of a tree: its last part, indented."""
+    return f"{'  ' * depth}{prefix.rpartition('.')[2]}" if depth else component
+
+
 def finding_line(finding: Finding) -> str:
     """Return one finding as one line: severity, kind, place, sentence."""
     place = [finding.file] if finding.file else []

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import NoReturn
 
 from ftckpt.errors import ExitCode
+from ftckpt.progress import ASKING
 
 from . import watchdog
 
@@ -85,6 +86,13 @@ def signals_caught(last_words: Callable[[ExitCode], None]) -> Iterator[None]:
                 signal.signal(number, handler)
         if sys.unraisablehook is notice:
             sys.unraisablehook = others
+
+
+def answer_signals(tell: Callable[[], None]) -> None:
+    """Call `tell` where a signal asks how far the work is, unless somebody else wants it."""
+    for number in ASKING:
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, lambda number, frame: tell())
 
 
 def leave(code: int) -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import IO
 
@@ -16,6 +17,33 @@ class ClosedPipeError(BaseException):
 def is_terminal(stream: IO[str] | None) -> bool:
     """Say whether a stream is a terminal that understands control sequences."""
     return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+# What the eye looks for: what kind of line it is, headings, and entries that need a look.
+_WORDS = re.compile(
+    r"^(?P<red>ftckpt|error)(?=: )|^(?P<yellow>warning)(?=: )|^(?P<green>ok)(?=: )"
+    r"|^(?P<cyan>hint|note)(?=: )|^(?P<bold>\S.*)(?=\n-+(?:  -+)+$)"
+    r"|(?<=  )(?:(?P<bad>CORRUPT|UNSAFE|MISSING)|(?P<open>STAGING|ABANDONED))(?=  |$)",
+    re.MULTILINE,
+)
+_CODES = {"red": 31, "bad": 31, "yellow": 33, "open": 33, "green": 32, "cyan": 36, "bold": 1}
+
+
+def coloured(stream: IO[str] | None, text: str) -> str:
+    """Return text with colours for the eye, where the stream is a terminal that may show them."""
+    if not is_terminal(stream) or os.environ.get("NO_COLOR"):
+        return text
+    return _WORDS.sub(lambda found: f"\x1b[{_CODES[str(found.lastgroup)]}m{found[0]}\x1b[0m", text)
+
+
+def same_place(one: IO[str] | None, other: IO[str] | None) -> bool:
+    """Say whether two streams go to the same terminal, file or pipe."""
+    if one is None or other is None:
+        return False
+    try:
+        return os.path.samestat(os.fstat(one.fileno()), os.fstat(other.fileno()))
+    except (OSError, ValueError):  # streams that are no files
+        return False
 
 
 def write(stream: IO[str] | None, text: str) -> None:

@@ -13,7 +13,6 @@ from ftckpt.api.tables import read_rules as read_rules
 from ftckpt.api.tables import read_text as read_text
 from ftckpt.errors import ExitCode
 
-from . import render
 from .bounds import JobsOption, MemoryOption, RateOption, bound_memory, job_count, rate_limit
 from .invocation import Invocation, Result
 from .target import open_other
@@ -45,7 +44,7 @@ CODES: Mapping[ExitCode, str] = {
     ExitCode.INCOMPLETE: "the source is not committed, or changed meanwhile",
     ExitCode.UNSAFE: "hostile or ambiguous content; nothing was executed",
     ExitCode.REFUSED: "DST exists or lies in a checkpoint, or another run is writing it",
-    ExitCode.NOT_FOUND: "no checkpoint there, or the directory around DST does not exist",
+    ExitCode.NOT_FOUND: "no checkpoint there, or DST looks like a mistyped URL",
     ExitCode.UNAVAILABLE: "",
     ExitCode.DENIED: "",
     ExitCode.NO_RESOURCE: "disk full or memory budget too small; run it again to go on",
@@ -147,7 +146,10 @@ class RunOptions:
     TITLE: ClassVar[str] = "How it is done"
 
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print every copy and its cost; write nothing.")
+        bool, typer.Option("--dry-run", help="Print the files and the cost; write nothing.")
+    ] = False
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="With --dry-run: print every copy too.")
     ] = False
     no_proof: Annotated[
         bool,
@@ -228,7 +230,8 @@ def carry_out(
     for note in layout.notes:
         invocation.say(f"note: {note.message}")
     if run.dry_run:
-        return show_plan(invocation, layout, checkpoint, prepared.plan(proof=not run.no_proof))
+        plan = prepared.plan(proof=not run.no_proof)
+        return show_plan(invocation, layout, checkpoint, plan, verbose=run.verbose)
     work = Work(
         threads=prepared.jobs, processes=prepared.jobs, limiter=rate_limit(run.limit_rate),
         counter=invocation.counter,
@@ -241,7 +244,7 @@ def carry_out(
             invocation.say(f"the source: {found.message}")
         else:
             for one in found.findings:
-                invocation.print(render.finding_line(one))
+                invocation.find(one)
         return found
 
     report = prepared.write(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from ftckpt.errors import ExitCode
@@ -18,6 +19,13 @@ if TYPE_CHECKING:
     from ftckpt.transfer.prove.against_source import Proof
     from ftckpt.transfer.request.dry_run import Planned
     from ftckpt.transfer.run import TransferReport
+
+
+_SHOWN = 20  # files of a plan
+
+
+def _copies(count: int) -> str:
+    return counted(count, "copy", "copies")
 
 
 def show_report(invocation: Invocation, report: TransferReport) -> Result:
@@ -81,25 +89,38 @@ def proof_line(proof: Proof | None, held: str, seconds: Mapping[str, float]) -> 
 
 
 def show_plan(
-    invocation: Invocation, layout: Layout, checkpoint: Checkpoint, plan: Planned
+    invocation: Invocation,
+    layout: Layout,
+    checkpoint: Checkpoint,
+    plan: Planned,
+    *,
+    verbose: bool,
 ) -> Result:
-    """Print every copy, the files, and the cost."""
+    """Print the files and the cost, and every copy where that is asked for."""
     from ftckpt.checkpoint.coverage import show
     from ftckpt.transfer.request.dry_run import box_copies
 
     copies = list(box_copies(layout, checkpoint))
-    for copy in copies:
+    for copy in copies if verbose else ():
         cast = f" as {copy.cast}" if copy.cast else ""
         invocation.print(
             f"{copy.file}: {show(copy.local)} <- {copy.key} {show(copy.source)}"
             f" {human_bytes(copy.nbytes)}{cast}"
         )
-    for file in plan.files:
-        invocation.print(f"{file.path}: {human_bytes(file.nbytes)}")
+    into = Counter(copy.file for copy in copies)
+    shown = plan.files if verbose else plan.files[:_SHOWN]
+    for file in shown:
+        parts = f", {_copies(into[file.path])}" if into[file.path] else ""
+        invocation.print(f"{file.path}: {human_bytes(file.nbytes)}{parts}")
+    if len(shown) < len(plan.files):
+        rest = sum(file.nbytes for file in plan.files[_SHOWN:])
+        invocation.print(f"and {len(plan.files) - _SHOWN} more files, {human_bytes(rest)}")
+    if copies and not verbose:
+        invocation.say("--verbose lists every copy")
     took = "" if plan.seconds is None else f", about {human_duration(plan.seconds)}"
     message = (
         f"would write {counted(len(plan.files), 'file')}, {human_bytes(plan.nbytes)}, with "
-        f"{counted(len(copies), 'copy') if len(copies) == 1 else f'{len(copies)} copies'}, "
+        f"{_copies(len(copies))}, "
         f"at most {human_bytes(plan.memory)} of memory{took}"
     )
     invocation.print(message)

@@ -20,12 +20,15 @@ from ftckpt.storage.options import StoreOptions
 
 from .codes import ALWAYS, MEANINGS
 from .environment import NO_ENVIRONMENT, environment_flags, environment_name, refuse_unknown
-from .invocation import Invocation
+from .invocation import Invocation, ProgressChoice
 from .parameters import lighten
 
 # Summaries stand here so that the list of verbs needs no verb; a test holds them to the modules.
 VERBS: dict[str, str] = {
     "inspect": "Show what a checkpoint holds, from headers alone",
+    "ls": "List the checkpoints of a root: step, age, size, class, verified or not, pins",
+    "du": "Show where a checkpoint's bytes are, by component and layer",
+    "cat": "Print a tensor, a part of it, or other state, reading only what that needs",
     "verify": "Check a checkpoint, and name the evidence for the verdict",
     "seal": "Record digests of a checkpoint, so that any later change is found",
     "latest": "Print the newest checkpoint that passes",
@@ -70,6 +73,29 @@ RESUMABLE = frozenset(
     | {"delta pack", "delta unpack", "delta rebase"}
 )
 
+HELP = ("--help", "-h")
+# Where a verb is as like a word as this, those that are less like it are not meant.
+_ALIKE = 0.75
+# What other tools call it. The command line says which of several was meant.
+_MEANT = {
+    "restore": ("restart", "delta unpack", "repair", "gc undelete"),
+    "resume": ("restart", "latest"),
+    "undo": ("gc undelete",),
+    "list": ("inspect", "status"),
+    "show": ("inspect",),
+    "info": ("inspect", "delta info"),
+    "check": ("verify",),
+    "validate": ("verify",),
+    "compare": ("diff",),
+    "merge": ("convert",),
+    "export": ("convert",),
+    "cp": ("copy",),
+    "rm": ("gc",),
+    "delete": ("gc",),
+    "prune": ("gc",),
+    "forget": ("gc",),
+}
+
 
 def _common(
     json: Annotated[
@@ -79,6 +105,10 @@ def _common(
         bool,
         typer.Option("--quiet", "-q", help="No progress and no remarks on stderr; warnings stay."),
     ] = False,
+    progress: Annotated[
+        ProgressChoice,
+        typer.Option(help="auto: a bar, or a line now and then; json: a record a second."),
+    ] = ProgressChoice.AUTO,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
     """Options of every verb."""
@@ -153,6 +183,7 @@ class Verb(TyperCommand):
         invocation.json |= common["json"]
         invocation.quiet |= common["quiet"]
         invocation.debug |= common["debug"]
+        invocation.progress = common["progress"]
         invocation.stores = StoreOptions(**storage)
         invocation.environment = environment_flags(ctx)
         for group in self.groups:
@@ -252,19 +283,24 @@ def family(first: str) -> list[str]:
 
 def _near(name: str) -> list[str]:
     """Return the verbs that a word may mean: the second of two (`undelete`), or one mistyped."""
-    seconds = {verb.rpartition(" ")[2]: verb for verb in VERBS if " " in verb}
-    if name in seconds:
-        return [seconds[name]]
-    firsts = dict.fromkeys(verb.partition(" ")[0] for verb in VERBS)
-    near = [verb for one in get_close_matches(name, firsts) for verb in family(one)]
-    return near or [seconds[one] for one in get_close_matches(name, seconds)]
+    if name in _MEANT:
+        return list(_MEANT[name])
+    known: dict[str, list[str]] = {}
+    for verb in VERBS:
+        for word in dict.fromkeys((verb.partition(" ")[0], verb.rpartition(" ")[2])):
+            known.setdefault(word, []).append(verb)
+    if name in known:
+        return known[name]
+    near = get_close_matches(name, known, cutoff=_ALIKE) or get_close_matches(name, known)
+    return list(dict.fromkeys(verb for word in near for verb in known[word]))
 
 
 def load(verb: str) -> Verb:
     """Import a verb's module and return its command."""
     module = import_module(f"ftckpt.commands.{verb.replace(' ', '.')}")
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(name=verb, cls=Verb)(module.command)
+    settings = {"help_option_names": list(HELP)}
+    app.command(name=verb, cls=Verb, context_settings=settings)(module.command)
     command = cast(Verb, typer.main.get_command(app))
     command.module = module
     command.groups = [_group(one, command) for one in getattr(module, "OPTIONS", ())]

@@ -20,6 +20,8 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
+from ftckpt.progress import ASKING
+
 # After the process's own attempt (`ending.GRACE`), and before the two seconds are over.
 PATIENCE = 1.7
 # A handler that is called more often is not taken away when it is called: another C library.
@@ -46,7 +48,8 @@ def start(last_words: Callable[[int], None]) -> None:
     os.set_blocking(writing, False)
     parent = os.getpid()
     # The terminal signals the whole group, and the copy must outlive what it watches.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, signal.SIGHUP, signal.SIGTSTP))
+    spared = (*SIGNALS, signal.SIGHUP, signal.SIGTSTP, *ASKING)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, spared)
     try:
         child = os.fork()
         if child == 0:

@@ -11,7 +11,6 @@ import typer
 
 from ftckpt.commands.cli.bounds import JobsOption, MemoryOption, RateOption, bound_memory
 from ftckpt.commands.cli.invocation import Invocation, Result
-from ftckpt.commands.cli.render import finding_line
 from ftckpt.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ def pack_out(
             return
         invocation.report(findings=found.findings)
         for one in found.findings:
-            invocation.print(finding_line(one))
+            invocation.find(one)
 
     flags: PackingFlags = {
         "level": run.level,

@@ -31,7 +31,7 @@ EXAMPLES = (
 )
 CODES = dict(TRANSFER_CODES) | {
     ExitCode.CORRUPT: "DELTA is damaged, a base is another, or the proof failed",
-    ExitCode.NOT_FOUND: "DELTA, a base, or the directory around DST is not there",
+    ExitCode.NOT_FOUND: "DELTA or a base is not there",
 }
 OPTIONS = (LayoutOptions, RunOptions)
 

@@ -55,8 +55,15 @@ def headline(plan: Plan) -> str:
         steps = "step = " if chosen.steps == 1 else f"{chosen.steps:,} steps = "
     return (
         f"save{where} after every {steps}{brief_duration(chosen.chosen_s)} of work{further}: "
-        f"{percent(float(plan.outcome.useful))} of the wall time is useful"
+        f"{percent(float(plan.outcome.useful))} of the wall time is useful{_but(model)}"
     )
+
+
+def _but(model: Model) -> str:
+    """Return the costs that were taken as zero, which make the answer better than the truth."""
+    free = [word for word, seconds in (("detection", model.detect), ("restart", model.reload))
+            if not seconds]  # fmt: skip
+    return f" (with {' and '.join(free)} taken as free)" if free else ""
 
 
 def text_of(plan: Plan, notes: Notes, currency: str) -> Iterator[str]:

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .checking import diff, inspect, seal, verify
+    from .checking import cat, diff, du, inspect, seal, verify
     from .choosing import latest
     from .deltas import delta_info, delta_pack, delta_rebase, delta_unpack
     from .marking import pin, pins, tag, unpin, untag
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from .replicating import copy, repair, sync
     from .restarting import restart
     from .retaining import gc, gc_purge, gc_undelete
-    from .surveying import doctor, status
+    from .surveying import doctor, ls, status
     from .transferring import convert, reshard
 
 __all__ = [
+    "cat",
     "convert",
     "copy",
     "delta_info",
@@ -36,11 +37,13 @@ __all__ = [
     "delta_unpack",
     "diff",
     "doctor",
+    "du",
     "gc",
     "gc_purge",
     "gc_undelete",
     "inspect",
     "latest",
+    "ls",
     "open",
     "open_checkpoint",
     "pin",
@@ -63,7 +66,9 @@ __all__ = [
 
 # The module of this package that has each function: a verb loads what it needs and no more.
 HOMES = {
+    "cat": "checking",
     "diff": "checking",
+    "du": "checking",
     "inspect": "checking",
     "seal": "checking",
     "verify": "checking",
@@ -90,6 +95,7 @@ HOMES = {
     "gc_purge": "retaining",
     "gc_undelete": "retaining",
     "doctor": "surveying",
+    "ls": "surveying",
     "status": "surveying",
     "convert": "transferring",
     "reshard": "transferring",

@@ -1,9 +1,9 @@
-"""What reads and writes no tensors: `inspect`, `verify`, `seal`, `diff`."""
+"""What reads and writes no tensors: `inspect`, `du`, `cat`, `verify`, `seal`, `diff`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import CorruptError, ExitCode, NotFoundError, UnsafeError, UsageError, error_of
@@ -17,7 +17,9 @@ from .tables import read_renames, read_rules
 
 if TYPE_CHECKING:
     from ftckpt.comparison import DiffReport
+    from ftckpt.comparison.part import TensorPart
     from ftckpt.inspection import Inspection
+    from ftckpt.inspection.usage import BytesHeld
     from ftckpt.manifest import Manifest
     from ftckpt.manifest.seal import SealReport
     from ftckpt.verification.places import PlaceReport, Watcher
@@ -36,6 +38,59 @@ def inspect(
     from ftckpt import inspection
 
     return inspection.inspect(opened(checkpoint, stores, also=also))
+
+
+def du(
+    checkpoint: Checkpoint | str,
+    *,
+    depth: int = 2,
+    match: str = "",
+    also: Sequence[str] = (),
+    stores: StoreOptions = STORES,
+) -> BytesHeld:
+    """Sum a checkpoint's bytes by component and prefix; reads headers alone.
+
+    Args:
+        checkpoint: opened, or a path as `open_checkpoint` takes it.
+        depth: how many parts of a name make the longest prefix.
+        match: only tensors of this name, `*` any text.
+        also: directories with more files of it (see `open_checkpoint`).
+        stores: how to reach object stores.
+
+    Raises:
+        NotFoundError: nothing matches.
+    """
+    from ftckpt.inspection.usage import usage
+
+    return usage(opened(checkpoint, stores, also=also), depth=depth, match=match)
+
+
+def cat(
+    checkpoint: Checkpoint | str,
+    name: str,
+    *,
+    slice_: str = "",
+    also: Sequence[str] = (),
+    stores: StoreOptions = STORES,
+) -> TensorPart | Any:
+    """Return a view of a tensor that reads when it is asked, or other state as plain data.
+
+    Args:
+        checkpoint: opened, or a path as `open_checkpoint` takes it.
+        name: of a tensor or object, or of a subtree of other state.
+        slice_: which part of a tensor, `0:4,:`; "" for all.
+        also: directories with more files of it (see `open_checkpoint`).
+        stores: how to reach object stores.
+
+    Raises:
+        NotFoundError: it has nothing of that name.
+        UsageError: the slice is none, or the name means several tensors.
+    """
+    from ftckpt.comparison.part import state_at, view_of
+
+    held = opened(checkpoint, stores, also=also)
+    view = view_of(held, name, slice_)
+    return view if view is not None else state_at(held, name)
 
 
 def verify(
@@ -82,7 +137,7 @@ def verify(
         remember: keep a receipt for `latest(reuse=...)`; implies `require="content"`.
         receipts: the folder for it; "" for beside the checkpoint.
         jobs: threads; 0 for one a processor.
-        limit_rate: bytes a second, or a text such as "200MB/s".
+        limit_rate: bytes a second, or a text such as "200MiB/s".
         stores: how to reach object stores.
         counter: is told of the work.
         watcher: is told each finding and each verdict as it is made.
@@ -160,7 +215,7 @@ def seal(
         manifest: path or URL to write to; "" for beside the data.
         force: replace a manifest that says something else.
         jobs: threads; 0 for one a processor.
-        limit_rate: bytes a second, or a text such as "200MB/s".
+        limit_rate: bytes a second, or a text such as "200MiB/s".
         stores: how to reach object stores.
         counter: is told of the work.
 
@@ -222,7 +277,7 @@ def diff(
         layout_state: state that follows the grid of ranks counts too.
         trust_recorded: do not read what recorded digests or CRC-32s call equal.
         jobs: threads; 0 for one a processor.
-        limit_rate: bytes a second, or a text such as "200MB/s".
+        limit_rate: bytes a second, or a text such as "200MiB/s".
         stores: how to reach object stores.
         counter: is told of the bytes of one side.
 

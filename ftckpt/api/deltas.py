@@ -41,7 +41,7 @@ class PackingFlags(TypedDict, total=False):
         no_proof: check neither the sources nor, read back, the result.
         restart: forget what another run to the destination has left.
         jobs: workers; 0 for one a processor.
-        limit_rate: bytes a second, or a text such as "200MB/s".
+        limit_rate: bytes a second, or a text such as "200MiB/s".
     """
 
     level: int

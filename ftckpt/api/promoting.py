@@ -96,7 +96,7 @@ def promote(
         backwards: move a pointer that says a later step.
         dry_run: say what would be moved; read and write no more.
         jobs: threads; 0 for one a processor.
-        limit_rate: bytes a second, or a text such as "200MB/s".
+        limit_rate: bytes a second, or a text such as "200MiB/s".
         stores: how to reach object stores.
         counter: is told of the work.
         found: is told the checkpoint's URL and format, before anything is read.

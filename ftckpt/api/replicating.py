@@ -51,7 +51,7 @@ def copy(
         no_proof: do not read back what was written.
         restart: forget what another run to the destination has left.
         jobs: blocks in flight; 0: one a processor, 8 to or from an object store.
-        limit_rate: bytes a second, or a text such as "200MB/s".
+        limit_rate: bytes a second, or a text such as "200MiB/s".
         stores: how to reach object stores.
         counter: is told of the work.
 
@@ -173,7 +173,7 @@ def sync(
         no_proof: do not read back what was written.
         restart: forget what another run has left.
         jobs: blocks in flight; 0: one a processor, 8 to or from an object store.
-        limit_rate: bytes a second, or a text such as "200MB/s".
+        limit_rate: bytes a second, or a text such as "200MiB/s".
         stores: how to reach object stores.
         counter: is told of the work.
         told: is told each checkpoint as it is decided.
@@ -301,7 +301,7 @@ def repair(
         no_proof: do not read back what was written.
         restart: forget what another run has left.
         jobs: blocks in flight; 0: one a processor, 8 to or from an object store.
-        limit_rate: bytes a second, or a text such as "200MB/s".
+        limit_rate: bytes a second, or a text such as "200MiB/s".
         stores: how to reach object stores.
         counter: is told of the work.
 

@@ -74,7 +74,7 @@ def restart(
         verify: how deep each checkpoint is checked.
         rules: a TOML file, or a family's name, of how tensors are divided over ranks.
         jobs: threads of the resharding; 0 for one a processor.
-        limit_rate: bytes a second, or a text such as "200MB/s".
+        limit_rate: bytes a second, or a text such as "200MiB/s".
         stores: how to reach object stores.
         counter: is told of the work.
         note: is told why a newer one was not taken, and what is made.

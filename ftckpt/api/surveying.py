@@ -1,11 +1,11 @@
-"""How the checkpoints of a run, and the machine, are doing: `status`, `doctor`."""
+"""The checkpoints of a run, how they and the machine are doing: `ls`, `status`, `doctor`."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.errors import FtckptError, NotFoundError, UsageError
 from ftckpt.formats.catalog import FORMATS
@@ -18,6 +18,104 @@ if TYPE_CHECKING:
     from ftckpt.capabilities import Check
     from ftckpt.discovery.resolve import Place
     from ftckpt.health import Status, Survey
+    from ftckpt.retention.scan.entries import Pin
+
+
+class ListedCheckpoint(NamedTuple):
+    """One entry of a root, as listings show it.
+
+    Attributes:
+        path: its path or URL.
+        root: that of its run.
+        step: None where neither its name nor its headers say it.
+        time: when it was saved, in seconds since the epoch; None where the store keeps no times.
+        age_s: seconds since then.
+        bytes: of its files; None where they were not listed.
+        files: number of them.
+        format: "" where none recognises it.
+        entry_class: see `EntryClass`; `NO MARKER` where the format has no commit marker.
+        why: why it is of this class.
+        sealed: whether it has a manifest.
+        verified: whether it was sealed after a check of its content.
+        pointers: names of the root's pointers to it.
+        tags: its tags.
+        pins: its pins.
+    """
+
+    path: str
+    root: str
+    step: int | None
+    time: float | None
+    age_s: float | None
+    bytes: int | None
+    files: int | None
+    format: str
+    entry_class: str
+    why: str
+    sealed: bool
+    verified: bool
+    pointers: tuple[str, ...]
+    tags: tuple[str, ...]
+    pins: tuple[Pin, ...]
+
+
+def ls(
+    path: str = ".",
+    *,
+    all_: bool = False,
+    stores: StoreOptions = STORES,
+    counter: Counter = NULL,
+) -> tuple[ListedCheckpoint, ...]:
+    """List the checkpoints of a root, the newest first; no checkpoint is opened.
+
+    Args:
+        path: directory or URL that holds the checkpoints, of one run or several.
+        all_: foreign names and the trash, too.
+        stores: how to reach object stores.
+        counter: is told of the work.
+
+    Raises:
+        NotFoundError: no such root, or nothing in it that a format knows.
+        UsageError: it is one checkpoint, or one step of a root.
+        UnavailableError, DeniedError: something could not be listed.
+    """
+    from ftckpt.retention import EntryClass
+    from ftckpt.retention.apply.check import verified_names
+    from ftckpt.retention.document import shown_class
+
+    now = time.time()
+    _, surveys = _surveys(path, now, stores, counter)
+    found: list[ListedCheckpoint] = []
+    for one in surveys:
+        members = {} if one.run is None else {f.entry.name: f for f in one.run.members}
+        verified = verified_names(
+            [f for f in members.values() if f.entry.entry_class is EntryClass.COMMITTED]
+        )
+        for held in reversed(one.held):
+            entry, contents = held.entry, held.entry.contents
+            if not all_ and entry.entry_class in (EntryClass.FOREIGN, EntryClass.TRASH):
+                continue
+            saved = held.finished if entry.time is None else entry.time
+            found.append(
+                ListedCheckpoint(
+                    path=held.url,
+                    root=one.url,
+                    step=entry.step,
+                    time=saved,
+                    age_s=None if saved is None else now - saved,
+                    bytes=None if contents is None else contents.nbytes,
+                    files=None if contents is None else contents.files,
+                    format=entry.format,
+                    entry_class=shown_class(entry),
+                    why=entry.why,
+                    sealed=entry.name in members and members[entry.name].sealed,
+                    verified=entry.name in verified,
+                    pointers=entry.pointers,
+                    tags=entry.tags,
+                    pins=entry.pins,
+                )
+            )
+    return tuple(found)
 
 
 def status(
@@ -93,7 +191,7 @@ def _surveys(
 
     place = locate(root, stores)
     if place.which:
-        raise UsageError(f"status wants the root, not one step of it: {root}")
+        raise UsageError(f"the root is wanted, not one step of it: {root}")
     # Nothing is dropped by what is read here, so that a delta need not be opened for its base.
     how = ScanOptions(FORMATS, now, bases=no_bases)
     runs = open_runs(place, FORMATS)

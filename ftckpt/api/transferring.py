@@ -55,7 +55,7 @@ class WritingFlags(LayoutFlags, total=False):
         restart: forget what another transfer to the destination has left.
         device: `cpu`, `cuda`, `cuda:N` or `auto`.
         jobs: threads; 0 for one a processor.
-        limit_rate: bytes a second, or a text such as "200MB/s".
+        limit_rate: bytes a second, or a text such as "200MiB/s".
     """
 
     no_proof: bool

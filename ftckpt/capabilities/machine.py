@@ -34,7 +34,6 @@ _USES = {
     "numpy": _Use("compares, casts and sums up elements", needed=True),
     "xxhash": _Use("digests of manifests, seals and copies", needed=True),
     "zstandard": _Use("compressed items, deltas", needed=True),
-    "rich": _Use("progress bars on a terminal; lines do without"),
     "fsspec": _Use("all object stores: s3://, gs://, az://"),
     "s3fs": _Use("s3://"),
     "torch": _Use("--device cuda, the demo, casts of 8-bit floats; no other verb needs it"),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.errors import FtckptError
+from ftckpt.progress import count_file
 from ftckpt.workers import ALONE, Work
 
 from .blocks import WIDTH, Block, BlockDigest, block_count, blocks, hash_block
@@ -37,12 +38,16 @@ def hash_files(source: Source, sizes: Mapping[str, int], *, work: Work = ALONE) 
     """
     result = {file: bytearray(WIDTH * block_count(size)) for file, size in sizes.items()}
     tasks = blocks(source, sizes, work.limiter)
+    left = {file: block_count(size) for file, size in sizes.items()}
     for done in work.run(tasks, hash_or_fail):
         if isinstance(done, BlockFailure):
             raise done.error
         start = done.number * WIDTH
         result[done.file][start : start + WIDTH] = done.digest
         work.counter.add(done.length)
+        left[done.file] -= 1
+        if not left[done.file]:
+            count_file(work.counter)
     return {file: bytes(digests) for file, digests in result.items()}
 
 

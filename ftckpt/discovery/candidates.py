@@ -24,7 +24,7 @@ from ftckpt.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from ftckpt.own_files import FOLDER, TRANSFER
+from ftckpt.own_files import FOLDER, GO_ON, TRANSFER, under_way
 from ftckpt.storage.store import Entry, EntryKind
 
 from .lone_manifests import HINT, alone
@@ -178,9 +178,8 @@ def _of_no_format(root: Root, candidate: Candidate) -> Looked:
             error=IncompleteError(f"{url} is empty", hint="perhaps a save that has just begun"),
         )
     if _is_transfer(root, inside):
-        message = f"a transfer to {url} is under way, or was killed"
-        hint = "the command that began it goes on where it was"
-        return Looked(candidate, error=IncompleteError(message, hint=hint, file=TRANSFER))
+        begun = IncompleteError(under_way(url), hint=GO_ON, file=TRANSFER)
+        return Looked(candidate, error=begun)
     lone = "" if is_file else alone(root.store, entry.path)
     if lone:
         lost = CorruptError(f"in {url} {lone}", hint=HINT, kind="missing-file")

@@ -12,7 +12,7 @@ from ftckpt.errors import (
     UnsafeError,
     UnsupportedError,
 )
-from ftckpt.own_files import MANIFEST, TRANSFER
+from ftckpt.own_files import GO_ON, MANIFEST, TRANSFER, under_way
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Entry, EntryKind, Store
 
@@ -102,8 +102,8 @@ def files_of(store: Store, entry: Entry) -> Source:
     source = Source.directory(store, entry.path)
     if TRANSFER in source.entries and MANIFEST not in source.entries:
         raise IncompleteError(
-            f"a transfer to {source.url} is under way, or was killed",
-            hint="run the same command again to finish it",
+            under_way(source.url),
+            hint=GO_ON,
             file=TRANSFER,
         )
     return source

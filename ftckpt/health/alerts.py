@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from ftckpt.findings import listed
+from ftckpt.findings import counted, listed
+from ftckpt.own_files import GO_ON, is_under_way
 from ftckpt.planning.quantities import shown_duration
 
 from .durable import Durable
@@ -123,18 +124,27 @@ def _alerts(facts: Facts, wanted: Thresholds) -> Iterator[Alert]:
     if facts.corrupt:
         names = _names(facts.corrupt)
         yield Alert(AlertKind.CORRUPT, f"damaged: {names}", "ftckpt verify says where")
-    if len(facts.unfinished) >= _PILE:
+    unfinished, _ = _apart(facts.unfinished)
+    abandoned, copies = _apart(facts.abandoned)
+    if len(unfinished) >= _PILE:
         yield Alert(
             AlertKind.UNFINISHED,
-            f"{len(facts.unfinished)} saves were begun since the last one was finished: "
-            f"{_names(facts.unfinished)}",
+            f"{len(unfinished)} saves were begun since the last one was finished: "
+            f"{_names(unfinished)}",
             "the trainer fails while it saves: its log says why",
         )
-    elif len(facts.abandoned) >= _ABANDONED:
+    elif len(abandoned) >= _ABANDONED:
         yield Alert(
             AlertKind.UNFINISHED,
-            f"{len(facts.abandoned)} abandoned saves pile up: {_names(facts.abandoned)}",
+            f"{len(abandoned)} abandoned saves pile up: {_names(abandoned)}",
             "ftckpt gc ROOT drops them",
+        )
+    if copies:
+        yield Alert(
+            AlertKind.UNFINISHED,
+            f"{counted(len(copies), 'copy', 'copies')} to here stopped more than a day ago: "
+            f"{_names(copies)}",
+            f"{GO_ON}; ftckpt gc ROOT drops what it left",
         )
     yield from _not_durable(facts, wanted)
     yield from _slow(facts, wanted)
@@ -151,6 +161,14 @@ def _alerts(facts: Facts, wanted: Thresholds) -> Iterator[Alert]:
             f"{left}: {_gib(facts.free)} are free, and a save takes {_gib(facts.next_bytes)}",
             "ftckpt gc ROOT --free SIZE",
         )
+
+
+def _apart(
+    entries: Sequence[SurveyedEntry],
+) -> tuple[list[SurveyedEntry], list[SurveyedEntry]]:
+    """Return a trainer's saves, and copies by ftckpt, which say nothing about the trainer."""
+    copies = [one for one in entries if is_under_way(one.entry.why)]
+    return [one for one in entries if one not in copies], copies
 
 
 def _late(facts: Facts, wanted: Thresholds) -> Iterator[Alert]:

@@ -12,6 +12,7 @@ from operator import attrgetter
 from ftckpt.checkpoint import Checkpoint, Commit, Kind, TensorInfo, Topology
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.checkpoint.optimizer_states import named_state
+from ftckpt.errors import NotFoundError
 from ftckpt.findings import Finding
 
 from .resume import ResumeItem, resume_check
@@ -135,6 +136,42 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         resume=resume_check(checkpoint),
         notes=(*checkpoint.notes, *checkpoint.open_findings),
     )
+
+
+def matching(checkpoint: Checkpoint, pattern: str = "") -> list[TensorInfo]:
+    """Return the tensors, aliases included, whose key or name a pattern matches; all for "".
+
+    Raises:
+        NotFoundError: nothing matches.
+    """
+    if not pattern:
+        return list(checkpoint.tensors.values())
+    from ftckpt.storage.suggestions import hint_for_name
+
+    found = find_tensors(checkpoint, pattern)
+    if not found:
+        near = hint_for_name(pattern, checkpoint.tensors)
+        raise NotFoundError(
+            f"no tensor of {checkpoint.source.url} matches {pattern}",
+            hint=near or "`*` stands for any text",
+            tensor=pattern,
+        )
+    return found
+
+
+def find_tensors(checkpoint: Checkpoint, pattern: str) -> list[TensorInfo]:
+    """Return the tensors that a name means (see `find_tensor`), or a pattern with `*`."""
+    found = find_tensor(checkpoint, pattern)
+    if found or "*" not in pattern:
+        return found
+    from ftckpt.checkpoint.rules import name_pattern
+
+    whole = name_pattern(pattern)
+    return [
+        info
+        for key, info in checkpoint.tensors.items()
+        if whole.fullmatch(key) or whole.fullmatch(info.name)
+    ]
 
 
 def find_tensor(checkpoint: Checkpoint, name: str) -> list[TensorInfo]:

@@ -27,6 +27,7 @@ from ftckpt.errors import (
 )
 from ftckpt.manifest import HEAD, FileDigest, Manifest, PassedCheck
 from ftckpt.own_files import SUFFIX, is_own
+from ftckpt.progress import expect_files
 from ftckpt.storage.local.atomic import is_leftover, write_new, write_over
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import EntryKind
@@ -140,6 +141,7 @@ def seal(
             )
     unread = {name: size for name, size in sizes.items() if name not in digests}
     work.counter.start("hashing", sum(unread.values()))
+    expect_files(work.counter, sum(1 for size in unread.values() if size))
     digests |= hash_files(source, unread, work=work)
     _require_unchanged(source, members)
     manifest = Manifest(

@@ -11,6 +11,7 @@ from ftckpt.digests.crc import checksum
 from ftckpt.errors import CorruptError, FtckptError, NotFoundError
 from ftckpt.extents import BLOCK
 from ftckpt.manifest import FileDigest
+from ftckpt.progress import count_file
 from ftckpt.storage.chunks import chunks, size_for
 from ftckpt.storage.store import Store, Upload
 from ftckpt.transfer.staging import BlockSink, OpenFile, Staging
@@ -123,6 +124,7 @@ class Mover:
                     moved.taken_over += task.length
                 if whole is not None:
                     moved.files[whole.path] = whole
+                    count_file(self.work.counter)
                     del opened[whole.path]
         finally:
             for current in opened.values():
@@ -134,11 +136,13 @@ class Mover:
             moved.files[file.path] = _digest(file, [*staged.earlier.values()])
             moved.taken_over += file.size
             self.work.counter.add(file.size)
+            count_file(self.work.counter)
             return
         ledger = CrcLedger(self.evidence.ranges(file.path))
         current = opened[file.path] = _Open(file, staged.upload, ledger)
         if not file.size:
             moved.files[file.path] = self._finish(current)
+            count_file(self.work.counter)
             del opened[file.path]
         for number in range(block_count(file.size)):
             yield _Task(current, number, staged.earlier.get(number))

@@ -12,7 +12,7 @@ from ftckpt.findings import Finding, Severity, as_error
 from ftckpt.manifest import Manifest, PassedCheck
 from ftckpt.manifest.locate import find
 from ftckpt.manifest.seal import utc_now
-from ftckpt.progress import NULL
+from ftckpt.progress import NULL, expect_files
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.source import Source, followed_links
 from ftckpt.transfer.places import name_of, require_names, require_outside
@@ -155,6 +155,7 @@ def copy(
                 _require_structure(checkpoint)
             evidence = _evidence(checkpoint, manifest, contents, options)
             options.work.counter.start("copying", contents.nbytes)
+            expect_files(options.work.counter, len(contents.files) + len(contents.beside))
             moved = _move(source, contents, staging, evidence, options.work)
         copied = time.monotonic()
         require_unchanged(source, names)

@@ -14,6 +14,7 @@ from ftckpt.errors import CorruptError, ExistsError, IncompleteError, RefusedErr
 from ftckpt.extents import BLOCK
 from ftckpt.findings import counted
 from ftckpt.manifest import Manifest
+from ftckpt.progress import expect_files
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.source import Source
 from ftckpt.transfer.layout import Layout
@@ -273,6 +274,7 @@ def _mend(mending: _Mending, staging: Staging, work: Work) -> Moved:
     mover = Mover(staging, mending.origin, evidence, work, keep_going=True)
     moved = Moved()
     work.counter.start("mending", sum(file.size for file in mending.files))
+    expect_files(work.counter, len(mending.files))
     mover.move(mending.files, moved)
     if moved.damage:
         raise _both(mending, moved.damage)

@@ -24,7 +24,7 @@ from ftckpt.manifest import FileDigest, Manifest, PassedCheck
 from ftckpt.manifest.locate import find
 from ftckpt.manifest.seal import utc_now
 from ftckpt.own_files import is_own
-from ftckpt.progress import NULL
+from ftckpt.progress import NULL, expect_files
 from ftckpt.storage.source import Source
 from ftckpt.verification import verify
 from ftckpt.version import __version__
@@ -165,6 +165,7 @@ def _by_records(replica: Source, opened: Open, work: Work) -> Manifest:
         raise _unknown(replica, report.message)
     sizes = {n: replica.size(n) for n in sorted(set(checkpoint.members())) if not is_own(n)}
     work.counter.start("hashing the replica", sum(sizes.values()))
+    expect_files(work.counter, sum(1 for size in sizes.values() if size))
     digests = hash_files(replica, sizes, work=work)
     return Manifest(
         format=checkpoint.format,

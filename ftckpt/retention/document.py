@@ -215,7 +215,7 @@ def _loaded(row: Mapping[str, Any]) -> Decision:
     return Decision(RootEntry(**values), keep, reasons, frees)
 
 
-def _shown_class(entry: RootEntry) -> str:
+def shown_class(entry: RootEntry) -> str:
     """Do not call an entry committed if its format records nothing."""
     unsaid = entry.commit is CommitState.NO_MARKER and entry.entry_class is EntryClass.COMMITTED
     return "NO MARKER" if unsaid else str(entry.entry_class)
@@ -232,7 +232,7 @@ def _row(decision: Decision, now: float) -> Row:
         name=entry.name,
         age=age,
         nbytes=None if entry.contents is None else entry.contents.nbytes,
-        entry_class=_shown_class(entry),
+        entry_class=shown_class(entry),
         looked=str(entry.looked),
         verdict="keep" if decision.keep else "drop",
         reason="; ".join(map(str, decision.reasons)),

@@ -60,6 +60,11 @@ def hint_for_place(path: str) -> str:
     return _one_slash(os.path.relpath(path, there)) or f"mkdir -p {quote(folder)}"
 
 
+def hint_for_slip(path: str) -> str:
+    """Return the URL that a new local path may stand for; "" if it does not look like one."""
+    return _one_slash(os.path.relpath(path, existing(os.path.dirname(path))))
+
+
 def existing(path: str) -> str:
     """Return the longest existing part of a local path, even a dangling link."""
     while path and not os.path.lexists(path):

@@ -11,6 +11,7 @@ from ftckpt.extents import BLOCK
 from ftckpt.findings import finding, listed
 from ftckpt.manifest import FileDigest, Manifest
 from ftckpt.own_files import is_own
+from ftckpt.progress import count_file, expect_files
 from ftckpt.storage.source import Source
 from ftckpt.workers import ALONE, Work
 from ftckpt.workers.limits import RateLimit
@@ -52,10 +53,16 @@ def check_manifest(
     chosen = Sample(sample, source.name, seed)
     wanted, uncovered = compare_listing(source, manifest, members or (), report)
     work.counter.start("checking digests", None if sample else sum(f.size for f in wanted))
+    left = {file.path: block_count(file.size) for file in wanted if file.size}
+    if not sample:
+        expect_files(work.counter, len(left))
     read = 0
     tasks = _blocks(source, wanted, chosen, report, work.limiter)
     for done in work.run(tasks, hash_or_fail):
         work.counter.add(done.length)
+        left[done.file] -= 1
+        if not left[done.file]:
+            count_file(work.counter)
         read += _compare_block(source, manifest, done, report, owners)
     return ContentResult("manifest", read, manifest.nbytes, uncovered, sample, report.ok)
 

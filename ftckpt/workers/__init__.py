@@ -43,7 +43,7 @@ class Work:
 
         Args:
             jobs: number of threads, and at most of processes; 0 for one a processor.
-            rate: bytes a second, or a text such as "200MB/s"; 0 and "" for no limit.
+            rate: bytes a second, or a text such as "200MiB/s"; 0 and "" for no limit.
             counter: is told what is done.
 
         Raises:

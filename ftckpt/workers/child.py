@@ -12,7 +12,7 @@ from copy import copy
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from ftckpt.errors import ExitCode
-from ftckpt.progress import Counter
+from ftckpt.progress import ASKING, Counter
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -24,7 +24,7 @@ R_co = TypeVar("R_co", covariant=True)
 # What a copy says, each with a value; it is answered with the number of a task.
 NEXT, COUNTED, MADE, FAILED, DONE = range(5)
 # The terminal, or who stops a job, tells the whole group; the first process ends the copies.
-FOR_THE_FIRST = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+FOR_THE_FIRST = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *ASKING)
 
 _COUNT = 0.1  # seconds between what a copy says of its progress
 _PR_SET_PDEATHSIG = 1

@@ -37,16 +37,16 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_rate(text: str) -> float:
-    """Return bytes a second for `200MB/s`, `1GiB` or `50M/s`.
+    """Return bytes a second for `200MiB/s`, `1GiB` or `50M/s`.
 
     Raises:
         UsageError: it is not a rate, or zero, or lacks a unit: 200 would mean a few bytes a second.
     """
     if re.fullmatch(r"\s*[\d.]+\s*(/s|ps)?\s*", text, flags=re.IGNORECASE):
-        raise UsageError(f"{text!r}: a rate needs its unit", hint="write 200MB/s, 1GiB/s or 500B/s")
+        raise UsageError(f"{text!r}: a rate needs its unit", hint="write 200MiB/s or 500B/s")
     rate = parse_bytes(re.sub(r"\s*(/s|ps)\s*$", "", text, flags=re.IGNORECASE))
     if rate <= 0:
-        raise UsageError(f"{text!r} allows nothing to be read", hint="write a rate such as 200MB/s")
+        raise UsageError(f"{text!r} allows nothing to be read", hint="write a rate: 200MiB/s")
     return float(rate)
 
 

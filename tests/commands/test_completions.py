@@ -106,7 +106,7 @@ def test_zsh_accepts_the_script() -> None:
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
 def test_fish_completes(tmp_path: Path) -> None:
-    def fish(line: str) -> list[str]:
+    def offers(line: str) -> list[str]:
         code = f'source "{FOLDER / FILES["fish"]}"; complete -C {line!r}'
         done = subprocess.run(
             ["fish", "--no-config", "-c", code],
@@ -117,11 +117,18 @@ def test_fish_completes(tmp_path: Path) -> None:
             cwd=tmp_path,
             env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
         )
-        return [offer.split("\t")[0] for offer in done.stdout.splitlines()]
+        return done.stdout.splitlines()
+
+    def fish(line: str) -> list[str]:
+        return [offer.split("\t")[0] for offer in offers(line)]
 
     assert fish("ftckpt la") == ["latest"]
     assert fish("ftckpt latest --step") == ["--step-at-most"]
     assert fish("ftckpt latest --verify ") == ["content", "structure", "values"]
+    # The description of an option is not repeated for each of its values.
+    described = offers("ftckpt latest --verify ")
+    assert [one for one in described if one.partition("\t")[2]] == []
+    assert offers("ftckpt latest --step") != ["--step-at-most"]  # it has one itself
     assert fish("ftckpt plan --gpu-m") == ["--gpu-mtbf"]
     assert fish("ftckpt plan sweep --ov") == ["--over"]
     assert fish("ftckpt plan --ov") == []

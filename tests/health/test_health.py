@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ftckpt.health import AlertKind, Status, Survey, SurveyedEntry, Thresholds, judge, metrics
+from ftckpt.own_files import under_way
 from ftckpt.retention.scan.entries import EntryClass, EntryContents, RootEntry, SharedFile
 
 NOW = 1_000_000.0
@@ -123,6 +124,21 @@ def test_unfinished_saves_pile_up() -> None:
     assert kinds(of([*ended, one, two])) == [AlertKind.UNFINISHED]
     assert kinds(of([*ended, *old[:2]])) == []
     assert kinds(of([*ended, *old])) == [AlertKind.UNFINISHED]
+
+
+def test_a_copy_that_was_killed_is_not_a_trainer_that_fails() -> None:
+    def copy(step: int, age: float, kind: EntryClass) -> SurveyedEntry:
+        one = held(step, NOW - age, entry_class=kind)
+        return replace(one, entry=replace(one.entry, why=under_way(one.url)))
+
+    ended = saves(5, last=NOW - 1000)
+    running = [copy(3000, 500, EntryClass.STAGING), copy(3001, 100, EntryClass.STAGING)]
+    assert kinds(of([*ended, *running])) == []
+    found = of([*ended, copy(11, 90000, EntryClass.ABANDONED)])
+    assert kinds(found) == [AlertKind.UNFINISHED]
+    assert found.alerts[0].message.startswith("1 copy to here stopped more than a day ago: ")
+    assert "ftckpt copy" in found.alerts[0].hint
+    assert "trainer" not in found.alerts[0].hint
 
 
 def test_nothing_finished_is_the_first_thing_to_say() -> None:

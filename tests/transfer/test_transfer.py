@@ -145,10 +145,25 @@ def test_nothing_is_overwritten(source: Path, tmp_path: Path) -> None:
         destination.rmdir() if destination.is_dir() else destination.unlink()
 
 
-def test_the_directory_around_it_must_exist(source: Path, tmp_path: Path) -> None:
+def test_the_directories_around_it_are_made(source: Path, tmp_path: Path) -> None:
+    _move(source, tmp_path / "new" / "er" / "out")
+    assert os.listdir(tmp_path / "new" / "er") == ["out"]
     with pytest.raises(NotFoundError, match="does not exist") as caught:
-        _move(source, tmp_path / "no" / "out")
-    assert "mkdir -p" in caught.value.hint
+        _move(source, tmp_path / "s3:" / "bucket" / "out")
+    assert "a URL has two slashes" in caught.value.hint
+    (tmp_path / "file").touch()
+    with pytest.raises(NotFoundError, match="is not a directory"):
+        _move(source, tmp_path / "file" / "no" / "out")
+    assert sorted(os.listdir(tmp_path)) == ["file", "new"]
+
+
+def test_directories_that_were_made_for_nothing_go_again(tmp_path: Path) -> None:
+    place = tmp_path / "new" / "er" / "out"
+    staging = ftckpt.transfer.staging.local.LocalStaging(str(place), single=False)
+    staging.begin("a plan", {}, restart=False)
+    assert place.parent.is_dir()
+    staging.close()
+    assert os.listdir(tmp_path) == []
 
 
 def test_what_has_no_place_is_named(source: Path, tmp_path: Path) -> None:

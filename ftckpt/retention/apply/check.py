@@ -126,6 +126,19 @@ def first_verified(members: Iterable[ScannedEntry], known: dict[str, bool]) -> S
     return None
 
 
+def verified_names(members: Sequence[ScannedEntry]) -> frozenset[str]:
+    """Return the names of all members that were sealed after a content check.
+
+    Raises:
+        UnavailableError, DeniedError: a manifest could not be read.
+    """
+    sealed = [found for found in members if found.sealed]
+    if not sealed:
+        return frozenset()
+    passed = concurrently(sealed[0].root.store, _is_verified, sealed)
+    return frozenset(f.entry.name for f, ok in zip(sealed, passed, strict=True) if ok)
+
+
 def surveyed(found: ScannedEntry) -> ScannedEntry | None:
     """Return an entry with its files listed; None if it has been removed."""
     if found.entry.contents is not None:

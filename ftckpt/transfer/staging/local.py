@@ -27,7 +27,7 @@ from ftckpt.storage.local.oserror import translate
 from ftckpt.storage.local.pagecache import read_cached
 from ftckpt.storage.local.store import LocalStore
 from ftckpt.storage.source import Source
-from ftckpt.storage.suggestions import existing, hint_for_place
+from ftckpt.storage.suggestions import existing, hint_for_slip
 from ftckpt.transfer.layout import OutputFile
 from ftckpt.transfer.places import staging_name
 from ftckpt.transfer.staging import StagedFile, Staging
@@ -41,7 +41,7 @@ from ftckpt.transfer.write.journal import (
     shown_line,
 )
 
-from .lock import StagingLock, make_directory
+from .lock import StagingLock, make_directories, make_directory
 
 _STATE = "state"
 _SPARE = 16 << 20  # room for manifest, journal and directories
@@ -67,6 +67,7 @@ class LocalStaging(Staging):
         self._lock = StagingLock(self._place, self._path)
         self._earlier: dict[str, dict[int, BlockMade]] = {}
         self._shown: int | None = None
+        self._made: list[str] = []  # directories above it that were not there, the deepest first
 
     def begin(self, plan: str, files: Mapping[str, int], *, restart: bool) -> bool:
         """Lock the staging directory and read its journal; see `Staging.begin`."""
@@ -77,9 +78,10 @@ class LocalStaging(Staging):
                     raise NotFoundError(
                         f"{there} is not a directory", hint="choose another destination"
                     )
-                raise NotFoundError(
-                    f"{self._parent} does not exist", hint=hint_for_place(self._path)
-                )
+                slip = hint_for_slip(self._path)
+                if slip:
+                    raise NotFoundError(f"{self._parent} does not exist", hint=slip)
+                self._made = make_directories(self._parent)
             if os.path.lexists(self._path) and not os.path.lexists(self._place):
                 raise self._exists()
             journal = self._lock.acquire()
@@ -192,8 +194,13 @@ class LocalStaging(Staging):
 
     def close(self) -> None:
         """Unlock; a place where nothing has been built yet is swept away."""
-        if not self._lock.held:
-            return
+        if self._lock.held:
+            self._unlock()
+        for made in self._made:
+            with suppress(OSError):  # it holds something now
+                os.rmdir(made)
+
+    def _unlock(self) -> None:
         # What cannot be looked at may be much: it is left, with the journal that says what it is.
         with suppress(OSError):
             if not self._has_built():

@@ -36,6 +36,22 @@ def make_directory(path: str) -> None:
         raise RefusedError(f"{path} is not a directory", hint="remove it")
 
 
+def make_directories(path: str) -> list[str]:
+    """Make a directory and those above it that are not there; return them, the deepest first.
+
+    Raises:
+        OSError: the system refused.
+    """
+    made: list[str] = []
+    while not os.path.isdir(path):
+        made.append(path)
+        path = os.path.dirname(path)
+    for one in reversed(made):
+        with suppress(FileExistsError):  # another run may make it too
+            os.mkdir(one)
+    return made
+
+
 class StagingLock:
     """The staging directory of one destination and its journal, which is the lock.
 

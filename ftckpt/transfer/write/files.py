@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ftckpt.digests.blocks import WIDTH, block_count, blocks_of_bytes
 from ftckpt.extents import BLOCK
 from ftckpt.manifest import FileDigest
-from ftckpt.progress import Counter
+from ftckpt.progress import Counter, count_file, expect_files
 from ftckpt.storage.store import Upload
 from ftckpt.transfer.layout import Layout, Literal, OutputFile
 from ftckpt.transfer.read.elements import Gatherer
@@ -78,6 +78,7 @@ def build(
     opened: dict[str, _Open] = {}
     done: dict[str, FileDigest] = {}
     counter.start("writing", sum(file.size for file in layout.files))
+    expect_files(counter, len(layout.files))
 
     def begin(file: OutputFile, upload: Upload) -> _Open:
         current = opened[file.path] = _Open(file, gatherer, counter, upload)
@@ -89,10 +90,12 @@ def build(
             done[file.path] = _digest(file, staged.earlier)
             built.taken_over += file.size
             counter.add(file.size)
+            count_file(counter)
             return
         current = begin(file, staged.upload)
         if not file.size:
             done[file.path] = finish(current)
+            count_file(counter)
             del opened[file.path]
         for number in range(block_count(file.size)):
             yield _BlockTask(current, number, staged.earlier.get(number))
@@ -147,6 +150,7 @@ def build(
         made = made_apart() if apart else made_whole()
         for digest in run(made, finish, jobs=_FLUSHES, window=_FLUSHES):
             done[digest.path] = digest
+            count_file(counter)
             del opened[digest.path]
     except BaseException as error:
         for current in opened.values():

@@ -15,7 +15,7 @@ import pytest
 from ftckpt.commands.cli import app, codes, verbs
 from ftckpt.commands.cli import shutdown as ending
 from ftckpt.commands.cli.environment import NO_ENVIRONMENT
-from ftckpt.commands.cli.invocation import Invocation, Result
+from ftckpt.commands.cli.invocation import Result
 from ftckpt.commands.cli.option_values import parse_duration
 from ftckpt.commands.cli.render import (
     human_bytes,
@@ -164,10 +164,19 @@ def test_usage_errors_say_what_was_meant() -> None:
     assert "delta is several verbs: delta pack, delta unpack," in ftckpt("delta", "--help").stderr
     assert "did you mean replay run or replay compare" in ftckpt("repaly").stderr
     assert "did you mean gc undelete?" in ftckpt("undelete").stderr
+    assert "did you mean gc undelete?" in ftckpt("undelet").stderr
+    restore = ftckpt("restore").stderr
+    assert "did you mean restart or delta unpack or repair or gc undelete?" in restore
     assert "hint: leave @7 out" in ftckpt("inspect", str(DATA / "run" / "step-1@7")).stderr
     assert "'--verify': 'all' is not one of" in ftckpt("latest", "x", "--verify", "all").stderr
     assert ftckpt().returncode == 2
     assert "Verbs:" in ftckpt().stderr
+
+
+def test_short_forms_are_taken() -> None:
+    assert ftckpt("-h").stdout == ftckpt("--help").stdout != ""
+    assert ftckpt("plan", "sweep", "-h").stdout == ftckpt("plan", "sweep", "--help").stdout != ""
+    assert ftckpt("-V").stdout == ftckpt("version").stdout == ftckpt("--version").stdout != ""
 
 
 def test_json_after_a_double_dash_is_a_path() -> None:
@@ -613,59 +622,3 @@ def test_quantities_as_text() -> None:
 def test_every_exit_code_has_a_meaning() -> None:
     assert set(codes.MEANINGS) == set(ExitCode)
     assert ending.GRACE < 2
-
-
-def test_progress_is_lines_where_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
-    import io
-
-    from ftckpt.commands.cli import progress
-    from ftckpt.progress import NULL
-
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    stream = io.StringIO()
-    counter = progress.ProgressCounter(stream)
-    counter.start("reading", 1000 << 20)
-    for _ in range(100):
-        now[0] += 1
-        counter.add(1 << 20)
-    lines = stream.getvalue().splitlines()
-    assert len(lines) == 3
-    assert lines[0] == "reading: 30.0 MiB of 1000.0 MiB (3 %), 1.0 MiB/s, 16 min 10 s left"
-    assert "\x1b" not in stream.getvalue()
-    monkeypatch.setattr(sys, "stderr", stream)
-    assert Invocation(quiet=True).counter is NULL
-    assert Invocation(json=True).counter is NULL
-    assert Invocation().counter is not NULL
-
-
-def test_progress_on_a_terminal_is_a_bar_that_goes_away() -> None:
-    import pty
-
-    script = (
-        "import sys\n"
-        "from ftckpt.commands.cli import progress\n"
-        "from ftckpt.commands.cli.invocation import Invocation\n"
-        "progress.SECONDS_BEFORE_BAR = 0.0\n"
-        "run = Invocation()\n"
-        "run.counter.start('reading', 100)\n"
-        "run.counter.add(50)\n"
-        "run.say('a [red]remark[/red]')\n"
-        "run.close()\n"
-    )
-    parent, child = pty.openpty()
-    environment = os.environ | {"TERM": "xterm", "COLUMNS": "80"}
-    subprocess.run(
-        [sys.executable, "-c", script], stderr=child, env=environment, timeout=60, check=True
-    )
-    os.close(child)
-    shown = b""
-    try:
-        while more := os.read(parent, 65536):
-            shown += more
-    except OSError:  # the other end is closed: the end of the output
-        pass
-    os.close(parent)
-    assert b"a [red]remark[/red]" in shown
-    assert b"reading" in shown
-    assert b"\x1b[?25h" in shown  # the cursor is back

@@ -137,7 +137,8 @@ def test_one_file_of_weights(here: Path) -> None:
     ("words", "code", "says"),
     [
         (f"convert {STEP} run --to safetensors", 8, "exists already"),
-        (f"convert {STEP} no/out --to safetensors", 9, "mkdir -p"),
+        (f"convert {STEP} s3:/no/out --to safetensors", 9, "a URL has two slashes"),
+        (f"convert {STEP} run/latest/no/out --to safetensors", 9, "latest is not a directory"),
         ("convert run/step-9 out --to safetensors", 9, "does not exist"),
         ("convert run out --to safetensors", 2, "run/step-1"),
         (f"convert {STEP} out --to tar", 2, "one of dcp"),
@@ -250,3 +251,12 @@ def test_from_disk_to_s3_and_back(here: Path, s3_url: str) -> None:
     single = ftckpt("convert", STEP, f"{s3_url}/one.pt", "--to", "torchsave", cwd=here)
     assert single.returncode == 0, single.stderr
     assert ftckpt("verify", f"{s3_url}/one.pt", "--require", "content").returncode == 0
+
+
+def test_every_copy_of_a_plan_is_for_those_who_ask(here: Path) -> None:
+    words = ("reshard", "run/step-2", "out", "--dp", "2", "--dry-run")
+    short, long = (ftckpt(*words, *more, cwd=here) for more in ((), ("--verbose",)))
+    assert "<-" not in short.stdout
+    assert long.stdout.count("<-") == 22
+    assert "__0_0.distcp: 44.7 KiB, 9 copies" in short.stdout
+    assert short.stdout.splitlines()[-1].startswith("would write 3 files, ")
