@@ -73,7 +73,7 @@ BUDGET = {
     "delta": 5_145,
     "retention": 5_880,
     "replication": 2_600,
-    "doctor": 960,
+    "doctor": 1_010,  # what may not be read, and instructions of the processor
     "health": 1_000,
     "replay": 5_090,
     "formats.pickles": 2_340,
