@@ -11,7 +11,8 @@ from contextlib import contextmanager
 
 from .errors import MissingPackageError
 
-# What to install, by the name that is imported.
+# What to install, by the name that is imported. No extra of ftckpt stands here: pip would install
+# torch with it, where ftckpt was installed without.
 REQUIREMENTS = {
     "torch": "torch",
     "numpy": "numpy",
@@ -19,10 +20,12 @@ REQUIREMENTS = {
     "zstandard": "zstandard",
     "fsspec": "fsspec",
     **dict.fromkeys(("s3fs", "aiobotocore", "botocore", "aiohttp"), "s3fs"),
-    "gcsfs": "'ftckpt[gcs]'",
-    "adlfs": "'ftckpt[azure]'",
-    "lz4": "'ftckpt[lz4]'",
-    "matplotlib": "'ftckpt[plot]'",
+    "gcsfs": "gcsfs",
+    "adlfs": "adlfs",
+    "lz4": "lz4",
+    "matplotlib": "matplotlib",
+    "isal": "isal",
+    "rich": "rich",
     "typer": "typer",
 }
 

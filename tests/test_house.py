@@ -59,7 +59,7 @@ CIRCLES = {
 TWICE = 0  # public class names of more than one class
 # Lines of each package.
 BUDGET = {
-    "ground": 1_065,
+    "ground": 1_068,
     "workers": 1_150,
     "storage": 5_930,
     "checkpoint": 2_296,
@@ -74,7 +74,7 @@ BUDGET = {
     "delta": 5_145,
     "retention": 5_893,
     "replication": 2_600,
-    "capabilities": 960,
+    "capabilities": 988,
     "health": 1_003,
     "replay": 5_090,
     "formats.pickles": 2_340,

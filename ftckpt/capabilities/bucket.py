@@ -113,7 +113,7 @@ def _reading(client: S3Client, root: S3Object, page: dict[str, Any]) -> Check:
             client.run(_call(client, "head_object", at, "read", **asked))
         except FtckptError as error:
             return Check(
-                "place", "reading", State.PROBLEM, "refused", f"fail here: {READING}", error.hint
+                "place", "reading", State.PROBLEM, "refused", f"these fail here: {READING}", error.hint
             )
     return Check("place", "reading", State.OK, "allowed", READING)
 
@@ -354,7 +354,8 @@ def _refused(name: str, error: FtckptError) -> Check:
     return Check(
         "place", name, State.NOTE if denied and name == "writing" else State.PROBLEM,
         "not allowed" if denied else "fails",
-        f"fail here: {what.get(name, 'transfers to this place')}", error.hint or error.message,
+        f"these fail here: {what.get(name, 'transfers to this place')}",
+        error.hint or error.message,
     )  # fmt: skip
 
 

@@ -55,7 +55,7 @@ def examine_directory(path: str) -> Iterator[Check]:
     except OSError as error:
         raise translate(error, path, "list") from error
     yield _filesystem(path)
-    yield Check("place", "reading", State.OK, "allowed", READING)
+    yield _reading(path, names)
     yield from _room(system)
     yield from _sticky(held)
     left = _remove_left(path, names)
@@ -66,6 +66,24 @@ def examine_directory(path: str) -> Iterator[Check]:
     yield from _tried(path)
 
 
+def _reading(path: str, names: list[str]) -> Check:
+    """Return whether what lies in the directory may be read too, as far as a look at each tells."""
+    shut = []
+    for name in sorted(names):
+        one = os.path.join(path, name)
+        needed = os.R_OK | (os.X_OK if os.path.isdir(one) else 0)
+        if os.path.exists(one) and not os.access(one, needed):
+            shut.append(name)
+    if not shut:
+        return Check("place", "reading", State.OK, "allowed", READING)
+    more = f" (and {len(shut) - 1} more)" if len(shut) > 1 else ""
+    return Check(
+        "place", "reading", State.PROBLEM, f"refused: {shut[0]}{more}",
+        f"these fail there: {READING}",
+        "run them as the owner, or let a group of yours read it",
+    )  # fmt: skip
+
+
 def _tried(path: str) -> Iterator[Check]:
     """Yield what takes a folder of our own to be known."""
     folder = os.path.join(path, _FOLDER + secrets.token_hex(8))
@@ -74,7 +92,8 @@ def _tried(path: str) -> Iterator[Check]:
     except OSError as error:
         refused = translate(error, path, "write in")
         yield Check(
-            "place", "writing", State.NOTE, f"refused: {error.strerror}", f"fail here: {WRITING}",
+            "place", "writing", State.NOTE, f"refused: {error.strerror}",
+            f"these fail here: {WRITING}",
             refused.hint or "run them as the owner, or on a machine that mounts it for writing",
         )  # fmt: skip
         return

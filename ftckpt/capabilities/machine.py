@@ -7,6 +7,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
@@ -21,6 +22,8 @@ from .checks import Check, State
 
 _SAMPLE = 32 << 20
 _FEW_FILES = 1024
+# What the CRC-32 of isal and XXH3 use: carry-less products and vectors, on x86-64 and arm64.
+_INSTRUCTIONS = ("pclmulqdq", "vpclmulqdq", "avx2", "avx512f", "pmull", "crc32", "asimd", "sve")
 
 
 class _Use(NamedTuple):
@@ -34,6 +37,7 @@ _USES = {
     "numpy": _Use("compares, casts and sums up elements", needed=True),
     "xxhash": _Use("digests of manifests, seals and copies", needed=True),
     "zstandard": _Use("compressed items, deltas", needed=True),
+    "rich": _Use("the progress bar on a terminal; lines do without"),
     "fsspec": _Use("all object stores: s3://, gs://, az://"),
     "s3fs": _Use("s3://"),
     "torch": _Use("--device cuda, the demo, casts of 8-bit floats; no other verb needs it"),
@@ -60,6 +64,7 @@ def examine_machine() -> Iterator[Check]:
             "does not confine what it starts: these are Linux's own",
         )  # fmt: skip
     yield from _packages()
+    yield _instructions()
     yield from _speed()
     yield from _limits()
     yield _gpus()
@@ -71,8 +76,27 @@ def _packages() -> Iterator[Check]:
             yield Check("packages", name, State.OK, version(name), use.means)
         except PackageNotFoundError:
             state = State.PROBLEM if use.needed else State.NOTE
-            pip = "'ftckpt[fast]'" if name == "isal" else REQUIREMENTS[name]
-            yield Check("packages", name, state, "absent", use.means, f"pip install {pip}")
+            do = f"pip install {REQUIREMENTS[name]}"
+            yield Check("packages", name, state, "absent", use.means, do)
+
+
+def _instructions() -> Check:
+    """Return which instructions the sums can use, as the kernel names them."""
+    means = "isal and xxhash choose the best of these themselves"
+    flags: set[str] = set()
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            name, _, words = line.partition(":")
+            if name.strip() in ("flags", "Features"):  # x86-64 and arm64
+                flags = set(words.split())
+                break
+    if not flags:
+        return Check("processor", "instructions", State.UNKNOWN, "not told", means)
+    found = [one for one in _INSTRUCTIONS if one in flags]
+    if found:
+        return Check("processor", "instructions", State.OK, ", ".join(found), means)
+    means = "CRC-32s and XXH3 are slow without carry-less products and vectors"
+    return Check("processor", "instructions", State.NOTE, "none of those used", means)
 
 
 def _speed() -> Iterator[Check]:
@@ -96,7 +120,7 @@ def _measured(name: str, by: str, work: Callable[[], object], means: str) -> Che
     rate = _SAMPLE / max(time.perf_counter() - began, 1e-9)
     found = f"{by}, {human_bytes(int(rate))}/s a core"
     slow = by == "zlib"
-    do = "pip install 'ftckpt[fast]'" if slow else ""
+    do = "pip install isal" if slow else ""
     return Check("processor", name, State.NOTE if slow else State.OK, found, means, do)
 
 

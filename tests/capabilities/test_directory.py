@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -154,3 +155,25 @@ def test_a_place_that_is_none(tmp_path: Path) -> None:
         place(tmp_path / "absent")
     with pytest.raises(UsageError):
         place(tmp_path / "file")
+
+
+def test_a_checkpoint_that_may_not_be_read_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "step-1").mkdir(mode=0o300)
+    (tmp_path / "step-2").mkdir()
+    monkeypatch.chdir(tmp_path)  # nobody else may enter the folders above
+    tmp_path.chmod(0o755)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with suppress(BaseException):
+            if os.geteuid() == 0:  # root may read everything
+                os.setresuid(65534, 65534, 65534)
+            found = doctoring._reading(".", ["step-2", "step-1"])
+            os.write(write, f"{found.state}, {found.found}".encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+    assert os.read(read, 4096) == b"problem, refused: step-1"
+    os.close(read)

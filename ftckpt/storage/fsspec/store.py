@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_EXTRAS = {"gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
+_PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs"}
 
 
 def open_remote(url: str, scheme: str, options: StoreOptions) -> Store:
@@ -62,14 +62,14 @@ def open_remote(url: str, scheme: str, options: StoreOptions) -> Store:
     if options.requester_pays and scheme in ("gs", "gcs"):
         settings["requester_pays"] = True
     try:
-        if scheme not in _EXTRAS:  # there the server's name is part of the address
+        if scheme not in _PACKAGES:  # there the server's name is part of the address
             settings |= fsspec.get_filesystem_class(scheme)._get_kwargs_from_urls(url)
         filesystem = fsspec.filesystem(
             scheme, use_listings_cache=False, skip_instance_cache=True, **settings
         )
     except ImportError as error:
-        extra = _EXTRAS.get(scheme)
-        hint = f"pip install 'ftckpt[{extra}]'" if extra else str(error)
+        package = _PACKAGES.get(scheme)
+        hint = f"pip install {package}" if package else str(error)
         raise MissingPackageError(
             f"{scheme}:// needs a package that is not installed", hint=hint
         ) from error

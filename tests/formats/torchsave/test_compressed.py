@@ -195,7 +195,7 @@ def test_lz4_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "lz4.frame", None)
     with pytest.raises(UnsupportedError) as caught:
         open_path(TorchSave(), DATA / "compressed" / NAMES[1])
-    assert caught.value.hint == "pip install 'ftckpt[lz4]'"
+    assert caught.value.hint == "pip install lz4"
 
 
 def test_a_window_beyond_what_memory_allows_is_told(
