@@ -23,8 +23,34 @@ _SECONDS_A_FRAME = 0.1
 _SECONDS_A_RECORD = 1.0
 # The rate is that of the last seconds, so that a stall shows and what was taken over does not.
 _WINDOW = 20.0
-_FEWEST, _MOST = 8, 30  # columns of the bar
+_FEWEST, _MOST = 5, 30  # columns of the bar
 _CLEAR = "\r\x1b[K"
+
+
+# Draws a share of a bar in so many columns.
+Draw = Callable[[float, int], str]
+
+
+def _plain(share: float, columns: int) -> str:
+    full = int(share * (columns - 2))
+    return f"[{'#' * full}{'.' * (columns - 2 - full)}]"
+
+
+def _drawing(stream: IO[str]) -> Draw:
+    """Return how bars are drawn on a terminal: by rich, as its colours and characters allow."""
+    try:
+        from rich.console import Console
+        from rich.progress_bar import ProgressBar
+    except ImportError:  # the light install may do without
+        return _plain
+    console = Console(file=stream)
+
+    def draw(share: float, columns: int) -> str:
+        with console.capture() as drawn:
+            console.print(ProgressBar(1.0, share, width=columns), end="")
+        return drawn.get()
+
+    return draw
 
 
 class ProgressForm(StrEnum):
@@ -64,6 +90,7 @@ class ProgressCounter:
         self._ticker: threading.Thread | None = None
         self._ended = threading.Event()
         self._drawn = False  # whether a bar stands on the screen
+        self._draw: Draw | None = None
         self._files: int | None = None
         self._last_line = 0.0
         self._reset("", None, "B")
@@ -166,11 +193,11 @@ class ProgressCounter:
             "seconds": round(now - self._began, 3),
         }
 
-    def bar(self, now: float, width: int) -> str:
+    def bar(self, now: float, width: int, draw: Draw = _plain) -> str:
         """Return the state of the stage as one line of at most `width` columns.
 
-        What has no room goes, in this order: the bar, the amounts, the rate. The phase is cut
-        last, and the time that is left stays.
+        `draw` draws the bar itself. What has no room goes, in this order: the bar, the amounts,
+        the rate. The phase is cut last, and the time that is left stays.
         """
         amounts, rate, left = self._words(now)
         percent = f"{self._percent():3} %" if self._total else ""
@@ -179,10 +206,10 @@ class ProgressCounter:
             room = width - len(self._label) - len(words) - 2
             if room >= 0 or not shown:
                 break
-        if self._total and room >= _FEWEST + 3:
-            size = min(_MOST, room - 3)
-            full = min(size, size * self._done // self._total)
-            words = f"[{'#' * full}{'.' * (size - full)}] {words}"
+        if self._total and room >= _FEWEST + 1:
+            size = min(_MOST, room - 1)
+            share = min(1.0, self._done / self._total)
+            return f"{self._label}  {draw(share, size)} {words}"
         return f"{self._label[: max(0, len(self._label) + min(0, room))]}  {words}"[:width]
 
     def _words(self, now: float) -> tuple[str, str, str]:
@@ -249,7 +276,8 @@ class ProgressCounter:
                 write(self._stream, json.dumps(self.record(now)) + "\n")
             elif self._form is ProgressForm.BAR:
                 self._drawn = True
-                write(self._stream, _CLEAR + self.bar(now, _columns(self._stream) - 1))
+                draw = self._draw = self._draw or _drawing(self._stream)
+                write(self._stream, _CLEAR + self.bar(now, _columns(self._stream) - 1, draw))
 
     def _stop(self) -> None:
         """End the thread, and take the bar away."""

@@ -113,7 +113,12 @@ def _reading(client: S3Client, root: S3Object, page: dict[str, Any]) -> Check:
             client.run(_call(client, "head_object", at, "read", **asked))
         except FtckptError as error:
             return Check(
-                "place", "reading", State.PROBLEM, "refused", f"these fail here: {READING}", error.hint
+                "place",
+                "reading",
+                State.PROBLEM,
+                "refused",
+                f"these fail here: {READING}",
+                error.hint,
             )
     return Check("place", "reading", State.OK, "allowed", READING)
 
