@@ -29,6 +29,7 @@ READERS = {
     "megatron-dist": "megatron.torch_dist.reader",
     "megatron-fsdp": "megatron.fsdp.reader",
     "nvrx-local": "nvrx.reader",
+    "orbax": "orbax.reader",
     "ranks": "ranks.reader",
     "safetensors": "safetensors.reader",
     "torchsave": "torchsave.reader",
