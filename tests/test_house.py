@@ -26,7 +26,8 @@ LEVELS = (
     "formats.pickles", "formats.torch_files", "formats.state",
     "formats.huggingface", "formats.dcp", "formats.ranks", "formats.safetensors",
     "formats.torchsave", "formats.families", "formats.megatron", "formats.deepspeed",
-    "formats.nvrx", "formats.orbax", "formats.trainer_dirs", "formats.delta", "formats", "api", "commands",
+    "formats.nvrx", "formats.orbax",
+    "formats.trainer_dirs", "formats.delta", "formats", "api", "commands",
 )  # fmt: skip
 # Modules that lie loose in `ftckpt/`, and the level of each.
 LOOSE = {
