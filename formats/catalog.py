@@ -20,6 +20,7 @@ from .deepspeed import DeepSpeed
 from .delta import Delta
 from .megatron import Megatron
 from .nvrx import NvrxLocal
+from .orbax import Orbax
 from .ranks import Ranks
 from .safetensors import Safetensors
 from .torchsave import TorchSave
@@ -51,6 +52,7 @@ FORMATS: tuple[Format, ...] = (
     DeepSpeedUniversal(),
     DeepSpeed(),
     NvrxLocal(),
+    Orbax(),
     TorchSave(),
     *RECOGNISED,
 )

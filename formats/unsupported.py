@@ -148,16 +148,6 @@ RECOGNISED: tuple[Recognised, ...] = (
         ),
     ),
     Recognised(
-        "orbax",
-        "Orbax (JAX)",
-        _EXPORT,
-        (
-            Sign(files=r"_CHECKPOINT_METADATA|_METADATA|_ROOT_METADATA|manifest\.ocdbt"),
-            Sign(inside=("default", r"_METADATA|manifest\.ocdbt")),
-            Sign(inside=("state", r"_METADATA|manifest\.ocdbt")),
-        ),
-    ),
-    Recognised(
         "paddle",
         "Paddle",
         _EXPORT,

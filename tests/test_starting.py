@@ -29,14 +29,15 @@ READERS = {
     "megatron-dist": "megatron.torch_dist.reader",
     "megatron-fsdp": "megatron.fsdp.reader",
     "nvrx-local": "nvrx.reader",
+    "orbax": "orbax.reader",
     "ranks": "ranks.reader",
     "safetensors": "safetensors.reader",
     "torchsave": "torchsave.reader",
 }
 # The most modules of this project that a command may load: raise one only with the reason.
 MOST = {
-    "inspect": 111, "structure": 131, "content": 137, "values": 140, "to safetensors": 211,
-    "to dcp": 207, "pack": 233, "latest": 169, "gc": 205,
+    "inspect": 113, "structure": 133, "content": 139, "values": 142, "to safetensors": 213,
+    "to dcp": 209, "pack": 235, "latest": 171, "gc": 207,
 }  # fmt: skip
 ALONE = """
 import sys

@@ -110,6 +110,11 @@ class Decoding:
         """Return whether tensors are decoded at all; opens nothing."""
         return False
 
+    @property
+    def covers_all(self) -> bool:
+        """Whether `checks` cover every tensor; else the bytes outside their extents have none."""
+        return True
+
     def bases(self) -> Sequence[Checkpoint]:
         """Return the opened checkpoints from which tensors are decoded.
 

@@ -391,6 +391,8 @@ def _praise(
         "replica": f"every byte equals the replica{share}",
         "none": "the structure is whole; no evidence covers the content",
     }[content.evidence]
+    if content.evidence == "digests" and content.bare:
+        how = f"every checksum in the files matches{share}, and none covers the rest"
     if content.decoded:
         how += " and decodes to what was written"
     if options.level is Level.STRUCTURE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter as Count
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -12,7 +13,7 @@ from ftckpt.checkpoint.decoding_processes import for_reading
 from ftckpt.checkpoint.read_ahead import read_again, reading_ahead
 from ftckpt.errors import CorruptError, FtckptError
 from ftckpt.extents import Extent
-from ftckpt.findings import finding, from_error
+from ftckpt.findings import finding, from_error, listed
 from ftckpt.own_files import is_own
 from ftckpt.progress import Counter
 from ftckpt.workers import ALONE, Work
@@ -86,9 +87,17 @@ def check_itself(
                 work.counter.add(one.nbytes if one.sampled else 0)
                 check.take(one)
     members = [n for n in checkpoint.members() if n in checkpoint.source.entries and not is_own(n)]
-    left = sum(checkpoint.source.size(name) for name in members) - check.covered
+    left = max(0, sum(checkpoint.source.size(name) for name in members) - check.covered)
     evidence = "digests" if check.any else "none"
-    return ContentResult(evidence, check.read, check.covered, max(0, left), sample, check.report.ok)
+    bare: list[str] = []
+    if check.any and not checkpoint.decoding.covers_all:
+        bare = [n for n in members if checkpoint.source.size(n) > check.files[n]]
+        if bare:
+            message = f"no checksum covers {left} bytes of {listed(bare)}"
+            check.report.add(finding("not-covered", message, length=left))
+    return ContentResult(
+        evidence, check.read, check.covered, left, sample, check.report.ok, tuple(bare)
+    )
 
 
 class _Check:
@@ -97,6 +106,7 @@ class _Check:
     def __init__(self, report: Report) -> None:
         self.any = False
         self.covered = self.read = 0
+        self.files: Count[str] = Count()  # covered bytes of each
         self.report = report
 
     def take(self, done: _Done) -> None:
@@ -104,6 +114,7 @@ class _Check:
         file, offset, length = done.extent
         self.any = self.any or bool(file)
         self.covered += length
+        self.files[file] += length
         if done.sampled:
             self.read += length
         if done.passing:

@@ -112,7 +112,7 @@ def test_a_missing_root(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["step-3", "final"])
 def test_a_format_that_is_not_read_is_the_same_in_every_verb(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
-    (tmp_path / name / "_CHECKPOINT_METADATA").write_text("{}")  # Orbax
+    (tmp_path / name / "model.pdparams").write_text("{}")  # Paddle
     found = verbs(tmp_path)
     assert found.pop("gc") == 0  # a plan that keeps it
     assert set(found.values()) == {13}

@@ -29,11 +29,6 @@ DIRECTORIES: dict[str, list[dict[str, bytes]]] = {
         {"model/.metadata": b"", "optimizer/.metadata": b"",
          "extra_state/extra_state_rank_0.pt": b""},
     ],
-    "orbax": [
-        {"_CHECKPOINT_METADATA": b"{}", "state/_METADATA": b"{}"},
-        {"manifest.ocdbt": b"", "d/": b""},
-        {"default/manifest.ocdbt": b""},
-    ],
     "paddle": [
         {"0_0.distcp": b"", "1_0.distcp": b"", "0.metadata": b""},
         {"model.pdparams": b"", "model.pdopt": b""},

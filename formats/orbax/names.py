@@ -1,0 +1,31 @@
+"""The names of Orbax's files."""
+
+from __future__ import annotations
+
+import re
+
+# Written last: the save is finished.
+COMMIT = "commit_success.txt"
+# Of a step: its items, and the times at which its save began and ended.
+CHECKPOINT_METADATA = "_CHECKPOINT_METADATA"
+# Of a tree of arrays: its leaves; the mesh of each; strings, which are no arrays.
+METADATA = "_METADATA"
+SHARDING = "_sharding"
+STRINGS = "_strings.json"
+MANIFEST = "manifest.ocdbt"
+# Of versions before 2024: a msgpack of the whole tree.
+AGGREGATE = "checkpoint"
+# The name of an item of JSON, without and with an item's name of its own.
+JSON_ITEM = "metadata"
+METRICS = "metrics"
+# Ends the names of directories that are still being written.
+TEMPORARY = ".orbax-checkpoint-tmp"
+
+PROCESS = re.compile(r"ocdbt\.process_(?:replica_)?([A-Za-z0-9]+)/manifest\.ocdbt")
+# What belongs to a tree of arrays, whether its values are reached or not: each process has a
+# database of its own, and the merged one refers to its data files.
+BELONGS = re.compile(
+    r"(?:ocdbt\.process_(?:replica_)?[A-Za-z0-9]+/)?"
+    r"(?:manifest\.ocdbt|(?:d|ocdbt_data|ocdbt_meta)/[0-9a-f]{32})"
+    r"|array_metadatas/process_\d+|_METADATA|_sharding|_strings\.json|commit_success\.txt"
+)

@@ -1,0 +1,140 @@
+"""The JSON files of a checkpoint: a tree's leaves, items, times, meshes, strings."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any, NamedTuple, NoReturn
+
+from ftckpt.errors import CorruptError, UnsupportedError
+from ftckpt.storage.source import Source
+from ftckpt.strict_json import JsonError, JsonLimits, decode, parse, shown
+from ftckpt.workers.budget import demand
+
+_LIMITS = JsonLimits(64, objects=20_000_000, keys=60_000_000, items=60_000_000, naturals=False)
+_GROWTH = 10  # bytes of memory for a byte of JSON, as a bound
+_ARRAYS = frozenset(("jax.Array", "np.ndarray", "scalar"))
+_EMPTY = frozenset(("None", "Dict", "List", "Tuple", "NamedTuple"))
+_STRING = "string"
+
+
+class Tree(NamedTuple):
+    """The leaves of a tree.
+
+    Attributes:
+        arrays: paths of arrays and numbers.
+        strings: paths of strings.
+        stores_all: whether every chunk is stored; else those that equal the fill value are not.
+    """
+
+    arrays: tuple[tuple[str, ...], ...]
+    strings: tuple[tuple[str, ...], ...]
+    stores_all: bool
+
+
+def read_json(source: Source, name: str) -> Any:
+    """Return the content of a JSON file.
+
+    Raises:
+        CorruptError: it is missing, or no JSON.
+        UnsafeError: it is ambiguous or abusive.
+    """
+    size = source.size(name)
+    demand(size * _GROWTH, f"the metadata {name} of {size >> 20} MiB")
+    if not size:
+        raise CorruptError(f"{name} is empty", kind="truncated-file", file=name)
+    raw = source.read(name)
+    return parse(raw, _LIMITS, file=name, what="content", bad="bad-metadata", unsafe="unsafe-index")
+
+
+def read_tree(source: Source, name: str) -> Tree:
+    """Return the leaves that `_METADATA` names.
+
+    Raises:
+        CorruptError, UnsafeError: see `read_json`; or it contradicts itself.
+        UnsupportedError: a kind of leaf that is not read.
+    """
+    value = read_json(source, name)
+
+    def damaged(said: object) -> NoReturn:
+        raise CorruptError(f"{name} holds {shown(said)} where it must not",
+                           kind="bad-metadata", file=name)  # fmt: skip
+
+    if not isinstance(value, dict) or not isinstance(value.get("tree_metadata"), dict):
+        damaged(value)
+    arrays, strings = [], []
+    for label, entry in value["tree_metadata"].items():
+        try:
+            path = tuple(str(one["key"]) for one in entry["key_metadata"])
+            kind = entry["value_metadata"]["value_type"]
+        except (KeyError, TypeError):
+            damaged(label)
+        if kind in _EMPTY:
+            continue
+        if not path or "" in path:
+            damaged(label)
+        if kind in _ARRAYS:
+            arrays.append(path)
+        elif kind == _STRING:
+            strings.append(path)
+        else:
+            raise UnsupportedError(
+                f"{'.'.join(path)} is a {shown(kind)}, which is not read",
+                file=name, tensor=".".join(path),
+            )  # fmt: skip
+    labels = {".".join(path) for path in (*arrays, *strings)}
+    if len(labels) != len(arrays) + len(strings):
+        damaged("two leaves of one name")
+    stores_all = value.get("store_array_data_equal_to_fill_value", False) is True
+    return Tree(tuple(arrays), tuple(strings), stores_all)
+
+
+def items_of(value: object, name: str) -> dict[str, str]:
+    """Return the handler of each item of a step; of a single item under the name "".
+
+    Raises:
+        CorruptError: `_CHECKPOINT_METADATA` is of another form.
+    """
+    handlers = value.get("item_handlers") if isinstance(value, dict) else None
+    if handlers is None and isinstance(value, dict):
+        return {}
+    if isinstance(handlers, str):
+        return {"": handlers}
+    if isinstance(handlers, dict) and all(isinstance(v, str | None) for v in handlers.values()):
+        return {one: handler or "" for one, handler in handlers.items()}
+    raise CorruptError(f"{name} does not name its items", kind="bad-metadata", file=name)
+
+
+class DeviceMesh(NamedTuple):
+    """A mesh of devices: the names of its axes and their sizes."""
+
+    axes: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def devices(self) -> int:
+        """Number of devices."""
+        return prod(self.sizes)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{axis} {size}" for axis, size in zip(self.axes, self.sizes, strict=True))
+
+
+def meshes(value: object) -> Iterator[DeviceMesh]:
+    """Yield the mesh of every array that `_sharding` gives one; damage ends it."""
+    for name, text in value.items() if isinstance(value, Mapping) else ():
+        try:
+            base64.b64decode(name, validate=True)
+            sharding = decode(text)
+            shape, axes = sharding["shape"], sharding["axis_names"]
+        except (JsonError, binascii.Error, KeyError, TypeError, AttributeError):
+            continue  # a single device, or a sharding of another kind: it says nothing of a mesh
+        sound = (
+            isinstance(shape, list) and isinstance(axes, list) and len(shape) == len(axes)
+            and all(type(one) is int and 0 < one < 1 << 32 for one in shape)
+            and all(isinstance(one, str) for one in axes)
+        )  # fmt: skip
+        if sound:
+            yield DeviceMesh(tuple(axes), tuple(shape))

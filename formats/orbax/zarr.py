@@ -1,0 +1,270 @@
+"""What the metadata of a zarr array says: its shape and type, and where each chunk's bytes lie.
+
+Read are version 2 and version 3 with the regular grid, little-endian bytes in C order, plain or
+compressed with zstd, and version 3's shards of such chunks, with `crc32c`. Everything else is
+refused by name.
+
+Source: zarr-specs `docs/v2/v2.0.rst`, `docs/v3/core`, `docs/v3/codecs/sharding-indexed`;
+tensorstore `driver/{zarr,zarr3}`, which adds the types of ml_dtypes by their names.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, NamedTuple
+
+from ftckpt.checkpoint.dtypes import DTYPES, DType
+from ftckpt.errors import CorruptError, UnsupportedError
+from ftckpt.strict_json import JsonLimits, parse, shown
+
+_LIMITS = JsonLimits(depth=16, objects=1000, keys=10_000, items=100_000, naturals=False)
+_NUMPY = {
+    "|b1": "bool", "|i1": "int8", "|u1": "uint8", "<i2": "int16", "<u2": "uint16",
+    "<i4": "int32", "<u4": "uint32", "<i8": "int64", "<u8": "uint64", "<f2": "float16",
+    "<f4": "float32", "<f8": "float64", "<c8": "complex64", "<c16": "complex128",
+}  # fmt: skip
+# Of ml_dtypes' types those whose bytes are torch's (`jax.numpy.float8_e4m3fn` and its kin).
+_NAMED = {
+    "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+}  # fmt: skip
+_MOST_DIMENSIONS = 64
+_MOST_ELEMENTS = 1 << 62
+
+
+class ZarrCodec(NamedTuple):
+    """How the bytes of a chunk are stored.
+
+    Attributes:
+        zstd: whether they are compressed.
+        crc: whether a CRC-32C of four bytes follows what is stored.
+    """
+
+    zstd: bool
+    crc: bool
+
+
+class Array(NamedTuple):
+    """One array.
+
+    Attributes:
+        grid: shape of a stored object: of a chunk, or of a shard of chunks.
+        chunk: shape of what is stored as one run; it divides `grid`.
+        codec: of a chunk.
+        indexed: how a shard's index is stored, None without shards.
+        index_first: whether it stands before the chunks.
+        version: of zarr.
+        separator: between the numbers in a chunk's key.
+        prefixed: whether a chunk's key begins with `c`.
+    """
+
+    shape: tuple[int, ...]
+    dtype: DType
+    grid: tuple[int, ...]
+    chunk: tuple[int, ...]
+    codec: ZarrCodec
+    indexed: ZarrCodec | None
+    index_first: bool
+    version: int
+    separator: str
+    prefixed: bool
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Number of stored objects along each axis."""
+        return tuple(-(-n // g) for n, g in zip(self.shape, self.grid, strict=True))
+
+    @property
+    def inner(self) -> tuple[int, ...]:
+        """Number of chunks in a stored object along each axis."""
+        return tuple(g // c for g, c in zip(self.grid, self.chunk, strict=True))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a chunk, decoded; chunks at an edge are as large as the others."""
+        return self.dtype.nbytes(prod(self.chunk))
+
+    def key(self, at: tuple[int, ...]) -> str:
+        """Return the key of a stored object, below the array's."""
+        numbers = [str(one) for one in at]
+        if self.prefixed:
+            return self.separator.join(["c", *numbers])
+        return self.separator.join(numbers) or "0"
+
+
+def parse_array(raw: bytes, file: str, version: int) -> Array:
+    """Return what the metadata of an array of zarr 2 or 3 says.
+
+    Raises:
+        CorruptError: it is not JSON, or contradicts itself (`bad-metadata`).
+        UnsafeError: it is ambiguous or abusive.
+        UnsupportedError: a type, codec or grid that is not read.
+    """
+    value = parse(
+        raw, _LIMITS, file=file, what="metadata", bad="bad-metadata", unsafe="unsafe-index"
+    )
+    found = _Metadata(value, file)
+    return _version2(found) if version == 2 else _version3(found)
+
+
+class _Metadata:
+    """A JSON object, asked for members that must be there or be of one value."""
+
+    def __init__(self, value: object, file: str) -> None:
+        self.file = file
+        self.left: dict[str, Any] = dict(value) if isinstance(value, dict) else self.damaged(value)
+
+    def damaged(self, value: object) -> Any:
+        raise CorruptError(
+            f"the metadata of {self.file} holds {shown(value)} where it must not",
+            kind="bad-metadata", file=self.file,
+        )  # fmt: skip
+
+    def unknown(self, what: str, value: object) -> Any:
+        raise UnsupportedError(
+            f"{self.file} is an array with {what} {shown(value)}, which is not read",
+            file=self.file,
+        )
+
+    def take(self, name: str) -> Any:
+        if name not in self.left:
+            raise CorruptError(
+                f"the metadata of {self.file} has no {name}", kind="bad-metadata", file=self.file
+            )
+        return self.left.pop(name)
+
+    def below(self, value: object) -> _Metadata:
+        return _Metadata(value, self.file)
+
+    def only(self, name: str, *allowed: Any) -> None:
+        value = self.left.pop(name, allowed[0])
+        if not any(value == one and type(value) is type(one) for one in allowed):
+            self.unknown(name, value)
+
+    def done(self) -> None:
+        for name, value in self.left.items():
+            self.unknown(name, value)
+
+    def sizes(self, value: object, least: int) -> tuple[int, ...]:
+        if not isinstance(value, list) or len(value) > _MOST_DIMENSIONS:
+            return tuple(self.damaged(value))
+        if any(type(one) is not int or not least <= one < _MOST_ELEMENTS for one in value):
+            self.damaged(value)
+        if prod(value) > _MOST_ELEMENTS:
+            self.damaged(value)
+        return tuple(value)
+
+
+def _version2(found: _Metadata) -> Array:
+    found.only("zarr_format", 2)
+    shape = found.sizes(found.take("shape"), 0)
+    chunks = found.sizes(found.take("chunks"), 1)
+    if len(chunks) != len(shape):
+        found.damaged(list(chunks))
+    name = found.take("dtype")
+    if not isinstance(name, str) or name not in {*_NUMPY, *_NAMED}:
+        found.unknown("the type", name)
+    found.only("order", "C")
+    found.only("filters", None, [])
+    separator = found.left.pop("dimension_separator", ".")
+    if separator not in (".", "/"):
+        found.unknown("dimension_separator", separator)
+    found.left.pop("fill_value", None)  # of chunks that are absent, which are never invented
+    compressor = found.take("compressor")
+    if compressor is not None:
+        inner = found.below(compressor)
+        inner.only("id", "zstd")
+        inner.left.pop("level", None)
+        inner.left.pop("checksum", None)
+        inner.done()
+    found.done()
+    dtype = DTYPES[_NUMPY.get(name, name)]
+    codec = ZarrCodec(compressor is not None, crc=False)
+    return Array(shape, dtype, chunks, chunks, codec, None, False, 2, separator, prefixed=False)
+
+
+def _version3(found: _Metadata) -> Array:
+    found.only("zarr_format", 3)
+    found.only("node_type", "array")
+    shape = found.sizes(found.take("shape"), 0)
+    name = found.take("data_type")
+    if not isinstance(name, str) or name not in {*_NUMPY.values(), *_NAMED}:
+        found.unknown("the type", name)
+    grid = found.below(found.take("chunk_grid"))
+    grid.only("name", "regular")
+    configuration = grid.below(grid.take("configuration"))
+    chunk = stored = found.sizes(configuration.take("chunk_shape"), 1)
+    configuration.done()
+    grid.done()
+    encoding = found.below(found.take("chunk_key_encoding"))
+    prefixed, separator = _key_encoding(encoding)
+    codecs = found.take("codecs")
+    index, first = None, False
+    if isinstance(codecs, list) and len(codecs) == 1 and _is_sharding(codecs[0]):
+        inner = found.below(codecs[0])
+        inner.only("name", "sharding_indexed")
+        sharding = inner.below(inner.take("configuration"))
+        inner.done()
+        chunk = found.sizes(sharding.take("chunk_shape"), 1)
+        index = _codec(found, sharding.take("index_codecs"))
+        place = sharding.left.pop("index_location", "end")
+        if place not in ("start", "end"):
+            found.unknown("index_location", place)
+        first = place == "start"
+        codecs = sharding.take("codecs")
+        sharding.done()
+        if index.zstd:
+            found.unknown("an index", "compressed")
+    codec = _codec(found, codecs)
+    if not len(shape) == len(stored) == len(chunk):
+        found.damaged(list(chunk))
+    if any(whole % part for whole, part in zip(stored, chunk, strict=True)):
+        found.damaged(list(chunk))
+    found.take("fill_value")  # of chunks that are absent, which are never invented
+    for harmless in ("attributes", "dimension_names"):
+        found.left.pop(harmless, None)
+    found.only("storage_transformers", [])
+    found.done()
+    return Array(shape, DTYPES[name], stored, chunk, codec, index, first, 3, separator, prefixed)
+
+
+def _is_sharding(value: object) -> bool:
+    return isinstance(value, dict) and value.get("name") == "sharding_indexed"
+
+
+def _key_encoding(encoding: _Metadata) -> tuple[bool, str]:
+    name = encoding.take("name")
+    if name not in ("default", "v2"):
+        encoding.unknown("chunk_key_encoding", name)
+    inner = encoding.below(encoding.left.pop("configuration", {}))
+    separator = inner.left.pop("separator", "/" if name == "default" else ".")
+    if separator not in (".", "/"):
+        encoding.unknown("a separator", separator)
+    inner.done()
+    encoding.done()
+    return name == "default", separator
+
+
+def _codec(found: _Metadata, codecs: object) -> ZarrCodec:
+    """Return bytes, perhaps zstd, perhaps crc32c, in this order."""
+    if not isinstance(codecs, list) or not codecs:
+        return ZarrCodec(*found.damaged(codecs))
+    names = []
+    for one in codecs:
+        codec = found.below(one)
+        name = codec.take("name")
+        inner = codec.below(codec.left.pop("configuration", {}))
+        codec.done()
+        names.append(name)
+        if name == "bytes":
+            inner.only("endian", "little")
+        elif name == "zstd":
+            inner.left.pop("level", None)
+            inner.left.pop("checksum", None)
+        elif name != "crc32c":
+            found.unknown("the codec", name)
+        inner.done()
+    order = ["bytes", *(one for one in ("zstd", "crc32c") if one in names)]
+    if names != order:
+        found.unknown("the codecs", names)
+    return ZarrCodec("zstd" in names, "crc32c" in names)
