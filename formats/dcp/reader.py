@@ -302,8 +302,11 @@ def open_plain(source: Source) -> DcpCheckpoint:
         IncompleteError: it is Megatron's, and not finished.
     """
     checkpoint = open_dcp(source, DcpCheckpoint)
-    if CONFIGURATION not in source.entries and any(map(is_common, checkpoint.objects)):
-        raise unfinished()  # its names alone look like a plain store's
+    common = (name for name in checkpoint.objects if name != COMMON and is_common(name))
+    if CONFIGURATION not in source.entries and any(common):
+        # Its names alone look like a plain store's. Megatron has `common.pt` as a file alone: an
+        # item of that name is of a conversion, where nothing lay in the state.
+        raise unfinished()
     return checkpoint
 
 

@@ -39,6 +39,10 @@ _OF_MODEL = re.compile(
     r"(?P<what>optimizer|model|pytorch_model(?:_fsdp)?)_(?P<number>[1-9]\d{0,4})"
     r"(?:_rank\d+\.bin|-\d+-of-\d+\.\w+|\.(?:bin|pt|safetensors)(?:\.index\.json)?)?"
 )
+_OF_FIRST = re.compile(
+    r"(?:model|pytorch_model(?:_fsdp)?)(?:_0)?"
+    r"(?:_rank\d+\.bin|-\d+-of-\d+\.\w+|\.(?:bin|pt|safetensors)(?:\.index\.json)?)?"
+)
 # What only the Trainer writes, and before trainer_state.json.
 OF_TRAINER = re.compile(r"optimizer\.pt|scheduler\.pt|rng_state(?:_\d+)?\.pth")
 
@@ -123,6 +127,29 @@ def gaps(names: Iterable[str]) -> Iterator[Finding]:
             name = f"{word}.{suffix}" if bare else f"{word}_{number}.{suffix}"
             what = f"{name} is missing: the files of this name count to {max(numbers)}"
             yield finding("missing-file", what, file=name)
+
+
+def lost_models(names: Collection[str]) -> Iterator[Finding]:
+    """Yield the models whose successors are there, and warn of optimizers without a model.
+
+    accelerate numbers models without a gap. A model may have several optimizers, so an optimizer
+    whose model is not there proves no loss.
+    """
+    models = set(further_models(names))
+    last = max(models, default=0)
+    if last and any(_OF_FIRST.fullmatch(name) for name in names):
+        models.add(0)
+    for number in sorted(set(range(last)) - models):
+        what = "the first model's" if not number else f"model_{number}'s"
+        yield finding("missing-file", f"{what} weights are missing: those of model_{last} are here")
+    found = (_OF_MODEL.fullmatch(name) for name in names)
+    for number in sorted({int(m["number"]) for m in found if m and m["what"] == "optimizer"}):
+        if number > last:
+            yield finding(
+                "state-unknown",
+                f"optimizer_{number} is here and model_{number} is not: it was lost, or one model "
+                "has several optimizers, and nothing records which",
+            )
 
 
 def not_there(

@@ -19,7 +19,7 @@ from ftckpt.checkpoint import (
 from ftckpt.checkpoint.steps import SCALARS_A_FILE, step_of
 from ftckpt.discovery.recognise import Format, Listing
 from ftckpt.errors import CorruptError, FtckptError, IncompleteError, UnsupportedError
-from ftckpt.findings import Finding, finding, listed
+from ftckpt.findings import Finding, Severity, finding, listed
 from ftckpt.formats.pickles.unpickle import Inert
 from ftckpt.formats.torchsave.reader import TorchSaveCheckpoint, open_files
 from ftckpt.storage.source import Source
@@ -46,6 +46,7 @@ from .names import (
     gaps,
     is_state,
     lists_stores,
+    lost_models,
     model_of,
     not_there,
 )
@@ -309,6 +310,8 @@ def _merged(
         damage += [part.moved(wrong) for wrong in found.open_findings]
     damage += _lost_ranks(parts)
     damage += gaps(names)
+    for found_ in lost_models(set(names)):
+        (damage if found_.severity is Severity.ERROR else notes).append(found_)
     held = any(i.component == "model" or i.kind is Kind.MASTER for i in tensors.values())
     notes += not_there(names, trainer=bool(marker), weights=held, tag=tag is not None)
     state = _read_state(source) if marker else None

@@ -169,6 +169,13 @@ class _Tensors:
                 found.masters.extend(run)
         return found
 
+    def parameters(self) -> list[TensorInfo]:
+        """Return the weights, and the masters that stand for weights that are not stored."""
+        if not self.masters:
+            return self.weights
+        named = {t.name for t in self.weights}
+        return [*self.weights, *(t for t in self.masters if t.name not in named)]
+
     @cached_property
     def unexplained(self) -> list[TensorInfo]:
         known = [p for row in TABLE for p in (row.known, row.hint) if p is not None]
@@ -250,9 +257,8 @@ def _parents(name: str) -> Iterator[str]:
 
 def _weights(tensors: _Tensors) -> ResumeItem:
     weights = tensors.weights
-    named = {t.name for t in weights} if tensors.masters else ()
     # A fully sharded trainer stores no weights and casts them from the masters.
-    masters = [t.key for t in tensors.masters if t.name not in named]
+    masters = [t.key for t in tensors.parameters()[len(weights) :]]
     if weights or masters:
         beside = f", {len(masters)} as masters alone" if masters else ""
         reason = f"{len(weights) + len(masters)} tensors{beside}"
@@ -272,7 +278,7 @@ def _trainable(checkpoint: Checkpoint, weights: Sequence[TensorInfo]) -> list[Te
 
 def _moments(checkpoint: Checkpoint, tensors: _Tensors) -> ResumeItem:
     optimizer = tensors.optimizer
-    states = _States(optimizer, {t.name for t in tensors.weights})
+    states = _States(optimizer, {t.name for t in tensors.parameters()})
     first = states.keys[:2]
     kept = states.whole()
     if not kept:
@@ -280,7 +286,7 @@ def _moments(checkpoint: Checkpoint, tensors: _Tensors) -> ResumeItem:
             return _item(MOMENTS, Presence.CANNOT_TELL, "the optimizer's tensors name no moment",
                          [t.key for t in optimizer])  # fmt: skip
         return tensors.absent(MOMENTS, "no tensor is known as optimizer state")
-    trainable = _trainable(checkpoint, tensors.weights)
+    trainable = _trainable(checkpoint, tensors.parameters())
     missing = [t.name for t in trainable if t.name not in kept]
     if trainable and len(missing) == len(trainable):
         return _item(MOMENTS, Presence.CANNOT_TELL,

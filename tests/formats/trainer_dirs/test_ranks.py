@@ -127,6 +127,22 @@ def test_a_lost_model_beside_its_optimizer_is_warned_of(folder: Path) -> None:
     assert "the model is not there" in " ".join(f.message for f in report.findings)
 
 
+@pytest.mark.parametrize(
+    ("lost", "kind"),
+    [("model.safetensors", "missing-file"), ("model_1.safetensors", "state-unknown")],
+)
+def test_a_lost_model_of_two_is_missed(lost: str, kind: str, tmp_path: Path) -> None:
+    """What was left passed without a word."""
+    place = Path(shutil.copytree(TRAINER_DIRS / "accelerate_two", tmp_path / "checkpoint"))
+    assert not any(f.kind == "state-unknown" for f in checked(place).findings)
+    (place / lost).unlink()
+    report = verify(open_checkpoint(place), VerifyOptions(level=Level.STRUCTURE))
+    error = kind == "missing-file"
+    assert report.code is (ExitCode.CORRUPT if error else ExitCode.OK)
+    found = [f.severity for f in report.findings if f.kind == kind]
+    assert found == ["error" if error else "warning"]
+
+
 def test_a_second_models_files_are_its_own(folder: Path) -> None:
     for rank in range(4):
         for name in ("pytorch_model_fsdp", "optimizer"):
