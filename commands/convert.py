@@ -138,6 +138,10 @@ def command(
     # What cannot be written under that name is known before the source is opened.
     format_and_writer(to, request.rules, destination)
     checkpoint = open_checkpoint(invocation, source, newest=False, rules=request.rules, also=also)
+    if dtype is not None:
+        from ftckpt.transfer.request.change_dtype import retype, target_of
+
+        checkpoint = checkpoint.dequantised(target_of(dtype.value))
     content = narrowed(Content.of(checkpoint), part)
     rows = part.true_vocab_size
     if names is NamesChoice.HF:
@@ -155,8 +159,6 @@ def command(
 
         content = renamed(content, renames)
     if dtype is not None:
-        from ftckpt.transfer.request.change_dtype import retype
-
         content = retype(content, dtype.value)
     run = invocation.options(RunOptions)
     used = () if names is None else ("true_vocab_size",)

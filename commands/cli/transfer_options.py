@@ -235,7 +235,7 @@ def carry_out(
     )  # fmt: skip
 
     def check() -> VerifyReport:
-        found = verify(checkpoint, work=work)
+        found = verify(checkpoint.as_stored, work=work)
         invocation.report(evidence=found.evidence, findings=found.findings)
         if found.code is ExitCode.OK:
             invocation.say(f"the source: {found.message}")

@@ -223,7 +223,7 @@ def convert(
     from ftckpt.formats.families import to_hugging_face, to_megatron
     from ftckpt.formats.families.translator import DEFAULT_SPELLINGS
     from ftckpt.formats.writers import format_and_writer
-    from ftckpt.transfer.request.change_dtype import retype
+    from ftckpt.transfer.request.change_dtype import retype, target_of
     from ftckpt.transfer.request.renaming import rename as renamed
 
     if names not in ("", "hf", "megatron"):
@@ -239,6 +239,8 @@ def convert(
         format_and_writer(to, request.rules, destination)
     checkpoint = opened(source, stores, rules=request.rules, also=flags.get("also", ()))
     to = to or checkpoint.source_format
+    if dtype:
+        checkpoint = checkpoint.dequantised(target_of(dtype))
     content = narrowed(checkpoint, flags)
     rows = flags.get("true_vocab_size")
     if names == "hf":
@@ -341,7 +343,7 @@ def write(laid_out: LaidOut, flags: WritingFlags, counter: Counter) -> TransferR
     work = Work(threads=jobs, processes=jobs, limiter=limiter, counter=counter)
 
     def check() -> VerifyReport:
-        return verify(laid_out.checkpoint, work=work)
+        return verify(laid_out.checkpoint.as_stored, work=work)
 
     return laid_out.write(
         check=None if flags.get("no_proof", False) else check,
