@@ -197,6 +197,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l help -d 'Show thi
 
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l to -x -a 'dcp safetensors torchsave ranks megatron megatron-dist megatron-fsdp deepspeed deepspeed-universal' -d 'dcp, safetensors, torchsave, ranks, megatron, megatron-dist, megatron-fsdp, deepspeed, deepspeed-universal; without it that of --like.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l dtype -x -a 'bf16 fp16 fp32' -d 'Type of the model"s floating-point weights.'
+complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l from-master -d 'Round the weights from their fp32 masters.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l names -x -a 'hf megatron' -d 'Hugging Face"s or Megatron-core"s names and layout; else kept.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l spelling -r -d 'Megatron"s: transformer_engine or local, sequential or grouped. Repeatable.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l family -r -d 'The model: llama, mistral, …; else what it shows.'

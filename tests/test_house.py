@@ -67,9 +67,9 @@ BUDGET = {
     "inspection": 725,
     "manifest": 630,
     "discovery": 3_395,
-    "verification": 3_085,
+    "verification": 3_180,
     "planning": 4_960,
-    "transfer": 5_950,
+    "transfer": 6_025,
     "comparison": 2_500,
     "delta": 5_145,
     "retention": 5_880,
@@ -93,8 +93,8 @@ BUDGET = {
     "formats.trainer_dirs": 1_271,
     "formats.delta": 1_990,
     "formats": 769,
-    "api": 3_690,
-    "commands": 10_876,
+    "api": 3_730,
+    "commands": 10_906,
 }
 HEAVY = ("torch", "numpy", "s3fs", "fsspec", "rich", "botocore", "zstandard", "matplotlib")
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from .quantised_weights import Recorded
 
+_SAYING = ("config.json", "hf_quant_config.json")
 # Types of which quantised weights are made.
 _CODES = frozenset(("float8_e4m3fn", "uint8", "int8", "int32"))
 _SCALARS = {"float32": "f", "float64": "d", "int64": "q", "int32": "i"}
@@ -252,7 +253,8 @@ def _open_weights(
 
 def _quantisation(source: Source, tensors: Mapping[str, TensorInfo]) -> Recorded | None:
     """Return how weights are quantised, where there are any that may be."""
-    if source.single or not any(info.dtype.name in _CODES for info in tensors.values()):
+    said = not source.single and any(name in source.entries for name in _SAYING)
+    if not said or not any(info.dtype.name in _CODES for info in tensors.values()):
         return None
     from .quantised_weights import read_recorded
 
