@@ -305,6 +305,11 @@ class _Grid(_Weight):
         if self.by_code is not None:
             return self._by_code(codes, first, stop)
         out = np.empty((stop - first, self.width), raw_dtype(self.dtype.itemsize))
+        if self.block[0] == 1 and not self.single:
+            lines = self.counts[1]
+            scales = self.numbers("scale", first * lines, (stop - first) * lines)
+            self._scale(codes, scales.reshape(stop - first, lines), out)
+            return out
         row = first
         while row < stop:
             matrix, inside = divmod(row, self.matrix)
@@ -324,15 +329,21 @@ class _Grid(_Weight):
 
     def _place(self, codes: Array, scales: Array, out: Array) -> None:
         """Scale a line of blocks: by tables where a block is larger than a table."""
-        import numpy as np
-
         width = self.block[1]
         if codes.shape[0] * width >= 512:
             for number, table in enumerate(self.products(scales)[:, :, 0]):
                 columns = slice(number * width, (number + 1) * width)
                 out[:, columns] = table[codes[:, columns]]
             return
-        found = self.values()[:, 0][codes] * np.repeat(scales, width)[: codes.shape[1]]
+        self._scale(codes, scales[None], out)
+
+    def _scale(self, codes: Array, scales: Array, out: Array) -> None:
+        """Multiply each code by the scale of its block; `scales` has a row for each or for all."""
+        import numpy as np
+
+        wide = scales if scales.shape[1] == 1 else np.repeat(scales, self.block[1], axis=1)
+        found = self.values()[:, 0][codes]
+        found *= wide[:, : codes.shape[1]]
         if self.inner == "bfloat16":
             found = from_bfloat16(to_bfloat16(found))
         elif self.inner == "float16":
