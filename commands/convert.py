@@ -32,6 +32,11 @@ EXAMPLES = (
     ("ftckpt convert run/step-1000 hf --to safetensors", "weights for transformers, nothing lost"),
     ("ftckpt convert run/step-1000 hf --to safetensors --only model --dtype bf16", "weights alone"),
     (
+        "ftckpt convert run/step-1000 hf --to safetensors --only model --dtype bf16 --from-master",
+        "weights rounded once, from the fp32 masters",
+    ),
+    ("ftckpt convert fp8/ bf16 --to safetensors --dtype bf16", "quantised weights as bfloat16"),
+    (
         "ftckpt convert iter_0001000 hf --to safetensors --names hf --only model",
         "Megatron's weights for transformers, with a config.json",
     ),
@@ -91,6 +96,10 @@ def command(
     dtype: Annotated[
         DTypeChoice | None, typer.Option(help="Type of the model's floating-point weights.")
     ] = None,
+    from_master: Annotated[
+        bool,
+        typer.Option("--from-master", help="Round the weights from their fp32 masters."),
+    ] = False,
     names: Annotated[
         NamesChoice | None,
         typer.Option(help="Hugging Face's or Megatron-core's names and layout; else kept."),
@@ -116,6 +125,7 @@ def command(
     result is read back and compared with the source before DST becomes visible.
     """
     from ftckpt.errors import UsageError
+    from ftckpt.findings import counted
     from ftckpt.formats.writers import format_and_writer
     from ftckpt.transfer.content import Content
 
@@ -138,7 +148,17 @@ def command(
     # What cannot be written under that name is known before the source is opened.
     format_and_writer(to, request.rules, destination)
     checkpoint = open_checkpoint(invocation, source, newest=False, rules=request.rules, also=also)
+    if dtype is not None:
+        from ftckpt.transfer.request.change_dtype import retype, target_of
+
+        checkpoint = checkpoint.dequantised(target_of(dtype.value))
     content = narrowed(Content.of(checkpoint), part)
+    if from_master:
+        from ftckpt.transfer.request.from_masters import from_masters
+
+        content, masters = from_masters(content)
+        invocation.report(from_master=masters)
+        invocation.say(f"from their masters: {counted(masters, 'weight')}")
     rows = part.true_vocab_size
     if names is NamesChoice.HF:
         from ftckpt.formats.families import to_hugging_face
@@ -155,8 +175,6 @@ def command(
 
         content = renamed(content, renames)
     if dtype is not None:
-        from ftckpt.transfer.request.change_dtype import retype
-
         content = retype(content, dtype.value)
     run = invocation.options(RunOptions)
     used = () if names is None else ("true_vocab_size",)

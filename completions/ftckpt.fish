@@ -259,6 +259,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l help -s h -d 'Sho
 
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l to -x -a 'dcp\t safetensors\t torchsave\t ranks\t megatron\t megatron-dist\t megatron-fsdp\t deepspeed\t deepspeed-universal\t' -d 'dcp, safetensors, torchsave, ranks, megatron, megatron-dist, megatron-fsdp, deepspeed, deepspeed-universal; without it that of --like.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l dtype -x -a 'bf16\t fp16\t fp32\t' -d 'Type of the model"s floating-point weights.'
+complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l from-master -d 'Round the weights from their fp32 masters.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l names -x -a 'hf\t megatron\t' -d 'Hugging Face"s or Megatron-core"s names and layout; else kept.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l spelling -r -d 'Megatron"s: transformer_engine or local, sequential or grouped. Repeatable.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l family -r -d 'The model: llama, mistral, …; else what it shows.'

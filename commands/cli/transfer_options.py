@@ -208,7 +208,7 @@ def carry_out(
         used: options that the verb itself uses; others that the writer does not use are
             refused.
     """
-    from ftckpt.api.writing import prepare
+    from ftckpt.api.writing import checking, prepare
     from ftckpt.verification import verify
     from ftckpt.workers import Work
 
@@ -238,7 +238,7 @@ def carry_out(
     )  # fmt: skip
 
     def check() -> VerifyReport:
-        found = verify(checkpoint, work=work)
+        found = verify(checkpoint.as_stored, checking(content), work=work)
         invocation.report(evidence=found.evidence, findings=found.findings)
         if found.code is ExitCode.OK:
             invocation.say(f"the source: {found.message}")

@@ -1,7 +1,7 @@
 """Open a delta as an ordinary checkpoint that decodes tensors when they are read.
 
 A tensor's one piece is packed: its extent is the rows of its blocks in the index, and its payload
-is a file of `DecodedSource`. The base is opened when bytes are asked for, or when the delta is
+is a file of `ComputedSource`. The base is opened when bytes are asked for, or when the delta is
 checked, so that listing a root of deltas opens each of them once.
 """
 

@@ -13,11 +13,11 @@ from ftckpt.discovery.recognise import Format
 from ftckpt.errors import CorruptError, IncompleteError
 from ftckpt.own_files import MANIFEST
 from ftckpt.storage import StoreOptions
+from ftckpt.storage.computed import ComputedSource, computed_name
 from ftckpt.storage.source import Source
 
 from .checkpoint import ChainNote, DeltaCheckpoint
 from .objects import stored_objects
-from .source import DecodedSource, decoded_name
 
 _END = 16  # bytes of the digest behind the rows
 
@@ -51,7 +51,7 @@ def open_delta(
     decoded: dict[Extent, Extent] = {}
     for tensor in index.tensors:
         rows = Extent(NAME, begin + tensor.first * ROW.size, tensor.blocks * ROW.size)
-        decoded[rows] = Extent(decoded_name(tensor.key), 0, tensor.nbytes)
+        decoded[rows] = Extent(computed_name(tensor.key), 0, tensor.nbytes)
         piece = Piece(Box.whole(tensor.shape), rows, packed=True)
         tensors[tensor.key] = TensorInfo(
             tensor.component,
@@ -78,7 +78,7 @@ def open_delta(
         given=bases,
         stores=stores,
     )
-    checkpoint.source = DecodedSource.over(source, checkpoint.fill)
+    checkpoint.source = ComputedSource.over(source, checkpoint.fill)
     if index.base is not None:
         checkpoint.notes = ChainNote(checkpoint)
     return checkpoint

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from ftckpt.checkpoint import Checkpoint, Kind
+from ftckpt.storage.source import Source
 from ftckpt.strict_json import JsonLimits, parse
 from ftckpt.transfer.content import Content
 
@@ -15,7 +17,7 @@ _LIMITS = JsonLimits(32, objects=10_000, keys=1_000_000, items=1_000_000, natura
 _MAX_SIZE = 16 << 20  # bytes
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
 # How it names the type of the weights: since transformers 5, and before.
-_FIELDS = ("dtype", "torch_dtype")
+DTYPE_FIELDS = ("dtype", "torch_dtype")
 
 
 @runtime_checkable
@@ -25,6 +27,15 @@ class KeepsConfig(Protocol):
     @property
     def config_file(self) -> str:
         """Its path in the checkpoint; `CONFIG` if it is not in a folder."""
+
+
+@runtime_checkable
+class ReplacesFiles(Protocol):
+    """A checkpoint with other weights than its files, and other small files to go with them."""
+
+    @property
+    def replaced(self) -> Mapping[str, bytes]:
+        """Contents by path."""
 
 
 def config_file(checkpoint: Checkpoint) -> str:
@@ -38,7 +49,15 @@ def read_config(checkpoint: Checkpoint) -> dict[str, Any]:
     Raises:
         CorruptError, UnsafeError: it is damaged or hostile.
     """
-    source, file = checkpoint.source, config_file(checkpoint)
+    return parsed_json(checkpoint.source, config_file(checkpoint))
+
+
+def parsed_json(source: Source, file: str) -> dict[str, Any]:
+    """Return a small file of JSON; empty if it is absent or holds another value.
+
+    Raises:
+        CorruptError, UnsafeError: it is damaged or hostile.
+    """
     if source.single or file not in source.entries or source.size(file) > _MAX_SIZE:
         return {}
     raw = source.read(file)
@@ -63,7 +82,7 @@ def retyped_config(content: Content) -> bytes | None:
     """
     before, after = weights_dtype(Content.of(content.checkpoint)), weights_dtype(content)
     config = read_config(content.checkpoint) if before != after else {}
-    said = [field for field in _FIELDS if config.get(field) in _FLOATS]
+    said = [field for field in DTYPE_FIELDS if config.get(field) in _FLOATS]
     if not said or not after:
         return None
     config |= dict.fromkeys(said, after)

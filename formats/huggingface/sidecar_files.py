@@ -9,7 +9,7 @@ from ftckpt.extents import Extent
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Literal, OutputFile, Stored
 
-from .config import CONFIG, retyped_config
+from .config import CONFIG, ReplacesFiles, retyped_config
 from .names import is_beside
 
 # What is of these files and no others: manifests, indexes, the markers of Megatron's torch_dist.
@@ -24,8 +24,9 @@ def beside_weights(content: Content) -> Iterator[OutputFile]:
     Raises:
         CorruptError, UnsafeError: its `config.json` is damaged or hostile.
     """
-    beside = dict(content.beside)
-    source = content.checkpoint.source
+    checkpoint, source = content.checkpoint, content.checkpoint.source
+    beside = dict(checkpoint.replaced) if isinstance(checkpoint, ReplacesFiles) else {}
+    beside |= content.beside
     if CONFIG not in beside and (config := retyped_config(content)) is not None:
         beside[CONFIG] = config
     for name, data in sorted(beside.items()):

@@ -11,7 +11,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ftckpt.checkpoint import Checkpoint, Commit, CommitState, Scalar, StepRole, TensorInfo
 from ftckpt.checkpoint.steps import role_of
@@ -37,6 +38,15 @@ from .sidecar_files import Beside, find_beside
 from .tensor_names import Remarks, read_remarks, tensors_of
 from .weight_sets import WeightSet, find_sets, has_sharded, members_of, read_indexes, uncommitted
 
+if TYPE_CHECKING:
+    from ftckpt.checkpoint.dtypes import DType
+    from ftckpt.checkpoint.quantised import QuantisedTensor
+
+    from .quantised_weights import Recorded
+
+_SAYING = ("config.json", "hf_quant_config.json")
+# Types of which quantised weights are made.
+_CODES = frozenset(("float8_e4m3fn", "uint8", "int8", "int32"))
 _SCALARS = {"float32": "f", "float64": "d", "int64": "q", "int32": "i"}
 
 
@@ -50,6 +60,7 @@ class SafetensorsCheckpoint(Checkpoint):
         stored: the non-tensor state.
         headers: of each file that could be read.
         shards: what the ranks wrote before torch consolidated it.
+        recorded: how its weights are quantised; None where nothing says that they are.
     """
 
     format: ClassVar[str] = "safetensors"
@@ -59,6 +70,20 @@ class SafetensorsCheckpoint(Checkpoint):
     stored: StoredObjects = field(default_factory=StoredObjects)
     headers: Mapping[str, Header] = field(default_factory=dict)
     shards: Shards = NO_SHARDS
+    recorded: Recorded | None = None
+
+    @cached_property
+    def quantised(self) -> Mapping[str, QuantisedTensor]:
+        """The weights in codes and scales; bitsandbytes' states are read."""
+        return {} if self.recorded is None else self.recorded.weights(self.source)
+
+    def dequantised(self, dtype: DType) -> Checkpoint:
+        """Return it with its weights in `dtype`; itself where they are not quantised."""
+        if self.recorded is None:
+            return self
+        from .quantised_weights import dequantise
+
+        return dequantise(self, self.recorded, dtype)
 
     @property
     def loads_at_any_world(self) -> bool:
@@ -82,6 +107,8 @@ class SafetensorsCheckpoint(Checkpoint):
         yield from self.beside.check(self.source, self.headers)
         yield from self.stored.check(self.source)
         yield from self.shards.check()
+        if self.recorded is not None:
+            yield from self.recorded.check()
         places = [f for f in self.headers if shard_place(f)]
         if places and not self.source.single and not self.sets:
             every = [f for f in self.source.entries if shard_place(f)]
@@ -153,7 +180,7 @@ def open_safetensors(source: Source) -> SafetensorsCheckpoint:
 def _split(
     read: Mapping[str, Header | CorruptError],
 ) -> tuple[dict[str, Header], list[Finding]]:
-    """Part headers from damage; damage to all that there is, is raised."""
+    """ScalePart headers from damage; damage to all that there is, is raised."""
     headers = {file: h for file, h in read.items() if isinstance(h, Header)}
     errors = [error for error in read.values() if isinstance(error, CorruptError)]
     if len(read) == 1 and errors:
@@ -192,6 +219,9 @@ def _open_weights(
                 damage.append(_duplicate(first, info))
             elif owner is not None:
                 aliases[info.key] = owner
+    recorded = _quantisation(source, tensors)
+    if recorded is not None:
+        tensors |= recorded.kinds(tensors)
     shards = read_shards(source) if sets and not source.single else NO_SHARDS
     tensors, differing = join(tensors, shards)
     damage += differing
@@ -208,16 +238,27 @@ def _open_weights(
         objects=stored.infos,
         aliases=aliases,
         commit=commit,
-        dialect=_dialect(source, headers),
+        dialect=", ".join(filter(None, (_dialect(source, headers), recorded and recorded.said))),
         notes=followed_links(source, members_of(source, sets, [*beside.members(), *stored.files])),
         sets=sets,
         beside=beside,
         stored=stored,
         headers=headers,
         shards=shards,
+        recorded=recorded,
         second_copies=frozenset(wanted) if shards.files else frozenset(),
         open_findings=damage,
     )
+
+
+def _quantisation(source: Source, tensors: Mapping[str, TensorInfo]) -> Recorded | None:
+    """Return how weights are quantised, where there are any that may be."""
+    said = not source.single and any(name in source.entries for name in _SAYING)
+    if not said or not any(info.dtype.name in _CODES for info in tensors.values()):
+        return None
+    from .quantised_weights import read_recorded
+
+    return read_recorded(source, tensors)
 
 
 def _duplicate(first: TensorInfo, second: TensorInfo) -> Finding:

@@ -82,8 +82,9 @@ def _stem(content: Content, component: str) -> str:
     if component != "model":
         # The header says which component it is, so that the name need not be exact.
         return COMPONENTS + _FOLDER_NAME.sub("_", component)
-    if isinstance(content.checkpoint, SafetensorsCheckpoint):
-        for weights in content.checkpoint.sets:
+    stored = content.checkpoint.as_stored
+    if isinstance(stored, SafetensorsCheckpoint):
+        for weights in stored.sets:
             for stem in _STEMS:
                 if weights.component == "model" and weights.files[0].startswith(stem):
                     return stem

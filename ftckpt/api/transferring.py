@@ -145,6 +145,7 @@ def convert(
     to: str = ...,
     *,
     dtype: str = ...,
+    from_master: bool = ...,
     names: str = ...,
     spelling: Sequence[str] = ...,
     family: str = ...,
@@ -165,6 +166,7 @@ def convert(
     to: str = ...,
     *,
     dtype: str = ...,
+    from_master: bool = ...,
     names: str = ...,
     spelling: Sequence[str] = ...,
     family: str = ...,
@@ -184,6 +186,7 @@ def convert(
     to: str = "",
     *,
     dtype: str = "",
+    from_master: bool = False,
     names: str = "",
     spelling: Sequence[str] = (),
     family: str = "",
@@ -202,6 +205,7 @@ def convert(
         destination: a path or URL that does not exist yet; `NAME.safetensors` is one file.
         to: the format to write; "" for that of `like`, else the source's own.
         dtype: `bf16`, `fp16` or `fp32`, of the model's floating-point weights; "" as they are.
+        from_master: whether weights are rounded from their fp32 masters.
         names: `hf` or `megatron`: whose names the parameters get; "" as they are.
         spelling: Megatron's: `transformer_engine` or `local`, `sequential` or `grouped`.
         family: the model (`llama`, `mistral`, ...); "" for what it shows.
@@ -223,7 +227,8 @@ def convert(
     from ftckpt.formats.families import to_hugging_face, to_megatron
     from ftckpt.formats.families.translator import DEFAULT_SPELLINGS
     from ftckpt.formats.writers import format_and_writer
-    from ftckpt.transfer.request.change_dtype import retype
+    from ftckpt.transfer.request.change_dtype import retype, target_of
+    from ftckpt.transfer.request.from_masters import from_masters
     from ftckpt.transfer.request.renaming import rename as renamed
 
     if names not in ("", "hf", "megatron"):
@@ -239,7 +244,11 @@ def convert(
         format_and_writer(to, request.rules, destination)
     checkpoint = opened(source, stores, rules=request.rules, also=flags.get("also", ()))
     to = to or checkpoint.source_format
+    if dtype:
+        checkpoint = checkpoint.dequantised(target_of(dtype))
     content = narrowed(checkpoint, flags)
+    if from_master:
+        content = from_masters(content).content
     rows = flags.get("true_vocab_size")
     if names == "hf":
         content = to_hugging_face(content, family=family, true_vocab_size=rows)
@@ -337,11 +346,13 @@ def write(laid_out: LaidOut, flags: WritingFlags, counter: Counter) -> TransferR
     """Write and prove what is laid out, the source verified first (see `LaidOut.write`)."""
     from ftckpt.verification import verify
 
+    from .writing import checking
+
     jobs, limiter = laid_out.jobs, rate_limit(flags.get("limit_rate", ""))
     work = Work(threads=jobs, processes=jobs, limiter=limiter, counter=counter)
 
     def check() -> VerifyReport:
-        return verify(laid_out.checkpoint, work=work)
+        return verify(laid_out.checkpoint.as_stored, checking(laid_out.content), work=work)
 
     return laid_out.write(
         check=None if flags.get("no_proof", False) else check,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ftckpt.transfer.content import Content
     from ftckpt.transfer.layout import Layout, LayoutRequest, Writer
     from ftckpt.transfer.prove.against_source import Prover, SameObjects
-    from ftckpt.verification import VerifyReport
+    from ftckpt.verification import VerifyOptions, VerifyReport
     from ftckpt.workers import Work
 
 
@@ -117,6 +117,24 @@ class LaidOut:
             check=check,
             prover=prover if self.layout.content is None else prove,
         )
+
+
+def checking(content: Content) -> VerifyOptions:
+    """Return how the source of a content is verified: the bytes that are not carried are not read.
+
+    Args:
+        content: what is written.
+    """
+    from ftckpt.verification import VerifyOptions
+
+    names = {copy.key for wanted in content.tensors.values() for copy in wanted.copies}
+    names |= content.objects.keys()
+    checkpoint = content.checkpoint
+    if names >= checkpoint.tensors.keys() | checkpoint.objects.keys():
+        return VerifyOptions()
+    from ftckpt.verification.used import UsedBytes
+
+    return VerifyOptions(used=UsedBytes(checkpoint, names))
 
 
 def prepare(

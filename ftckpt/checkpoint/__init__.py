@@ -36,6 +36,8 @@ from .steps import Scalar as Scalar
 from .steps import StepRole as StepRole
 
 if TYPE_CHECKING:
+    from ftckpt.checkpoint.dtypes import DType
+    from ftckpt.checkpoint.quantised import QuantisedTensor
     from ftckpt.findings import Finding
     from ftckpt.storage.source import Source
 
@@ -337,6 +339,29 @@ class Checkpoint(Mapping[str, "TensorView"]):
     def decoding(self) -> Decoding:
         """How its tensors are decoded; `STORED` where their bytes lie in its files as they are."""
         return STORED
+
+    @property
+    def quantised(self) -> Mapping[str, QuantisedTensor]:
+        """The weights that are stored as codes and scales, by the key of their codes.
+
+        Raises:
+            CorruptError: what says how one is stored is damaged.
+        """
+        return {}
+
+    def dequantised(self, dtype: DType) -> Checkpoint:
+        """Return the same with its quantised weights as if they were stored in a floating type.
+
+        Raises:
+            UnsupportedError: how a weight is quantised is not known, by the method's name.
+            CorruptError: a weight lacks a scale, or one does not fit.
+        """
+        return self
+
+    @property
+    def as_stored(self) -> Checkpoint:
+        """The checkpoint as its files hold it: itself, unless tensors of it are computed."""
+        return self
 
     def is_local(self) -> bool:
         """Whether all files that its tensors are read from are local.

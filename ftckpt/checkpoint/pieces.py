@@ -66,6 +66,7 @@ class Kind(StrEnum):
     EXP_AVG = "exp_avg"
     EXP_AVG_SQ = "exp_avg_sq"
     BUFFER = "buffer"
+    SCALE = "scale"  # of quantised weights: never a parameter
     OTHER = "other"
 
     # The enum's own hash calls Python code: there are many tensors.

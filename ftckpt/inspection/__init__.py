@@ -110,6 +110,8 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
             parameters += elements
         if part == Kind.MASTER:
             trained += elements
+    for key, weight in checkpoint.quantised.items():  # an element can hold several values
+        parameters += prod(weight.shape) - checkpoint.tensors[key].numel
     total = sum(by_kind.values())
     known = parameters or trained
     counts = ByteCounts(

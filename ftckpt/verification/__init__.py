@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import ExitCode, FtckptError, NotFoundError, worst
@@ -40,6 +41,9 @@ from ftckpt.workers import ALONE, Work
 from .evidence import ContentResult, OwnerIndex, StopChecking
 from .selfchecks import check_itself
 from .structure import Seal, check_age, check_structure
+
+if TYPE_CHECKING:
+    from .used import UsedBytes
 
 __all__ = ["Level", "VerifyOptions", "VerifyReport", "check_structure", "failed", "verify"]
 
@@ -66,6 +70,7 @@ class VerifyOptions:
         manifest: use this one instead of the one beside the checkpoint.
         against: a replica, compared file by file; of another layout, tensor by tensor.
         use_manifest: whether a manifest beside the checkpoint counts.
+        used: the bytes whose content is checked; None for all. Structure is checked as a whole.
     """
 
     level: Level = Level.AUTO
@@ -76,6 +81,7 @@ class VerifyOptions:
     manifest: Manifest | None = None
     against: Checkpoint | None = None
     use_manifest: bool = True
+    used: UsedBytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +291,7 @@ def _check_content(
         collector.evidence = "manifest"
         result = check_manifest(
             checkpoint.source, manifest, emit=collector.add, members=checkpoint.members(),
-            work=work, sample=options.sample, owners=OwnerIndex(checkpoint),
+            work=work, sample=options.sample, owners=OwnerIndex(checkpoint), used=options.used,
         )  # fmt: skip
         more = itself()
         return replace(
@@ -300,7 +306,9 @@ def _check_content(
     from .records import check_records
 
     collector.evidence = "crc32"
-    return check_records(checkpoint, emit=collector.add, work=work, sample=options.sample)
+    return check_records(
+        checkpoint, emit=collector.add, work=work, sample=options.sample, used=options.used
+    )
 
 
 def _changed(checkpoint: Checkpoint) -> Iterator[Finding]:

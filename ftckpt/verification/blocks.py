@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from ftckpt.digests.blocks import Block, BlockDigest, block_count, block_length
 from ftckpt.digests.files import BlockFailure, hash_or_fail
@@ -18,6 +19,9 @@ from ftckpt.workers.limits import RateLimit
 
 from .evidence import ASKED_FOR, ContentResult, Emit, Owners, Report, Sample, damaged
 
+if TYPE_CHECKING:
+    from .used import UsedBytes
+
 
 def check_manifest(
     source: Source,
@@ -29,6 +33,7 @@ def check_manifest(
     sample: float | None = None,
     seed: int = 0,
     owners: Owners | None = None,
+    used: UsedBytes | None = None,
 ) -> ContentResult:
     """Compare every file of `source` with `manifest`, block by block.
 
@@ -44,6 +49,7 @@ def check_manifest(
         sample: share of the blocks to read; None for all. A file's first block is always read.
         seed: for another sample.
         owners: finds the owners of a range of a file.
+        used: only blocks with these bytes are read; None for all.
 
     Raises:
         StopChecking: from `emit`.
@@ -58,13 +64,22 @@ def check_manifest(
         expect_files(work.counter, len(left))
     read = 0
     tasks = _blocks(source, wanted, chosen, report, work.limiter)
+    if used is not None:
+        tasks = (
+            one
+            for one in tasks
+            if used.takes(one.file, one.number * BLOCK, one.number * BLOCK + one.length)
+        )
     for done in work.run(tasks, hash_or_fail):
         work.counter.add(done.length)
         left[done.file] -= 1
         if not left[done.file]:
             count_file(work.counter)
         read += _compare_block(source, manifest, done, report, owners)
-    return ContentResult("manifest", read, manifest.nbytes, uncovered, sample, report.ok)
+    unread = 0 if used is None else manifest.nbytes - read
+    return ContentResult(
+        "manifest", read, manifest.nbytes - unread, uncovered + unread, sample, report.ok
+    )
 
 
 def check_blocks(

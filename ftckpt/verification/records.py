@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count, groupby
+from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import Checkpoint, Extent, Record
 from ftckpt.digests.crc import combine
@@ -18,6 +19,9 @@ from ftckpt.workers.limits import RateLimit
 from .evidence import ContentResult, Emit, Owner, Report, Sample, named
 from .sums import PART, SPAN, Range, RecordStream, Spans, Sums, sum_or_fail
 
+if TYPE_CHECKING:
+    from .used import UsedBytes
+
 
 def check_records(
     checkpoint: Checkpoint,
@@ -26,6 +30,7 @@ def check_records(
     work: Work = ALONE,
     sample: float | None = None,
     seed: int = 0,
+    used: UsedBytes | None = None,
 ) -> ContentResult:
     """Compare every record of `checkpoint` with the CRC-32 that its writer recorded.
 
@@ -46,7 +51,10 @@ def check_records(
     total = sum(map(checkpoint.source.size, members))
     work.counter.start("checking CRC-32", round(total * (sample or 1)))
     read = 0
-    tasks = check.tasks(checkpoint.records())
+    records: Iterable[Record] = checkpoint.records()
+    if used is not None:
+        records = (r for r in records if used.takes(r.extent.file, r.extent.offset, r.extent.end))
+    tasks = check.tasks(iter(records))
     for sums in work.run(tasks, sum_or_fail):
         work.counter.add(sums.nbytes)
         read += sums.nbytes

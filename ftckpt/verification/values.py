@@ -27,6 +27,8 @@ from ftckpt.findings import Finding, finding, from_error
 from ftckpt.workers import Work
 from ftckpt.workers.limits import RateLimit
 
+from .scales import check_scale
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -111,6 +113,7 @@ def check_values(checkpoint: Checkpoint, work: Work) -> Iterator[Finding]:
     total = sum(i.nbytes for k, i in checkpoint.tensors.items() if k not in checkpoint.aliases)
     work.counter.start("values", total)
     trained = _Trained(checkpoint.tensors.values())
+    rules = {key: rule for one in checkpoint.quantised.values() for key, rule in one.rules.items()}
     cast: dict[str, _Cast] = defaultdict(_Cast)
     with reading_ahead(checkpoint, limiter=work.limiter):
         for key, info in checkpoint.tensors.items():
@@ -119,6 +122,8 @@ def check_values(checkpoint: Checkpoint, work: Work) -> Iterator[Finding]:
             try:
                 kind = trained.kind(info)
                 yield from _check_numbers(checkpoint, key, info, kind, work)
+                if key in rules:
+                    yield from check_scale(checkpoint, info, rules[key], work.limiter)
                 yield from _check_replicas(checkpoint, key, info, work.limiter)
                 if info.kind is Kind.MASTER:
                     yield from _check_master(checkpoint, key, info, cast, work.limiter)
@@ -145,7 +150,7 @@ class _Trained:
 
     def kind(self, info: TensorInfo) -> str | None:
         """Return the kind of finding for non-finite numbers; None if they are damage."""
-        if info.kind in _OF_A_PARAMETER:
+        if info.kind in _OF_A_PARAMETER or info.kind is Kind.SCALE:
             return None
         if info.component == "optimizer" and _state_of(info) is not None:
             return None
@@ -160,6 +165,7 @@ class _Trained:
         return "nonfinite-unknown" if named else "nonfinite-buffer"
 
 
+# NaN and infinity in these are damage; in a scale they spoil every weight of its block.
 _OF_A_PARAMETER = (Kind.MASTER, Kind.EXP_AVG, Kind.EXP_AVG_SQ)
 
 

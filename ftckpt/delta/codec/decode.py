@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ftckpt.delta.index import DeltaIndex, DeltaTensor, StoredBlock
 from ftckpt.delta.pack.scratch import Lend, lender
 from ftckpt.errors import CorruptError, UsageError
+from ftckpt.storage.computed import Fill as Fill
 
 from .blocks import Form, Reference, decode_block
 from .predict import DeltaSide, predict
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
     from .words import Array
 
-# Put the bytes of a tensor, by its key, that begin at an offset into a view.
-Fill = Callable[[str, int, memoryview], None]
 # Return bytes of a data file: its name, offset and length.
 ReadPayload = Callable[[str, int, int], "bytes | memoryview"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ftckpt.checkpoint import Kind
-from ftckpt.checkpoint.dtypes import DTYPES
+from ftckpt.checkpoint.dtypes import DTYPES, DType
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.transfer.content import Content, TargetTensor
 
@@ -19,6 +19,17 @@ TARGETS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 # Types whose values stand for themselves: those of fewer bits have scales beside them.
 CASTABLE = frozenset(("float64", "float32", "float16", "bfloat16"))
 WEIGHTS = frozenset((Kind.PARAM,))
+
+
+def target_of(dtype: str) -> DType:
+    """Return the type that a key of `TARGETS` means.
+
+    Raises:
+        UsageError: no such type.
+    """
+    if dtype not in TARGETS:
+        raise UsageError(f"{dtype} is not a type to cast to: {', '.join(TARGETS)} are")
+    return DTYPES[TARGETS[dtype]]
 
 
 def retype(
@@ -40,9 +51,7 @@ def retype(
         UsageError: no such type.
         UnsupportedError: a weight of eight bits or fewer, whose values are in scales beside it.
     """
-    if dtype not in TARGETS:
-        raise UsageError(f"{dtype} is not a type to cast to: {', '.join(TARGETS)} are")
-    target = DTYPES[TARGETS[dtype]]
+    target = target_of(dtype)
 
     def cast(wanted: TargetTensor) -> TargetTensor:
         if (

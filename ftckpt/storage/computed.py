@@ -1,6 +1,7 @@
-"""The decoded tensors of a delta as files of its source: its bytes are the decoded ones.
+"""Tensors that are computed when they are read, as files of a source.
 
-A tensor's file is called `ftckpt.delta//KEY`, which no real file can be, and no listing shows it.
+A tensor's file is called `ftckpt.computed//KEY`, which no real file can be, and no listing shows
+it. So whatever reads tensors reads computed ones: no operation knows of them.
 """
 
 from __future__ import annotations
@@ -9,31 +10,33 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self
 
-from ftckpt.delta import NAME, Fill
-from ftckpt.storage.source import Source
-from ftckpt.storage.store import Reader
+from .source import Source
+from .store import Reader
 
-_PREFIX = f"{NAME}//"
+# Puts the bytes of a tensor (key, offset in its dense C order) into a view.
+Fill = Callable[[str, int, memoryview], None]
+
+_PREFIX = "ftckpt.computed//"
 
 
-def decoded_name(key: str) -> str:
-    """Return the name of a tensor's decoded bytes."""
+def computed_name(key: str) -> str:
+    """Return the name of a tensor's computed bytes."""
     return _PREFIX + key
 
 
 @dataclass(frozen=True)
-class DecodedSource(Source):
-    """The files of a delta, and its tensors as if they were files.
+class ComputedSource(Source):
+    """The files of a checkpoint, and tensors as if they were files.
 
     Attributes:
-        fill: returns what decodes; asked when a tensor is first read, because it opens the base.
+        fill: returns what computes; called when a tensor is first read, because it may open more.
     """
 
     fill: Callable[[], Fill] = field(kw_only=True, repr=False, compare=False)
 
     @classmethod
-    def over(cls, source: Source, fill: Callable[[], Fill]) -> DecodedSource:
-        """Return `source` with the tensors that `fill` decodes."""
+    def over(cls, source: Source, fill: Callable[[], Fill]) -> ComputedSource:
+        """Return `source` with the tensors that `fill` computes."""
         return cls(
             source.store,
             source.base,
@@ -45,13 +48,13 @@ class DecodedSource(Source):
         )
 
     def open(self, name: str) -> Reader:
-        """Open a file that must be there, or a decoded tensor."""
+        """Open a file that must be there, or a computed tensor."""
         if name.startswith(_PREFIX):
-            return _DecodedReader(self.fill(), name.removeprefix(_PREFIX))
+            return _ComputedReader(self.fill(), name.removeprefix(_PREFIX))
         return super().open(name)
 
 
-class _DecodedReader(Reader):
+class _ComputedReader(Reader):
     """The dense bytes of one tensor."""
 
     def __init__(self, fill: Fill, key: str) -> None:
@@ -75,4 +78,4 @@ class _DecodedReader(Reader):
         self._fill(self._key, offset, view.cast("B"))
 
     def close(self) -> None:
-        """Let go: what is decoded is kept by the checkpoint."""
+        """Let go: what computes is kept by the checkpoint."""

@@ -1,0 +1,234 @@
+"""Find the tensors of each quantised weight, and what is missing or misshapen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from ftckpt.checkpoint import Kind, TensorInfo
+from ftckpt.checkpoint.quantised import QuantisedTensor
+from ftckpt.errors import CorruptError
+from ftckpt.findings import Finding, finding
+from ftckpt.storage.source import Source
+
+from .method import QuantMethod
+from .schemes import Arithmetic, Scheme
+
+# Scales of activations and caches: of no weight's values.
+_OTHER_SCALES = (
+    ".input_scale", ".input_global_scale", ".output_scale", ".k_scale", ".v_scale", ".q_scale",
+    ".prob_output_scale", ".activation_scale", ".input_zero_point", ".pre_quant_scale",
+)  # fmt: skip
+_MAX_STATE = 4096  # bytes of bitsandbytes' state of one weight
+
+
+class Pair(NamedTuple):
+    """The codes of a weight and what stands beside them.
+
+    Attributes:
+        scheme: how it is stored.
+        codes: the tensor of codes.
+        name: of the weight.
+        parts: by role, those that are there.
+        missing: suffixes of the parts that it needs and has not.
+    """
+
+    scheme: Scheme
+    codes: TensorInfo
+    name: str
+    parts: Mapping[str, TensorInfo]
+    missing: tuple[str, ...]
+
+    @property
+    def misshapen(self) -> TensorInfo | None:
+        """The scale, where its shape does not fit the codes."""
+        scale = self.parts.get("scale")
+        allowed = self.scheme.scale_shapes(self.codes.shape)
+        return scale if scale is not None and allowed and scale.shape not in allowed else None
+
+
+class Pairing(NamedTuple):
+    """What a method's names say of the tensors of a model.
+
+    Attributes:
+        pairs: by key of the codes.
+        beside: keys of scales and the like, and of the codes that each belongs to; "" for those of
+            activations.
+        alone: scales that stand beside no codes.
+    """
+
+    pairs: Mapping[str, Pair]
+    beside: Mapping[str, str]
+    alone: tuple[TensorInfo, ...]
+
+    def kinds(self) -> Iterator[tuple[str, Kind]]:
+        """Yield the kinds of tensors that names and types alone do not show."""
+        for key in self.pairs:
+            yield key, Kind.PARAM
+        for key in self.beside:
+            yield key, Kind.SCALE
+        for info in self.alone:
+            yield info.key, Kind.SCALE
+
+
+def pair(method: QuantMethod, tensors: Iterable[TensorInfo]) -> Pairing:
+    """Pair the tensors of a model by the names that its method uses."""
+    model = {info.name: info for info in tensors if info.component == "model"}
+    pairs: dict[str, Pair] = {}
+    beside: dict[str, str] = {}
+    for name, info in model.items():
+        found = _best(method.schemes, name, info, model)
+        if found is not None:
+            pairs[info.key] = found
+            beside |= {part.key: info.key for part in found.parts.values()}
+    alone = []
+    suffixes = tuple({p.suffix for scheme in method.schemes for p in scheme.parts if p.required})
+    for name, info in model.items():
+        if info.key in pairs or info.key in beside:
+            continue
+        if method.schemes and name.endswith(_OTHER_SCALES):
+            beside[info.key] = ""
+        elif suffixes and name.endswith(suffixes):
+            alone.append(info)
+    return Pairing(pairs, beside, tuple(alone))
+
+
+def _best(
+    schemes: Iterable[Scheme], name: str, info: TensorInfo, model: Mapping[str, TensorInfo]
+) -> Pair | None:
+    """Return the pair of the scheme that fits best; the first that fits at all, else None."""
+    found: Pair | None = None
+    for scheme in schemes:
+        if not name.endswith(scheme.suffix) or info.dtype.name not in scheme.dtypes:
+            continue
+        stem = name.removesuffix(scheme.suffix)
+        parts = {p.role: model[stem + p.suffix] for p in scheme.parts if stem + p.suffix in model}
+        missing = tuple(p.suffix for p in scheme.parts if p.required and p.role not in parts)
+        one = Pair(scheme, info, stem + scheme.weight, parts, missing)
+        if not missing and one.misshapen is None:
+            return one
+        if found is None or len(missing) < len(found.missing):
+            found = one
+    return found
+
+
+def check(pairing: Pairing) -> Iterator[Finding]:
+    """Yield weights without their scales, scales of a wrong shape or type, and lone scales."""
+    for found in pairing.pairs.values():
+        file = found.codes.pieces[0].extent.file
+        for suffix in found.missing:
+            yield finding(
+                "missing-scale",
+                f"{found.codes.name} is stored as {found.scheme.name} and lacks its"
+                f" {suffix.lstrip('._')}: its values are lost",
+                file=file,
+                tensor=found.codes.key,
+            )
+        wrong = found.misshapen
+        if wrong is not None:
+            allowed = " or ".join(
+                str(list(s)) for s in found.scheme.scale_shapes(found.codes.shape)[:2]
+            )
+            yield finding(
+                "scale-shape",
+                f"{wrong.name} is {list(wrong.shape)}, and {found.scheme.name} of"
+                f" {list(found.codes.shape)} needs {allowed}",
+                file=wrong.pieces[0].extent.file,
+                tensor=wrong.key,
+            )
+        for part in found.scheme.parts:
+            held = found.parts.get(part.role)
+            if held is not None and part.dtypes and held.dtype.name not in part.dtypes:
+                yield finding(
+                    "scale-shape",
+                    f"{held.name} is {held.dtype.name}, and {found.scheme.name} has"
+                    f" {' or '.join(sorted(part.dtypes))} there",
+                    file=held.pieces[0].extent.file,
+                    tensor=held.key,
+                )
+    for info in pairing.alone:
+        yield finding(
+            "lone-scale",
+            f"{info.name} is a scale, and no quantised weight stands beside it",
+            file=info.pieces[0].extent.file,
+            tensor=info.key,
+        )
+
+
+class BlockState(NamedTuple):
+    """What bitsandbytes keeps of a weight beside its tensors.
+
+    Attributes:
+        shape: of the weight.
+        block: elements that share an absolute maximum.
+        nested_block: of the absolute maxima; 0 where they are not quantised.
+        nested_offset: is added to them.
+    """
+
+    shape: tuple[int, ...]
+    block: int
+    nested_block: int = 0
+    nested_offset: float = 0.0
+
+
+def read_states(source: Source, pairs: Iterable[Pair]) -> dict[str, BlockState]:
+    """Return the states of bitsandbytes' weights, by the key of their codes; small reads.
+
+    Raises:
+        CorruptError: one is not of that form (`bad-metadata`).
+    """
+    wanted = [p for p in pairs if p.scheme.arithmetic is Arithmetic.BLOCKS and "state" in p.parts]
+    extents = [p.parts["state"].pieces[0].extent for p in wanted]
+    for one in wanted:
+        if one.parts["state"].nbytes > _MAX_STATE:
+            raise _no_state(one, "it is too long")
+    texts = source.read_many(extents)
+    return {p.codes.key: _state(p, raw) for p, raw in zip(wanted, texts, strict=True)}
+
+
+def _state(one: Pair, raw: bytes) -> BlockState:
+    try:
+        said = json.loads(raw)
+        shape, block = said["shape"], said["blocksize"]
+        nested, offset = said.get("nested_blocksize", 0), said.get("nested_offset", 0.0)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise _no_state(one, "it is not the JSON that bitsandbytes writes") from None
+    sizes = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
+    counts = type(block) is int and block > 0 and type(nested) is int and nested >= 0
+    if not sizes or not counts or not isinstance(offset, (int, float)):
+        raise _no_state(one, "its shape or block size is none")
+    return BlockState(tuple(shape), block, nested, float(offset))
+
+
+def _no_state(one: Pair, why: str) -> CorruptError:
+    info = one.parts["state"]
+    return CorruptError(
+        f"{info.name} does not say how {one.codes.name} is quantised: {why}",
+        kind="bad-metadata",
+        file=info.pieces[0].extent.file,
+        tensor=info.key,
+    )
+
+
+def weights(
+    pairing: Pairing, states: Mapping[str, BlockState]
+) -> Iterator[tuple[QuantisedTensor, Pair]]:
+    """Yield each weight that is whole: its shape is known and its parts are there."""
+    for key, one in pairing.pairs.items():
+        state = states.get(key)
+        shape = one.scheme.weight_shape(one.codes.shape) if state is None else state.shape
+        if one.missing or shape is None:
+            continue
+        rules = {p.role: p.rule for p in one.scheme.parts}
+        yield (
+            QuantisedTensor(
+                one.scheme.name,
+                key,
+                one.name,
+                shape,
+                {role: info.key for role, info in one.parts.items()},
+                {info.key: rules[role] for role, info in one.parts.items()},
+            ),
+            one,
+        )
