@@ -39,6 +39,8 @@ LAYOUTS = (
     Support("dcp", "state below wrappers (`app`, `trainer`, any key), several models side by side",
            True, ("dp",), "torch 2.13", ("dcp/actors/step-3",)),
     Support("dcp", "with compressed items (zstd)", False, (), "torch 2.13", ()),
+    Support("dcp", "with torchao's tensor subclasses, each whole in one item", True, ("dp",),
+           "torch 2.13, torchao 0.18", ("optimizers/torchao_adamw8bit_dcp",)),
     Support("dcp", "saved without collectives: `__R.metadata` a rank", False, (), "torch 2.13",
            ("dcp/ranklocal/step-3",)),
     Support("safetensors", "Hugging Face folder: one file, or shards with an index",

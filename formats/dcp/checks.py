@@ -14,12 +14,14 @@ from dataclasses import replace
 from ftckpt.errors import FtckptError
 from ftckpt.findings import Finding, finding, from_error
 from ftckpt.formats.pickles.inert import one_bit_from
+from ftckpt.formats.torch_files.inner import outer_view
 from ftckpt.formats.torch_files.local_headers import check_local_headers, local_extents
 from ftckpt.formats.torch_files.stream import TorchStream
+from ftckpt.formats.torch_files.values import SubclassRef
 from ftckpt.progress import Counter
 from ftckpt.storage.source import Source
 
-from .items import Item, only_tensor, opaque_note, windows
+from .items import Item, misshapen, only_tensor, opaque_note, windows
 from .metadata import DcpMetadata
 from .records import TABLE
 
@@ -180,6 +182,9 @@ def _in_item(found: Finding, item: Item) -> Finding:
 
 
 def _compare(stream: TorchStream, item: Item, meta: DcpMetadata) -> Iterator[Finding]:
+    view = outer_view(stream.tree) if type(stream.tree) is SubclassRef else None
+    if view is not None and item.sizes is not None and view[0] != item.sizes:
+        raise misshapen(item.extent, view[0], item.sizes)
     tensor = only_tensor(stream, item)
     entry = meta.tensors[item.name]
     place = {

@@ -53,7 +53,8 @@ from .names import (
 )  # fmt: skip
 from .scalars import read_scalars
 from .state import StateDicts, unfinished
-from .tensors import homes_of, logical_tensors
+from .subclasses import Subclass, find_subclasses
+from .tensors import homes_of, inner_infos, logical_tensors
 
 if TYPE_CHECKING:
     from ftckpt.formats.state.paths import RecordedPaths
@@ -77,6 +78,8 @@ class DcpCheckpoint(Checkpoint):
         homes: the models and optimizers below wrappers.
         stored: key -> name in the metadata.
         beside: objects that are files of their own, by their item.
+        subclasses: tensor subclasses by stored name; each is an object, too.
+        tensors_inside: key of a tensor inside a subclass -> name of that object.
     """
 
     format: ClassVar[str] = "dcp"
@@ -85,6 +88,8 @@ class DcpCheckpoint(Checkpoint):
     homes: Homes = NO_HOMES
     stored: Mapping[str, str] = field(default_factory=dict)
     beside: Mapping[str, Item] = field(default_factory=dict)
+    subclasses: Mapping[str, Subclass] = field(default_factory=dict)
+    tensors_inside: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def loads_at_any_world(self) -> bool:
@@ -110,6 +115,8 @@ class DcpCheckpoint(Checkpoint):
 
     def payload(self, piece: Piece) -> Payload:
         """Open the item and find the elements of its tensor."""
+        if not piece.packed:  # inside a subclass
+            return super().payload(piece)
         try:
             tensor, span, transforms = self._elements(piece)
         except FtckptError as error:
@@ -302,6 +309,9 @@ def open_plain(source: Source) -> DcpCheckpoint:
         IncompleteError: it is Megatron's, and not finished.
     """
     checkpoint = open_dcp(source, DcpCheckpoint)
+    subclasses = find_subclasses(source, checkpoint.meta)
+    if subclasses:
+        with_subclasses(checkpoint, subclasses)
     common = (name for name in checkpoint.objects if name != COMMON and is_common(name))
     if CONFIGURATION not in source.entries and any(common):
         # Its names alone look like a plain store's. Megatron has `common.pt` as a file alone: an
@@ -311,6 +321,29 @@ def open_plain(source: Source) -> DcpCheckpoint:
 
 
 C = TypeVar("C", bound=DcpCheckpoint)
+
+
+def with_subclasses(checkpoint: DcpCheckpoint, subclasses: Mapping[str, Subclass]) -> None:
+    """List the tensors inside subclasses, and their records as objects, in place of the tensors."""
+    meta = checkpoint.meta
+    tensors, stored = dict(checkpoint.tensors), dict(checkpoint.stored)
+    for key, name in checkpoint.stored.items():
+        if name in subclasses:
+            del tensors[key], stored[key]
+    objects = dict(checkpoint.objects)
+    for name, subclass in subclasses.items():
+        meta.objects[name] = item = subclass.item
+        del meta.tensors[name]
+        extent = Extent(item.path, item.offset, item.length)
+        objects[name] = ObjectInfo(name, extent, rank_of(item.path))
+    inside: dict[str, str] = {}
+    for info, place_, name in inner_infos(meta, checkpoint.homes, subclasses):
+        if tensors.setdefault(info.key, info) is info:
+            stored[info.key], inside[info.key] = place_, name
+            path = meta.paths.get(name) or (name,)
+            meta.paths[place_] = (*path[:-1], f"{path[-1]}{place_.removeprefix(name)}")
+    checkpoint.tensors, checkpoint.objects, checkpoint.stored = tensors, objects, stored
+    checkpoint.subclasses, checkpoint.tensors_inside = subclasses, inside
 
 
 def open_dcp(source: Source, kind: type[C]) -> C:

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import Box, Extent, Piece, TensorInfo, tensor_key
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.errors import CorruptError
 from ftckpt.formats.state.homes import Homes, find_homes, names_of
+from ftckpt.formats.torch_files.inner import inner_kind
 from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
 
 from .items import rank_of
-from .metadata import DcpMetadata
+from .metadata import DcpMetadata, Path
 from .records import Chunk, Offsets
+
+if TYPE_CHECKING:
+    from ftckpt.formats.torch_files.stream import TensorRef
+
+    from .subclasses import Subclass
 
 _MARKER = ".metadata"
 
@@ -47,6 +54,25 @@ def logical_tensors(
         tensors[key] = _made((component, said, kind, size, dtype, pieces, name))
         stored[key] = name
     return tensors, stored
+
+
+def inner_infos(
+    meta: DcpMetadata, homes: Homes, subclasses: Mapping[str, Subclass]
+) -> Iterator[tuple[TensorInfo, str, str]]:
+    """Yield the tensors inside subclasses, each with its stored name and that of its subclass."""
+    rows: list[tuple[str, Path, DType]] = []
+    parts: list[tuple[str, str, TensorRef, Piece]] = []
+    for name, subclass in subclasses.items():
+        path = meta.paths.get(name) or (name,)
+        for suffix, (ref, piece) in subclass.parts.items():
+            rows.append((name + suffix, (*path[:-1], f"{path[-1]}{suffix}"), ref.dtype))
+            parts.append((name, suffix, ref, piece))
+    for (component, kind, said), (stored, _, dtype), (name, suffix, ref, piece) in zip(
+        names_of(rows, homes), rows, parts, strict=True
+    ):
+        if component == "model":
+            kind = inner_kind(suffix.rpartition(".")[2], kind)
+        yield TensorInfo(component, said, kind, ref.shape, dtype, (piece,), stored), stored, name
 
 
 def homes_of(meta: DcpMetadata) -> Homes:

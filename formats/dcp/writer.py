@@ -12,14 +12,16 @@ state is flattened to single values.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint.sharding import even_rows
 from ftckpt.errors import UnsupportedError
-from ftckpt.extents import Box
+from ftckpt.extents import Box, Extent
 from ftckpt.formats.pickles.walk import Path, dotted
 from ftckpt.formats.state.objects import StateObjects
 from ftckpt.formats.state.paths import (
+    carried_inside,
     is_divided,
     recorded_items,
     recorded_paths,
@@ -33,7 +35,11 @@ from ftckpt.transfer.layout import Layout, LayoutRequest, Literal, OutputFile, S
 
 from .names import MARKER
 from .rank_files import RankFiles
+from .reader import DcpCheckpoint
 from .write_metadata import ItemPlace, TensorItems, WrittenChunk, metadata
+
+if TYPE_CHECKING:
+    from .subclasses import Subclass
 
 
 class DcpWriter:
@@ -78,6 +84,9 @@ class _State:
         self._places, self.unplaced = tensor_paths(
             content, self._recorded, flat=self._recorded.flat
         )
+        self._subclasses = _subclasses(content)
+        for key in carried_inside(content):
+            self._places.pop(key, None)
         self._taken = {dotted(path) for path in self._places.values()}
 
     def add_objects(self) -> None:
@@ -86,6 +95,9 @@ class _State:
         stored = recorded_items(self._content.checkpoint)
         for name, info in self._content.objects.items():
             rank = (info.rank or 0) % self._world
+            if name in self._subclasses:
+                self._subclass(name, rank, info.extent)
+                continue
             if name in stored:
                 item: list[Segment] = [Stored(info.extent)]
                 self._object(self._recorded.objects[name], rank, item, stored[name])
@@ -112,6 +124,14 @@ class _State:
         self.paths[name] = path
         self.objects[name] = self.files.add(rank, segments, transforms)
 
+    def _subclass(self, name: str, rank: int, extent: Extent) -> None:
+        """Place the record of a tensor subclass, which torch calls a tensor of one chunk."""
+        path, entry = self._recorded.objects[name], self._subclasses[name].entry
+        chunk = WrittenChunk((0,) * len(entry.size), entry.size,
+                             self.files.add(rank, [Stored(extent)]))  # fmt: skip
+        self.tensors[dotted(path)] = TensorItems(entry.dtype, entry.size, [chunk])
+        self.paths[dotted(path)] = path
+
     def add_tensors(self) -> None:
         """Place every tensor: in rows over the ranks, or whole on the rank with fewest bytes."""
         for key, path in self._places.items():
@@ -136,3 +156,8 @@ class _State:
         shard = self._content.part(key, box)
         place = self.files.add(rank, save_shard(shard, base=self.files.sizes[rank]))
         return WrittenChunk(box.offsets, box.sizes, place)
+
+
+def _subclasses(content: Content) -> Mapping[str, Subclass]:
+    checkpoint = content.checkpoint
+    return checkpoint.subclasses if isinstance(checkpoint, DcpCheckpoint) else {}

@@ -21,6 +21,7 @@ from ftckpt.formats.ranks.lone_shards import part_in
 from ftckpt.formats.ranks.specs import DATA, data_key, spec_of
 from ftckpt.formats.state.rank_optimizer import is_optimizer, parameter_names, state_entries
 from ftckpt.formats.state.stored_names import WRAPPED, WRAPPERS, StoredName, place
+from ftckpt.formats.torch_files.inner import inner_kind, inner_tensors, outer_view
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.formats.torch_files.values import Composite, SubclassRef, TensorRef
 
@@ -149,6 +150,7 @@ class TrainingTree:
 
     def _model(self, tree: Any, at: Path, component: str) -> None:
         found: list[tuple[str, str, TensorRef]] = []
+        inside: dict[str, str] = {}  # name -> the part of a record that it is
         for path, value in _model_leaves(tree):
             name = ".".join(map(str, path)) or "tensor"
             if _is_part_of_more(tree, path, value):
@@ -160,6 +162,9 @@ class TrainingTree:
                 for suffix, ref in parts
             ]
             if record:  # what its parts do not say: the class, sizes of blocks
+                inside |= {
+                    name + suffix: suffix.rpartition(".")[2] or "tensor" for suffix, _ in parts
+                }
                 self._object((*at, *path), ".".join(map(str, (*at, *path))))
             elif not parts and path:
                 self._object((*at, *path), ".".join(map(str, path)))
@@ -167,6 +172,8 @@ class TrainingTree:
         for stored, shown, ref in found:
             name = names[stored]
             kind = _kind(name, ref)
+            if stored in inside:
+                kind = inner_kind(inside[stored], kind)
             self.tensors.append(TreeTensor(StoredName(component, kind, name), shown, ref))
             if component == "model" and kind is Kind.PARAM:
                 self._weights.append((name, ref))
@@ -185,11 +192,8 @@ class TrainingTree:
         elif type(value) is SubclassRef:
             if value.type_name.startswith(_DISTRIBUTED):
                 raise self._one_shard(name)
-            if type(value.base) is TensorRef:
-                yield from self._parts(value.base, name)
-            for path, inner in leaves(value.state):
-                if type(inner) is TensorRef:
-                    yield "".join(f".{step}" for step in path), inner
+            for suffix, inner in inner_tensors(value):
+                yield from ((suffix, inner),) if suffix else self._parts(inner, name)
 
     def _one_shard(self, name: str) -> UnsupportedError:
         return UnsupportedError(
@@ -440,10 +444,9 @@ def _find_optimizers(tree: Any, at: Path) -> Iterator[tuple[Path, Mapping[Any, A
 
 def _plain_view(value: Any) -> TensorRef | None:
     """Return a tensor, or for one of a subclass what has its shape."""
-    if type(value) is SubclassRef and type(value.base) is Composite:
-        shape, dtype = (value.base.parts.get(part) for part in ("shape", "dtype"))
-        if type(shape) is tuple and isinstance(dtype, DType):
-            return TensorRef("", 0, shape, (), dtype)
+    view = outer_view(value) if type(value) is SubclassRef else None
+    if view is not None and type(value.base) is Composite:
+        return TensorRef("", 0, view[0], (), view[1])
     return value if type(value) is TensorRef else None
 
 

@@ -114,6 +114,36 @@ def recorded_items(checkpoint: Checkpoint) -> Mapping[str, tuple[str, ...]]:
     return checkpoint.recorded_items() if isinstance(checkpoint, RecordsPaths) else {}
 
 
+@runtime_checkable
+class HoldsInside(Protocol):
+    """A checkpoint with objects that are records of tensors: torchao's subclasses."""
+
+    @property
+    def tensors_inside(self) -> Mapping[str, str]:
+        """Key of each tensor that lies in such a record -> name of the object."""
+
+
+def carried_inside(content: Content) -> dict[str, str]:
+    """Return the tensors that objects of `content` carry as they are: key -> name of the object.
+
+    Raises:
+        UnsupportedError: a record is to be carried, and a tensor in it is changed or left out.
+    """
+    checkpoint = content.checkpoint
+    inside = checkpoint.tensors_inside if isinstance(checkpoint, HoldsInside) else {}
+    found = {key: name for key, name in inside.items() if name in content.objects}
+    for key, name in found.items():
+        wanted, info = content.tensors.get(key), checkpoint.tensors[key]
+        same = wanted is not None and wanted.name == info.name
+        if wanted is None or not same or (wanted.dtype, wanted.shape) != (info.dtype, info.shape):
+            raise UnsupportedError(
+                f"{key} lies in {name}, a tensor subclass, and cannot be changed or left out alone",
+                hint=f"leave {name} out with --drop as a whole",
+                tensor=key,
+            )
+    return found
+
+
 def tensor_paths(
     content: Content, recorded: RecordedPaths, *, flat: bool = False
 ) -> tuple[dict[str, Path], list[str]]:

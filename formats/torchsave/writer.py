@@ -22,6 +22,7 @@ from ftckpt.formats.state.nested import IsList, NestedState
 from ftckpt.formats.state.objects import StateObjects, numbered
 from ftckpt.formats.state.paths import (
     RecordedPaths,
+    carried_inside,
     owner_of,
     recorded_paths,
     tensor_paths,
@@ -54,6 +55,8 @@ class TorchSaveWriter:
         """
         content = with_aliases(content)
         nesting = _nesting(content)
+        for key in carried_inside(content):  # they stay inside the records, which are objects
+            nesting.tensors.pop(key, None)
         state = NestedState()
         unplaced = [*nesting.lost, *_put_tensors(content, nesting, state)]
         unplaced += _put_objects(content, nesting, state)
@@ -75,7 +78,7 @@ class _Nesting(NamedTuple):
         is_list: whether the container at a path is a list.
     """
 
-    tensors: Mapping[str, Path]
+    tensors: dict[str, Path]
     lost: list[str]
     objects: Mapping[str, Path]
     is_list: IsList

@@ -59,7 +59,7 @@ def keep(name: str, model: torch.nn.Module, optimizer: Any) -> None:
 
 def main() -> None:
     """Make all samples."""
-    import bitsandbytes  # type: ignore[import-not-found]
+    import bitsandbytes
     from torchao.optim import AdamW8bit  # type: ignore[import-not-found]
     from torchao.quantization import Int8WeightOnlyConfig, quantize_  # type: ignore[import-not-found]
 
