@@ -38,6 +38,13 @@ LAYOUTS = (
            ("dcp/fsdp2/step-3", "dcp/hsdp/step-3", "dcp/tp/step-3", "dcp_torch26_fsdp2_async:")),
     Support("dcp", "state below wrappers (`app`, `trainer`, any key), several models side by side",
            True, ("dp",), "torch 2.13", ("dcp/actors/step-3",)),
+    Support("dcp", "with a file of each rank beside it: VeOmni's `extra_state/`, prime-rl's"
+           " `dataloader/`, pith-train's `rng-rank-00000.pt`", False, (),
+           "torch 2.13 in the places of VeOmni, prime-rl and pith-train of 2026",
+           ()),
+    Support("dcp", "copies of all data files: `copy-0/`, `copy-1/` (S3StorageWriter, `num_copies`)",
+           False, (), "torch 2.13 in the places of s3torchconnector's pull request 368",
+           ()),
     Support("dcp", "with compressed items (zstd)", False, (), "torch 2.13", ()),
     Support("dcp", "with torchao's tensor subclasses, each whole in one item", True, ("dp",),
            "torch 2.13, torchao 0.18", ("optimizers/torchao_adamw8bit_dcp",)),
@@ -77,6 +84,10 @@ LAYOUTS = (
             "accelerate_fsdp1:", "accelerate_fsdp2:")),
     Support("bundle", "NeMo 2: `MODEL--step=N…/` with `weights/` and `context/`", False, (),
            "a store of core 0.16 in the places of NeMo 2.6", ()),
+    Support("bundle", "steps with a DCP store in a folder: xtuner's `weights/`, prime-rl's"
+           " `trainer/`, RLinf's `actor/dcp_checkpoint/`", False, (),
+           "torch 2.13 in the places of xtuner, prime-rl and RLinf of 2026",
+           ()),
     Support("bundle", "verl with Megatron: `actor/` with `dist_ckpt/`, or with"
            " `ckpt_contents.json` and a store each", False, (),
            "a store of core 0.16 in the places of verl of 2025 and 2026", ()),

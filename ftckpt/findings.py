@@ -113,7 +113,7 @@ KINDS: dict[str, KindInfo] = {
     "odd-zip": KindInfo(_OK, _W, _U, "A header field of a torch.save archive that torch never writes and that changes nothing it reads: another program wrote it, or a bit flipped.", Strictness.ODD),
     "unsafe-zip": KindInfo(_U, _E, _U, "A torch.save archive is ambiguous: two readers would see different content."),
     "bad-crc": KindInfo(_C, _E, _C, "The CRC-32 of a record does not match its bytes."),
-    "bad-digest": KindInfo(_C, _E, _C, "The digest of a block differs from the manifest."),
+    "bad-digest": KindInfo(_C, _E, _C, "The digest of a block differs from the manifest, or of a file from the framework's record."),
     "bad-transform": KindInfo(_C, _E, _C, "A compressed record cannot be decompressed."),
     "bad-header": KindInfo(_C, _E, _C, "A safetensors header is invalid."),
     "unsafe-header": KindInfo(_U, _E, _U, "A safetensors header is ambiguous or abusive."),

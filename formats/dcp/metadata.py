@@ -6,6 +6,7 @@ in its chunk, not in a dict of its own, because there may be millions.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -31,6 +32,8 @@ from .records import (
     TensorEntry,
     is_shape,
 )
+
+_COPIES = re.compile(r"num_copies=(\d{1,9})")
 
 # Dict keys and list indices.
 Path = tuple[str | int, ...]
@@ -62,6 +65,7 @@ class DcpMetadata:
         version: `Metadata.version`, if recorded (torch >= 2.9).
         reformulated: stored name -> shape of a tensor that is stored in another one (Megatron-Core
             up to 0.14 stores optimizer state as a grid of flat shards).
+        whole_copies: how often all data files lie there (see `whole_copies`).
         extras: members that plain torch does not write (a dialect's).
         opaque: names outside the table.
     """
@@ -77,6 +81,7 @@ class DcpMetadata:
     save_id: str = ""
     version: str = ""
     reformulated: dict[str, Offsets] = field(default_factory=dict)
+    whole_copies: int = 1
     extras: tuple[str, ...] = ()
     opaque: tuple[str, ...] = ()
 
@@ -196,6 +201,14 @@ def merge(parts: Mapping[str, DcpMetadata]) -> DcpMetadata:
     return whole
 
 
+def _copies(modules: Any) -> int:
+    """Return the number of copies of all data files that a writer recorded (see `whole_copies`)."""
+    if type(modules) is not list:
+        return 1
+    said = (_COPIES.fullmatch(module) for module in modules if type(module) is str)
+    return next((int(match[1]) for match in said if match), 1)
+
+
 def _text(value: Any) -> str:
     return value[:200] if type(value) is str else ""
 
@@ -248,6 +261,7 @@ def take_members(meta: DcpMetadata, state: Mapping[Any, Any]) -> None:
     storage_meta = state.get("storage_meta")
     if isinstance(storage_meta, Fields):
         meta.save_id = _text(storage_meta.state.get("save_id"))
+        meta.whole_copies = _copies(storage_meta.state.get("modules"))
     elif storage_meta is not None:
         raise TypeError("storage_meta is of another class")
     meta.version = _text(state.get("version"))

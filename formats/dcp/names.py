@@ -16,3 +16,13 @@ TRAIN_STATE = "train_state.pt"
 RUN_CONFIG = "run_config.yaml"
 # Megatron's commit marker: Megatron reads no checkpoint without it.
 CONFIGURATION = "metadata.json"
+# Megatron's SHA-256 digests of the files, where they were asked for (`--verify-integrity`).
+INTEGRITY = "integrity.json"
+# What each rank saves for itself beside the store, with torch.save: VeOmni's
+# `extra_state/extra_state_rank_0.pt` (veomni/checkpoint/dcp_checkpointer.py), prime-rl's
+# `dataloader/rank_0.pt` (prime_rl/trainer/ckpt.py), pith-train's `rng-rank-00000.pt`
+# (pithtrain/tasks/pretrain_lm.py), all of 2026. The word keeps shards of the model out.
+_WORD = r"(?:extra(?:_states?)?|(?:rng|random|train|trainer|client|loader|dataloader)(?:_states?)?)"
+OF_RANK = re.compile(
+    rf"(?P<before>(?:{_WORD}/)?(?:{_WORD}[-_]|(?<=/)))(?P<tag>rank[-_])(?P<rank>\d{{1,7}})\.pt"
+)

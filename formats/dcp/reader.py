@@ -20,7 +20,7 @@ from ftckpt.checkpoint import (
     Scalar,
 )
 from ftckpt.errors import CorruptError, FtckptError, IncompleteError, UnsupportedError
-from ftckpt.findings import Finding, counted, finding
+from ftckpt.findings import Finding, counted, finding, from_error
 from ftckpt.formats.state.homes import NO_HOMES, Homes
 from ftckpt.formats.state.stored_names import is_common
 from ftckpt.formats.torch_files.values import TensorRef
@@ -29,6 +29,7 @@ from ftckpt.storage.source import Source
 from ftckpt.workers.budget import demand
 from ftckpt.workers.memory import no_gc
 
+from .beside import lost_own_files, own_files
 from .items import (
     OVERHEAD,
     Item,
@@ -46,6 +47,7 @@ from .names import (
     COMMON,
     CONFIGURATION,
     DATA,
+    INTEGRITY,
     MARKER,
     RANK_METADATA,
     RUN_CONFIG,
@@ -62,7 +64,7 @@ if TYPE_CHECKING:
 # Ratio of parsed metadata to its file, measured with 100,000 tensors in 200,000 pieces.
 METADATA_GROWTH = 10
 # Files of Megatron-Core and Megatron-Bridge beside the metadata that are not objects.
-_BESIDE = frozenset({CONFIGURATION, "integrity.json", RUN_CONFIG})
+_BESIDE = frozenset({CONFIGURATION, INTEGRITY, RUN_CONFIG})
 
 # Name of a record that is opened for one of its pieces, which have no names.
 _UNNAMED = "a tensor"
@@ -106,6 +108,14 @@ class DcpCheckpoint(Checkpoint):
             empty = DATA.search(name) and entry.size == 0 and name not in named
             if empty or name in _BESIDE:
                 yield name
+
+    def file_digests(self) -> Mapping[str, str]:
+        """Return what Megatron's `integrity.json` records."""
+        if INTEGRITY not in self.source.entries:
+            return {}
+        from .integrity import read_integrity
+
+        return read_integrity(self.source)
 
     def load_object(self, name: str) -> Any:
         """Return one byte item as inert data."""
@@ -188,12 +198,24 @@ class DcpCheckpoint(Checkpoint):
                     file=name,
                 )
         yield from _check_bridge(self.source)
+        yield from self._check_recorded()
+        yield from lost_own_files(self.source, self.topology.world_size or 0)
         if f"{MARKER}.tmp" in self.source.entries:
             yield finding(
                 "leftover-commit",
                 f"{MARKER}.tmp was left by a save that did not finish; {MARKER} is complete",
                 file=f"{MARKER}.tmp",
             )
+
+    def _check_recorded(self) -> Iterator[Finding]:
+        """Yield the files that `integrity.json` records and that are missing, or its own defect."""
+        try:
+            recorded = self.file_digests()
+        except FtckptError as error:
+            yield from_error(error)
+            return
+        for name in sorted(recorded.keys() - self.source.entries.keys()):
+            yield finding("missing-file", f"{name} is missing: {INTEGRITY} names it", file=name)
 
     def metadata_items(self) -> Iterator[Item]:
         """Yield every item, by file and offset."""
@@ -355,7 +377,7 @@ def open_dcp(source: Source, kind: type[C]) -> C:
     """
     meta, markers = _read_metadata(source)
     with no_gc():
-        notes = _replicas(meta)
+        notes = [*_replicas(meta), *_whole_copies(meta, source, markers[0])]
         checkpoint = _build(source, meta, markers, kind)
     checkpoint.notes = [*checkpoint.notes, *notes]
     return checkpoint
@@ -375,6 +397,11 @@ def _build(source: Source, meta: DcpMetadata, markers: tuple[str, ...], kind: ty
             extent = Extent(name, 0, source.entries[name].size)
             objects[name] = ObjectInfo(name, extent)
             beside[name] = Item(name, extent, (), None)
+    for name, rank in own_files(source).items():
+        if name not in objects:
+            extent = Extent(name, 0, source.entries[name].size)
+            objects[name] = ObjectInfo(name, extent, rank)
+            beside[name] = Item(name, extent, (), rank)
     ranks = {rank_of(path) for path in meta.files} - {None}
     world = max((r for r in ranks if r is not None), default=-1) + 1
     checkpoint = kind(
@@ -390,6 +417,8 @@ def _build(source: Source, meta: DcpMetadata, markers: tuple[str, ...], kind: ty
         stored=stored,
         beside=beside,
     )
+    if meta.whole_copies > 1:
+        checkpoint.second_copies = frozenset(copy.item.path for copy in meta.copies)
     evidence = f"data files of {counted(len(ranks), 'rank')}" if ranks else ""
     # Only Megatron's arguments add facts that are worth a read while opening.
     state = checkpoint.state if any(map(is_common, objects)) else StateDicts(source, ())
@@ -404,6 +433,15 @@ def _replicas(meta: DcpMetadata) -> list[Finding]:
     from .local_replicas import relate
 
     return relate(meta)
+
+
+def _whole_copies(meta: DcpMetadata, source: Source, file: str) -> list[Finding]:
+    """Relate the copies of all data files, if the metadata says that there are some."""
+    if meta.whole_copies < 2:
+        return []
+    from .whole_copies import relate
+
+    return relate(meta, source.entries, file)
 
 
 def _check_bridge(source: Source) -> Iterator[Finding]:
@@ -422,6 +460,8 @@ def _dialect(meta: DcpMetadata, markers: Sequence[str]) -> str:
     if len(markers) > 1 or markers[0] != MARKER:
         words.append(f"metadata of {len(markers)} ranks, saved without collectives")
     words += [f"items under {name}" for name in sorted(meta.transforms)]
+    if meta.whole_copies > 1:
+        words.append(f"{meta.whole_copies} copies of all data files")
     if meta.version:
         words.append(f"metadata version {meta.version}")
     return ", ".join(words)

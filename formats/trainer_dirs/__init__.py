@@ -12,6 +12,7 @@
   lie beside are written from the same model a second time.
 - NeMo 2, `MODEL--step=N…/`: Megatron-Core's torch_dist in `weights/`, and in `context/` the
   configuration of model and trainer (`io.json`, `model.yaml`, a tokenizer).
+- xtuner, prime-rl and RLinf: a DCP store in a folder and files beside it (see `nested`).
 - verl with Megatron, `actor/` and `critic/`: one such store or several, listed in
   `ckpt_contents.json` (see `verl`).
 
@@ -43,6 +44,7 @@ from .names import (
     lists_stores,
     without_weights,
 )  # fmt: skip
+from .nested import at, nest_in
 
 if TYPE_CHECKING:
     from .checkpoint import BundleCheckpoint
@@ -72,6 +74,17 @@ class Bundle:
             return None
         if lists_stores(listing.files, listing.directories):
             return Recognition(self.name, f"has {CONTENTS}", CommitState.COMMITTED)
+        nest = nest_in(listing)
+        if nest is not None:
+            inside = (at(listing, store) for store in nest.stores)
+            stores = [r for one in inside if one is not None and (r := self._of(one)) is not None]
+            if stores:
+                commits = {r.commit for r in stores}
+                lacks = nest.last and nest.last not in listing.files
+                commit = CommitState.UNCOMMITTED if lacks else stores[0].commit
+                if CommitState.UNCOMMITTED in commits:
+                    commit = CommitState.UNCOMMITTED
+                return Recognition(self.name, f"has a store in a step of {nest.trainer}", commit)
         store = folder_of_store(listing.files, listing.directories)
         if store:
             part = self._of(listing.inside(store))

@@ -54,6 +54,9 @@ class OpenedPart(NamedTuple):
             info = info._replace(pieces=Prefixed(info.pieces, self.prefix))
         if self.model and info.component in ("model", "optimizer"):
             info = info._replace(component=f"extra:{self.model}")
+        elif self.model and info.component.startswith("extra:"):
+            own = info.component.removeprefix("extra:")
+            info = info._replace(component=f"extra:{self.model}.{own}")
         return info
 
     def moved(self, found: Finding) -> Finding:
@@ -120,6 +123,7 @@ class BundleCheckpoint(Checkpoint):
         parts: in the order weights, optimizer, other state.
         owners: name of an object -> its part and its name there.
         state: what trainer_state.json holds; None where there is none.
+        beside: further files that belong to it.
     """
 
     format: ClassVar[str] = "bundle"
@@ -127,6 +131,7 @@ class BundleCheckpoint(Checkpoint):
     parts: Sequence[OpenedPart]
     owners: Mapping[str, tuple[OpenedPart, str]]
     state: Any = None
+    beside: frozenset[str] = frozenset()
 
     @property
     def loads_at_any_world(self) -> bool:
@@ -202,7 +207,7 @@ class BundleCheckpoint(Checkpoint):
             seen.update(n for n in self.source.entries if is_beside_store(n))
         if f"{WEIGHTS}/" in {part.prefix for part in self.parts}:
             seen.update(n for n in self.source.entries if n.startswith(f"{CONTEXT}/"))
-        yield from sorted(seen)
+        yield from sorted(seen | self.beside)
 
     def load_object(self, name: str) -> Any:
         """Return one object of one part."""
@@ -239,6 +244,14 @@ class BundleCheckpoint(Checkpoint):
                     extent = record.extent._replace(file=part.prefix + record.extent.file)
                     record = record._replace(extent=extent)
                 yield record
+
+    def file_digests(self) -> Mapping[str, str]:
+        """Return what the parts record."""
+        return {
+            part.prefix + name: digest
+            for part in self.parts
+            for name, digest in part.checkpoint.file_digests().items()
+        }
 
     def scalars(self, limit: int) -> Iterator[Scalar]:
         """Yield the Trainer's own step and the counters of all parts."""

@@ -50,6 +50,7 @@ from .names import (
     model_of,
     not_there,
 )
+from .nested import Nest, nest_among
 from .second_copy import second_copy
 from .tags import choose_tag, step_of_tag, tags_in
 from .verl import parts_of, read_contents
@@ -74,6 +75,9 @@ def open_bundle(source: Source, formats: Sequence[Format], reads_tag: Format) ->
     top = {n.partition("/")[0] for n in source.entries if "/" in n}
     if lists_stores(names, top):
         return _listed(source, formats)
+    nest = nest_among(source.entries)
+    if nest is not None and any(_holds(source, store) for store in nest.stores):
+        return _nested(source, nest, formats)
     store = folder_of_store(names, top)
     if store:
         return _merged(source, [_folder(source, store, formats)], "")
@@ -104,6 +108,44 @@ def open_bundle(source: Source, formats: Sequence[Format], reads_tag: Format) ->
             further = model_of(name, models) if OPTIMIZER.fullmatch(name) else ""
             parts.append(part._replace(model=further))
     return _merged(source, parts, STATE if STATE in names else "", wrong)
+
+
+def _holds(source: Source, folder: str) -> bool:
+    return any(name.startswith(f"{folder}/") for name in source.entries)
+
+
+def _nested(source: Source, nest: Nest, formats: Sequence[Format]) -> BundleCheckpoint:
+    """Open the stores of a step, and what the trainer saved beside them."""
+    if nest.last and nest.last not in source.entries:
+        raise IncompleteError(
+            f"{nest.last} is not there: {nest.trainer} writes it last, so the save did not finish",
+            hint="an earlier checkpoint is complete",
+            kind="uncommitted",
+            file=nest.last,
+        )
+    parts: list[OpenedPart] = []
+    for store in nest.stores:
+        if _holds(source, store):
+            role = store.rpartition("/")[0]
+            further = role if parts else ""
+            parts.append(_folder(source, store, formats)._replace(model=further))
+            beside = f"{role}/" if role else ""
+            for name in source.entries:
+                if nest.copies.fullmatch(name) and name.startswith(beside):
+                    inside = replace(source, entries={name: source.entries[name]}, single=False)
+                    copy = OpenedPart("", open_files(inside, [name], role="model"))
+                    parts.append(copy._replace(model=further))
+    for name in source.entries:
+        if nest.state.fullmatch(name):
+            label = name.rpartition("/")[2].partition(".")[0]
+            inside = replace(source, entries={name: source.entries[name]}, single=False)
+            parts.append(OpenedPart("", open_files(inside, [name], role="state", label=label)))
+    checkpoint = _merged(source, parts, "")
+    checkpoint.dialect = f"written by {nest.trainer}"
+    checkpoint.beside = frozenset(name for name in source.entries if nest.owns(name))
+    if nest.last:
+        checkpoint.commit = Commit(CommitState.COMMITTED, nest.last)
+    return checkpoint
 
 
 def _listed(source: Source, formats: Sequence[Format]) -> BundleCheckpoint:
@@ -285,7 +327,7 @@ def _merged(
     copies: set[str] = set()
     tag = next((part for part in parts if TAG.fullmatch(part.prefix.rstrip("/"))), None)
     full = (part for part in parts if FULL in part.checkpoint.source.entries and not part.prefix)
-    resumed = tag or next(full, None)
+    resumed = tag or next(full, None) or _first_store(parts)
     for part in parts:
         found: Checkpoint = part.checkpoint
         if resumed not in (None, part) and not part.model and _has_model(found):
@@ -338,6 +380,15 @@ def _merged(
     else:
         checkpoint.step = step_of(checkpoint.scalars(SCALARS_A_FILE))
     return checkpoint
+
+
+def _first_store(parts: Sequence[OpenedPart]) -> OpenedPart | None:
+    """Return the store of the trained model, if a file beside it has the weights again."""
+    return parts[0] if parts[0].prefix and any(_is_copy(part) for part in parts) else None
+
+
+def _is_copy(part: OpenedPart) -> bool:
+    return any(name.endswith("full_weights.pt") for name in part.checkpoint.members())
 
 
 def _has_model(found: Checkpoint) -> bool:

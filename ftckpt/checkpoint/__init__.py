@@ -335,6 +335,15 @@ class Checkpoint(Mapping[str, "TensorView"]):
         """Yield every record with a CRC-32; none if the format has none."""
         return iter(())
 
+    def file_digests(self) -> Mapping[str, str]:
+        """Return the SHA-256 that the framework recorded of whole files, in hexadecimal digits.
+
+        Raises:
+            CorruptError, UnsafeError, UnsupportedError: the record cannot be trusted; `check`
+                reports it too.
+        """
+        return {}
+
     @property
     def decoding(self) -> Decoding:
         """How its tensors are decoded; `STORED` where their bytes lie in its files as they are."""

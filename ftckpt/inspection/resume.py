@@ -216,15 +216,16 @@ class _Names:
         assert row.known is not None
         assert row.hint is not None
         found = [name for name in self.names if row.known.search(name)]
+        # A name that says what else it is (`rng.random.0`) is not ambiguous.
+        hints = [n for n in self.closed if row.hint.search(n)]
         if found:
-            ranks = self._ranks(found) if row.per_rank else None
+            # Of many files of ranks not all are opened: these may hold it too.
+            ranks = self._ranks([*found, *hints]) if row.per_rank else None
             reason = f"found as {found[0]}"
             if ranks is not None and self.saving_ranks is not None and ranks < self.saving_ranks:
                 reason += f", but only of {ranks} of {self.saving_ranks} ranks"
             return _item(row, Presence.PRESENT, reason, found, ranks=ranks,
                          world_size=self.world_size)  # fmt: skip
-        # A name that says what else it is (`rng.random.0`) is not ambiguous.
-        hints = [n for n in self.closed if row.hint.search(n)]
         if hints:
             return _item(row, Presence.CANNOT_TELL, f"{hints[0]} may hold it or stand in for it",
                          hints, ranks=self._ranks(hints) if row.per_rank else None,

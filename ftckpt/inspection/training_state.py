@@ -36,18 +36,28 @@ def _names(*alternatives: str) -> re.Pattern[str]:
     return re.compile(rf"(?:^|[./:])(?:{'|'.join(alternatives)})(?=[./:]|$)", re.IGNORECASE)
 
 
-def _rng(*alternatives: str) -> re.Pattern[str]:
-    # `cpu` and `python` mean a generator only below something that speaks of random numbers.
+def _rng(*alternatives: str, whose: str) -> re.Pattern[str]:
+    # `cpu` and `python` mean a generator only below something that speaks of random numbers, or
+    # with its word: `torch_rng_state`.
     leaf = "|".join(alternatives)
-    return re.compile(rf"(?:rng|random|seed|generator).*?[./:](?:{leaf})(?=[./:]|$)", re.IGNORECASE)
+    below = rf"(?:rng|random|seed|generator).*?[./:](?:{leaf})"
+    own = rf"(?:^|[./:])(?:{whose})_(?:rng|random)(?:_states?)?(?:_all)?"
+    return re.compile(rf"(?:{below}|{own})(?=[./:]|$)", re.IGNORECASE)
 
 
 _PART = r"(?:[./:](?:(?:dp_|global_)?rank_?\d+|shard_[\d._]+|\d+))?"
-_BLIND_RNG = (rf"(?:rng|rng_states?|random|random_states?)(?:_\d+)?(?:\.(?:pkl|pth|pt))?{_PART}$",)
+# A rank's file of a trainer's state whose inside is not known: it may hold its generators too.
+_OF_RANK = r"(?:extra|client|trainer)_state[-_]rank[-_]?\d+\.pt$"
+_BLIND_RNG = (
+    rf"(?:rng|rng_states?|random|random_states?)(?:[-_](?:rank[-_]?)?\d+)?"
+    rf"(?:\.(?:pkl|pth|pt))?{_PART}$",
+    _OF_RANK,
+)
 _BLIND = (
     r"common_state(?:/shard_[\d._]+)?$",
     r"common\.pt$",
     r"(?:extra|client|trainer)_state(?:\.pt)?$",
+    _OF_RANK,
 )
 
 WEIGHTS = StateRow(
@@ -100,6 +110,7 @@ TABLE: tuple[StateRow, ...] = (
         _rng(
             r"python", r"py", r"random", r"random_rng_state", r"random_state", r"rng_py",
             r"py(?:thon)?_(?:rng_)?state", r"python_rng", r"python_random_state", r"random_seed",
+            whose=r"py(?:thon)?",
         ),
         _names(*_BLIND_RNG),
         per_rank=True,
@@ -111,6 +122,7 @@ TABLE: tuple[StateRow, ...] = (
         _rng(
             r"numpy", r"np", r"np_rng_state", r"rng_np", r"numpy_(?:rng_)?(?:random_)?state",
             r"numpy_rng", r"numpy_random_seed", r"np_random_state",
+            whose=r"np|numpy",
         ),
         _names(*_BLIND_RNG),
         per_rank=True,
@@ -123,6 +135,7 @@ TABLE: tuple[StateRow, ...] = (
         _rng(
             r"torch", r"cpu", r"torch_rng_state", r"cpu_rng_state", r"rng_torch", r"torch_cpu",
             r"torch_state", r"torch_rng", r"torch_manual_seed", r"torch_random_state",
+            whose=r"torch|cpu|torch_cpu",
         ),
         _names(*_BLIND_RNG),
         per_rank=True,
@@ -135,6 +148,7 @@ TABLE: tuple[StateRow, ...] = (
             r"(?:torch_)?(?:cuda|gpu|xpu|npu|hpu|mlu|musa)(?:_rng)?(?:_states?)?(?:_all)?",
             r"device", r"device_rng_state", r"rng_tracker_states", r"rng_cuda",
             r"torch_(?:cuda|xpu|npu|hpu|mlu|musa)_manual_seed", r"cuda_random_state",
+            whose=r"(?:torch_)?(?:cuda|gpu|xpu|npu|hpu|mlu|musa)",
         ),
         _names(*_BLIND_RNG),
         per_rank=True,

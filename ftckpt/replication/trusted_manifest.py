@@ -155,13 +155,13 @@ def _require_step(known: Source, manifest: Manifest, other: Source, opened: Open
 
 
 def _by_records(replica: Source, opened: Open, work: Work) -> Manifest:
-    """Return what a replica holds, once its CRC-32s have shown that it is whole."""
+    """Return what a replica holds, once its own digests or CRC-32s have shown that it is whole."""
     try:
         checkpoint = opened(replica)
         report = verify(checkpoint, work=work)
     except (CorruptError, UnsafeError) as error:
         raise _unknown(replica, error.message) from error
-    if report.code is not ExitCode.OK or report.evidence != "crc32":
+    if report.code is not ExitCode.OK or report.evidence not in ("sha256", "crc32"):
         raise _unknown(replica, report.message)
     sizes = {n: replica.size(n) for n in sorted(set(checkpoint.members())) if not is_own(n)}
     work.counter.start("hashing the replica", sum(sizes.values()))
@@ -172,7 +172,7 @@ def _by_records(replica: Source, opened: Open, work: Work) -> Manifest:
         step=checkpoint.step,
         topology=replace(checkpoint.topology, evidence=""),
         files=[FileDigest(name, size, digests[name]) for name, size in sizes.items()],
-        checks=[PassedCheck("content", "crc32", utc_now())],
+        checks=[PassedCheck("content", report.evidence, utc_now())],
         tool=f"ftckpt {__version__}",
         created=utc_now(),
     )

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Count
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -90,7 +90,7 @@ class VerifyReport:
 
     Attributes:
         level: the executed one (never AUTO).
-        evidence: `manifest`, `digests`, `crc32`, `replica` or `none`.
+        evidence: `manifest`, `digests`, `sha256`, `crc32`, `replica` or `none`.
         message: the verdict in a sentence.
         hint: the next action.
         findings: in the order found.
@@ -259,7 +259,7 @@ def _check_content(
     work: Work,
     seal: Seal,
 ) -> ContentResult:
-    """Use the strongest evidence: a named replica, a manifest, CRC-32s."""
+    """Use the strongest evidence: a named replica, a manifest, digests of files, CRC-32s."""
     manifest = None
     with suppress(FtckptError):  # the structure check has reported it
         manifest = seal.manifest()
@@ -303,12 +303,36 @@ def _check_content(
     found = itself()
     if found.evidence != "none":
         return found
-    from .records import check_records
 
-    collector.evidence = "crc32"
-    return check_records(
-        checkpoint, emit=collector.add, work=work, sample=options.sample, used=options.used
+    def records() -> ContentResult:
+        from .records import check_records
+
+        return check_records(
+            checkpoint, emit=collector.add, work=work, sample=options.sample, used=options.used
+        )
+
+    digests = _file_digests(checkpoint)
+    if not digests:
+        collector.evidence = "crc32"
+        return records()
+    from .file_digests import check_file_digests, with_records
+
+    collector.evidence = "sha256"
+    whole = check_file_digests(
+        checkpoint, digests, emit=collector.add, work=work, sample=options.sample
     )
+    # CRC-32s find the damaged tensors, and cover what the digests do not.
+    held = {piece.extent.file for info in checkpoint.tensors.values() for piece in info.pieces}
+    held |= {item.extent.file for item in checkpoint.objects.values()}
+    enough = whole.ok and held.isdisjoint(whole.bare)
+    return whole if enough else with_records(whole, records())
+
+
+def _file_digests(checkpoint: Checkpoint) -> Mapping[str, str]:
+    try:
+        return checkpoint.file_digests()
+    except FtckptError:  # the structure check has reported it
+        return {}
 
 
 def _changed(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -395,6 +419,7 @@ def _praise(
     how = {
         "manifest": f"every block matches the manifest{share}",
         "digests": f"every block decodes to what was written{share}",
+        "sha256": f"every file matches its SHA-256{share}",
         "crc32": f"every record matches its CRC-32{share}",
         "replica": f"every byte equals the replica{share}",
         "none": "the structure is whole; no evidence covers the content",

@@ -72,11 +72,17 @@ def test_layouts_without_a_sample_are_made_by_other_tests() -> None:
     # torch writes compressed items and legacy streams, in the tests of dcp and torchsave;
     # trainer_dirs/test_nemo.py and test_verl.py put a real store in NeMo's and verl's places;
     # local replicas, Megatron-FSDP and nvrx are archives.
+    # What trainers put beside a DCP store is in archives (trainer_dirs/test_dialects.py).
     unsampled = [row.what for row in LAYOUTS if not row.samples]
     assert unsampled == [
+        "with a file of each rank beside it: VeOmni's `extra_state/`, prime-rl's `dataloader/`,"
+        " pith-train's `rng-rank-00000.pt`",
+        "copies of all data files: `copy-0/`, `copy-1/` (S3StorageWriter, `num_copies`)",
         "with compressed items (zstd)",
         "one torch.save file before torch 1.6 (legacy stream)",
         "NeMo 2: `MODEL--step=N…/` with `weights/` and `context/`",
+        "steps with a DCP store in a folder: xtuner's `weights/`, prime-rl's `trainer/`, RLinf's"
+        " `actor/dcp_checkpoint/`",
         "verl with Megatron: `actor/` with `dist_ckpt/`, or with `ckpt_contents.json` and a store"
         " each",
         "with local replicas: `__shadow_R__NAME`, `NAME.__tp_replica_R`",

@@ -1,0 +1,117 @@
+"""Check files against the SHA-256 digests that a framework recorded of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from ftckpt.checkpoint import Checkpoint
+from ftckpt.errors import FtckptError
+from ftckpt.findings import finding
+from ftckpt.own_files import is_own
+from ftckpt.storage.chunks import chunks, size_for
+from ftckpt.storage.source import Source
+from ftckpt.workers import ALONE, Work
+from ftckpt.workers.limits import RateLimit
+
+from .evidence import ContentResult, Emit, Report, Sample
+
+
+class _File(NamedTuple):
+    """A file to hash: a task of the engine."""
+
+    source: Source
+    name: str
+    limiter: RateLimit | None
+
+
+class _Hashed(NamedTuple):
+    """The SHA-256 of a file in hexadecimal digits, or why it could not be read."""
+
+    name: str
+    nbytes: int
+    digest: str = ""
+    error: FtckptError | None = None
+
+
+def check_file_digests(
+    checkpoint: Checkpoint,
+    digests: Mapping[str, str],
+    *,
+    emit: Emit,
+    work: Work = ALONE,
+    sample: float | None = None,
+) -> ContentResult:
+    """Compare whole files with their recorded SHA-256; report the others (`bad-digest`).
+
+    Files that are recorded and not there are the structure's finding. A sample takes whole files.
+
+    Args:
+        checkpoint: opened.
+        digests: name of a file -> SHA-256 in hexadecimal digits.
+        emit: receives the findings when they are found.
+        work: threads, rate limit and counter of bytes.
+        sample: share of the files to read; None for all.
+
+    Raises:
+        StopChecking: from `emit`.
+        UnavailableError: the storage does not answer.
+    """
+    source = checkpoint.source
+    report = Report(source, emit)
+    chosen = Sample(sample, source.name, 0)
+    listed = sorted(name for name in digests if name in source.entries)
+    taken = [name for name in listed if chosen.takes(name, 0, first=False)]
+    work.counter.start("checking SHA-256", sum(source.size(name) for name in taken))
+    read = 0
+    tasks = (_File(source, name, work.limiter) for name in taken)
+    for done in work.run(tasks, _hash_or_fail):
+        work.counter.add(done.nbytes)
+        read += done.nbytes
+        if done.error is not None:
+            report.fail(done.name, done.error)
+        elif done.digest != digests[done.name] and not report.changed(done.name):
+            message = (
+                f"{done.name} has another SHA-256 ({done.digest[:16]}…) than was recorded of it"
+                f" ({digests[done.name][:16]}…)"
+            )
+            report.add(finding("bad-digest", message, file=done.name))
+    members = {n for n in checkpoint.members() if n in source.entries and not is_own(n)}
+    bare = tuple(sorted(members - set(listed)))
+    covered = sum(source.size(name) for name in listed)
+    uncovered = sum(source.size(name) for name in bare)
+    return ContentResult("sha256", read, covered, uncovered, sample, report.ok, bare)
+
+
+def with_records(result: ContentResult, records: ContentResult) -> ContentResult:
+    """Return both checks as one: the records' CRC-32s cover what the digests leave out."""
+    bare = tuple(name for name in result.bare if name in records.bare)
+    return replace(
+        result, bytes_read=result.bytes_read + records.bytes_read,
+        ok=result.ok and records.ok, bare=bare,
+    )  # fmt: skip
+
+
+def _hash_or_fail(task: _File) -> _Hashed:
+    size = task.source.size(task.name)
+    try:
+        return _Hashed(task.name, size, _digest(task))
+    except FtckptError as error:
+        return _Hashed(task.name, 0, error=error)
+
+
+def _digest(task: _File) -> str:
+    made = hashlib.sha256()
+    for view in _views(task):
+        made.update(view)
+    return made.hexdigest()
+
+
+def _views(task: _File) -> Iterator[memoryview]:
+    source = task.source
+    with source.open(task.name) as reader:
+        yield from chunks(
+            reader, 0, source.size(task.name), size=size_for(source.store), limiter=task.limiter
+        )

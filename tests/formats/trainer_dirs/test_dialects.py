@@ -1,0 +1,277 @@
+"""Steps of VeOmni, prime-rl, pith-train, xtuner and RLinf, and S3StorageWriter's copies.
+
+`tests/data/dialects/make_dialects.py` wrote them with torch's own saves.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tarfile
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.distributed.checkpoint.state_dict_loader import load as load_dcp
+
+from ftckpt.checkpoint import Checkpoint, CommitState
+from ftckpt.checkpoint.read_tensor import read_tensor
+from ftckpt.discovery.resolve import open_target
+from ftckpt.errors import ExitCode, IncompleteError
+from ftckpt.formats.catalog import FORMATS
+from ftckpt.inspection.resume import Presence, resume_check
+from ftckpt.storage import StoreOptions
+from ftckpt.verification import Level, VerifyOptions, VerifyReport, verify
+from tests.commands.golden import ftckpt
+
+DATA = Path(__file__).parent.parent.parent / "data" / "dialects"
+# The step's folder; a file of one rank; a side file of the trainer, "" for none.
+KINDS = {
+    "veomni": ("global_step_3", "extra_state/extra_state_rank_1.pt"),
+    "prime": ("step_3", "trainer/dataloader/rank_1.pt"),
+    "pith": ("step-00000003", "rng-rank-00001.pt"),
+    "xtuner": ("step-3", "weights/__1_0.distcp"),
+    "rlinf": ("global_step_3", "critic/dcp_checkpoint/__1_0.distcp"),
+    "copies": ("step-3", "copy-1/__1_0.distcp"),
+}
+EVERY = pytest.mark.parametrize("kind", KINDS)
+
+
+def of(kind: str, tmp_path: Path) -> Path:
+    with tarfile.open(DATA / f"{kind}.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    return tmp_path / kind / KINDS[kind][0]
+
+
+def opened(path: Path) -> Checkpoint:
+    return open_target(str(path), FORMATS, StoreOptions()).open()
+
+
+def verified(path: Path, level: Level = Level.VALUES) -> VerifyReport:
+    return verify(opened(path), VerifyOptions(level=level))
+
+
+def held(path: Path) -> dict[str, bytes]:
+    checkpoint = opened(path)
+    return {key: read_tensor(checkpoint, key) for key in checkpoint.tensors}
+
+
+def truth() -> dict[str, bytes]:
+    found = load_file(DATA / "truth-3.safetensors")
+    return {key: value.numpy().tobytes() for key, value in found.items()}
+
+
+def require_truth(found: dict[str, bytes]) -> None:
+    wanted = truth()
+    assert len(wanted) == 9
+    for key, value in wanted.items():
+        assert found[key] == value, key
+
+
+@EVERY
+def test_parameters_and_moments_are_those_in_memory(kind: str, tmp_path: Path) -> None:
+    path = of(kind, tmp_path)
+    require_truth(held(path))
+    assert opened(path).step == 3
+    report = verified(path)
+    assert report.code is ExitCode.OK, report.message
+    assert not [f for f in report.findings if f.kind == "stray-file"]
+
+
+@EVERY
+def test_a_step_is_one_checkpoint_of_its_root(kind: str, tmp_path: Path) -> None:
+    path = of(kind, tmp_path)
+    latest = ftckpt("latest", str(path.parent), "--verify", "content", cwd=tmp_path)
+    assert latest.stdout.strip() == str(path)
+    plan = ftckpt("gc", str(path.parent), "--keep-last", "1", "--min-survivors", "1", "--json",
+                  cwd=tmp_path)  # fmt: skip
+    assert plan.returncode == 0, plan.stderr
+    steps = [one["step"] for one in json.loads(plan.stdout)["plan"]["decisions"]]
+    assert sorted(steps) == [2, 3]
+    status = ftckpt("status", str(path.parent), cwd=tmp_path)
+    assert f"newest     step 3, {path.name}, " in status.stdout
+
+
+@EVERY
+def test_a_copy_has_every_file(kind: str, tmp_path: Path) -> None:
+    path = of(kind, tmp_path)
+    assert ftckpt("copy", str(path), "out", cwd=tmp_path).returncode == 0
+    for file in path.rglob("*"):
+        if file.is_file():
+            copy = tmp_path / "out" / file.relative_to(path)
+            assert copy.read_bytes() == file.read_bytes()
+    again = ftckpt("verify", "out", "--require", "content", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert opened(tmp_path / "out").format == opened(path).format
+
+
+@EVERY
+def test_conversions_lose_nothing(kind: str, tmp_path: Path) -> None:
+    path = of(kind, tmp_path)
+    first = held(path)
+    for form in ("safetensors", "dcp"):
+        done = ftckpt("convert", str(path), form, "--to", form, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        result = held(tmp_path / form)
+        require_truth(result)
+        # A component's name may be written otherwise; no tensor may be lost.
+        assert len(result) == len(first)
+
+
+@EVERY
+def test_what_a_rank_lost_is_named(kind: str, tmp_path: Path) -> None:
+    path = of(kind, tmp_path)
+    lost = KINDS[kind][1]
+    (path / lost).unlink()
+    report = verified(path, Level.STRUCTURE)
+    assert report.code is ExitCode.CORRUPT
+    assert lost in {f.file for f in report.findings}
+
+
+@EVERY
+def test_a_flipped_bit_of_a_rank_is_found(kind: str, tmp_path: Path) -> None:
+    path = of(kind, tmp_path)
+    file = path / KINDS[kind][1]
+    record = file.read_bytes()
+    at = record.index(b"/data/") if b"/data/" in record else record.index(b"data.pkl")
+    data = bytearray(record)
+    data[at + 200] ^= 1
+    file.write_bytes(data)
+    report = verified(path, Level.CONTENT)
+    assert report.code in (ExitCode.CORRUPT, ExitCode.UNSAFE)
+    assert KINDS[kind][1] in {f.file for f in report.findings}
+
+
+@pytest.mark.parametrize("kind", ["veomni", "rlinf", "copies"])
+def test_files_of_two_steps_are_caught(kind: str, tmp_path: Path) -> None:
+    path = of(kind, tmp_path)
+    name = KINDS[kind][1].replace("critic", "actor")
+    earlier = path.with_name(path.name.replace("3", "2"))
+    shutil.copy(earlier / name, path / name)
+    report = verified(path)
+    assert report.code is ExitCode.CORRUPT, report.message
+
+
+# --- the parts ----------------------------------------------------------------------------------
+
+
+def presences(path: Path) -> dict[str, Presence]:
+    return {item.key: item.presence for item in resume_check(opened(path))}
+
+
+def test_the_resume_check_sees_what_lies_beside(tmp_path: Path) -> None:
+    found = presences(of("veomni", tmp_path))
+    for key in ("weights", "moments", "scheduler", "rng-torch", "data", "step"):
+        assert found[key] is Presence.PRESENT, key
+    found = presences(of("pith", tmp_path))
+    for key in ("rng-python", "rng-numpy", "rng-torch", "rng-cuda"):
+        assert found[key] is Presence.CANNOT_TELL, key
+    found = presences(of("xtuner", tmp_path))
+    assert found["scheduler"] is found["data"] is Presence.PRESENT
+    assert presences(of("rlinf", tmp_path))["data"] is Presence.PRESENT
+
+
+def test_a_state_that_was_not_opened_is_not_called_absent(tmp_path: Path) -> None:
+    path = of("veomni", tmp_path)
+    for rank in range(2):  # too large to be read for its names
+        torch.save(
+            {"buffer": torch.zeros(2 << 20)}, path / f"extra_state/extra_state_rank_{rank}.pt"
+        )
+    found = presences(path)
+    for key in ("scheduler", "rng-torch", "rng-numpy", "data"):
+        assert found[key] is Presence.CANNOT_TELL, key
+
+
+def test_the_critic_is_a_component_of_its_own(tmp_path: Path) -> None:
+    path = of("rlinf", tmp_path)
+    found = held(path)
+    assert found["extra:critic:up.weight"] == truth()["up.weight"]
+    assert found["extra:huggingface:up.weight"] == truth()["up.weight"]
+    alone = held(path / "actor")
+    require_truth(alone)
+
+
+def test_a_step_of_xtuner_is_committed_by_its_last_file(tmp_path: Path) -> None:
+    path = of("xtuner", tmp_path)
+    assert opened(path).commit.state is CommitState.COMMITTED
+    (path / "train_state.json").unlink()
+    with pytest.raises(IncompleteError, match=r"train_state\.json"):
+        opened(path)
+    latest = ftckpt("latest", str(path.parent), cwd=tmp_path)
+    assert latest.stdout.strip().endswith("step-2")
+
+
+def test_prime_rl_without_its_orchestrator_is_a_step_too(tmp_path: Path) -> None:
+    path = of("prime", tmp_path)
+    shutil.rmtree(path / "orchestrator")  # supervised training has none
+    require_truth(held(path))
+
+
+def test_a_highest_rank_beyond_the_data_files_counts(tmp_path: Path) -> None:
+    path = of("pith", tmp_path)
+    shutil.copy(path / "rng-rank-00001.pt", path / "rng-rank-00003.pt")
+    report = verified(path, Level.STRUCTURE)
+    lost = [f.file for f in report.findings if f.kind == "missing-rank"]
+    assert lost == ["rng-rank-00002.pt"]
+
+
+# --- S3StorageWriter's copies ---------------------------------------------------------------------
+
+
+def test_copies_are_replicas_and_compared(tmp_path: Path) -> None:
+    path = of("copies", tmp_path)
+    checkpoint = opened(path)
+    piece = checkpoint.tensors["up.weight"].pieces
+    assert {p.extent.file.partition("/")[0] for p in piece} == {"copy-0", "copy-1"}
+    assert checkpoint.dialect.startswith("2 copies of all data files")
+    # A copy of an earlier step is right in itself, and not a replica.
+    shutil.copy(path.with_name("step-2") / "copy-1/__0_0.distcp", path / "copy-1/__0_0.distcp")
+    report = verified(path)
+    assert report.code is ExitCode.CORRUPT
+    assert any(f.file == "copy-1/__0_0.distcp" for f in report.findings)
+
+
+def test_the_copy_that_is_whole_is_read(tmp_path: Path) -> None:
+    path = of("copies", tmp_path)
+    (path / "copy-0" / "__0_0.distcp").unlink()
+    require_truth(held(path))
+    report = verified(path)
+    assert report.code is ExitCode.CORRUPT  # a rank of a restart would read it
+    assert "copy-0/__0_0.distcp" in report.message
+    assert any("copy-1 is read" in f.message for f in report.findings)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_one_copy_loads_with_torch(tmp_path: Path) -> None:
+    path = of("copies", tmp_path)
+    assert ftckpt("convert", str(path), "out", "--to", "dcp", cwd=tmp_path).returncode == 0
+    wanted = load_file(DATA / "truth-3.safetensors")["up.weight"]
+    state = {"model": {"up.weight": torch.zeros_like(wanted)}}
+    load_dcp(state, checkpoint_id=tmp_path / "out", no_dist=True)
+    assert torch.equal(state["model"]["up.weight"], wanted)
+
+
+@pytest.mark.parametrize("number", ["999999999", "65"])
+def test_an_absurd_number_of_copies_is_refused(number: str, tmp_path: Path) -> None:
+    path = of("copies", tmp_path)
+    marker = path / ".metadata"
+    said = f"num_copies={number}"
+    data = marker.read_bytes()
+    at = data.index(b"num_copies=2")
+    length = data[at - 1]
+    assert length == len("num_copies=2") or data[at - 4] == len("num_copies=2")
+    head = bytearray(data[:at])
+    head[at - 1 if length == 12 else at - 4] = len(said)
+    marker.write_bytes(unframed(bytes(head) + said.encode() + data[at + 12 :]))
+    report = ftckpt("verify", str(path), cwd=tmp_path)
+    assert report.returncode == 4
+    assert "times" in report.stderr
+
+
+def unframed(data: bytes) -> bytes:
+    """Leave the lengths of frames out of a pickle: they only speed its reading up."""
+    out, at = data[:2], 2
+    while at < len(data) and data[at : at + 1] == b"\x95":
+        at += 9
+    return out + data[at:]
