@@ -24,14 +24,10 @@ LEVELS = (
     "discovery", "verification", "planning", "transfer", "comparison", "delta", "retention",
     "replication", "capabilities", "health", "replay",
     "formats.pickles", "formats.torch_files", "formats.state",
-    "formats.huggingface", "formats.dcp", "formats.ranks", "formats.safetensors",
-    "formats.torchsave", "formats.families", "formats.megatron", "formats.deepspeed",
-    "formats.nvrx", "formats.orbax", "formats.trainer_dirs", "formats.delta", "formats", "api",
-    "trainers", "commands",
     "formats.huggingface", "formats.quantised", "formats.dcp", "formats.ranks",
     "formats.safetensors", "formats.torchsave", "formats.families", "formats.megatron",
-    "formats.deepspeed",
-    "formats.nvrx", "formats.trainer_dirs", "formats.delta", "formats", "api", "commands",
+    "formats.deepspeed", "formats.nvrx", "formats.orbax", "formats.trainer_dirs",
+    "formats.delta", "formats", "api", "trainers", "commands",
 )  # fmt: skip
 # Modules that lie loose in `ftckpt/`, and the level of each.
 LOOSE = {

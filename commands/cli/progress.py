@@ -27,7 +27,7 @@ _FEWEST, _MOST = 5, 30  # columns of the bar
 _CLEAR = "\r\x1b[K"
 
 
-# Draws a share of a bar in so many columns.
+# Draws a share of a bar in a number of columns.
 Draw = Callable[[float, int], str]
 
 

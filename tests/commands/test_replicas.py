@@ -54,7 +54,6 @@ def test_copy_refuses(here: Path) -> None:
     (here / "out").mkdir()
     for words, code, says in (
         (f"copy {STEP} out", 8, "exists already"),
-        (f"copy {STEP} absent/", 9, "does not exist"),
         ("copy run out/", 2, "run/step-2"),
         ("copy run@7 out/", 9, "no step 7"),
         (f"copy {STEP} out/ --limit-rate none", 2, "none"),

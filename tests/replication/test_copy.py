@@ -17,7 +17,6 @@ from ftckpt.errors import (
     ExistsError,
     IncompleteError,
     NoResourceError,
-    NotFoundError,
     RefusedError,
     UnsafeError,
 )
@@ -84,8 +83,9 @@ def test_a_slash_means_the_same_name_inside(source: Path, out: Path) -> None:
     link.symlink_to("step-2")
     assert copied(link, f"{out.parent}/").url == f"{out.parent}/step-2"
     require_good(out.parent / "step-2")
-    with pytest.raises(NotFoundError, match="does not exist"):
-        copied(source, f"{out}/")
+    # A directory that does not exist is made, with those above it.
+    assert copied(source, f"{out}/deeper/").url == f"{out}/deeper/step-2"
+    require_good(out / "deeper" / "step-2")
 
 
 def test_the_same_checkpoint_is_there_already(plain: Path, out: Path) -> None:

@@ -80,7 +80,6 @@ def test_a_base_that_has_moved(here: Path) -> None:
         (["pack", "run", TWO, "out"], 2, "is a root"),
         (["pack", ONE, "run/step-9", "out"], 9, "step-9"),
         (["pack", "run/step-9", TWO, "out"], 9, "step-9"),
-        (["pack", TWO, "no/out"], 9, "does not exist"),
         (["pack", TWO, "out", "--rename", "names.toml"], 2, "there is none"),
         (["pack", TWO, "out", "--level", "4"], 2, "--level"),
         (["pack", TWO, "out", "--max-memory", "16MiB"], 12, "--max-memory"),
