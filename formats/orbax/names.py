@@ -28,4 +28,5 @@ BELONGS = re.compile(
     r"(?:ocdbt\.process_(?:replica_)?[A-Za-z0-9]+/)?"
     r"(?:manifest\.ocdbt|(?:d|ocdbt_data|ocdbt_meta)/[0-9a-f]{32})"
     r"|array_metadatas/process_\d+|_METADATA|_sharding|_strings\.json|commit_success\.txt"
+    r"|ftckpt\.objects/.+"
 )

@@ -10,9 +10,10 @@ from ftckpt.checkpoint import Commit, CommitState, ObjectInfo, TensorInfo, Topol
 from ftckpt.errors import CorruptError, IncompleteError, UnsupportedError
 from ftckpt.extents import Extent
 from ftckpt.findings import Finding, counted, finding
+from ftckpt.formats.safetensors.records import FOLDER, INDEX, read_objects
 from ftckpt.storage.source import Source
 
-from .checkpoint import OrbaxCheckpoint
+from .checkpoint import KeptObjects, OrbaxCheckpoint
 from .chunks import ChunkForm, Chunks, chunks_of, first_absent
 from .names import (
     AGGREGATE,
@@ -102,6 +103,9 @@ class _Opening:
     inline: dict[str, Value] = field(default_factory=dict)
     trees: list[_Item] = field(default_factory=list)
     defects: list[Finding] = field(default_factory=list)
+    strings_at: dict[str, tuple[str, Path]] = field(default_factory=dict)
+    kept: dict[str, KeptObjects] = field(default_factory=dict)
+    steps: dict[str, int | None] = field(default_factory=dict)
     words: list[str] = field(default_factory=list)
     meshes: set[DeviceMesh] = field(default_factory=set)
 
@@ -163,6 +167,7 @@ class _Opening:
         values = self.values(folder, inside)
         self.arrays(item, values)
         self.strings(item)
+        self.keep(folder)
         sharding = f"{folder}{SHARDING}"
         if sharding in names:
             self.meshes |= set(meshes(read_json(self.source, sharding)))
@@ -277,6 +282,25 @@ class _Opening:
                 raise CorruptError(f"{file} lacks {name}", kind="bad-metadata", file=file)
             full = ".".join((*item.prefix, name))
             self.objects[full] = ObjectInfo(full, place, field=(name,))
+            self.strings_at[full] = (item.folder[:-1], path)
+
+    def keep(self, folder: str) -> None:
+        """Take the non-tensor state that `convert --to orbax` stored beside a tree."""
+        if not any(name.startswith(folder + FOLDER) for name in self.source.entries):
+            return
+        inside = self.source.part(folder[:-1]) if folder else self.source
+        kept = KeptObjects(folder, inside, read_objects(inside))
+        for name, info in kept.stored.infos.items():
+            if name in self.objects:
+                raise CorruptError(
+                    f"{folder}{FOLDER} holds {name}, which is an item too",
+                    kind="bad-index", file=f"{folder}{INDEX}",
+                )  # fmt: skip
+            place = info.extent._replace(file=folder + info.extent.file)
+            self.objects[name] = info._replace(extent=place)
+            self.kept[name] = kept
+        self.owned |= {folder + file for file in kept.stored.files}
+        self.steps[f"{folder}{INDEX}"] = kept.stored.step
 
     def _say(self, word: str) -> None:
         if word not in self.words:
@@ -285,16 +309,21 @@ class _Opening:
     def result(self, commit: Commit) -> OrbaxCheckpoint:
         """Return the checkpoint."""
         held = {
-            (*item.prefix, *path): (*item.arrays[name], ".".join((*item.prefix, name)))
+            (*item.prefix, *path): (
+                *item.arrays[name],
+                ".".join((*item.prefix, name)),
+                (item.folder[:-1], path),
+            )
             for item in self.trees
             for path in item.tree.arrays
             if (name := ".".join(path)) in item.arrays
         }
-        roles = leaves_of({path: array.shape for path, (array, _, _) in held.items()})
+        roles = leaves_of({path: array.shape for path, (array, *_) in held.items()})
         tensors: dict[str, TensorInfo] = {}
         forms: dict[Extent, ChunkForm] = {}
         indexes: list[tuple[Extent, str]] = []
-        for path, (array, found, stored) in held.items():
+        paths: dict[str, tuple[str, Path]] = {}
+        for path, (array, found, stored, place) in held.items():
             leaf = roles[path]
             info = TensorInfo(
                 leaf.component, leaf.name, leaf.kind, array.shape, array.dtype, found.pieces,
@@ -305,6 +334,7 @@ class _Opening:
                     f"two arrays are called {info.key}", kind="duplicate-tensor", tensor=info.key
                 )
             tensors[info.key] = info
+            paths[info.key] = place
             for piece, form in zip(found.pieces, found.forms, strict=True):
                 if forms.setdefault(piece.extent, form) is not form:
                     raise CorruptError(
@@ -312,8 +342,8 @@ class _Opening:
                         kind="extent-overlap", file=piece.extent.file, tensor=info.key,
                         offset=piece.extent.offset, length=piece.extent.length,
                     )  # fmt: skip
-            indexes += [(place, info.key) for place in found.indexes]
-        versions = sorted({array.version for array, _, _ in held.values()})
+            indexes += [(one, info.key) for one in found.indexes]
+        versions = sorted({array.version for array, *_ in held.values()})
         words = [*self.words, *(f"zarr {version}" for version in versions)]
         names = [f"{item.folder}{METADATA}" for item in self.trees]
         return OrbaxCheckpoint(
@@ -330,6 +360,11 @@ class _Opening:
             nodes=self.nodes,
             indexes=indexes,
             databases=self.databases,
+            trees=[item.folder[:-1] for item in self.trees],
+            paths=paths,
+            strings=self.strings_at,
+            kept=self.kept,
+            steps={file: step for file, step in self.steps.items() if step is not None},
             defects=self.defects,
         )
 

@@ -28,6 +28,8 @@ _NAMED = {
     "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
     "float8_e8m0fnu",
 }  # fmt: skip
+# What an array of zarr 2 calls each type.
+WRITTEN_TYPES = {name: name for name in sorted(_NAMED)} | {v: k for k, v in _NUMPY.items()}
 _MOST_DIMENSIONS = 64
 _MOST_ELEMENTS = 1 << 62
 
