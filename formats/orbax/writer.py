@@ -358,7 +358,7 @@ def _usual(one: TargetTensor, parameters: set[str]) -> Path:
         return ("params", *words)
     if one.component == "ema":
         return ("ema_params", *words)
-    if one.component == "extra:state":  # what Orbax's reader calls all that is no more than named
+    if one.component == "extra:state":  # the reader's name for any other leaf
         return words
     if one.component == "optimizer":
         if one.kind in _MOMENTS:
