@@ -59,9 +59,9 @@ CIRCLES = {
 TWICE = 0  # public class names of more than one class
 # Lines of each package.
 BUDGET = {
-    "ground": 1_072,
+    "ground": 1_074,
     "workers": 1_150,
-    "storage": 6_010,
+    "storage": 6_240,
     "checkpoint": 2_354,
     "digests": 600,
     "inspection": 880,
@@ -90,7 +90,7 @@ BUDGET = {
     "formats.megatron": 9_203,
     "formats.deepspeed": 7_275,
     "formats.nvrx": 700,
-    "formats.orbax": 2_500,
+    "formats.orbax": 2_620,
     "formats.trainer_dirs": 1_498,
     "formats.delta": 2_050,
     "formats": 790,

@@ -15,9 +15,12 @@ STRINGS = "_strings.json"
 MANIFEST = "manifest.ocdbt"
 # Of versions before 2024: a msgpack of the whole tree.
 AGGREGATE = "checkpoint"
-# The name of an item of JSON, without and with an item's name of its own.
-JSON_ITEM = "metadata"
-METRICS = "metrics"
+# Of Orbax's second interface: an empty file beside the items.
+MARKER = "orbax.checkpoint"
+# The file of an item of JSON: of the first interface, of the second, and of metrics.
+JSON_FILES = ("metadata", "data.json", "metrics")
+JSON_HANDLER = re.compile(r"Json\w*Handler$|\.Metrics\w*Handler$")
+DESCRIPTOR = "descriptor"
 # Ends the names of directories that are still being written.
 TEMPORARY = ".orbax-checkpoint-tmp"
 

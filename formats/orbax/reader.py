@@ -9,21 +9,23 @@ from functools import lru_cache
 from ftckpt.checkpoint import Commit, CommitState, ObjectInfo, TensorInfo, Topology
 from ftckpt.errors import CorruptError, IncompleteError, UnsupportedError
 from ftckpt.extents import Extent
-from ftckpt.findings import Finding, counted, finding
+from ftckpt.findings import Finding, counted, finding, listed
 from ftckpt.formats.safetensors.records import FOLDER, INDEX, read_objects
 from ftckpt.storage.source import Source
 
 from .checkpoint import KeptObjects, OrbaxCheckpoint
-from .chunks import ChunkForm, Chunks, chunks_of, first_absent
+from .chunks import ChunkForm, Chunks, chunks_of, filled, first_absent, not_stored
 from .names import (
     AGGREGATE,
     BELONGS,
     CHECKPOINT_METADATA,
     COMMIT,
-    JSON_ITEM,
+    DESCRIPTOR,
+    JSON_FILES,
+    JSON_HANDLER,
     MANIFEST,
+    MARKER,
     METADATA,
-    METRICS,
     PROCESS,
     SHARDING,
     STRINGS,
@@ -31,11 +33,12 @@ from .names import (
 )
 from .ocdbt import Value, read_database
 from .source import ValueSource, value_name
-from .states import leaves_of
+from .states import roles_of
 from .tree import DeviceMesh, Tree, items_of, meshes, read_json, read_tree
 from .zarr import Array, parse_array
 
 Path = tuple[str, ...]
+_MOST_FILLED = 1 << 20  # chunks of an array that are not stored
 _ZARR = {".zarray": 2, "zarr.json": 3}
 
 
@@ -106,6 +109,7 @@ class _Opening:
     strings_at: dict[str, tuple[str, Path]] = field(default_factory=dict)
     kept: dict[str, KeptObjects] = field(default_factory=dict)
     steps: dict[str, int | None] = field(default_factory=dict)
+    filled: dict[str, int] = field(default_factory=dict)
     words: list[str] = field(default_factory=list)
     meshes: set[DeviceMesh] = field(default_factory=set)
 
@@ -113,7 +117,7 @@ class _Opening:
         """Find the items of a step, and read each."""
         names = self.source.entries
         tops = {name.partition("/")[0] for name in names if "/" in name}
-        self.owned |= {CHECKPOINT_METADATA, COMMIT} & names.keys()
+        self.owned |= {CHECKPOINT_METADATA, COMMIT, MARKER} & names.keys()
         if METADATA in names or MANIFEST in names:
             self.tree("", ())
             return
@@ -132,14 +136,15 @@ class _Opening:
         """Take an item of JSON; refuse one that a handler wrote which is not known."""
         inside = sorted(n for n in self.source.entries if n.startswith(f"{item}/"))
         files = [n for n in inside if n != f"{item}/{COMMIT}"]
-        known = files in ([f"{item}/{JSON_ITEM}"], [f"{item}/{METRICS}"])
+        known = files in ([f"{item}/{name}"] for name in JSON_FILES)
+        if item == DESCRIPTOR:  # Orbax's own, for its services, and named also where it is absent
+            self.owned |= set(inside)
+            return
         if handler is None and not known:
-            if item == "descriptor":  # Orbax's own, for its services
-                self.owned |= set(inside)
             return  # a directory of somebody else, which the checks name as a stray
         if not files:
             raise CorruptError(f"the item {item} is missing", kind="missing-file", file=item)
-        if not known or (handler and "Json" not in handler):
+        if not known or (handler and not JSON_HANDLER.search(handler)):
             raise UnsupportedError(
                 f"the item {item} of {self.source.url} was saved by {handler or 'nobody known'},"
                 " which is not read",
@@ -233,12 +238,7 @@ class _Opening:
             array = _parsed(raw, file, _ZARR[last])
             found = chunks_of(shown, name, array, objects.get(name, {}))
             if found.lacking and not item.tree.stores_all:
-                raise UnsupportedError(
-                    f"{counted(found.lacking, 'chunk')} of {name} are absent, and this Orbax left"
-                    " out chunks that equal the fill value: nothing tells them from lost ones",
-                    hint="restore and save it with a newer Orbax",
-                    file=file, tensor=name,
-                )  # fmt: skip
+                found = self._filled(item, name, value, array, found)
             if value.inline is None and (key := first_absent(array, objects.get(name, {}))):
                 lost = f"{item.folder}{name}/{key}"
                 said = f"{lost} is missing: chunks of {name}"
@@ -249,6 +249,48 @@ class _Opening:
                 finding("missing-tensor", f"{name} of {item.folder}{METADATA} is in no file",
                         file=f"{item.folder}{METADATA}", tensor=name)
             )  # fmt: skip
+
+    def _filled(
+        self, item: _Item, name: str, described: Value, array: Array, found: Chunks
+    ) -> Chunks:
+        """Return chunks with pieces of the fill value for those that were not stored.
+
+        Only where checked nodes and indexes lack them: an absent file may be a lost one.
+        """
+        checked = f"{item.folder}{MANIFEST}" in self.source.entries
+        if checked and not self.filled:
+            self._require_merged(item.folder)
+        checked = checked and (array.indexed is None or array.indexed.crc)
+        if array.fill is None or not checked or found.lacking > _MOST_FILLED:
+            raise UnsupportedError(
+                f"{counted(found.lacking, 'chunk')} of {name} are absent, and this Orbax left"
+                " out chunks that equal the fill value: nothing tells them from lost ones",
+                hint="restore and save it with a newer Orbax",
+                file=described.extent.file, tensor=name,
+            )  # fmt: skip
+        pieces, forms = list(found.pieces), list(found.forms)
+        for number, box in enumerate(not_stored(array, found)):
+            file = value_name(described, f"{item.folder}{name}//fill/{number}")
+            self.inline[file] = Value(described.extent, array.fill)
+            piece, form = filled(box, Extent(file, 0, len(array.fill)))
+            pieces.append(piece)
+            forms.append(form)
+        self.filled[name] = found.lacking
+        return found._replace(pieces=tuple(pieces), forms=tuple(forms), lacking=0)
+
+    def _require_merged(self, folder: str) -> None:
+        """Require that the merged database has all keys of those of single processes."""
+        merged = read_database(self.source, folder).values.keys()
+        for one in self.databases:
+            if not one.startswith(folder):
+                continue
+            lost = read_database(self.source, one).values.keys() - merged
+            if lost:
+                raise CorruptError(
+                    f"{folder}{MANIFEST} lacks {counted(len(lost), 'key')} of {one}{MANIFEST},"
+                    f" {min(lost)} among them",
+                    kind="bad-metadata", file=f"{folder}{MANIFEST}",
+                )  # fmt: skip
 
     def _contents(self, values: list[Value]) -> list[bytes]:
         """Return the bytes of values, those in files read at once."""
@@ -318,13 +360,13 @@ class _Opening:
             for path in item.tree.arrays
             if (name := ".".join(path)) in item.arrays
         }
-        roles = leaves_of({path: array.shape for path, (array, *_) in held.items()})
+        roles = roles_of({place: array.shape for array, _, _, place in held.values()})
         tensors: dict[str, TensorInfo] = {}
         forms: dict[Extent, ChunkForm] = {}
         indexes: list[tuple[Extent, str]] = []
         paths: dict[str, tuple[str, Path]] = {}
-        for path, (array, found, stored, place) in held.items():
-            leaf = roles[path]
+        for array, found, stored, place in held.values():
+            leaf = roles[place]
             info = TensorInfo(
                 leaf.component, leaf.name, leaf.kind, array.shape, array.dtype, found.pieces,
                 "" if stored == leaf.name else stored,
@@ -353,6 +395,7 @@ class _Opening:
             topology=self._topology(),
             commit=commit,
             dialect=", ".join(words),
+            notes=self._notes(),
             open_findings=self.defects,
             marker=names[0] if names else CHECKPOINT_METADATA,
             owned=frozenset(self.owned),
@@ -367,6 +410,14 @@ class _Opening:
             steps={file: step for file, step in self.steps.items() if step is not None},
             defects=self.defects,
         )
+
+    def _notes(self) -> list[Finding]:
+        """Return how many chunks are not stored, and in which arrays."""
+        if not self.filled:
+            return []
+        count = counted(sum(self.filled.values()), "chunk")
+        said = f"{count} of {listed(list(self.filled))} in no node of OCDBT: read as the fill value"
+        return [finding("fill-value", said)]
 
     def _topology(self) -> Topology:
         """Return the number of devices, if all arrays were on meshes of as many."""

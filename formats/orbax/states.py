@@ -46,6 +46,27 @@ class StateLeaf(NamedTuple):
     name: str
 
 
+def roles_of(shapes: Mapping[tuple[str, Path], Shape]) -> dict[tuple[str, Path], StateLeaf]:
+    """Return what each leaf of all trees of a step is, by item and path.
+
+    Of several trees one may be a training state; the others are then components of their names.
+    Else an item is the first word of its paths.
+    """
+    items = {item for item, _ in shapes}
+    training = {item for item, path in shapes if path[0] == _PARAMS and len(path) > 1}
+    if len(items) < 2 or len(training) == 1:
+        [one] = training if len(items) > 1 else items or {""}
+        inner = leaves_of({path: shape for (item, path), shape in shapes.items() if item == one})
+        return {
+            (item, path): inner[path]
+            if item == one
+            else StateLeaf(f"extra:{item}", Kind.OTHER, ".".join(path))
+            for item, path in shapes
+        }
+    whole = leaves_of({(item, *path): shape for (item, path), shape in shapes.items()})
+    return {(item, path): whole[item, *path] for item, path in shapes}
+
+
 def leaves_of(shapes: Mapping[Path, Shape]) -> dict[Path, StateLeaf]:
     """Return what each leaf is, by its path in the tree.
 

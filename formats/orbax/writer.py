@@ -30,7 +30,7 @@ from ftckpt.transfer.layout import Elements, Layout, LayoutRequest, Literal, Out
 
 from .checkpoint import OrbaxCheckpoint
 from .names import CHECKPOINT_METADATA, COMMIT, METADATA, SHARDING, STRINGS
-from .states import HOME, leaves_of, parameter_and_leaf
+from .states import HOME, parameter_and_leaf, roles_of
 from .tree import read_json
 from .zarr import WRITTEN_TYPES
 
@@ -303,7 +303,6 @@ def _paths(
     A tensor whose usual place would be read as something else goes below `ftckpt`.
     """
     items = {item for item, _ in recorded.values()}
-    several = len(items) > 1
     home = next(iter(items)) if len(items) == 1 else _ITEM
     parameters = {one.name for one in tensors.values() if one.component == "model"}
     found = {
@@ -311,7 +310,7 @@ def _paths(
     }
     for attempt in range(3):
         wrong = [*_clashing(found)] or [
-            key for key, back in _read_back(tensors, found, several=several).items() if back != key
+            key for key, back in _read_back(tensors, found).items() if back != key
         ]
         if not wrong:
             return found
@@ -327,15 +326,14 @@ def _paths(
 
 
 def _read_back(
-    tensors: Mapping[str, TargetTensor], found: Mapping[str, tuple[str, Path]], *, several: bool
+    tensors: Mapping[str, TargetTensor], found: Mapping[str, tuple[str, Path]]
 ) -> dict[str, str]:
     from ftckpt.checkpoint import tensor_key
 
-    whole = {k: (item, *path) if several else path for k, (item, path) in found.items()}
-    roles = leaves_of({path: tensors[key].shape for key, path in whole.items()})
+    roles = roles_of({place: tensors[key].shape for key, place in found.items()})
     return {
-        key: tensor_key(roles[path].component, roles[path].kind, roles[path].name)
-        for key, path in whole.items()
+        key: tensor_key(roles[place].component, roles[place].kind, roles[place].name)
+        for key, place in found.items()
     }
 
 
