@@ -257,12 +257,13 @@ complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l progress -r -d 'a
 complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l help -s h -d 'Show this message and exit.'
 
-complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l to -x -a 'dcp\t safetensors\t torchsave\t ranks\t megatron\t megatron-dist\t megatron-fsdp\t deepspeed\t deepspeed-universal\t' -d 'dcp, safetensors, torchsave, ranks, megatron, megatron-dist, megatron-fsdp, deepspeed, deepspeed-universal; without it that of --like.'
+complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l to -x -a 'dcp\t safetensors\t torchsave\t ranks\t megatron\t megatron-dist\t megatron-fsdp\t deepspeed\t deepspeed-universal\t orbax\t' -d 'dcp, safetensors, torchsave, ranks, megatron, megatron-dist, megatron-fsdp, deepspeed, deepspeed-universal, orbax; without it that of --like.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l dtype -x -a 'bf16\t fp16\t fp32\t' -d 'Type of the model"s floating-point weights.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l from-master -d 'Round the weights from their fp32 masters.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l names -x -a 'hf\t megatron\t' -d 'Hugging Face"s or Megatron-core"s names and layout; else kept.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l spelling -r -d 'Megatron"s: transformer_engine or local, sequential or grouped. Repeatable.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l family -r -d 'The model: llama, mistral, …; else what it shows.'
+complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l config -r -d 'config.json of a MaxText model, which SRC lacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l also -r -d 'Another place with files of the same checkpoint: another node"s disk. Repeatable.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l rename -r -d 'Other names for parameters.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l only -x -a 'model\t optimizer\t' -d 'The weights alone, or the optimizer"s state alone.'
@@ -534,7 +535,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcom
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from pack' -l help -s h -d 'Show this message and exit.'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -l base -r -d 'Where a base of the chain lies now. Repeatable.'
-complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -l to -x -a 'dcp\t safetensors\t torchsave\t ranks\t megatron\t megatron-dist\t megatron-fsdp\t deepspeed\t deepspeed-universal\t' -d 'dcp, safetensors, torchsave, ranks, megatron, megatron-dist, megatron-fsdp, deepspeed, deepspeed-universal; without it what it was.'
+complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -l to -x -a 'dcp\t safetensors\t torchsave\t ranks\t megatron\t megatron-dist\t megatron-fsdp\t deepspeed\t deepspeed-universal\t orbax\t' -d 'dcp, safetensors, torchsave, ranks, megatron, megatron-dist, megatron-fsdp, deepspeed, deepspeed-universal, orbax; without it what it was.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -l tp -r -d 'Tensor-parallel ranks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -l pp -r -d 'Pipeline stages.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -l vp -r -d 'Virtual stages of each pipeline stage.'

@@ -1,4 +1,4 @@
-"""Blosc buffers that c-blosc made (by numcodecs, tests/data/orbax/blosc.json), and ones that lie."""
+"""Blosc buffers of c-blosc (by numcodecs, in tests/data/orbax/blosc.json), and ones that lie."""
 
 from __future__ import annotations
 
