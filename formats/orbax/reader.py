@@ -74,6 +74,12 @@ def _commit(source: Source, metadata: object) -> Commit:
     if isinstance(metadata, dict) and name in metadata:
         if metadata[name] is None:
             raise _unfinished(source, f"{CHECKPOINT_METADATA} has no {name}")
+        marked = (n for n in source.entries if n.endswith(f"/{COMMIT}") and n.count("/") == 1)
+        bare = METADATA in source.entries or MANIFEST in source.entries
+        if not bare and (
+            item := next(marked, "")
+        ):  # Orbax writes the step's marker after those of its items
+            raise _unfinished(source, f"it has {item} and no {COMMIT}")
         return Commit(CommitState.COMMITTED, CHECKPOINT_METADATA)
     return Commit(CommitState.NO_MARKER)
 

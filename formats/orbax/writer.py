@@ -40,6 +40,7 @@ _CHUNK = 64 << 20  # bytes of a chunk, about: a reader of a part reads whole chu
 _MOST_NAME = 255  # bytes of a directory's name
 _TREE = "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler"
 _JSON = "orbax.checkpoint._src.handlers.json_checkpoint_handler.JsonCheckpointHandler"
+_SUCCESS = b"Checkpoint commit was successful to this path.\n"
 _DICT, _SEQUENCE = 2, 1  # Orbax's numbers of key types
 _MOMENTS = {
     Kind.EXP_AVG: "mu", Kind.EXP_AVG_SQ: "nu", Kind.MASTER: "master_params",
@@ -212,6 +213,8 @@ class _Step:
                 self._commit.append(_json(f"{folder}{STRINGS}", tree.strings))
             if tree.meshes:
                 self._commit.append(_json(f"{folder}{SHARDING}", tree.meshes))
+            if item:  # then a step without its own marker is known to be unfinished
+                self._commit.append(OutputFile(f"{folder}{COMMIT}", [Literal(_SUCCESS)]))
             self._commit.append(
                 _json(f"{folder}{METADATA}", {
                     "tree_metadata": tree.nodes, "use_ocdbt": False, "use_zarr3": False,
@@ -227,7 +230,7 @@ class _Step:
                 # Not the clock: the same content gives the same bytes, by which a run is resumed.
                 "init_timestamp_nsecs": 0, "commit_timestamp_nsecs": 0, "custom_metadata": {},
             }),
-            OutputFile(COMMIT, [Literal(b"Checkpoint commit was successful to this path.\n")]),
+            OutputFile(COMMIT, [Literal(_SUCCESS)]),
         ]  # fmt: skip
         return Layout(files=self._files, commit=self._commit, unplaced=self._unplaced)
 

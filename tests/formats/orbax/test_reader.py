@@ -211,6 +211,17 @@ def test_a_time_that_was_never_written_is_an_unfinished_save(tmp_path: Path) -> 
     assert ftckpt.verify(str(copy)).code is ExitCode.INCOMPLETE
 
 
+def test_a_step_whose_items_alone_are_marked_is_unfinished(tmp_path: Path) -> None:
+    copy = tmp_path / "run" / "30"
+    shutil.copytree(DATA / "manager" / "30", copy)
+    (copy / "commit_success.txt").unlink()
+    assert ftckpt.verify(str(copy)).code is ExitCode.INCOMPLETE
+    assert ftckpt.latest(str(copy.parent)).code is not ExitCode.OK
+    (copy / "state" / "commit_success.txt").unlink()
+    (copy / "data" / "commit_success.txt").unlink()
+    assert ftckpt.verify(str(copy)).code is ExitCode.OK  # Orbax of 2025 wrote none
+
+
 def test_what_no_checksum_covers_is_named() -> None:
     report = verify(open_path(Orbax(), DATA / "everything"), CONTENT)
     assert report.code is ExitCode.UNVERIFIED
