@@ -23,7 +23,7 @@ from ftckpt.errors import CorruptError, FtckptError
 from ftckpt.extents import Extent
 from ftckpt.findings import Finding, finding, from_error
 from ftckpt.progress import NULL, Counter
-from ftckpt.storage.decompress import open_stream
+from ftckpt.storage.decompress import undone_length
 from ftckpt.storage.source import Source
 
 from .chunks import ChunkForm, payload_of
@@ -207,7 +207,8 @@ class _Checks(Decoding):
                     yield SelfCheck(place, key, form.nbytes, read)
                 elif form.crc or form.transforms:
                     place = Extent(stored, 0 if inline else offset, 0)
-                    yield SelfCheck(place, key, form.nbytes, read)
+                    alone = not form.crc
+                    yield SelfCheck(place, key, form.nbytes, read, only_decodes=alone)
 
 
 def _nothing() -> None:
@@ -251,10 +252,7 @@ def _check_chunk(checkpoint: OrbaxCheckpoint, key: str, piece: Piece, form: Chun
                 raise damaged("does not match its CRC-32C", "bad-crc")
         if not form.transforms:
             return
-        found = 0
-        limit = form.nbytes + 1
-        for part in open_stream(reader, place, form.transforms, limit=limit):
-            found += len(part)
+        found = undone_length(reader, place, form.transforms, limit=form.nbytes + 1)
         if found != form.nbytes:
             some = f"more than {form.nbytes}" if found > form.nbytes else str(found)
             raise damaged(f"unfolds to {some} bytes of {form.nbytes}", "bad-transform")

@@ -131,10 +131,10 @@ def checking(content: Content) -> VerifyOptions:
     names |= content.objects.keys()
     checkpoint = content.checkpoint
     if names >= checkpoint.tensors.keys() | checkpoint.objects.keys():
-        return VerifyOptions()
+        return VerifyOptions(decode=False)
     from ftckpt.verification.used import UsedBytes
 
-    return VerifyOptions(used=UsedBytes(checkpoint, names))
+    return VerifyOptions(used=UsedBytes(checkpoint, names), decode=False)
 
 
 def prepare(

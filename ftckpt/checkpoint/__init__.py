@@ -93,6 +93,7 @@ class SelfCheck(NamedTuple):
         nbytes: decoded bytes, for progress.
         read: reads them; raises CorruptError if they are damaged.
         follows: whether it can use what the previous check has decoded.
+        only_decodes: whether it compares nothing: whoever reads the tensor learns the same.
     """
 
     extent: Extent
@@ -100,6 +101,7 @@ class SelfCheck(NamedTuple):
     nbytes: int
     read: Callable[[], None]
     follows: bool = False
+    only_decodes: bool = False
 
 
 class Decoding:

@@ -8,7 +8,8 @@ nothing here decodes more than the caller needs. zarr's compressors have names o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, cast
 
 from ftckpt.errors import CorruptError, UnsupportedError
@@ -188,6 +189,78 @@ def open_stream(
         if error.offset is None:
             error.offset, error.length = extent.offset, extent.length
         raise
+
+
+def undo_into(
+    reader: Reader,
+    extent: Extent,
+    transforms: Sequence[str],
+    out: memoryview,
+    *,
+    size: int = 1 << 20,
+    limiter: RateLimit | None = None,
+) -> int:
+    """Fill `out` from the record at `extent`, transforms undone; return how many bytes it gave.
+
+    One layer of zstd is decoded where it is wanted: new memory for every part takes longer.
+
+    Raises:
+        UnsupportedError, CorruptError: see `undo`.
+    """
+    if len(transforms) != 1 or not _is_zstd(transforms[0]):
+        at = 0
+        stream = open_stream(reader, extent, transforms, limit=len(out), size=size, limiter=limiter)
+        for part in stream:
+            out[at : at + len(part)] = part
+            at += len(part)
+        return at
+    stored = chunks(reader, extent.offset, extent.length, size=size, limiter=limiter)
+    with _decoder(stored, extent) as decoder:
+        at = 0
+        while at < len(out):
+            got = decoder(out[at : at + _PART])
+            if not got:
+                break
+            at += got
+        return at
+
+
+def undone_length(reader: Reader, extent: Extent, transforms: Sequence[str], *, limit: int) -> int:
+    """Return how many bytes the record at `extent` unfolds to, `limit` at most.
+
+    Raises:
+        UnsupportedError, CorruptError: see `undo`.
+    """
+    if len(transforms) != 1 or not _is_zstd(transforms[0]):
+        return sum(map(len, open_stream(reader, extent, transforms, limit=limit)))
+    scratch = memoryview(bytearray(min(limit, _PART)))
+    found = 0
+    with _decoder(chunks(reader, extent.offset, extent.length), extent) as decoder:
+        while found < limit and (got := decoder(scratch[: limit - found])):
+            found += got
+    return found
+
+
+@contextmanager
+def _decoder(
+    stored: Iterable[bytes | memoryview], extent: Extent
+) -> Iterator[Callable[[memoryview], int]]:
+    """Yield what fills a view with the next bytes of a record of zstd."""
+    import zstandard
+
+    engine = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW)
+    source = cast("IO[bytes]", _Steps(stored))
+    try:
+        with engine.stream_reader(source, read_size=_STEP, read_across_frames=True) as reader:
+            yield reader.readinto
+    except zstandard.ZstdError as error:
+        raise CorruptError(
+            f"{extent.file} cannot be decompressed: {error}",
+            kind="bad-transform",
+            file=extent.file,
+            offset=extent.offset,
+            length=extent.length,
+        ) from error
 
 
 def read_undone(

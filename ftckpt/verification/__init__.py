@@ -71,6 +71,7 @@ class VerifyOptions:
         against: a replica, compared file by file; of another layout, tensor by tensor.
         use_manifest: whether a manifest beside the checkpoint counts.
         used: the bytes whose content is checked; None for all. Structure is checked as a whole.
+        decode: whether to decode what no digest covers; a transfer does that itself.
     """
 
     level: Level = Level.AUTO
@@ -82,6 +83,7 @@ class VerifyOptions:
     against: Checkpoint | None = None
     use_manifest: bool = True
     used: UsedBytes | None = None
+    decode: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +285,7 @@ def _check_content(
             emit=collector.add,
             work=work,
             sample=options.sample,
+            decode=options.decode,
         )
 
     if manifest is not None:

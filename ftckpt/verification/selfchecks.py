@@ -56,12 +56,13 @@ def check_itself(
     work: Work = ALONE,
     sample: float | None = None,
     seed: int = 0,
+    decode: bool = True,
 ) -> ContentResult:
     """Let a checkpoint check itself; the evidence is `none` if it cannot.
 
     With `sealed` its files were already compared with a manifest. `work` uses no processes with a
-    rate limit or if a part of the data is not local. The other arguments are as in
-    `blocks.check_manifest`.
+    rate limit or if a part of the data is not local. `decode` is of `VerifyOptions`. The other
+    arguments are as in `blocks.check_manifest`.
 
     Raises:
         StopChecking: from `emit`.
@@ -69,7 +70,7 @@ def check_itself(
     """
     check = _Check(Report(checkpoint.source, emit))
     chosen = Sample(sample, checkpoint.source.name, seed)
-    tasks = _tasks(_chosen(checkpoint, chosen, sealed=sealed))
+    tasks = _tasks(_chosen(checkpoint, chosen, sealed=sealed, decode=decode))
     total = None if sample else sum(info.nbytes for info in checkpoint.tensors.values())
     work = replace(work, processes=_affordable(work, checkpoint))
     if work.processes:
@@ -139,13 +140,15 @@ def _affordable(work: Work, checkpoint: Checkpoint) -> int:
 
 
 def _chosen(
-    checkpoint: Checkpoint, chosen: Sample, *, sealed: bool
+    checkpoint: Checkpoint, chosen: Sample, *, sealed: bool, decode: bool
 ) -> Iterator[_Chosen | FtckptError]:
     """Yield all checks, and the error that stops them, if any."""
     started: set[str] = set()
     try:
         for check in checkpoint.decoding.checks(sealed=sealed):
             file, offset, _ = check.extent
+            if check.only_decodes and not decode:
+                continue
             yield _Chosen(check, chosen.takes(file, offset, first=file not in started))
             started.add(file)
     except FtckptError as error:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ftckpt.checkpoint import Payload
 from ftckpt.extents import Extent
 from ftckpt.storage.chunks import size_for
-from ftckpt.storage.decompress import open_stream, short
+from ftckpt.storage.decompress import short, undo_into
 from ftckpt.storage.source import Source
 from ftckpt.workers.budget import budget, demand
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ftckpt.workers.limits import RateLimit
 
 _SHARE = 2  # of the budget, as a divisor
+_KEPT = 4  # of it for records that are kept, if two fit
 _MOST = 256  # records kept, however small
 
 
@@ -81,7 +82,8 @@ class UndoneStreams:
 
     def _make_room(self, length: int) -> bool:
         """Forget the longest unused until `length` bytes more fit; with nothing held, all fits."""
-        room = budget() // _SHARE - length - sum(record.length for record in self._coming)
+        most = min(budget() // _SHARE, max(budget() // _KEPT, 2 * length))
+        room = most - length - sum(record.length for record in self._coming)
         held = sum(record.length for record in self._kept)
         while self._kept and (held > room or len(self._kept) >= _MOST):
             record, _ = self._kept.popitem(last=False)
@@ -90,18 +92,15 @@ class UndoneStreams:
 
     def _undo(self, payload: Payload, length: int) -> memoryview:
         result = memoryview(bytearray(length))
-        at = 0
         with self._source.open(payload.extent.file) as reader:
-            for part in open_stream(
+            at = undo_into(
                 reader,
                 payload.extent,
                 payload.transforms,
-                limit=length,
+                result,
                 size=size_for(self._source.store),
                 limiter=self._source.limited(self._limiter),
-            ):
-                result[at : at + len(part)] = part
-                at += len(part)
+            )
         if at != length:
             raise short(payload.extent, length, at)
         return result.toreadonly()

@@ -13,7 +13,7 @@ import pytest
 import ftckpt
 from ftckpt import api
 from ftckpt.checkpoint.read_tensor import read_tensor
-from ftckpt.errors import ExitCode
+from ftckpt.errors import CorruptError, ExitCode
 from ftckpt.formats.orbax import Orbax
 from ftckpt.formats.orbax.checkpoint import OrbaxCheckpoint
 from ftckpt.formats.safetensors import Safetensors
@@ -123,6 +123,20 @@ def test_a_chunk_that_was_cut_is_damage(name: str, keep: int, tmp_path: Path) ->
         assert report.code is ExitCode.CORRUPT, report.message
         assert any(str(f.file).endswith(victim.name) for f in report.findings)
         shutil.rmtree(copy)
+
+
+@pytest.mark.parametrize("name", ["files", "codecs", "codecs_zarr3"])
+def test_a_conversion_finds_what_it_cannot_decode(name: str, tmp_path: Path) -> None:
+    """It does not decode chunks before it reads them: reading is the check."""
+    copy = tmp_path / "copy"
+    shutil.copytree(place_of(name), copy)
+    checkpoint = open_path(Orbax(), copy)
+    piece = next(p for t in checkpoint.tensors.values() for p in t.pieces if p.packed)
+    victim = copy / piece.extent.file
+    victim.write_bytes(victim.read_bytes()[:-6])
+    with pytest.raises(CorruptError):
+        api.convert(str(copy), str(tmp_path / "out"), "safetensors")
+    assert not (tmp_path / "out").exists()
 
 
 def test_states_of_optax_are_kinds() -> None:

@@ -15,7 +15,7 @@ from ftckpt.checkpoint import Payload
 from ftckpt.errors import CorruptError, NoResourceError
 from ftckpt.extents import Extent
 from ftckpt.storage import open_store
-from ftckpt.storage.decompress import open_stream
+from ftckpt.storage.decompress import undo_into
 from ftckpt.storage.source import Source
 from ftckpt.transfer.read.decompressed_cache import UndoneStreams
 from ftckpt.workers.budget import budget, set_budget
@@ -49,19 +49,20 @@ def _payload(source: Source, number: int, length: int = LENGTH) -> Payload:
 def held(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """Each record as it is undone, and how many are being undone then."""
     seen: list[tuple[str, int]] = []
-    real, lock, busy = open_stream, threading.Lock(), 0
+    real, lock, busy = undo_into, threading.Lock(), 0
 
-    def counted(reader: Any, extent: Extent, *more: Any, **named: Any) -> Iterator[bytes]:
+    def counted(reader: Any, extent: Extent, *more: Any, **named: Any) -> int:
         nonlocal busy
         with lock:
             busy += 1
             seen.append((extent.file, busy))
         time.sleep(0.01)  # others come meanwhile
-        yield from real(reader, extent, *more, **named)
+        found = real(reader, extent, *more, **named)
         with lock:
             busy -= 1
+        return found
 
-    monkeypatch.setattr("ftckpt.transfer.read.decompressed_cache.open_stream", counted)
+    monkeypatch.setattr("ftckpt.transfer.read.decompressed_cache.undo_into", counted)
     return seen
 
 
