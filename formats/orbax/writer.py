@@ -189,13 +189,15 @@ class _Step:
 
     def _frame(self, source: OrbaxCheckpoint, item: str, tree: _Item) -> None:
         """Keep the empty nodes of a tree, and the meshes of its arrays."""
-        written = {".".join(_path_of(node)) for node in tree.nodes.values()}
+        paths = {_path_of(node) for node in tree.nodes.values()}
+        written = {".".join(path) for path in paths}
         for label, node in self._saved.get(item, {}).values():
             own, empty = _path_of(node), node["value_metadata"].get("skip_deserialize") is True
-            above = {own[:n] for n in range(len(own) + 1)}
-            held = any(tuple(_path_of(one)) in above for one in tree.nodes.values())
-            if empty and not held:
+            if empty and not any(own[:n] in paths for n in range(len(own) + 1)):
                 tree.nodes[label] = node
+        # Orbax of 2024 puts lists together in this order.
+        order = {label: n for n, (label, _) in enumerate(self._saved.get(item, {}).values())}
+        tree.nodes = dict(sorted(tree.nodes.items(), key=lambda one: order.get(one[0], len(order))))
         folder = f"{item}/" if item else ""
         if f"{folder}{SHARDING}" in source.source.entries:
             from base64 import b64encode

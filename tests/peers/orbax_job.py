@@ -60,10 +60,19 @@ def restored(step):
     if step["whole"]:
         with ocp.CheckpointManager(path.parent) as manager:
             assert manager.latest_step() == int(path.name)
-            manager.restore(int(path.name))
+            # Orbax of 2024 asks for what each item is.
+            tree = ocp.args.StandardRestore()
+            items = {p.name for p in path.iterdir() if p.is_dir()}
+            if items == {"default"}:
+                manager.restore(int(path.name), args=tree)
+            else:
+                others = {name: ocp.args.JsonRestore() for name in items - {step["item"]}}
+                args = ocp.args.Composite(**{step["item"]: tree}, **others)
+                manager.restore(int(path.name), args=args)
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as one:
         if step["host"]:
-            tree = one.metadata(item).item_metadata.tree
+            found = one.metadata(item)
+            tree = found.item_metadata.tree if hasattr(found, "item_metadata") else found
             numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
             tree = one.restore(item, args=ocp.args.PyTreeRestore(restore_args=numpy))
         else:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 
 import ftckpt
 from ftckpt import api
@@ -295,6 +296,19 @@ def _leaf(kind: str) -> Callable[[Any], Any]:
     return change
 
 
+def _named(path: str) -> Callable[[Any], Any]:
+    def change(value: Mapping[str, Any]) -> Any:
+        first = next(iter(value["tree_metadata"].values()))
+        first["key_metadata"] = [{"key": path, "key_type": 2}]
+        return value
+
+    return change
+
+
+def _bomb(path: Path) -> None:
+    (path / "params.whole" / "0.0").write_bytes(zstandard.compress(bytes(400 << 20)))
+
+
 def _lose(name: str) -> Callable[[Path], None]:
     return lambda path: (path / name).unlink()
 
@@ -331,6 +345,10 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], set[int]]] = {
         lambda p: shutil.copytree(p / "params.whole", p / "params.more"),
         {4},
     ),
+    "a leaf that climbs": (_edit_json("_METADATA", _named("../../etc/passwd")), {4, 7}),
+    "a leaf without a name": (_edit_json("_METADATA", _named("")), {4}),
+    "two leaves of one name": (_edit_json("_METADATA", _named("params.whole")), {4}),
+    "a bomb": (_bomb, {4}),
     "values in a msgpack": (lambda p: (p / "checkpoint").write_bytes(b"\x80"), {13}),
     "an array beside chunks that are left out": (_leave_out, {13}),
 }
