@@ -91,7 +91,9 @@ class UndoneStreams:
         return held <= room or not self._coming
 
     def _undo(self, payload: Payload, length: int) -> memoryview:
-        result = memoryview(bytearray(length))
+        import numpy as np
+
+        result = np.empty(length, np.uint8).data  # a bytearray would be filled first
         with self._source.open(payload.extent.file) as reader:
             at = undo_into(
                 reader,
