@@ -93,7 +93,7 @@ class SelfCheck(NamedTuple):
         nbytes: decoded bytes, for progress.
         read: reads them; raises CorruptError if they are damaged.
         follows: whether it can use what the previous check has decoded.
-        only_decodes: whether it compares nothing: whoever reads the tensor learns the same.
+        only_decodes: whether it compares nothing: reading the tensor would show the same.
     """
 
     extent: Extent
