@@ -35,7 +35,7 @@ check:
 {never}.
 
 ftckpt also honours
-  FTCKPT_CONFIG         the file with named remotes; else ~/.config/ftckpt/config.toml
+  FTCKPT_CONFIG         the file of settings; else ~/.config/ftckpt/config.toml (ftckpt config)
   NO_COLOR              no colours
   TERM=dumb             no colours and no progress bar
   AWS_PROFILE, AWS_REGION, AWS_ENDPOINT_URL, AWS_ENDPOINT_URL_S3, AWS_ACCESS_KEY_ID and the

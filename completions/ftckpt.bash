@@ -96,6 +96,7 @@ _ftckpt() {
         "doctor --endpoint"|"doctor --profile"|"doctor --region"|"doctor --retry-seconds"|"doctor --progress") return ;;
         "demo --progress") return ;;
         "completions --progress") return ;;
+        "config --progress") return ;;
         "help --progress") return ;;
     esac
     # A step, a URL or a remote: `@` and `:` are words of their own too.
@@ -144,11 +145,12 @@ _ftckpt() {
             "doctor") words="--endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "demo") words="--json --quiet -q --progress --debug --help -h" ;;
             "completions") words="--json --quiet -q --progress --debug --help -h" ;;
+            "config") words="--json --quiet -q --progress --debug --help -h" ;;
             "help") words="--json --quiet -q --progress --debug --help -h" ;;
         esac
     elif [[ -z $words$ask ]]; then
         case $verb in
-            "") words="inspect ls du cat verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status replay doctor demo completions help" ;;
+            "") words="inspect ls du cat verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status replay doctor demo completions config help" ;;
             "cat") ask=1 ;;
             "gc") words="undelete purge" paths=1 ;;
             "gc undelete") ask=1 ;;
@@ -160,7 +162,7 @@ _ftckpt() {
             "plan") words="sweep elastic compress risk" ;;
             "replay") words="run compare audit" ;;
             "completions") words="bash zsh fish" ;;
-            "help") words="exit-codes environment inspect ls du cat verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status replay doctor demo completions help" ;;
+            "help") words="exit-codes environment inspect ls du cat verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status replay doctor demo completions config help" ;;
             *) [[ $whole != */* && -e ${FTCKPT_CONFIG:-${XDG_CONFIG_HOME:-$HOME/.config}/ftckpt/config.toml} ]] && ask=1 ;;
         esac
     fi

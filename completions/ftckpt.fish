@@ -53,6 +53,7 @@ complete -c ftckpt -n __fish_use_subcommand -f -a replay -d 'run, compare, audit
 complete -c ftckpt -n __fish_use_subcommand -f -a doctor -d 'Show what this machine and a place can do, and what to do about the rest'
 complete -c ftckpt -n __fish_use_subcommand -f -a demo -d 'Make a small real checkpoint, damage it, and walk through the incident'
 complete -c ftckpt -n __fish_use_subcommand -f -a completions -d 'Print the completion script of a shell'
+complete -c ftckpt -n __fish_use_subcommand -f -a config -d 'Show which settings are active, and where each comes from'
 complete -c ftckpt -n __fish_use_subcommand -f -a help -d 'Explain exit codes, the environment, or a verb'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from inspect' -l tensors -d 'List every tensor.'
@@ -910,9 +911,16 @@ complete -c ftckpt -n '__fish_seen_subcommand_from completions' -l debug -d 'Sho
 complete -c ftckpt -n '__fish_seen_subcommand_from completions' -l help -s h -d 'Show this message and exit.'
 complete -c ftckpt -n '__fish_seen_subcommand_from completions' -f -a 'bash zsh fish'
 
+complete -c ftckpt -n '__fish_seen_subcommand_from config' -l json -d 'Print one JSON document on stdout, errors included.'
+complete -c ftckpt -n '__fish_seen_subcommand_from config' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
+complete -c ftckpt -n '__fish_seen_subcommand_from config' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
+complete -c ftckpt -n '__fish_seen_subcommand_from config' -l debug -d 'Show tracebacks.'
+complete -c ftckpt -n '__fish_seen_subcommand_from config' -l help -s h -d 'Show this message and exit.'
+complete -c ftckpt -n '__fish_seen_subcommand_from config' -a '(__ftckpt_place)'
+
 complete -c ftckpt -n '__fish_seen_subcommand_from help' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from help' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
 complete -c ftckpt -n '__fish_seen_subcommand_from help' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from help' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from help' -l help -s h -d 'Show this message and exit.'
-complete -c ftckpt -n '__fish_seen_subcommand_from help' -f -a 'exit-codes environment inspect ls du cat verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status replay doctor demo completions help'
+complete -c ftckpt -n '__fish_seen_subcommand_from help' -f -a 'exit-codes environment inspect ls du cat verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status replay doctor demo completions config help'
