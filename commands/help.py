@@ -19,6 +19,7 @@ EXAMPLES = (
     ("ftckpt help exit-codes", "what a script can rely on"),
     ("ftckpt help environment", "how flags are set by environment variables"),
     ("ftckpt help verify", "the same as ftckpt verify --help"),
+    ("ftckpt help --man pages", "man pages of all verbs: man -l pages/ftckpt-verify.1"),
 )
 CODES = {ExitCode.OK: "printed", ExitCode.USAGE: "unknown topic"}
 
@@ -47,12 +48,22 @@ def command(
     words: Annotated[
         list[str] | None, typer.Argument(metavar="TOPIC|VERB", help="What to explain.")
     ] = None,
+    man: Annotated[
+        str, typer.Option(metavar="DIR", help="Write all man pages into this directory.")
+    ] = "",
 ) -> None:
     """Explain exit codes, the environment, or a verb.
 
     Topics: exit-codes, environment, and the name of every verb.
     """
     invocation = invoked(ctx)
+    if man:
+        from ftckpt.commands.manual import write_pages
+
+        paths = write_pages(man)
+        invocation.report(target=man, text="\n".join(paths))
+        invocation.print(f"{len(paths)} pages; man -l {paths[0]} shows the first")
+        return
     topic = " ".join(words or ())
     if not topic:
         text = ctx.find_root().get_help()
@@ -61,10 +72,7 @@ def command(
         rows = [(int(c), c.name, m.retry, m.meaning) for c, m in MEANINGS.items()]
         text = table(("code>", "name", "retry", "meaning"), rows)
     elif topic == "environment":
-        flags = ("--" + name.replace("_", "-") for name in sorted(NO_ENVIRONMENT))
-        # Broken as the lines around it are.
-        never = textwrap.fill(", ".join(flags), 99, break_on_hyphens=False)
-        text = ENVIRONMENT.format(never=never)
+        text = environment_text()
     elif topic in VERBS:
         verb = load(topic)
         with verb.make_context(topic, [], parent=ctx.find_root(), resilient_parsing=True) as its:
@@ -76,3 +84,11 @@ def command(
         raise UsageError(f"unknown topic {topic!r}", hint=f"topics: {', '.join(topics)}")
     invocation.report(target=topic, text=text)
     invocation.print(text)
+
+
+def environment_text() -> str:
+    """Return what is to be known of variables that set flags."""
+    flags = ("--" + name.replace("_", "-") for name in sorted(NO_ENVIRONMENT))
+    # Broken as the lines around it are.
+    never = textwrap.fill(", ".join(flags), 99, break_on_hyphens=False)
+    return ENVIRONMENT.format(never=never)

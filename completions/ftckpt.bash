@@ -97,7 +97,7 @@ _ftckpt() {
         "demo --progress") return ;;
         "completions --progress") return ;;
         "config --progress") return ;;
-        "help --progress") return ;;
+        "help --man"|"help --progress") return ;;
     esac
     # A step, a URL or a remote: `@` and `:` are words of their own too.
     [[ -n $verb && -z $words && $whole == *[@:]* ]] && ask=1
@@ -146,7 +146,7 @@ _ftckpt() {
             "demo") words="--json --quiet -q --progress --debug --help -h" ;;
             "completions") words="--json --quiet -q --progress --debug --help -h" ;;
             "config") words="--json --quiet -q --progress --debug --help -h" ;;
-            "help") words="--json --quiet -q --progress --debug --help -h" ;;
+            "help") words="--man --json --quiet -q --progress --debug --help -h" ;;
         esac
     elif [[ -z $words$ask ]]; then
         case $verb in

@@ -918,6 +918,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from config' -l debug -d 'Show tra
 complete -c ftckpt -n '__fish_seen_subcommand_from config' -l help -s h -d 'Show this message and exit.'
 complete -c ftckpt -n '__fish_seen_subcommand_from config' -a '(__ftckpt_place)'
 
+complete -c ftckpt -n '__fish_seen_subcommand_from help' -l man -r -d 'Write all man pages into this directory.'
 complete -c ftckpt -n '__fish_seen_subcommand_from help' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from help' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
 complete -c ftckpt -n '__fish_seen_subcommand_from help' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'

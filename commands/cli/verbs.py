@@ -223,14 +223,19 @@ class Verb(TyperCommand):
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None:
-                sections.setdefault(self._section(param), []).append(record)
-        own = [group.type.TITLE for group in self.groups]
-        for name in ("Arguments", *own, "Options", "Storage options", "Common options"):
+                sections.setdefault(self.section_of(param), []).append(record)
+        for name in self.section_names():
             if name in sections:
                 with formatter.section(name):
                     formatter.write_dl(sections[name])
 
-    def _section(self, param: Any) -> str:
+    def section_names(self) -> list[str]:
+        """Return the headings of the help in their order; a verb need not have all."""
+        own = [str(group.type.TITLE) for group in self.groups]
+        return ["Arguments", *own, "Options", "Storage options", "Common options"]
+
+    def section_of(self, param: Any) -> str:
+        """Return the heading that a parameter stands below."""
         if param.param_type_name == "argument":
             return "Arguments"
         if param.name in STORAGE:
