@@ -337,7 +337,7 @@ def _settled(verb: str) -> dict[str, Any]:
         return {}
     from ftckpt.commands.config.defaults import defaults_of
 
-    return defaults_of(verb)
+    return defaults_of(verb, VERBS)
 
 
 def _group(of: type[Any], command: Verb) -> OptionGroup:

@@ -10,10 +10,11 @@ import typer
 from ftckpt.commands.cli.environment import PREFIX
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
 from ftckpt.commands.cli.render import pairs, table
+from ftckpt.commands.cli.verbs import VERBS, load
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.findings import counted
 from ftckpt.storage.remotes import remotes
-from ftckpt.storage.settings import Settings, read_settings
+from ftckpt.storage.settings import SettingsFile, read_settings
 
 from .defaults import defaults, defaults_of, policies
 
@@ -53,7 +54,7 @@ def command(
     invocation.report(target=settings.path, file=settings.path if there else None)
     if words:
         return _of_verb(ctx, invocation, settings, words)
-    set_here = defaults(settings)
+    set_here = defaults(settings, VERBS)
     rows: list[list[Any]] = [
         [f"--{one.option}", one.value, one.verb or "every verb", f"line {one.line}"]
         for one in set_here
@@ -95,10 +96,8 @@ def _shown(name: str) -> str:
 
 
 def _of_verb(
-    ctx: typer.Context, invocation: Invocation, settings: Settings, words: list[str]
+    ctx: typer.Context, invocation: Invocation, settings: SettingsFile, words: list[str]
 ) -> Result:
-    from ftckpt.commands.cli.verbs import VERBS, load
-
     size = 2 if " ".join(words[:2]) in VERBS else 1
     name = " ".join(words[:size])
     if name not in VERBS:
@@ -109,23 +108,23 @@ def _of_verb(
     for word in rest[:end]:
         if word.startswith("--") and word.partition("=")[0] not in known:
             raise UsageError(f"{name} has no {word.partition('=')[0]}", hint=f"ftckpt {name} -h")
-    own = {one.option.replace("-", "_"): one for one in defaults(settings) if one.verb == name}
-    all_ = {one.option.replace("-", "_"): one for one in defaults(settings) if not one.verb}
+    # Those of the verb come last, and go before those of all verbs.
+    here = [one for one in defaults(settings, VERBS) if one.verb in ("", name)]
+    lines = {one.option.replace("-", "_"): one.line for one in here}
     found = []
     with verb.make_context(
         name, list(rest), parent=ctx.find_root(), resilient_parsing=True,
-        default_map=defaults_of(name),
+        default_map=defaults_of(name, VERBS),
     ) as its:  # fmt: skip
         for param in verb.params:
             if param.param_type_name == "argument" or param.name not in its.params:
                 continue
             source = its.get_parameter_source(param.name)
             kind = "" if source is None else source.name
-            line = (own.get(str(param.name)) or all_.get(str(param.name)) or (0,))[-1]
             came = {
                 "COMMANDLINE": "command line",
                 "ENVIRONMENT": str(param.envvar),
-                "DEFAULT_MAP": f"{settings.path}, line {line}",
+                "DEFAULT_MAP": f"{settings.path}, line {lines.get(str(param.name))}",
             }.get(kind, "default")
             value = its.params[param.name]
             found.append({"option": _long(param.opts), "value": _plain(value), "from": came})

@@ -7,12 +7,12 @@ check can be set there: only what `_DEFAULTS` lists, and a policy from there is 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from ftckpt.commands.cli.environment import NO_ENVIRONMENT
 from ftckpt.errors import UsageError
-from ftckpt.storage.settings import Settings, read_settings
+from ftckpt.storage.settings import SettingsFile, read_settings
 from ftckpt.workers.limits import parse_bytes, parse_rate
 
 
@@ -71,14 +71,12 @@ class Default(NamedTuple):
     line: int | None
 
 
-def defaults(settings: Settings) -> list[Default]:
+def defaults(settings: SettingsFile, verbs: Collection[str]) -> list[Default]:
     """Return what `[defaults]` and `[defaults.VERB]` set; those for all verbs first.
 
     Raises:
         UsageError: a key that may not stand there, or a value that its option would refuse.
     """
-    from ftckpt.commands.cli.verbs import VERBS
-
     table = settings.tables.get("defaults", {})
     found = []
     for name, value in table.items():
@@ -86,13 +84,13 @@ def defaults(settings: Settings) -> list[Default]:
             found.append(_default(settings, "", name, value))
     for verb, row in table.items():
         if isinstance(row, dict):
-            if verb not in VERBS:
-                raise UsageError(f"{settings.where('defaults', verb)}: there is no verb {verb!r}")
+            if verb not in verbs:
+                raise UsageError(f"{settings.where('defaults', verb)}: no verb is called {verb!r}")
             found += [_default(settings, verb, name, value) for name, value in row.items()]
     return found
 
 
-def _default(settings: Settings, verb: str, name: str, value: Any) -> Default:
+def _default(settings: SettingsFile, verb: str, name: str, value: Any) -> Default:
     keys = ("defaults", verb, name) if verb else ("defaults", name)
     where = settings.where(*keys)
     kind = _DEFAULTS.get(name)
@@ -114,7 +112,7 @@ def _default(settings: Settings, verb: str, name: str, value: Any) -> Default:
     return Default(verb, name, value, settings.line(*keys))
 
 
-def defaults_of(verb: str) -> dict[str, Any]:
+def defaults_of(verb: str, verbs: Collection[str]) -> dict[str, Any]:
     """Return the defaults of a verb by its parameters' names: its own go before those of all.
 
     Raises:
@@ -125,7 +123,7 @@ def defaults_of(verb: str) -> dict[str, Any]:
     if not settings.tables:
         return {}
     policies(settings)  # a mistake anywhere in it is told at once
-    found = [one for one in defaults(settings) if one.verb in ("", verb)]
+    found = [one for one in defaults(settings, verbs) if one.verb in ("", verb)]
     return {one.option.replace("-", "_"): one.value for one in found}
 
 
@@ -143,7 +141,7 @@ class RootPolicy(NamedTuple):
     where: str
 
 
-def policies(settings: Settings) -> list[RootPolicy]:
+def policies(settings: SettingsFile) -> list[RootPolicy]:
     """Return what `[policies]` says.
 
     Raises:

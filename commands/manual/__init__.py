@@ -16,6 +16,7 @@ from ftckpt.commands.cli.verbs import VERBS, Verb, family, load
 from ftckpt.errors import PRECEDENCE
 from ftckpt.version import __version__
 
+from .environment import environment_text
 from .roff import bold, example, paragraphs, plain, rows
 
 
@@ -136,8 +137,6 @@ def _exit_codes() -> str:
 
 
 def _environment() -> str:
-    from ftckpt.commands.help import environment_text
-
     text = re.sub(r"(?m)^  (\S.*)$", r"\n  \1", environment_text())
     return (
         _head("ftckpt-environment", 7, "how options are set by variables and by a file")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ftckpt.errors import FtckptError, UsageError
 
 from .options import StoreOptions
-from .settings import Settings, config_path, read_settings
+from .settings import SettingsFile, config_path, read_settings
 
 # Two slashes make a URL, a second colon a chain of filesystems.
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9_.-]*):(?!//|:)(?P<rest>.*)", re.DOTALL)
@@ -92,7 +92,7 @@ def remotes() -> dict[str, Remote]:
     return {name: _remote(name, row, settings) for name, row in rows.items()}
 
 
-def _remote(name: str, row: object, settings: Settings) -> Remote:
+def _remote(name: str, row: object, settings: SettingsFile) -> Remote:
     where = f"[remotes.{name}] in {settings.where('remotes', name)}"
     if not _NAME.fullmatch(name) or name.lower() in _SCHEMES:
         raise UsageError(

@@ -23,7 +23,7 @@ _HEADER = re.compile(rf"\s*\[\s*({_PART}(?:\s*\.\s*{_PART})*)\s*\]")
 _KEY = re.compile(rf"\s*({_PART}(?:\s*\.\s*{_PART})*)\s*=")
 
 
-class Settings(NamedTuple):
+class SettingsFile(NamedTuple):
     """A file of settings.
 
     Attributes:
@@ -70,7 +70,7 @@ def config_path() -> str:
     return os.path.join(base, "ftckpt", "config.toml")
 
 
-def read_settings() -> Settings:
+def read_settings() -> SettingsFile:
     """Return the user's settings; empty without a file of them.
 
     Raises:
@@ -85,7 +85,7 @@ def read_settings() -> Settings:
     except (FileNotFoundError, NotADirectoryError) as error:
         if os.environ.get(VARIABLE):
             raise UsageError(f"{VARIABLE} names {path}, which is not there") from error
-        return Settings(path, "", {})
+        return SettingsFile(path, "", {})
     except IsADirectoryError as error:
         raise UsageError(f"{path} is a directory, not a file of settings") from error
     except PermissionError as error:
@@ -93,7 +93,7 @@ def read_settings() -> Settings:
 
 
 @lru_cache(maxsize=4)
-def _parsed(path: str, _seen: tuple[int, int, int]) -> Settings:
+def _parsed(path: str, _seen: tuple[int, int, int]) -> SettingsFile:
     import tomllib
 
     try:
@@ -104,7 +104,7 @@ def _parsed(path: str, _seen: tuple[int, int, int]) -> Settings:
         # The message gives the place of the error, never its text.
         where = re.search(r"\(at [^)]*\)$", str(error))
         raise UsageError(f"{path} is not TOML {where[0] if where else ''}".rstrip()) from error
-    found = Settings(path, text, table)
+    found = SettingsFile(path, text, table)
     for name in table:
         if name not in TABLES:
             shown = ", ".join(f"[{one}]" for one in TABLES)

@@ -13,7 +13,7 @@ import pytest
 from ftckpt.commands.cli.environment import NO_ENVIRONMENT
 from ftckpt.commands.cli.verbs import VERBS, load
 from ftckpt.commands.config.defaults import _DEFAULTS
-from ftckpt.storage.settings import Settings
+from ftckpt.storage.settings import SettingsFile
 from tests.commands.golden import RUN
 from tests.commands.saves import answer
 from tests.test_docs import validate
@@ -99,7 +99,7 @@ def test_what_is_shown(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("[defaults]\nmax-memory = 'lots'", 2, "max-memory: 'lots' is not a size"),
         ("[defaults]\nretry-seconds = nan", 2, "retry-seconds: it is below 0"),
         ("[defaults]\nprogress = 'silent'", 2, "progress: it is one of auto, json"),
-        ("[defaults.nothing]\njobs = 1", 1, "there is no verb 'nothing'"),
+        ("[defaults.nothing]\njobs = 1", 1, "no verb is called 'nothing'"),
         ("[policies]\n'/ckpt' = 'relative.toml'", 2, "a policy is written as"),
         ("[policies]\n'/ckpt' = 3", 2, "a policy is written as"),
         ("[remotes.a]\nurl = '/x'\nprofil = 'p'", 3, "has no setting 'profil'"),
@@ -154,7 +154,7 @@ def test_a_policy_plans_and_never_drops(config: Path, tmp_path: Path) -> None:
 
 def test_lines() -> None:
     text = '# x\n[a."b c"]\n"d.e" = 1\nf.g = 2\n[h]\n'
-    settings = Settings("p", text, {})
+    settings = SettingsFile("p", text, {})
     assert settings.line("a", "b c", "d.e") == 3
     assert settings.line("a", "b c", "f", "g") == 4
     assert settings.line("a", "b c", "none") == 2
