@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
-from ftckpt.commands.cli.option_values import parse_duration, require_folder
+from ftckpt.commands.cli.option_values import check_file, parse_duration
 from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
 
@@ -93,7 +93,7 @@ def command(
     if plot:
         picture.check_path(plot, terminal=False)
     if prometheus:
-        require_folder("--prometheus", prometheus)
+        check_file("--prometheus", prometheus)
     found = status(
         root,
         expect_interval=(
