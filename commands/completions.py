@@ -125,6 +125,8 @@ def _words(loaded: Any, verb: str, verbs: dict[str, str]) -> VerbWords:
     flags.append(Flag(HELP, "Show this message and exit.", False, ()))
     if verb == "help":
         words = ("exit-codes", "environment", *_first_words(verbs))
+    elif verb == "config":
+        words = tuple(_first_words(verbs))
     kinds = table.ARGUMENTS.get(verb, ("place",)) if argued and not words else ()
     paths = argued and not words
     words = words or tuple(second for first, second in _two_words(verbs) if first == verb)
@@ -262,7 +264,7 @@ _ftckpt() {{
             files) ;;
             *)
                 # No file is meant, and no host either, which bash would offer after an `@`.
-                compopt +o default +o bashdefault 2> /dev/null
+                compopt +o default +o bashdefault -o nosort 2> /dev/null
                 [[ ${{found[0]-}} == nospace ]] && compopt -o nospace 2> /dev/null
                 COMPREPLY=("${{found[@]:1}}")
                 ;;
@@ -315,7 +317,7 @@ _ftckpt_ask() {{
     *) return 1 ;;
   esac
   shift found
-  (( $#found )) && compadd -Q "$end[@]" -- "$found[@]"
+  (( $#found )) && compadd -Q -V found "$end[@]" -- "$found[@]"
 }}
 
 _ftckpt_place() {{
@@ -443,9 +445,9 @@ def _fish(verbs: Sequence[VerbWords]) -> str:
             only = "" if verb.paths else " -f"
             lines.append(f"{inside}{only} -a {_quote(' '.join(verb.words))}")
         if verb.names_things:
-            lines.append(f"{inside} -f -a '(__ftckpt_ask)'")
+            lines.append(f"{inside} -f -k -a '(__ftckpt_ask)'")
         elif verb.kinds:
-            lines.append(f"{inside} -a '(__ftckpt_place)'")
+            lines.append(f"{inside} -k -a '(__ftckpt_place)'")
     return "\n".join(lines) + "\n"
 
 

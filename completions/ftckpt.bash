@@ -162,6 +162,7 @@ _ftckpt() {
             "plan") words="sweep elastic compress risk" ;;
             "replay") words="run compare audit" ;;
             "completions") words="bash zsh fish" ;;
+            "config") words="inspect ls du cat verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status replay doctor demo completions config help" ;;
             "help") words="exit-codes environment inspect ls du cat verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status replay doctor demo completions config help" ;;
             *) [[ $whole != */* && -e ${FTCKPT_CONFIG:-${XDG_CONFIG_HOME:-$HOME/.config}/ftckpt/config.toml} ]] && ask=1 ;;
         esac
@@ -173,7 +174,7 @@ _ftckpt() {
             files) ;;
             *)
                 # No file is meant, and no host either, which bash would offer after an `@`.
-                compopt +o default +o bashdefault 2> /dev/null
+                compopt +o default +o bashdefault -o nosort 2> /dev/null
                 [[ ${found[0]-} == nospace ]] && compopt -o nospace 2> /dev/null
                 COMPREPLY=("${found[@]:1}")
                 ;;
