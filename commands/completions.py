@@ -259,7 +259,10 @@ _ftckpt() {{
     fi
     if [[ -n $ask ]]; then
         local -a found
-        mapfile -t found < <("${{1/#\\~/$HOME}}" __complete bash "$line" "$2" 2> /dev/null)
+        local program=${{1/#\\~/$HOME}}
+        # An alias, or a program that runs another, is not what answers.
+        [[ ${{program##*/}} == ftckpt ]] || program=ftckpt
+        mapfile -t found < <("$program" __complete bash "$line" "$2" 2> /dev/null)
         case ${{found[0]-}} in
             files) ;;
             *)
@@ -330,6 +333,8 @@ _ftckpt_place() {{
 
 _ftckpt() {{
   local context state state_descr line program=${{~words[1]}}
+  # An alias, or a program that runs another, is not what answers.
+  [[ ${{program:t}} == ftckpt ]] || program=ftckpt
   typeset -A opt_args
   _arguments -C \\
     '--version[Show the version and exit.]' \\
@@ -391,8 +396,15 @@ _FISH_ASK = f"""
 # What only a look at a place can tell; names of files where the answer is that.
 function __ftckpt_ask
     set -l words (commandline -opc)
+    # An alias, or a program that runs another such as sudo, is not what answers.
+    set -l program ftckpt
+    while set -q words[1]; and not string match -q -r '(^|/)ftckpt$' -- $words[1]
+        set -e words[1]
+    end
+    set -q words[1]; and set program $words[1]
+    command -q $program; or return
     set -l current (commandline -ct | string unescape)
-    set -l found ($words[1] __complete fish $words[2..-1] "$current" 2> /dev/null)
+    set -l found ($program __complete fish $words[2..-1] "$current" 2> /dev/null)
     if test "$found[1]" = files
         __fish_complete_path (commandline -ct)
     else

@@ -169,7 +169,10 @@ _ftckpt() {
     fi
     if [[ -n $ask ]]; then
         local -a found
-        mapfile -t found < <("${1/#\~/$HOME}" __complete bash "$line" "$2" 2> /dev/null)
+        local program=${1/#\~/$HOME}
+        # An alias, or a program that runs another, is not what answers.
+        [[ ${program##*/} == ftckpt ]] || program=ftckpt
+        mapfile -t found < <("$program" __complete bash "$line" "$2" 2> /dev/null)
         case ${found[0]-} in
             files) ;;
             *)

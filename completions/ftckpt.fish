@@ -3,8 +3,15 @@
 # What only a look at a place can tell; names of files where the answer is that.
 function __ftckpt_ask
     set -l words (commandline -opc)
+    # An alias, or a program that runs another such as sudo, is not what answers.
+    set -l program ftckpt
+    while set -q words[1]; and not string match -q -r '(^|/)ftckpt$' -- $words[1]
+        set -e words[1]
+    end
+    set -q words[1]; and set program $words[1]
+    command -q $program; or return
     set -l current (commandline -ct | string unescape)
-    set -l found ($words[1] __complete fish $words[2..-1] "$current" 2> /dev/null)
+    set -l found ($program __complete fish $words[2..-1] "$current" 2> /dev/null)
     if test "$found[1]" = files
         __fish_complete_path (commandline -ct)
     else
