@@ -770,6 +770,8 @@ complete -c ftckpt -n '__fish_seen_subcommand_from status' -l late -r -d 'Alert 
 complete -c ftckpt -n '__fish_seen_subcommand_from status' -l slower -r -d 'Alert when saves take N times as long.'
 complete -c ftckpt -n '__fish_seen_subcommand_from status' -l tier -r -d 'The second tier: counts the saves that it lacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from status' -l policy -r -d 'Show what a retention policy keeps.'
+complete -c ftckpt -n '__fish_seen_subcommand_from status' -l scrub-every -r -d 'Alert on a save that no scrub has read for T: 30d.'
+complete -c ftckpt -n '__fish_seen_subcommand_from status' -l state -r -d 'Where the scrub remembers; else below ROOT.'
 complete -c ftckpt -n '__fish_seen_subcommand_from status' -l prometheus -r -d 'Write metrics for node_exporter, atomically.'
 complete -c ftckpt -n '__fish_seen_subcommand_from status' -l plot -r -d 'Draw saves over time: .png, .svg or .html.'
 complete -c ftckpt -n '__fish_seen_subcommand_from status' -l endpoint -r -d 'S3-compatible service (AWS_ENDPOINT_URL).'

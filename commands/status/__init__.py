@@ -33,6 +33,7 @@ EXAMPLES = (
 CODES = {
     ExitCode.OK: "nothing that somebody should look at",
     ExitCode.PARTIAL: "something that somebody should look at: it is listed",
+    ExitCode.CORRUPT: "the record of a scrub is damaged",
     ExitCode.UNSAFE: "the root's .ftckpt is a link",
     ExitCode.REFUSED: "another file stands where the picture's numbers would go",
     ExitCode.NOT_FOUND: "no such root, or nothing in it that a format knows",
@@ -62,6 +63,12 @@ def command(
     ] = "",
     policy: Annotated[
         str, typer.Option(metavar="FILE.toml", help="Show what a retention policy keeps.")
+    ] = "",
+    scrub_every: Annotated[
+        str, typer.Option(metavar="T", help="Alert on a save that no scrub has read for T: 30d.")
+    ] = "",
+    state: Annotated[
+        str, typer.Option(metavar="FILE", help="Where the scrub remembers; else below ROOT.")
     ] = "",
     prometheus: Annotated[
         str, typer.Option(metavar="FILE", help="Write metrics for node_exporter, atomically.")
@@ -97,6 +104,8 @@ def command(
         slower=slower,
         tier=tier,
         policy=policy,
+        scrub_every=parse_duration(scrub_every, "--scrub-every") if scrub_every else "",
+        state=state,
         prometheus=prometheus,
         stores=invocation.stores,
         counter=invocation.counter,
