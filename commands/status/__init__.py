@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
-from ftckpt.commands.cli.option_values import parse_duration, require_folder
+from ftckpt.commands.cli.option_values import check_file, parse_duration
 from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
+
+if TYPE_CHECKING:
+    from ftckpt.commands.config.defaults import RootPolicy
 
 EXAMPLES = (
     ("ftckpt status /ckpt/run7", "the newest save, its age, how regular and how slow saves are"),
@@ -91,10 +94,13 @@ def command(
 
     invocation = invoked(ctx)
     invocation.report(target=root)
+    if not policy and (known := _policy_of(root)):
+        policy = known.file
+        invocation.say(f"policy: {known.file} ({known.where})")
     if plot:
         picture.check_path(plot, terminal=False)
     if prometheus:
-        require_folder("--prometheus", prometheus)
+        check_file("--prometheus", prometheus)
     found = status(
         root,
         expect_interval=(
@@ -124,3 +130,14 @@ def command(
         more = f" (and {len(rest)} more)" if rest else ""
         return Result(ExitCode.PARTIAL, f"{first.kind}: {first.message}{more}", first.hint)
     return Result(ExitCode.OK, f"{counted(len(found.runs), 'run')}, nothing to look at")
+
+
+def _policy_of(root: str) -> RootPolicy | None:
+    """Return the policy that the user's file of settings has for a root."""
+    from ftckpt.storage.settings import read_settings
+
+    if "policies" not in read_settings().tables:
+        return None
+    from ftckpt.commands.config.defaults import policy_of
+
+    return policy_of(root)

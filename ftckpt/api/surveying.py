@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -69,14 +70,15 @@ def ls(
     """List the checkpoints of a root, the newest first; no checkpoint is opened.
 
     Args:
-        path: directory or URL that holds the checkpoints, of one run or several.
+        path: directory or URL that holds the checkpoints, of one run or several; of one checkpoint
+            its own row alone.
         all_: foreign names and the trash, too.
         stores: how to reach object stores.
         counter: is told of the work.
 
     Raises:
         NotFoundError: no such root, or nothing in it that a format knows.
-        UsageError: it is one checkpoint, or one step of a root.
+        UsageError: it is a file that belongs to a checkpoint, or a part of one.
         UnavailableError, DeniedError: something could not be listed.
     """
     from ftckpt.retention import EntryClass
@@ -84,7 +86,19 @@ def ls(
     from ftckpt.retention.document import shown_class
 
     now = time.time()
-    _, surveys = _surveys(path, now, stores, counter)
+    only = ""
+    try:
+        _, surveys = _surveys(path, now, stores, counter)
+    except UsageError as error:
+        root, only = _root_around(path, stores)
+        if not only:
+            raise
+        try:
+            _, surveys = _surveys(root, now, stores, counter)
+        except UsageError:
+            raise error from None
+        if not any(held.entry.name == only for one in surveys for held in one.held):
+            raise
     found: list[ListedCheckpoint] = []
     for one in surveys:
         members = {} if one.run is None else {f.entry.name: f for f in one.run.members}
@@ -93,6 +107,8 @@ def ls(
         )
         for held in reversed(one.held):
             entry, contents = held.entry, held.entry.contents
+            if only and entry.name != only:
+                continue
             if not all_ and entry.entry_class in (EntryClass.FOREIGN, EntryClass.TRASH):
                 continue
             saved = held.finished if entry.time is None else entry.time
@@ -116,6 +132,23 @@ def ls(
                 )
             )
     return tuple(found)
+
+
+def _root_around(path: str, stores: StoreOptions) -> tuple[str, str]:
+    """Return the root that one checkpoint is in, and its name there; "" where it is none."""
+    from ftckpt.discovery.resolve import open_target
+    from ftckpt.storage.remotes import split
+
+    target = open_target(path, FORMATS, stores)
+    place = target.place
+    if target.root is not None and place.which:
+        from ftckpt.discovery.candidates import choose_child
+
+        return place.url, choose_child(target.root, place.which).candidate.path
+    local = place.store.local_path(place.entry.path)
+    # `.` has no name of its own.
+    url = os.path.abspath(path) if local is not None and split(path)[1] in ("", ".", "..") else path
+    return split(url.rstrip("/")) if target.part is not None else ("", "")
 
 
 def status(
