@@ -22,7 +22,7 @@ DOORS = ("ftckpt/__main__.py", "ftckpt/api/")
 LEVELS = (
     "ground", "workers", "storage", "checkpoint", "digests", "inspection", "manifest",
     "discovery", "verification", "planning", "transfer", "comparison", "delta", "retention",
-    "replication", "capabilities", "health", "replay",
+    "replication", "capabilities", "health", "replay", "guard",
     "formats.pickles", "formats.torch_files", "formats.state",
     "formats.huggingface", "formats.quantised", "formats.dcp", "formats.ranks",
     "formats.safetensors", "formats.torchsave", "formats.families", "formats.megatron",
@@ -76,7 +76,8 @@ BUDGET = {
     "replication": 2_600,
     "capabilities": 993,
     "health": 1_003,
-    "replay": 5_090,
+    "replay": 5_125,
+    "guard": 2_300,
     "formats.pickles": 2_340,
     "formats.torch_files": 3_957,
     "formats.state": 1_925,

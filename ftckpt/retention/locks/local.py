@@ -51,8 +51,10 @@ class _NoRoom(Exception):
 
 
 @contextmanager
-def lock_beside(folder: int, url: str, actor: str, *, name: str, work: str) -> Iterator[None]:
+def lock_beside(folder: int, url: str, actor: str, *, name: str, work: str) -> Iterator[int]:
     """Lock the file `name` in a root's `.ftckpt`, for `work` that does not exclude gc.
+
+    Yields the descriptor that holds the lock: a process that inherits it holds the lock, too.
 
     Raises:
         RefusedError: another process holds it.
@@ -64,7 +66,7 @@ def lock_beside(folder: int, url: str, actor: str, *, name: str, work: str) -> I
     try:
         _claim(file, folder, url, name, work)
         _sign(file, actor)
-        yield
+        yield file
     finally:
         os.close(file)
 
