@@ -791,6 +791,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from guard' -l timeout -r -d 'Wait
 complete -c ftckpt -n '__fish_seen_subcommand_from guard' -l allow-missing-tier -d 'Choose although a tier cannot be read.'
 complete -c ftckpt -n '__fish_seen_subcommand_from guard' -l skip-unverified -d 'Walk back over those without evidence.'
 complete -c ftckpt -n '__fish_seen_subcommand_from guard' -l wait-lock -r -d 'Wait for another guard of ROOT to end.'
+complete -c ftckpt -n '__fish_seen_subcommand_from guard' -l skip-unsafe -d 'Walk back over hostile or ambiguous ones.'
 complete -c ftckpt -n '__fish_seen_subcommand_from guard' -l nodes -r -d 'Guards of this job, where no launcher says it.'
 complete -c ftckpt -n '__fish_seen_subcommand_from guard' -l job -r -d 'What names this start of the job on every node.'
 complete -c ftckpt -n '__fish_seen_subcommand_from guard' -l no-lock -d 'Do not exclude a second guard of ROOT.'

@@ -95,6 +95,9 @@ def command(
     wait_lock: Annotated[
         str, typer.Option(metavar="T", help="Wait for another guard of ROOT to end.")
     ] = "5s",
+    skip_unsafe: Annotated[
+        bool, typer.Option("--skip-unsafe", help="Walk back over hostile or ambiguous ones.")
+    ] = False,
     nodes: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Guards of this job, where no launcher says it."),
@@ -137,6 +140,7 @@ def command(
                 choice_of(invocation, root, tier or (), verify, timeout),
                 allow_missing_tier=allow_missing_tier,
                 skip_unverified=skip_unverified,
+                skip_unsafe=skip_unsafe,
             ),
             settings_of(invocation, parse_duration(timeout, "--timeout")),
             wait_lock=parse_duration(wait_lock, "--wait-lock"),

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
 from ftckpt.commands.cli.option_values import parse_duration, require_folder
-from ftckpt.errors import ExitCode
+from ftckpt.errors import ExitCode, FtckptError
 from ftckpt.findings import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ftckpt.health import Status
 
 EXAMPLES = (
     ("ftckpt status /ckpt/run7", "the newest save, its age, how regular and how slow saves are"),
@@ -102,8 +107,9 @@ def command(
         counter=invocation.counter,
     )
     invocation.close()
-    invocation.report(**document(found))
-    show(invocation, found)
+    guard = _guard(found)
+    invocation.report(**document(found), guard=guard)
+    show(invocation, found, guard)
     if plot:
         from .timeline import draw
 
@@ -115,3 +121,14 @@ def command(
         more = f" (and {len(rest)} more)" if rest else ""
         return Result(ExitCode.PARTIAL, f"{first.kind}: {first.message}{more}", first.hint)
     return Result(ExitCode.OK, f"{counted(len(found.runs), 'run')}, nothing to look at")
+
+
+def _guard(found: Status) -> Mapping[str, object] | None:
+    """Return the last decision of the root's guard; None without one, or where it is not read."""
+    from ftckpt.guard.journal import last_decision
+
+    runs = [run.survey.run for run in found.runs if run.survey.run is not None]
+    try:
+        return last_decision(runs[0].root) if runs else None
+    except FtckptError:
+        return None

@@ -7,13 +7,13 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Unpack
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.discovery.select import Note, Selection, SelectionRules
 from ftckpt.errors import ExitCode, FtckptError, NotFoundError, UsageError
-from ftckpt.guard.journal import GuardJournal, log_of
+from ftckpt.guard.journal import GuardJournal, log_of, of_place
 from ftckpt.guard.lock import Hold, held
 from ftckpt.guard.nodes import NodePlace, team_of
 from ftckpt.guard.run import Ended, Guard, GuardedPlace, GuardSettings, StartPoint
@@ -58,6 +58,7 @@ class GuardChoice:
         allow_missing_tier: choose although a tier is away.
         skip_unverified: walk back over those without evidence: saves that were killed before
             they were sealed.
+        skip_unsafe: walk back over hostile or ambiguous ones.
         world: ranks of the job; None if its checkpoints load at any.
         scratch: where a checkpoint is resharded to, if it must be.
         batch, lr, accumulation: of the run so far, for advice when the world has changed.
@@ -70,6 +71,7 @@ class GuardChoice:
     timeout: float = 600.0
     allow_missing_tier: bool = False
     skip_unverified: bool = False
+    skip_unsafe: bool = False
     world: int | None = None
     scratch: str = ""
     batch: int | None = None
@@ -126,7 +128,7 @@ def guard(
         raise UsageError("no command to guard", hint="ftckpt guard ROOT -- COMMAND...")
     place = _Place(choice, flags, stores, counter, say, warn)
     root = place.read()
-    own = replace(root, base="", candidates=(), pointers=(), foreign=(), tombs={})
+    own = of_place(root)
     follows = node is not None and node.rank > 0
     lock = (
         nullcontext(Hold(None, lambda: None))
@@ -232,7 +234,10 @@ class _Place:
         )  # fmt: skip
         looked.check = check
         rules = selection_rules(
-            self.flags, looked.condition, skip_unverified=self.choice.skip_unverified
+            self.flags,
+            looked.condition,
+            skip_unverified=self.choice.skip_unverified,
+            skip_unsafe=self.choice.skip_unsafe,
         )
         repaired: list[str] = []
         tried: set[str] = set()

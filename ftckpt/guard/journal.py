@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ftckpt.discovery.roots import Root
 from ftckpt.errors import FtckptError
@@ -17,6 +17,10 @@ from ftckpt.retention.records import log
 
 _SCHEMA = "ftckpt.guard-log/1"
 LOG = log.LogName("guard.jsonl", "guard-log", _SCHEMA)
+
+
+# Decisions are a few of the last events of a bucket's log.
+_LATEST = 64
 
 
 def log_of(rank: int) -> log.LogName:
@@ -67,11 +71,26 @@ class GuardJournal:
         return said
 
 
+def of_place(root: Root) -> Root:
+    """Return the root as the user named it: its own files lie there, wherever the steps are."""
+    return replace(root, base="", candidates=(), pointers=(), foreign=(), tombs={})
+
+
 def last_decision(root: Root) -> Mapping[str, object] | None:
     """Return the last event that says what a guard did; None without a log.
 
     Raises:
         UnavailableError, DeniedError, UnsafeError: the log could not be read.
     """
-    told = [event for event in log.read(root, LOG) if event.get("event") in ("start", "finished")]
-    return told[-1] if told else None
+    told = log.read(of_place(root), LOG, _LATEST)
+    said = [event for event in told if event.get("event") in ("start", "finished")]
+    return said[-1] if said else None
+
+
+def sentence(event: Mapping[str, object]) -> str:
+    """Return what a decision says, in words."""
+    if event.get("event") == "finished":
+        return f"ended with {event.get('code')}, {event.get('restarts')} restarts"
+    path, number = event.get("path"), event.get("attempt")
+    source = "a fresh start" if path is None else f"started from {path}"
+    return f"{source}, attempt {number}, on {event.get('host')}"

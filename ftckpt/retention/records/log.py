@@ -86,15 +86,17 @@ def append_if_room(root: Root, event: str, now: float, fields: Mapping[str, obje
     return True
 
 
-def read(root: Root, name: LogName = OF_ROOT) -> list[dict[str, object]]:
+def read(root: Root, name: LogName = OF_ROOT, newest: int | None = None) -> list[dict[str, object]]:
     """Return all events, the earliest first, without damaged or cut lines.
+
+    `newest` limits the number of objects that are read, the last ones, in an object store.
 
     Raises:
         UnavailableError, DeniedError: it could not be read.
     """
     folder = own_folder(root)
     lines: list[bytes] = []
-    for path in _paths(root, folder, name):
+    for path in _paths(root, folder, name, newest):
         try:
             lines += root.store.read(path).splitlines()
         except NotFoundError:
@@ -139,12 +141,13 @@ def _append(path: str, line: bytes) -> None:
         raise translate(error, path, "append to") from error
 
 
-def _paths(root: Root, folder: str, name: LogName) -> list[str]:
+def _paths(root: Root, folder: str, name: LogName, newest: int | None) -> list[str]:
     file = f"{folder}/{name.file}"
     try:
-        return [file, *(e.path for e in root.store.walk(f"{folder}/{name.folder}"))]
+        events = sorted(e.path for e in root.store.walk(f"{folder}/{name.folder}"))
     except NotFoundError:
         return [file]
+    return [file, *(events if newest is None else events[-newest:])]
 
 
 def _event(line: bytes) -> dict[str, object] | None:
