@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Unpack
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.discovery.select import Note, Selection, SelectionRules
-from ftckpt.errors import ExitCode, FtckptError, NotFoundError, UsageError
+from ftckpt.errors import (
+    ExitCode,
+    FtckptError,
+    MissingError,
+    NotFoundError,
+    RefusedError,
+    UsageError,
+)
 from ftckpt.guard.journal import GuardJournal, log_of, of_place
 from ftckpt.guard.lock import Hold, held
 from ftckpt.guard.nodes import NodePlace, team_of
@@ -227,6 +234,14 @@ class _Place:
         Raises:
             FtckptError: the root could not be read, or the resharding failed.
         """
+        try:
+            return self._choose(suspected)
+        except MissingError:
+            raise
+        except NotFoundError as error:  # 9 would be taken for a fresh start
+            raise RefusedError(f"it went while it was read: {error.message}") from error
+
+    def _choose(self, suspected: frozenset[str]) -> StartPoint:
         looked = _Looks(suspected, condition_of(self.flags, self.say))
         check = checks_of(
             self.choice.verify, self.flags.get("reuse", ""), self.flags.get("receipts", ""),

@@ -6,11 +6,12 @@ import os
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 
 from .keeper import below, ranks_below
 
-_COMMAND_S, _DUMP_S = 60.0, 20.0
+_COMMAND_S, _LAST_S, _DUMP_S = 60.0, 10.0, 20.0
 # A dump of every rank of a large node would be read by nobody.
 _DUMPED = 8
 _LONGEST = 64 << 10
@@ -38,9 +39,10 @@ class Alarm:
             self._threads.append(thread)
 
     def close(self) -> None:
-        """Wait for the commands that still run; each ends in a minute."""
+        """Wait a moment for the commands that still run: a machine may be about to go."""
+        until = time.monotonic() + _LAST_S
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, until - time.monotonic()))
 
     def _run(self, kind: str, message: str) -> None:
         told = os.environ | {"FTCKPT_ALERT_KIND": kind, "FTCKPT_ALERT": message}

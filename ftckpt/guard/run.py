@@ -429,6 +429,7 @@ class Guard:
             identity=chosen.identity, skipped=list(chosen.skipped),
             repaired=list(chosen.repaired),
         )  # fmt: skip
+        self._hold.check()  # the choice may have taken longer than a lease
         command = GuardedCommand(
             words, self._environment(chosen), token,
             lock=self._hold.descriptor, stdout=self._settings.output,

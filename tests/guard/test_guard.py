@@ -377,7 +377,7 @@ def test_the_step_of_the_newest_save_for_ft_launcher(job: Job, tmp_path: Path) -
 
 
 def expected(events: list[dict[str, Any]]) -> None:
-    """Hold a campaign's own record against what a guard must do, by a second reckoning of it."""
+    """Hold a campaign's own record against what a guard must do, by a second account of it."""
     vain: dict[int, int] = {}
     start: dict[str, Any] | None = None
     saved = False
