@@ -255,10 +255,13 @@ class Leader(_Meeting):
     def _look(self) -> None:
         for rank in range(1, self._place.guards):
             said = self._node(rank)
-            if said.get("token") != self._tokens.get(str(rank)):
-                continue
-            self._relay(rank, said)
-            bad = said.get("state") == "ended" and said.get("ending") != CommandEnd.DONE
+            mine = said.get("token") == self._tokens.get(str(rank))
+            if mine:
+                self._relay(rank, said)
+            # Another token: its guard was started anew, and waits.
+            bad = not mine or (
+                said.get("state") == "ended" and said.get("ending") != CommandEnd.DONE
+            )
             if (bad or said.get("state") == "left" or self._is_lost(rank)) and not self._told:
                 self._told = True
                 self._tell(CommandEnd.FAILED)
@@ -309,6 +312,11 @@ class Follower(_Meeting):
 
     leads = False
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._provoked = False
+        self._life: object = None
+
     def agree(self, choose: Callable[[], StartPoint]) -> StartPoint:
         """Return what the leader has chosen for this start."""
         self._running = False
@@ -332,7 +340,7 @@ class Follower(_Meeting):
                     "every node runs the same guard on a ROOT that all of them see",
                 )  # fmt: skip
             self._pause()
-        self._attempt = int(decision["attempt"])
+        self._attempt, self._life = int(decision["attempt"]), leader.get("life")
         code = ExitCode(decision["code"])
         if code in (ExitCode.OK, ExitCode.NOT_FOUND):
             self._say(state="running")
@@ -348,6 +356,7 @@ class Follower(_Meeting):
         over = leader.get("state") in ("ended", "over", "left", "deciding")
         if leader.get("attempt", 0) < self._attempt:
             over = False
+        over |= leader.get("life") != self._life
         done = leader.get("state") == "ended" and leader.get("ending") == CommandEnd.DONE
         if ((over and not done) or self._is_lost(0)) and not self._provoked:
             self._provoked = True
@@ -361,6 +370,8 @@ class Follower(_Meeting):
         self._say(state="ended", ending=ending, code=code, provoked=self._provoked)
         while True:
             leader = self._node(0)
+            if leader.get("life") not in (None, self._life):
+                return Next(True, 0, 0.0, "another guard leads the job now")
             state, number = leader.get("state"), int(leader.get("attempt", 0))
             if number > self._attempt or (number == self._attempt and state in _AFTER):
                 again = state != "over" or bool(leader.get("again"))

@@ -102,7 +102,8 @@ class Verifier:
         """Return the verdict on a checkpoint; None if it was stopped or says nothing."""
         gently = ["nice", "-n", "19"] if shutil.which("nice") else []
         gently += ["ionice", "-c", "3"] if shutil.which("ionice") else []
-        line = [*gently, sys.executable, "-m", "ftckpt", "verify", "--json", "--jobs", "1"]
+        # -P: a folder `ftckpt` where the job runs is not the program.
+        line = [*gently, sys.executable, "-P", "-m", "ftckpt", "verify", "--json", "--jobs", "1"]
         with self._lock:
             if self._stopped:
                 return None

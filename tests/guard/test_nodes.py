@@ -186,6 +186,26 @@ def test_a_follower_that_is_gone_is_a_failure(crew: Job, monkeypatch: pytest.Mon
     assert code(children[0]) == 75
 
 
+@pytest.mark.parametrize("again", [0, 1])
+def test_a_guard_that_is_started_anew_joins_the_others(
+    crew: Job, monkeypatch: pytest.MonkeyPatch, again: int
+) -> None:
+    """As Kubernetes restarts one pod of a job: no node starts before all have ended."""
+    monkeypatch.setattr(nodes, "LOST", 20.0)
+    monkeypatch.setenv("FAULTS", json.dumps({"1.1": "hang", "0.1": "hang"}))
+    children = [node(crew, rank) for rank in (0, 1)]
+    until(lambda: len(told(crew)) == 2)
+    os.kill(children[again], signal.SIGKILL)
+    code(children[again])
+    until(lambda: again or not held(crew.root))
+    monkeypatch.setenv("FAULTS", "{}")
+    children[again] = node(crew, again)
+    assert [code(child) for child in children] == [0, 0]
+    lines = [json.loads(line) for line in crew.log.read_text().splitlines()]
+    # The one that went on makes its second attempt, the new one its first.
+    assert sorted(one[:2] for one in lines[2:]) == sorted([[again, 1], [1 - again, 2]])
+
+
 @pytest.mark.parametrize(
     ("environment", "place"),
     [
