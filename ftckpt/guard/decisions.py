@@ -6,8 +6,6 @@ import os
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
-from itertools import pairwise
-from statistics import median
 from typing import NamedTuple
 
 from ftckpt.errors import ExitCode
@@ -17,6 +15,8 @@ REQUEUE = int(ExitCode.REQUEUE)
 SUSPECTED_AFTER = 2
 # Saves are late when the newest is this many intervals old.
 LATE = 3.0
+LOOKS = 4.0
+STARTING = 900.0
 # A code above 128 says by which signal a command ended.
 _SIGNALLED = 128
 HELD_PLACE = "{}"
@@ -214,17 +214,26 @@ def unended(events: Iterable[Mapping[str, object]]) -> list[Mapping[str, object]
     return list(left.values())
 
 
-def hang_limit(max_age: float | None, interval: float | None) -> float | None:
-    """Return the age of the newest save that means a hang; None if nothing says what is usual."""
+def hang_limit(max_age: float | None, interval: float | None, least: float) -> float | None:
+    """Return the age of the newest save that means a hang; None if nothing says what is usual.
+
+    Args:
+        max_age: what the user says.
+        interval: seconds between saves, as it is usual.
+        least: no shorter time is a hang, unless the user says so: `LOOKS` looks for saves, and
+            `STARTING` before the first save, which a job needs to start and to load.
+    """
     if max_age is not None:
         return max_age
-    return None if interval is None else LATE * interval
+    return None if interval is None else max(LATE * interval, least)
 
 
 def usual_interval(times: Sequence[float], before: float | None) -> float | None:
-    """Return the seconds between saves: of this run if it made three, else what it was before."""
-    gaps = [later - earlier for earlier, later in pairwise(times)]
-    return median(gaps) if len(gaps) >= 2 else before
+    """Return the seconds between saves: of this run if it made three, else what it was before.
+
+    The mean: several saves may have been seen in one look.
+    """
+    return (times[-1] - times[0]) / (len(times) - 1) if len(times) >= 3 else before
 
 
 def filled(words: Sequence[str], path: str | None) -> list[str]:

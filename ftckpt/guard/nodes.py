@@ -378,7 +378,8 @@ class Follower(_Meeting):
                 said = f"the leading node says: {leader.get('reason', 'again')}"
                 return Next(again, int(leader.get("code") or 0), 0.0, said)
             if leader.get("state") == "left":
-                return Next(False, int(leader.get("code", 1)), 0.0, "the leading node has ended")
+                said = str(leader.get("reason", "the leading node has ended"))
+                return Next(False, int(leader.get("code", 1)), 0.0, said)
             if self._is_lost(0):
                 return Next(False, REQUEUE, 0.0, "the leading node is gone")
             self._pause()

@@ -23,6 +23,8 @@ from ftckpt.replay.processes import end_marked
 
 from .alarm import Alarm, stacks
 from .decisions import (
+    LOOKS,
+    STARTING,
     Circumstances,
     CommandEnd,
     Limits,
@@ -311,9 +313,9 @@ class Guard:
                 )
             ending, code, by = self._attempt(chosen)
             after = self._team.conclude(ending, code, partial(self._next, by))
-            self._say(f"guard: {after.reason}")
             if not after.again:
                 return self._ended(ending, after)
+            self._say(f"guard: {after.reason}")
             self._alarm.raise_("restart", after.reason)
             if after.delay:
                 self._say(f"guard: waiting {shown_duration(after.delay)} before the restart")
@@ -578,15 +580,17 @@ class Guard:
             code=int(code), name=code.name, seconds=round(checked.seconds, 3),
         )  # fmt: skip
         if code is ExitCode.OK:
-            self._say(f"guard: {save.path} passes, and is the last known good")
-            self._standing.good(save.step)
+            last = ", and is the last known good" if checked.newest else ""
+            self._say(f"guard: {save.path} passes{last}")
+            if checked.newest:
+                self._standing.good(save.step)
             return
         self._warn(f"guard: {save.path} does not pass ({code.name}): {checked.message}")
         self._alarm.raise_("damaged", f"{save.path}: {checked.message}")
 
     def _watched(self, event: NewSave | CheckedSave) -> None:
         """Keep what passes; called in the watcher's thread, where a slow store holds up nothing."""
-        if isinstance(event, CheckedSave) and event.code is ExitCode.OK:
+        if isinstance(event, CheckedSave) and event.newest:
             self._place.keep(event.save.name)
         self._tell(event)
 
@@ -602,7 +606,9 @@ class Guard:
             self._warn(f"guard: {path} could not be written: {error.strerror}")
 
     def _hang_limit(self, running: _Running) -> float | None:
-        return hang_limit(self._settings.max_age, usual_interval(running.saves, running.before_s))
+        usual = usual_interval(running.saves, running.before_s)
+        least = LOOKS * self._settings.every if running.saves else STARTING
+        return hang_limit(self._settings.max_age, usual, least)
 
     def _look_for_hang(self, running: _Running, now: float) -> None:
         if self._notice is not None or running.stopped_by or running.late or not self._team.leads:
@@ -614,8 +620,8 @@ class Guard:
         running.late = True
         policy = self._settings.limits.on_hang
         said = (
-            f"no save for {shown_duration(round(age, 1))}, and one is due every "
-            f"{shown_duration(round(limit, 1))}"
+            f"no save for {shown_duration(round(age, 1))}, and after "
+            f"{shown_duration(round(limit, 1))} that is a hang"
         )
         self._warn(f"guard: {said}")
         self._journal.add("late", token=self._token, age=round(age, 3), limit=limit, action=policy)

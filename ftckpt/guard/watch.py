@@ -1,9 +1,9 @@
 """Find the saves of a running command, verify each in the background, and keep the last good one.
 
-A thread lists the root now and then. A save counts when its headers say that it is committed; it is
-then verified by a process of the lowest priority, so that the training loses nothing by it. Some
-formats have no commit marker: a save that does not pass may still be in flight, and is verified
-once more before it is called damaged.
+A thread lists the root now and then, another one verifies. A save counts when its headers say that
+it is committed; it is then verified by a process of the lowest priority, so that the training loses
+nothing by it. Some formats have no commit marker: a save that does not pass may still be in flight,
+and is verified once more before it is called damaged.
 """
 
 from __future__ import annotations
@@ -35,11 +35,13 @@ class NewSave(NamedTuple):
         name: in its root.
         path: as a user would type it.
         step: by content, else by name.
+        number: counts the saves that a watcher has seen.
     """
 
     name: str
     path: str
     step: int | None
+    number: int = 0
 
 
 class CheckedSave(NamedTuple):
@@ -50,12 +52,14 @@ class CheckedSave(NamedTuple):
         code: of `ftckpt verify`.
         message: its sentence.
         seconds: that it took.
+        newest: whether it passes, and none that passes was made after it.
     """
 
     save: NewSave
     code: ExitCode
     message: str
     seconds: float
+    newest: bool = False
 
 
 def shown(root: Root) -> Shown:
@@ -156,12 +160,20 @@ class SaveWatcher(threading.Thread):
         self._seen = dict(before)
         self._doubtful: dict[str, float] = {}
         self._waiting: dict[str, NewSave] = {}
+        self._count, self._good = 0, 0
         self._ended = threading.Event()
 
     def run(self) -> None:
         """Look until the end."""
+        # A large save takes long to verify, and saves that come meanwhile are no hang.
+        checking = threading.Thread(target=self._check_all, name="ftckpt-check", daemon=True)
+        checking.start()
         while not self._ended.wait(self._every):
             self.look()
+        checking.join()
+
+    def _check_all(self) -> None:
+        while not self._ended.wait(self._every):
             self._check()
 
     def look(self) -> None:
@@ -171,14 +183,17 @@ class SaveWatcher(threading.Thread):
             listed = shown(root)
             for save in new_saves(root, self._seen):
                 self._seen[save.name] = listed[save.name]
-                self._waiting[save.name] = save
-                self._tell(save)
+                self._count += 1
+                numbered = save._replace(number=self._count)
+                self._waiting.pop(save.name, None)
+                self._waiting[save.name] = numbered
+                self._tell(numbered)
         except FtckptError:
             return
 
     def _check(self) -> None:
-        """Verify what waits, the newest last: what is known good goes up step by step."""
-        for name, save in list(self._waiting.items()):
+        """Verify what waits, the newest first: it is what a restart needs."""
+        for name, save in reversed(list(self._waiting.items())):
             if self._ended.is_set():
                 return
             if time.monotonic() < self._doubtful.get(name, 0.0):
@@ -193,8 +208,16 @@ class SaveWatcher(threading.Thread):
                 self._doubtful[name] = time.monotonic() + self._settled
                 continue
             self._doubtful.pop(name, None)
-            del self._waiting[name]
-            self._tell(CheckedSave(save, code, message, time.monotonic() - begun))
+            if self._waiting.get(name) is save:  # else it was saved anew meanwhile
+                del self._waiting[name]
+            newest = code is ExitCode.OK and save.number > self._good
+            if newest:
+                self._good = save.number
+            self._tell(CheckedSave(save, code, message, time.monotonic() - begun, newest))
+            if len(self._waiting) > 0 and save.number < max(
+                one.number for one in list(self._waiting.values())
+            ):
+                return  # one that is newer has come
 
     def stop(self) -> None:
         """End the thread, and take one last look for saves."""

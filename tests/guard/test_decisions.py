@@ -158,12 +158,14 @@ def test_the_log_becomes_attempts() -> None:
 
 
 def test_what_is_late() -> None:
-    assert hang_limit(None, None) is None
-    assert hang_limit(7.0, 100.0) == 7.0
-    assert hang_limit(None, 100.0) == 300.0
+    assert hang_limit(None, None, 15.0) is None
+    assert hang_limit(7.0, 100.0, 15.0) == 7.0
+    assert hang_limit(None, 100.0, 15.0) == 300.0
+    assert hang_limit(None, 2.0, 15.0) == 15.0
     assert usual_interval([], 9.0) == 9.0
     assert usual_interval([0.0, 10.0], 9.0) == 9.0
     assert usual_interval([0.0, 10.0, 30.0], 9.0) == 15.0
+    assert usual_interval([30.0, 30.0, 30.0, 60.0], 9.0) == 10.0  # three in one look
 
 
 @pytest.mark.parametrize(
