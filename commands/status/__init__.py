@@ -8,11 +8,14 @@ import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
 from ftckpt.commands.cli.option_values import check_file, parse_duration
-from ftckpt.errors import ExitCode
+from ftckpt.errors import ExitCode, FtckptError
 from ftckpt.findings import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ftckpt.commands.config.defaults import RootPolicy
+    from ftckpt.health import Status
 
 EXAMPLES = (
     ("ftckpt status /ckpt/run7", "the newest save, its age, how regular and how slow saves are"),
@@ -117,8 +120,9 @@ def command(
         counter=invocation.counter,
     )
     invocation.close()
-    invocation.report(**document(found))
-    show(invocation, found)
+    guard = _guard(found)
+    invocation.report(**document(found), guard=guard)
+    show(invocation, found, guard)
     if plot:
         from .timeline import draw
 
@@ -141,3 +145,14 @@ def _policy_of(root: str) -> RootPolicy | None:
     from ftckpt.commands.config.defaults import policy_of
 
     return policy_of(root)
+
+
+def _guard(found: Status) -> Mapping[str, object] | None:
+    """Return the last decision of the root's guard; None without one, or where it is not read."""
+    from ftckpt.guard.journal import last_decision
+
+    runs = [run.survey.run for run in found.runs if run.survey.run is not None]
+    try:
+        return last_decision(runs[0].root) if runs else None
+    except FtckptError:
+        return None
