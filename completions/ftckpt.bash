@@ -64,8 +64,8 @@ _ftckpt() {
         "repair --jobs"|"repair -j"|"repair --concurrency"|"repair --limit-rate"|"repair --max-memory"|"repair --endpoint"|"repair --profile"|"repair --region"|"repair --retry-seconds"|"repair --progress") return ;;
         "diff --tensor") ask=1 ;;
         "diff --component"|"diff --top"|"diff --rtol"|"diff --atol"|"diff --rename"|"diff --rules"|"diff --true-vocab-size"|"diff --plot"|"diff --jobs"|"diff -j"|"diff --limit-rate"|"diff --max-memory"|"diff --endpoint"|"diff --profile"|"diff --region"|"diff --retry-seconds"|"diff --progress") return ;;
-        "gc --keep-tag"|"gc --tier") ask=1 ;;
-        "gc --trash-ttl"|"gc --keep-last"|"gc --keep-every"|"gc --keep-hourly"|"gc --keep-daily"|"gc --keep-weekly"|"gc --keep-monthly"|"gc --keep-within"|"gc --keep-best"|"gc --metric"|"gc --policy"|"gc --min-survivors"|"gc --max-delete"|"gc --free"|"gc --endpoint"|"gc --profile"|"gc --region"|"gc --retry-seconds"|"gc --progress") return ;;
+        "gc --keep-tag") ask=1 ;;
+        "gc --trash-ttl"|"gc --keep-last"|"gc --keep-every"|"gc --keep-hourly"|"gc --keep-daily"|"gc --keep-weekly"|"gc --keep-monthly"|"gc --keep-within"|"gc --keep-best"|"gc --metric"|"gc --policy"|"gc --tier"|"gc --min-survivors"|"gc --max-delete"|"gc --free"|"gc --endpoint"|"gc --profile"|"gc --region"|"gc --retry-seconds"|"gc --progress") return ;;
         "gc undelete --endpoint"|"gc undelete --profile"|"gc undelete --region"|"gc undelete --retry-seconds"|"gc undelete --progress") return ;;
         "gc purge --trash-ttl"|"gc purge --endpoint"|"gc purge --profile"|"gc purge --region"|"gc purge --retry-seconds"|"gc purge --progress") return ;;
         "pin --reason"|"pin --owner"|"pin --endpoint"|"pin --profile"|"pin --region"|"pin --retry-seconds"|"pin --progress") return ;;
@@ -87,7 +87,11 @@ _ftckpt() {
         "plan compress --size"|"plan compress --ratio"|"plan compress --codec-bw"|"plan compress --storage-bw"|"plan compress --progress") return ;;
         "plan risk --gpus"|"plan risk --afr"|"plan risk --days"|"plan risk --restart"|"plan risk --progress") return ;;
         "status --tier") ask=1 ;;
-        "status --expect-interval"|"status --late"|"status --slower"|"status --policy"|"status --prometheus"|"status --plot"|"status --endpoint"|"status --profile"|"status --region"|"status --retry-seconds"|"status --progress") return ;;
+        "status --expect-interval"|"status --late"|"status --slower"|"status --policy"|"status --scrub-every"|"status --state"|"status --prometheus"|"status --plot"|"status --endpoint"|"status --profile"|"status --region"|"status --retry-seconds"|"status --progress") return ;;
+        "guard --verify") words="structure content values" ;;
+        "guard --on-hang") words="warn kill exit" ;;
+        "guard --tier") ask=1 ;;
+        "guard --timeout"|"guard --wait-lock"|"guard --nodes"|"guard --job"|"guard --require"|"guard --step-at-most"|"guard --max-fallback"|"guard --reuse"|"guard --receipts"|"guard --reshard-to-world"|"guard --scratch"|"guard --batch"|"guard --lr"|"guard --accumulation"|"guard --max-restarts"|"guard --backoff"|"guard --max-backoff"|"guard --grace"|"guard --save-signal"|"guard --notice-signal"|"guard --notice-time"|"guard --notices"|"guard --notice"|"guard --notice-every"|"guard --every"|"guard --settled"|"guard --limit-rate"|"guard --max-age"|"guard --on-alert"|"guard --prometheus"|"guard --iteration-file"|"guard --endpoint"|"guard --profile"|"guard --region"|"guard --retry-seconds"|"guard --progress") return ;;
         "replay run --checkpoint"|"replay run --baseline") ask=1 ;;
         "replay run --steps"|"replay run --at"|"replay run --runs"|"replay run --baseline-at"|"replay run --reference"|"replay run --every"|"replay run --timeout"|"replay run --dir"|"replay run --html"|"replay run --progress") return ;;
         "replay compare --reference"|"replay compare --pattern"|"replay compare --from"|"replay compare --to"|"replay compare --html"|"replay compare --progress") return ;;
@@ -137,7 +141,8 @@ _ftckpt() {
             "plan elastic") words="--from-gpus --to-gpus --batch --lr --accumulation --reshard --json --quiet -q --progress --debug --help -h" ;;
             "plan compress") words="--size --ratio --codec-bw --storage-bw --json --quiet -q --progress --debug --help -h" ;;
             "plan risk") words="--gpus --afr --days --restart --json --quiet -q --progress --debug --help -h" ;;
-            "status") words="--expect-interval --late --slower --tier --policy --prometheus --plot --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
+            "status") words="--expect-interval --late --slower --tier --policy --scrub-every --state --prometheus --plot --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
+            "guard") words="--tier --verify --timeout --allow-missing-tier --skip-unverified --wait-lock --skip-unsafe --nodes --job --no-lock --require --step-at-most --max-fallback --reuse --receipts --reshard-to-world --scratch --batch --lr --accumulation --max-restarts --backoff --max-backoff --grace --signal-group --zero-is-done --retry-suspected --save-signal --notice-signal --notice-time --notices --notice --notice-every --every --settled --limit-rate --max-age --on-hang --on-alert --prometheus --iteration-file --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "replay") words="--help -h" ;;
             "replay run") words="--steps --at --runs --checkpoint --baseline --baseline-at --reference --every --timeout --dir --html --json --quiet -q --progress --debug --help -h" ;;
             "replay compare") words="--reference --pattern --from --to --html --json --quiet -q --progress --debug --help -h" ;;
@@ -150,7 +155,7 @@ _ftckpt() {
         esac
     elif [[ -z $words$ask ]]; then
         case $verb in
-            "") words="inspect ls du cat verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status replay doctor demo completions config help" ;;
+            "") words="inspect ls du cat verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status guard replay doctor demo completions config help" ;;
             "cat") ask=1 ;;
             "gc") words="undelete purge" paths=1 ;;
             "gc undelete") ask=1 ;;
@@ -162,8 +167,8 @@ _ftckpt() {
             "plan") words="sweep elastic compress risk" ;;
             "replay") words="run compare audit" ;;
             "completions") words="bash zsh fish" ;;
-            "config") words="inspect ls du cat verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status replay doctor demo completions config help" ;;
-            "help") words="exit-codes environment inspect ls du cat verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status replay doctor demo completions config help" ;;
+            "config") words="inspect ls du cat verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status guard replay doctor demo completions config help" ;;
+            "help") words="exit-codes environment inspect ls du cat verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status guard replay doctor demo completions config help" ;;
             *) [[ $whole != */* && -e ${FTCKPT_CONFIG:-${XDG_CONFIG_HOME:-$HOME/.config}/ftckpt/config.toml} ]] && ask=1 ;;
         esac
     fi

@@ -51,8 +51,22 @@ def run(command: Sequence[str], path: str, **environment: str) -> subprocess.Com
     )
 
 
-def train(path: str, root: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def train(path: str, root: Path | str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the guarded job: srun runs what it is given, on one node, and torchrun says its words."""
+    folder = Path(path.partition(":")[0])
+    (folder / "srun").write_text('#!/bin/sh\nexec "$@"\n')
+    (folder / "torchrun").write_text('#!/bin/sh\nprintf "%s|" torchrun "$@"\nexit ${TRAINING:-0}\n')
+    (folder / "torchrun").chmod(0o755)
+    (folder / "scontrol").write_text('#!/bin/sh\nprintf "%s|" scontrol "$@"\n')
+    environment = {"FTCKPT_GUARD_MAX_RESTARTS": "0", "FTCKPT_GUARD_TIMEOUT": "0"} | environment
+    environment |= {"SLURM_JOB_NODELIST": "n[1-2]"}
     return run(["bash", str(JOBS / "train.sbatch")], path, ROOT=str(root), **environment)
+
+
+TRAINED = (
+    "torchrun|--nnodes=2|--nproc-per-node=gpu|--rdzv-backend=c10d|"
+    "--rdzv-endpoint=scontrol|show|hostnames|n[1-2]|:29500|train.py|"
+)
 
 
 def test_a_job_restarts_from_the_newest_that_passes(root: Path, path: str) -> None:
@@ -60,9 +74,7 @@ def test_a_job_restarts_from_the_newest_that_passes(root: Path, path: str) -> No
     flip(file, file.stat().st_size // 2)
     done = train(path, root)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == (
-        f"srun|torchrun|--nnodes=2|--nproc-per-node=gpu|train.py|--resume|{root}/step-40|"
-    )
+    assert done.stdout == f"{TRAINED}--resume|{root}/step-40|"
     assert "step-50" in done.stderr
 
 
@@ -70,7 +82,7 @@ def test_a_job_without_a_checkpoint_starts_afresh(tmp_path: Path, path: str) -> 
     marked = run(["ftckpt", "latest", str(tmp_path / "new"), "--create-root"], path)
     assert marked.returncode == 9, marked.stderr
     done = train(path, tmp_path / "new")
-    assert done.stdout == "srun|torchrun|--nnodes=2|--nproc-per-node=gpu|train.py|"
+    assert done.stdout == TRAINED
 
 
 def test_a_job_never_starts_afresh_in_a_place_that_may_not_be_the_root(
@@ -79,7 +91,7 @@ def test_a_job_never_starts_afresh_in_a_place_that_may_not_be_the_root(
     (tmp_path / "unmounted").mkdir()
     for place in ("unmounted", "mistyped"):
         done = train(path, tmp_path / place)
-        assert (done.returncode, done.stdout) == (1, "")
+        assert (done.returncode, done.stdout) == (15, "")
 
 
 def test_a_job_never_starts_afresh_where_checkpoints_were(root: Path, path: str) -> None:
@@ -91,7 +103,7 @@ def test_a_job_never_starts_afresh_where_checkpoints_were(root: Path, path: str)
     for step in root.glob("step-*"):
         shutil.rmtree(step)
     done = train(path, root)
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (4, "")
     assert "step-50" in done.stderr
 
 
@@ -103,20 +115,24 @@ def test_a_job_never_starts_afresh_upon_damage(root: Path, path: str) -> None:
     for step in root.iterdir():
         flip(step / "__0_0.distcp", (step / "__0_0.distcp").stat().st_size // 2)
     done = train(path, root)
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (4, "")
 
 
 def test_a_job_is_requeued_while_storage_does_not_answer(path: str) -> None:
-    done = run(
-        ["bash", str(JOBS / "train.sbatch")],
+    done = train(
         path,
-        ROOT="s3://bucket/run7",
+        "s3://bucket/run7",
         AWS_ENDPOINT_URL="http://127.0.0.1:9",
         AWS_ACCESS_KEY_ID="a",
         AWS_SECRET_ACCESS_KEY="b",
-        FTCKPT_LATEST_RETRY_SECONDS="0.1",
+        FTCKPT_GUARD_RETRY_SECONDS="0.1",
     )
     assert (done.returncode, done.stdout) == (0, "scontrol|requeue|77|")
+
+
+def test_a_job_that_was_preempted_is_requeued(root: Path, path: str) -> None:
+    done = train(path, root, TRAINING="75")
+    assert (done.returncode, done.stdout.endswith("|scontrol|requeue|77|")) == (0, True)
 
 
 @pytest.mark.parametrize("place", ["local", pytest.param("s3", marks=pytest.mark.s3)])

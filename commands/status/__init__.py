@@ -8,11 +8,14 @@ import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
 from ftckpt.commands.cli.option_values import check_file, parse_duration
-from ftckpt.errors import ExitCode
+from ftckpt.errors import ExitCode, FtckptError
 from ftckpt.findings import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ftckpt.commands.config.defaults import RootPolicy
+    from ftckpt.health import Status
 
 EXAMPLES = (
     ("ftckpt status /ckpt/run7", "the newest save, its age, how regular and how slow saves are"),
@@ -36,6 +39,7 @@ EXAMPLES = (
 CODES = {
     ExitCode.OK: "nothing that somebody should look at",
     ExitCode.PARTIAL: "something that somebody should look at: it is listed",
+    ExitCode.CORRUPT: "the record of a scrub is damaged",
     ExitCode.UNSAFE: "the root's .ftckpt is a link",
     ExitCode.REFUSED: "another file stands where the picture's numbers would go",
     ExitCode.NOT_FOUND: "no such root, or nothing in it that a format knows",
@@ -65,6 +69,12 @@ def command(
     ] = "",
     policy: Annotated[
         str, typer.Option(metavar="FILE.toml", help="Show what a retention policy keeps.")
+    ] = "",
+    scrub_every: Annotated[
+        str, typer.Option(metavar="T", help="Alert on a save that no scrub has read for T: 30d.")
+    ] = "",
+    state: Annotated[
+        str, typer.Option(metavar="FILE", help="Where the scrub remembers; else below ROOT.")
     ] = "",
     prometheus: Annotated[
         str, typer.Option(metavar="FILE", help="Write metrics for node_exporter, atomically.")
@@ -103,13 +113,16 @@ def command(
         slower=slower,
         tier=tier,
         policy=policy,
+        scrub_every=parse_duration(scrub_every, "--scrub-every") if scrub_every else "",
+        state=state,
         prometheus=prometheus,
         stores=invocation.stores,
         counter=invocation.counter,
     )
     invocation.close()
-    invocation.report(**document(found))
-    show(invocation, found)
+    guard = _guard(found)
+    invocation.report(**document(found), guard=guard)
+    show(invocation, found, guard)
     if plot:
         from .timeline import draw
 
@@ -132,3 +145,14 @@ def _policy_of(root: str) -> RootPolicy | None:
     from ftckpt.commands.config.defaults import policy_of
 
     return policy_of(root)
+
+
+def _guard(found: Status) -> Mapping[str, object] | None:
+    """Return the last decision of the root's guard; None without one, or where it is not read."""
+    from ftckpt.guard.journal import last_decision
+
+    runs = [run.survey.run for run in found.runs if run.survey.run is not None]
+    try:
+        return last_decision(runs[0].root) if runs else None
+    except FtckptError:
+        return None

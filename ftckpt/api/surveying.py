@@ -159,6 +159,8 @@ def status(
     slower: float = 1.5,
     tier: str = "",
     policy: str = "",
+    scrub_every: float | str = "",
+    state: str = "",
     prometheus: str = "",
     stores: StoreOptions = STORES,
     counter: Counter = NULL,
@@ -174,6 +176,8 @@ def status(
         slower: alert when saves take this many times as long.
         tier: the second tier: what is not there is counted.
         policy: a retention.toml; `kept` says what it keeps.
+        scrub_every: seconds, or a text: in which a scrub should read everything; "" for no alert.
+        state: where the scrub remembers; "" for below the root.
         prometheus: a file to write metrics to, atomically, also where the root cannot be read.
         stores: how to reach object stores.
         counter: is told of the work.
@@ -187,24 +191,52 @@ def status(
     from ftckpt.health.prometheus import unreadable
     from ftckpt.storage.local.atomic import write_over
 
-    expected = seconds(expect_interval, "--expect-interval") if expect_interval != "" else None
-    if expected is not None and expected <= 0:
-        raise UsageError("--expect-interval must be more than nothing")
+    expected = _positive(expect_interval, "--expect-interval")
+    unread = _positive(scrub_every, "--scrub-every")
     now = time.time()
     try:
         place, surveys = _surveys(root, now, stores, counter)
+        surveys = _with_scrubs(surveys, state, stores)
         urls = [one.url for one in surveys]
         second = _second(tier, urls, now, stores, counter) if tier else {}
     except FtckptError:
         if prometheus:  # a monitor must not go on with what was true once
             write_over(prometheus, unreadable(root, now).encode())
         raise
-    found = judge(root, surveys, now, Thresholds(expected, late, slower), second)
+    found = judge(root, surveys, now, Thresholds(expected, late, slower, unread), second)
     if prometheus:  # before anything else can fail, or nobody reads the answer
         write_over(prometheus, metrics(found).encode())
     if not policy:
         return found
     return replace(found, kept=_kept(root, place, surveys, policy, now, counter))
+
+
+def _positive(value: float | str, flag: str) -> float | None:
+    if value == "":
+        return None
+    found = seconds(value, flag)
+    if found <= 0:
+        raise UsageError(f"{flag} must be more than nothing")
+    return found
+
+
+def _with_scrubs(surveys: Sequence[Survey], state: str, stores: StoreOptions) -> list[Survey]:
+    """Add what the runs of a scrub have found.
+
+    Raises:
+        UsageError: one record for several runs.
+        CorruptError: a record cannot be read.
+    """
+    from ftckpt.verification.scrub import Scrub
+
+    if state and len(surveys) > 1:
+        raise UsageError("--state is the record of one run, and several lie here")
+    return [
+        one
+        if one.run is None
+        else replace(one, scrub=Scrub(state, None, stores).history(one.run.root))
+        for one in surveys
+    ]
 
 
 def _surveys(

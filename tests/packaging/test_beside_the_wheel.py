@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PACKAGING = ROOT / "docs" / "packaging"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # Packages that conda-forge calls something else.
