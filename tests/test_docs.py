@@ -134,7 +134,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("reshard ROOT/absent ROOT/.x --dp 2", 9),
         ("convert ROOT/step-7 ROOT/notes.txt --to safetensors", 8),
         ("convert ROOT/step-7 ROOT/.y --to nothing", 2),
-        ("convert ROOT/step-7 ROOT/.y --to orbax", 13),
+        ("convert ROOT/step-7 ROOT/.y --to nvrx-local", 13),
         ("diff ROOT/step-7 ROOT/step-7 --stat", 0),
         ("diff ROOT/step-7 ROOT/absent", 9),
         ("diff ROOT ROOT/step-7", 2),

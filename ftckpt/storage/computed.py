@@ -6,12 +6,14 @@ it. So whatever reads tensors reads computed ones: no operation knows of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
+from ftckpt.extents import Extent
+
 from .source import Source
-from .store import Reader
+from .store import Opens, Reader
 
 # Puts the bytes of a tensor (key, offset in its dense C order) into a view.
 Fill = Callable[[str, int, memoryview], None]
@@ -30,9 +32,11 @@ class ComputedSource(Source):
 
     Attributes:
         fill: returns what computes; called when a tensor is first read, because it may open more.
+        under: the source that has the files; they are asked for there.
     """
 
     fill: Callable[[], Fill] = field(kw_only=True, repr=False, compare=False)
+    under: Source = field(kw_only=True, repr=False, compare=False)
 
     @classmethod
     def over(cls, source: Source, fill: Callable[[], Fill]) -> ComputedSource:
@@ -45,13 +49,26 @@ class ComputedSource(Source):
             source.named,
             source.lookahead,
             fill=fill,
+            under=source,
         )
 
     def open(self, name: str) -> Reader:
         """Open a file that must be there, or a computed tensor."""
         if name.startswith(_PREFIX):
             return _ComputedReader(self.fill(), name.removeprefix(_PREFIX))
-        return super().open(name)
+        return self.under.open(name)
+
+    def read_many(self, extents: Sequence[Extent]) -> list[bytes]:
+        """Return the bytes of each extent of a file, in order."""
+        return self.under.read_many(extents)
+
+    def opener(self, name: str) -> tuple[Opens, str]:
+        """Return the opener of a file, and its path there."""
+        return self.under.opener(name)
+
+    def stored(self, name: str) -> str:
+        """Return the store's file with the bytes of a name."""
+        return self.under.stored(name)
 
 
 class _ComputedReader(Reader):
