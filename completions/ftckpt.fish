@@ -264,6 +264,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l names -x -a 'hf\t
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l spelling -r -d 'Megatron"s: transformer_engine or local, sequential or grouped. Repeatable.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l family -r -d 'The model: llama, mistral, …; else what it shows.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l also -r -d 'Another place with files of the same checkpoint: another node"s disk. Repeatable.'
+complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l adapter -r -d 'Merge this LoRA adapter of PEFT. Repeatable, in order.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l rename -r -d 'Other names for parameters.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l only -x -a 'model\t optimizer\t' -d 'The weights alone, or the optimizer"s state alone.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l drop -r -d 'Leave out state by name or pattern. Repeatable.'

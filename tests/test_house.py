@@ -25,9 +25,9 @@ LEVELS = (
     "replication", "capabilities", "health", "replay",
     "formats.pickles", "formats.torch_files", "formats.state",
     "formats.huggingface", "formats.quantised", "formats.dcp", "formats.ranks",
-    "formats.safetensors", "formats.torchsave", "formats.families", "formats.megatron",
-    "formats.deepspeed", "formats.nvrx", "formats.orbax", "formats.trainer_dirs",
-    "formats.delta", "formats", "api", "trainers", "commands",
+    "formats.safetensors", "formats.torchsave", "formats.adapters", "formats.families",
+    "formats.megatron", "formats.deepspeed", "formats.nvrx", "formats.orbax",
+    "formats.trainer_dirs", "formats.delta", "formats", "api", "trainers", "commands",
 )  # fmt: skip
 # Modules that lie loose in `ftckpt/`, and the level of each.
 LOOSE = {
@@ -86,6 +86,7 @@ BUDGET = {
     "formats.ranks": 4_759,
     "formats.safetensors": 2_580,
     "formats.torchsave": 750,
+    "formats.adapters": 1_300,
     "formats.families": 1_150,
     "formats.megatron": 9_203,
     "formats.deepspeed": 7_275,
