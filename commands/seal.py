@@ -13,7 +13,7 @@ from ftckpt.commands.cli.bounds import (
     bound_memory,
 )
 from ftckpt.commands.cli.invocation import Result, invoked
-from ftckpt.commands.cli.option_values import require_folder
+from ftckpt.commands.cli.option_values import check_file
 from ftckpt.commands.cli.render import human_bytes, human_duration
 from ftckpt.commands.cli.target import PathArgument, open_checkpoint
 from ftckpt.errors import ExitCode
@@ -72,7 +72,7 @@ def command(
     bound_memory(max_memory)
     here = open_store(manifest, invocation.stores).local_path() if manifest else None
     if here is not None:
-        require_folder("--manifest", here)
+        check_file("--manifest", here)
     work = Work.of(jobs, limit_rate, invocation.counter)
     checkpoint = open_checkpoint(invocation, path, newest=False)
     place = locate(manifest, checkpoint.source.name, invocation.stores) if manifest else None

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
-from ftckpt.commands.cli.option_values import parse_duration, require_folder
+from ftckpt.commands.cli.option_values import check_file, parse_duration
 from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
+
+if TYPE_CHECKING:
+    from ftckpt.commands.config.defaults import RootPolicy
 
 EXAMPLES = (
     ("ftckpt status /ckpt/run7", "the newest save, its age, how regular and how slow saves are"),
@@ -33,6 +36,7 @@ EXAMPLES = (
 CODES = {
     ExitCode.OK: "nothing that somebody should look at",
     ExitCode.PARTIAL: "something that somebody should look at: it is listed",
+    ExitCode.CORRUPT: "the record of a scrub is damaged",
     ExitCode.UNSAFE: "the root's .ftckpt is a link",
     ExitCode.REFUSED: "another file stands where the picture's numbers would go",
     ExitCode.NOT_FOUND: "no such root, or nothing in it that a format knows",
@@ -63,6 +67,12 @@ def command(
     policy: Annotated[
         str, typer.Option(metavar="FILE.toml", help="Show what a retention policy keeps.")
     ] = "",
+    scrub_every: Annotated[
+        str, typer.Option(metavar="T", help="Alert on a save that no scrub has read for T: 30d.")
+    ] = "",
+    state: Annotated[
+        str, typer.Option(metavar="FILE", help="Where the scrub remembers; else below ROOT.")
+    ] = "",
     prometheus: Annotated[
         str, typer.Option(metavar="FILE", help="Write metrics for node_exporter, atomically.")
     ] = "",
@@ -84,10 +94,13 @@ def command(
 
     invocation = invoked(ctx)
     invocation.report(target=root)
+    if not policy and (known := _policy_of(root)):
+        policy = known.file
+        invocation.say(f"policy: {known.file} ({known.where})")
     if plot:
         picture.check_path(plot, terminal=False)
     if prometheus:
-        require_folder("--prometheus", prometheus)
+        check_file("--prometheus", prometheus)
     found = status(
         root,
         expect_interval=(
@@ -97,6 +110,8 @@ def command(
         slower=slower,
         tier=tier,
         policy=policy,
+        scrub_every=parse_duration(scrub_every, "--scrub-every") if scrub_every else "",
+        state=state,
         prometheus=prometheus,
         stores=invocation.stores,
         counter=invocation.counter,
@@ -115,3 +130,14 @@ def command(
         more = f" (and {len(rest)} more)" if rest else ""
         return Result(ExitCode.PARTIAL, f"{first.kind}: {first.message}{more}", first.hint)
     return Result(ExitCode.OK, f"{counted(len(found.runs), 'run')}, nothing to look at")
+
+
+def _policy_of(root: str) -> RootPolicy | None:
+    """Return the policy that the user's file of settings has for a root."""
+    from ftckpt.storage.settings import read_settings
+
+    if "policies" not in read_settings().tables:
+        return None
+    from ftckpt.commands.config.defaults import policy_of
+
+    return policy_of(root)

@@ -20,7 +20,7 @@ from ftckpt.transfer.casting import cast
 from ftckpt.transfer.content import Shard, SourceBox
 from ftckpt.transfer.read.elements import Gatherer
 
-from .fit import Added, LowRank, Replaced, ChangedTensor
+from .fit import Added, ChangedTensor, LowRank, Replaced
 
 if TYPE_CHECKING:
     import numpy as np

@@ -189,7 +189,7 @@ class _Parser:
         return char, self.kind(char)
 
 
-class NamePattern:
+class LinearPattern:
     """A compiled pattern; see `compiled`."""
 
     def __init__(self, steps: list[_Step]) -> None:
@@ -241,7 +241,7 @@ def _is_there(at: str, name: str, place: int) -> bool:
 
 
 @lru_cache(maxsize=256)
-def compiled(text: str) -> NamePattern:
+def compiled(text: str) -> LinearPattern:
     r"""Return a pattern, made ready.
 
     Literals, `.`, classes, groups, alternatives, `* + ? {m,n}`, `^`, `$`, `\b`, `\d`, `\w` and
@@ -258,7 +258,7 @@ def compiled(text: str) -> NamePattern:
         raise parser.refuse("a ) without a beginning")
     if len(steps) > _MAX_STEPS:
         raise parser.refuse("too many repeats")
-    return NamePattern(steps)
+    return LinearPattern(steps)
 
 
 def ends_with(pattern: str, name: str) -> bool:

@@ -25,7 +25,7 @@ from ftckpt.errors import (
     UnsupportedError,
     UsageError,
 )
-from ftckpt.formats.adapters.fit import Added, Replaced, ChangedTensor
+from ftckpt.formats.adapters.fit import Added, ChangedTensor, Replaced
 from ftckpt.formats.adapters.merging import Merged, merge
 from tests.formats.adapters.samples import (
     ARCHIVE,
