@@ -299,6 +299,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l spelling -r -d 'M
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l family -x -a 'gpt2\t gpt_neox\t llama\t llama3.1\t mistral\t mixtral\t qwen2\t qwen3\t qwen3_moe\t' -d 'The model: llama, mistral, …; else what it shows.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l config -r -d 'config.json of a MaxText model, which SRC lacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l also -x -a '(__ftckpt_ask)' -d 'Another place with files of the same checkpoint: another node"s disk. Repeatable.'
+complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l adapter -x -a '(__ftckpt_ask)' -d 'Merge this LoRA adapter of PEFT. Repeatable, in order.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l rename -r -d 'Other names for parameters.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l only -x -a 'model\t optimizer\t' -d 'The weights alone, or the optimizer"s state alone.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l drop -r -d 'Leave out state by name or pattern. Repeatable.'

@@ -447,6 +447,7 @@ _WARNINGS = {
     "master-differs": (
         "1 master does not cast to its weight", "{} masters do not cast to their weights",
     ),
+    "untrained": ("an adapter that changes nothing", "{} adapters that change nothing"),
     "nonfinite-unknown": (
         "1 tensor that may be a parameter is not finite",
         "{} tensors that may be parameters are not finite",

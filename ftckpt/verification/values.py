@@ -115,13 +115,14 @@ def check_values(checkpoint: Checkpoint, work: Work) -> Iterator[Finding]:
     trained = _Trained(checkpoint.tensors.values())
     rules = {key: rule for one in checkpoint.quantised.values() for key, rule in one.rules.items()}
     cast: dict[str, _Cast] = defaultdict(_Cast)
+    zeros: set[str] = set()
     with reading_ahead(checkpoint, limiter=work.limiter):
         for key, info in checkpoint.tensors.items():
             if key in checkpoint.aliases:
                 continue
             try:
                 kind = trained.kind(info)
-                yield from _check_numbers(checkpoint, key, info, kind, work)
+                yield from _check_numbers(checkpoint, key, info, kind, work, zeros)
                 if key in rules:
                     yield from check_scale(checkpoint, info, rules[key], work.limiter)
                 yield from _check_replicas(checkpoint, key, info, work.limiter)
@@ -130,6 +131,11 @@ def check_values(checkpoint: Checkpoint, work: Work) -> Iterator[Finding]:
             except FtckptError as error:
                 yield from_error(error, tensor=key)
         yield from _check_files(checkpoint, cast)
+        begun = checkpoint.zero_at_first
+        if begun and zeros.issuperset(begun):
+            first = next(iter(begun))
+            what = f"{first} and the {len(begun) - 1} others that begin as zeros are zero still"
+            yield finding("untrained", f"{what}: the adapter changes nothing", tensor=first)
         yield from check_rng(checkpoint)
 
 
@@ -183,9 +189,14 @@ def _is_unsigned(info: TensorInfo) -> bool:
 
 
 def _check_numbers(
-    checkpoint: Checkpoint, key: str, info: TensorInfo, lesser: str | None, work: Work
+    checkpoint: Checkpoint,
+    key: str,
+    info: TensorInfo,
+    lesser: str | None,
+    work: Work,
+    zeros: set[str],
 ) -> Iterator[Finding]:
-    """Yield defects of the numbers of one tensor.
+    """Yield defects of the numbers of one tensor; add its key to `zeros` if all are zero.
 
     NaN and infinity are a finding of the kind `lesser`; None: they are damage.
     """
@@ -222,6 +233,8 @@ def _check_numbers(
         if total.negative and _is_unsigned(info):
             message = f"{key} holds {total.negative} negative values"
             yield finding("negative-exp-avg-sq", message, **where)  # type: ignore[arg-type]
+    if counted and not nonzero:
+        zeros.add(key)
     if counted and not nonzero and info.numel and info.kind in (Kind.EXP_AVG, Kind.EXP_AVG_SQ):
         yield finding(
             "zero-moment",
