@@ -24,9 +24,9 @@ _ftckpt() {
         "cat --slice"|"cat --also"|"cat --max-memory"|"cat --endpoint"|"cat --profile"|"cat --region"|"cat --retry-seconds"|"cat --progress") return ;;
         "verify --level") words="auto structure content values" ;;
         "verify --require") words="content" ;;
-        "verify --budget"|"verify --state"|"verify --also"|"verify --against"|"verify --manifest"|"verify --sample"|"verify --receipts"|"verify --jobs"|"verify -j"|"verify --limit-rate"|"verify --max-memory"|"verify --endpoint"|"verify --profile"|"verify --region"|"verify --retry-seconds"|"verify --progress") return ;;
+        "verify --budget"|"verify --state"|"verify --also"|"verify --against"|"verify --manifest"|"verify --sample"|"verify --receipts"|"verify --jobs"|"verify -j"|"verify --limit-rate"|"verify --max-memory"|"verify --part"|"verify --parts"|"verify --endpoint"|"verify --profile"|"verify --region"|"verify --retry-seconds"|"verify --progress") return ;;
         "seal --level") words="auto structure content values" ;;
-        "seal --manifest"|"seal --jobs"|"seal -j"|"seal --limit-rate"|"seal --max-memory"|"seal --endpoint"|"seal --profile"|"seal --region"|"seal --retry-seconds"|"seal --progress") return ;;
+        "seal --manifest"|"seal --jobs"|"seal -j"|"seal --limit-rate"|"seal --max-memory"|"seal --part"|"seal --parts"|"seal --endpoint"|"seal --profile"|"seal --region"|"seal --retry-seconds"|"seal --progress") return ;;
         "latest --verify") words="structure content values" ;;
         "latest --world-size"|"latest --timeout"|"latest --pointer"|"latest --also"|"latest --require"|"latest --step-at-most"|"latest --max-fallback"|"latest --reuse"|"latest --receipts"|"latest --endpoint"|"latest --profile"|"latest --region"|"latest --retry-seconds"|"latest --progress") return ;;
         "promote --verify") words="structure content values" ;;
@@ -79,8 +79,8 @@ _ftckpt() {
             "ls") words="--all --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "du") words="--depth -d --match --also --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "cat") words="--slice --format --also --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
-            "verify") words="--level --require --all --oldest-first --budget --state --also --against --manifest --sample --strict --fail-fast --remember --receipts --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
-            "seal") words="--manifest --force --level --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
+            "verify") words="--level --require --all --oldest-first --budget --state --also --against --manifest --sample --strict --fail-fast --remember --receipts --jobs -j --limit-rate --max-memory --part --parts --finish --finish-last --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
+            "seal") words="--manifest --force --level --jobs -j --limit-rate --max-memory --part --parts --finish --finish-last --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "latest") words="--verify --world-size --or-reshard --wait --timeout --skip-unverified --skip-unsafe --pointer --allow-missing-tier --create-root --also --require --step-at-most --max-fallback --reuse --receipts --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "promote") words="--pointer --verify --backwards --dry-run --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "restart") words="--world --gpus --scratch --verify --rules --jobs -j --limit-rate --max-memory --require --step-at-most --max-fallback --reuse --receipts --tp --pp --vp --dp --ep --zero-stage --max-shard-size --like --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
