@@ -69,7 +69,7 @@ def checked(part: WorkPart) -> WorkPart:
         hint = f"0/{part.of} to {part.of - 1}/{part.of}"
         if part.found:
             hint += f"; --part auto/N where the tasks are some of N: {part.found} do not say N"
-        raise UsageError(f"there is no part {part}{by}: the first is part 0", hint=hint)
+        raise UsageError(f"part {part}{by} cannot be: the first is part 0", hint=hint)
     return part
 
 

@@ -21,15 +21,23 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.errors import ExistsError, FtckptError, NotFoundError, RefusedError, UnsafeError
+from ftckpt.errors import (
+    ExistsError,
+    FtckptError,
+    NotFoundError,
+    RefusedError,
+    UnsafeError,
+    UsageError,
+)
 from ftckpt.own_files import FOLDER
 from ftckpt.progress import Counter, count_file, expect_files
 from ftckpt.storage import StoreOptions, open_store
+from ftckpt.storage.remotes import split
 from ftckpt.storage.store import Entry, EntryKind, Store
 from ftckpt.strict_json import JsonError, decode
 
 from . import WorkPart
-from .plan import WorkPlan, identity_of
+from .plan import WorkPlan
 from .record import MAX_BYTES, ShareRecord, parse_record
 
 PARTS = "parts"
@@ -214,7 +222,7 @@ class PartsPlace:
 def parts_place(
     checkpoint: Checkpoint, plan: WorkPlan, elsewhere: str, options: StoreOptions
 ) -> PartsPlace:
-    """Return the place of a plan's records.
+    """Return the place of the records of what is read.
 
     Args:
         checkpoint: that is read.
@@ -225,20 +233,32 @@ def parts_place(
     Raises:
         UnsafeError: `.ftckpt` is a link.
     """
+    source = checkpoint.source
+    named = source.named or (next(iter(source.entries)) if source.single else "")
+    path = source.path(named) if named else source.base
+    local = source.store.local_path(path)
+    # With several places, beside the first.
+    url = source.store.parts()[0].describe(path) if local is None else os.path.realpath(local)
+    return place_beside(url, plan, elsewhere, options)
+
+
+def place_beside(url: str, plan: WorkPlan, elsewhere: str, options: StoreOptions) -> PartsPlace:
+    """Return the place of the records of what is made: beside a path or URL, or elsewhere.
+
+    Raises:
+        UnsafeError: `.ftckpt` is a link.
+        UsageError: the URL is a bucket, and nothing is beside it.
+    """
     if elsewhere:
         return PartsPlace(open_store(elsewhere, options), PARTS, plan)
-    source = checkpoint.source
-    local = source.store.local_path(source.base)
-    place = os.path.realpath(local) if local is not None else identity_of(source)
-    if not source.single and not source.named:
-        place = place.rpartition("/")[0] or "/"
-    elif local is None:
-        place = place.rpartition("/")[0]
-    store = open_store(place, options)
+    parent, name = split(url.rstrip("/"))
+    if not name or parent.endswith("://"):
+        raise UsageError(f"nothing can lie beside {url}", hint="--parts PLACE names a place")
+    store = open_store(parent, options)
     root = store.local_path()
-    for name in (FOLDER, f"{FOLDER}/{PARTS}"):
-        if root is not None and os.path.islink(os.path.join(root, name)):
-            raise UnsafeError(f"{name} is a link: it was not made by ftckpt")
+    for one in (FOLDER, f"{FOLDER}/{PARTS}"):
+        if root is not None and os.path.islink(os.path.join(root, one)):
+            raise UnsafeError(f"{one} is a link: it was not made by ftckpt")
     return PartsPlace(store, f"{FOLDER}/{PARTS}", plan)
 
 

@@ -49,3 +49,13 @@ def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make tasks so small that a checkpoint of a test has many."""
     monkeypatch.setattr("ftckpt.verification.records.SPAN", 1 << 9)
     monkeypatch.setattr("ftckpt.verification.selfchecks._TASK", 1 << 9)
+
+
+def small_blocks(monkeypatch: pytest.MonkeyPatch, size: int = 4096) -> None:
+    """Make blocks of a few KiB, so that little data has many."""
+    for name in (
+        "digests.blocks", "manifest", "manifest.parse", "replication.carry_files",
+        "replication.evidence", "replication.share", "transfer.staging.local",
+        "verification.blocks",
+    ):  # fmt: skip
+        monkeypatch.setattr(f"ftckpt.{name}.BLOCK", size)

@@ -61,10 +61,10 @@ def test_the_part_that_was_found_is_named(
             None, "ambiguous",
         ),
         (array(3, 0, 12) | {"SLURM_PROCID": "1", "SLURM_NTASKS": "4"}, None, "ambiguous"),
-        (array(17, 3, 4), None, "no part 14/4"),  # and nobody said of how many
+        (array(17, 3, 4), None, "part 14/4"),  # and nobody said of how many
         ({"SLURM_ARRAY_TASK_ID": "3"}, None, "SLURM_ARRAY_TASK_COUNT"),
         ({"JOB_COMPLETION_INDEX": "2"}, None, "how many completions"),
-        ({"JOB_COMPLETION_INDEX": "5"}, 5, "no part 5/5"),
+        ({"JOB_COMPLETION_INDEX": "5"}, 5, "part 5/5"),
         ({"RANK": "one", "WORLD_SIZE": "2"}, None, "not a number"),
         ({"RANK": "-1", "WORLD_SIZE": "2"}, None, "not a number"),
         ({"RANK": "1", "WORLD_SIZE": "0"}, None, "0 parts"),

@@ -65,22 +65,20 @@ class Divided:
             if options.finish_last:
                 raise UsageError("--finish and --finish-last are two ways to end: name one")
             place = parts_place(self.checkpoint, self.plan, options.parts, stores)
-            return self._finish(place, _count(options.part))
-        part = _part(options.part)
-        if part.found:
-            self.invocation.say(f"part {part}, by {part.found}")
+            return self._finish(place, named_count(options.part))
+        part = named_part(self.invocation, options.part)
         place = parts_place(self.checkpoint, self.plan, options.parts, stores)
         record, again = self._own(place, part)
         if options.finish_last:
             return self._perhaps_finish(place, record, again=again)
-        return self._told(place, record, again=again)
+        return tell_part(self.invocation, place, record, again=again)
 
     def _own(self, place: PartsPlace, part: WorkPart) -> tuple[ShareRecord, bool]:
         """Return the record of a part, and whether it was there before."""
         standing = place.find(part)
         if standing is not None:
             return standing, True
-        self._require_same_number(place, part)
+        require_same_number(place, part)
         own = OwnShare(Shares(self.checkpoint, self.names, part.of), part.number)
         began = time.monotonic()
         findings: Sequence[Finding] = ()
@@ -108,20 +106,11 @@ class Divided:
         )  # fmt: skip
         return place.create(made), False
 
-    def _require_same_number(self, place: PartsPlace, part: WorkPart) -> None:
-        others = sorted({one.part.of for one in place.listed() if one.part.of != part.of})
-        if others:
-            raise RefusedError(
-                f"{place.url} holds records of a division into {others[0]} parts, and this is part"
-                f" {part}",
-                hint=f"--part auto/{others[0]} goes on with it; or remove that directory",
-            )
-
     def _perhaps_finish(self, place: PartsPlace, record: ShareRecord, *, again: bool) -> Result:
         if is_complete(place, record.part.of) and elected(place, record.part, again=again):
             self.invocation.say(f"part {record.part} is the last to end, and finishes")
             return self._finish(place, record.part.of)
-        return self._told(place, record, again=again)
+        return tell_part(self.invocation, place, record, again=again)
 
     def _finish(self, place: PartsPlace, number: int | None) -> Result:
         gathered = gather(place, number)
@@ -134,36 +123,63 @@ class Divided:
                 self.invocation.warn(f"the records could not be removed: {error}")
         return result
 
-    def _told(self, place: PartsPlace, record: ShareRecord, *, again: bool) -> Result:
-        """Say what a part did, which says nothing of the whole."""
-        invocation = self.invocation
-        options = invocation.options(ManyOptions)
-        url = place.store.describe(place.path(record.part))
-        invocation.report(
-            part={
-                "number": record.part.number, "of": record.part.of, "plan": record.plan.digest,
-                "record": url, "tasks": len(record.units), "errors": record.errors,
-                "host": record.host, "done_before": again,
-            },
-            bytes_read=record.nbytes,
-            seconds=record.seconds,
-        )  # fmt: skip
-        did = f"{counted(len(record.units), 'task')}, {human_bytes(record.nbytes)}"
-        when = f"done before, by {record.host}" if again else human_duration(record.seconds)
-        message = f"part {record.part}: {did}, {when}"
-        if record.raised is not None:
-            message += f"; ended by an error: {record.raised.get('message')}"
-        elif record.errors:
-            message += f"; {counted(record.errors, 'error')} found"
-        invocation.print(printable(f"{message}: {url}"))
-        if options.finish_last:
-            # Launchers end all processes where one fails; who is last gives the verdict.
-            return Result(ExitCode.OK, message)
-        hint = "the answer is that of the same line with --finish"
-        if record.code is not ExitCode.OK:
-            return invocation.fail(record.code, message, hint)
-        invocation.say(f"hint: {hint}")
+
+def require_same_number(place: PartsPlace, part: WorkPart) -> None:
+    """Refuse a part of another division than those that have begun.
+
+    Raises:
+        RefusedError: there are records of another number of parts.
+    """
+    others = sorted({one.part.of for one in place.listed() if one.part.of != part.of})
+    if others:
+        raise RefusedError(
+            f"{place.url} holds records of a division into {others[0]} parts, and this is part"
+            f" {part}",
+            hint=f"--part auto/{others[0]} goes on with it; or remove that directory",
+        )
+
+
+def tell_part(
+    invocation: Invocation, place: PartsPlace, record: ShareRecord, *, again: bool, stage: str = ""
+) -> Result:
+    """Say what a part did, which says nothing of the whole.
+
+    Args:
+        invocation: of the verb.
+        place: of the records.
+        record: of the part.
+        again: whether it was there before.
+        stage: of the record.
+    """
+    options = invocation.options(ManyOptions)
+    url = place.store.describe(place.path(record.part, stage))
+    invocation.report(
+        part={
+            "number": record.part.number, "of": record.part.of, "plan": record.plan.digest,
+            "record": url, "tasks": len(record.units), "errors": record.errors,
+            "host": record.host, "done_before": again,
+        },
+    )  # fmt: skip
+    if stage:
+        invocation.report(bytes=record.nbytes, seconds={"copy": record.seconds})
+    else:
+        invocation.report(bytes_read=record.nbytes, seconds=record.seconds)
+    did = f"{counted(len(record.units), 'task')}, {human_bytes(record.nbytes)}"
+    when = f"done before, by {record.host}" if again else human_duration(record.seconds)
+    message = f"part {record.part}: {did}, {when}"
+    if record.raised is not None:
+        message += f"; ended by an error: {record.raised.get('message')}"
+    elif record.errors:
+        message += f"; {counted(record.errors, 'error')} found"
+    invocation.print(printable(f"{message}: {url}"))
+    if options.finish_last:
+        # Launchers end all processes where one fails; who is last gives the verdict.
         return Result(ExitCode.OK, message)
+    hint = "the answer is that of the same line with --finish"
+    if record.code is not ExitCode.OK:
+        return invocation.fail(record.code, message, hint)
+    invocation.say(f"hint: {hint}")
+    return Result(ExitCode.OK, message)
 
 
 def errors_of(invocation: Invocation) -> Callable[[Finding], None]:
@@ -176,8 +192,12 @@ def errors_of(invocation: Invocation) -> Callable[[Finding], None]:
     return tell
 
 
-def _part(text: str) -> WorkPart:
-    """Return the part that `--part` names."""
+def named_part(invocation: Invocation, text: str) -> WorkPart:
+    """Return the part that `--part` names, and say who named it where the environment did.
+
+    Raises:
+        UsageError: it names none.
+    """
     if not text:
         raise UsageError("--finish-last needs --part: I/N, or auto")
     word, _, number = text.partition("/")
@@ -185,10 +205,12 @@ def _part(text: str) -> WorkPart:
         return parse_part(text)
     from ftckpt.parts.environment import part_of
 
-    return part_of(parts=_number(number) if number else None)
+    part = part_of(parts=_number(number) if number else None)
+    invocation.say(f"part {part}, by {part.found}")
+    return part
 
 
-def _count(text: str) -> int | None:
+def named_count(text: str) -> int | None:
     """Return the number of parts that `--part` names beside `--finish`; None: the records do."""
     word, _, number = text.partition("/")
     if not text or (word == "auto" and not number):
