@@ -63,7 +63,7 @@ _ftckpt() {
         "plan elastic --from-gpus"|"plan elastic --to-gpus"|"plan elastic --batch"|"plan elastic --lr"|"plan elastic --accumulation"|"plan elastic --reshard"|"plan elastic --progress") return ;;
         "plan compress --size"|"plan compress --ratio"|"plan compress --codec-bw"|"plan compress --storage-bw"|"plan compress --progress") return ;;
         "plan risk --gpus"|"plan risk --afr"|"plan risk --days"|"plan risk --restart"|"plan risk --progress") return ;;
-        "status --expect-interval"|"status --late"|"status --slower"|"status --tier"|"status --policy"|"status --prometheus"|"status --plot"|"status --endpoint"|"status --profile"|"status --region"|"status --retry-seconds"|"status --progress") return ;;
+        "status --parts"|"status --expect-interval"|"status --late"|"status --slower"|"status --tier"|"status --policy"|"status --prometheus"|"status --plot"|"status --endpoint"|"status --profile"|"status --region"|"status --retry-seconds"|"status --progress") return ;;
         "replay run --steps"|"replay run --at"|"replay run --runs"|"replay run --checkpoint"|"replay run --baseline"|"replay run --baseline-at"|"replay run --reference"|"replay run --every"|"replay run --timeout"|"replay run --dir"|"replay run --html"|"replay run --progress") return ;;
         "replay compare --reference"|"replay compare --pattern"|"replay compare --from"|"replay compare --to"|"replay compare --html"|"replay compare --progress") return ;;
         "replay audit --against"|"replay audit --max-memory"|"replay audit --endpoint"|"replay audit --profile"|"replay audit --region"|"replay audit --retry-seconds"|"replay audit --progress") return ;;
@@ -108,7 +108,7 @@ _ftckpt() {
             "plan elastic") words="--from-gpus --to-gpus --batch --lr --accumulation --reshard --json --quiet -q --progress --debug --help -h" ;;
             "plan compress") words="--size --ratio --codec-bw --storage-bw --json --quiet -q --progress --debug --help -h" ;;
             "plan risk") words="--gpus --afr --days --restart --json --quiet -q --progress --debug --help -h" ;;
-            "status") words="--expect-interval --late --slower --tier --policy --prometheus --plot --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
+            "status") words="--parts --expect-interval --late --slower --tier --policy --prometheus --plot --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "replay") words="--help -h" ;;
             "replay run") words="--steps --at --runs --checkpoint --baseline --baseline-at --reference --every --timeout --dir --html --json --quiet -q --progress --debug --help -h" ;;
             "replay compare") words="--reference --pattern --from --to --html --json --quiet -q --progress --debug --help -h" ;;

@@ -777,6 +777,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcomm
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from risk' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and __fish_seen_subcommand_from risk' -l help -s h -d 'Show this message and exit.'
 
+complete -c ftckpt -n '__fish_seen_subcommand_from status' -l parts -r -d 'Show instead how far the parts are that leave their records in PLACE.'
 complete -c ftckpt -n '__fish_seen_subcommand_from status' -l expect-interval -r -d 'How often a save is due: 22m; else as measured.'
 complete -c ftckpt -n '__fish_seen_subcommand_from status' -l late -r -d 'Alert above N intervals without a save.'
 complete -c ftckpt -n '__fish_seen_subcommand_from status' -l slower -r -d 'Alert when saves take N times as long.'

@@ -74,7 +74,7 @@ BUDGET = {
     "delta": 5_145,
     "retention": 5_893,
     "replication": 2_870,
-    "parts": 1_540,
+    "parts": 1_750,
     "capabilities": 993,
     "health": 1_003,
     "replay": 5_090,
@@ -97,7 +97,7 @@ BUDGET = {
     "formats": 780,
     "api": 4_248,
     "trainers": 105,
-    "commands": 12_360,
+    "commands": 12_440,
 }
 HEAVY = ("torch", "numpy", "s3fs", "fsspec", "rich", "botocore", "zstandard", "matplotlib")
 

@@ -87,15 +87,7 @@ class PartsPlace:
 
     def listed(self) -> list[ListedRecord]:
         """Return the files of the plan's parts, sorted by part."""
-        return self._listed(self._here)
-
-    def _listed(self, path: str) -> list[ListedRecord]:
-        found = []
-        for entry in self._children(path):
-            match = _NAME.fullmatch(entry.path.rpartition("/")[2])
-            if match is not None and entry.kind is EntryKind.FILE:
-                found.append(ListedRecord(WorkPart(int(match[1]), int(match[2])), match[3], entry))
-        return sorted(found, key=lambda one: one[:2])
+        return list_records(self.store, self._here)
 
     def find(self, part: WorkPart, what: str = "") -> ShareRecord | None:
         """Return the record of a part, or None.
@@ -180,11 +172,11 @@ class PartsPlace:
     def others(self, most: int = 16) -> list[tuple[ShareRecord, set[WorkPart]]]:
         """Return other plans of the same target and verb: a record, and the parts that have one."""
         found: list[tuple[ShareRecord, set[WorkPart]]] = []
-        for entry in self._children(self._base):
+        for entry in _children(self.store, self._base):
             name = entry.path.rpartition("/")[2]
             if not _PLAN.fullmatch(name) or name == self.plan.digest:
                 continue
-            done = [one for one in self._listed(entry.path) if one.what != ".running"]
+            done = [one for one in list_records(self.store, entry.path) if one.what != ".running"]
             for one in done[:1]:
                 with suppress(RefusedError, NotFoundError):
                     data = self.store.read(one.entry.path, 0, min(one.entry.size, MAX_BYTES))
@@ -212,11 +204,27 @@ class PartsPlace:
             )
         return record
 
-    def _children(self, path: str) -> list[Entry]:
-        try:
-            return self.store.children(path)
-        except NotFoundError:
-            return []
+
+def list_records(store: Store, path: str) -> list[ListedRecord]:
+    """Return the files of the parts of one plan, sorted by part.
+
+    Args:
+        store: of the place.
+        path: of the plan.
+    """
+    found = []
+    for entry in _children(store, path):
+        match = _NAME.fullmatch(entry.path.rpartition("/")[2])
+        if match is not None and entry.kind is EntryKind.FILE:
+            found.append(ListedRecord(WorkPart(int(match[1]), int(match[2])), match[3], entry))
+    return sorted(found, key=lambda one: one[:2])
+
+
+def _children(store: Store, path: str) -> list[Entry]:
+    try:
+        return store.children(path)
+    except NotFoundError:
+        return []
 
 
 def parts_place(

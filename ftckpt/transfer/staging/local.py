@@ -272,7 +272,7 @@ class LocalStaging(Staging):
             )
 
     def _require_parent(self) -> None:
-        """Make the directory around the destination, unless it looks like a slip of the keyboard."""
+        """Make the directory around the destination, unless its path looks mistyped."""
         if os.path.isdir(self._parent):
             return
         there = existing(self._parent)
