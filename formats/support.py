@@ -142,12 +142,12 @@ LAYOUTS = (
            ("deepspeed/universal_z1/global_step2_universal",
             "deepspeed/universal_tp/global_step2_universal")),
     Support("orbax", "Orbax's trees of arrays in OCDBT, zarr 2 and zarr 3 with shards, of one"
-           " and of several processes", False, (), "orbax 0.11.25, 0.12.8",
+           " and of several processes", False, (), "orbax 0.9.1, 0.11.25, 0.12.8",
            ("orbax/everything", "orbax/sharded_zarr3", "orbax/processes")),
-    Support("orbax", "the same as directories of arrays (`use_ocdbt=False`)", False, (),
-           "orbax 0.11.25, 0.12.8", ("orbax/files",)),
+    Support("orbax", "the same as directories of arrays (`use_ocdbt=False`)", True, (),
+           "orbax 0.9.1, 0.11.25, 0.12.8", ("orbax/files",)),
     Support("orbax", "a CheckpointManager's root, with items of JSON", False, (),
-           "orbax 0.11.25, 0.12.8", ("orbax/manager/30",)),
+           "orbax 0.9.1, 0.11.25, 0.12.8", ("orbax/manager/30",)),
     Support("delta", "a delta against a base, by `delta pack`", False, (), "ftckpt", ("delta",)),
 )  # fmt: skip
 # What `--to` takes.

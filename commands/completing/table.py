@@ -15,6 +15,7 @@ OPTIONS = {
     "--keep-tag": "tag",
     "--tag": "tag",
     **dict.fromkeys(("--against", "--also", "--like", "--checkpoint", "--baseline"), "place"),
+    "--adapter": "place",
     # The other verbs with an option of this name mean something else.
     **dict.fromkeys(("repair --from", "repair --to", "plan --from"), "place"),
     **dict.fromkeys(("status --tier", "guard --tier"), "place"),
@@ -41,7 +42,7 @@ SWITCHES = frozenset(
     {
         "--advise", "--again", "--all", "--allow-missing-tier", "--anonymous", "--apply",
         "--backwards", "--create-root", "--debug", "--delete-corrupt", "--dry-run",
-        "--everybody", "--fail-fast", "--files", "--force", "--from-master", "--full",
+        "--everybody", "--fail-fast", "--files", "--finish", "--finish-last", "--force", "--from-master", "--full",
         "-h", "--help", "--include-bases", "--json", "--layout-state", "--no-lock",
         "--no-proof", "--oldest-first", "--or-reshard", "--presets", "--purge-now", "-q",
         "--quiet", "--remember", "--requester-pays", "--restart", "--resume",

@@ -8,7 +8,7 @@ import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
 from ftckpt.commands.cli.option_values import check_file, parse_duration
-from ftckpt.errors import ExitCode, FtckptError
+from ftckpt.errors import ExitCode, FtckptError, UsageError
 from ftckpt.findings import counted
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ EXAMPLES = (
         "ftckpt status /ckpt/run7 --policy retention.toml --plot saves.png",
         "a timeline of saves, and which of them the policy keeps",
     ),
+    ("ftckpt status --parts /ckpt/run7", "how far parts of a check or a copy are, node by node"),
 )
 CODES = {
     ExitCode.OK: "nothing that somebody should look at",
@@ -54,7 +55,15 @@ def command(
     ctx: typer.Context,
     root: Annotated[
         str, typer.Argument(metavar="ROOT", help="Directory or URL that holds the checkpoints.")
-    ],
+    ] = "",
+    parts: Annotated[
+        str,
+        typer.Option(
+            "--parts",
+            metavar="PLACE",
+            help="Show instead how far the parts are that leave their records in PLACE.",
+        ),
+    ] = "",
     expect_interval: Annotated[
         str, typer.Option(metavar="T", help="How often a save is due: 22m; else as measured.")
     ] = "",
@@ -96,6 +105,12 @@ def command(
     from .text import show
 
     invocation = invoked(ctx)
+    if parts:
+        from .divided import show_parts
+
+        return show_parts(invocation, parts)
+    if not root:
+        raise UsageError("no ROOT was given", hint="or --parts PLACE for the parts of a check")
     invocation.report(target=root)
     if not policy and (known := _policy_of(root)):
         policy = known.file
