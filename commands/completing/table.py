@@ -42,12 +42,13 @@ SWITCHES = frozenset(
     {
         "--advise", "--again", "--all", "--allow-missing-tier", "--anonymous", "--apply",
         "--backwards", "--create-root", "--debug", "--delete-corrupt", "--dry-run",
-        "--everybody", "--fail-fast", "--files", "--finish", "--finish-last", "--force", "--from-master", "--full",
-        "-h", "--help", "--include-bases", "--json", "--layout-state", "--no-lock",
-        "--no-proof", "--oldest-first", "--or-reshard", "--presets", "--purge-now", "-q",
-        "--quiet", "--remember", "--requester-pays", "--restart", "--resume",
-        "--retry-suspected", "--signal-group", "--simulate", "--skip-unsafe",
-        "--skip-unverified", "--stat", "--strict", "--tensors", "--trust-recorded",
-        "--unmanaged", "-v", "--verbose", "--wait", "--yes", "--zero-is-done",
+        "--everybody", "--fail-fast", "--files", "--finish", "--finish-last", "--force",
+        "--from-master", "--full", "-h", "--help", "--include-bases", "--json",
+        "--layout-state", "--no-lock", "--no-proof", "--oldest-first", "--or-reshard",
+        "--presets", "--purge-now", "-q", "--quiet", "--remember", "--requester-pays",
+        "--restart", "--resume", "--retry-suspected", "--signal-group", "--simulate",
+        "--skip-unsafe", "--skip-unverified", "--stat", "--strict", "--tensors",
+        "--trust-recorded", "--unmanaged", "-v", "--verbose", "--wait", "--yes",
+        "--zero-is-done",
     }
 )  # fmt: skip
