@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.invocation import Invocation, Result, invoked
 from ftckpt.commands.cli.parameters import OneOf
-from ftckpt.commands.cli.target import AlsoOption, open_checkpoint
+from ftckpt.commands.cli.target import AlsoOption, open_checkpoint, open_other
 from ftckpt.commands.cli.transfer_options import CODES as CODES
 from ftckpt.commands.cli.transfer_options import (
     DestinationArgument,
@@ -26,6 +26,8 @@ from ftckpt.formats.support import WRITTEN
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ftckpt.checkpoint import Checkpoint
+    from ftckpt.formats.adapters.merging import Merged
     from ftckpt.transfer.request.renaming import Rename
 
 EXAMPLES = (
@@ -34,6 +36,10 @@ EXAMPLES = (
     (
         "ftckpt convert run/step-1000 hf --to safetensors --only model --dtype bf16 --from-master",
         "weights rounded once, from the fp32 masters",
+    ),
+    (
+        "ftckpt convert base/ merged --to safetensors --adapter adapter/",
+        "a LoRA merged into its base, proven",
     ),
     ("ftckpt convert fp8/ bf16 --to safetensors --dtype bf16", "quantised weights as bfloat16"),
     (
@@ -123,6 +129,10 @@ def command(
         typer.Option(metavar="FILE", help="config.json of a MaxText model, which SRC lacks."),
     ] = "",
     also: AlsoOption = None,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATH", help="Merge this LoRA adapter of PEFT. Repeatable, in order."),
+    ] = None,
     rename: Annotated[
         str, typer.Option(metavar="FILE.toml", help="Other names for parameters.")
     ] = "",
@@ -146,6 +156,8 @@ def command(
         raise UsageError("--family says by whose table names are translated", hint="--names NAME")
     if config and names is not NamesChoice.HF:
         raise UsageError("--config says what a MaxText model is", hint="--names hf")
+    if adapter and from_master:
+        raise UsageError("--adapter changes the weights, and --from-master takes the masters")
     renames: Sequence[Rename] = ()
     if rename:
         from ftckpt.transfer.request.renaming import parse_renames
@@ -162,7 +174,15 @@ def command(
         from ftckpt.transfer.request.change_dtype import retype, target_of
 
         checkpoint = checkpoint.dequantised(target_of(dtype.value))
+    merged = None
+    if adapter:
+        merged = _merged(invocation, checkpoint, adapter, dtype)
+        checkpoint = merged.checkpoint
     content = narrowed(Content.of(checkpoint), part)
+    if merged is not None:
+        from ftckpt.formats.adapters.merging import require_weights_alone
+
+        require_weights_alone(content)
     if from_master:
         from ftckpt.transfer.request.from_masters import from_masters
 
@@ -190,4 +210,42 @@ def command(
         content = renamed(content, renames)
     run = invocation.options(RunOptions)
     used = () if names is None else ("true_vocab_size",)
-    return carry_out(invocation, checkpoint, content, to, request, destination, run, used=used)
+    done = carry_out(invocation, checkpoint, content, to, request, destination, run, used=used)
+    if merged is not None and not run.dry_run:
+        _show_rounding(invocation, merged)
+    return done
+
+
+def _merged(
+    invocation: Invocation, base: Checkpoint, adapters: Sequence[str], dtype: DTypeChoice | None
+) -> Merged:
+    """Open adapters, and return the base with them merged into it."""
+    from ftckpt.findings import counted
+    from ftckpt.formats.adapters.merging import merge
+    from ftckpt.transfer.request.change_dtype import target_of
+
+    others = [invocation.keep(open_other(invocation, one)) for one in adapters]
+    merged = merge(base, others, target_of(dtype.value) if dtype is not None else None)
+    invocation.report(
+        adapters=[one.source.url for one in others],
+        merged=sorted(merged.found.targets),
+        untied=merged.found.untied,
+        untouched=list(merged.found.untouched),
+    )
+    changed = counted(len(merged.found.targets), "tensor")
+    invocation.say(f"merged into {changed}: {', '.join(one.source.url for one in others)}")
+    for note in merged.notes():
+        invocation.say(f"note: {note}")
+    return merged
+
+
+def _show_rounding(invocation: Invocation, merged: Merged) -> None:
+    """Report and print what rounding to the type of the result did."""
+    largest, tensor, infinite = merged.rounding
+    invocation.report(rounding={"largest": largest, "tensor": tensor, "infinite": infinite})
+    if not tensor:
+        return
+    beyond = f"; {infinite:,} values are beyond the type and infinite" if infinite else ""
+    invocation.print(
+        f"rounded once from float32: at most {largest:.2g} of a value, in {tensor}{beyond}"
+    )

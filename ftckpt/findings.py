@@ -142,6 +142,7 @@ KINDS: dict[str, KindInfo] = {
     "scale-shape": KindInfo(_C, _E, _C, "A scale does not fit the weight beside it, by shape or type."),
     "lone-scale": KindInfo(_C, _E, _C, "A scale stands beside no quantised weight."),
     "bad-scale": KindInfo(_C, _E, _C, "A scale is zero or negative, or the NaN of E8M0, where its scheme has none."),
+    "untrained": KindInfo(_OK, _W, _C, "Every matrix B of a LoRA adapter is zero: nothing was trained, or the values were lost.", Strictness.VALUES),
     "equal-rng": KindInfo(_OK, _N, _OK, "Ranks share one RNG state."),
     "replica-differs": KindInfo(_OK, _W, _C, "Replicas of one piece hold different bytes.", Strictness.REPLICAS),
     "copy-differs": KindInfo(_C, _E, _C, "A tensor that one save wrote twice differs between its two files."),

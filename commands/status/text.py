@@ -12,14 +12,14 @@ from ftckpt.findings import counted
 from ftckpt.retention.scan.entries import EntryClass
 
 if TYPE_CHECKING:
-    from ftckpt.health import Health, Status, SurveyedEntry
+    from ftckpt.health import Health, Scrubbed, Status, SurveyedEntry
 
 _BARS = "▁▂▃▄▅▆▇█"
 _NEWEST = 40  # saves in the line of write latencies
 _NAMED = 5
 
 
-def show(invocation: Invocation, found: Status) -> None:
+def show(invocation: Invocation, found: Status, guard: Mapping[str, object] | None = None) -> None:
     """Print what was found, run by run, alerts last: they are what was asked for."""
     for number, run in enumerate(found.runs):
         if number:
@@ -30,6 +30,12 @@ def show(invocation: Invocation, found: Status) -> None:
         for alert in run.alerts:
             invocation.print(f"{alert.kind}: {alert.message}")
             invocation.print(f"  {alert.hint}")
+    if guard is not None:
+        from ftckpt.guard.journal import sentence
+
+        age = found.now - float(str(guard["time"]))
+        ago = "" if age < 0 else f"{brief_duration(round(age))} ago: "
+        invocation.print(pairs([("guard", ago + sentence(guard))]))
     if not found.alerts:
         invocation.print("ok: nothing to look at")
 
@@ -45,6 +51,8 @@ def _rows(run: Health, kept: Mapping[str, bool] | None) -> Iterator[tuple[str, o
         if verified is None
         else _save(verified, run.verified_age_s),
     )
+    if run.scrubbed is not None:
+        yield "scrub", _scrub(run.scrubbed)
     yield "interval", _interval(run)
     yield "writing", _writing(run)
     if run.growth is not None:
@@ -75,6 +83,16 @@ def _save(held: SurveyedEntry | None, age: float | None) -> str:
     if age is not None:
         parts.append(f"{brief_duration(round(age))} old")
     return ", ".join(part for part in parts if part)
+
+
+def _scrub(scrubbed: Scrubbed) -> str:
+    said = f"{scrubbed.read} of {counted(scrubbed.saves, 'save')} read since saved"
+    if scrubbed.longest:
+        name = scrubbed.longest.rpartition("/")[2]
+        waits = scrubbed.unread_s
+        since = "nobody knows when" if waits is None else f"{brief_duration(round(waits))} ago"
+        said += f"; longest unread: {name}, {since}"
+    return said
 
 
 def _interval(run: Health) -> str:

@@ -146,6 +146,7 @@ def convert(
     *,
     dtype: str = ...,
     from_master: bool = ...,
+    adapter: Sequence[str] = ...,
     names: str = ...,
     spelling: Sequence[str] = ...,
     family: str = ...,
@@ -168,6 +169,7 @@ def convert(
     *,
     dtype: str = ...,
     from_master: bool = ...,
+    adapter: Sequence[str] = ...,
     names: str = ...,
     spelling: Sequence[str] = ...,
     family: str = ...,
@@ -189,6 +191,7 @@ def convert(
     *,
     dtype: str = "",
     from_master: bool = False,
+    adapter: Sequence[str] = (),
     names: str = "",
     spelling: Sequence[str] = (),
     family: str = "",
@@ -209,6 +212,7 @@ def convert(
         to: the format to write; "" for that of `like`, else the source's own.
         dtype: `bf16`, `fp16` or `fp32`, of the model's floating-point weights; "" as they are.
         from_master: whether weights are rounded from their fp32 masters.
+        adapter: LoRA adapters of PEFT that are merged into the weights, in order.
         names: `hf` or `megatron`: whose names the parameters get; "" as they are.
         spelling: Megatron's: `transformer_engine` or `local`, `sequential` or `grouped`.
         family: the model (`llama`, `mistral`, ...); "" for what it shows.
@@ -244,6 +248,8 @@ def convert(
         raise UsageError("--config says what a MaxText model is", hint="--names hf")
     if family and not names:
         raise UsageError("--family says by whose table names are translated", hint="--names NAME")
+    if adapter and from_master:
+        raise UsageError("--adapter changes the weights, and --from-master takes the masters")
     renames = read_renames(rename)
     request = request or _request(flags, read_rules(flags.get("rules", "")), stores)
     to = to or (request.like.source_format if request.like is not None else "")
@@ -253,7 +259,16 @@ def convert(
     to = to or checkpoint.source_format
     if dtype:
         checkpoint = checkpoint.dequantised(target_of(dtype))
+    if adapter:
+        from ftckpt.formats.adapters.merging import merge
+
+        others = [opened(one, stores) for one in adapter]
+        checkpoint = merge(checkpoint, others, target_of(dtype) if dtype else None).checkpoint
     content = narrowed(checkpoint, flags)
+    if adapter:
+        from ftckpt.formats.adapters.merging import require_weights_alone
+
+        require_weights_alone(content)
     if from_master:
         content = from_masters(content).content
     if dtype:  # before the names: config.json says the type
@@ -352,15 +367,13 @@ def plan(laid_out: LaidOut, flags: WritingFlags) -> Planned:
 
 def write(laid_out: LaidOut, flags: WritingFlags, counter: Counter) -> TransferReport:
     """Write and prove what is laid out, the source verified first (see `LaidOut.write`)."""
-    from ftckpt.verification import verify
-
-    from .writing import checking
+    from .writing import verified
 
     jobs, limiter = laid_out.jobs, rate_limit(flags.get("limit_rate", ""))
     work = Work(threads=jobs, processes=jobs, limiter=limiter, counter=counter)
 
     def check() -> VerifyReport:
-        return verify(laid_out.checkpoint.as_stored, checking(laid_out.content), work=work)
+        return verified(laid_out.checkpoint, laid_out.content, work)
 
     return laid_out.write(
         check=None if flags.get("no_proof", False) else check,

@@ -6,7 +6,7 @@ times, not as ages, so that an alert rule computes the age itself while nobody r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from .alerts import AlertKind
@@ -42,10 +42,12 @@ BYTES = Gauge("ftckpt_checkpoint_bytes", "Bytes of the entries, by class.")
 FREE = Gauge("ftckpt_free_bytes", "What the filesystem has left.")
 MISSING = Gauge("ftckpt_not_durable", "Finished checkpoints that the second tier lacks.")
 DURABLE_STEP = Gauge("ftckpt_durable_step", "Step of the newest checkpoint that both tiers hold.")
+UNREAD = Gauge("ftckpt_unread_since_timestamp_seconds", "Since when a scrub has left one unread.")
+BAD = Gauge("ftckpt_scrub_bad", "Checkpoints that a scrub found bad and that are unchanged.")
 
 _ORDER = (
     UP, AT, ALERT, NEWEST_STEP, NEWEST_TIME, VERIFIED_STEP, VERIFIED_TIME, INTERVAL, WRITING,
-    GROWTH, COUNT, BYTES, FREE, MISSING, DURABLE_STEP,
+    GROWTH, COUNT, BYTES, FREE, MISSING, DURABLE_STEP, UNREAD, BAD,
 )  # fmt: skip
 
 _Sample = tuple[Gauge, Mapping[str, str], float | None]
@@ -58,13 +60,17 @@ def metrics(status: Status) -> str:
         (AT, {"root": status.url}, status.now),
     ]
     for run in status.runs:
-        samples += _samples(run, {"root": status.url, "run": run.survey.url})
-    return _text(samples)
+        labels = {"root": status.url, "run": run.survey.url}
+        samples += _samples(run, labels)
+        if (scrub := run.scrubbed) is not None:
+            since = None if scrub.unread_s is None else status.now - scrub.unread_s
+            samples += [(UNREAD, labels, since), (BAD, labels, len(scrub.bad))]
+    return text_of(samples)
 
 
 def unreadable(url: str, now: float) -> str:
     """Return the metrics of a root that could not be read: that nothing is known of it."""
-    return _text([(UP, {"root": url}, 0.0), (AT, {"root": url}, now)])
+    return text_of([(UP, {"root": url}, 0.0), (AT, {"root": url}, now)])
 
 
 def _samples(run: Health, labels: Mapping[str, str]) -> Iterator[_Sample]:
@@ -104,9 +110,10 @@ def _samples(run: Health, labels: Mapping[str, str]) -> Iterator[_Sample]:
             yield DURABLE_STEP, {**labels, "tier": run.durable.url}, run.durable.newest.entry.step
 
 
-def _text(samples: list[_Sample]) -> str:
+def text_of(samples: Sequence[_Sample], order: Sequence[Gauge] = _ORDER) -> str:
+    """Return samples in Prometheus' text format; those without a value are left out."""
     lines = []
-    for metric in _ORDER:
+    for metric in order:
         mine = [
             (labels, value) for m, labels, value in samples if m is metric and value is not None
         ]
