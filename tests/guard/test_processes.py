@@ -21,6 +21,7 @@ from ftckpt.replay.processes import end_marked
 from tests import campaign
 from tests.guard.light_job import Job, quick
 from tests.guard.test_guard import alive, sleepers
+from tests.test_docs import validate
 
 
 def until(so: Callable[[], object], seconds: float = 20.0) -> None:
@@ -226,6 +227,7 @@ def test_a_guard_on_the_command_line(job: Job, tmp_path: Path) -> None:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     document = json.loads(done.stdout)
+    validate(document)
     assert (done.returncode, document["result"]["name"]) == (0, "OK"), done.stderr
     assert (document["step"], document["restarts"]) == (1, 0)
     assert [one["event"] for one in document["decisions"]][:1] == ["start"]
