@@ -21,7 +21,7 @@ from ftckpt.errors import (
     UsageError,
 )
 from ftckpt.guard.journal import GuardJournal, log_of, of_place
-from ftckpt.guard.lock import Hold, held
+from ftckpt.guard.lock import WAIT, Hold, held
 from ftckpt.guard.nodes import NodePlace, team_of
 from ftckpt.guard.run import Ended, Guard, GuardedPlace, GuardSettings, StartPoint
 from ftckpt.guard.watch import CheckedSave, NewSave, SaveWatcher, Shown, Verifier, shown
@@ -96,7 +96,7 @@ def guard(
     choice: GuardChoice,
     settings: GuardSettings | None = None,
     *,
-    wait_lock: float = 5.0,
+    wait_lock: float = WAIT,
     no_lock: bool = False,
     node: NodePlace | None = None,
     retry_suspected: bool = False,
@@ -140,7 +140,7 @@ def guard(
     lock = (
         nullcontext(Hold(None, lambda: None))
         if no_lock or follows
-        else held(own, actor(), wait=wait_lock, stop=lambda: False)
+        else held(own, actor(), wait=wait_lock, say=warn)
     )
     journal = GuardJournal(own, warn, log_of(node.rank if node is not None else 0))
     told(journal)

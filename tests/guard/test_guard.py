@@ -363,7 +363,7 @@ def test_a_second_guard_is_refused(job: Job) -> None:
     from ftckpt.guard.lock import held
 
     root = read_root(str(job.root), STORES)
-    with held(root, "somebody@elsewhere", wait=0.0, stop=lambda: False):
+    with held(root, "somebody@elsewhere", wait=0.0, say=print):
         with pytest.raises(RefusedError, match=r"another guard is at work.*somebody@elsewhere"):
             job.run()
         assert job.starts() == []
