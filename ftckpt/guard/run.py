@@ -62,6 +62,13 @@ _TICK = 1.0
 _RESERVE_S, _RESERVE_SHARE = 10.0, 0.25
 
 
+_IDLE = "preempted while no command ran: the scheduler is to start the job again"
+
+
+class _NoticedError(BaseException):
+    """A signal announced a preemption while a checkpoint was chosen."""
+
+
 class StartPoint(NamedTuple):
     """What the command is to start from.
 
@@ -349,8 +356,7 @@ class Guard:
         return Ended(after.code, own, after.reason, hint, self._restarts)
 
     def _preempted_idle(self) -> Ended:
-        message = "preempted while no command ran: the scheduler is to start the job again"
-        return Ended(int(ExitCode.REQUEUE), ExitCode.REQUEUE, message, "", self._restarts)
+        return Ended(int(ExitCode.REQUEUE), ExitCode.REQUEUE, _IDLE, "", self._restarts)
 
     # What happens before a start.
 
@@ -381,6 +387,8 @@ class Guard:
             self._choosing = True
             try:
                 chosen = self._team.agree(lambda: self._place.choose(suspected))
+            except _NoticedError:
+                return StartPoint(ExitCode.REQUEUE, _IDLE)
             except UnavailableError as error:
                 chosen = StartPoint(ExitCode.UNAVAILABLE, error.message, error.hint)
             finally:
@@ -677,7 +685,9 @@ class Guard:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         before = self._before.get(number)
-        if self._choosing and number in _STOPPING and number not in self._settings.notice_signals:
+        if self._choosing and number in self._settings.notice_signals:
+            raise _NoticedError  # what a choice reads may take longer than is left
+        if self._choosing and number in _STOPPING:
             if callable(before):
                 before(number, frame)
                 return

@@ -115,6 +115,39 @@ def test_a_save_without_a_seal_stops_it_unless_it_may_be_passed_over(job: Job) -
     assert job.starts() == [1]
 
 
+def test_a_save_in_flight_is_waited_for_and_one_that_nobody_writes_is_not(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ftckpt.api import guarding
+    from tests.builders.checkpoints import save_dcp
+
+    monkeypatch.setattr(guarding, "QUIET", 0.6)
+    words = ["sh", "-c", f'basename "$FTCKPT_RESUME" >> "{job.log}"']
+    job.have(1)
+    step = save_dcp(job.root / "step-2", step=2)
+    (step / ".metadata").rename(job.root / "kept")
+
+    def write() -> None:
+        for _ in range(10):
+            time.sleep(0.1)
+            (step / "growing").write_bytes(b"x" * time.monotonic_ns().bit_length())
+            os.utime(step / "growing")
+        (job.root / "kept").rename(step / ".metadata")
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    began = time.monotonic()
+    assert job.run(words=words, choice={"timeout": 30.0}).code == 0
+    writing.join()
+    assert job.log.read_text() == "step-2\n"
+    assert time.monotonic() - began < 15
+    (step / ".metadata").unlink()
+    began = time.monotonic()
+    assert job.run(words=words, choice={"timeout": 30.0}).code == 0
+    assert job.log.read_text() == "step-2\nstep-1\n"
+    assert time.monotonic() - began < 15
+
+
 def test_damage_is_never_a_fresh_start(job: Job) -> None:
     job.have(1, 2)
     job.flip(1)
@@ -355,6 +388,29 @@ def test_a_signal_that_announces(job: Job) -> None:
     ended = job.run(3, settings, faults={1: {"hang": 1}})  # SIGUSR1 ends the trainer
     assert ended.code == 75
     assert job.logged("ended")[0]["code"] == 128 + signal.SIGUSR1
+
+
+@pytest.mark.parametrize(("notices", "code"), [([signal.SIGTERM], 75), ([], 143)])
+def test_a_signal_while_it_chooses_ends_it_at_once(
+    job: Job, monkeypatch: pytest.MonkeyPatch, notices: list[int], code: int
+) -> None:
+    from ftckpt.api import guarding
+
+    def slow(*args: Any, **kwargs: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(30)
+
+    monkeypatch.setattr(guarding, "select", slow)
+    began = time.monotonic()
+    if notices:
+        assert job.run(settings=quick(notice_signals=notices)).code == code
+    else:
+        with pytest.raises(SystemExit) as ended:
+            job.run()
+        assert ended.value.code == code
+    assert time.monotonic() - began < 10
+    assert job.starts() == []
+    assert job.logged("finished")[0]["code"] == code
 
 
 def test_a_second_guard_is_refused(job: Job) -> None:
