@@ -77,7 +77,7 @@ BUDGET = {
     "capabilities": 993,
     "health": 1_004,
     "replay": 5_125,
-    "guard": 2_620,
+    "guard": 2_660,
     "formats.pickles": 2_340,
     "formats.torch_files": 3_957,
     "formats.state": 1_925,
@@ -95,7 +95,7 @@ BUDGET = {
     "formats.trainer_dirs": 1_498,
     "formats.delta": 2_050,
     "formats": 780,
-    "api": 4_750,
+    "api": 4_800,
     "trainers": 105,
     "commands": 12_150,
 }

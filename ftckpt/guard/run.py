@@ -268,6 +268,7 @@ class Guard:
             os.set_blocking(descriptor, False)
         self._notice: Notice | None = None
         self._starts = 0
+        self._last: CheckedSave | None = None
         self._choosing = False
         self._before: dict[int, Any] = {}
 
@@ -340,6 +341,12 @@ class Guard:
 
     def _ended(self, ending: CommandEnd, after: Next) -> Ended:
         own: ExitCode | None = None
+        last = self._last
+        if after.code == 0 and last is not None and last.code is ExitCode.CORRUPT:
+            # 0 would say that all is well.
+            message = f"the command has finished, and {last.save.path} is damaged: {last.message}"
+            hint = "ftckpt verify ROOT --all names the damage of each save"
+            return Ended(int(ExitCode.CORRUPT), ExitCode.CORRUPT, message, hint, self._restarts)
         if after.code == 0:
             own = ExitCode.OK
         elif after.code == ExitCode.REQUEUE:
@@ -446,6 +453,7 @@ class Guard:
         )  # fmt: skip
         now = time.monotonic()
         running = _Running(command, now, now, None)
+        self._last = None
         verifier = self._place.verifier()
         watcher = None
         try:
@@ -458,6 +466,8 @@ class Guard:
             self._standing.started(chosen.step, self._restarts)
             while command.status is None:
                 self._step(running)
+            if watcher is not None and command.status == 0 and self._goes_on(running):
+                self._finish(watcher, running)
         finally:
             command.end()
             verifier.stop()
@@ -476,6 +486,19 @@ class Guard:
             seconds=round(time.monotonic() - running.began, 3),
         )  # fmt: skip
         return ending, code, running.stopped_by
+
+    def _goes_on(self, running: _Running) -> bool:
+        return self._notice is None and not running.stopped_by and not running.hung
+
+    def _finish(self, watcher: SaveWatcher, running: _Running) -> None:
+        """Wait for the verdict on the last saves of a training that has finished."""
+        watcher.look()
+        while watcher.busy:
+            for event in self._drain():
+                if isinstance(event, (signal.Signals, Notice)):
+                    return  # the training is done; its last save stays unverified
+                self._take(event, running)
+            select.select([self._wake], [], [], _TICK)
 
     def _measure(self, running: _Running) -> None:
         """Find out how often the run saved before, where nothing else says what is late."""
@@ -583,6 +606,8 @@ class Guard:
 
     def _take_verdict(self, checked: CheckedSave) -> None:
         save, code = checked.save, checked.code
+        if self._last is None or save.number >= self._last.save.number:
+            self._last = checked
         self._journal.add(
             "verified", token=self._token, path=save.path, step=save.step,
             code=int(code), name=code.name, seconds=round(checked.seconds, 3),

@@ -176,7 +176,7 @@ class SaveWatcher(threading.Thread):
         self._waiting: dict[str, NewSave] = {}
         self._count, self._good = 0, 0
         self._silent: dict[str, int] = {}
-        self._ended = threading.Event()
+        self._ended, self._news = threading.Event(), threading.Event()
 
     def run(self) -> None:
         """Look until the end."""
@@ -188,7 +188,9 @@ class SaveWatcher(threading.Thread):
         checking.join()
 
     def _check_all(self) -> None:
-        while not self._ended.wait(self._every):
+        while not self._ended.is_set():
+            self._news.wait(self._every)
+            self._news.clear()
             self._check()
 
     def look(self) -> None:
@@ -202,6 +204,7 @@ class SaveWatcher(threading.Thread):
                 numbered = save._replace(number=self._count)
                 self._waiting.pop(save.name, None)
                 self._waiting[save.name] = numbered
+                self._news.set()
                 self._tell(numbered)
         except FtckptError:
             return
@@ -239,9 +242,15 @@ class SaveWatcher(threading.Thread):
             ):
                 return  # one that is newer has come
 
+    @property
+    def busy(self) -> bool:
+        """Whether the newest save waits for its verdict."""
+        return any(save.number == self._count for save in list(self._waiting.values()))
+
     def stop(self) -> None:
         """End the thread, and take one last look for saves."""
         self._ended.set()
+        self._news.set()
         if self.ident is not None:
             self.join()
         self.look()

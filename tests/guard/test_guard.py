@@ -258,6 +258,15 @@ def test_new_saves_are_verified_and_the_last_good_one_is_pinned(job: Job) -> Non
     assert job.starts() == [0, 2]
 
 
+def test_the_last_save_of_a_finished_training_is_verified(job: Job) -> None:
+    assert job.run(2).code == 0
+    assert 2 in [one["step"] for one in job.logged("verified") if one["name"] == "OK"]
+    ended = job.run(4, faults={1: {"flip": 4}})
+    assert (ended.code, ended.own) == (4, ExitCode.CORRUPT)
+    assert "step-4" in ended.message
+    assert job.logged("ended")[-1]["ending"] == "done"
+
+
 def test_a_hang_is_told_killed_and_restarted(job: Job, tmp_path: Path) -> None:
     settings = quick(
         max_age=0.4, limits=Limits(2, 0.0, 0.0, OnHang.KILL), grace=0.3,
