@@ -281,7 +281,7 @@ class _Place:
             if not mended:
                 break
         if found.path is None:
-            return self._nothing(found, looked, repaired)
+            return self._nothing(found, looked, rules, repaired)
         return self._start(found, looked, repaired)
 
     def _select(self, looked: _Looks, rules: SelectionRules) -> Selection:
@@ -351,9 +351,12 @@ class _Place:
             return True
         return False
 
-    def _nothing(self, found: Selection, looked: _Looks, repaired: Sequence[str]) -> StartPoint:
+    def _nothing(
+        self, found: Selection, looked: _Looks, rules: SelectionRules, repaired: Sequence[str]
+    ) -> StartPoint:
         skipped = _skipped(found)
-        if looked.refused and found.code is not ExitCode.NOT_FOUND:
+        others = {one.code for one in found.skipped if _SUSPECTED not in one.message}
+        if looked.refused and all(rules.walks_over(code) for code in others):
             return StartPoint(
                 ExitCode.REFUSED,
                 f"every checkpoint that passes {_SUSPECTED}: {', '.join(sorted(looked.refused))}",

@@ -41,7 +41,7 @@ from .decisions import (
     what_next,
 )
 from .journal import GuardJournal
-from .keeper import adopt_orphans
+from .keeper import adopt_orphans, started_at
 from .lock import Hold
 from .metrics import Standing
 from .notices import Notice, NoticeSource, NoticeThread, write_notice
@@ -375,7 +375,7 @@ class Guard:
         """
         for start in unended(self._journal.events):
             token = str(start.get("token", ""))
-            if not token or start.get("host") != socket.gethostname():
+            if not token or start.get("host") != socket.gethostname() or _lives(start):
                 continue
             left = end_marked(MARK, token)
             if left:
@@ -442,8 +442,8 @@ class Guard:
         # The log knows the token before any process has it.
         self._journal.add(
             "start", token=token, host=socket.gethostname(), guard=os.getpid(),
-            attempt=self._starts, path=chosen.path, step=chosen.step, source=chosen.source,
-            identity=chosen.identity, skipped=list(chosen.skipped),
+            since=started_at(os.getpid()), attempt=self._starts, path=chosen.path,
+            step=chosen.step, source=chosen.source, identity=chosen.identity, skipped=list(chosen.skipped),
             repaired=list(chosen.repaired),
         )  # fmt: skip
         self._hold.check()  # the choice may have taken longer than a lease
@@ -718,6 +718,15 @@ class Guard:
                 return
             raise SystemExit(128 + number)
         self._tell(signal.Signals(number))
+
+
+def _lives(start: Mapping[str, object]) -> bool:
+    """Whether the guard of a start still runs: without a lock another one may."""
+    pid = start.get("guard")
+    if not isinstance(pid, int) or pid == os.getpid():
+        return False
+    since = started_at(pid)
+    return since is not None and since == start.get("since")
 
 
 def _sentence(chosen: StartPoint, attempt: int) -> str:

@@ -223,6 +223,15 @@ def test_every_good_checkpoint_failed_twice(job: Job) -> None:
     assert job.starts()[4:] == [2]
 
 
+def test_a_suspected_one_does_not_hide_why_the_others_are_not_taken(job: Job) -> None:
+    job.have(1, 2)
+    (job.root / "step-1" / "ftckpt.manifest.json").unlink()
+    ended = job.run(3, faults={n: {"load": 7} for n in (1, 2, 3)})
+    assert (ended.own, job.starts()) == (ExitCode.UNVERIFIED, [2, 2])
+    job.flip(2)
+    assert job.run(3).own is ExitCode.UNVERIFIED
+
+
 def test_restarts_have_an_end_and_the_code_is_the_commands(job: Job) -> None:
     faults = {n: {"load": 17} for n in range(1, 9)}
     ended = job.run(faults=faults)
