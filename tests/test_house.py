@@ -77,7 +77,7 @@ BUDGET = {
     "capabilities": 993,
     "health": 1_004,
     "replay": 5_125,
-    "guard": 2_660,
+    "guard": 2_700,
     "formats.pickles": 2_340,
     "formats.torch_files": 3_957,
     "formats.state": 1_925,

@@ -443,7 +443,8 @@ class Guard:
         self._journal.add(
             "start", token=token, host=socket.gethostname(), guard=os.getpid(),
             since=started_at(os.getpid()), attempt=self._starts, path=chosen.path,
-            step=chosen.step, source=chosen.source, identity=chosen.identity, skipped=list(chosen.skipped),
+            step=chosen.step, source=chosen.source, identity=chosen.identity,
+            skipped=list(chosen.skipped),
             repaired=list(chosen.repaired),
         )  # fmt: skip
         self._hold.check()  # the choice may have taken longer than a lease
