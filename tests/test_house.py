@@ -80,7 +80,7 @@ BUDGET = {
     "health": 1_112,
     "replay": 5_125,
     "formats.pickles": 2_359,
-    "guard": 2_620,
+    "guard": 2_700,
     "formats.torch_files": 3_957,
     "formats.state": 1_940,
     "formats.huggingface": 420,
@@ -98,9 +98,9 @@ BUDGET = {
     "formats.trainer_dirs": 1_498,
     "formats.delta": 2_050,
     "formats": 790,
-    "api": 4_864,
+    "api": 4_897,
     "trainers": 105,
-    "commands": 14_435,
+    "commands": 14_437,
 }
 HEAVY = ("torch", "numpy", "s3fs", "fsspec", "rich", "botocore", "zstandard", "matplotlib")
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from ftckpt.commands.cli import verbs
+from ftckpt.errors import ExitCode
 from tests.builders.checkpoints import flip, save_dcp
 
 JOBS = Path(__file__).parent.parent / "docs" / "jobs"
@@ -133,6 +135,24 @@ def test_a_job_is_requeued_while_storage_does_not_answer(path: str) -> None:
 def test_a_job_that_was_preempted_is_requeued(root: Path, path: str) -> None:
     done = train(path, root, TRAINING="75")
     assert (done.returncode, done.stdout.endswith("|scontrol|requeue|77|")) == (0, True)
+
+
+def test_the_job_of_kubernetes_retries_what_a_new_pod_can_help(
+    root: Path, path: str, tmp_path: Path
+) -> None:
+    text = (JOBS / "train-job.yaml").read_text()
+    ignored, failed = (
+        {int(code) for code in found.split(",")}
+        for found in re.findall(r"values: \[([\d, ]+)\]", text)
+    )
+    assert ignored == {ExitCode.UNAVAILABLE, ExitCode.REQUEUE}
+    guards = set(verbs.load("guard").module.CODES) | {ExitCode.USAGE}
+    assert failed == guards - ignored - {ExitCode.OK}
+    (line,) = re.findall(r"^ +command: (\[.*\])$", text, re.MULTILINE)
+    command = [str(root) if w == "/ckpt/run7" else w for w in re.findall(r'"([^"]*)"', line)]
+    train(path, root)  # makes torchrun say its words
+    done = run(command, path)
+    assert done.stdout == f"torchrun|--nproc-per-node=8|train.py|--resume|{root}/step-50|"
 
 
 @pytest.mark.parametrize("place", ["local", pytest.param("s3", marks=pytest.mark.s3)])

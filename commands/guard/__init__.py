@@ -94,7 +94,7 @@ def command(
     ] = False,
     wait_lock: Annotated[
         str, typer.Option(metavar="T", help="Wait for another guard of ROOT to end.")
-    ] = "5s",
+    ] = "200s",
     skip_unsafe: Annotated[
         bool, typer.Option("--skip-unsafe", help="Walk back over hostile or ambiguous ones.")
     ] = False,

@@ -26,16 +26,11 @@ def show(invocation: Invocation, found: Status, guard: Mapping[str, object] | No
             invocation.print()
         if len(found.runs) > 1:
             invocation.print(run.survey.url)
-        invocation.print(pairs(list(_rows(run, found.kept))))
+        last = [] if guard is None or number else [("guard", _decision(guard, found.now))]
+        invocation.print(pairs([*_rows(run, found.kept), *last]))
         for alert in run.alerts:
             invocation.print(f"{alert.kind}: {alert.message}")
             invocation.print(f"  {alert.hint}")
-    if guard is not None:
-        from ftckpt.guard.journal import sentence
-
-        age = found.now - float(str(guard["time"]))
-        ago = "" if age < 0 else f"{brief_duration(round(age))} ago: "
-        invocation.print(pairs([("guard", ago + sentence(guard))]))
     if not found.alerts:
         invocation.print("ok: nothing to look at")
 
@@ -71,6 +66,13 @@ def _rows(run: Health, kept: Mapping[str, bool] | None) -> Iterator[tuple[str, o
         yield "policy", f"keeps {stay}, drops {go}"
     if run.durable is not None:
         yield "second tier", _durable(run)
+
+
+def _decision(guard: Mapping[str, object], now: float) -> str:
+    from ftckpt.guard.journal import sentence
+
+    age = now - float(str(guard["time"]))
+    return f"{brief_duration(round(age))} ago: {sentence(guard)}" if age >= 0 else sentence(guard)
 
 
 def _save(held: SurveyedEntry | None, age: float | None) -> str:

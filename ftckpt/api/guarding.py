@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Unpack
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.discovery.select import Note, Selection, SelectionRules
+from ftckpt.discovery.select import Note, Selection, SelectionRules, select
 from ftckpt.errors import (
     ExitCode,
     FtckptError,
@@ -21,7 +21,7 @@ from ftckpt.errors import (
     UsageError,
 )
 from ftckpt.guard.journal import GuardJournal, log_of, of_place
-from ftckpt.guard.lock import Hold, held
+from ftckpt.guard.lock import WAIT, Hold, held
 from ftckpt.guard.nodes import NodePlace, team_of
 from ftckpt.guard.run import Ended, Guard, GuardedPlace, GuardSettings, StartPoint
 from ftckpt.guard.watch import CheckedSave, NewSave, SaveWatcher, Shown, Verifier, shown
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 # Whose pin keeps the last known good checkpoint.
 OWNER = "ftckpt-guard"
 _REASON = "the last known good checkpoint of a running job"
+# Seconds after which a save that has not changed is not waited for any more: nobody writes it.
+QUIET = 60.0
 _SUSPECTED = "was started from twice without a newer save"
 
 
@@ -96,7 +98,7 @@ def guard(
     choice: GuardChoice,
     settings: GuardSettings | None = None,
     *,
-    wait_lock: float = 5.0,
+    wait_lock: float = WAIT,
     no_lock: bool = False,
     node: NodePlace | None = None,
     retry_suspected: bool = False,
@@ -140,7 +142,7 @@ def guard(
     lock = (
         nullcontext(Hold(None, lambda: None))
         if no_lock or follows
-        else held(own, actor(), wait=wait_lock, stop=lambda: False)
+        else held(own, actor(), wait=wait_lock, say=warn)
     )
     journal = GuardJournal(own, warn, log_of(node.rank if node is not None else 0))
     told(journal)
@@ -165,6 +167,7 @@ class _Place:
     say: Note
     warn: Note
     listed: Shown = field(default_factory=dict)
+    started: bool = False
 
     def hooks(self, settings: GuardSettings | None) -> GuardedPlace:
         """Return what the guard does with it."""
@@ -178,9 +181,14 @@ class _Place:
             )
 
         return GuardedPlace(
-            choose=self.choose, listed=lambda: self.listed, watcher=watcher,
+            choose=self.choose, listed=self.begun, watcher=watcher,
             verifier=self.verifier, keep=self.keep, interval=self.interval,
         )  # fmt: skip
+
+    def begun(self) -> Shown:
+        """Return what the root showed when the command began, which is now."""
+        self.started = True
+        return self.listed
 
     def read(self) -> Root:
         """Read the root anew."""
@@ -273,7 +281,7 @@ class _Place:
             if not mended:
                 break
         if found.path is None:
-            return self._nothing(found, looked, repaired)
+            return self._nothing(found, looked, rules, repaired)
         return self._start(found, looked, repaired)
 
     def _select(self, looked: _Looks, rules: SelectionRules) -> Selection:
@@ -287,13 +295,35 @@ class _Place:
 
         # With tiers the second look says what was passed over.
         note = quiet if self.choice.tiers else self.warn
-        found = select_waiting(read, looked, rules, self.choice.timeout, note, say=self.say)
+        # After its own command no save is in flight: every process of it has ended.
+        left = 0.0 if self.started else self.choice.timeout
+        notes: list[str] = []
+        found = select(read(), looked, rules, notes.append)
+        while found.pending and left > 0:
+            seen, wait = self._in_flight(found), min(QUIET, left)
+            notes.clear()
+            found = select_waiting(read, looked, rules, wait, notes.append, say=self.say)
+            left -= wait
+            if self._in_flight(found) == seen:
+                break  # nobody writes it
+        for line in notes:
+            note(line)
         if not self.choice.tiers or found.code in (ExitCode.UNAVAILABLE, ExitCode.DENIED):
             return found
         tiers = read_tiers([self.choice.root, *self.choice.tiers], self.stores)
         return select_tiers(
             tiers, looked, rules, self.warn, allow_missing=self.choice.allow_missing_tier
         ).chosen
+
+    def _in_flight(self, found: Selection) -> object:
+        """Return what shows whether somebody still writes the saves that are not finished."""
+        store = self.read().store
+        files = []
+        for one in found.pending:
+            with suppress(FtckptError):
+                entries = store.walk(one.entry.path)
+                files += [(e.path, e.size, e.mtime) for e in entries] or [(one.path, 0, None)]
+        return files
 
     def _entry(self, path: str) -> str:
         """Return the name of a checkpoint in the root; "" if it lies elsewhere."""
@@ -321,9 +351,12 @@ class _Place:
             return True
         return False
 
-    def _nothing(self, found: Selection, looked: _Looks, repaired: Sequence[str]) -> StartPoint:
+    def _nothing(
+        self, found: Selection, looked: _Looks, rules: SelectionRules, repaired: Sequence[str]
+    ) -> StartPoint:
         skipped = _skipped(found)
-        if looked.refused and found.code is not ExitCode.NOT_FOUND:
+        others = {one.code for one in found.skipped if _SUSPECTED not in one.message}
+        if looked.refused and all(rules.walks_over(code) for code in others):
             return StartPoint(
                 ExitCode.REFUSED,
                 f"every checkpoint that passes {_SUSPECTED}: {', '.join(sorted(looked.refused))}",
@@ -388,7 +421,7 @@ class _Place:
 
 @dataclass
 class _Looks:
-    """The check and the condition of one choice; what passed is not read a second time.
+    """The check and the condition of one choice; what has not changed is not read a second time.
 
     Attributes:
         suspected: identities of checkpoints that are not started from.
@@ -403,7 +436,7 @@ class _Looks:
     check: Checks | None = None
     refused: set[str] = field(default_factory=set)
     identities: dict[str, str] = field(default_factory=dict)
-    _passed: set[str] = field(default_factory=set)
+    _answers: dict[str, tuple[ExitCode, str]] = field(default_factory=dict)
 
     def condition(self, checkpoint: Checkpoint) -> str:
         url = checkpoint.source.url
@@ -416,11 +449,11 @@ class _Looks:
     def __call__(self, checkpoint: Checkpoint) -> tuple[ExitCode, str]:
         assert self.check is not None
         identity = self.identities.get(checkpoint.source.url, "")
-        if identity and identity in self._passed:
-            return ExitCode.OK, ""
+        if identity in self._answers:
+            return self._answers[identity]
         answer = self.check(checkpoint)
-        if answer[0] is ExitCode.OK and identity:
-            self._passed.add(identity)
+        if identity and answer[0] in (ExitCode.OK, ExitCode.CORRUPT):
+            self._answers[identity] = answer
         return answer
 
     def identity(self, path: str) -> str:

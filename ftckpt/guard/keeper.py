@@ -90,6 +90,15 @@ def below(root: int) -> list[int]:
     return found
 
 
+def started_at(pid: int) -> int | None:
+    """Return when a process was started, in ticks since the machine was; None if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
 def _is_rank(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:

@@ -18,7 +18,9 @@ from ftckpt.storage.local.oserror import translate
 FOLDER, FILE = "guard-lock", "guard.lock"
 # A lease in an object store: the guard of a node that died holds it for this long.
 LEASE = 180.0
-_AGAIN = 0.2
+_AGAIN, _AGAIN_REMOTE = 0.2, 10.0
+# By default a new guard waits for longer than a lease.
+WAIT = LEASE + 20.0
 
 
 class Hold(NamedTuple):
@@ -67,15 +69,16 @@ class _Renewal:
 
 
 @contextmanager
-def held(root: Root, actor: str, *, wait: float, stop: Callable[[], bool]) -> Iterator[Hold]:
+def held(root: Root, actor: str, *, wait: float, say: Callable[[str], None]) -> Iterator[Hold]:
     """Hold a root for one guard.
 
     Args:
         root: its `base` is the place that the user named.
         actor: who; a second guard is told.
         wait: seconds to wait for another guard to end: a killed one takes a moment to end its
-            command, and in an object store its lease must expire.
-        stop: whether to wait no more.
+            command; that of a node that died holds its lease in an object store, or its lock on a
+            network filesystem, for some minutes.
+        say: is told what is waited for.
 
     Raises:
         RefusedError: another guard holds it.
@@ -83,17 +86,21 @@ def held(root: Root, actor: str, *, wait: float, stop: Callable[[], bool]) -> It
         UnsafeError: a link stands where the root's own files belong.
     """
     until = time.monotonic() + wait
+    told = False
     while True:
         with ExitStack() as stack:
             try:
                 hold = _take(root, actor, stack)
-            except RefusedError:
-                if time.monotonic() >= until or stop():
+            except RefusedError as error:
+                if time.monotonic() >= until:
                     raise
+                if not told:
+                    say(f"{error.message}; waiting {wait:g} s for it to end")
+                    told = True
             else:
                 yield hold
                 return
-        time.sleep(_AGAIN)
+        time.sleep(_AGAIN if root.store.traits.local else _AGAIN_REMOTE)
 
 
 def _take(root: Root, actor: str, stack: ExitStack) -> Hold:

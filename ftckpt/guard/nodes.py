@@ -41,6 +41,8 @@ from .run import StartPoint, Team
 BEAT, LOST = 2.0, 60.0
 # What the leader says once every node's command has ended.
 _AFTER = ("over", "deciding")
+# Where one node's command has ended so, those of the others end by themselves: they may still save.
+_BY_ITSELF = (CommandEnd.DONE, CommandEnd.PREEMPTED)
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 # Rank, number of guards, and what names the job and this start of it.
 _LAUNCHERS = (
@@ -260,7 +262,7 @@ class Leader(_Meeting):
                 self._relay(rank, said)
             # Another token: its guard was started anew, and waits.
             bad = not mine or (
-                said.get("state") == "ended" and said.get("ending") != CommandEnd.DONE
+                said.get("state") == "ended" and said.get("ending") not in _BY_ITSELF
             )
             if (bad or said.get("state") == "left" or self._is_lost(rank)) and not self._told:
                 self._told = True
@@ -357,7 +359,7 @@ class Follower(_Meeting):
         if leader.get("attempt", 0) < self._attempt:
             over = False
         over |= leader.get("life") != self._life
-        done = leader.get("state") == "ended" and leader.get("ending") == CommandEnd.DONE
+        done = leader.get("state") == "ended" and leader.get("ending") in _BY_ITSELF
         if ((over and not done) or self._is_lost(0)) and not self._provoked:
             self._provoked = True
             self._tell(CommandEnd.FAILED)

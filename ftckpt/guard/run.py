@@ -41,7 +41,7 @@ from .decisions import (
     what_next,
 )
 from .journal import GuardJournal
-from .keeper import adopt_orphans
+from .keeper import adopt_orphans, started_at
 from .lock import Hold
 from .metrics import Standing
 from .notices import Notice, NoticeSource, NoticeThread, write_notice
@@ -60,6 +60,13 @@ _STOPPING = (signal.SIGTERM, signal.SIGINT)
 _TICK = 1.0
 # Of the time that a notice leaves, what is kept for ending the command.
 _RESERVE_S, _RESERVE_SHARE = 10.0, 0.25
+
+
+_IDLE = "preempted while no command ran: the scheduler is to start the job again"
+
+
+class _NoticedError(BaseException):
+    """A signal announced a preemption while a checkpoint was chosen."""
 
 
 class StartPoint(NamedTuple):
@@ -261,6 +268,7 @@ class Guard:
             os.set_blocking(descriptor, False)
         self._notice: Notice | None = None
         self._starts = 0
+        self._last: CheckedSave | None = None
         self._choosing = False
         self._before: dict[int, Any] = {}
 
@@ -333,6 +341,12 @@ class Guard:
 
     def _ended(self, ending: CommandEnd, after: Next) -> Ended:
         own: ExitCode | None = None
+        last = self._last
+        if after.code == 0 and last is not None and last.code is ExitCode.CORRUPT:
+            # 0 would say that all is well.
+            message = f"the command has finished, and {last.save.path} is damaged: {last.message}"
+            hint = "ftckpt verify ROOT --all names the damage of each save"
+            return Ended(int(ExitCode.CORRUPT), ExitCode.CORRUPT, message, hint, self._restarts)
         if after.code == 0:
             own = ExitCode.OK
         elif after.code == ExitCode.REQUEUE:
@@ -349,8 +363,7 @@ class Guard:
         return Ended(after.code, own, after.reason, hint, self._restarts)
 
     def _preempted_idle(self) -> Ended:
-        message = "preempted while no command ran: the scheduler is to start the job again"
-        return Ended(int(ExitCode.REQUEUE), ExitCode.REQUEUE, message, "", self._restarts)
+        return Ended(int(ExitCode.REQUEUE), ExitCode.REQUEUE, _IDLE, "", self._restarts)
 
     # What happens before a start.
 
@@ -362,7 +375,7 @@ class Guard:
         """
         for start in unended(self._journal.events):
             token = str(start.get("token", ""))
-            if not token or start.get("host") != socket.gethostname():
+            if not token or start.get("host") != socket.gethostname() or _lives(start):
                 continue
             left = end_marked(MARK, token)
             if left:
@@ -381,6 +394,8 @@ class Guard:
             self._choosing = True
             try:
                 chosen = self._team.agree(lambda: self._place.choose(suspected))
+            except _NoticedError:
+                return StartPoint(ExitCode.REQUEUE, _IDLE)
             except UnavailableError as error:
                 chosen = StartPoint(ExitCode.UNAVAILABLE, error.message, error.hint)
             finally:
@@ -427,8 +442,9 @@ class Guard:
         # The log knows the token before any process has it.
         self._journal.add(
             "start", token=token, host=socket.gethostname(), guard=os.getpid(),
-            attempt=self._starts, path=chosen.path, step=chosen.step, source=chosen.source,
-            identity=chosen.identity, skipped=list(chosen.skipped),
+            since=started_at(os.getpid()), attempt=self._starts, path=chosen.path,
+            step=chosen.step, source=chosen.source, identity=chosen.identity,
+            skipped=list(chosen.skipped),
             repaired=list(chosen.repaired),
         )  # fmt: skip
         self._hold.check()  # the choice may have taken longer than a lease
@@ -438,6 +454,7 @@ class Guard:
         )  # fmt: skip
         now = time.monotonic()
         running = _Running(command, now, now, None)
+        self._last = None
         verifier = self._place.verifier()
         watcher = None
         try:
@@ -450,6 +467,8 @@ class Guard:
             self._standing.started(chosen.step, self._restarts)
             while command.status is None:
                 self._step(running)
+            if watcher is not None and command.status == 0 and self._goes_on(running):
+                self._finish(watcher, running)
         finally:
             command.end()
             verifier.stop()
@@ -468,6 +487,19 @@ class Guard:
             seconds=round(time.monotonic() - running.began, 3),
         )  # fmt: skip
         return ending, code, running.stopped_by
+
+    def _goes_on(self, running: _Running) -> bool:
+        return self._notice is None and not running.stopped_by and not running.hung
+
+    def _finish(self, watcher: SaveWatcher, running: _Running) -> None:
+        """Wait for the verdict on the last saves of a training that has finished."""
+        watcher.look()
+        while watcher.busy:
+            for event in self._drain():
+                if isinstance(event, (signal.Signals, Notice)):
+                    return  # the training is done; its last save stays unverified
+                self._take(event, running)
+            select.select([self._wake], [], [], _TICK)
 
     def _measure(self, running: _Running) -> None:
         """Find out how often the run saved before, where nothing else says what is late."""
@@ -575,6 +607,8 @@ class Guard:
 
     def _take_verdict(self, checked: CheckedSave) -> None:
         save, code = checked.save, checked.code
+        if self._last is None or save.number >= self._last.save.number:
+            self._last = checked
         self._journal.add(
             "verified", token=self._token, path=save.path, step=save.step,
             code=int(code), name=code.name, seconds=round(checked.seconds, 3),
@@ -677,12 +711,23 @@ class Guard:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         before = self._before.get(number)
-        if self._choosing and number in _STOPPING and number not in self._settings.notice_signals:
+        if self._choosing and number in self._settings.notice_signals:
+            raise _NoticedError  # what a choice reads may take longer than is left
+        if self._choosing and number in _STOPPING:
             if callable(before):
                 before(number, frame)
                 return
             raise SystemExit(128 + number)
         self._tell(signal.Signals(number))
+
+
+def _lives(start: Mapping[str, object]) -> bool:
+    """Whether the guard of a start still runs: without a lock another one may."""
+    pid = start.get("guard")
+    if not isinstance(pid, int) or pid == os.getpid():
+        return False
+    since = started_at(pid)
+    return since is not None and since == start.get("since")
 
 
 def _sentence(chosen: StartPoint, attempt: int) -> str:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import NamedTuple
 
 from ftckpt.discovery.candidates import look
@@ -24,6 +25,8 @@ from ftckpt.errors import ExitCode, FtckptError
 
 # Seconds until a save that does not pass is verified again.
 SETTLED = 30.0
+# How often a verification may end without an answer.
+_SILENT = 3
 # What a listing shows of each name: it changes when a save of the same name is made again.
 Shown = Mapping[str, tuple[float | None, int]]
 
@@ -104,8 +107,7 @@ class Verifier:
 
     def verify(self, path: str) -> tuple[ExitCode, str] | None:
         """Return the verdict on a checkpoint; None if it was stopped or says nothing."""
-        gently = ["nice", "-n", "19"] if shutil.which("nice") else []
-        gently += ["ionice", "-c", "3"] if shutil.which("ionice") else []
+        gently = _gently()
         # -P: a folder `ftckpt` where the job runs is not the program.
         line = [*gently, sys.executable, "-P", "-m", "ftckpt", "verify", "--json", "--jobs", "1"]
         with self._lock:
@@ -130,6 +132,18 @@ class Verifier:
             self._stopped = True
             if self._process is not None and self._process.poll() is None:
                 self._process.kill()
+
+
+@cache
+def _gently() -> list[str]:
+    """Return what runs a command at the lowest priority, as far as this machine allows it."""
+    found: list[str] = []
+    for words in (["nice", "-n", "19"], ["ionice", "-c", "3"]):
+        if shutil.which(words[0]):
+            # A container may forbid it, and the command would not run at all.
+            tried = subprocess.run([*words, "true"], capture_output=True, check=False)
+            found += words if tried.returncode == 0 else []
+    return found
 
 
 class SaveWatcher(threading.Thread):
@@ -161,7 +175,8 @@ class SaveWatcher(threading.Thread):
         self._doubtful: dict[str, float] = {}
         self._waiting: dict[str, NewSave] = {}
         self._count, self._good = 0, 0
-        self._ended = threading.Event()
+        self._silent: dict[str, int] = {}
+        self._ended, self._news = threading.Event(), threading.Event()
 
     def run(self) -> None:
         """Look until the end."""
@@ -173,7 +188,9 @@ class SaveWatcher(threading.Thread):
         checking.join()
 
     def _check_all(self) -> None:
-        while not self._ended.wait(self._every):
+        while not self._ended.is_set():
+            self._news.wait(self._every)
+            self._news.clear()
             self._check()
 
     def look(self) -> None:
@@ -187,6 +204,7 @@ class SaveWatcher(threading.Thread):
                 numbered = save._replace(number=self._count)
                 self._waiting.pop(save.name, None)
                 self._waiting[save.name] = numbered
+                self._news.set()
                 self._tell(numbered)
         except FtckptError:
             return
@@ -201,8 +219,13 @@ class SaveWatcher(threading.Thread):
             begun = time.monotonic()
             verdict = self._verify(save.path)
             if verdict is None:
-                continue
+                self._silent[name] = self._silent.get(name, 0) + 1
+                if self._silent[name] < _SILENT or self._ended.is_set():
+                    continue
+                verdict = ExitCode.INTERNAL, "ftckpt verify gives no answer"
             code, message = verdict
+            if code in (ExitCode.UNAVAILABLE, ExitCode.NO_RESOURCE):
+                continue  # later
             doubt = code in (ExitCode.CORRUPT, ExitCode.INCOMPLETE, ExitCode.NOT_FOUND)
             if doubt and name not in self._doubtful:
                 self._doubtful[name] = time.monotonic() + self._settled
@@ -219,9 +242,15 @@ class SaveWatcher(threading.Thread):
             ):
                 return  # one that is newer has come
 
+    @property
+    def busy(self) -> bool:
+        """Whether the newest save waits for its verdict."""
+        return any(save.number == self._count for save in list(self._waiting.values()))
+
     def stop(self) -> None:
         """End the thread, and take one last look for saves."""
         self._ended.set()
+        self._news.set()
         if self.ident is not None:
             self.join()
         self.look()

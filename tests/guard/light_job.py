@@ -20,6 +20,7 @@ from ftckpt.guard.run import Ended, GuardSettings
 from ftckpt.verification import Level, VerifyOptions, verify
 
 TRAINER = Path(__file__).with_name("trainer.py")
+SCHEMA = TRAINER.parents[2] / "docs" / "schemas" / "guard.schema.json"
 QUICK = GuardSettings(limits=Limits(3, 0.0, 0.0), grace=1.0, patience=0.0, every=0.05, settled=0.1)
 
 
@@ -67,10 +68,14 @@ class Job:
         if not keep_faults:
             os.environ["FAULTS"] = json.dumps({str(n): f for n, f in (faults or {}).items()})
         place = GuardChoice(str(self.root), **({"timeout": 0.0} | (choice or {})))
-        return guard(
-            words or self.words(last), place, settings, wait_lock=wait_lock,
-            say=self.said.append, warn=self.said.append, told=self.journals.append, **flags,
-        )  # fmt: skip
+        try:
+            return guard(
+                words or self.words(last), place, settings, wait_lock=wait_lock,
+                say=self.said.append, warn=self.said.append, told=self.journals.append, **flags,
+            )  # fmt: skip
+        finally:
+            for one in self.journals[-1:]:
+                require_documented(one)
 
     def events(self, kind: str = "") -> list[dict[str, Any]]:
         """What the trainer told."""
@@ -86,6 +91,14 @@ class Job:
         """The lines of the guard's log."""
         lines = (self.root / ".ftckpt" / "guard.jsonl").read_text().splitlines()
         return [one for one in map(json.loads, lines) if kind in ("", one["event"])]
+
+
+def require_documented(journal: GuardJournal) -> None:
+    """Hold what a guard logged to the schema of its JSON answer."""
+    from jsonschema import Draft202012Validator
+
+    shape = json.loads(SCHEMA.read_text())["properties"]["decisions"]
+    Draft202012Validator(shape).validate(json.loads(json.dumps(journal.own)))
 
 
 def verify_here(self: watch.Verifier, path: str) -> tuple[ExitCode, str] | None:

@@ -115,6 +115,39 @@ def test_a_save_without_a_seal_stops_it_unless_it_may_be_passed_over(job: Job) -
     assert job.starts() == [1]
 
 
+def test_a_save_in_flight_is_waited_for_and_one_that_nobody_writes_is_not(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ftckpt.api import guarding
+    from tests.builders.checkpoints import save_dcp
+
+    monkeypatch.setattr(guarding, "QUIET", 0.6)
+    words = ["sh", "-c", f'basename "$FTCKPT_RESUME" >> "{job.log}"']
+    job.have(1)
+    step = save_dcp(job.root / "step-2", step=2)
+    (step / ".metadata").rename(job.root / "kept")
+
+    def write() -> None:
+        for _ in range(10):
+            time.sleep(0.1)
+            (step / "growing").write_bytes(b"x" * time.monotonic_ns().bit_length())
+            os.utime(step / "growing")
+        (job.root / "kept").rename(step / ".metadata")
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    began = time.monotonic()
+    assert job.run(words=words, choice={"timeout": 30.0}).code == 0
+    writing.join()
+    assert job.log.read_text() == "step-2\n"
+    assert time.monotonic() - began < 15
+    (step / ".metadata").unlink()
+    began = time.monotonic()
+    assert job.run(words=words, choice={"timeout": 30.0}).code == 0
+    assert job.log.read_text() == "step-2\nstep-1\n"
+    assert time.monotonic() - began < 15
+
+
 def test_damage_is_never_a_fresh_start(job: Job) -> None:
     job.have(1, 2)
     job.flip(1)
@@ -190,6 +223,15 @@ def test_every_good_checkpoint_failed_twice(job: Job) -> None:
     assert job.starts()[4:] == [2]
 
 
+def test_a_suspected_one_does_not_hide_why_the_others_are_not_taken(job: Job) -> None:
+    job.have(1, 2)
+    (job.root / "step-1" / "ftckpt.manifest.json").unlink()
+    ended = job.run(3, faults={n: {"load": 7} for n in (1, 2, 3)})
+    assert (ended.own, job.starts()) == (ExitCode.UNVERIFIED, [2, 2])
+    job.flip(2)
+    assert job.run(3).own is ExitCode.UNVERIFIED
+
+
 def test_restarts_have_an_end_and_the_code_is_the_commands(job: Job) -> None:
     faults = {n: {"load": 17} for n in range(1, 9)}
     ended = job.run(faults=faults)
@@ -223,6 +265,15 @@ def test_new_saves_are_verified_and_the_last_good_one_is_pinned(job: Job) -> Non
     assert [(one.entry, one.owner) for one in held] == [("step-2", "ftckpt-guard")]
     assert job.run(4).code == 0
     assert job.starts() == [0, 2]
+
+
+def test_the_last_save_of_a_finished_training_is_verified(job: Job) -> None:
+    assert job.run(2).code == 0
+    assert 2 in [one["step"] for one in job.logged("verified") if one["name"] == "OK"]
+    ended = job.run(4, faults={1: {"flip": 4}})
+    assert (ended.code, ended.own) == (4, ExitCode.CORRUPT)
+    assert "step-4" in ended.message
+    assert job.logged("ended")[-1]["ending"] == "done"
 
 
 def test_a_hang_is_told_killed_and_restarted(job: Job, tmp_path: Path) -> None:
@@ -357,13 +408,36 @@ def test_a_signal_that_announces(job: Job) -> None:
     assert job.logged("ended")[0]["code"] == 128 + signal.SIGUSR1
 
 
+@pytest.mark.parametrize(("notices", "code"), [([signal.SIGTERM], 75), ([], 143)])
+def test_a_signal_while_it_chooses_ends_it_at_once(
+    job: Job, monkeypatch: pytest.MonkeyPatch, notices: list[int], code: int
+) -> None:
+    from ftckpt.api import guarding
+
+    def slow(*args: Any, **kwargs: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(30)
+
+    monkeypatch.setattr(guarding, "select", slow)
+    began = time.monotonic()
+    if notices:
+        assert job.run(settings=quick(notice_signals=notices)).code == code
+    else:
+        with pytest.raises(SystemExit) as ended:
+            job.run()
+        assert ended.value.code == code
+    assert time.monotonic() - began < 10
+    assert job.starts() == []
+    assert job.logged("finished")[0]["code"] == code
+
+
 def test_a_second_guard_is_refused(job: Job) -> None:
     from ftckpt.api.choosing import read_root
     from ftckpt.api.opening import STORES
     from ftckpt.guard.lock import held
 
     root = read_root(str(job.root), STORES)
-    with held(root, "somebody@elsewhere", wait=0.0, stop=lambda: False):
+    with held(root, "somebody@elsewhere", wait=0.0, say=print):
         with pytest.raises(RefusedError, match=r"another guard is at work.*somebody@elsewhere"):
             job.run()
         assert job.starts() == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,12 @@ import pytest
 from ftckpt.api.choosing import read_root
 from ftckpt.api.opening import STORES
 from ftckpt.guard.decisions import CommandEnd, attempts
-from ftckpt.guard.journal import GuardJournal, last_decision
+from ftckpt.guard.journal import GuardJournal, last_decision, sentence
 from tests.guard.light_job import Job
+from tests.json_run import ftckpt_json
 from tests.killing import kill_points
+from tests.test_docs import validate
+from tests.workers.forked import run
 
 
 def journal(job: Job, said: list[str]) -> GuardJournal:
@@ -90,3 +94,10 @@ def test_the_last_decision(job: Job) -> None:
     last = last_decision(root)
     assert last is not None
     assert (last["event"], last["code"]) == ("finished", 0)
+    told = run(["status", str(job.root)], os.environ)
+    assert re.search(r"^guard +\d+ s ago: ended with 0, 0 restarts$", told.stdout, re.MULTILINE)
+    document = ftckpt_json("status", str(job.root))
+    validate(document)
+    assert document["guard"]["event"] == "finished"
+    started = {"event": "start", "path": None, "attempt": 2, "host": "n1"}
+    assert sentence(started) == "a fresh start, attempt 2, on n1"

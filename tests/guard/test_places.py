@@ -64,7 +64,7 @@ def test_a_bucket_has_a_lease_and_a_log(s3_url: str, supply: Path, tmp_path: Pat
     held_pins = pins.pins(read_root(s3_url, STORES))
     assert [(one.entry, one.owner) for one in held_pins] == [("step-1", "ftckpt-guard")]
     with (
-        held(journal.root, "somebody@elsewhere", wait=0.0, stop=lambda: False),
+        held(journal.root, "somebody@elsewhere", wait=0.0, say=print),
         pytest.raises(RefusedError, match=r"another guard.*somebody@elsewhere"),
     ):
         run(s3_url, words)

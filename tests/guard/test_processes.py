@@ -21,6 +21,7 @@ from ftckpt.replay.processes import end_marked
 from tests import campaign
 from tests.guard.light_job import Job, quick
 from tests.guard.test_guard import alive, sleepers
+from tests.test_docs import validate
 
 
 def until(so: Callable[[], object], seconds: float = 20.0) -> None:
@@ -168,6 +169,17 @@ def test_what_outlives_guard_and_keeper_is_ended_by_the_next_guard(job: Job) -> 
     assert [one["ending"] for one in told] == [None]
 
 
+def test_without_a_lock_the_command_of_a_living_guard_is_left_alone(job: Job) -> None:
+    guard = forked(lambda: job.run(3, faults={1: {"hang": 1}}, no_lock=True))
+    until(lambda: job.events("saved"))
+    trainer = job.events("start")[0]["pid"]
+    assert job.run(words=["true"], no_lock=True).code == 0
+    assert alive(trainer)
+    os.kill(guard, signal.SIGTERM)
+    os.waitpid(guard, 0)
+    assert not alive(trainer)
+
+
 def test_a_second_guard_is_refused_while_one_works(job: Job) -> None:
     from ftckpt.errors import RefusedError
 
@@ -226,6 +238,7 @@ def test_a_guard_on_the_command_line(job: Job, tmp_path: Path) -> None:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     document = json.loads(done.stdout)
+    validate(document)
     assert (done.returncode, document["result"]["name"]) == (0, "OK"), done.stderr
     assert (document["step"], document["restarts"]) == (1, 0)
     assert [one["event"] for one in document["decisions"]][:1] == ["start"]
