@@ -47,6 +47,10 @@ EXAMPLES = (
         "Megatron's weights for transformers, with a config.json",
     ),
     (
+        "ftckpt convert run/1000 hf --to safetensors --names hf --only model --config config.json",
+        "MaxText's weights for transformers",
+    ),
+    (
         "ftckpt convert hf/ root/iter_0000000 --to megatron --names megatron --tp 2 --pp 4",
         "weights for Megatron-LM, with the arguments that build the model",
     ),
@@ -120,6 +124,10 @@ def command(
     family: Annotated[
         str, typer.Option(metavar="NAME", help="The model: llama, mistral, …; else what it shows.")
     ] = "",
+    config: Annotated[
+        str,
+        typer.Option(metavar="FILE", help="config.json of a MaxText model, which SRC lacks."),
+    ] = "",
     also: AlsoOption = None,
     adapter: Annotated[
         list[str] | None,
@@ -146,6 +154,8 @@ def command(
         raise UsageError("--spelling says which of Megatron's names", hint="--names megatron")
     if family and names is None:
         raise UsageError("--family says by whose table names are translated", hint="--names NAME")
+    if config and names is not NamesChoice.HF:
+        raise UsageError("--config says what a MaxText model is", hint="--names hf")
     if adapter and from_master:
         raise UsageError("--adapter changes the weights, and --from-master takes the masters")
     renames: Sequence[Rename] = ()
@@ -179,11 +189,15 @@ def command(
         content, masters = from_masters(content)
         invocation.report(from_master=masters)
         invocation.say(f"from their masters: {counted(masters, 'weight')}")
+    if dtype is not None:  # before the names: config.json says the type
+        content = retype(content, dtype.value)
     rows = part.true_vocab_size
     if names is NamesChoice.HF:
         from ftckpt.formats.families import to_hugging_face
+        from ftckpt.formats.huggingface.config import parsed_config
 
-        content = to_hugging_face(content, family=family, true_vocab_size=rows)
+        said = parsed_config(read_text(config), config) if config else None
+        content = to_hugging_face(content, family=family, true_vocab_size=rows, config=said)
     elif names is NamesChoice.MEGATRON:
         from ftckpt.formats.families import to_megatron
         from ftckpt.formats.families.translator import DEFAULT_SPELLINGS
@@ -194,8 +208,6 @@ def command(
         from ftckpt.transfer.request.renaming import rename as renamed
 
         content = renamed(content, renames)
-    if dtype is not None:
-        content = retype(content, dtype.value)
     run = invocation.options(RunOptions)
     used = () if names is None else ("true_vocab_size",)
     done = carry_out(invocation, checkpoint, content, to, request, destination, run, used=used)

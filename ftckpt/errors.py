@@ -50,6 +50,7 @@ class ExitCode(IntEnum):
     UNSUPPORTED = 13
     PARTIAL = 14
     MISSING = 15
+    REQUEUE = 75
     INTERRUPTED = 130
     CLOSED_PIPE = 141
     TERMINATED = 143
@@ -68,6 +69,7 @@ PRECEDENCE: tuple[ExitCode, ...] = (
     ExitCode.DENIED,
     ExitCode.NO_RESOURCE,
     ExitCode.UNAVAILABLE,
+    ExitCode.REQUEUE,
     ExitCode.UNSUPPORTED,
     ExitCode.MISSING,
     ExitCode.NOT_FOUND,

@@ -149,6 +149,7 @@ KINDS: dict[str, KindInfo] = {
     "master-differs": KindInfo(_OK, _W, _C, "A master weight does not cast to its weight.", Strictness.MASTERS),
     # coverage of the evidence
     "not-covered": KindInfo(_OK, _N, _OK, "Bytes that no evidence covers."),
+    "fill-value": KindInfo(_OK, _N, _OK, "Chunks that zarr did not store; they read as its value."),
     "no-crc": KindInfo(_OK, _N, _OK, "A record carries no CRC-32: not recorded, not corrupt."),
     "no-evidence": KindInfo(ExitCode.UNVERIFIED, _E, _OK, "No digest or CRC exists to check the content against."),
     # not checked, and why

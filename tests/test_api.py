@@ -220,8 +220,10 @@ def test_the_planning_of_the_page_runs() -> None:
     assert 0 < names["plan"].outcome.useful < 1
 
 
-# Verbs for people at a terminal; planning has functions of numbers, in ftckpt.planning.
-ONLY_VERBS = {"demo", "completions", "help"} | {one for one in verbs.VERBS if one[:4] == "plan"}
+# Verbs for people at a terminal, and one that takes its process over; planning has functions of
+# numbers, in ftckpt.planning.
+ONLY_VERBS = {"demo", "completions", "help", "guard"}
+ONLY_VERBS |= {one for one in verbs.VERBS if one[:4] == "plan"}
 # What a verb prints or draws, how it ends, and what its process may take, is no matter of a
 # function. A function that measures gives the rates of which the advice is made.
 OF_THE_SCREEN = {"html", "plot", "top", "stat", "tensor", "tensors", "files", "strict", "match",

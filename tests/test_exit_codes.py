@@ -14,9 +14,8 @@ from ftckpt.errors import PRECEDENCE, ExitCode
 
 DOCS = Path(__file__).parents[1] / "docs"
 # What `latest` can end with before a restart; nobody reads its output through a pipe there.
-CODES = [code for code in ExitCode if code is not ExitCode.CLOSED_PIPE]
+CODES = [c for c in ExitCode if c not in (ExitCode.CLOSED_PIPE, ExitCode.REQUEUE)]
 SCRIPTS = {
-    "train.sbatch": (DOCS / "jobs" / "train.sbatch").read_text(),
     "restart.sbatch": (DOCS / "jobs" / "restart.sbatch").read_text(),
     "tiers.sbatch": (DOCS / "jobs" / "tiers.sbatch").read_text(),
     "verify.md": re.findall(r"```sh\n(CKPT=.*?)```", (DOCS / "verify.md").read_text(), re.DOTALL)[
@@ -26,7 +25,29 @@ SCRIPTS = {
 
 
 def test_every_job_script_is_tried() -> None:
-    assert {p.name for p in (DOCS / "jobs").glob("*.sbatch")} <= set(SCRIPTS)
+    assert {p.name for p in (DOCS / "jobs").glob("*.sbatch")} <= {*SCRIPTS, "train.sbatch"}
+
+
+@pytest.mark.parametrize("code", ExitCode, ids=lambda code: code.name)
+def test_the_guarded_script_requeues_75_and_10_and_passes_on_the_rest(
+    code: ExitCode, tmp_path: Path
+) -> None:
+    stubs = {"srun": f"exit {int(code)}", "scontrol": '[ "$1" = show ] || echo "$1"'}
+    for name, body in stubs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    done = subprocess.run(
+        ["bash", str(DOCS / "jobs" / "train.sbatch")],
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "ROOT": "/root", "SLURM_JOB_ID": "7"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if code in (ExitCode.UNAVAILABLE, ExitCode.REQUEUE):
+        assert (done.returncode, done.stdout) == (0, "requeue\n")
+    else:
+        assert (done.returncode, done.stdout) == (int(code), "")
 
 
 def rows(page: str) -> dict[int, list[str]]:
@@ -55,7 +76,7 @@ def test_only_9_starts_afresh_and_only_10_is_requeued() -> None:
     by_action: dict[str, set[int]] = {}
     for code, action in ACTIONS.items():
         by_action.setdefault(action, set()).add(code)
-    assert by_action.pop("-") == {141}
+    assert by_action.pop("-") == {75, 141}
     assert by_action.pop("resume") == {0}
     assert by_action.pop("start afresh") == {9}
     assert by_action.pop("requeue") == {10}

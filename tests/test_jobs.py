@@ -51,8 +51,22 @@ def run(command: Sequence[str], path: str, **environment: str) -> subprocess.Com
     )
 
 
-def train(path: str, root: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def train(path: str, root: Path | str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the guarded job: srun runs what it is given, on one node, and torchrun says its words."""
+    folder = Path(path.partition(":")[0])
+    (folder / "srun").write_text('#!/bin/sh\nexec "$@"\n')
+    (folder / "torchrun").write_text('#!/bin/sh\nprintf "%s|" torchrun "$@"\nexit ${TRAINING:-0}\n')
+    (folder / "torchrun").chmod(0o755)
+    (folder / "scontrol").write_text('#!/bin/sh\nprintf "%s|" scontrol "$@"\n')
+    environment = {"FTCKPT_GUARD_MAX_RESTARTS": "0", "FTCKPT_GUARD_TIMEOUT": "0"} | environment
+    environment |= {"SLURM_JOB_NODELIST": "n[1-2]"}
     return run(["bash", str(JOBS / "train.sbatch")], path, ROOT=str(root), **environment)
+
+
+TRAINED = (
+    "torchrun|--nnodes=2|--nproc-per-node=gpu|--rdzv-backend=c10d|"
+    "--rdzv-endpoint=scontrol|show|hostnames|n[1-2]|:29500|train.py|"
+)
 
 
 def test_a_job_restarts_from_the_newest_that_passes(root: Path, path: str) -> None:
@@ -60,9 +74,7 @@ def test_a_job_restarts_from_the_newest_that_passes(root: Path, path: str) -> No
     flip(file, file.stat().st_size // 2)
     done = train(path, root)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == (
-        f"srun|torchrun|--nnodes=2|--nproc-per-node=gpu|train.py|--resume|{root}/step-40|"
-    )
+    assert done.stdout == f"{TRAINED}--resume|{root}/step-40|"
     assert "step-50" in done.stderr
 
 
@@ -70,7 +82,7 @@ def test_a_job_without_a_checkpoint_starts_afresh(tmp_path: Path, path: str) -> 
     marked = run(["ftckpt", "latest", str(tmp_path / "new"), "--create-root"], path)
     assert marked.returncode == 9, marked.stderr
     done = train(path, tmp_path / "new")
-    assert done.stdout == "srun|torchrun|--nnodes=2|--nproc-per-node=gpu|train.py|"
+    assert done.stdout == TRAINED
 
 
 def test_a_job_never_starts_afresh_in_a_place_that_may_not_be_the_root(
@@ -79,7 +91,7 @@ def test_a_job_never_starts_afresh_in_a_place_that_may_not_be_the_root(
     (tmp_path / "unmounted").mkdir()
     for place in ("unmounted", "mistyped"):
         done = train(path, tmp_path / place)
-        assert (done.returncode, done.stdout) == (1, "")
+        assert (done.returncode, done.stdout) == (15, "")
 
 
 def test_a_job_never_starts_afresh_where_checkpoints_were(root: Path, path: str) -> None:
@@ -91,7 +103,7 @@ def test_a_job_never_starts_afresh_where_checkpoints_were(root: Path, path: str)
     for step in root.glob("step-*"):
         shutil.rmtree(step)
     done = train(path, root)
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (4, "")
     assert "step-50" in done.stderr
 
 
@@ -103,20 +115,24 @@ def test_a_job_never_starts_afresh_upon_damage(root: Path, path: str) -> None:
     for step in root.iterdir():
         flip(step / "__0_0.distcp", (step / "__0_0.distcp").stat().st_size // 2)
     done = train(path, root)
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (4, "")
 
 
 def test_a_job_is_requeued_while_storage_does_not_answer(path: str) -> None:
-    done = run(
-        ["bash", str(JOBS / "train.sbatch")],
+    done = train(
         path,
-        ROOT="s3://bucket/run7",
+        "s3://bucket/run7",
         AWS_ENDPOINT_URL="http://127.0.0.1:9",
         AWS_ACCESS_KEY_ID="a",
         AWS_SECRET_ACCESS_KEY="b",
-        FTCKPT_LATEST_RETRY_SECONDS="0.1",
+        FTCKPT_GUARD_RETRY_SECONDS="0.1",
     )
     assert (done.returncode, done.stdout) == (0, "scontrol|requeue|77|")
+
+
+def test_a_job_that_was_preempted_is_requeued(root: Path, path: str) -> None:
+    done = train(path, root, TRAINING="75")
+    assert (done.returncode, done.stdout.endswith("|scontrol|requeue|77|")) == (0, True)
 
 
 @pytest.mark.parametrize("place", ["local", pytest.param("s3", marks=pytest.mark.s3)])
@@ -258,3 +274,73 @@ def test_the_cron_job_of_kubernetes(root: Path, path: str, tmp_path: Path) -> No
     done = run(command, path)
     assert done.returncode == 0, done.stderr
     assert sorted(p.name for p in root.iterdir() if p.name[0] == "s") == ["step-40", "step-50"]
+
+
+@pytest.fixture
+def clean_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take away what a scheduler around the tests has set."""
+    for name in list(os.environ):
+        if name.startswith(("SLURM_", "OMPI_", "PMI_", "JOB_")) or name in ("RANK", "WORLD_SIZE"):
+            monkeypatch.delenv(name)
+
+
+@pytest.mark.usefixtures("clean_launchers")
+def test_an_array_of_tasks_and_the_one_that_was_lost(root: Path, path: str) -> None:
+    step = shutil.copytree(root / "step-10", root.parent / "step-10")  # WORK has words, not spaces
+    script = str(JOBS / "parts.sbatch")
+    work = {"WORK": f"verify {step}", "PARTS": "3", "SLURM_ARRAY_TASK_STEP": "1"}
+    first = {**work, "SLURM_ARRAY_TASK_MIN": "0", "SLURM_ARRAY_TASK_COUNT": "3"}
+    for number in ("0", "2"):
+        done = run(["bash", script], path, SLURM_ARRAY_TASK_ID=number, **first)
+        assert done.returncode == 0, done.stderr
+        assert "ok:" not in done.stdout
+    told = run(["ftckpt", "verify", str(step), "--finish"], path)
+    assert told.returncode == 5
+    assert "--array=1, with --part auto/3" in told.stderr
+    again = {**work, "SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_COUNT": "1"}
+    done = run(["bash", script], path, SLURM_ARRAY_TASK_ID="1", **again)
+    assert done.returncode == 0, done.stderr
+    assert "ok: 4 tensors" in done.stdout
+
+
+@pytest.mark.usefixtures("clean_launchers")
+def test_an_indexed_job(root: Path, path: str) -> None:
+    text = (JOBS / "parts-job.yaml").read_text()
+    (command,) = re.findall(r"command: \[(.*)\]", text)
+    (completions,) = re.findall(r"completions: (\d+)", text)
+    words = [word.strip().strip('"') for word in command.split(",")]
+    words[words.index(f"auto/{completions}")] = "auto/2"  # the rest as it is
+    words[2] = str(root / "step-20")
+    ends = [run(words, path, JOB_COMPLETION_INDEX=str(n)) for n in range(2)]
+    assert [done.returncode for done in ends] == [0, 0], ends[-1].stderr
+    assert "ok: 4 tensors" in ends[-1].stdout
+
+
+@pytest.mark.usefixtures("clean_launchers")
+@pytest.mark.parametrize(
+    ("launcher", "names"),
+    [
+        ("torchrun", ("RANK", "WORLD_SIZE")),
+        ("mpirun", ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")),
+        ("parallel", ()),
+    ],
+)
+def test_what_starts_processes(
+    root: Path, path: str, tmp_path: Path, launcher: str, names: tuple[str, ...]
+) -> None:
+    """A launcher that starts processes one after the other, with the real one's variables."""
+    step = shutil.copytree(root / "step-30", tmp_path / "step-30")
+    fake = tmp_path / "bin" / launcher
+    if names:
+        rank, size = names
+        each = f'for n in 0 1; do env {rank}=$n {size}=2 "$@"; done'
+        loop = f'while [ "$1" != ftckpt ]; do shift; done; {each}'
+    else:
+        loop = 'shift; while read -r n; do eval "$(echo "$@" | sed "s/{}/$n/")"; done'
+    fake.write_text(f"#!/bin/sh\n{loop}\n")
+    fake.chmod(0o755)
+    work = {"WORK": f"seal {step}", "PARTS": "2", "LAUNCHER": launcher}
+    done = run(["sh", str(JOBS / "parts.sh")], path, **work)
+    assert done.returncode == 0, done.stderr
+    assert (step / "ftckpt.manifest.json").exists()
+    assert "sealed 2 files" in done.stdout

@@ -110,8 +110,16 @@ def test_the_python_of_the_pages_is_python() -> None:
             compile(text, str(page), "exec")
 
 
-def test_links_of_all_pages_lead_somewhere() -> None:
+def test_the_list_for_language_models_names_every_page() -> None:
+    text = (DOCS / "llms.txt").read_text()
+    own = {"index.md", "development.md"}
     for page in DOCS.rglob("*.md"):
+        name = page.relative_to(DOCS).as_posix()
+        assert name in own or name.startswith("packaging/") or f"({name})" in text, name
+
+
+def test_links_of_all_pages_lead_somewhere() -> None:
+    for page in (*DOCS.rglob("*.md"), DOCS / "llms.txt"):
         for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
             if "://" not in link and not link.startswith("verbs/"):
                 assert (page.parent / link).exists(), f"{page.relative_to(DOCS)}: {link}"

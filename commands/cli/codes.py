@@ -19,6 +19,15 @@ class Meaning(NamedTuple):
     retry: str = "no"
 
 
+class CommandCode(int):
+    """The exit code of a command that a verb ran, and ends with in its turn."""
+
+    @property
+    def name(self) -> str:
+        """Return what stands in place of an exit code's name."""
+        return "COMMAND"
+
+
 MEANINGS: dict[ExitCode, Meaning] = {
     ExitCode.OK: Meaning("done, positive, complete", "-"),
     ExitCode.INTERNAL: Meaning("a bug in ftckpt; never a verdict"),
@@ -36,6 +45,7 @@ MEANINGS: dict[ExitCode, Meaning] = {
     ExitCode.UNSUPPORTED: Meaning("a layout, version or store capability that is not supported"),
     ExitCode.PARTIAL: Meaning("finished, but some items failed; they are listed", "look first"),
     ExitCode.MISSING: Meaning("nothing shows that the root is there: no fresh start", "look first"),
+    ExitCode.REQUEUE: Meaning("the job was preempted, and goes on when it is started again", "yes"),
     ExitCode.INTERRUPTED: Meaning("interrupted (SIGINT, Ctrl-C)", "yes"),
     ExitCode.CLOSED_PIPE: Meaning("the reader of the output closed the pipe", "-"),
     ExitCode.TERMINATED: Meaning("terminated (SIGTERM)", "yes"),

@@ -30,6 +30,8 @@ NO_ENVIRONMENT = frozenset(
         "trust_recorded",
         "backwards",
         "allow_missing_tier",
+        "no_lock",
+        "retry_suspected",
         "delete_corrupt",
         "free",
         "max_delete",
@@ -43,10 +45,11 @@ PREFIX = "FTCKPT_"
 # Every name shares the prefix, so that less likeness than this is none.
 _NEAR = 0.8
 # Variables that set no flag: the file of remotes, what `replay` gives to the processes that it
-# records, and what the tests read.
+# records, what `guard` tells its command, and what the tests read.
 # Kubernetes makes the others in every pod beside a Service named ftckpt or ftckpt-something.
 _OTHERS = re.compile(
-    r"FTCKPT_(?:CONFIG|REPLAY_[A-Z_]+|MEGATRON|PEER_[A-Z_]+"
+    r"FTCKPT_(?:CONFIG|REPLAY_[A-Z_]+|MEGATRON|RESUME|STEP|ATTEMPT|NOTICE|GUARD|ELASTIC"
+    r"|ALERT(?:_KIND)?|PEER_[A-Z_]+"
     r"|(?:[A-Z0-9_]+_)?(?:SERVICE_(?:HOST|PORT(?:_[A-Z0-9_]+)?)|PORT(?:_[0-9]+_[A-Z0-9_]+)?))"
 )
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from ftckpt.errors import ExitCode
 from ftckpt.storage import StoreOptions
 
+from .codes import CommandCode
 from .render import finding_line, printable
 from .terminal import coloured, is_terminal, same_place, write
 
@@ -45,7 +46,7 @@ class Result(NamedTuple):
         hint: what to do next, or "".
     """
 
-    code: ExitCode = ExitCode.OK
+    code: ExitCode | CommandCode = ExitCode.OK
     message: str = ""
     hint: str = ""
 
@@ -90,10 +91,10 @@ class Invocation:
     _told: set[str] = field(default_factory=set)
     _kept: list[object] = field(default_factory=list)
 
-    def begin(self) -> None:
-        """Note that the verb itself runs from now on."""
+    def begin(self, *, watched: bool = True) -> None:
+        """Note that the verb itself runs from now on; `watched`: signals are to end it in time."""
         self.started = True
-        if self.on_begin is not None:
+        if watched and self.on_begin is not None:
             self.on_begin()
 
     def keep(self, thing: T) -> T:
@@ -138,12 +139,12 @@ class Invocation:
         """Print what must be seen on stderr, also under `--quiet`."""
         self._above_progress(printable(text))
 
-    def fail(self, code: ExitCode, message: str, hint: str = "") -> Result:
+    def fail(self, code: ExitCode | CommandCode, message: str, hint: str = "") -> Result:
         """Complain on stderr as an error would, and return the result for `command` to return."""
         self.complain(code, message, hint)
         return Result(code, message, hint)
 
-    def complain(self, code: ExitCode, message: str, hint: str = "") -> None:
+    def complain(self, code: ExitCode | CommandCode, message: str, hint: str = "") -> None:
         """Print an error on stderr: one sentence, and what to do next.
 
         What a finding has said just above, in the same terminal or log, is not said again.

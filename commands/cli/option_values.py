@@ -41,7 +41,7 @@ def check_file(option: str, path: str) -> None:
         path: as typed.
 
     Raises:
-        UsageError: it is a URL, or looks like one, or leads through something that is no directory.
+        UsageError: it is a URL, or looks like one, or leads through a file.
     """
     if "://" in path:
         raise UsageError(f"{option} {path}: it is written on this machine", hint="name a path")

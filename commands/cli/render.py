@@ -23,6 +23,8 @@ from ftckpt.errors import ExitCode, FtckptError
 if TYPE_CHECKING:
     from ftckpt.findings import Finding
 
+    from .codes import CommandCode
+
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # C0 and C1 controls, and the marks that reorder a line: a name must not move the cursor or forge
 # a line of our output.
@@ -162,7 +164,7 @@ def error_line(error: FtckptError) -> str:
     return printable(error.message)
 
 
-def result_record(code: ExitCode, message: str, hint: str = "") -> dict[str, Any]:
+def result_record(code: ExitCode | CommandCode, message: str, hint: str = "") -> dict[str, Any]:
     """Return the `result` record that ends every JSON document."""
     return {"code": int(code), "name": code.name, "message": message, "hint": hint}
 

@@ -59,6 +59,7 @@ VERBS: dict[str, str] = {
     "plan compress": "Compute whether compressing a checkpoint makes the save shorter",
     "plan risk": "Compute how likely a run is to fail, and its time without checkpoints",
     "status": "Show a run's checkpoint health: newest saves, age, cadence, size, alerts",
+    "guard": "Start a job from its newest good checkpoint, watch it, and restart it",
     "replay run": "Run a training and its restart, and compare them bit by bit",
     "replay compare": "Compare the logs of runs, and name the first event that differs",
     "replay audit": "Report what a restart from a checkpoint would lack, without running it",
@@ -200,7 +201,8 @@ class Verb(TyperCommand):
         for group in self.groups:
             values = {k: ctx.params.pop(k) for k in group.names}
             invocation.groups[group.type] = group.build(**values)
-        invocation.begin()
+        # A verb that passes signals on to a command ends after it, in its own time.
+        invocation.begin(watched=getattr(self.module, "WATCHED", True))
         ctx.obj = invocation
         # `help` and `completions` must answer so that the right name can be found.
         if getattr(self.module, "STORAGE", True) and any(

@@ -9,13 +9,13 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any
 
-from ftckpt.commands.cli.codes import ALWAYS, MEANINGS
-from ftckpt.commands.cli.verbs import VERBS, Verb, family, load
+from ftckpt.commands.cli.codes import MEANINGS
+from ftckpt.commands.cli.verbs import VERBS
 from ftckpt.errors import PRECEDENCE
 from ftckpt.version import __version__
 
+from .contents import verb_help
 from .environment import environment_text
 from .roff import bold, example, paragraphs, plain, rows
 
@@ -23,7 +23,7 @@ from .roff import bold, example, paragraphs, plain, rows
 def pages() -> Iterator[tuple[str, str]]:
     """Yield each page: its name, such as `ftckpt-gc-undelete.1`, and its text."""
     made = {"ftckpt.1": _overview()}
-    made |= {f"{_page(verb)}.1": _verb(verb, load(verb)) for verb in VERBS}
+    made |= {f"{_page(verb)}.1": _verb(verb) for verb in VERBS}
     made |= {"ftckpt-exit-codes.7": _exit_codes(), "ftckpt-environment.7": _environment()}
     for name, text in made.items():
         # A heading begins a paragraph already.
@@ -85,39 +85,23 @@ def _overview() -> str:
     )
 
 
-def _verb(verb: str, command: Verb) -> str:
-    summary, _, rest = (command.help or "").strip().partition("\n")
-    with command.make_context(f"ftckpt {verb}", [], resilient_parsing=True) as ctx:
-        usage = " ".join(command.collect_usage_pieces(ctx))
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for param in command.get_params(ctx):
-            record = param.get_help_record(ctx)
-            if record is not None:
-                sections.setdefault(command.section_of(param), []).append(record)
-    order = [name for name in command.section_names() if name in sections]
-    others = [one for one in family(verb.split()[0]) if one != verb]
+def _verb(verb: str) -> str:
+    told = verb_help(verb)
     return (
-        _head(_page(verb), 1, summary.rstrip("."))
-        + f".SH SYNOPSIS\n{bold(f'ftckpt {verb}')} {plain(usage)}\n"
+        _head(_page(verb), 1, told.summary)
+        + f".SH SYNOPSIS\n{bold(f'ftckpt {verb}')} {plain(told.usage)}\n"
         + ".SH DESCRIPTION\n"
-        + paragraphs(summary, rest)
+        + paragraphs(f"{told.summary}.", told.text)
         + "".join(
-            f".SH {plain(name.upper())}\n" + rows((bold(n), plain(h)) for n, h in sections[name])
-            for name in order
+            f".SH {plain(name.upper())}\n" + rows((bold(n), plain(h)) for n, h in options)
+            for name, options in told.sections
         )
         + ".SH EXAMPLES\n"
-        + "".join(paragraphs(does) + example(line) for line, does in command.module.EXAMPLES)
+        + "".join(paragraphs(does) + example(line) for line, does in told.examples)
         + ".SH EXIT STATUS\n"
-        + rows(_codes(command.module))
-        + _see_also(["ftckpt", *map(_page, others), *_ALL])
+        + rows((bold(str(int(code))), plain(f"{code.name}: {text}")) for code, text in told.codes)
+        + _see_also(["ftckpt", *map(_page, told.others), *_ALL])
     )
-
-
-def _codes(module: Any) -> Iterator[tuple[str, str]]:
-    said = dict.fromkeys(ALWAYS, "") | dict(module.CODES)
-    for code in sorted(said):
-        text = said[code] or MEANINGS[code].meaning
-        yield bold(str(int(code))), plain(f"{code.name}: {text}")
 
 
 def _exit_codes() -> str:

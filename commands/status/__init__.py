@@ -8,11 +8,14 @@ import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
 from ftckpt.commands.cli.option_values import check_file, parse_duration
-from ftckpt.errors import ExitCode
+from ftckpt.errors import ExitCode, FtckptError, UsageError
 from ftckpt.findings import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ftckpt.commands.config.defaults import RootPolicy
+    from ftckpt.health import Status
 
 EXAMPLES = (
     ("ftckpt status /ckpt/run7", "the newest save, its age, how regular and how slow saves are"),
@@ -32,6 +35,7 @@ EXAMPLES = (
         "ftckpt status /ckpt/run7 --policy retention.toml --plot saves.png",
         "a timeline of saves, and which of them the policy keeps",
     ),
+    ("ftckpt status --parts /ckpt/run7", "how far parts of a check or a copy are, node by node"),
 )
 CODES = {
     ExitCode.OK: "nothing that somebody should look at",
@@ -51,7 +55,15 @@ def command(
     ctx: typer.Context,
     root: Annotated[
         str, typer.Argument(metavar="ROOT", help="Directory or URL that holds the checkpoints.")
-    ],
+    ] = "",
+    parts: Annotated[
+        str,
+        typer.Option(
+            "--parts",
+            metavar="PLACE",
+            help="Show instead how far the parts are that leave their records in PLACE.",
+        ),
+    ] = "",
     expect_interval: Annotated[
         str, typer.Option(metavar="T", help="How often a save is due: 22m; else as measured.")
     ] = "",
@@ -93,6 +105,12 @@ def command(
     from .text import show
 
     invocation = invoked(ctx)
+    if parts:
+        from .divided import show_parts
+
+        return show_parts(invocation, parts)
+    if not root:
+        raise UsageError("no ROOT was given", hint="or --parts PLACE for the parts of a check")
     invocation.report(target=root)
     if not policy and (known := _policy_of(root)):
         policy = known.file
@@ -117,8 +135,9 @@ def command(
         counter=invocation.counter,
     )
     invocation.close()
-    invocation.report(**document(found))
-    show(invocation, found)
+    guard = _guard(found)
+    invocation.report(**document(found), guard=guard)
+    show(invocation, found, guard)
     if plot:
         from .timeline import draw
 
@@ -141,3 +160,14 @@ def _policy_of(root: str) -> RootPolicy | None:
     from ftckpt.commands.config.defaults import policy_of
 
     return policy_of(root)
+
+
+def _guard(found: Status) -> Mapping[str, object] | None:
+    """Return the last decision of the root's guard; None without one, or where it is not read."""
+    from ftckpt.guard.journal import last_decision
+
+    runs = [run.survey.run for run in found.runs if run.survey.run is not None]
+    try:
+        return last_decision(runs[0].root) if runs else None
+    except FtckptError:
+        return None

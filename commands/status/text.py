@@ -19,7 +19,7 @@ _NEWEST = 40  # saves in the line of write latencies
 _NAMED = 5
 
 
-def show(invocation: Invocation, found: Status) -> None:
+def show(invocation: Invocation, found: Status, guard: Mapping[str, object] | None = None) -> None:
     """Print what was found, run by run, alerts last: they are what was asked for."""
     for number, run in enumerate(found.runs):
         if number:
@@ -30,6 +30,12 @@ def show(invocation: Invocation, found: Status) -> None:
         for alert in run.alerts:
             invocation.print(f"{alert.kind}: {alert.message}")
             invocation.print(f"  {alert.hint}")
+    if guard is not None:
+        from ftckpt.guard.journal import sentence
+
+        age = found.now - float(str(guard["time"]))
+        ago = "" if age < 0 else f"{brief_duration(round(age))} ago: "
+        invocation.print(pairs([("guard", ago + sentence(guard))]))
     if not found.alerts:
         invocation.print("ok: nothing to look at")
 

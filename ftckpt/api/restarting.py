@@ -86,9 +86,6 @@ def restart(
         RefusedError: the chosen checkpoint went meanwhile, or an earlier result is damaged.
         FtckptError: the resharding failed (see `reshard`).
     """
-    from ftckpt.discovery.conditions import grid_of, not_at_grid
-    from ftckpt.transfer.content import Content
-
     check = checks_of(
         chosen(Level, verify, "--verify"), flags.get("reuse", ""), flags.get("receipts", ""),
         stores, counter, note,
@@ -99,21 +96,54 @@ def restart(
         return Restart(None, found, {})
     keys = LayoutFlags.__annotations__
     layout = cast(LayoutFlags, {name: value for name, value in flags.items() if name in keys})
+    path, grid = loadable(
+        found.path, world, scratch=scratch, rules=rules, jobs=jobs, limit_rate=limit_rate,
+        stores=stores, counter=counter, note=note, **layout,
+    )  # fmt: skip
+    return Restart(path, found, grid)
+
+
+def loadable(
+    path: str,
+    world: int,
+    *,
+    scratch: str,
+    rules: str = "",
+    jobs: int = 0,
+    limit_rate: float | str = "",
+    stores: StoreOptions = STORES,
+    counter: Counter = NULL,
+    note: Note = quiet,
+    **layout: Unpack[LayoutFlags],
+) -> tuple[str, Mapping[str, int]]:
+    """Return what a job of `world` ranks loads of a checkpoint: itself, or a resharded copy.
+
+    Also returns the sizes of the groups of ranks that it was resharded for; none if it was not.
+    The arguments are those of `restart`.
+
+    Raises:
+        UsageError: the grid does not make up the world, or `scratch` is not given.
+        RefusedError: the checkpoint went meanwhile, or an earlier result is damaged.
+        FtckptError: the resharding failed (see `reshard`).
+    """
+    from ftckpt.discovery.conditions import grid_of, not_at_grid
+    from ftckpt.transfer.content import Content
+
     given = {"tp": layout.get("tp"), "pp": layout.get("pp"), "dp": layout.get("dp")}
     sizes = {name: size for name, size in given.items() if size is not None}
     table = read_rules(rules)
     try:
-        checkpoint = open_checkpoint(found.path, stores, rules=table)
+        checkpoint = open_checkpoint(path, stores, rules=table)
         reason = not_at_grid(checkpoint, world, sizes)
         if not reason:
-            return Restart(found.path, found, {})
+            return path, {}
         grid = {} if layout.get("like") else grid_of(checkpoint.topology, world, sizes)
         shown = " ".join(f"--{name} {size}" for name, size in grid.items())
         if not scratch:
             hint = f"--scratch DIR: it is resharded there ({shown})"
-            raise UsageError(f"{found.path} {reason}", hint=hint)
+            raise UsageError(f"{path} {reason}", hint=hint)
         place = scratch_place(checkpoint, world, grid, repr(layout), scratch, stores)
-        note(f"{found.path} {reason}: resharding to {place} ({shown})")
+        note(f"{path} {reason}: resharding to {place} ({shown})")
         if made_before(place, stores, counter) is None:
             layout |= cast(LayoutFlags, {n: grid[n] for n in ("tp", "pp", "dp") if n in grid})
             request = layout_request(layout, table, stores)
@@ -123,8 +153,8 @@ def restart(
             )  # fmt: skip
             write(laid_out, WritingFlags(limit_rate=limit_rate), counter)
     except NotFoundError as error:  # 9 would start the run from scratch
-        raise RefusedError(f"{found.path} went while it was read: {error.message}") from error
-    return Restart(place, found, grid)
+        raise RefusedError(f"{path} went while it was read: {error.message}") from error
+    return place, grid
 
 
 def scratch_place(

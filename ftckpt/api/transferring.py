@@ -13,7 +13,7 @@ from ftckpt.workers import Work
 from ftckpt.workers.limits import parse_bytes
 
 from .opening import STORES, job_count, opened, rate_limit
-from .tables import read_renames, read_rules
+from .tables import read_renames, read_rules, read_text
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint.rules import Rules
@@ -150,6 +150,7 @@ def convert(
     names: str = ...,
     spelling: Sequence[str] = ...,
     family: str = ...,
+    config: str = ...,
     rename: str = ...,
     derive: Callable[[Content], Content] | None = ...,
     request: LayoutRequest | None = ...,
@@ -172,6 +173,7 @@ def convert(
     names: str = ...,
     spelling: Sequence[str] = ...,
     family: str = ...,
+    config: str = ...,
     rename: str = ...,
     derive: Callable[[Content], Content] | None = ...,
     request: LayoutRequest | None = ...,
@@ -193,6 +195,7 @@ def convert(
     names: str = "",
     spelling: Sequence[str] = (),
     family: str = "",
+    config: str = "",
     rename: str = "",
     derive: Callable[[Content], Content] | None = None,
     request: LayoutRequest | None = None,
@@ -213,6 +216,7 @@ def convert(
         names: `hf` or `megatron`: whose names the parameters get; "" as they are.
         spelling: Megatron's: `transformer_engine` or `local`, `sequential` or `grouped`.
         family: the model (`llama`, `mistral`, ...); "" for what it shows.
+        config: the `config.json` of a MaxText model, a path.
         rename: a TOML file of other names for parameters.
         derive: makes what is written of what is there, where no flag does.
         request: what is asked of the layout, in place of the flags about it.
@@ -230,6 +234,7 @@ def convert(
     """
     from ftckpt.formats.families import to_hugging_face, to_megatron
     from ftckpt.formats.families.translator import DEFAULT_SPELLINGS
+    from ftckpt.formats.huggingface.config import parsed_config
     from ftckpt.formats.writers import format_and_writer
     from ftckpt.transfer.request.change_dtype import retype, target_of
     from ftckpt.transfer.request.from_masters import from_masters
@@ -239,6 +244,8 @@ def convert(
         raise UsageError(f"--names {names!r} is not known", hint="hf, megatron")
     if spelling and names != "megatron":
         raise UsageError("--spelling says which of Megatron's names", hint="--names megatron")
+    if config and names != "hf":
+        raise UsageError("--config says what a MaxText model is", hint="--names hf")
     if family and not names:
         raise UsageError("--family says by whose table names are translated", hint="--names NAME")
     if adapter and from_master:
@@ -264,16 +271,17 @@ def convert(
         require_weights_alone(content)
     if from_master:
         content = from_masters(content).content
+    if dtype:  # before the names: config.json says the type
+        content = retype(content, dtype)
     rows = flags.get("true_vocab_size")
     if names == "hf":
-        content = to_hugging_face(content, family=family, true_vocab_size=rows)
+        said = parsed_config(read_text(config), config) if config else None
+        content = to_hugging_face(content, family=family, true_vocab_size=rows, config=said)
     elif names == "megatron":
         spellings = (*spelling, *DEFAULT_SPELLINGS)
         content = to_megatron(content, family=family, true_vocab_size=rows, spellings=spellings)
     if renames:
         content = renamed(content, renames)
-    if dtype:
-        content = retype(content, dtype)
     if derive is not None:
         content = derive(content)
     used = ("true_vocab_size",) if names else ()

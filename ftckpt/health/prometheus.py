@@ -6,7 +6,7 @@ times, not as ages, so that an alert rule computes the age itself while nobody r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from .alerts import AlertKind
@@ -65,12 +65,12 @@ def metrics(status: Status) -> str:
         if (scrub := run.scrubbed) is not None:
             since = None if scrub.unread_s is None else status.now - scrub.unread_s
             samples += [(UNREAD, labels, since), (BAD, labels, len(scrub.bad))]
-    return _text(samples)
+    return text_of(samples)
 
 
 def unreadable(url: str, now: float) -> str:
     """Return the metrics of a root that could not be read: that nothing is known of it."""
-    return _text([(UP, {"root": url}, 0.0), (AT, {"root": url}, now)])
+    return text_of([(UP, {"root": url}, 0.0), (AT, {"root": url}, now)])
 
 
 def _samples(run: Health, labels: Mapping[str, str]) -> Iterator[_Sample]:
@@ -110,9 +110,10 @@ def _samples(run: Health, labels: Mapping[str, str]) -> Iterator[_Sample]:
             yield DURABLE_STEP, {**labels, "tier": run.durable.url}, run.durable.newest.entry.step
 
 
-def _text(samples: list[_Sample]) -> str:
+def text_of(samples: Sequence[_Sample], order: Sequence[Gauge] = _ORDER) -> str:
+    """Return samples in Prometheus' text format; those without a value are left out."""
     lines = []
-    for metric in _ORDER:
+    for metric in order:
         mine = [
             (labels, value) for m, labels, value in samples if m is metric and value is not None
         ]

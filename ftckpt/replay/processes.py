@@ -124,6 +124,22 @@ def end_left(folder: Path) -> bool:
     return bool(_end(left(), left))
 
 
+def end_marked(variable: str, value: str) -> set[int]:
+    """Kill the processes whose environment has a variable, and their descendants.
+
+    Returns:
+        Those that are still there: the kernel keeps them, or they are another user's.
+    """
+    _end(marked(variable, value), lambda: marked(variable, value))
+    return marked(variable, value)
+
+
+def marked(variable: str, value: str) -> set[int]:
+    """Return the processes whose environment has a variable, and their descendants."""
+    mark = f"{variable}={value}".encode()
+    return _with_descendants(_having(lambda variables: mark in variables))
+
+
 def _end(first: set[int], left: Callable[[], set[int]]) -> set[int]:
     """Kill processes until `left` finds no more; return all that were found."""
     found, living = set(first), first
@@ -140,14 +156,23 @@ def _end(first: set[int], left: Callable[[], set[int]]) -> set[int]:
 
 def _recording(wanted: Callable[[str], bool]) -> set[int]:
     """Return the processes that record into a wanted log, except this one and its ancestors."""
+
+    def records(variables: Sequence[bytes]) -> bool:
+        logs = (v.removeprefix(_LOG) for v in variables if v.startswith(_LOG))
+        return any(wanted(os.fsdecode(log)) for log in logs)
+
+    return _having(records)
+
+
+def _having(wanted: Callable[[Sequence[bytes]], bool]) -> set[int]:
+    """Return the processes with a wanted environment, except this one and its ancestors."""
     found: set[int] = set()
     for pid in _living().keys() - _ourselves():
         try:
             variables = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
         except OSError:  # gone, or another user's
             continue
-        logs = (v.removeprefix(_LOG) for v in variables if v.startswith(_LOG))
-        if any(wanted(os.fsdecode(log)) for log in logs):
+        if wanted(variables):
             found.add(pid)
     return found
 

@@ -6,9 +6,11 @@ it. So whatever reads tensors reads computed ones: no operation knows of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
+
+from ftckpt.extents import Extent
 
 from .source import Source
 from .store import Entry, Opens, Reader
@@ -78,6 +80,12 @@ class ComputedSource(Source):
         if self.computes(name):
             return _ComputedReader(self.fill(), name.removeprefix(_PREFIX))
         return self.inner.open(name)
+
+    def read_many(self, extents: Sequence[Extent]) -> list[bytes]:
+        """Return the bytes of each extent of a file, in order."""
+        if any(self.computes(extent.file) for extent in extents):
+            return super().read_many(extents)
+        return self.inner.read_many(extents)
 
     def size(self, name: str) -> int:
         """Return the size of a file that must exist."""

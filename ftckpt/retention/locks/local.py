@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
-from ftckpt.errors import RefusedError, UnsafeError, UnsupportedError
+from ftckpt.errors import NoResourceError, RefusedError, UnsafeError, UnsupportedError
 from ftckpt.own_files import FOLDER
 from ftckpt.storage.local.claim import claim
 from ftckpt.storage.local.folders import opened
@@ -51,20 +51,26 @@ class _NoRoom(Exception):
 
 
 @contextmanager
-def lock_beside(folder: int, url: str, actor: str, *, name: str, work: str) -> Iterator[None]:
+def lock_beside(folder: int, url: str, actor: str, *, name: str, work: str) -> Iterator[int]:
     """Lock the file `name` in a root's `.ftckpt`, for `work` that does not exclude gc.
+
+    Yields the descriptor that holds the lock: a process that inherits it holds the lock, too.
 
     Raises:
         RefusedError: another process holds it.
         UnsupportedError: the filesystem has no locks.
+        NoResourceError: it is full, and the file is not there yet.
         UnsafeError: `.ftckpt`, or the file in it, is a link.
         OSError: the system refused.
     """
-    file = _lock_file(folder, url, name)
+    try:
+        file = _lock_file(folder, url, name)
+    except _NoRoom as error:
+        raise NoResourceError(f"{url} has no room for {FOLDER}/{name}") from error
     try:
         _claim(file, folder, url, name, work)
         _sign(file, actor)
-        yield
+        yield file
     finally:
         os.close(file)
 

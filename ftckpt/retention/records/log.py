@@ -1,7 +1,8 @@
 """The append-only log of a root: who dropped what, when, and why.
 
 A local root has one file, `.ftckpt/log.jsonl`, one JSON object per line. Object stores cannot
-append, so each event is an object below `.ftckpt/log/`, named by its time.
+append, so each event is an object below `.ftckpt/log/`, named by its time. Other logs of a root
+(`LogName`) are written the same way.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
+from typing import NamedTuple
 
 from ftckpt.discovery.roots import Root
 from ftckpt.errors import (
@@ -26,32 +28,50 @@ from ftckpt.storage.local.atomic import make_directories
 from ftckpt.storage.local.oserror import translate, twice
 from ftckpt.strict_json import JsonError, decode
 
-_FILE, _FOLDER = "log.jsonl", "log"
 SCHEMA = "ftckpt.log/1"
 _NEVER = 1e11  # in the year 5138
+
+
+class LogName(NamedTuple):
+    """Where a log lies below `.ftckpt`, and what its events are.
+
+    Attributes:
+        file: in a local root.
+        folder: in an object store.
+        schema: of each event.
+    """
+
+    file: str
+    folder: str
+    schema: str
+
+
+OF_ROOT = LogName("log.jsonl", "log", SCHEMA)
 APPLYING, APPLIED, PURGED, UNDELETED = "applying", "applied", "purged", "undeleted"
 
 
-def append(root: Root, event: str, now: float, fields: Mapping[str, object]) -> None:
+def append(
+    root: Root, event: str, now: float, fields: Mapping[str, object], name: LogName = OF_ROOT
+) -> None:
     """Add one event (`applying`, `applied`, `purged`, `undeleted`), durably.
 
-    `now` is in seconds since the epoch; `fields` are JSON.
+    `now` is in seconds since the epoch; `fields` are JSON; `name` says in which log.
 
     Raises:
         NoResourceError, DeniedError, UnavailableError: it could not be written.
         UnsafeError: the root's `.ftckpt`, or the file, is a link.
     """
-    head = {"schema": SCHEMA, "time": now, "event": event}
+    head = {"schema": name.schema, "time": now, "event": event}
     line = json.dumps({**head, **fields}, ensure_ascii=True).encode() + b"\n"
     folder = own_folder(root)
     local = root.store.local_path(folder)
     if local is not None:
-        _append(os.path.join(local, _FILE), line)
+        _append(os.path.join(local, name.file), line)
         return
     import secrets
 
     stamp = datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-    root.store.put(f"{folder}/{_FOLDER}/{stamp}-{secrets.token_hex(4)}.json", line)
+    root.store.put(f"{folder}/{name.folder}/{stamp}-{secrets.token_hex(4)}.json", line)
 
 
 def append_if_room(root: Root, event: str, now: float, fields: Mapping[str, object]) -> bool:
@@ -66,15 +86,17 @@ def append_if_room(root: Root, event: str, now: float, fields: Mapping[str, obje
     return True
 
 
-def read(root: Root) -> list[dict[str, object]]:
+def read(root: Root, name: LogName = OF_ROOT, newest: int | None = None) -> list[dict[str, object]]:
     """Return all events, the earliest first, without damaged or cut lines.
+
+    `newest` limits the number of objects that are read, the last ones, in an object store.
 
     Raises:
         UnavailableError, DeniedError: it could not be read.
     """
     folder = own_folder(root)
     lines: list[bytes] = []
-    for path in _paths(root, folder):
+    for path in _paths(root, folder, name, newest):
         try:
             lines += root.store.read(path).splitlines()
         except NotFoundError:
@@ -115,15 +137,17 @@ def _append(path: str, line: bytes) -> None:
     except OSError as error:
         if error.errno == errno.ELOOP:
             message = f"{path} is a link: it was not made by ftckpt"
-            raise UnsafeError(message, kind="special-file", file=_FILE) from error
+            raise UnsafeError(message, kind="special-file", file=os.path.basename(path)) from error
         raise translate(error, path, "append to") from error
 
 
-def _paths(root: Root, folder: str) -> list[str]:
+def _paths(root: Root, folder: str, name: LogName, newest: int | None) -> list[str]:
+    file = f"{folder}/{name.file}"
     try:
-        return [f"{folder}/{_FILE}", *(e.path for e in root.store.walk(f"{folder}/{_FOLDER}"))]
+        events = sorted(e.path for e in root.store.walk(f"{folder}/{name.folder}"))
     except NotFoundError:
-        return [f"{folder}/{_FILE}"]
+        return [file]
+    return [file, *(events if newest is None else events[-newest:])]
 
 
 def _event(line: bytes) -> dict[str, object] | None:

@@ -70,9 +70,22 @@ def _digest_segments(state: Any, file: OutputFile) -> None:
             state.update(repr((type(segment).__name__, segment.ranges)).encode())
 
 
-def header(plan: str) -> bytes:
-    """Return the first line of a journal, given the fingerprint of the transfer."""
-    return _line({"schema": SCHEMA, "transfer": plan})
+def header(plan: str, place: str = "") -> bytes:
+    """Return the first line of a journal.
+
+    Args:
+        plan: fingerprint of the transfer.
+        place: what the staging place is called, where parts build in it.
+    """
+    return _line({"schema": SCHEMA, "transfer": plan} | ({"place": place} if place else {}))
+
+
+def read_place(data: bytes) -> str:
+    """Return what a staging place is called by its journal; "" where no part has begun it."""
+    try:
+        return str(decode(data.partition(b"\n")[0]).get("place", ""))
+    except (ValueError, AttributeError):
+        return ""
 
 
 def announced(files: Iterable[str]) -> bytes:

@@ -1,0 +1,475 @@
+"""A training job below a guard: `guard`."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Unpack
+
+from ftckpt.checkpoint import Checkpoint
+from ftckpt.discovery.select import Note, Selection, SelectionRules
+from ftckpt.errors import (
+    ExitCode,
+    FtckptError,
+    MissingError,
+    NotFoundError,
+    RefusedError,
+    UsageError,
+)
+from ftckpt.guard.journal import GuardJournal, log_of, of_place
+from ftckpt.guard.lock import Hold, held
+from ftckpt.guard.nodes import NodePlace, team_of
+from ftckpt.guard.run import Ended, Guard, GuardedPlace, GuardSettings, StartPoint
+from ftckpt.guard.watch import CheckedSave, NewSave, SaveWatcher, Shown, Verifier, shown
+from ftckpt.progress import NULL, Counter
+from ftckpt.storage import StoreOptions
+from ftckpt.verification import Level
+
+from .choosing import (
+    ChoiceFlags,
+    checks_of,
+    condition_of,
+    quiet,
+    read_root,
+    read_tiers,
+    selection_rules,
+)
+from .opening import STORES, chosen
+from .transferring import LayoutFlags
+
+if TYPE_CHECKING:
+    from ftckpt.discovery.checks import Checks
+    from ftckpt.discovery.conditions import Condition
+    from ftckpt.discovery.roots import Root
+
+# Whose pin keeps the last known good checkpoint.
+OWNER = "ftckpt-guard"
+_REASON = "the last known good checkpoint of a running job"
+_SUSPECTED = "was started from twice without a newer save"
+
+
+@dataclass(frozen=True)
+class GuardChoice:
+    """Which checkpoint a guarded command starts from.
+
+    Attributes:
+        root: directory or URL that holds the checkpoints.
+        tiers: further places of the same run: damage is mended from them, and the newest that
+            passes anywhere is taken.
+        verify: how deep each checkpoint is checked.
+        timeout: seconds to wait for a save in flight.
+        allow_missing_tier: choose although a tier is away.
+        skip_unverified: walk back over those without evidence: saves that were killed before
+            they were sealed.
+        skip_unsafe: walk back over hostile or ambiguous ones.
+        world: ranks of the job; None if its checkpoints load at any.
+        scratch: where a checkpoint is resharded to, if it must be.
+        batch, lr, accumulation: of the run so far, for advice when the world has changed.
+        limit_rate: of the verification beside the training.
+    """
+
+    root: str
+    tiers: Sequence[str] = ()
+    verify: Level = Level.CONTENT
+    timeout: float = 600.0
+    allow_missing_tier: bool = False
+    skip_unverified: bool = False
+    skip_unsafe: bool = False
+    world: int | None = None
+    scratch: str = ""
+    batch: int | None = None
+    lr: float | None = None
+    accumulation: int = 1
+    limit_rate: str = ""
+
+
+class GuardFlags(ChoiceFlags, LayoutFlags, total=False):
+    """Which checkpoint is taken, and for which job it is laid out."""
+
+
+def guard(
+    command: Sequence[str],
+    choice: GuardChoice,
+    settings: GuardSettings | None = None,
+    *,
+    wait_lock: float = 5.0,
+    no_lock: bool = False,
+    node: NodePlace | None = None,
+    retry_suspected: bool = False,
+    stores: StoreOptions = STORES,
+    counter: Counter = NULL,
+    say: Note = quiet,
+    warn: Note = quiet,
+    told: Callable[[GuardJournal], None] = lambda _: None,
+    **flags: Unpack[GuardFlags],
+) -> Ended:
+    """Start a job from its newest good checkpoint, watch it, and restart it.
+
+    Args:
+        command: the training; `{}` is the path of the checkpoint.
+        choice: which checkpoint it starts from.
+        settings: how it is watched and restarted.
+        wait_lock: seconds to wait for another guard of the root to end.
+        no_lock: do not exclude other guards.
+        node: this guard's place among those of one job; None if it is alone.
+        retry_suspected: forget which checkpoints failed twice before.
+        stores: how to reach object stores.
+        counter: is told of the work of the choice.
+        say: is told what happens.
+        warn: is told what must be seen.
+        told: is given the log, whose `own` events are this guard's.
+        flags: see `ChoiceFlags` and `ftckpt.api.transferring.LayoutFlags`.
+
+    Raises:
+        MissingError: the root is not there, or not known to be one.
+        RefusedError: another guard holds the root.
+        UnavailableError, DeniedError: the root could not be read.
+    """
+    from ftckpt.retention.records.who import actor
+
+    if not command:
+        raise UsageError("no command to guard", hint="ftckpt guard ROOT -- COMMAND...")
+    place = _Place(choice, flags, stores, counter, say, warn)
+    root = place.read()
+    own = of_place(root)
+    follows = node is not None and node.rank > 0
+    lock = (
+        nullcontext(Hold(None, lambda: None))
+        if no_lock or follows
+        else held(own, actor(), wait=wait_lock, stop=lambda: False)
+    )
+    journal = GuardJournal(own, warn, log_of(node.rank if node is not None else 0))
+    told(journal)
+    with lock as hold, tempfile.TemporaryDirectory(prefix="ftckpt-guard-") as folder:
+        journal.load()
+        if retry_suspected:
+            journal.add("cleared")
+        return Guard(
+            command, place.hooks(settings), settings or GuardSettings(), journal, hold, folder,
+            say, warn, team_of(own, node, choice.timeout),
+        ).run()  # fmt: skip
+
+
+@dataclass
+class _Place:
+    """The root of a guarded command, with the formats and stores that it needs."""
+
+    choice: GuardChoice
+    flags: GuardFlags
+    stores: StoreOptions
+    counter: Counter
+    say: Note
+    warn: Note
+    listed: Shown = field(default_factory=dict)
+
+    def hooks(self, settings: GuardSettings | None) -> GuardedPlace:
+        """Return what the guard does with it."""
+        how = settings or GuardSettings()
+
+        def watcher(
+            before: Shown, verifier: Verifier, tell: Callable[[NewSave | CheckedSave], None]
+        ) -> SaveWatcher:
+            return SaveWatcher(
+                self.read, before, verifier.verify, tell, every=how.every, settled=how.settled
+            )
+
+        return GuardedPlace(
+            choose=self.choose, listed=lambda: self.listed, watcher=watcher,
+            verifier=self.verifier, keep=self.keep, interval=self.interval,
+        )  # fmt: skip
+
+    def read(self) -> Root:
+        """Read the root anew."""
+        return read_root(self.choice.root, self.stores)
+
+    def verifier(self) -> Verifier:
+        """Return what verifies a save beside the training."""
+        given = self.stores._asdict()
+        flags = [f"--retry-seconds={given.pop('retry_seconds')}"]
+        given.pop("timeout")
+        for name, value in given.items():
+            flag = f"--{name.replace('_', '-')}"
+            if value:
+                flags += [flag] if value is True else [f"{flag}={value}"]
+        if self.choice.limit_rate:
+            flags.append(f"--limit-rate={self.choice.limit_rate}")
+        if self.flags.get("reuse"):
+            flags.append("--remember")
+            if self.flags.get("receipts"):
+                flags.append(f"--receipts={self.flags['receipts']}")
+        else:
+            flags += ["--require", "content"]
+        return Verifier(flags, self.choice.verify.value)
+
+    def interval(self) -> float | None:
+        """Return the usual seconds between saves; None if too few show."""
+        from .surveying import status
+
+        with suppress(FtckptError):
+            runs = status(self.choice.root, stores=self.stores).runs
+            return runs[0].rhythm.interval_s if runs else None
+        return None
+
+    def keep(self, name: str) -> None:
+        """Pin an entry as the last known good; the pin before goes once this one stands."""
+        from ftckpt.retention.records import pins
+
+        try:
+            root = self.read()
+            pins.pin(root, name, owner=OWNER, reason=_REASON, now=time.time())
+            for old in pins.pins(root):
+                if old.owner == OWNER and old.entry != name:
+                    with suppress(NotFoundError):
+                        pins.unpin(root, old.entry, owner=OWNER)
+        except FtckptError as error:
+            self.warn(f"guard: {name} is not pinned: {error.message}")
+
+    def choose(self, suspected: frozenset[str]) -> StartPoint:
+        """Return what the command starts from.
+
+        Raises:
+            FtckptError: the root could not be read, or the resharding failed.
+        """
+        try:
+            return self._choose(suspected)
+        except MissingError:
+            raise
+        except NotFoundError as error:  # 9 would be taken for a fresh start
+            raise RefusedError(f"it went while it was read: {error.message}") from error
+
+    def _choose(self, suspected: frozenset[str]) -> StartPoint:
+        looked = _Looks(suspected, condition_of(self.flags, self.say))
+        check = checks_of(
+            self.choice.verify, self.flags.get("reuse", ""), self.flags.get("receipts", ""),
+            self.stores, self.counter, self.say,
+        )  # fmt: skip
+        looked.check = check
+        rules = selection_rules(
+            self.flags,
+            looked.condition,
+            skip_unverified=self.choice.skip_unverified,
+            skip_unsafe=self.choice.skip_unsafe,
+        )
+        repaired: list[str] = []
+        tried: set[str] = set()
+        while True:
+            found = self._select(looked, rules)
+            broken = [
+                one.path
+                for one in found.skipped
+                if one.code is ExitCode.CORRUPT and one.path not in tried
+            ]
+            mended = False
+            for path in broken:
+                tried.add(path)
+                if self._repair(path):
+                    repaired.append(path)
+                    mended = True
+                    break
+            if not mended:
+                break
+        if found.path is None:
+            return self._nothing(found, looked, repaired)
+        return self._start(found, looked, repaired)
+
+    def _select(self, looked: _Looks, rules: SelectionRules) -> Selection:
+        from ftckpt.discovery.tiers import select_tiers
+        from ftckpt.discovery.wait import select_waiting
+
+        def read() -> Root:
+            root = self.read()
+            self.listed = shown(root)
+            return root
+
+        # With tiers the second look says what was passed over.
+        note = quiet if self.choice.tiers else self.warn
+        found = select_waiting(read, looked, rules, self.choice.timeout, note, say=self.say)
+        if not self.choice.tiers or found.code in (ExitCode.UNAVAILABLE, ExitCode.DENIED):
+            return found
+        tiers = read_tiers([self.choice.root, *self.choice.tiers], self.stores)
+        return select_tiers(
+            tiers, looked, rules, self.warn, allow_missing=self.choice.allow_missing_tier
+        ).chosen
+
+    def _entry(self, path: str) -> str:
+        """Return the name of a checkpoint in the root; "" if it lies elsewhere."""
+        root = self.read()
+        start = root.url.rstrip("/") + "/"
+        return path[len(start) :] if path.startswith(start) else ""
+
+    def _repair(self, path: str) -> bool:
+        """Mend a damaged checkpoint of the root from the first tier that can."""
+        from .replicating import repair
+
+        name = self._entry(path) if self.choice.tiers else ""
+        if not name:
+            return False
+        for tier in self.choice.tiers:
+            replica = f"{tier.rstrip('/')}/{name}"
+            try:
+                report = repair(path, replica, stores=self.stores, counter=self.counter)
+            except FtckptError as error:
+                self.warn(f"guard: {path} is not mended from {replica}: {error.message}")
+                continue
+            self.warn(f"guard: {path} was damaged, and is mended from {replica}")
+            if report.kept:
+                self.say(f"guard: the damaged files are in {report.kept}")
+            return True
+        return False
+
+    def _nothing(self, found: Selection, looked: _Looks, repaired: Sequence[str]) -> StartPoint:
+        skipped = _skipped(found)
+        if looked.refused and found.code is not ExitCode.NOT_FOUND:
+            return StartPoint(
+                ExitCode.REFUSED,
+                f"every checkpoint that passes {_SUSPECTED}: {', '.join(sorted(looked.refused))}",
+                "the fault is in the command, or in what all of them hold; once it is mended, "
+                "--retry-suspected starts from the newest again",
+                skipped=skipped,
+            )
+        return StartPoint(
+            found.code, found.message, found.hint, skipped=skipped, repaired=tuple(repaired)
+        )
+
+    def _start(self, found: Selection, looked: _Looks, repaired: Sequence[str]) -> StartPoint:
+        from .restarting import loadable
+
+        assert found.path is not None
+        entry = self._entry(found.path)
+        if entry:
+            self.keep(entry)
+        path, environment = found.path, {}
+        if self.choice.world is not None:
+            environment = self._elastic(found.path)
+            keys = LayoutFlags.__annotations__
+            layout: LayoutFlags = {n: v for n, v in self.flags.items() if n in keys}  # type: ignore[assignment]
+            path, _ = loadable(
+                found.path, self.choice.world, scratch=self.choice.scratch, stores=self.stores,
+                counter=self.counter, note=self.say, **layout,
+            )  # fmt: skip
+        return StartPoint(
+            ExitCode.OK, found.message, "", path, found.step, found.path,
+            looked.identity(found.path), entry, _skipped(found), tuple(repaired), environment,
+        )  # fmt: skip
+
+    def _elastic(self, path: str) -> dict[str, str]:
+        """Print and export what to do about the batch, if the world has changed."""
+        import json
+        from dataclasses import asdict
+
+        from ftckpt.planning.models import elastic
+
+        from .opening import open_checkpoint
+
+        before, now = open_checkpoint(path, self.stores).topology.world_size, self.choice.world
+        batch, lr = self.choice.batch, self.choice.lr
+        if before is None or now is None or before == now:
+            return {}
+        told: dict[str, object] = {"from": before, "to": now, "options": []}
+        self.warn(f"guard: {path} was written by {before} ranks, and {now} start from it")
+        if batch is not None and lr is not None:
+            try:
+                ways = elastic.options(before, now, batch, lr, self.choice.accumulation)
+            except UsageError as error:
+                self.warn(f"guard: no advice on the batch: {error.message}")
+                ways = ()
+            for way in ways:
+                self.say(
+                    f"guard: {way.name}: {way.per_gpu} a GPU, {way.accumulation} passes, batch "
+                    f"{way.batch}, lr {way.lr_linear:.4g} (linear) or {way.lr_sqrt:.4g} (sqrt)"
+                )
+            told["options"] = [asdict(way) for way in ways]
+        return {"FTCKPT_ELASTIC": json.dumps(told)}
+
+
+@dataclass
+class _Looks:
+    """The check and the condition of one choice; what passed is not read a second time.
+
+    Attributes:
+        suspected: identities of checkpoints that are not started from.
+        wanted: what else a checkpoint must have.
+        check: verifies an open checkpoint.
+        refused: the URLs that were passed over because they are suspected.
+        identities: by the URL of each checkpoint that was looked at.
+    """
+
+    suspected: frozenset[str]
+    wanted: Condition
+    check: Checks | None = None
+    refused: set[str] = field(default_factory=set)
+    identities: dict[str, str] = field(default_factory=dict)
+    _passed: set[str] = field(default_factory=set)
+
+    def condition(self, checkpoint: Checkpoint) -> str:
+        url = checkpoint.source.url
+        self.identities[url] = identity_of(checkpoint)
+        if self.identities[url] in self.suspected:
+            self.refused.add(url)
+            return _SUSPECTED
+        return self.wanted(checkpoint)
+
+    def __call__(self, checkpoint: Checkpoint) -> tuple[ExitCode, str]:
+        assert self.check is not None
+        identity = self.identities.get(checkpoint.source.url, "")
+        if identity and identity in self._passed:
+            return ExitCode.OK, ""
+        answer = self.check(checkpoint)
+        if answer[0] is ExitCode.OK and identity:
+            self._passed.add(identity)
+        return answer
+
+    def identity(self, path: str) -> str:
+        """Return that of the first checkpoint at a path."""
+        inside = sorted(u for u in self.identities if (u + "/").startswith(path.rstrip("/") + "/"))
+        return self.identities[inside[0]] if inside else ""
+
+
+def identity_of(checkpoint: Checkpoint) -> str:
+    """Return a digest of where a checkpoint lies, and of its files as they are now."""
+    import xxhash
+
+    from ftckpt.errors import UnsupportedError
+    from ftckpt.verification.receipts import fingerprint
+
+    source = checkpoint.source
+    try:
+        files = fingerprint(source)
+    except UnsupportedError:  # a store without ETags
+        files = repr(sorted((n, e.size, e.mtime) for n, e in source.entries.items()))
+    told = repr([source.url, files]).encode("utf-8", "surrogateescape")
+    return xxhash.xxh3_64_hexdigest(told)
+
+
+def _skipped(found: Selection) -> tuple[str, ...]:
+    return tuple(f"{one.path}: {one.code.name}: {one.message}" for one in found.skipped)
+
+
+def signal_number(name: str, flag: str) -> int:
+    """Return the number of a signal: `USR1`, `SIGUSR1` or `10`.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    text = name.strip().upper()
+    try:
+        if text.isdecimal():
+            return int(signal.Signals(int(text)))
+        return int(signal.Signals[text if text.startswith("SIG") else f"SIG{text}"])
+    except (KeyError, ValueError) as error:
+        raise UsageError(
+            f"{flag} {name!r} is not a signal", hint="USR1, USR2, TERM, HUP"
+        ) from error
+
+
+def level_of(word: str) -> Level:
+    """Return the level of checks that a word names.
+
+    Raises:
+        UsageError: there is none.
+    """
+    return chosen(Level, word, "--verify")

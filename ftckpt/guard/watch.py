@@ -1,0 +1,227 @@
+"""Find the saves of a running command, verify each in the background, and keep the last good one.
+
+A thread lists the root now and then, another one verifies. A save counts when its headers say that
+it is committed; it is then verified by a process of the lowest priority, so that the training loses
+nothing by it. Some formats have no commit marker: a save that does not pass may still be in flight,
+and is verified once more before it is called damaged.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ftckpt.discovery.candidates import look
+from ftckpt.discovery.roots import Root
+from ftckpt.errors import ExitCode, FtckptError
+
+# Seconds until a save that does not pass is verified again.
+SETTLED = 30.0
+# What a listing shows of each name: it changes when a save of the same name is made again.
+Shown = Mapping[str, tuple[float | None, int]]
+
+
+class NewSave(NamedTuple):
+    """A save that was committed while the command ran.
+
+    Attributes:
+        name: in its root.
+        path: as a user would type it.
+        step: by content, else by name.
+        number: counts the saves that a watcher has seen.
+    """
+
+    name: str
+    path: str
+    step: int | None
+    number: int = 0
+
+
+class CheckedSave(NamedTuple):
+    """The verdict on a save.
+
+    Attributes:
+        save: which.
+        code: of `ftckpt verify`.
+        message: its sentence.
+        seconds: that it took.
+        newest: whether it passes, and none that passes was made after it.
+    """
+
+    save: NewSave
+    code: ExitCode
+    message: str
+    seconds: float
+    newest: bool = False
+
+
+def shown(root: Root) -> Shown:
+    """Return what the listing of a root shows of its candidates."""
+    return {c.path: (c.entry.mtime, c.entry.size) for c in root.candidates}
+
+
+def new_saves(root: Root, before: Shown) -> list[NewSave]:
+    """Return the committed saves that a root did not show before, by ascending step.
+
+    One that cannot be read is left for the next look.
+    """
+    found = []
+    for candidate in root.candidates:
+        now = candidate.entry.mtime, candidate.entry.size
+        if candidate.staging or before.get(candidate.path) == now:
+            continue
+        try:
+            looked = look(root, candidate)
+        except FtckptError:
+            continue
+        if looked is None or looked.child is None or looked.error is not None or looked.unknown:
+            continue
+        found.append(NewSave(candidate.path, root.url_of(candidate), looked.known_step))
+    return sorted(found, key=lambda save: (save.step is not None, save.step or 0))
+
+
+@dataclass
+class Verifier:
+    """Runs `ftckpt verify` at low priority.
+
+    Attributes:
+        flags: more flags of it: the limit of the rate, the settings of object stores.
+        level: how deep.
+    """
+
+    flags: Sequence[str] = ()
+    level: str = "content"
+    _process: subprocess.Popen[bytes] | None = None
+    _stopped: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def verify(self, path: str) -> tuple[ExitCode, str] | None:
+        """Return the verdict on a checkpoint; None if it was stopped or says nothing."""
+        gently = ["nice", "-n", "19"] if shutil.which("nice") else []
+        gently += ["ionice", "-c", "3"] if shutil.which("ionice") else []
+        # -P: a folder `ftckpt` where the job runs is not the program.
+        line = [*gently, sys.executable, "-P", "-m", "ftckpt", "verify", "--json", "--jobs", "1"]
+        with self._lock:
+            if self._stopped:
+                return None
+            self._process = subprocess.Popen(
+                [*line, "--level", self.level, *self.flags, "--", path],
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+        said, _ = self._process.communicate()
+        if self._stopped:
+            return None
+        try:
+            result = json.loads(said)["result"]
+            return ExitCode(result["code"]), str(result["message"])
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    def stop(self) -> None:
+        """End what runs, and start nothing more."""
+        with self._lock:
+            self._stopped = True
+            if self._process is not None and self._process.poll() is None:
+                self._process.kill()
+
+
+class SaveWatcher(threading.Thread):
+    """Looks for new saves of a root until it is stopped.
+
+    Args:
+        read: lists the root anew.
+        before: what it showed when the command was started.
+        verify: returns the verdict on a path, or None for none.
+        tell: is told of every new save and every verdict.
+        every: seconds between two looks.
+        settled: seconds until a save that does not pass is verified again.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], Root],
+        before: Shown,
+        verify: Callable[[str], tuple[ExitCode, str] | None],
+        tell: Callable[[NewSave | CheckedSave], None],
+        *,
+        every: float,
+        settled: float = SETTLED,
+    ) -> None:
+        super().__init__(name="ftckpt-watch", daemon=True)
+        self._read, self._verify, self._tell = read, verify, tell
+        self._every, self._settled = every, settled
+        self._seen = dict(before)
+        self._doubtful: dict[str, float] = {}
+        self._waiting: dict[str, NewSave] = {}
+        self._count, self._good = 0, 0
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        """Look until the end."""
+        # A large save takes long to verify, and saves that come meanwhile are no hang.
+        checking = threading.Thread(target=self._check_all, name="ftckpt-check", daemon=True)
+        checking.start()
+        while not self._ended.wait(self._every):
+            self.look()
+        checking.join()
+
+    def _check_all(self) -> None:
+        while not self._ended.wait(self._every):
+            self._check()
+
+    def look(self) -> None:
+        """Tell of saves that are new since the last look; a store that is away tells nothing."""
+        try:
+            root = self._read()
+            listed = shown(root)
+            for save in new_saves(root, self._seen):
+                self._seen[save.name] = listed[save.name]
+                self._count += 1
+                numbered = save._replace(number=self._count)
+                self._waiting.pop(save.name, None)
+                self._waiting[save.name] = numbered
+                self._tell(numbered)
+        except FtckptError:
+            return
+
+    def _check(self) -> None:
+        """Verify what waits, the newest first: it is what a restart needs."""
+        for name, save in reversed(list(self._waiting.items())):
+            if self._ended.is_set():
+                return
+            if time.monotonic() < self._doubtful.get(name, 0.0):
+                continue
+            begun = time.monotonic()
+            verdict = self._verify(save.path)
+            if verdict is None:
+                continue
+            code, message = verdict
+            doubt = code in (ExitCode.CORRUPT, ExitCode.INCOMPLETE, ExitCode.NOT_FOUND)
+            if doubt and name not in self._doubtful:
+                self._doubtful[name] = time.monotonic() + self._settled
+                continue
+            self._doubtful.pop(name, None)
+            if self._waiting.get(name) is save:  # else it was saved anew meanwhile
+                del self._waiting[name]
+            newest = code is ExitCode.OK and save.number > self._good
+            if newest:
+                self._good = save.number
+            self._tell(CheckedSave(save, code, message, time.monotonic() - begun, newest))
+            if len(self._waiting) > 0 and save.number < max(
+                one.number for one in list(self._waiting.values())
+            ):
+                return  # one that is newer has come
+
+    def stop(self) -> None:
+        """End the thread, and take one last look for saves."""
+        self._ended.set()
+        if self.ident is not None:
+            self.join()
+        self.look()

@@ -1,0 +1,112 @@
+"""Which saves are new, and when one that does not pass is called damaged."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from ftckpt.api.choosing import read_root
+from ftckpt.api.opening import STORES
+from ftckpt.discovery.roots import Root
+from ftckpt.errors import ExitCode, UnavailableError
+from ftckpt.guard.watch import CheckedSave, NewSave, SaveWatcher, new_saves, shown
+from tests.builders.checkpoints import save_dcp
+from tests.guard.light_job import Job
+from tests.guard.test_processes import until
+
+
+def listed(job: Job) -> Root:
+    return read_root(str(job.root), STORES)
+
+
+def names(job: Job, before: object = None) -> list[str]:
+    known = before if isinstance(before, dict) else {}
+    return [one.name for one in new_saves(listed(job), known)]
+
+
+def test_only_committed_saves_are_new_in_the_order_of_their_steps(job: Job) -> None:
+    job.have(2, 10, 1)
+    assert names(job) == ["step-1", "step-2", "step-10"]
+    before = dict(shown(listed(job)))
+    assert names(job, before) == []
+    save_dcp(job.root / "step-11", step=11)
+    (job.root / "step-11" / ".metadata").rename(job.root / "metadata")  # still being written
+    shutil.copytree(job.supply / "step-12", job.root / "step-12.tmp")
+    (job.root / "step-9").mkdir()
+    assert names(job, before) == []
+    (job.root / "metadata").rename(job.root / "step-11" / ".metadata")
+    assert names(job, before) == ["step-11"]
+
+
+def test_a_save_of_the_same_name_is_new_again(job: Job) -> None:
+    job.have(1, 2)
+    before = dict(shown(listed(job)))
+    shutil.rmtree(job.root / "step-2")
+    shutil.copytree(job.supply / "step-2", job.root / "step-2")
+    os.utime(job.root / "step-2", (1, 1))
+    assert names(job, before) == ["step-2"]
+
+
+def watched(job: Job, verdicts: list[ExitCode]) -> list[NewSave | CheckedSave]:
+    """Return what a watcher tells of one new save whose verdicts are given."""
+    told: list[NewSave | CheckedSave] = []
+    left = iter(verdicts)
+
+    def verify(path: str) -> tuple[ExitCode, str]:
+        return next(left), path
+
+    watcher = SaveWatcher(lambda: listed(job), {}, verify, told.append, every=0.01, settled=0.05)
+    job.have(1)
+    watcher.start()
+    until(lambda: len(told) == 2)
+    watcher.stop()
+    return told
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "result"),
+    [
+        ([ExitCode.OK], ExitCode.OK),
+        ([ExitCode.CORRUPT, ExitCode.OK], ExitCode.OK),  # it was still being written
+        ([ExitCode.CORRUPT, ExitCode.CORRUPT], ExitCode.CORRUPT),
+        ([ExitCode.INCOMPLETE, ExitCode.CORRUPT], ExitCode.CORRUPT),
+        ([ExitCode.UNVERIFIED], ExitCode.UNVERIFIED),
+    ],
+)
+def test_one_that_does_not_pass_is_verified_again(
+    job: Job, verdicts: list[ExitCode], result: ExitCode
+) -> None:
+    save, checked = watched(job, verdicts)
+    assert isinstance(save, NewSave)
+    assert isinstance(checked, CheckedSave)
+    assert (save.name, save.step, checked.code) == ("step-1", 1, result)
+
+
+def test_the_last_look_finds_what_was_saved_since_and_an_absent_store_is_no_failure(
+    job: Job,
+) -> None:
+    told: list[NewSave | CheckedSave] = []
+    watcher = SaveWatcher(lambda: listed(job), {}, lambda _: None, told.append, every=60.0)
+    watcher.start()
+    job.have(1)
+    watcher.stop()
+    assert [one.name for one in told if isinstance(one, NewSave)] == ["step-1"]
+
+    def away() -> Root:
+        raise UnavailableError("away")
+
+    watcher = SaveWatcher(away, {}, lambda _: None, told.append, every=0.01)
+    watcher.start()
+    time.sleep(0.05)
+    watcher.stop()
+    assert len(told) == 1
+
+
+def test_a_place_is_a_path(job: Job) -> None:
+    job.have(3)
+    (save,) = new_saves(listed(job), {})
+    assert Path(save.path) == job.root / "step-3"
