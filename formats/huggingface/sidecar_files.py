@@ -55,18 +55,21 @@ def taken_from(content: Content, folder: Source) -> Content:
         if entry.size > _MAX_BESIDE:
             raise NoResourceError(f"{name} of {folder.url} has {entry.size} bytes", file=name)
         found[name] = folder.read(name)
-    if (ADAPTER_CONFIG if adapter else CONFIG) not in found:
+    checkpoint = content.checkpoint
+    made = dict(checkpoint.replaced) if isinstance(checkpoint, ReplacesFiles) else {}
+    made |= content.beside  # these hold of the tensors, whatever the other folder says
+    if (ADAPTER_CONFIG if adapter else CONFIG) not in found | made:
         raise NotFoundError(
             f"{folder.url} has no {ADAPTER_CONFIG if adapter else CONFIG}",
             hint="--beside names the folder whose configuration goes with the weights",
         )
-    if not adapter:
+    if not adapter and CONFIG not in made:
         config, dtype = parsed_json(folder, CONFIG), weights_dtype(content)
         named = [field for field in DTYPE_FIELDS if config.get(field) not in (None, dtype)]
         if named and dtype:
             config |= dict.fromkeys(named, dtype)
             found[CONFIG] = json.dumps(config, indent=2, sort_keys=True).encode() + b"\n"
-    return replace(content, beside={**found, **content.beside})
+    return replace(content, beside=found | made)
 
 
 def lacking(files: Collection[str]) -> list[str]:

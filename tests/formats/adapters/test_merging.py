@@ -25,6 +25,7 @@ from ftckpt.errors import (
     UnsupportedError,
     UsageError,
 )
+from ftckpt.formats.adapters import arithmetic
 from ftckpt.formats.adapters.fit import Added, ChangedTensor, Replaced
 from ftckpt.formats.adapters.merging import Merged, merge
 from tests.formats.adapters.samples import (
@@ -363,3 +364,69 @@ def test_an_untrained_adapter_is_a_warning(samples: Path) -> None:
 
 def test_the_archive_is_small() -> None:
     assert ARCHIVE.stat().st_size < 256 << 10
+
+
+@pytest.mark.parametrize("run", [1, 48, 200])
+@pytest.mark.parametrize("name", ["gpt2", "experts", "dora", "bias"])
+def test_many_blocks_make_the_same_sums(
+    samples: Path, name: str, run: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arithmetic, "_RUN", run)
+    monkeypatch.setattr(arithmetic, "_ALONE", 8 * run)
+    test_merged_weights_are_the_exact_ones_rounded_once(samples, name)
+    if run == 48:
+        test_bytes_may_be_asked_for_in_any_order(samples)
+
+
+def by_hand(folder: Path, module: str, rows: int, columns: int) -> Path:
+    """Write an adapter of rank 2 for one module."""
+    from safetensors.numpy import save_file
+
+    folder.mkdir()
+    random = np.random.default_rng(3)
+    factors = {"A": (2, columns), "B": (rows, 2)}
+    save_file(
+        {
+            f"base_model.model.{module}.lora_{x}.weight": random.normal(size=s).astype(np.float32)
+            for x, s in factors.items()
+        },
+        folder / "adapter_model.safetensors",
+    )
+    said = {"peft_type": "LORA", "r": 2, "lora_alpha": 1, "target_modules": [module]}
+    (folder / "adapter_config.json").write_text(json.dumps(said))
+    return folder
+
+
+def test_a_quantised_base_is_dequantised_first(tmp_path: Path) -> None:
+    base = ARCHIVE.parents[1] / "quantised" / "fp8-block"
+    plain = tmp_path / "plain"
+    ftckpt.convert(str(base), str(plain), "safetensors", dtype="bf16")
+    before = all_of(str(plain))
+    key = next(k for k in before if k.endswith("_proj.weight"))
+    adapter = by_hand(tmp_path / "adapter", key.removesuffix(".weight"), *before[key].shape)
+    with pytest.raises(UnsupportedError, match="float8_e4m3fn"):
+        ftckpt.convert(str(base), str(tmp_path / "o"), "safetensors", adapter=[str(adapter)])
+    for number, source in enumerate((base, plain)):
+        out = str(tmp_path / str(number))
+        ftckpt.convert(str(source), out, "safetensors", adapter=[str(adapter)], dtype="bf16")
+    made = [all_of(str(tmp_path / one)) for one in "01"]
+    assert made[0].keys() == made[1].keys() == before.keys()
+    assert all(np.array_equal(made[0][k], made[1][k]) for k in before)
+    assert [k for k in before if not np.array_equal(made[0][k], before[k])] == [key]
+    assert "quantization_config" not in json.loads((tmp_path / "0" / "config.json").read_text())
+
+
+@pytest.mark.parametrize("case", ["gpt2"], indirect=True)
+def test_a_base_may_be_a_distributed_checkpoint(case: Path) -> None:
+    wanted = merged(case).checkpoint
+    state = case.parent / "step-1"
+    ftckpt.convert(base_of(case), str(state), "dcp", dp=3)
+    shutil.copy(Path(base_of(case)) / "config.json", state)
+    out = case.parent / "out"
+    ftckpt.convert(
+        str(state), str(out), "safetensors", adapter=adapters_of(case), beside=base_of(case)
+    )
+    made = all_of(str(out))
+    assert made.keys() == set(wanted.tensors)
+    assert all(np.array_equal(made[key], values(wanted, key)) for key in made)
+    assert json.loads((out / "config.json").read_text())["tie_word_embeddings"] is False
