@@ -107,9 +107,9 @@ def _config(base: Checkpoint, found: AdapterFit, dtype: DType | None) -> Mapping
     """Return the small files that go with the result: a configuration that holds of it."""
     replaced = dict(base.replaced) if isinstance(base, ComputedCheckpoint) else {}
     config = decode(replaced[CONFIG]) if CONFIG in replaced else read_config(base)
-    if not config or not (found.untied or dtype):
+    if not config or not (found.apart or dtype):
         return replaced
-    if found.untied:
+    if found.apart:
         config["tie_word_embeddings"] = False
         if isinstance(text := config.get("text_config"), dict):
             text["tie_word_embeddings"] = False

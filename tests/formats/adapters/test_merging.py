@@ -430,3 +430,72 @@ def test_a_base_may_be_a_distributed_checkpoint(case: Path) -> None:
     assert made.keys() == set(wanted.tensors)
     assert all(np.array_equal(made[key], values(wanted, key)) for key in made)
     assert json.loads((out / "config.json").read_text())["tie_word_embeddings"] is False
+
+
+def change_base(base: Path, change: Any, **config: Any) -> None:
+    """Change the tensors of a base, and its configuration; None takes a field out."""
+    from safetensors.numpy import save_file
+
+    held = all_of(str(base))
+    change(held)
+    save_file(held, base / "model.safetensors")
+    said = json.loads((base / "config.json").read_text()) | config
+    kept = {field: value for field, value in said.items() if value is not None}
+    (base / "config.json").write_text(json.dumps(kept))
+
+
+@pytest.mark.parametrize("case", ["tied"], indirect=True)
+@pytest.mark.parametrize("said", [True, None])
+def test_a_stored_head_that_a_configuration_ties(case: Path, said: bool | None) -> None:
+    found = merged(case).checkpoint
+    wanted = {key: values(found, key) for key in found.tensors}
+
+    def head(held: dict[str, Array]) -> None:
+        held["lm_head.weight"] = held["model.embed_tokens.weight"]
+
+    change_base(Path(base_of(case)), head, tie_word_embeddings=said)
+    out = case.parent / "out"
+    ftckpt.convert(base_of(case), str(out), "safetensors", adapter=adapters_of(case))
+    made = all_of(str(out))
+    assert made.keys() == wanted.keys()
+    assert all(np.array_equal(made[key], wanted[key]) for key in made)
+    assert json.loads((out / "config.json").read_text())["tie_word_embeddings"] is False
+
+
+@pytest.mark.parametrize("case", ["tied"], indirect=True)
+def test_a_head_that_shares_its_storage(case: Path) -> None:
+    torch = pytest.importorskip("torch")
+    wanted = {key: values(merged(case).checkpoint, key) for key in merged(case).checkpoint.tensors}
+    base = Path(base_of(case))
+    state = {key: torch.tensor(one) for key, one in all_of(str(base)).items()}
+    state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    torch.save(state, base / "pytorch_model.bin")
+    (base / "model.safetensors").unlink()
+    opened = ftckpt.open_checkpoint(str(base))
+    assert opened.aliases
+    out = case.parent / "out"
+    ftckpt.convert(opened, str(out), "safetensors", adapter=adapters_of(case), only="model")
+    made = all_of(str(out))
+    assert made.keys() == wanted.keys()
+    assert all(np.array_equal(made[key], wanted[key]) for key in made)
+
+
+@pytest.mark.parametrize("case", ["embedding"], indirect=True)
+def test_a_base_that_says_nothing_of_a_tie(case: Path) -> None:
+    base = Path(base_of(case))
+
+    def headless(held: dict[str, Array]) -> None:
+        del held["lm_head.weight"]
+
+    def no_head(held: dict[str, Array]) -> None:
+        for key in [k for k in held if "lm_head" in k]:
+            del held[key]
+
+    rewrite(case / "adapter", no_head)
+    change_base(base, headless, architectures=None)
+    out = str(case.parent / "out")
+    with pytest.raises(UnsupportedError, match="nothing says"):
+        ftckpt.convert(str(base), out, "safetensors", adapter=adapters_of(case))
+    change_base(base, lambda held: held, architectures=["LlamaModel"])
+    ftckpt.convert(str(base), out, "safetensors", adapter=adapters_of(case))
+    assert "lm_head.weight" not in all_of(out)
