@@ -125,6 +125,8 @@ def _words(loaded: Any, verb: str, verbs: dict[str, str]) -> VerbWords:
     flags.append(Flag(HELP, "Show this message and exit.", False, ()))
     if verb == "help":
         words = ("exit-codes", "environment", *_first_words(verbs))
+    elif verb == "config":
+        words = tuple(_first_words(verbs))
     kinds = table.ARGUMENTS.get(verb, ("place",)) if argued and not words else ()
     paths = argued and not words
     words = words or tuple(second for first, second in _two_words(verbs) if first == verb)
@@ -257,12 +259,15 @@ _ftckpt() {{
     fi
     if [[ -n $ask ]]; then
         local -a found
-        mapfile -t found < <("${{1/#\\~/$HOME}}" __complete bash "$line" "$2" 2> /dev/null)
+        local program=${{1/#\\~/$HOME}}
+        # An alias, or a program that runs another, is not what answers.
+        [[ ${{program##*/}} == ftckpt ]] || program=ftckpt
+        mapfile -t found < <("$program" __complete bash "$line" "$2" 2> /dev/null)
         case ${{found[0]-}} in
             files) ;;
             *)
                 # No file is meant, and no host either, which bash would offer after an `@`.
-                compopt +o default +o bashdefault 2> /dev/null
+                compopt +o default +o bashdefault -o nosort 2> /dev/null
                 [[ ${{found[0]-}} == nospace ]] && compopt -o nospace 2> /dev/null
                 COMPREPLY=("${{found[@]:1}}")
                 ;;
@@ -315,7 +320,7 @@ _ftckpt_ask() {{
     *) return 1 ;;
   esac
   shift found
-  (( $#found )) && compadd -Q "$end[@]" -- "$found[@]"
+  (( $#found )) && compadd -Q -V found "$end[@]" -- "$found[@]"
 }}
 
 _ftckpt_place() {{
@@ -328,6 +333,8 @@ _ftckpt_place() {{
 
 _ftckpt() {{
   local context state state_descr line program=${{~words[1]}}
+  # An alias, or a program that runs another, is not what answers.
+  [[ ${{program:t}} == ftckpt ]] || program=ftckpt
   typeset -A opt_args
   _arguments -C \\
     '--version[Show the version and exit.]' \\
@@ -389,8 +396,15 @@ _FISH_ASK = f"""
 # What only a look at a place can tell; names of files where the answer is that.
 function __ftckpt_ask
     set -l words (commandline -opc)
+    # An alias, or a program that runs another such as sudo, is not what answers.
+    set -l program ftckpt
+    while set -q words[1]; and not string match -q -r '(^|/)ftckpt$' -- $words[1]
+        set -e words[1]
+    end
+    set -q words[1]; and set program $words[1]
+    command -q $program; or return
     set -l current (commandline -ct | string unescape)
-    set -l found ($words[1] __complete fish $words[2..-1] "$current" 2> /dev/null)
+    set -l found ($program __complete fish $words[2..-1] "$current" 2> /dev/null)
     if test "$found[1]" = files
         __fish_complete_path (commandline -ct)
     else
@@ -443,9 +457,9 @@ def _fish(verbs: Sequence[VerbWords]) -> str:
             only = "" if verb.paths else " -f"
             lines.append(f"{inside}{only} -a {_quote(' '.join(verb.words))}")
         if verb.names_things:
-            lines.append(f"{inside} -f -a '(__ftckpt_ask)'")
+            lines.append(f"{inside} -f -k -a '(__ftckpt_ask)'")
         elif verb.kinds:
-            lines.append(f"{inside} -a '(__ftckpt_place)'")
+            lines.append(f"{inside} -k -a '(__ftckpt_place)'")
     return "\n".join(lines) + "\n"
 
 

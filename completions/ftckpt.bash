@@ -64,8 +64,8 @@ _ftckpt() {
         "repair --jobs"|"repair -j"|"repair --concurrency"|"repair --limit-rate"|"repair --max-memory"|"repair --endpoint"|"repair --profile"|"repair --region"|"repair --retry-seconds"|"repair --progress") return ;;
         "diff --tensor") ask=1 ;;
         "diff --component"|"diff --top"|"diff --rtol"|"diff --atol"|"diff --rename"|"diff --rules"|"diff --true-vocab-size"|"diff --plot"|"diff --jobs"|"diff -j"|"diff --limit-rate"|"diff --max-memory"|"diff --endpoint"|"diff --profile"|"diff --region"|"diff --retry-seconds"|"diff --progress") return ;;
-        "gc --keep-tag"|"gc --tier") ask=1 ;;
-        "gc --trash-ttl"|"gc --keep-last"|"gc --keep-every"|"gc --keep-hourly"|"gc --keep-daily"|"gc --keep-weekly"|"gc --keep-monthly"|"gc --keep-within"|"gc --keep-best"|"gc --metric"|"gc --policy"|"gc --min-survivors"|"gc --max-delete"|"gc --free"|"gc --endpoint"|"gc --profile"|"gc --region"|"gc --retry-seconds"|"gc --progress") return ;;
+        "gc --keep-tag") ask=1 ;;
+        "gc --trash-ttl"|"gc --keep-last"|"gc --keep-every"|"gc --keep-hourly"|"gc --keep-daily"|"gc --keep-weekly"|"gc --keep-monthly"|"gc --keep-within"|"gc --keep-best"|"gc --metric"|"gc --policy"|"gc --tier"|"gc --min-survivors"|"gc --max-delete"|"gc --free"|"gc --endpoint"|"gc --profile"|"gc --region"|"gc --retry-seconds"|"gc --progress") return ;;
         "gc undelete --endpoint"|"gc undelete --profile"|"gc undelete --region"|"gc undelete --retry-seconds"|"gc undelete --progress") return ;;
         "gc purge --trash-ttl"|"gc purge --endpoint"|"gc purge --profile"|"gc purge --region"|"gc purge --retry-seconds"|"gc purge --progress") return ;;
         "pin --reason"|"pin --owner"|"pin --endpoint"|"pin --profile"|"pin --region"|"pin --retry-seconds"|"pin --progress") return ;;
@@ -90,7 +90,8 @@ _ftckpt() {
         "status --parts"|"status --expect-interval"|"status --late"|"status --slower"|"status --policy"|"status --scrub-every"|"status --state"|"status --prometheus"|"status --plot"|"status --endpoint"|"status --profile"|"status --region"|"status --retry-seconds"|"status --progress") return ;;
         "guard --verify") words="structure content values" ;;
         "guard --on-hang") words="warn kill exit" ;;
-        "guard --tier"|"guard --timeout"|"guard --wait-lock"|"guard --nodes"|"guard --job"|"guard --require"|"guard --step-at-most"|"guard --max-fallback"|"guard --reuse"|"guard --receipts"|"guard --reshard-to-world"|"guard --scratch"|"guard --batch"|"guard --lr"|"guard --accumulation"|"guard --max-restarts"|"guard --backoff"|"guard --max-backoff"|"guard --grace"|"guard --save-signal"|"guard --notice-signal"|"guard --notice-time"|"guard --notices"|"guard --notice"|"guard --notice-every"|"guard --every"|"guard --settled"|"guard --limit-rate"|"guard --max-age"|"guard --on-alert"|"guard --prometheus"|"guard --iteration-file"|"guard --endpoint"|"guard --profile"|"guard --region"|"guard --retry-seconds"|"guard --progress") return ;;
+        "guard --tier") ask=1 ;;
+        "guard --timeout"|"guard --wait-lock"|"guard --nodes"|"guard --job"|"guard --require"|"guard --step-at-most"|"guard --max-fallback"|"guard --reuse"|"guard --receipts"|"guard --reshard-to-world"|"guard --scratch"|"guard --batch"|"guard --lr"|"guard --accumulation"|"guard --max-restarts"|"guard --backoff"|"guard --max-backoff"|"guard --grace"|"guard --save-signal"|"guard --notice-signal"|"guard --notice-time"|"guard --notices"|"guard --notice"|"guard --notice-every"|"guard --every"|"guard --settled"|"guard --limit-rate"|"guard --max-age"|"guard --on-alert"|"guard --prometheus"|"guard --iteration-file"|"guard --endpoint"|"guard --profile"|"guard --region"|"guard --retry-seconds"|"guard --progress") return ;;
         "replay run --checkpoint"|"replay run --baseline") ask=1 ;;
         "replay run --steps"|"replay run --at"|"replay run --runs"|"replay run --baseline-at"|"replay run --reference"|"replay run --every"|"replay run --timeout"|"replay run --dir"|"replay run --html"|"replay run --progress") return ;;
         "replay compare --reference"|"replay compare --pattern"|"replay compare --from"|"replay compare --to"|"replay compare --html"|"replay compare --progress") return ;;
@@ -166,18 +167,22 @@ _ftckpt() {
             "plan") words="sweep elastic compress risk" ;;
             "replay") words="run compare audit" ;;
             "completions") words="bash zsh fish" ;;
+            "config") words="inspect ls du cat verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status guard replay doctor demo completions config help" ;;
             "help") words="exit-codes environment inspect ls du cat verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status guard replay doctor demo completions config help" ;;
             *) [[ $whole != */* && -e ${FTCKPT_CONFIG:-${XDG_CONFIG_HOME:-$HOME/.config}/ftckpt/config.toml} ]] && ask=1 ;;
         esac
     fi
     if [[ -n $ask ]]; then
         local -a found
-        mapfile -t found < <("${1/#\~/$HOME}" __complete bash "$line" "$2" 2> /dev/null)
+        local program=${1/#\~/$HOME}
+        # An alias, or a program that runs another, is not what answers.
+        [[ ${program##*/} == ftckpt ]] || program=ftckpt
+        mapfile -t found < <("$program" __complete bash "$line" "$2" 2> /dev/null)
         case ${found[0]-} in
             files) ;;
             *)
                 # No file is meant, and no host either, which bash would offer after an `@`.
-                compopt +o default +o bashdefault 2> /dev/null
+                compopt +o default +o bashdefault -o nosort 2> /dev/null
                 [[ ${found[0]-} == nospace ]] && compopt -o nospace 2> /dev/null
                 COMPREPLY=("${found[@]:1}")
                 ;;

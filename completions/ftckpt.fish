@@ -3,8 +3,15 @@
 # What only a look at a place can tell; names of files where the answer is that.
 function __ftckpt_ask
     set -l words (commandline -opc)
+    # An alias, or a program that runs another such as sudo, is not what answers.
+    set -l program ftckpt
+    while set -q words[1]; and not string match -q -r '(^|/)ftckpt$' -- $words[1]
+        set -e words[1]
+    end
+    set -q words[1]; and set program $words[1]
+    command -q $program; or return
     set -l current (commandline -ct | string unescape)
-    set -l found ($words[1] __complete fish $words[2..-1] "$current" 2> /dev/null)
+    set -l found ($program __complete fish $words[2..-1] "$current" 2> /dev/null)
     if test "$found[1]" = files
         __fish_complete_path (commandline -ct)
     else
@@ -76,7 +83,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from inspect' -l quiet -s q -d 'No
 complete -c ftckpt -n '__fish_seen_subcommand_from inspect' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from inspect' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from inspect' -l help -s h -d 'Show this message and exit.'
-complete -c ftckpt -n '__fish_seen_subcommand_from inspect' -a '(__ftckpt_place)'
+complete -c ftckpt -n '__fish_seen_subcommand_from inspect' -k -a '(__ftckpt_place)'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from ls' -l all -d 'Foreign names and the trash, too.'
 complete -c ftckpt -n '__fish_seen_subcommand_from ls' -l endpoint -r -d 'S3-compatible service (AWS_ENDPOINT_URL).'
@@ -90,7 +97,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from ls' -l quiet -s q -d 'No prog
 complete -c ftckpt -n '__fish_seen_subcommand_from ls' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from ls' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from ls' -l help -s h -d 'Show this message and exit.'
-complete -c ftckpt -n '__fish_seen_subcommand_from ls' -a '(__ftckpt_place)'
+complete -c ftckpt -n '__fish_seen_subcommand_from ls' -k -a '(__ftckpt_place)'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from du' -l depth -s d -r -d 'Parts of a name to sum by.'
 complete -c ftckpt -n '__fish_seen_subcommand_from du' -l match -x -a '(__ftckpt_ask)' -d 'Only tensors of this name, `*` any text.'
@@ -107,7 +114,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from du' -l quiet -s q -d 'No prog
 complete -c ftckpt -n '__fish_seen_subcommand_from du' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from du' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from du' -l help -s h -d 'Show this message and exit.'
-complete -c ftckpt -n '__fish_seen_subcommand_from du' -a '(__ftckpt_place)'
+complete -c ftckpt -n '__fish_seen_subcommand_from du' -k -a '(__ftckpt_place)'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from cat' -l slice -r -d 'A part, as numpy: 0:4,: or -1.'
 complete -c ftckpt -n '__fish_seen_subcommand_from cat' -l format -x -a 'text\t npy\t json\t stats\t hist\t' -d 'npy goes to a file or pipe; hist draws the values.'
@@ -124,7 +131,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from cat' -l quiet -s q -d 'No pro
 complete -c ftckpt -n '__fish_seen_subcommand_from cat' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from cat' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from cat' -l help -s h -d 'Show this message and exit.'
-complete -c ftckpt -n '__fish_seen_subcommand_from cat' -f -a '(__ftckpt_ask)'
+complete -c ftckpt -n '__fish_seen_subcommand_from cat' -f -k -a '(__ftckpt_ask)'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from verify' -l level -x -a 'auto\t structure\t content\t values\t' -d 'structure: headers; content: every byte; values: the numbers too.'
 complete -c ftckpt -n '__fish_seen_subcommand_from verify' -l require -x -a 'content\t' -d 'Exit 6 where this evidence is missing.'
@@ -158,7 +165,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from verify' -l quiet -s q -d 'No 
 complete -c ftckpt -n '__fish_seen_subcommand_from verify' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from verify' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from verify' -l help -s h -d 'Show this message and exit.'
-complete -c ftckpt -n '__fish_seen_subcommand_from verify' -a '(__ftckpt_place)'
+complete -c ftckpt -n '__fish_seen_subcommand_from verify' -k -a '(__ftckpt_place)'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from seal' -l manifest -r -d 'Write the manifest to this path or URL.'
 complete -c ftckpt -n '__fish_seen_subcommand_from seal' -l force -d 'Replace a manifest that says something else.'
@@ -181,7 +188,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from seal' -l quiet -s q -d 'No pr
 complete -c ftckpt -n '__fish_seen_subcommand_from seal' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from seal' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from seal' -l help -s h -d 'Show this message and exit.'
-complete -c ftckpt -n '__fish_seen_subcommand_from seal' -a '(__ftckpt_place)'
+complete -c ftckpt -n '__fish_seen_subcommand_from seal' -k -a '(__ftckpt_place)'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from latest' -l verify -x -a 'structure\t content\t values\t' -d 'Check names, sizes and coverage; every byte; or the numbers, too.'
 complete -c ftckpt -n '__fish_seen_subcommand_from latest' -l world-size -r -d 'Take only one that N ranks load as it is.'
@@ -210,7 +217,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from latest' -l quiet -s q -d 'No 
 complete -c ftckpt -n '__fish_seen_subcommand_from latest' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from latest' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from latest' -l help -s h -d 'Show this message and exit.'
-complete -c ftckpt -n '__fish_seen_subcommand_from latest' -a '(__ftckpt_place)'
+complete -c ftckpt -n '__fish_seen_subcommand_from latest' -k -a '(__ftckpt_place)'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from promote' -l pointer -r -d 'latest, a tracker, last-known-good, or a link that is there. Repeatable.'
 complete -c ftckpt -n '__fish_seen_subcommand_from promote' -l verify -x -a 'structure\t content\t values\t' -d 'Check names and sizes, every byte, or the numbers too.'
@@ -230,7 +237,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from promote' -l quiet -s q -d 'No
 complete -c ftckpt -n '__fish_seen_subcommand_from promote' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from promote' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from promote' -l help -s h -d 'Show this message and exit.'
-complete -c ftckpt -n '__fish_seen_subcommand_from promote' -a '(__ftckpt_place)'
+complete -c ftckpt -n '__fish_seen_subcommand_from promote' -k -a '(__ftckpt_place)'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from restart' -l world -l gpus -r -d 'Ranks of the job to restart.'
 complete -c ftckpt -n '__fish_seen_subcommand_from restart' -l scratch -r -d 'Where a checkpoint is resharded to, if it must be.'
@@ -263,7 +270,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from restart' -l quiet -s q -d 'No
 complete -c ftckpt -n '__fish_seen_subcommand_from restart' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from restart' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from restart' -l help -s h -d 'Show this message and exit.'
-complete -c ftckpt -n '__fish_seen_subcommand_from restart' -a '(__ftckpt_place)'
+complete -c ftckpt -n '__fish_seen_subcommand_from restart' -k -a '(__ftckpt_place)'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l also -x -a '(__ftckpt_ask)' -d 'Another place with files of the same checkpoint: another node"s disk. Repeatable.'
 complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l only -x -a 'model\t optimizer\t adapter\t' -d 'The weights, the optimizer"s state, or a LoRA adapter alone.'
@@ -297,7 +304,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l quiet -s q -d 'No
 complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l help -s h -d 'Show this message and exit.'
-complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -a '(__ftckpt_place)'
+complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -k -a '(__ftckpt_place)'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l to -x -a 'dcp\t safetensors\t torchsave\t ranks\t megatron\t megatron-dist\t megatron-fsdp\t deepspeed\t deepspeed-universal\t orbax\t' -d 'dcp, safetensors, torchsave, ranks, megatron, megatron-dist, megatron-fsdp, deepspeed, deepspeed-universal, orbax; without it that of --like.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l dtype -x -a 'bf16\t fp16\t fp32\t' -d 'Type of the model"s floating-point weights.'
@@ -341,7 +348,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l quiet -s q -d 'No
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l help -s h -d 'Show this message and exit.'
-complete -c ftckpt -n '__fish_seen_subcommand_from convert' -a '(__ftckpt_place)'
+complete -c ftckpt -n '__fish_seen_subcommand_from convert' -k -a '(__ftckpt_place)'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l also -x -a '(__ftckpt_ask)' -d 'Another place with files of the same checkpoint: another node"s disk. Repeatable.'
 complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l include-bases -d 'Also copy a delta"s bases, before it and beside it.'
@@ -366,7 +373,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l quiet -s q -d 'No pr
 complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from copy' -l help -s h -d 'Show this message and exit.'
-complete -c ftckpt -n '__fish_seen_subcommand_from copy' -a '(__ftckpt_place)'
+complete -c ftckpt -n '__fish_seen_subcommand_from copy' -k -a '(__ftckpt_place)'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from sync' -l every -r -d 'The nearest to each multiple of STEPS, as in gc.'
 complete -c ftckpt -n '__fish_seen_subcommand_from sync' -l newest -r -d 'The N newest, by step and by time.'
@@ -389,7 +396,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from sync' -l quiet -s q -d 'No pr
 complete -c ftckpt -n '__fish_seen_subcommand_from sync' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from sync' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from sync' -l help -s h -d 'Show this message and exit.'
-complete -c ftckpt -n '__fish_seen_subcommand_from sync' -a '(__ftckpt_place)'
+complete -c ftckpt -n '__fish_seen_subcommand_from sync' -k -a '(__ftckpt_place)'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l from -x -a '(__ftckpt_ask)' -d 'Another copy of the same checkpoint.'
 complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l to -x -a '(__ftckpt_ask)' -d 'Write the repaired checkpoint there; DIR/ keeps its name.'
@@ -410,7 +417,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l quiet -s q -d 'No 
 complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l help -s h -d 'Show this message and exit.'
-complete -c ftckpt -n '__fish_seen_subcommand_from repair' -a '(__ftckpt_place)'
+complete -c ftckpt -n '__fish_seen_subcommand_from repair' -k -a '(__ftckpt_place)'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from diff' -l component -r -d 'model, optimizer, exp_avg, …, state. Repeatable.'
 complete -c ftckpt -n '__fish_seen_subcommand_from diff' -l tensor -x -a '(__ftckpt_ask)' -d 'Only tensors of this name, `*` any text. Repeatable.'
@@ -438,7 +445,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from diff' -l quiet -s q -d 'No pr
 complete -c ftckpt -n '__fish_seen_subcommand_from diff' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from diff' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from diff' -l help -s h -d 'Show this message and exit.'
-complete -c ftckpt -n '__fish_seen_subcommand_from diff' -a '(__ftckpt_place)'
+complete -c ftckpt -n '__fish_seen_subcommand_from diff' -k -a '(__ftckpt_place)'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l apply -d 'Carry the plan out; without it nothing changes.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l trash-ttl -r -d 'How long dropped checkpoints can be restored.'
@@ -455,7 +462,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subco
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l metric -r -d 'Which metric, and which way is better.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l keep-tag -x -a '(__ftckpt_ask)' -d 'What carries the tag. Repeatable.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l policy -r -d 'Take the rules from this retention.toml instead.'
-complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l tier -x -a '(__ftckpt_ask)' -d 'Which tier of it; by default the one that fits.'
+complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l tier -r -d 'Which tier of it; by default the one that fits.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l min-survivors -r -d 'Good ones that each run must keep; by default 2.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l max-delete -r -d 'Most to drop at once; by default 50% or 50 entries.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l free -r -d 'Drop the oldest, until so much is freed: 20TB.'
@@ -472,7 +479,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subco
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l help -s h -d 'Show this message and exit.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -a 'undelete purge'
-complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -a '(__ftckpt_place)'
+complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -k -a '(__ftckpt_place)'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from undelete' -l all -d 'All of it; of several of one name the last.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from undelete' -l endpoint -r -d 'S3-compatible service (AWS_ENDPOINT_URL).'
@@ -486,7 +493,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcomman
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from undelete' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from undelete' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from undelete' -l help -s h -d 'Show this message and exit.'
-complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from undelete' -f -a '(__ftckpt_ask)'
+complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from undelete' -f -k -a '(__ftckpt_ask)'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from purge' -l trash-ttl -r -d 'Leave what was dropped less than so long ago.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from purge' -l yes -d 'Mean a --trash-ttl of less than a day.'
@@ -501,7 +508,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcomman
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from purge' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from purge' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from purge' -l help -s h -d 'Show this message and exit.'
-complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from purge' -a '(__ftckpt_place)'
+complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from purge' -k -a '(__ftckpt_place)'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from pin' -l reason -r -d 'Why; shown to anyone who finds a full disk.'
 complete -c ftckpt -n '__fish_seen_subcommand_from pin' -l owner -r -d 'Who wants it kept; by default the login name.'
@@ -516,7 +523,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from pin' -l quiet -s q -d 'No pro
 complete -c ftckpt -n '__fish_seen_subcommand_from pin' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from pin' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from pin' -l help -s h -d 'Show this message and exit.'
-complete -c ftckpt -n '__fish_seen_subcommand_from pin' -f -a '(__ftckpt_ask)'
+complete -c ftckpt -n '__fish_seen_subcommand_from pin' -f -k -a '(__ftckpt_ask)'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from unpin' -l owner -r -d 'Whose pin; by default the login name"s.'
 complete -c ftckpt -n '__fish_seen_subcommand_from unpin' -l everybody -d 'Take away the pins of all owners.'
@@ -531,7 +538,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from unpin' -l quiet -s q -d 'No p
 complete -c ftckpt -n '__fish_seen_subcommand_from unpin' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from unpin' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from unpin' -l help -s h -d 'Show this message and exit.'
-complete -c ftckpt -n '__fish_seen_subcommand_from unpin' -f -a '(__ftckpt_ask)'
+complete -c ftckpt -n '__fish_seen_subcommand_from unpin' -f -k -a '(__ftckpt_ask)'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from pins' -l endpoint -r -d 'S3-compatible service (AWS_ENDPOINT_URL).'
 complete -c ftckpt -n '__fish_seen_subcommand_from pins' -l profile -r -d 'Profile of the AWS configuration.'
@@ -544,7 +551,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from pins' -l quiet -s q -d 'No pr
 complete -c ftckpt -n '__fish_seen_subcommand_from pins' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from pins' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from pins' -l help -s h -d 'Show this message and exit.'
-complete -c ftckpt -n '__fish_seen_subcommand_from pins' -a '(__ftckpt_place)'
+complete -c ftckpt -n '__fish_seen_subcommand_from pins' -k -a '(__ftckpt_place)'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from tag' -l endpoint -r -d 'S3-compatible service (AWS_ENDPOINT_URL).'
 complete -c ftckpt -n '__fish_seen_subcommand_from tag' -l profile -r -d 'Profile of the AWS configuration.'
@@ -557,7 +564,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from tag' -l quiet -s q -d 'No pro
 complete -c ftckpt -n '__fish_seen_subcommand_from tag' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from tag' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from tag' -l help -s h -d 'Show this message and exit.'
-complete -c ftckpt -n '__fish_seen_subcommand_from tag' -f -a '(__ftckpt_ask)'
+complete -c ftckpt -n '__fish_seen_subcommand_from tag' -f -k -a '(__ftckpt_ask)'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from untag' -l endpoint -r -d 'S3-compatible service (AWS_ENDPOINT_URL).'
 complete -c ftckpt -n '__fish_seen_subcommand_from untag' -l profile -r -d 'Profile of the AWS configuration.'
@@ -570,7 +577,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from untag' -l quiet -s q -d 'No p
 complete -c ftckpt -n '__fish_seen_subcommand_from untag' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from untag' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from untag' -l help -s h -d 'Show this message and exit.'
-complete -c ftckpt -n '__fish_seen_subcommand_from untag' -f -a '(__ftckpt_ask)'
+complete -c ftckpt -n '__fish_seen_subcommand_from untag' -f -k -a '(__ftckpt_ask)'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and not __fish_seen_subcommand_from pack unpack info rebase' -l help -s h -d 'Show this message and exit.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and not __fish_seen_subcommand_from pack unpack info rebase' -f -a 'pack unpack info rebase'
@@ -594,7 +601,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcom
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from pack' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from pack' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from pack' -l help -s h -d 'Show this message and exit.'
-complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from pack' -a '(__ftckpt_place)'
+complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from pack' -k -a '(__ftckpt_place)'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -l base -r -d 'Where a base of the chain lies now. Repeatable.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -l to -x -a 'dcp\t safetensors\t torchsave\t ranks\t megatron\t megatron-dist\t megatron-fsdp\t deepspeed\t deepspeed-universal\t orbax\t' -d 'dcp, safetensors, torchsave, ranks, megatron, megatron-dist, megatron-fsdp, deepspeed, deepspeed-universal, orbax; without it what it was.'
@@ -625,7 +632,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcom
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -l help -s h -d 'Show this message and exit.'
-complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -a '(__ftckpt_place)'
+complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -k -a '(__ftckpt_place)'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from info' -l base -r -d 'Where a base of the chain lies now. Repeatable.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from info' -l advise -d 'Measure rates, and say when deltas pay.'
@@ -643,7 +650,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcom
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from info' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from info' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from info' -l help -s h -d 'Show this message and exit.'
-complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from info' -a '(__ftckpt_place)'
+complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from info' -k -a '(__ftckpt_place)'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from rebase' -l onto -r -d 'New base of the result.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from rebase' -l full -d 'Make the result independent of any base.'
@@ -666,7 +673,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcom
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from rebase' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from rebase' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from rebase' -l help -s h -d 'Show this message and exit.'
-complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from rebase' -a '(__ftckpt_place)'
+complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from rebase' -k -a '(__ftckpt_place)'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and not __fish_seen_subcommand_from sweep elastic compress risk' -l model -x -a 'exact\t young\t daly\t ettr\t' -d 'The formula of the interval and of the predicted goodput.'
 complete -c ftckpt -n '__fish_seen_subcommand_from plan; and not __fish_seen_subcommand_from sweep elastic compress risk' -l interval -r -d 'Use this interval between saves, not the best: 20m.'
@@ -852,9 +859,9 @@ complete -c ftckpt -n '__fish_seen_subcommand_from status' -l quiet -s q -d 'No 
 complete -c ftckpt -n '__fish_seen_subcommand_from status' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from status' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from status' -l help -s h -d 'Show this message and exit.'
-complete -c ftckpt -n '__fish_seen_subcommand_from status' -a '(__ftckpt_place)'
+complete -c ftckpt -n '__fish_seen_subcommand_from status' -k -a '(__ftckpt_place)'
 
-complete -c ftckpt -n '__fish_seen_subcommand_from guard' -l tier -r -d 'Another place of the run: damage is mended from there.'
+complete -c ftckpt -n '__fish_seen_subcommand_from guard' -l tier -x -a '(__ftckpt_ask)' -d 'Another place of the run: damage is mended from there.'
 complete -c ftckpt -n '__fish_seen_subcommand_from guard' -l verify -x -a 'structure\t content\t values\t' -d 'How deep each checkpoint is checked.'
 complete -c ftckpt -n '__fish_seen_subcommand_from guard' -l timeout -r -d 'Wait for a save in flight, or for a store.'
 complete -c ftckpt -n '__fish_seen_subcommand_from guard' -l allow-missing-tier -d 'Choose although a tier cannot be read.'
@@ -906,7 +913,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from guard' -l quiet -s q -d 'No p
 complete -c ftckpt -n '__fish_seen_subcommand_from guard' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from guard' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from guard' -l help -s h -d 'Show this message and exit.'
-complete -c ftckpt -n '__fish_seen_subcommand_from guard' -a '(__ftckpt_place)'
+complete -c ftckpt -n '__fish_seen_subcommand_from guard' -k -a '(__ftckpt_place)'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and not __fish_seen_subcommand_from run compare audit' -l help -s h -d 'Show this message and exit.'
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and not __fish_seen_subcommand_from run compare audit' -f -a 'run compare audit'
@@ -927,7 +934,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subco
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from run' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from run' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from run' -l help -s h -d 'Show this message and exit.'
-complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from run' -a '(__ftckpt_place)'
+complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from run' -k -a '(__ftckpt_place)'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from compare' -l reference -r -d 'The uninterrupted run; A and B are restarts of it.'
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from compare' -l pattern -r -d 'Pattern for the step and the numbers in a line.'
@@ -939,7 +946,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subco
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from compare' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from compare' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from compare' -l help -s h -d 'Show this message and exit.'
-complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from compare' -a '(__ftckpt_place)'
+complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from compare' -k -a '(__ftckpt_place)'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from audit' -l against -x -a '(__ftckpt_ask)' -d 'The next checkpoint of the same run.'
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from audit' -l strict -d 'Treat an absent component as a verdict.'
@@ -955,7 +962,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subco
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from audit' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from audit' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from audit' -l help -s h -d 'Show this message and exit.'
-complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from audit' -a '(__ftckpt_place)'
+complete -c ftckpt -n '__fish_seen_subcommand_from replay; and __fish_seen_subcommand_from audit' -k -a '(__ftckpt_place)'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from doctor' -l endpoint -r -d 'S3-compatible service (AWS_ENDPOINT_URL).'
 complete -c ftckpt -n '__fish_seen_subcommand_from doctor' -l profile -r -d 'Profile of the AWS configuration.'
@@ -968,14 +975,14 @@ complete -c ftckpt -n '__fish_seen_subcommand_from doctor' -l quiet -s q -d 'No 
 complete -c ftckpt -n '__fish_seen_subcommand_from doctor' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from doctor' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from doctor' -l help -s h -d 'Show this message and exit.'
-complete -c ftckpt -n '__fish_seen_subcommand_from doctor' -a '(__ftckpt_place)'
+complete -c ftckpt -n '__fish_seen_subcommand_from doctor' -k -a '(__ftckpt_place)'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from demo' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from demo' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
 complete -c ftckpt -n '__fish_seen_subcommand_from demo' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from demo' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from demo' -l help -s h -d 'Show this message and exit.'
-complete -c ftckpt -n '__fish_seen_subcommand_from demo' -a '(__ftckpt_place)'
+complete -c ftckpt -n '__fish_seen_subcommand_from demo' -k -a '(__ftckpt_place)'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from completions' -l json -d 'Print one JSON document on stdout, errors included.'
 complete -c ftckpt -n '__fish_seen_subcommand_from completions' -l quiet -s q -d 'No progress and no remarks on stderr; warnings stay.'
@@ -989,7 +996,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from config' -l quiet -s q -d 'No 
 complete -c ftckpt -n '__fish_seen_subcommand_from config' -l progress -r -d 'auto: a bar, or a line now and then; json: a record a second.'
 complete -c ftckpt -n '__fish_seen_subcommand_from config' -l debug -d 'Show tracebacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from config' -l help -s h -d 'Show this message and exit.'
-complete -c ftckpt -n '__fish_seen_subcommand_from config' -a '(__ftckpt_place)'
+complete -c ftckpt -n '__fish_seen_subcommand_from config' -f -a 'inspect ls du cat verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status guard replay doctor demo completions config help'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from help' -l man -r -d 'Write all man pages into this directory.'
 complete -c ftckpt -n '__fish_seen_subcommand_from help' -l json -d 'Print one JSON document on stdout, errors included.'

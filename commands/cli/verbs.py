@@ -174,7 +174,7 @@ class Verb(TyperCommand):
         """
         bare: dict[str, str] = getattr(self.module, "BARE", {})
         end = args.index("--") if "--" in args else len(args)
-        # `help`, `config` and `completions` must answer so that a wrong file can be mended.
+        # `help` and `completions` must answer with a wrong file too, and `config` names the line.
         settled = ctx.resilient_parsing or ctx.default_map is not None
         if not settled and getattr(self.module, "STORAGE", True) and not {*HELP} & {*args[:end]}:
             ctx.default_map = _settled(str(self.name))

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 # Of the 0.3 seconds that a user notices, the interpreter has taken some.
-DEADLINE = 0.24
+DEADLINE = 0.22
 # A child that nobody waits for any more ends by then.
 _LAST = 10
 

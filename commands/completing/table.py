@@ -18,7 +18,7 @@ OPTIONS = {
     **dict.fromkeys(("--adapter", "convert --beside"), "place"),
     # The other verbs with an option of this name mean something else.
     **dict.fromkeys(("repair --from", "repair --to", "plan --from"), "place"),
-    **dict.fromkeys(("gc --tier", "status --tier"), "place"),
+    **dict.fromkeys(("status --tier", "guard --tier"), "place"),
 }
 
 
@@ -39,12 +39,16 @@ ARGUMENTS = {
 DEVICES = ("cpu", "auto", "cuda")
 # Options that take no word after them, of all verbs; `plan --restart T` has no arguments after it.
 SWITCHES = frozenset(
-    {"--advise", "--again", "--all", "--allow-missing-tier", "--anonymous", "--apply"}
-    | {"--backwards", "--create-root", "--debug", "--delete-corrupt", "--dry-run", "--everybody"}
-    | {"--fail-fast", "--files", "--force", "--from-master", "--full", "--help", "-h"}
-    | {"--include-bases", "--json", "--layout-state", "--no-proof", "--oldest-first"}
-    | {"--or-reshard", "--presets", "--purge-now", "--quiet", "-q", "--remember"}
-    | {"--requester-pays", "--restart", "--resume", "--simulate", "--skip-unsafe"}
-    | {"--skip-unverified", "--stat", "--strict", "--tensors", "--trust-recorded", "--unmanaged"}
-    | {"--verbose", "-v", "--wait", "--yes"}
-)
+    {
+        "--advise", "--again", "--all", "--allow-missing-tier", "--anonymous", "--apply",
+        "--backwards", "--create-root", "--debug", "--delete-corrupt", "--dry-run",
+        "--everybody", "--fail-fast", "--files", "--finish", "--finish-last", "--force",
+        "--from-master", "--full", "-h", "--help", "--include-bases", "--json",
+        "--layout-state", "--no-lock", "--no-proof", "--oldest-first", "--or-reshard",
+        "--presets", "--purge-now", "-q", "--quiet", "--remember", "--requester-pays",
+        "--restart", "--resume", "--retry-suspected", "--signal-group", "--simulate",
+        "--skip-unsafe", "--skip-unverified", "--stat", "--strict", "--tensors",
+        "--trust-recorded", "--unmanaged", "-v", "--verbose", "--wait", "--yes",
+        "--zero-is-done",
+    }
+)  # fmt: skip

@@ -20,14 +20,16 @@ packages=$(echo /opt/ftckpt/lib/python3*/site-packages)
 find "$packages" -depth -type d \( -name tests -o -name test -o -name include -o -name __pycache__ \) \
     -exec rm -rf {} +
 find "$packages" \( -name '*.pyi' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.a' \) -delete
-rm -rf "$packages"/numpy/f2py "$packages"/pygments "$packages"/pygments-*
+rm -rf "$packages"/numpy/f2py "$packages"/numpy/distutils "$packages"/zstandard/_cffi* \
+    "$packages"/pygments "$packages"/pygments-*
 for service in "$packages"/botocore/data/*/; do
     case $(basename "$service") in
         s3 | sts | sso | sso-oidc | signin) ;;
         *) rm -rf "$service" ;;
     esac
 done
-find "$packages" -name '*.so*' -exec strip --strip-unneeded {} + 2>/dev/null || true
+# Not what auditwheel has moved into NAME.libs: strip breaks the layout that it made.
+find "$packages" -name '*.so*' -not -path '*.libs/*' -exec strip --strip-unneeded {} + 2>/dev/null || true
 # Compiled once here: nobody can write them later, and Python starts at once.
 /opt/ftckpt/bin/python -m compileall -q "$packages"
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ftckpt.errors import DeniedError, UsageError
+from ftckpt.errors import DeniedError, UnavailableError, UsageError
 
 VARIABLE = "FTCKPT_CONFIG"
 TABLES = ("remotes", "defaults", "policies")
@@ -75,7 +75,7 @@ def read_settings() -> SettingsFile:
 
     Raises:
         UsageError: the file is wrong, or FTCKPT_CONFIG names a missing one.
-        DeniedError: it may not be read.
+        DeniedError, UnavailableError: it cannot be read.
     """
     path = config_path()
     try:
@@ -89,7 +89,20 @@ def read_settings() -> SettingsFile:
     except IsADirectoryError as error:
         raise UsageError(f"{path} is a directory, not a file of settings") from error
     except PermissionError as error:
+        if not os.environ.get(VARIABLE) and not _is_seen(path):
+            return SettingsFile(path, "", {})  # another user's home
         raise DeniedError(f"cannot read {path}: {error.strerror}") from error
+    except OSError as error:
+        raise UnavailableError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _is_seen(path: str) -> bool:
+    """Say whether there is such a file, where its directory may be searched."""
+    try:
+        os.stat(path)
+    except OSError:
+        return False
+    return True
 
 
 @lru_cache(maxsize=4)

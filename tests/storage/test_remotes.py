@@ -167,6 +167,15 @@ def test_settings_that_nobody_may_read(
     monkeypatch.setattr("builtins.open", refuse)
     with pytest.raises(DeniedError, match="cannot read"):
         remotes()
+    monkeypatch.delenv("FTCKPT_CONFIG")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    # A home that is somebody else's, as in a container, has no settings for this user.
+    assert remotes() == {}
+    mine = tmp_path / "ftckpt" / "config.toml"
+    mine.parent.mkdir()
+    mine.touch()
+    with pytest.raises(DeniedError, match="cannot read"):
+        remotes()
 
 
 def test_a_delta_names_a_base_on_a_remote() -> None:
