@@ -14,6 +14,7 @@ from ftckpt.commands.cli.transfer_options import CODES as CODES
 from ftckpt.commands.cli.transfer_options import (
     DestinationArgument,
     LayoutOptions,
+    OnlyChoice,
     PartOptions,
     RunOptions,
     SourceArgument,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from ftckpt.checkpoint import Checkpoint
     from ftckpt.formats.adapters.merging import Merged
+    from ftckpt.transfer.content import Content
     from ftckpt.transfer.request.renaming import Rename
 
 EXAMPLES = (
@@ -40,6 +42,10 @@ EXAMPLES = (
     (
         "ftckpt convert base/ merged --to safetensors --adapter adapter/",
         "a LoRA merged into its base, proven",
+    ),
+    (
+        "ftckpt convert run/step-1000 adapter --to safetensors --only adapter",
+        "the LoRA adapter of a training state",
     ),
     ("ftckpt convert fp8/ bf16 --to safetensors --dtype bf16", "quantised weights as bfloat16"),
     (
@@ -133,6 +139,10 @@ def command(
         list[str] | None,
         typer.Option(metavar="PATH", help="Merge this LoRA adapter of PEFT. Repeatable, in order."),
     ] = None,
+    beside: Annotated[
+        str,
+        typer.Option(metavar="DIR", help="Take config.json, a tokenizer, ... from this folder."),
+    ] = "",
     rename: Annotated[
         str, typer.Option(metavar="FILE.toml", help="Other names for parameters.")
     ] = "",
@@ -178,12 +188,12 @@ def command(
     if adapter:
         merged = _merged(invocation, checkpoint, adapter, dtype)
         checkpoint = merged.checkpoint
-    content = narrowed(Content.of(checkpoint), part)
+    content = narrowed(Content.of(checkpoint), part, masters=from_master)
     if merged is not None:
         from ftckpt.formats.adapters.merging import require_weights_alone
 
         require_weights_alone(content)
-    if from_master:
+    if from_master and part.only is not OnlyChoice.ADAPTER:
         from ftckpt.transfer.request.from_masters import from_masters
 
         content, masters = from_masters(content)
@@ -208,12 +218,53 @@ def command(
         from ftckpt.transfer.request.renaming import rename as renamed
 
         content = renamed(content, renames)
+    if beside:
+        content = _with_files_of(invocation, content, beside, to, destination)
     run = invocation.options(RunOptions)
     used = () if names is None else ("true_vocab_size",)
     done = carry_out(invocation, checkpoint, content, to, request, destination, run, used=used)
     if merged is not None and not run.dry_run:
         _show_rounding(invocation, merged)
+    if to == "safetensors" and not run.dry_run:
+        _say_what_is_lacking(invocation, content, destination, beside)
     return done
+
+
+def _with_files_of(
+    invocation: Invocation, content: Content, folder: str, to: str, destination: str
+) -> Content:
+    """Return a content with the configuration and the tokenizer of another folder."""
+    from ftckpt.errors import UsageError
+    from ftckpt.formats.huggingface.sidecar_files import taken_from
+    from ftckpt.storage import open_store
+    from ftckpt.storage.source import Source
+
+    if to != "safetensors" or destination.endswith(".safetensors"):
+        raise UsageError("--beside takes files for a folder of safetensors", hint="DST is a folder")
+    invocation.report(beside=folder)
+    return taken_from(content, Source.directory(open_store(folder, invocation.stores)))
+
+
+def _say_what_is_lacking(
+    invocation: Invocation, content: Content, destination: str, beside: str
+) -> None:
+    """Say what a loader of weights will miss in the folder, and what makes GGUF of it."""
+    from ftckpt.findings import listed
+    from ftckpt.formats.huggingface.sidecar_files import lacking
+    from ftckpt.storage import open_store
+    from ftckpt.storage.source import Source
+
+    alone = all(wanted.component == "model" for wanted in content.tensors.values())
+    if destination.endswith(".safetensors") or not alone or content.objects:
+        return
+    names = list(Source.directory(open_store(destination, invocation.stores)).entries)
+    lost = lacking(names)
+    invocation.report(lacking=lost)
+    if lost:
+        hint = "" if beside else "; --beside DIR takes them from a folder that has them"
+        invocation.say(f"not beside the weights: {listed(lost)}{hint}")
+    elif "config.json" in names:
+        invocation.say("for GGUF, llama.cpp's convert_hf_to_gguf.py reads this folder")
 
 
 def _merged(

@@ -10,6 +10,7 @@ from ftckpt.commands.cli.transfer_options import CODES as CODES
 from ftckpt.commands.cli.transfer_options import (
     DestinationArgument,
     LayoutOptions,
+    OnlyChoice,
     PartOptions,
     RunOptions,
     SourceArgument,
@@ -49,10 +50,13 @@ def command(
     one last act. Killed at any instant, DST is absent or whole; the same command goes on where it
     was. The source is never written.
     """
+    from ftckpt.errors import UsageError
     from ftckpt.transfer.content import Content
 
     invocation = invoked(ctx)
     part = invocation.options(PartOptions)
+    if part.only is OnlyChoice.ADAPTER:
+        raise UsageError("an adapter is taken out by convert", hint="ftckpt convert --only adapter")
     request = invocation.options(LayoutOptions).request(invocation, part)
     checkpoint = open_checkpoint(invocation, source, newest=False, rules=request.rules, also=also)
     content = narrowed(Content.of(checkpoint), part)

@@ -46,15 +46,15 @@ _ftckpt() {
         "restart --verify") words="structure content values" ;;
         "restart --like") ask=1 ;;
         "restart --world"|"restart --gpus"|"restart --scratch"|"restart --rules"|"restart --jobs"|"restart -j"|"restart --limit-rate"|"restart --max-memory"|"restart --require"|"restart --step-at-most"|"restart --max-fallback"|"restart --reuse"|"restart --receipts"|"restart --tp"|"restart --pp"|"restart --vp"|"restart --dp"|"restart --ep"|"restart --zero-stage"|"restart --max-shard-size"|"restart --endpoint"|"restart --profile"|"restart --region"|"restart --retry-seconds"|"restart --progress") return ;;
-        "reshard --only") words="model optimizer" ;;
+        "reshard --only") words="model optimizer adapter" ;;
         "reshard --also"|"reshard --like"|"reshard --device") ask=1 ;;
         "reshard --drop"|"reshard --rules"|"reshard --true-vocab-size"|"reshard --tp"|"reshard --pp"|"reshard --vp"|"reshard --dp"|"reshard --ep"|"reshard --zero-stage"|"reshard --max-shard-size"|"reshard --jobs"|"reshard -j"|"reshard --limit-rate"|"reshard --max-memory"|"reshard --endpoint"|"reshard --profile"|"reshard --region"|"reshard --retry-seconds"|"reshard --progress") return ;;
         "convert --to") words="dcp safetensors torchsave ranks megatron megatron-dist megatron-fsdp deepspeed deepspeed-universal orbax" ;;
         "convert --dtype") words="bf16 fp16 fp32" ;;
         "convert --names") words="hf megatron" ;;
         "convert --family") words="gpt2 gpt_neox llama llama3.1 mistral mixtral qwen2 qwen3 qwen3_moe" ;;
-        "convert --only") words="model optimizer" ;;
-        "convert --also"|"convert --adapter"|"convert --like"|"convert --device") ask=1 ;;
+        "convert --only") words="model optimizer adapter" ;;
+        "convert --also"|"convert --adapter"|"convert --beside"|"convert --like"|"convert --device") ask=1 ;;
         "convert --spelling"|"convert --config"|"convert --rename"|"convert --drop"|"convert --rules"|"convert --true-vocab-size"|"convert --tp"|"convert --pp"|"convert --vp"|"convert --dp"|"convert --ep"|"convert --zero-stage"|"convert --max-shard-size"|"convert --jobs"|"convert -j"|"convert --limit-rate"|"convert --max-memory"|"convert --endpoint"|"convert --profile"|"convert --region"|"convert --retry-seconds"|"convert --progress") return ;;
         "copy --also") ask=1 ;;
         "copy --jobs"|"copy -j"|"copy --concurrency"|"copy --limit-rate"|"copy --max-memory"|"copy --part"|"copy --parts"|"copy --endpoint"|"copy --profile"|"copy --region"|"copy --retry-seconds"|"copy --progress") return ;;
@@ -118,7 +118,7 @@ _ftckpt() {
             "promote") words="--pointer --verify --backwards --dry-run --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "restart") words="--world --gpus --scratch --verify --rules --jobs -j --limit-rate --max-memory --require --step-at-most --max-fallback --reuse --receipts --tp --pp --vp --dp --ep --zero-stage --max-shard-size --like --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "reshard") words="--also --only --drop --rules --true-vocab-size --tp --pp --vp --dp --ep --zero-stage --max-shard-size --like --dry-run --verbose -v --no-proof --restart --device --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
-            "convert") words="--to --dtype --from-master --names --spelling --family --config --also --adapter --rename --only --drop --rules --true-vocab-size --tp --pp --vp --dp --ep --zero-stage --max-shard-size --like --dry-run --verbose -v --no-proof --restart --device --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
+            "convert") words="--to --dtype --from-master --names --spelling --family --config --also --adapter --beside --rename --only --drop --rules --true-vocab-size --tp --pp --vp --dp --ep --zero-stage --max-shard-size --like --dry-run --verbose -v --no-proof --restart --device --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "copy") words="--also --include-bases --unmanaged --no-proof --restart --jobs -j --concurrency --limit-rate --max-memory --part --parts --finish --finish-last --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "sync") words="--every --newest --tag --again --dry-run --no-proof --restart --jobs -j --concurrency --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "repair") words="--from --to --dry-run --no-proof --restart --jobs -j --concurrency --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;

@@ -83,14 +83,14 @@ BUDGET = {
     "guard": 2_700,
     "formats.torch_files": 3_957,
     "formats.state": 1_940,
-    "formats.huggingface": 420,
+    "formats.huggingface": 500,
     "formats.dcp": 2_935,
     "formats.quantised": 1_230,
     "formats.ranks": 4_759,
     "formats.safetensors": 2_580,
     "formats.torchsave": 750,
     "formats.families": 1_680,
-    "formats.adapters": 1_500,
+    "formats.adapters": 1_640,
     "formats.megatron": 9_203,
     "formats.deepspeed": 7_275,
     "formats.nvrx": 700,
@@ -98,9 +98,9 @@ BUDGET = {
     "formats.trainer_dirs": 1_498,
     "formats.delta": 2_050,
     "formats": 790,
-    "api": 4_897,
+    "api": 4_915,
     "trainers": 105,
-    "commands": 14_437,
+    "commands": 14_505,
 }
 HEAVY = ("torch", "numpy", "s3fs", "fsspec", "rich", "botocore", "zstandard", "matplotlib")
 

@@ -57,6 +57,7 @@ class OnlyChoice(StrEnum):
 
     MODEL = "model"
     OPTIMIZER = "optimizer"
+    ADAPTER = "adapter"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +67,8 @@ class PartOptions:
     TITLE: ClassVar[str] = "What is written"
 
     only: Annotated[
-        OnlyChoice | None, typer.Option(help="The weights alone, or the optimizer's state alone.")
+        OnlyChoice | None,
+        typer.Option(help="The weights, the optimizer's state, or a LoRA adapter alone."),
     ] = None
     drop: Annotated[
         list[str] | None,
@@ -166,8 +168,8 @@ class RunOptions:
     max_memory: MemoryOption = "1GiB"
 
 
-def narrowed(content: Content, options: PartOptions) -> Content:
-    """Return the part of a content that the user wants.
+def narrowed(content: Content, options: PartOptions, *, masters: bool = False) -> Content:
+    """Return the part of a content that the user wants; an adapter from its masters if asked.
 
     Raises:
         NotFoundError: it has nothing of that part.
@@ -175,6 +177,11 @@ def narrowed(content: Content, options: PartOptions) -> Content:
     """
     from ftckpt.transfer.request.narrowing import Only, drop, only
 
+    if options.only is OnlyChoice.ADAPTER:
+        from ftckpt.formats.adapters.training_states import adapter_alone
+
+        content = drop(content, options.drop) if options.drop else content
+        return adapter_alone(content, masters=masters)
     if options.only is not None:
         content = only(content, Only(options.only.value))
     return drop(content, options.drop) if options.drop else content

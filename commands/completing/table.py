@@ -15,7 +15,7 @@ OPTIONS = {
     "--keep-tag": "tag",
     "--tag": "tag",
     **dict.fromkeys(("--against", "--also", "--like", "--checkpoint", "--baseline"), "place"),
-    "--adapter": "place",
+    **dict.fromkeys(("--adapter", "convert --beside"), "place"),
     # The other verbs with an option of this name mean something else.
     **dict.fromkeys(("repair --from", "repair --to", "plan --from"), "place"),
     **dict.fromkeys(("status --tier", "guard --tier"), "place"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from math import prod
+from math import isqrt, prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftckpt.checkpoint import Box, Checkpoint, TensorInfo
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _RUN = 1 << 18  # elements of a block: what is between two steps stays in the cache
 _KEPT = 256 << 20  # bytes of matrices that are kept for the next block
 _BLOCKS = 2  # computed blocks that a thread keeps: a request ends in the middle of one
+# Multiplications of one product: OpenBLAS uses one thread up to here.
+_ALONE = 1 << 18
 _SINGLE = DTYPES["float32"]
 
 
@@ -190,7 +192,7 @@ class MergedWeights:
     def _product(self, key: str, number: int, change: LowRank, row: int, rows: int) -> Array:
         factors = self._factors_of(key, number, change)
         expert, begin = divmod(row, factors.left.shape[1])
-        found: Array = factors.left[expert, begin : begin + rows] @ factors.right[expert]
+        found = _multiplied(factors.left[expert, begin : begin + rows], factors.right[expert])
         found *= _single(change.scale)
         return found
 
@@ -259,6 +261,25 @@ class MergedWeights:
         gatherer.fill(shard, first, stop, memoryview(raw))
         items = np.frombuffer(raw, raw_dtype(size))
         return cast(items, info.dtype, _SINGLE).view(np.float32)
+
+
+def _multiplied(left: Array, right: Array) -> Array:
+    """Return a product, made of products that are too small for a library to share out.
+
+    Threads of a library would wait for each other beside ours (ten times the processor time was
+    measured), and how many there are would decide how each sum is rounded.
+    """
+    import numpy as np
+
+    rank, (rows, width) = left.shape[1], (left.shape[0], right.shape[1])
+    tall = min(rows, max(16, isqrt(_ALONE // rank)))
+    wide = max(16, _ALONE // (rank * tall))
+    made = np.empty((rows, width), np.float32)
+    for row in range(0, rows, tall):
+        for column in range(0, width, wide):
+            part = made[row : row + tall, column : column + wide]
+            np.matmul(left[row : row + tall], right[:, column : column + wide], out=part)
+    return made
 
 
 def _single(value: float) -> Any:

@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import CorruptError, NotFoundError, UnsupportedError
 from ftckpt.findings import listed
-from ftckpt.formats.huggingface.config import parsed_json
+from ftckpt.formats.huggingface.config import ADAPTER_CONFIG, parsed_json
 from ftckpt.strict_json import shown
 
 from .patterns import compiled, ends_with
 
-ADAPTER_CONFIG = "adapter_config.json"
 # What says nothing about the merged weights, whatever it holds.
 _NOTES = re.compile(
     r"alpha_pattern|auto_mapping|base_model_name_or_path|bias|corda_config|ensure_weight_tying|"

@@ -17,6 +17,9 @@ from .tensors import AdapterTensors, Trained, sort_tensors
 # Models whose linear layers are stored input first (transformers' Conv1D).
 _TURNED = frozenset(("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "gptsan-japanese"))
 _COMPUTED = ("float32", "float16", "bfloat16")
+_EMBEDDINGS = (
+    "embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight",
+)  # fmt: skip
 _MOST_NESTED = 4  # parameters of one module that are adapted
 
 
@@ -81,11 +84,13 @@ class AdapterFit(NamedTuple):
     Attributes:
         targets: the changed tensors, by name.
         untied: the head that was tied to the embedding and is a tensor of its own now; "" for none.
+        apart: whether head and embedding differ, so that a configuration must not tie them.
         untouched: modules that an adapter's configuration names and that it holds no tensors of.
     """
 
     targets: Mapping[str, ChangedTensor]
     untied: str
+    apart: bool
     untouched: Sequence[str]
 
 
@@ -150,11 +155,17 @@ class _Fitting:
         tied, changes = self.tied, self.changes
         untied = ""
         moved = bool(changes.keys() & {tied.head, tied.embedding})
-        if tied.head and moved and not self.keeps_tie:
-            # What replaces the base's own embedding does so for both.
-            own = [c for c in changes.get(tied.embedding, ()) if _is_base(c)]
-            changes[tied.head] = [*own, *changes.get(tied.head, ())]
-            untied = tied.head
+        apart = ""
+        if tied.head and moved and self.keeps_tie:
+            if tied.head in self.held:
+                changes[tied.head] = list(changes[tied.embedding])
+        elif tied.head and moved:
+            apart = tied.head
+            if not tied.stored:
+                # What replaces the base's own embedding does so for both.
+                own = [c for c in changes.get(tied.embedding, ()) if _is_base(c)]
+                changes[tied.head] = [*own, *changes.get(tied.head, ())]
+                untied = tied.head
         targets = {}
         for name, several in changes.items():
             info = self._weight(name)
@@ -167,12 +178,12 @@ class _Fitting:
                     tensor=info.key,
                 )
             targets[name] = ChangedTensor(info, name, several)
-        return AdapterFit(targets, untied, self.untouched)
+        return AdapterFit(targets, untied, bool(apart), self.untouched)
 
     def _weight(self, name: str) -> TensorInfo | None:
         """Return the base's tensor of a name; a tied head is the embedding."""
-        if name == self.tied.head:
-            return self.held.get(name) or self.held[self.tied.embedding]
+        if name == self.tied.head and not self.tied.stored:
+            return self.held[self.tied.embedding]
         return self.held.get(name)
 
     def _parameters(self, config: AdapterConfig, module: str) -> list[str]:
@@ -373,6 +384,7 @@ class _Fitting:
     ) -> None:
         tied = self.tied
         embeds = any("embedding_A" in one.parts for one in found.trained)
+        embeds = embeds or any(name.endswith(_EMBEDDINGS) for name in found.whole)
         if embeds and tied.unknown:
             raise UnsupportedError(
                 f"{adapter.source.url} changes the embedding, and nothing says whether the base"
@@ -380,10 +392,10 @@ class _Fitting:
                 hint="merge into the base's folder: its config.json says it",
             )
         if config.tying and tied.head and self.changes.keys() & {tied.head, tied.embedding}:
-            if tied.head in self.changes:
+            if tied.head in self.changes or tied.stored:
                 raise UnsupportedError(
                     f"{adapter.source.url} was trained with ensure_weight_tying and holds"
-                    f" {tied.head} too: such an adapter is not merged by this version"
+                    f" or meets {tied.head} too: such an adapter is not merged by this version"
                 )
             self.keeps_tie = True
 
@@ -412,11 +424,13 @@ class _Tied(NamedTuple):
         head: its name; "" where it is none.
         embedding: the name of the embedding.
         unknown: whether nothing says if there is one.
+        stored: whether it is a tensor of its own all the same, and nothing says that it is tied.
     """
 
     head: str = ""
     embedding: str = ""
     unknown: bool = False
+    stored: bool = False
 
     @classmethod
     def of(
@@ -428,6 +442,10 @@ class _Tied(NamedTuple):
             heads = pair & {"lm_head.weight"}
             if heads and (other := pair - heads):
                 return cls("lm_head.weight", other.pop())
+        says = config.get("tie_word_embeddings")
+        if "lm_head.weight" in held and says is not False and len(found) == 1:
+            # The model's class may tie them where its configuration says nothing.
+            return cls("lm_head.weight", found[0], stored=says is not True)
         if "lm_head.weight" in held or not found:
             return cls()
         if not config:
@@ -437,13 +455,12 @@ class _Tied(NamedTuple):
         has_head = any("LMHead" in k or k.endswith("ForCausalLM") for k in kinds)
         if not kinds:
             return cls(unknown=True)
-        if not has_head or config.get("tie_word_embeddings") is False:
+        if not has_head or says is False:
             return cls()
         return cls("lm_head.weight", found[0]) if len(found) == 1 else cls(unknown=True)
 
 
 def _embeddings(held: Mapping[str, TensorInfo]) -> Iterator[str]:
-    ends = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
     for name, info in held.items():
-        if name.endswith(ends) and len(info.shape) == 2:
+        if name.endswith(_EMBEDDINGS) and len(info.shape) == 2:
             yield name

@@ -11,7 +11,7 @@ from ftckpt.checkpoint.computed import ComputedCheckpoint, computed
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.findings import listed
-from ftckpt.formats.huggingface.config import CONFIG, DTYPE_FIELDS, read_config
+from ftckpt.formats.huggingface.config import ADAPTER_CONFIG, CONFIG, DTYPE_FIELDS, read_config
 from ftckpt.strict_json import decode
 from ftckpt.transfer.content import Content
 from ftckpt.workers.budget import demand
@@ -96,7 +96,10 @@ def merge(base: Checkpoint, adapters: Sequence[Checkpoint], dtype: DType | None 
     tensors |= made
     weights = MergedWeights(base, targets, dtypes)
     beside = _config(base, found, dtype)
-    checkpoint = computed(base, tensors, made_of, weights.fill, beside, others=adapters)
+    # transformers would load the adapter that an `adapter_config.json` names on top of the result.
+    checkpoint = computed(
+        base, tensors, made_of, weights.fill, beside, without=(ADAPTER_CONFIG,), others=adapters
+    )
     return Merged(checkpoint, weights, found)
 
 
@@ -104,9 +107,9 @@ def _config(base: Checkpoint, found: AdapterFit, dtype: DType | None) -> Mapping
     """Return the small files that go with the result: a configuration that holds of it."""
     replaced = dict(base.replaced) if isinstance(base, ComputedCheckpoint) else {}
     config = decode(replaced[CONFIG]) if CONFIG in replaced else read_config(base)
-    if not config or not (found.untied or dtype):
+    if not config or not (found.apart or dtype):
         return replaced
-    if found.untied:
+    if found.apart:
         config["tie_word_embeddings"] = False
         if isinstance(text := config.get("text_config"), dict):
             text["tie_word_embeddings"] = False

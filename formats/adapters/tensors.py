@@ -10,7 +10,7 @@ from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.findings import listed
 from ftckpt.formats.huggingface.weights import check_not_empty
 
-_PREFIX = "base_model.model."
+PREFIX = "base_model.model."
 _BASE = ".base_layer"
 # Ends of names, and what the tensor is for its module.
 _ROLES = {
@@ -72,7 +72,7 @@ def sort_tensors(adapter: Checkpoint) -> AdapterTensors:
     bases: dict[str, TensorInfo] = {}
     odd = []
     for info in tensors:
-        name = info.name.removeprefix(_PREFIX)
+        name = info.name.removeprefix(PREFIX)
         end = next((one for one in _ROLES if name.endswith(one)), "")
         if end:
             grouped.setdefault(name.removesuffix(end), {})[_ROLES[end]] = info

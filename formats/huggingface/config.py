@@ -13,6 +13,7 @@ from ftckpt.strict_json import JsonLimits, parse
 from ftckpt.transfer.content import Content
 
 CONFIG = "config.json"
+ADAPTER_CONFIG = "adapter_config.json"
 _LIMITS = JsonLimits(32, objects=10_000, keys=1_000_000, items=1_000_000, naturals=False)
 _MAX_SIZE = 16 << 20  # bytes
 _FLOATS = ("float64", "float32", "float16", "bfloat16")

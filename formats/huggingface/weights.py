@@ -9,9 +9,15 @@ from ftckpt.findings import Finding, counted, finding, listed
 
 # How PEFT names the matrices of an adapter; none of them is ever empty (peft/tuners/lora).
 _ADAPTER = (".lora_A.", ".lora_B.", ".lora_embedding_A", ".lora_embedding_B")
+_SAVED = (".lora_A.weight.", ".lora_embedding_A.")
 
 # Those of them that are zero before the first step, when an adapter changes nothing yet.
 _ZERO_AT_FIRST = (".lora_B.weight", ".lora_embedding_A")
+
+
+def is_of_adapter(name: str) -> bool:
+    """Return whether a tensor is a matrix of an adapter, under the name that PEFT saves."""
+    return name.startswith("base_model.model.") and any(f"{name}.".endswith(p) for p in _SAVED)
 
 
 def zero_at_first(tensors: Mapping[str, TensorInfo]) -> list[str]:

@@ -19,6 +19,7 @@ from typing import Any
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.findings import listed
 from ftckpt.formats.huggingface.sidecar_files import beside_weights
+from ftckpt.formats.huggingface.weights import is_of_adapter
 from ftckpt.formats.safetensors.write_records import lay_out_objects
 from ftckpt.transfer.content import Content, TargetTensor
 from ftckpt.transfer.layout import Layout, LayoutRequest, Literal, OutputFile
@@ -82,6 +83,8 @@ def _stem(content: Content, component: str) -> str:
     if component != "model":
         # The header says which component it is, so that the name need not be exact.
         return COMPONENTS + _FOLDER_NAME.sub("_", component)
+    if any(is_of_adapter(wanted.name) for wanted in content.tensors.values()):
+        return "adapter_model"
     stored = content.checkpoint.as_stored
     if isinstance(stored, SafetensorsCheckpoint):
         for weights in stored.sets:

@@ -69,7 +69,7 @@ class PartFlags(WritingFlags, total=False):
     """Which part of the source is written, and how.
 
     Attributes:
-        only: `model` or `optimizer`.
+        only: `model`, `optimizer`, or (of convert) `adapter`.
         drop: state to leave out, by name or pattern.
         also: directories with more files of the source (see `open_checkpoint`).
         rules: a TOML file, or a family's name, of how tensors are divided over ranks.
@@ -131,6 +131,8 @@ def reshard(
     """
     rules = read_rules(flags.get("rules", ""))
     checkpoint = opened(source, stores, rules=rules, also=flags.get("also", ()))
+    if flags.get("only") == "adapter":
+        raise UsageError("an adapter is taken out by convert")
     content = narrowed(checkpoint, flags)
     request = _request(flags, rules, stores)
     name = checkpoint.source_format
@@ -147,6 +149,7 @@ def convert(
     dtype: str = ...,
     from_master: bool = ...,
     adapter: Sequence[str] = ...,
+    beside: str = ...,
     names: str = ...,
     spelling: Sequence[str] = ...,
     family: str = ...,
@@ -170,6 +173,7 @@ def convert(
     dtype: str = ...,
     from_master: bool = ...,
     adapter: Sequence[str] = ...,
+    beside: str = ...,
     names: str = ...,
     spelling: Sequence[str] = ...,
     family: str = ...,
@@ -192,6 +196,7 @@ def convert(
     dtype: str = "",
     from_master: bool = False,
     adapter: Sequence[str] = (),
+    beside: str = "",
     names: str = "",
     spelling: Sequence[str] = (),
     family: str = "",
@@ -213,6 +218,7 @@ def convert(
         dtype: `bf16`, `fp16` or `fp32`, of the model's floating-point weights; "" as they are.
         from_master: whether weights are rounded from their fp32 masters.
         adapter: LoRA adapters of PEFT that are merged into the weights, in order.
+        beside: a folder from which `config.json`, a tokenizer and the like are taken.
         names: `hf` or `megatron`: whose names the parameters get; "" as they are.
         spelling: Megatron's: `transformer_engine` or `local`, `sequential` or `grouped`.
         family: the model (`llama`, `mistral`, ...); "" for what it shows.
@@ -264,12 +270,12 @@ def convert(
 
         others = [opened(one, stores) for one in adapter]
         checkpoint = merge(checkpoint, others, target_of(dtype) if dtype else None).checkpoint
-    content = narrowed(checkpoint, flags)
+    content = narrowed(checkpoint, flags, masters=from_master)
     if adapter:
         from ftckpt.formats.adapters.merging import require_weights_alone
 
         require_weights_alone(content)
-    if from_master:
+    if from_master and flags.get("only") != "adapter":
         content = from_masters(content).content
     if dtype:  # before the names: config.json says the type
         content = retype(content, dtype)
@@ -284,13 +290,21 @@ def convert(
         content = renamed(content, renames)
     if derive is not None:
         content = derive(content)
+    if beside:
+        from ftckpt.formats.huggingface.sidecar_files import taken_from
+        from ftckpt.storage import open_store
+        from ftckpt.storage.source import Source
+
+        if to != "safetensors" or destination.endswith(".safetensors"):
+            raise UsageError("beside= takes files for a folder of safetensors")
+        content = taken_from(content, Source.directory(open_store(beside, stores)))
     used = ("true_vocab_size",) if names else ()
     laid_out = _laid_out(checkpoint, content, to, request, destination, flags, stores, used=used)
     return plan(laid_out, flags) if dry_run else write(laid_out, flags, counter)
 
 
-def narrowed(checkpoint: Checkpoint, flags: PartFlags) -> Content:
-    """Return the part of a checkpoint that is asked for.
+def narrowed(checkpoint: Checkpoint, flags: PartFlags, *, masters: bool = False) -> Content:
+    """Return the part of a checkpoint that is asked for; an adapter from its masters if asked.
 
     Raises:
         NotFoundError: it has nothing of that part.
@@ -302,9 +316,13 @@ def narrowed(checkpoint: Checkpoint, flags: PartFlags) -> Content:
     from .opening import chosen
 
     content = Content.of(checkpoint)
+    gone = flags.get("drop")
+    if flags.get("only") == "adapter":
+        from ftckpt.formats.adapters.training_states import adapter_alone
+
+        return adapter_alone(drop(content, list(gone)) if gone else content, masters=masters)
     if part := flags.get("only"):
         content = only(content, chosen(Only, part, "--only"))
-    gone = flags.get("drop")
     return drop(content, list(gone)) if gone else content
 
 

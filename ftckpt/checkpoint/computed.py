@@ -128,9 +128,9 @@ def computed(
     source = ComputedSource.over(checkpoint.source, lambda: fill, made_of.keys(), kept)
     held = {f.name: getattr(checkpoint, f.name) for f in fields(Checkpoint) if f.init}
     held |= {"source": source, "tensors": placed}
-    held |= {
-        "aliases": {k: o for k, o in checkpoint.aliases.items() if k in placed and o in placed}
-    }
+    # A computed tensor has values of its own.
+    tied = checkpoint.aliases.items()
+    held["aliases"] = {k: o for k, o in tied if k in placed and o in placed and k not in made_of}
     return ComputedCheckpoint(
         **held, replaced=beside, stored_in=checkpoint, made_of=made_of, others=others
     )

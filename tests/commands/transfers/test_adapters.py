@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tests.formats.adapters.samples import all_of, change_config, unpacked
+from tests.formats.adapters.samples import all_of, change_config, in_training, unpacked
 from tests.json_run import ftckpt_json
 from tests.test_docs import validate
 from tests.workers.forked import run
@@ -20,15 +22,18 @@ DOCS = Path(__file__).parents[3] / "docs"
 def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with `base` and `adapter`, the working one."""
     made = unpacked(tmp_path) / "lora"
-    (tmp_path / "bases" / "llama").rename(made / "base")
+    shutil.copytree(tmp_path / "bases" / "llama", made / "base")
     monkeypatch.chdir(made)
     return made
 
 
 def test_the_commands_of_the_page_run(case: Path) -> None:
-    page = (DOCS / "convert.md").read_text().split("## Merge a LoRA")[1]
-    commands = page.split("```sh\n")[1].split("```")[0].splitlines()
-    assert len(commands) == 3
+    in_training(case, case / "run" / "step-1000")
+    page = (DOCS / "convert.md").read_text().split("## Merge a LoRA")[1].split("\n## ")[0]
+    commands = [
+        line for block in page.split("```sh\n")[1:] for line in block.split("```")[0].splitlines()
+    ]
+    assert len(commands) == 5
     for line in commands:
         words = shlex.split(line, comments=True)
         assert words[0] == "ftckpt"
@@ -36,6 +41,8 @@ def test_the_commands_of_the_page_run(case: Path) -> None:
         assert done.returncode == 0, done.stderr
     sizes = [(case / one / "model.safetensors").stat().st_size for one in ("merged", "merged-fp32")]
     assert sizes[0] < sizes[1] < 2 * sizes[0]
+    first, second = (all_of(str(case / one)) for one in ("merged", "merged-1000"))
+    assert all(np.array_equal(first[key], second[key]) for key in first)
 
 
 def test_the_answer_says_what_was_merged(case: Path) -> None:
@@ -87,3 +94,20 @@ def test_a_base_of_weights_and_optimizer_needs_only_model(case: Path) -> None:
     assert done.returncode == 2, done.stderr
     assert "weights alone" in done.stderr
     assert run([*words, "--only", "model"], os.environ).returncode == 0
+
+
+def test_the_answer_says_what_a_loader_will_miss(case: Path) -> None:
+    words = ["convert", "base", "out", "--to", "safetensors"]
+    done = run(words, os.environ)
+    assert "not beside the weights: a tokenizer; --beside DIR" in done.stderr
+    (case / "files").mkdir()
+    (case / "base" / "config.json").rename(case / "files" / "config.json")
+    (case / "files" / "tokenizer.json").write_text("{}")
+    document = ftckpt_json("convert", "base", "bare", *words[3:])
+    validate(document)
+    assert document["lacking"] == ["config.json", "a tokenizer"]
+    done = run(["convert", "base", "whole", *words[3:], "--beside", "files"], os.environ)
+    assert done.returncode == 0, done.stderr
+    assert "llama.cpp's convert_hf_to_gguf.py reads this folder" in done.stderr
+    done = run([*words[:2], "x.safetensors", *words[3:], "--beside", "files"], os.environ)
+    assert done.returncode == 2

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import tarfile
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import ftckpt
 from ftckpt.checkpoint import Checkpoint
@@ -67,3 +69,23 @@ def rewrite(folder: Path, change: Callable[[dict[str, Array]], object]) -> None:
     held = all_of(str(folder))
     change(held)
     save_file(held, folder / "adapter_model.safetensors")
+
+
+def in_training(case: Path, out: Path, adapter: str = "default") -> None:
+    """Write a DCP state as a job with the adapter has it: PEFT's names while it trains."""
+    torch = pytest.importorskip("torch")
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    state: dict[str, Any] = {}
+    for name, one in all_of(str(case / "adapter")).items():
+        ends = (".weight", ".bias") if "lora_embedding" not in name else ()
+        end = next((e for e in ends if name.endswith(e)), "")
+        if "lora_magnitude_vector" in name:
+            state[f"{name}.{adapter}.weight"] = torch.tensor(one)
+        else:
+            state[f"{name.removesuffix(end)}.{adapter}{end}"] = torch.tensor(one)
+    for name, one in all_of(base_of(case)).items():
+        module, _, last = name.rpartition(".")
+        state[f"base_model.model.{module}.base_layer.{last}"] = torch.tensor(one)
+    with warnings.catch_warnings(action="ignore"):
+        save({"model": state}, checkpoint_id=str(out), no_dist=True)

@@ -25,6 +25,7 @@ from ftckpt.errors import (
     UnsupportedError,
     UsageError,
 )
+from ftckpt.formats.adapters import arithmetic
 from ftckpt.formats.adapters.fit import Added, ChangedTensor, Replaced
 from ftckpt.formats.adapters.merging import Merged, merge
 from tests.formats.adapters.samples import (
@@ -363,3 +364,138 @@ def test_an_untrained_adapter_is_a_warning(samples: Path) -> None:
 
 def test_the_archive_is_small() -> None:
     assert ARCHIVE.stat().st_size < 256 << 10
+
+
+@pytest.mark.parametrize("run", [1, 48, 200])
+@pytest.mark.parametrize("name", ["gpt2", "experts", "dora", "bias"])
+def test_many_blocks_make_the_same_sums(
+    samples: Path, name: str, run: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arithmetic, "_RUN", run)
+    monkeypatch.setattr(arithmetic, "_ALONE", 8 * run)
+    test_merged_weights_are_the_exact_ones_rounded_once(samples, name)
+    if run == 48:
+        test_bytes_may_be_asked_for_in_any_order(samples)
+
+
+def by_hand(folder: Path, module: str, rows: int, columns: int) -> Path:
+    """Write an adapter of rank 2 for one module."""
+    from safetensors.numpy import save_file
+
+    folder.mkdir()
+    random = np.random.default_rng(3)
+    factors = {"A": (2, columns), "B": (rows, 2)}
+    save_file(
+        {
+            f"base_model.model.{module}.lora_{x}.weight": random.normal(size=s).astype(np.float32)
+            for x, s in factors.items()
+        },
+        folder / "adapter_model.safetensors",
+    )
+    said = {"peft_type": "LORA", "r": 2, "lora_alpha": 1, "target_modules": [module]}
+    (folder / "adapter_config.json").write_text(json.dumps(said))
+    return folder
+
+
+def test_a_quantised_base_is_dequantised_first(tmp_path: Path) -> None:
+    base = ARCHIVE.parents[1] / "quantised" / "fp8-block"
+    plain = tmp_path / "plain"
+    ftckpt.convert(str(base), str(plain), "safetensors", dtype="bf16")
+    before = all_of(str(plain))
+    key = next(k for k in before if k.endswith("_proj.weight"))
+    adapter = by_hand(tmp_path / "adapter", key.removesuffix(".weight"), *before[key].shape)
+    with pytest.raises(UnsupportedError, match="float8_e4m3fn"):
+        ftckpt.convert(str(base), str(tmp_path / "o"), "safetensors", adapter=[str(adapter)])
+    for number, source in enumerate((base, plain)):
+        out = str(tmp_path / str(number))
+        ftckpt.convert(str(source), out, "safetensors", adapter=[str(adapter)], dtype="bf16")
+    made = [all_of(str(tmp_path / one)) for one in "01"]
+    assert made[0].keys() == made[1].keys() == before.keys()
+    assert all(np.array_equal(made[0][k], made[1][k]) for k in before)
+    assert [k for k in before if not np.array_equal(made[0][k], before[k])] == [key]
+    assert "quantization_config" not in json.loads((tmp_path / "0" / "config.json").read_text())
+
+
+@pytest.mark.parametrize("case", ["gpt2"], indirect=True)
+def test_a_base_may_be_a_distributed_checkpoint(case: Path) -> None:
+    wanted = merged(case).checkpoint
+    state = case.parent / "step-1"
+    ftckpt.convert(base_of(case), str(state), "dcp", dp=3)
+    shutil.copy(Path(base_of(case)) / "config.json", state)
+    out = case.parent / "out"
+    ftckpt.convert(
+        str(state), str(out), "safetensors", adapter=adapters_of(case), beside=base_of(case)
+    )
+    made = all_of(str(out))
+    assert made.keys() == set(wanted.tensors)
+    assert all(np.array_equal(made[key], values(wanted, key)) for key in made)
+    assert json.loads((out / "config.json").read_text())["tie_word_embeddings"] is False
+
+
+def change_base(base: Path, change: Any, **config: Any) -> None:
+    """Change the tensors of a base, and its configuration; None takes a field out."""
+    from safetensors.numpy import save_file
+
+    held = all_of(str(base))
+    change(held)
+    save_file(held, base / "model.safetensors")
+    said = json.loads((base / "config.json").read_text()) | config
+    kept = {field: value for field, value in said.items() if value is not None}
+    (base / "config.json").write_text(json.dumps(kept))
+
+
+@pytest.mark.parametrize("case", ["tied"], indirect=True)
+@pytest.mark.parametrize("said", [True, None])
+def test_a_stored_head_that_a_configuration_ties(case: Path, said: bool | None) -> None:
+    found = merged(case).checkpoint
+    wanted = {key: values(found, key) for key in found.tensors}
+
+    def head(held: dict[str, Array]) -> None:
+        held["lm_head.weight"] = held["model.embed_tokens.weight"]
+
+    change_base(Path(base_of(case)), head, tie_word_embeddings=said)
+    out = case.parent / "out"
+    ftckpt.convert(base_of(case), str(out), "safetensors", adapter=adapters_of(case))
+    made = all_of(str(out))
+    assert made.keys() == wanted.keys()
+    assert all(np.array_equal(made[key], wanted[key]) for key in made)
+    assert json.loads((out / "config.json").read_text())["tie_word_embeddings"] is False
+
+
+@pytest.mark.parametrize("case", ["tied"], indirect=True)
+def test_a_head_that_shares_its_storage(case: Path) -> None:
+    torch = pytest.importorskip("torch")
+    wanted = {key: values(merged(case).checkpoint, key) for key in merged(case).checkpoint.tensors}
+    base = Path(base_of(case))
+    state = {key: torch.tensor(one) for key, one in all_of(str(base)).items()}
+    state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    torch.save(state, base / "pytorch_model.bin")
+    (base / "model.safetensors").unlink()
+    opened = ftckpt.open_checkpoint(str(base))
+    assert opened.aliases
+    out = case.parent / "out"
+    ftckpt.convert(opened, str(out), "safetensors", adapter=adapters_of(case), only="model")
+    made = all_of(str(out))
+    assert made.keys() == wanted.keys()
+    assert all(np.array_equal(made[key], wanted[key]) for key in made)
+
+
+@pytest.mark.parametrize("case", ["embedding"], indirect=True)
+def test_a_base_that_says_nothing_of_a_tie(case: Path) -> None:
+    base = Path(base_of(case))
+
+    def headless(held: dict[str, Array]) -> None:
+        del held["lm_head.weight"]
+
+    def no_head(held: dict[str, Array]) -> None:
+        for key in [k for k in held if "lm_head" in k]:
+            del held[key]
+
+    rewrite(case / "adapter", no_head)
+    change_base(base, headless, architectures=None)
+    out = str(case.parent / "out")
+    with pytest.raises(UnsupportedError, match="nothing says"):
+        ftckpt.convert(str(base), out, "safetensors", adapter=adapters_of(case))
+    change_base(base, lambda held: held, architectures=["LlamaModel"])
+    ftckpt.convert(str(base), out, "safetensors", adapter=adapters_of(case))
+    assert "lm_head.weight" not in all_of(out)
