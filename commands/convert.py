@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.many import ManyOptions
 from ftckpt.commands.cli.parameters import OneOf
 from ftckpt.commands.cli.target import AlsoOption, open_checkpoint
 from ftckpt.commands.cli.transfer_options import CODES as CODES
@@ -54,8 +55,12 @@ EXAMPLES = (
         "ftckpt convert run/step-1000 one.safetensors --to safetensors --only model",
         "one file for safetensors' load_file",
     ),
+    (
+        "srun ftckpt convert run/step-9 hf --to safetensors --part auto --finish-last",
+        "by all nodes",
+    ),
 )
-OPTIONS = (PartOptions, LayoutOptions, RunOptions)
+OPTIONS = (PartOptions, LayoutOptions, RunOptions, ManyOptions)
 
 
 class DTypeChoice(StrEnum):

@@ -69,12 +69,12 @@ BUDGET = {
     "discovery": 3_395,
     "verification": 3_720,
     "planning": 4_960,
-    "transfer": 6_210,
+    "transfer": 6_360,
     "comparison": 2_756,
     "delta": 5_145,
     "retention": 5_893,
     "replication": 2_870,
-    "parts": 1_750,
+    "parts": 1_810,
     "capabilities": 993,
     "health": 1_003,
     "replay": 5_090,
@@ -95,9 +95,9 @@ BUDGET = {
     "formats.trainer_dirs": 1_498,
     "formats.delta": 2_050,
     "formats": 780,
-    "api": 4_248,
+    "api": 4_310,
     "trainers": 105,
-    "commands": 12_440,
+    "commands": 12_730,
 }
 HEAVY = ("torch", "numpy", "s3fs", "fsspec", "rich", "botocore", "zstandard", "matplotlib")
 

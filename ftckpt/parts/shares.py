@@ -48,6 +48,9 @@ class ByteRow(NamedTuple):
         return min(max(middle, 0) * parts // self.total, parts - 1)
 
 
+NOTHING: Mapping[str, int] = {}
+
+
 class Shares:
     """What each part of a checkpoint is.
 
@@ -55,10 +58,18 @@ class Shares:
         checkpoint: opened.
         names: of the files that are read.
         parts: how many there are.
+        result: sizes of the tensors that are made of it, by key.
     """
 
-    def __init__(self, checkpoint: Checkpoint, names: Iterable[str], parts: int) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        names: Iterable[str],
+        parts: int,
+        result: Mapping[str, int] = NOTHING,
+    ) -> None:
         self.parts = parts
+        self._result = ByteRow.of(result.items())
         entries = checkpoint.source.entries
         self._files = ByteRow.of((name, entries[name].size) for name in names if name in entries)
         self._lengths = {key: info.nbytes for key, info in checkpoint.tensors.items()}
@@ -71,3 +82,7 @@ class Shares:
     def of_tensor(self, key: str) -> int:
         """Return the part that a tensor belongs to; one of a checkpoint beside it too."""
         return self._tensors.part(key, 0, self._lengths.get(key, 0), self.parts)
+
+    def of_result(self, key: str, offset: int) -> int:
+        """Return the part that bytes of a tensor of the result belong to."""
+        return self._result.part(key, offset, 0, self.parts)
