@@ -129,6 +129,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("seal ROOT/step-7 --part 0/2 --parts ROOT/../parts", 0),
         ("convert ROOT/step-7 ROOT/../c --to safetensors --part 0/2 --parts ROOT/../parts", 0),
         ("reshard ROOT/step-7 ROOT/../r --dp 2 --part 0/2 --parts ROOT/../parts", 0),
+        ("repair ROOT/step-7 --from ROOT/step-7 --part 0/2 --parts ROOT/../parts", 13),
         ("status --parts ROOT/../parts", 0),
         ("status --parts ROOT/../absent", 9),
         ("copy ROOT/step-7 ROOT/../parted --part 0/2 --parts ROOT/../parts", 0),

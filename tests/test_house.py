@@ -73,8 +73,8 @@ BUDGET = {
     "comparison": 2_756,
     "delta": 5_145,
     "retention": 5_893,
-    "replication": 2_870,
-    "parts": 1_810,
+    "replication": 2_900,
+    "parts": 1_860,
     "capabilities": 993,
     "health": 1_003,
     "replay": 5_090,
@@ -97,7 +97,7 @@ BUDGET = {
     "formats": 780,
     "api": 4_310,
     "trainers": 105,
-    "commands": 12_730,
+    "commands": 12_760,
 }
 HEAVY = ("torch", "numpy", "s3fs", "fsspec", "rich", "botocore", "zstandard", "matplotlib")
 

@@ -9,9 +9,10 @@ bytes, and knows its tasks without a list of the others'.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from ftckpt.checkpoint import Checkpoint
+from ftckpt.checkpoint import TensorInfo
+from ftckpt.storage.source import Source
 
 
 class ByteRow(NamedTuple):
@@ -48,6 +49,25 @@ class ByteRow(NamedTuple):
         return min(max(middle, 0) * parts // self.total, parts - 1)
 
 
+class Divisible(Protocol):
+    """What can be divided: an opened checkpoint, or files alone."""
+
+    @property
+    def source(self) -> Source:
+        """The files."""
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """The tensors by key."""
+
+
+class FilesAlone(NamedTuple):
+    """Files that need not open as a checkpoint."""
+
+    source: Source
+    tensors: Mapping[str, TensorInfo]
+
+
 NOTHING: Mapping[str, int] = {}
 
 
@@ -55,7 +75,7 @@ class Shares:
     """What each part of a checkpoint is.
 
     Args:
-        checkpoint: opened.
+        checkpoint: opened, or its files alone.
         names: of the files that are read.
         parts: how many there are.
         result: sizes of the tensors that are made of it, by key.
@@ -63,7 +83,7 @@ class Shares:
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        checkpoint: Divisible,
         names: Iterable[str],
         parts: int,
         result: Mapping[str, int] = NOTHING,

@@ -14,6 +14,7 @@ from ftckpt.digests.blocks import Block, BlockDigest
 from ftckpt.digests.files import BlockFailure
 from ftckpt.errors import ExitCode, FtckptError
 from ftckpt.findings import Finding, Severity
+from ftckpt.replication.damage import BlockToJudge
 from ftckpt.transfer.casting import Changes
 from ftckpt.transfer.forms import ResultTensor
 from ftckpt.transfer.prove.against_source import ProofRange
@@ -297,6 +298,11 @@ _KINDS: dict[type, _Kind] = {
         lambda task, shares: shares.of_bytes(task.file, 0, 1),
         dump_error, lambda task, value: load_error(value),
     ),
+    BlockToJudge: _Kind(
+        lambda task: f"judge {task.block.number} {task.block.file}",
+        lambda task, shares: shares.of_bytes(task.block.file, task.block.offset, task.block.length),
+        lambda done: done[1], lambda task, value: (task.block, str(value)),
+    ),
     ResultTensor: _Kind(
         lambda task: f"known {task.key}", lambda task, shares: shares.of_result(task.key, 0),
         lambda done: None, _load_nothing,
@@ -310,4 +316,5 @@ _DUMPS: dict[str, Callable[[Any], Any]] = {
     "hash": _dump_block, "crc": _dump_sums, "pair": _dump_pair, "tensors": _dump_tensors,
     "sha256": _dump_file, "copies": dump_error, "values": _dump_numbers, "decode": _dump_checks,
     "prove": _RANGES.dump, "known": lambda done: None,
+    "judge": lambda done: done[1],
 }  # fmt: skip
