@@ -42,6 +42,7 @@ from ftckpt.storage import StoreOptions, open_store
 from ftckpt.verification.blocks import check_manifest
 from ftckpt.workers import Work, budget
 from ftckpt.workers.limits import parse_bytes
+from ftckpt.workers.memory import no_gc
 
 _SHARD = 5_000_000_000
 _TB = 10**12
@@ -170,7 +171,8 @@ def plan_one(path: str) -> None:
     """Plan in this process, and print the seconds."""
     budget.set_budget(2 << 30)
     began = time.monotonic()
-    checkpoint = open_target(path, FORMATS, StoreOptions()).open()
+    with no_gc():  # as the command line does
+        checkpoint = open_target(path, FORMATS, StoreOptions()).open()
     plan_of(checkpoint, "verify", {"level": "content"})
     names = names_of(checkpoint)
     shares = Shares(checkpoint, names, 400)

@@ -9,6 +9,7 @@ bytes, and knows its tasks without a list of the others'.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 from ftckpt.checkpoint import TensorInfo
@@ -92,8 +93,7 @@ class Shares:
         self._result = ByteRow.of(result.items())
         entries = checkpoint.source.entries
         self._files = ByteRow.of((name, entries[name].size) for name in names if name in entries)
-        self._lengths = {key: info.nbytes for key, info in checkpoint.tensors.items()}
-        self._tensors = ByteRow.of(self._lengths.items())
+        self._all = checkpoint.tensors
 
     def of_bytes(self, file: str, offset: int, length: int) -> int:
         """Return the part that a range of a file belongs to."""
@@ -101,7 +101,13 @@ class Shares:
 
     def of_tensor(self, key: str) -> int:
         """Return the part that a tensor belongs to; one of a checkpoint beside it too."""
-        return self._tensors.part(key, 0, self._lengths.get(key, 0), self.parts)
+        info = self._all.get(key)
+        return self._tensors.part(key, 0, 0 if info is None else info.nbytes, self.parts)
+
+    @cached_property
+    def _tensors(self) -> ByteRow:
+        """The row of the tensors: few checks ask for it, and it takes longest to make."""
+        return ByteRow.of((key, info.nbytes) for key, info in self._all.items())
 
     def of_result(self, key: str, offset: int) -> int:
         """Return the part that bytes of a tensor of the result belong to."""
