@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.many import ManyOptions
 from ftckpt.commands.cli.parameters import OneOf
 from ftckpt.commands.cli.target import AlsoOption, open_checkpoint, open_other
 from ftckpt.commands.cli.transfer_options import CODES as CODES
@@ -70,8 +71,12 @@ EXAMPLES = (
         "ftckpt convert run/step-1000 one.safetensors --to safetensors --only model",
         "one file for safetensors' load_file",
     ),
+    (
+        "srun ftckpt convert run/step-9 hf --to safetensors --part auto --finish-last",
+        "by all nodes",
+    ),
 )
-OPTIONS = (PartOptions, LayoutOptions, RunOptions)
+OPTIONS = (PartOptions, LayoutOptions, RunOptions, ManyOptions)
 
 
 class DTypeChoice(StrEnum):
@@ -249,6 +254,7 @@ def _say_what_is_lacking(
     invocation: Invocation, content: Content, destination: str, beside: str
 ) -> None:
     """Say what a loader of weights will miss in the folder, and what makes GGUF of it."""
+    from ftckpt.errors import NotFoundError
     from ftckpt.findings import listed
     from ftckpt.formats.huggingface.sidecar_files import lacking
     from ftckpt.storage import open_store
@@ -257,7 +263,10 @@ def _say_what_is_lacking(
     alone = all(wanted.component == "model" for wanted in content.tensors.values())
     if destination.endswith(".safetensors") or not alone or content.objects:
         return
-    names = list(Source.directory(open_store(destination, invocation.stores)).entries)
+    try:
+        names = list(Source.directory(open_store(destination, invocation.stores)).entries)
+    except NotFoundError:  # one of many machines shows nothing yet
+        return
     lost = lacking(names)
     invocation.report(lacking=lost)
     if lost:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.many import ManyOptions
 from ftckpt.commands.cli.render import human_bytes, human_duration, printable
 from ftckpt.commands.cli.replicas import ReplicaOptions
 from ftckpt.commands.cli.transfer_report import taken_over
@@ -14,8 +15,12 @@ from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ftckpt.findings import Finding
     from ftckpt.replication.damage import BadBlock
     from ftckpt.replication.repair import RepairReport
+    from ftckpt.workers import Work
 
 EXAMPLES = (
     ("ftckpt repair /ckpt/step-1000 --from s3://run7/ckpt/step-1000", "fetch the bad blocks only"),
@@ -24,11 +29,15 @@ EXAMPLES = (
         "ftckpt repair s3://run7/ckpt/step-1000 --from /ckpt/step-1000 --to s3://run7/ckpt/mended",
         "in an object store the mended checkpoint gets a name of its own",
     ),
+    (
+        "srun ftckpt repair /ckpt/step-9 --from /b/step-9 --part auto --finish-last",
+        "all nodes of a job look for the damage, and the last one mends it",
+    ),
 )
 CODES = {
     ExitCode.OK: "mended and in place, or there already; or nothing was wrong; or --dry-run",
     ExitCode.CORRUPT: "a block is damaged in both; nothing has changed",
-    ExitCode.INCOMPLETE: "one of the two changed meanwhile",
+    ExitCode.INCOMPLETE: "one of the two changed meanwhile; parts are missing",
     ExitCode.UNVERIFIED: "neither is sealed, and nothing says which of two bytes is right",
     ExitCode.UNSAFE: "a file that is not regular, or hostile content; nothing was executed",
     ExitCode.REFUSED: "the replica is of another checkpoint, another run is at it, or DST is taken",
@@ -38,7 +47,7 @@ CODES = {
     ExitCode.NO_RESOURCE: "disk full or memory budget too small; run it again to go on",
     ExitCode.UNSUPPORTED: "the filesystem cannot swap two names; --to writes elsewhere",
 }
-OPTIONS = (ReplicaOptions,)
+OPTIONS = (ReplicaOptions, ManyOptions)
 
 # How many blocks a text lists; --json lists all.
 _LISTED = 20
@@ -72,8 +81,9 @@ def command(
 
     from ftckpt.discovery.resolve import files_at, open_source
     from ftckpt.formats.catalog import FORMATS
+    from ftckpt.replication.damage import diagnose
     from ftckpt.replication.places import is_local
-    from ftckpt.replication.repair import repair, settle
+    from ftckpt.replication.repair import manifest_for_parts, repair, settle
 
     invocation = invoked(ctx)
     run = invocation.options(ReplicaOptions)
@@ -88,16 +98,32 @@ def command(
         writes_local=is_local(to, invocation.stores) if to else local,
         counter=invocation.counter,
     )
-    report = repair(
-        damaged,
-        other,
-        opened=partial(open_source, formats=FORMATS),
-        to=to,
-        dry_run=dry_run,
-        options=options,
-        stores=invocation.stores,
-    )
-    return _show(invocation, report, replica)
+    opened = partial(open_source, formats=FORMATS)
+
+    def whole(looking: Work) -> Result:
+        report = repair(
+            damaged, other, opened=opened, to=to, dry_run=dry_run, options=options,
+            stores=invocation.stores, looked_by=looking.division,
+        )  # fmt: skip
+        return _show(invocation, report, replica)
+
+    if not invocation.options(ManyOptions).asked:
+        return whole(options.work)
+    from ftckpt.commands.cli.many.run import Divided
+    from ftckpt.parts.plan import plan_of_files
+    from ftckpt.parts.shares import FilesAlone
+
+    manifest = manifest_for_parts(damaged, other, opened=opened, work=options.work)
+
+    def share(work: Work) -> tuple[Sequence[Finding], int]:
+        found = diagnose(damaged, manifest, work)
+        return (), found.nbytes
+
+    flags = {"to": to, "dry_run": dry_run}
+    plan = plan_of_files(damaged, "repair", flags, manifest, other)
+    names = [file.path for file in manifest.files]
+    files = FilesAlone(damaged, {})
+    return Divided(invocation, files, plan, names, options.work, share, whole).run()
 
 
 def _show(invocation: Invocation, report: RepairReport, replica: str) -> Result:

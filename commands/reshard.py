@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.many import ManyOptions
 from ftckpt.commands.cli.target import AlsoOption, open_checkpoint
 from ftckpt.commands.cli.transfer_options import CODES as CODES
 from ftckpt.commands.cli.transfer_options import (
@@ -34,8 +35,9 @@ EXAMPLES = (
         "shards that a trainer saved by hand, cut by a table of rules",
     ),
     ("ftckpt reshard SRC DST --tp 4 --dry-run", "print the files and what it costs"),
+    ("srun ftckpt reshard SRC DST --dp 64 --part auto --finish-last", "by all nodes of a job"),
 )
-OPTIONS = (PartOptions, LayoutOptions, RunOptions)
+OPTIONS = (PartOptions, LayoutOptions, RunOptions, ManyOptions)
 
 
 def command(

@@ -167,10 +167,11 @@ def command(
     invocation = invoked(ctx)
     bound_memory(max_memory)
     many = invocation.options(ManyOptions)
-    if many.asked and (all_ or oldest_first or fail_fast):
+    if many.asked and (all_ or oldest_first or fail_fast or remember):
+        # A receipt says that its bytes were read just now.
         raise UsageError(
-            "--part is for one checkpoint that is read whole: not with --all, --oldest-first or"
-            " --fail-fast"
+            "--part is for one checkpoint that is read whole: not with --all, --oldest-first,"
+            " --fail-fast or --remember"
         )
     scrub = _scrub(invocation, budget, state, oldest_first=oldest_first)
     if remember:

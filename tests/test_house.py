@@ -70,12 +70,12 @@ BUDGET = {
     "discovery": 3_395,
     "verification": 3_790,
     "planning": 4_960,
-    "transfer": 6_226,
+    "transfer": 6_363,
     "comparison": 2_756,
     "delta": 5_145,
     "retention": 5_930,
-    "replication": 2_870,
-    "parts": 1_750,
+    "replication": 2_900,
+    "parts": 1_860,
     "capabilities": 993,
     "health": 1_112,
     "replay": 5_125,
@@ -98,9 +98,9 @@ BUDGET = {
     "formats.trainer_dirs": 1_498,
     "formats.delta": 2_050,
     "formats": 790,
-    "api": 4_915,
+    "api": 4_966,
     "trainers": 105,
-    "commands": 14_505,
+    "commands": 14_818,
 }
 HEAVY = ("torch", "numpy", "s3fs", "fsspec", "rich", "botocore", "zstandard", "matplotlib")
 

@@ -11,10 +11,11 @@ import typer
 
 from ftckpt.api.tables import read_rules as read_rules
 from ftckpt.api.tables import read_text as read_text
-from ftckpt.errors import ExitCode
+from ftckpt.errors import ExitCode, UsageError
 
 from .bounds import JobsOption, MemoryOption, RateOption, bound_memory, job_count, rate_limit
 from .invocation import Invocation, Result
+from .many import ManyOptions
 from .target import open_other
 from .transfer_report import show_plan, show_report
 
@@ -243,8 +244,10 @@ def carry_out(
         counter=invocation.counter,
     )  # fmt: skip
 
-    def check() -> VerifyReport:
-        found = verified(checkpoint, content, work)
+    def check(how: Work) -> VerifyReport:
+        return verified(checkpoint, content, how)
+
+    def told(found: VerifyReport) -> VerifyReport:
         invocation.report(evidence=found.evidence, findings=found.findings)
         if found.code is ExitCode.OK:
             invocation.say(f"the source: {found.message}")
@@ -253,8 +256,23 @@ def carry_out(
                 invocation.find(one)
         return found
 
+    many = invocation.groups.get(ManyOptions)
+    if many is not None and many.asked:
+        from .many.transferring import DividedTransfer
+
+        if checkpoint.made_from:
+            raise UsageError("an adapter is merged by one machine: without --part and --finish")
+        if run.restart:
+            raise UsageError(
+                "--restart would forget what other parts have built",
+                hint="remove the records and the staging place of the parts instead",
+            )
+        return DividedTransfer(
+            invocation, prepared, name, work, run.device, not run.no_proof, check, told,
+            lambda report: show_report(invocation, report),
+        ).run()  # fmt: skip
     report = prepared.write(
-        check=None if run.no_proof else check,
+        check=None if run.no_proof else lambda: told(check(work)),
         work=work,
         device=run.device,
         restart=run.restart,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,7 +15,16 @@ from ftckpt.transfer.prove.against_source import prove
 from ftckpt.transfer.prove.rehearsal import rehearse
 from ftckpt.transfer.request.dry_run import Planned, affordable_jobs, affordable_processes, planned
 from ftckpt.transfer.request.example import lay_out
-from ftckpt.transfer.run import TransferOptions, TransferReport, require_place, transfer
+from ftckpt.transfer.run import (
+    BuiltByParts,
+    FilesOfPart,
+    TransferOptions,
+    TransferReport,
+    prove_share,
+    require_place,
+    transfer,
+    transfer_share,
+)
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint
@@ -85,6 +94,7 @@ class LaidOut:
         work: Work,
         device: str,
         restart: bool,
+        parts: BuiltByParts | None = None,
     ) -> TransferReport:
         """Write it and prove it; it becomes visible by the last act.
 
@@ -93,13 +103,12 @@ class LaidOut:
             work: how, with the threads that memory allows (see `jobs`).
             device: `cpu`, `cuda`, `cuda:N` or `auto`.
             restart: forget what another transfer to the destination has left.
+            parts: what others have built there and proven.
 
         Raises:
             FtckptError: see `ftckpt.transfer.run.transfer`.
         """
         target, writer, prover, same_objects = self.means
-        apart = self.local and work.limiter is None
-        copies = affordable_processes(self.jobs, self.checkpoint) if apart else 0
         return transfer(
             self.content,
             self.layout,
@@ -107,15 +116,57 @@ class LaidOut:
             target,
             single=writer.single,
             same_objects=same_objects,
-            options=TransferOptions(
-                replace(work, threads=self.jobs, processes=copies),
-                proof=check is not None,
-                device=device,
-                restart=restart,
-            ),
+            options=self._options(work, device, proof=check is not None, restart=restart),
             store_options=self.stores,
             check=check,
             prover=prover if self.layout.content is None else prove,
+            parts=parts,
+        )
+
+    def write_share(
+        self, *, check: Callable[[], object], work: Work, device: str, share: FilesOfPart
+    ) -> None:
+        """Write some of its files beside other parts.
+
+        Args:
+            check: verifies a share of the source first.
+            work: as in `write`.
+            device: as in `write`.
+            share: which files, and who is told.
+
+        Raises:
+            FtckptError: see `ftckpt.transfer.run.transfer`.
+        """
+        transfer_share(
+            self.content, self.layout, self.destination, single=self.means.writer.single,
+            options=self._options(work, device), store_options=self.stores, check=check,
+            share=share,
+        )  # fmt: skip
+
+    def prove_share(self, *, work: Work, device: str) -> Mapping[str, str]:
+        """Prove a share of what parts have written; see `ftckpt.transfer.run.prove_share`."""
+        target, writer, _, same_objects = self.means
+        return prove_share(
+            self.content, self.layout, self.destination, target, single=writer.single,
+            same_objects=same_objects, options=self._options(work, device),
+            store_options=self.stores,
+        )  # fmt: skip
+
+    @property
+    def proves_by_elements(self) -> bool:
+        """Whether its elements are compared with the source's, which parts can share."""
+        return self.means.prover is prove or self.layout.content is not None
+
+    def _options(
+        self, work: Work, device: str, *, proof: bool = True, restart: bool = False
+    ) -> TransferOptions:
+        apart = self.local and work.limiter is None
+        copies = affordable_processes(self.jobs, self.checkpoint) if apart else 0
+        return TransferOptions(
+            replace(work, threads=self.jobs, processes=copies),
+            proof=proof,
+            device=device,
+            restart=restart,
         )
 
 

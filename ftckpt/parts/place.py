@@ -20,7 +20,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import (
     ExistsError,
     FtckptError,
@@ -33,6 +32,7 @@ from ftckpt.own_files import FOLDER
 from ftckpt.progress import Counter, count_file, expect_files
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.remotes import split
+from ftckpt.storage.source import Source
 from ftckpt.storage.store import Entry, EntryKind, Store
 from ftckpt.strict_json import JsonError, decode
 
@@ -228,12 +228,12 @@ def _children(store: Store, path: str) -> list[Entry]:
 
 
 def parts_place(
-    checkpoint: Checkpoint, plan: WorkPlan, elsewhere: str, options: StoreOptions
+    source: Source, plan: WorkPlan, elsewhere: str, options: StoreOptions
 ) -> PartsPlace:
     """Return the place of the records of what is read.
 
     Args:
-        checkpoint: that is read.
+        source: that is read.
         plan: what is divided.
         elsewhere: a directory or URL; "" for `.ftckpt/parts` beside the checkpoint.
         options: of stores.
@@ -241,7 +241,6 @@ def parts_place(
     Raises:
         UnsafeError: `.ftckpt` is a link.
     """
-    source = checkpoint.source
     named = source.named or (next(iter(source.entries)) if source.single else "")
     path = source.path(named) if named else source.base
     local = source.store.local_path(path)

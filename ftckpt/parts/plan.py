@@ -71,6 +71,25 @@ def plan_of(
     return WorkPlan(verb, target, request, _digest(rows))
 
 
+def plan_of_files(
+    source: Source, verb: str, flags: Mapping[str, Any], sealed: Manifest, other: Source
+) -> WorkPlan:
+    """Return the plan of an operation on files that need not open as a checkpoint.
+
+    Args:
+        source: the files.
+        verb: the operation.
+        flags: that change what is done, as plain data.
+        sealed: a manifest of what is read.
+        other: what is read beside it.
+    """
+    target = identity_of(source)
+    request = _digest([target, verb, flags, __version__, identity_of(other)])
+    rows: list[Any] = [_row(source, file.path) for file in sealed.files]
+    rows.append([[file.path, file.size, file.digest.hex()] for file in sealed.files])
+    return WorkPlan(verb, target, request, _digest(rows))
+
+
 def names_of(checkpoint: Checkpoint, sealed: Manifest | None = None) -> list[str]:
     """Return the names of the files that are read: what lies beside them may come and go."""
     names = {name for name in checkpoint.members() if not is_own(name)}

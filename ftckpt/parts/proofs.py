@@ -46,14 +46,23 @@ class Neighbours:
             reader = (number + 1) % of
             if reader in written and reader not in running:
                 return WorkPart(number, of), False
-        return None, before not in written and before in running and self._lives(before)
+        return None, before not in written and before in running and self.lives(before)
+
+    def unwritten(self) -> list[int]:
+        """Return the numbers of the parts that have not written theirs."""
+        written = {
+            one.part.number
+            for one in self.place.listed()
+            if one.part.of == self.part.of and one.what == f".{WRITE}"
+        }
+        return sorted(set(range(self.part.of)) - written)
 
     def ended(self) -> bool:
         """Say whether all is written, and nobody is reading back what is left."""
         listed = [one for one in self.place.listed() if one.part.of == self.part.of]
         return is_ready(listed, self.part)
 
-    def _lives(self, number: int) -> bool:
+    def lives(self, number: int) -> bool:
         """Say whether a part has got on since it was seen first, by this machine's own clock."""
         said = self.place.look(f"{number}-{self.part.of}.running")
         beat = None if said is None else (said.get("host"), said.get("pid"), said.get("beat"))

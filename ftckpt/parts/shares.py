@@ -9,9 +9,11 @@ bytes, and knows its tasks without a list of the others'.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from functools import cached_property
+from typing import NamedTuple, Protocol
 
-from ftckpt.checkpoint import Checkpoint
+from ftckpt.checkpoint import TensorInfo
+from ftckpt.storage.source import Source
 
 
 class ByteRow(NamedTuple):
@@ -48,21 +50,50 @@ class ByteRow(NamedTuple):
         return min(max(middle, 0) * parts // self.total, parts - 1)
 
 
+class Divisible(Protocol):
+    """What can be divided: an opened checkpoint, or files alone."""
+
+    @property
+    def source(self) -> Source:
+        """The files."""
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """The tensors by key."""
+
+
+class FilesAlone(NamedTuple):
+    """Files that need not open as a checkpoint."""
+
+    source: Source
+    tensors: Mapping[str, TensorInfo]
+
+
+NOTHING: Mapping[str, int] = {}
+
+
 class Shares:
     """What each part of a checkpoint is.
 
     Args:
-        checkpoint: opened.
+        checkpoint: opened, or its files alone.
         names: of the files that are read.
         parts: how many there are.
+        result: sizes of the tensors that are made of it, by key.
     """
 
-    def __init__(self, checkpoint: Checkpoint, names: Iterable[str], parts: int) -> None:
+    def __init__(
+        self,
+        checkpoint: Divisible,
+        names: Iterable[str],
+        parts: int,
+        result: Mapping[str, int] = NOTHING,
+    ) -> None:
         self.parts = parts
+        self._result = ByteRow.of(result.items())
         entries = checkpoint.source.entries
         self._files = ByteRow.of((name, entries[name].size) for name in names if name in entries)
-        self._lengths = {key: info.nbytes for key, info in checkpoint.tensors.items()}
-        self._tensors = ByteRow.of(self._lengths.items())
+        self._all = checkpoint.tensors
 
     def of_bytes(self, file: str, offset: int, length: int) -> int:
         """Return the part that a range of a file belongs to."""
@@ -70,4 +101,14 @@ class Shares:
 
     def of_tensor(self, key: str) -> int:
         """Return the part that a tensor belongs to; one of a checkpoint beside it too."""
-        return self._tensors.part(key, 0, self._lengths.get(key, 0), self.parts)
+        info = self._all.get(key)
+        return self._tensors.part(key, 0, 0 if info is None else info.nbytes, self.parts)
+
+    @cached_property
+    def _tensors(self) -> ByteRow:
+        """The row of the tensors: few checks ask for it, and it takes longest to make."""
+        return ByteRow.of((key, info.nbytes) for key, info in self._all.items())
+
+    def of_result(self, key: str, offset: int) -> int:
+        """Return the part that bytes of a tensor of the result belong to."""
+        return self._result.part(key, offset, 0, self.parts)

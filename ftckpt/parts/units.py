@@ -14,6 +14,10 @@ from ftckpt.digests.blocks import Block, BlockDigest
 from ftckpt.digests.files import BlockFailure
 from ftckpt.errors import ExitCode, FtckptError
 from ftckpt.findings import Finding, Severity
+from ftckpt.replication.damage import BlockToJudge
+from ftckpt.transfer.casting import Changes
+from ftckpt.transfer.forms import ResultTensor
+from ftckpt.transfer.prove.against_source import ProofRange
 from ftckpt.verification.copies import CopiesOf
 from ftckpt.verification.file_digests import FileToHash, HashedFile
 from ftckpt.verification.replica import BlockPair, ReplicaDifference, TensorPair
@@ -107,7 +111,7 @@ def load_finding(value: Any) -> Finding:
 
 def _kind(task: Any) -> _Kind:
     if isinstance(task, Sequence) and not hasattr(task, "_fields"):
-        return _SELF_CHECKS
+        return _RANGES if isinstance(task[0], ProofRange) else _SELF_CHECKS
     return _KINDS[type(task)]
 
 
@@ -235,6 +239,27 @@ def _load_checks(task: Checks, value: Any) -> Sequence[SelfCheckDone]:
     return made
 
 
+def _key_ranges(task: Sequence[ProofRange]) -> str:
+    import xxhash
+
+    places = [(r.info.key, r.start, r.stop, [p.extent for p in r.pieces]) for r in task]
+    text = repr(places).encode("utf-8", "surrogateescape")
+    return f"prove {xxhash.xxh3_128_hexdigest(text)} {task[0].info.key}"
+
+
+def _part_ranges(task: Sequence[ProofRange], shares: Shares) -> int:
+    return shares.of_result(task[0].info.key, task[0].start * task[0].info.dtype.bits // 8)
+
+
+def _load_changes(task: Any, value: Any) -> Changes | None:
+    return None if value is None else Changes(*map(int, value))
+
+
+def _load_nothing(task: Any, value: Any) -> None:
+    if value is not None:
+        raise ValueError("it is something")
+
+
 def _error(value: Any) -> FtckptError:
     found = load_error(value)
     if found is None:
@@ -243,6 +268,9 @@ def _error(value: Any) -> FtckptError:
 
 
 _SELF_CHECKS = _Kind(_key_checks, _part_checks, _dump_checks, _load_checks)
+_RANGES = _Kind(
+    _key_ranges, _part_ranges, lambda done: None if done is None else list(done), _load_changes
+)
 _SUMS = _Kind(_key_sums, _part_sums, _dump_sums, _load_sums)
 _KINDS: dict[type, _Kind] = {
     Block: _Kind(
@@ -271,6 +299,15 @@ _KINDS: dict[type, _Kind] = {
         lambda task, shares: shares.of_bytes(task.file, 0, 1),
         dump_error, lambda task, value: load_error(value),
     ),
+    BlockToJudge: _Kind(
+        lambda task: f"judge {task.block.number} {task.block.file}",
+        lambda task, shares: shares.of_bytes(task.block.file, task.block.offset, task.block.length),
+        lambda done: done[1], lambda task, value: (task.block, str(value)),
+    ),
+    ResultTensor: _Kind(
+        lambda task: f"known {task.key}", lambda task, shares: shares.of_result(task.key, 0),
+        lambda done: None, _load_nothing,
+    ),
     NumbersOf: _Kind(
         lambda task: f"values {task.tensor}", lambda task, shares: shares.of_tensor(task.tensor),
         _dump_numbers, _load_numbers,
@@ -279,4 +316,6 @@ _KINDS: dict[type, _Kind] = {
 _DUMPS: dict[str, Callable[[Any], Any]] = {
     "hash": _dump_block, "crc": _dump_sums, "pair": _dump_pair, "tensors": _dump_tensors,
     "sha256": _dump_file, "copies": dump_error, "values": _dump_numbers, "decode": _dump_checks,
+    "prove": _RANGES.dump, "known": lambda done: None,
+    "judge": lambda done: done[1],
 }  # fmt: skip

@@ -66,7 +66,9 @@ class Diagnosis:
         return sum(block.length for block in self.blocks)
 
 
-class _Task(NamedTuple):
+class BlockToJudge(NamedTuple):
+    """A block, and the digest that it should have: a task of the engine."""
+
     block: Block
     expected: bytes
 
@@ -102,7 +104,7 @@ def diagnose(source: Source, manifest: Manifest, work: Work) -> Diagnosis:
 
 def _blocks(
     source: Source, manifest: Manifest, bad: list[BadBlock], limiter: RateLimit | None
-) -> Iterator[_Task]:
+) -> Iterator[BlockToJudge]:
     """Yield the blocks that are there, and note those that are not."""
     for file in manifest.files:
         size = _size(source, file)
@@ -114,7 +116,7 @@ def _blocks(
                 bad.append(BadBlock(file.path, number, number * BLOCK, length, why))
             else:
                 block = Block(source.store, path, file.path, number, length, limiter)
-                yield _Task(block, file.block(number))
+                yield BlockToJudge(block, file.block(number))
 
 
 def _size(source: Source, file: FileDigest) -> int | None:
@@ -128,7 +130,7 @@ def _size(source: Source, file: FileDigest) -> int | None:
     return None if entry.kind is EntryKind.SPECIAL else entry.size  # a link to nothing
 
 
-def _judged(task: _Task) -> tuple[Block, str]:
+def _judged(task: BlockToJudge) -> tuple[Block, str]:
     """Hash one block, twice where it is wrong, and say what is the matter with it; "" for good."""
     why = ""
     for _ in range(2):

@@ -10,10 +10,18 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ftckpt.errors import CorruptError, ExistsError, IncompleteError, RefusedError, UsageError
+from ftckpt.errors import (
+    CorruptError,
+    ExistsError,
+    IncompleteError,
+    RefusedError,
+    UnsupportedError,
+    UsageError,
+)
 from ftckpt.extents import BLOCK
 from ftckpt.findings import counted
 from ftckpt.manifest import Manifest
+from ftckpt.own_files import MANIFEST
 from ftckpt.progress import expect_files
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.source import Source
@@ -21,7 +29,7 @@ from ftckpt.transfer.layout import Layout
 from ftckpt.transfer.places import name_of, place_of, require_names, require_outside
 from ftckpt.transfer.request.source_changes import blamed, require_unchanged
 from ftckpt.transfer.staging import Staging
-from ftckpt.workers import Work
+from ftckpt.workers import Division, Work
 
 from .carry_files import DamagedBlock, Moved, Mover, Origin
 from .contents import CopiedFile
@@ -95,6 +103,7 @@ def repair(
     dry_run: bool = False,
     options: ReplicationOptions = _OPTIONS,
     stores: StoreOptions = _STORES,
+    looked_by: Division | None = None,
 ) -> RepairReport:
     """Mend a checkpoint from a replica.
 
@@ -109,6 +118,7 @@ def repair(
         dry_run: look for damage, and do no more.
         options: how.
         stores: how to reach object stores.
+        looked_by: knows what parts have found in blocks.
 
     Raises:
         RefusedError: the replica is of another checkpoint, another run is at it, or `to` lies
@@ -138,7 +148,7 @@ def repair(
         known = authority(source, replica, opened, options.work)
     names = [file.path for file in known.manifest.files]
     with blamed(source, names):
-        found = diagnose(source, known.manifest, options.work)
+        found = diagnose(source, known.manifest, replace(options.work, division=looked_by))
     if not known.own:
         require_alike(source, replica, found)
     if known.evidence != "manifest":
@@ -185,6 +195,23 @@ def repair(
             "prove": time.monotonic() - written,
         },
     )
+
+
+def manifest_for_parts(source: Source, replica: Source, *, opened: Open, work: Work) -> Manifest:
+    """Return the manifest by which parts look for damage.
+
+    Raises:
+        UnsupportedError: neither is sealed: then the replica is read as a whole.
+        FtckptError: as `repair`.
+    """
+    sealed = any(one.single or MANIFEST in one.entries for one in (source, replica))
+    known = authority(source, replica, opened, work) if sealed else None
+    if known is None or known.evidence != "manifest":
+        raise UnsupportedError(
+            "neither of the two is sealed, and parts look for damage by a manifest",
+            hint=f"ftckpt seal {replica.url}, or repair without --part",
+        )
+    return known.manifest
 
 
 def exchange_staging(source: Source) -> ExchangeStaging:

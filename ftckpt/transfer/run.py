@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from posixpath import basename
@@ -20,12 +20,13 @@ from ftckpt.storage.store import Store
 from ftckpt.transfer.prove.against_source import Proof, Prover, SameObjects, prove
 from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.transfer.read.order import of_layout
-from ftckpt.transfer.write.files import build, commit_bytes, digest_of_bytes
+from ftckpt.transfer.write.blocks import BlockMade
+from ftckpt.transfer.write.files import Built, build, commit_bytes, digest_of_bytes
 from ftckpt.transfer.write.journal import fingerprint
 from ftckpt.transfer.write.peek_output import Written, depths_of, in_order
 from ftckpt.verification import VerifyReport
 from ftckpt.version import __version__
-from ftckpt.workers import ALONE, Work
+from ftckpt.workers import ALONE, Division, Work
 from ftckpt.workers.limits import RateLimit
 
 from .content import Content
@@ -91,6 +92,7 @@ def transfer(
     store_options: StoreOptions,
     check: Callable[[], VerifyReport] | None = None,
     prover: Prover = prove,
+    parts: BuiltByParts | None = None,
 ) -> TransferReport:
     """Write `content` as `layout` says, prove it, and make it visible at `destination`.
 
@@ -109,6 +111,7 @@ def transfer(
         check: verifies the source; asked when the destination is ours and before the work. What is
             written gets new checksums, which would hide damage that the old ones show.
         prover: compares the result with the content.
+        parts: what others have built there and proven.
 
     Raises:
         ExistsError: something stands at the destination.
@@ -124,19 +127,10 @@ def transfer(
         IncompleteError: the source changed meanwhile.
         NoResourceError, DeniedError, UnavailableError: the place could not be written.
     """
-    require_place(layout)
     started = time.monotonic()
     source = content.checkpoint
-    source.decoding.bases()  # opens them
     held = layout.content or content
-    store = open_store(destination, store_options)
-    require_apart_from_all(source, store)
-    staging = _staging_at(store, destination, store_options, single=single)
-    if single:  # a file is called as the user calls it
-        (file,) = layout.files
-        name = basename(absolute(store)) if store.traits.local else name_of(destination)
-        layout = replace(layout, files=(OutputFile(name, file.segments),))
-    require_names(layout)
+    layout, staging = _placed(content, layout, destination, store_options, single=single)
     work = options.work
     gathering = _gatherer(source, options.device, layout, work.limiter)
     commit = commit_bytes(layout.commit)
@@ -148,6 +142,8 @@ def transfer(
             return TransferReport(
                 destination, target.name, count, layout.nbytes, layout.nbytes, already_there=True
             )
+        if parts is not None:
+            staging.believe(parts.blocks, parts.place)
         with blaming_changes(source):
             if check is not None:
                 require_sound(check())
@@ -155,23 +151,16 @@ def transfer(
                 from ftckpt.transfer.prove.rehearsal import rehearse
 
                 rehearse(content, layout, target, same_objects, single=single)
-            depths = depths_of(source)
-            ordered = in_order(layout, depths)
-            places = of_layout(ordered, source)
-            written_so_far = Written(ordered, source, staging.peek)
-            with (
-                source.decoding.reusing(written_so_far.look),
-                reading_ahead(source, places, work.limiter, jobs=work.threads),
-            ):
-                built = build(ordered, gathering, staging, work, depths=depths)
+            built = _build(source, layout, gathering, staging, work)
         gathering.close()  # what it keeps is memory that the proof needs
         written = time.monotonic()
         with blaming_changes(source):
             result = target.open(staging.source(commit))
             proof = None
             if options.proof:
+                known = None if parts is None or prover is not prove else parts.known
                 with forgetting_failures(staging):
-                    proof = prover(held, result, same_objects, work)
+                    proof = prover(held, result, same_objects, replace(work, division=known))
         for one in (source, *source.made_from):
             changes.require_unchanged(one.source, one.members())
         small = [digest_of_bytes(path, data) for path, data in commit.items()]
@@ -190,6 +179,141 @@ def transfer(
     finally:
         gathering.close()
         staging.close()
+
+
+def transfer_share(
+    content: Content,
+    layout: Layout,
+    destination: str,
+    *,
+    single: bool,
+    options: TransferOptions,
+    store_options: StoreOptions,
+    check: Callable[[], object],
+    share: FilesOfPart,
+) -> None:
+    """Build some files of a result beside other parts; nothing becomes visible.
+
+    `check` verifies a share of the source first; `share` says which files, and is told of them. The
+    other arguments are as in `transfer`.
+
+    Raises:
+        FtckptError: see `transfer`.
+    """
+    source = content.checkpoint
+    layout, staging = _placed(content, layout, destination, store_options, single=single)
+    gathering = _gatherer(source, options.device, layout, options.work.limiter)
+    try:
+        sizes = {file.path: file.size for file in (*layout.files, *layout.commit)}
+        place = staging.join(fingerprint(source, layout), sizes, share.part)
+        if not share.needed():
+            return
+        with blaming_changes(source):
+            check()
+            mine = replace(layout, files=[file for file in layout.files if share.takes(file)])
+            built = _build(source, mine, gathering, staging, options.work)
+        changes.require_unchanged(source.source, source.members())
+        share.keep(built, place)
+    finally:
+        gathering.close()
+        staging.close()
+
+
+def prove_share(
+    content: Content,
+    layout: Layout,
+    destination: str,
+    target: Format,
+    *,
+    single: bool,
+    same_objects: SameObjects,
+    options: TransferOptions,
+    store_options: StoreOptions,
+) -> Mapping[str, str]:
+    """Prove a share of a result that parts have built, as the work's division says.
+
+    Returns:
+        The store's own marks of the content of the files, where it has any.
+
+    Raises:
+        CorruptError: it is not what was to be written (`failed-proof`).
+        FtckptError: it could not be read.
+    """
+    held = layout.content or content
+    layout, staging = _placed(content, layout, destination, store_options, single=single)
+    with blaming_changes(content.checkpoint):
+        made = staging.source(commit_bytes(layout.commit))
+        prove(held, target.open(made), same_objects, options.work)
+    return {file.path: made.entries[file.path].etag or "" for file in layout.files}
+
+
+@dataclass(frozen=True)
+class BuiltByParts:
+    """What parts have built in a staging place.
+
+    Attributes:
+        blocks: of files.
+        place: what the place is called.
+        known: knows what parts have proven.
+    """
+
+    blocks: Sequence[BlockMade]
+    place: str
+    known: Division | None
+
+
+@dataclass(frozen=True)
+class FilesOfPart:
+    """The files of a result that one part builds.
+
+    Attributes:
+        part: which, in a word.
+        takes: says whether a file is its.
+        needed: asked when no other process can do the same part: whether there is something to do.
+        keep: told of what was built, and what the place is called, while no other can do the same.
+    """
+
+    part: str
+    takes: Callable[[OutputFile], bool]
+    needed: Callable[[], bool]
+    keep: Callable[[Built, str], None]
+
+
+def _placed(
+    content: Content,
+    layout: Layout,
+    destination: str,
+    store_options: StoreOptions,
+    *,
+    single: bool,
+) -> tuple[Layout, Staging]:
+    """Return the layout with its last names, and where it is built."""
+    require_place(layout)
+    source = content.checkpoint
+    source.decoding.bases()  # opens them
+    store = open_store(destination, store_options)
+    require_apart_from_all(source, store)
+    staging = _staging_at(store, destination, store_options, single=single)
+    if single:  # a file is called as the user calls it
+        (file,) = layout.files
+        name = basename(absolute(store)) if store.traits.local else name_of(destination)
+        layout = replace(layout, files=(OutputFile(name, file.segments),))
+    require_names(layout)
+    return layout, staging
+
+
+def _build(
+    source: Checkpoint, layout: Layout, gathering: Gatherer, staging: Staging, work: Work
+) -> Built:
+    depths = depths_of(source)
+    ordered = in_order(layout, depths)
+    places = of_layout(ordered, source)
+    written_so_far = Written(ordered, source, staging.peek)
+    with (
+        source.decoding.reusing(written_so_far.look),
+        reading_ahead(source, places, work.limiter, jobs=work.threads),
+    ):
+        return build(ordered, gathering, staging, work, depths=depths)
 
 
 def _gatherer(

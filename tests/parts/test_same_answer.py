@@ -162,7 +162,7 @@ def test_what_cannot_be_opened_is_the_answer_of_every_part(tmp_path: Path) -> No
     assert answer(*words, "--finish") == alone
 
 
-@pytest.mark.parametrize("flag", ["--all", "--oldest-first", "--fail-fast"])
+@pytest.mark.parametrize("flag", ["--all", "--oldest-first", "--fail-fast", "--remember"])
 def test_what_is_not_divided_says_so(flag: str) -> None:
     assert answer("verify", DATA / "run", flag, "--part", "0/2")[0].code is ExitCode.USAGE
 

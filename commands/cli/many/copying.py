@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint
     from ftckpt.replication.options import ReplicationOptions
 
-_POLL = (0.2, 15.0)  # seconds between looks at a part that is waited for: the first and the most
+POLL = (0.2, 15.0)  # seconds between looks at a part that is waited for: the first and the most
 
 
 @dataclass(frozen=True)
@@ -147,12 +147,12 @@ class DividedCopy:
         self, job: CopyJob, place: PartsPlace, neighbours: Neighbours, beating: Heartbeat
     ) -> None:
         work = replace(self.options.work, counter=beating)
-        pause, most = _POLL
+        pause, most = POLL
         while True:
             other, wait = neighbours.next()
             if other is not None:
                 self._prove(job, place, other, replace(work, counter=beating))
-                pause, _ = _POLL
+                pause, _ = POLL
             elif wait:
                 beating.add(0)
                 time.sleep(pause)
@@ -165,7 +165,7 @@ class DividedCopy:
         if record is None:
             return
         began = time.monotonic()
-        made = list(_blocks(record))
+        made = list(blocks_of(record))
         versions = versions_of(job, (one.file for one in made))
         digests = prove_share(job, [(m.file, m.number, m.digest) for m in made], work)
         units: dict[str, Any] = {f"hash {n} {f}": d.hex() for (f, n), d in digests.items()}
@@ -191,7 +191,7 @@ class DividedCopy:
                 "the parts were built in several staging places, one after the other",
                 hint="remove the records of the parts, and run them again",
             )
-        made = [one for record in gathered.records for one in _blocks(record)]
+        made = [one for record in gathered.records for one in blocks_of(record)]
         known = FromRecords(_results(job, gathered.records, proofs))
         report = copy(
             self.checkpoint, self.destination, options=self.options,
@@ -210,7 +210,7 @@ class DividedCopy:
         return result
 
 
-def _blocks(record: ShareRecord) -> Sequence[BlockMade]:
+def blocks_of(record: ShareRecord) -> Sequence[BlockMade]:
     """Return the blocks that a part has written.
 
     Raises:

@@ -18,13 +18,12 @@ from ftckpt.parts.finish import consume, elected, gather, is_complete
 from ftckpt.parts.place import Heartbeat, PartsPlace, host, parts_place
 from ftckpt.parts.plan import WorkPlan
 from ftckpt.parts.record import ShareRecord
-from ftckpt.parts.shares import Shares
+from ftckpt.parts.shares import Divisible, Shares
 from ftckpt.parts.units import dump_error
 
 from . import ManyOptions
 
 if TYPE_CHECKING:
-    from ftckpt.checkpoint import Checkpoint
     from ftckpt.findings import Finding
     from ftckpt.workers import Work
 
@@ -35,7 +34,7 @@ class Divided:
 
     Attributes:
         invocation: of the verb.
-        checkpoint: that is read.
+        checkpoint: that is read, or its files.
         plan: what is divided.
         names: of the files that are read.
         work: of this process.
@@ -44,7 +43,7 @@ class Divided:
     """
 
     invocation: Invocation
-    checkpoint: Checkpoint
+    checkpoint: Divisible
     plan: WorkPlan
     names: Iterable[str]
     work: Work
@@ -64,10 +63,10 @@ class Divided:
         if options.finish:
             if options.finish_last:
                 raise UsageError("--finish and --finish-last are two ways to end: name one")
-            place = parts_place(self.checkpoint, self.plan, options.parts, stores)
+            place = parts_place(self.checkpoint.source, self.plan, options.parts, stores)
             return self._finish(place, named_count(options.part))
         part = named_part(self.invocation, options.part)
-        place = parts_place(self.checkpoint, self.plan, options.parts, stores)
+        place = parts_place(self.checkpoint.source, self.plan, options.parts, stores)
         record, again = self._own(place, part)
         if options.finish_last:
             return self._perhaps_finish(place, record, again=again)

@@ -17,6 +17,7 @@ from ftckpt.own_files import SUFFIX, TRANSFER
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Entry, Store
 from ftckpt.transfer.places import staging_name
+from ftckpt.transfer.staging import Staging
 from ftckpt.transfer.write.journal import read_blocks, read_plan
 
 from .object import claim, require_free
@@ -56,6 +57,10 @@ class StagedObject(RemoteStaging):
             self._sweep()  # killed between the last act and the sweeping up
             return True
         return super().begin(plan, files, restart=restart)
+
+    def join(self, plan: str, files: Mapping[str, int], part: str) -> str:
+        """Refuse: one object is written by one machine."""
+        return Staging.join(self, plan, files, part)
 
     def source(self, commit: Mapping[str, bytes]) -> Source:
         """Return the object as it was built."""

@@ -33,10 +33,12 @@ class Built:
     Attributes:
         digests: of every data file, in the layout's order.
         taken_over: bytes that an earlier run had made.
+        blocks: of the files that were made here.
     """
 
     digests: list[FileDigest] = field(default_factory=list)
     taken_over: int = 0
+    blocks: list[BlockMade] = field(default_factory=list)
 
 
 class _Open(OpenFile):
@@ -142,6 +144,7 @@ def build(
         file, blocks = current.maker.file, current.blocks
         current.upload.finish()
         staging.finished(file, [blocks[n] for n in sorted(blocks)])
+        built.blocks += blocks.values()
         return _digest(file, blocks)
 
     try:

@@ -38,6 +38,16 @@ def fingerprint(checkpoint: Checkpoint, layout: Layout) -> str:
         state.update(repr((name, seen)).encode())
     for other in checkpoint.made_from:
         _digest_content(state, other)
+    state.update(layout_digest(layout).encode())
+    digest: str = state.hexdigest()
+    return digest
+
+
+def layout_digest(layout: Layout) -> str:
+    """Return a digest of the files of a layout, and of what each is made."""
+    import xxhash
+
+    state = xxhash.xxh3_128()
     for file in (*layout.files, *layout.commit):
         state.update(repr(("file", file.path, file.size)).encode())
         _digest_segments(state, file)

@@ -1,0 +1,191 @@
+"""A conversion by parts is the conversion of one machine."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftckpt.errors import ExitCode
+from ftckpt.parts import proofs
+from ftckpt.parts.division import FromRecords
+from tests.builders.checkpoints import flip
+from tests.campaign import examples
+from tests.commands.golden import DATA
+from tests.killing import KILLED, run_until
+
+from .answers import answer
+from .test_copy import files, objects, records, staged
+from .test_faults import codes, forked
+
+PARTS = 3
+CONVERT = ("convert", "--to", "safetensors", "--max-shard-size", "2000")
+RESHARD = ("reshard", "--dp", "4")
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return shutil.copytree(DATA / "run/step-2", tmp_path / "a" / "step-2")
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "b" / "made"
+
+
+def words(verb: tuple[str, ...], source: Any, target: Any) -> list[Any]:
+    return [verb[0], source, target, *verb[1:]]
+
+
+def part(verb: tuple[str, ...], source: Any, target: Any, number: int | None) -> ExitCode:
+    share = ("--finish",) if number is None else ("--part", f"{number}/{PARTS}")
+    return ExitCode(answer(*words(verb, source, target), *share)[0].code)
+
+
+VERBS = {
+    "safetensors": CONVERT,
+    "dcp": RESHARD,
+    "cast": ("convert", "--to", "safetensors", "--only", "model", "--dtype", "bf16"),
+    "one file": ("convert", "--to", "torchsave"),
+}
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_bytes_and_answer_are_those_of_one_machine(
+    source: Path, target: Path, tmp_path: Path, name: str
+) -> None:
+    verb = VERBS[name]
+    if name == "one file":
+        target = target.with_suffix(".pt")
+    alone_at = tmp_path / "alone" / target.name
+    alone = answer(*words(verb, source, alone_at))
+    for number in (2, 0, 1):
+        assert part(verb, source, target, number) is ExitCode.OK
+        assert not target.exists()
+    result, document = answer(*words(verb, source, target), "--finish")
+    assert result == alone[0]
+    assert {**document, "destination": ""} == {**alone[1], "destination": ""}
+    if target.is_file():
+        assert target.read_bytes() == alone_at.read_bytes()
+    else:
+        assert files(target) == files(alone_at)
+
+
+def test_the_proof_is_divided(source: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Started again when all is written, each part proves what the one before it wrote."""
+    for number in (0, 1, 2, 0, 1):
+        assert part(CONVERT, source, target, number) is ExitCode.OK
+    assert records(target, "*.proof") == ["0-3.proof", "1-3.proof", "2-3.proof"]
+    left: list[int] = []
+    real = FromRecords.run
+
+    def counted(self: FromRecords, *given: Any) -> Any:
+        yield from real(self, *given)
+        left.append(self.done_here)
+
+    monkeypatch.setattr(FromRecords, "run", counted)
+    assert part(CONVERT, source, target, None) is ExitCode.OK
+    assert len(left) > 1
+    assert set(left) == {0}
+
+
+def test_parts_at_once_prove_each_other(source: Path, target: Path) -> None:
+    def one(number: int) -> ExitCode:
+        line = words(RESHARD, source, target)
+        _, document = answer(*line, "--part", f"{number}/{PARTS}", "--finish-last")
+        return ExitCode.OK if "part" in document else ExitCode.PARTIAL
+
+    ended = codes([forked(lambda number=number: one(number)) for number in range(PARTS)])  # type: ignore[misc]
+    assert sorted(ended) == [0, 0, int(ExitCode.PARTIAL)]
+    assert answer("diff", source, target)[0].code is ExitCode.OK
+
+
+def test_parts_and_finishers_that_are_killed(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proofs, "SILENT", 0.0)  # a killed one is not waited for
+    alone = tmp_path / "alone"
+    answer(*words(RESHARD, source, alone))
+    chosen = random.Random(24)
+    for number in range(examples(2, 500)):
+        target = tmp_path / str(number) / "made"
+        left = [*range(PARTS), *range(PARTS)]
+        chosen.shuffle(left)
+        while left:
+            which = left.pop()
+            point = chosen.randrange(1, 60)
+            if run_until(lambda n=which, to=target: part(RESHARD, source, to, n), point) == KILLED:  # type: ignore[misc]
+                left.insert(0, which)
+            assert not target.exists()
+        point = chosen.randrange(1, 60)
+        run_until(lambda to=target: part(RESHARD, source, to, None), point)  # type: ignore[misc]
+        assert not target.exists() or files(target) == files(alone)
+        assert part(RESHARD, source, target, None) in (ExitCode.OK, ExitCode.INCOMPLETE)
+        assert files(target) == files(alone)
+        shutil.rmtree(target.parent)
+
+
+def test_a_source_that_changes_between_parts(source: Path, target: Path) -> None:
+    part(CONVERT, source, target, 0)
+    os.utime(source / "__0_1.distcp", (1, 1))
+    assert part(CONVERT, source, target, 1) is ExitCode.REFUSED  # it is built of the other
+    assert part(CONVERT, source, target, None) is ExitCode.INCOMPLETE
+    assert not target.exists()
+
+
+def test_other_flags_are_another_plan(source: Path, target: Path) -> None:
+    for number in (0, 1):
+        part(CONVERT, source, target, number)
+    assert part((*CONVERT[:3], "--dtype", "bf16"), source, target, 2) is ExitCode.REFUSED
+    assert part(CONVERT, source, target, None) is ExitCode.INCOMPLETE
+
+
+def test_a_damaged_source_is_not_converted(source: Path, target: Path) -> None:
+    flip(source / "__0_1.distcp", 15000)
+    ends = [part(CONVERT, source, target, number) for number in range(PARTS)]
+    assert ends.count(ExitCode.CORRUPT) == 1
+    assert part(CONVERT, source, target, None) is ExitCode.INCOMPLETE
+    assert not target.exists()
+
+
+def test_what_was_built_wrongly_fails_the_proof_of_a_part(source: Path, target: Path) -> None:
+    for number in range(PARTS):
+        part(CONVERT, source, target, number)
+    bad = max(staged(target).rglob("*.safetensors"), key=lambda path: path.stat().st_size)
+    flip(bad, bad.stat().st_size - 3)
+    ends = [part(CONVERT, source, target, number) for number in (0, 1)]
+    assert ExitCode.CORRUPT in [*ends, part(CONVERT, source, target, None)]
+    assert not target.exists()
+
+
+def test_a_staging_place_that_is_gone(source: Path, target: Path) -> None:
+    for number in (0, 1, 2, 0, 1):
+        part(CONVERT, source, target, number)
+    shutil.rmtree(staged(target).parent)
+    assert part(CONVERT, source, target, None) is ExitCode.REFUSED
+    assert not target.exists()
+
+
+def test_to_an_object_store(source: Path, tmp_path: Path) -> None:
+    url = f"memory://converted-{next(_numbers)}/b/made"
+    answer(*words(CONVERT, source, tmp_path / "alone"))
+    for number in (0, 1, 2, 0, 1):
+        assert part(CONVERT, source, url, number) is ExitCode.OK
+    assert part(CONVERT, source, url, None) is ExitCode.OK
+    assert objects(url) == files(tmp_path / "alone")
+
+
+def test_one_object_is_not_divided(source: Path) -> None:
+    url = f"memory://converted-{next(_numbers)}/b/made.pt"
+    assert part(("convert", "--to", "torchsave"), source, url, 0) is ExitCode.UNSUPPORTED
+
+
+def test_restart_would_forget_others(source: Path, target: Path) -> None:
+    line = words(CONVERT, source, target)
+    assert answer(*line, "--part", "0/2", "--restart")[0].code is ExitCode.USAGE
