@@ -80,6 +80,7 @@ class MergedWeights:
         self._measuring = threading.Lock()
         self._factors: OrderedDict[tuple[str, int], _Factors] = OrderedDict()
         self._norms: dict[tuple[str, int], Array] = {}
+        self._done: dict[str, set[int]] = {}
         self._thread = threading.local()
         self.rounding = Rounding()
 
@@ -124,10 +125,18 @@ class MergedWeights:
             if not np.isfinite(values).all():
                 self._blame(target, values, first, stop)
             items = cast(values.view(np.uint32), _SINGLE, dtype)
-            if dtype != _SINGLE:
+            if dtype != _SINGLE and self._is_new(key, first):
                 self._note(target.name, values, items, dtype)
         made: Array = np.ascontiguousarray(items).reshape(-1).view(np.uint8)
         return made
+
+    def _is_new(self, key: str, first: int) -> bool:
+        """Return whether a block is computed for the first time: the proof computes it again."""
+        with self._lock:
+            done = self._done.setdefault(key, set())
+            known = first in done
+            done.add(first)
+            return not known
 
     def _blame(self, target: ChangedTensor, values: Array, first: int, stop: int) -> None:
         import numpy as np
@@ -145,13 +154,15 @@ class MergedWeights:
     def _note(self, name: str, values: Array, items: Array, dtype: DType) -> None:
         import numpy as np
 
-        now = cast(items, dtype, _SINGLE).view(np.float32)
-        size = np.abs(values)
-        off = np.abs(now - values)
-        off /= size
-        off[~np.isfinite(off)] = 0.0  # of zeros, and of what is beyond the type
-        largest = float(off.max(initial=0.0))
-        infinite = int(np.count_nonzero(np.isinf(now)) - np.count_nonzero(np.isinf(values)))
+        off = cast(items, dtype, _SINGLE).view(np.float32)
+        off -= values
+        np.abs(off, out=off)
+        off /= np.abs(values)
+        largest = float(np.fmax.reduce(off, axis=None))  # of zeros it is NaN, and passed over
+        infinite = 0
+        if np.isinf(largest):  # beyond the type
+            infinite = int(np.count_nonzero(np.isinf(off)))
+            largest = float(off[np.isfinite(off)].max(initial=0.0))
         if largest > self.rounding.largest or infinite:
             with self._lock:
                 so_far = self.rounding

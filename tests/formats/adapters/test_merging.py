@@ -499,3 +499,29 @@ def test_a_base_that_says_nothing_of_a_tie(case: Path) -> None:
     change_base(base, lambda held: held, architectures=["LlamaModel"])
     ftckpt.convert(str(base), out, "safetensors", adapter=adapters_of(case))
     assert "lm_head.weight" not in all_of(out)
+
+
+def test_what_is_beyond_the_type_is_counted_once(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    (tmp_path / "base").mkdir()
+    save_file(
+        {"up.weight": np.full((3, 4), 60000, np.float16)}, tmp_path / "base" / "model.safetensors"
+    )
+    adapter = by_hand(tmp_path / "adapter", "up", 3, 4)
+    large = {
+        f"base_model.model.up.lora_{x}.weight": np.zeros(s, np.float32)
+        for x, s in (("A", (2, 4)), ("B", (3, 2)))
+    }
+    large["base_model.model.up.lora_A.weight"][0] = [0, 1, 90000, 1]
+    large["base_model.model.up.lora_B.weight"][:, 0] = 1
+    save_file(large, adapter / "adapter_model.safetensors")
+    found = merge(
+        ftckpt.open_checkpoint(str(tmp_path / "base")), [ftckpt.open_checkpoint(str(adapter))]
+    )
+    for _ in range(2):
+        found.weights._thread.kept = None
+        made = values(found.checkpoint, "up.weight")
+    assert np.isinf(made[:, 2]).all()
+    assert found.rounding.infinite == 3
+    assert 0 < found.rounding.largest < 2**-11
