@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.invocation import Invocation, Result, invoked
 from ftckpt.commands.cli.parameters import OneOf
-from ftckpt.commands.cli.target import AlsoOption, open_checkpoint
+from ftckpt.commands.cli.target import AlsoOption, open_checkpoint, open_other
 from ftckpt.commands.cli.transfer_options import CODES as CODES
 from ftckpt.commands.cli.transfer_options import (
     DestinationArgument,
@@ -26,6 +26,8 @@ from ftckpt.formats.support import WRITTEN
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ftckpt.checkpoint import Checkpoint
+    from ftckpt.formats.adapters.merging import Merged
     from ftckpt.transfer.request.renaming import Rename
 
 EXAMPLES = (
@@ -35,10 +37,18 @@ EXAMPLES = (
         "ftckpt convert run/step-1000 hf --to safetensors --only model --dtype bf16 --from-master",
         "weights rounded once, from the fp32 masters",
     ),
+    (
+        "ftckpt convert base/ merged --to safetensors --adapter adapter/",
+        "a LoRA merged into its base, proven",
+    ),
     ("ftckpt convert fp8/ bf16 --to safetensors --dtype bf16", "quantised weights as bfloat16"),
     (
         "ftckpt convert iter_0001000 hf --to safetensors --names hf --only model",
         "Megatron's weights for transformers, with a config.json",
+    ),
+    (
+        "ftckpt convert run/1000 hf --to safetensors --names hf --only model --config config.json",
+        "MaxText's weights for transformers",
     ),
     (
         "ftckpt convert hf/ root/iter_0000000 --to megatron --names megatron --tp 2 --pp 4",
@@ -114,7 +124,15 @@ def command(
     family: Annotated[
         str, typer.Option(metavar="NAME", help="The model: llama, mistral, …; else what it shows.")
     ] = "",
+    config: Annotated[
+        str,
+        typer.Option(metavar="FILE", help="config.json of a MaxText model, which SRC lacks."),
+    ] = "",
     also: AlsoOption = None,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATH", help="Merge this LoRA adapter of PEFT. Repeatable, in order."),
+    ] = None,
     rename: Annotated[
         str, typer.Option(metavar="FILE.toml", help="Other names for parameters.")
     ] = "",
@@ -136,6 +154,10 @@ def command(
         raise UsageError("--spelling says which of Megatron's names", hint="--names megatron")
     if family and names is None:
         raise UsageError("--family says by whose table names are translated", hint="--names NAME")
+    if config and names is not NamesChoice.HF:
+        raise UsageError("--config says what a MaxText model is", hint="--names hf")
+    if adapter and from_master:
+        raise UsageError("--adapter changes the weights, and --from-master takes the masters")
     renames: Sequence[Rename] = ()
     if rename:
         from ftckpt.transfer.request.renaming import parse_renames
@@ -152,18 +174,30 @@ def command(
         from ftckpt.transfer.request.change_dtype import retype, target_of
 
         checkpoint = checkpoint.dequantised(target_of(dtype.value))
+    merged = None
+    if adapter:
+        merged = _merged(invocation, checkpoint, adapter, dtype)
+        checkpoint = merged.checkpoint
     content = narrowed(Content.of(checkpoint), part)
+    if merged is not None:
+        from ftckpt.formats.adapters.merging import require_weights_alone
+
+        require_weights_alone(content)
     if from_master:
         from ftckpt.transfer.request.from_masters import from_masters
 
         content, masters = from_masters(content)
         invocation.report(from_master=masters)
         invocation.say(f"from their masters: {counted(masters, 'weight')}")
+    if dtype is not None:  # before the names: config.json says the type
+        content = retype(content, dtype.value)
     rows = part.true_vocab_size
     if names is NamesChoice.HF:
         from ftckpt.formats.families import to_hugging_face
+        from ftckpt.formats.huggingface.config import parsed_config
 
-        content = to_hugging_face(content, family=family, true_vocab_size=rows)
+        said = parsed_config(read_text(config), config) if config else None
+        content = to_hugging_face(content, family=family, true_vocab_size=rows, config=said)
     elif names is NamesChoice.MEGATRON:
         from ftckpt.formats.families import to_megatron
         from ftckpt.formats.families.translator import DEFAULT_SPELLINGS
@@ -174,8 +208,44 @@ def command(
         from ftckpt.transfer.request.renaming import rename as renamed
 
         content = renamed(content, renames)
-    if dtype is not None:
-        content = retype(content, dtype.value)
     run = invocation.options(RunOptions)
     used = () if names is None else ("true_vocab_size",)
-    return carry_out(invocation, checkpoint, content, to, request, destination, run, used=used)
+    done = carry_out(invocation, checkpoint, content, to, request, destination, run, used=used)
+    if merged is not None and not run.dry_run:
+        _show_rounding(invocation, merged)
+    return done
+
+
+def _merged(
+    invocation: Invocation, base: Checkpoint, adapters: Sequence[str], dtype: DTypeChoice | None
+) -> Merged:
+    """Open adapters, and return the base with them merged into it."""
+    from ftckpt.findings import counted
+    from ftckpt.formats.adapters.merging import merge
+    from ftckpt.transfer.request.change_dtype import target_of
+
+    others = [invocation.keep(open_other(invocation, one)) for one in adapters]
+    merged = merge(base, others, target_of(dtype.value) if dtype is not None else None)
+    invocation.report(
+        adapters=[one.source.url for one in others],
+        merged=sorted(merged.found.targets),
+        untied=merged.found.untied,
+        untouched=list(merged.found.untouched),
+    )
+    changed = counted(len(merged.found.targets), "tensor")
+    invocation.say(f"merged into {changed}: {', '.join(one.source.url for one in others)}")
+    for note in merged.notes():
+        invocation.say(f"note: {note}")
+    return merged
+
+
+def _show_rounding(invocation: Invocation, merged: Merged) -> None:
+    """Report and print what rounding to the type of the result did."""
+    largest, tensor, infinite = merged.rounding
+    invocation.report(rounding={"largest": largest, "tensor": tensor, "infinite": infinite})
+    if not tensor:
+        return
+    beyond = f"; {infinite:,} values are beyond the type and infinite" if infinite else ""
+    invocation.print(
+        f"rounded once from float32: at most {largest:.2g} of a value, in {tensor}{beyond}"
+    )

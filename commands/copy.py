@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.many import ManyOptions
 from ftckpt.commands.cli.render import human_bytes, human_duration, printable
 from ftckpt.commands.cli.replicas import ReplicaOptions
 from ftckpt.commands.cli.target import AlsoOption, open_checkpoint
 from ftckpt.commands.cli.transfer_options import SourceArgument
 from ftckpt.commands.cli.transfer_report import taken_over
-from ftckpt.errors import ExitCode
+from ftckpt.errors import ExitCode, UsageError
 from ftckpt.findings import counted, listed
 
 from .cli import render
@@ -28,11 +29,12 @@ EXAMPLES = (
     ("ftckpt copy /n0/step-9 s3://b/run/ --also /n1/step-9", "gathered from two nodes' disks"),
     ("ftckpt copy hot:run7/step-1000 cold:run7/", "between two services: named remotes"),
     ("ftckpt copy run7/step-1200 s3://bucket/run7/ --include-bases", "a delta with its bases"),
+    ("srun ftckpt copy /a/step-9 /b/ --part auto --finish-last", "by all nodes of a job"),
 )
 CODES = {
     ExitCode.OK: "copied, proven and visible; or the same checkpoint was there already",
     ExitCode.CORRUPT: "the source is damaged, or what is there already; nothing new is visible",
-    ExitCode.INCOMPLETE: "the source is not committed, or changed meanwhile",
+    ExitCode.INCOMPLETE: "the source is not committed, or changed meanwhile; parts are missing",
     ExitCode.UNSAFE: "a file that is not regular, or hostile content; nothing was executed",
     ExitCode.REFUSED: "DST holds something else or lies in a checkpoint, or is being written",
     ExitCode.NOT_FOUND: "no checkpoint there, or DST looks like a mistyped URL",
@@ -41,7 +43,7 @@ CODES = {
     ExitCode.NO_RESOURCE: "disk full or memory budget too small; run it again to go on",
     ExitCode.UNSUPPORTED: "",
 }
-OPTIONS = (ReplicaOptions,)
+OPTIONS = (ReplicaOptions, ManyOptions)
 
 
 def command(
@@ -82,6 +84,15 @@ def command(
         counter=invocation.counter,
         beside=unmanaged,
     )
+    if invocation.options(ManyOptions).asked:
+        if include_bases:
+            raise UsageError("--include-bases copies several checkpoints: run each with --part")
+        from ftckpt.commands.cli.many.copying import DividedCopy
+
+        def show(report: CopyReport) -> Result:
+            return _show(invocation, report, [])
+
+        return DividedCopy(invocation, checkpoint, destination, options, show).run()
     places = _with_bases(invocation, checkpoint, destination) if include_bases else []
     bases = [copy(base, to, options=options, stores=invocation.stores) for base, to in places]
     for report in bases:

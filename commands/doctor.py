@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +11,9 @@ from ftckpt.commands.cli.invocation import Result, invoked
 from ftckpt.commands.cli.render import table
 from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
+
+if TYPE_CHECKING:
+    from ftckpt.capabilities import Check
 
 EXAMPLES = (
     ("ftckpt doctor", "packages, processor, limits and GPUs of this machine"),
@@ -54,17 +58,33 @@ def command(
     for check in examine(root, stores=invocation.stores):
         checks.append(check)
         invocation.report(checks=[one._asdict() for one in checks])
-    rows = [
-        [one.state, one.name, one.found, one.means + (f": {one.do}" if one.do else "")]
-        for one in checks
-    ]
-    invocation.print(table(["", "of", "found", "means"], rows))
+    notes = sum(one.state is State.NOTE for one in checks)
     problems = [one for one in checks if one.state is State.PROBLEM]
+    here = [one for one in checks if one.area != "place"]
+    invocation.print("this machine:\n" + _table(here))
+    if root:
+        there = [one for one in checks if one.area == "place"]
+        invocation.print(f"\n{root}:\n" + _table(there))
+    counts = f"{counted(len(problems), 'problem') if problems else 'no problem'}, "
+    counts += counted(notes, "note")
+    invocation.print()
+    invocation.print(counts)
+    for one in problems:
+        invocation.print(f"  {one.name}: {one.found}" + (f": {one.do}" if one.do else ""))
     if problems:
         first, *rest = problems
         more = f" (and {len(rest)} more)" if rest else ""
         return Result(
             ExitCode.PARTIAL, f"{first.name}: {first.found}: {first.means}{more}", first.do
         )
-    notes = sum(one.state is State.NOTE for one in checks)
-    return Result(ExitCode.OK, f"no problem, {counted(notes, 'note')}")
+    return Result(ExitCode.OK, counts)
+
+
+def _table(checks: Sequence[Check]) -> str:
+    return table(
+        ["", "of", "found", "means"],
+        [
+            [one.state, one.name, one.found, one.means + (f": {one.do}" if one.do else "")]
+            for one in checks
+        ],
+    )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import Annotated
 
 import typer
 
 from ftckpt.commands.cli.codes import MEANINGS
-from ftckpt.commands.cli.environment import NO_ENVIRONMENT
 from ftckpt.commands.cli.invocation import invoked
 from ftckpt.commands.cli.render import table
 from ftckpt.commands.cli.verbs import VERBS, family, load
@@ -19,27 +17,9 @@ EXAMPLES = (
     ("ftckpt help exit-codes", "what a script can rely on"),
     ("ftckpt help environment", "how flags are set by environment variables"),
     ("ftckpt help verify", "the same as ftckpt verify --help"),
+    ("ftckpt help --man pages", "man pages of all verbs: man -l pages/ftckpt-verify.1"),
 )
 CODES = {ExitCode.OK: "printed", ExitCode.USAGE: "unknown topic"}
-
-ENVIRONMENT = """\
-Every flag has an environment variable FTCKPT_<VERB>_<FLAG>: FTCKPT_VERIFY_LEVEL=structure stands
-for ftckpt verify --level structure. On/off flags take 1 and 0. A flag on the command line wins.
-The variables that were used are listed under "environment" in the JSON answer. Any other name that
-begins with FTCKPT_ is refused (2), with the nearest that is known: a misspelt one would silently
-skip what it asks for. Excepted are FTCKPT_REPLAY_*, which `ftckpt replay` gives to the processes
-that it records, and the names that Kubernetes makes for a Service (FTCKPT_SERVICE_HOST, ...).
-
-These flags have none, because nobody may inherit a decision to delete, to overwrite or to skip a
-check:
-{never}.
-
-ftckpt also honours
-  FTCKPT_CONFIG         the file with named remotes; else ~/.config/ftckpt/config.toml
-  NO_COLOR              no colours
-  TERM=dumb             no colours and no progress bar
-  AWS_PROFILE, AWS_REGION, AWS_ENDPOINT_URL, AWS_ENDPOINT_URL_S3, AWS_ACCESS_KEY_ID and the
-                        other variables of the AWS configuration, for s3:// paths"""
 
 
 def command(
@@ -47,12 +27,22 @@ def command(
     words: Annotated[
         list[str] | None, typer.Argument(metavar="TOPIC|VERB", help="What to explain.")
     ] = None,
+    man: Annotated[
+        str, typer.Option(metavar="DIR", help="Write all man pages into this directory.")
+    ] = "",
 ) -> None:
     """Explain exit codes, the environment, or a verb.
 
     Topics: exit-codes, environment, and the name of every verb.
     """
     invocation = invoked(ctx)
+    if man:
+        from ftckpt.commands.manual import write_pages
+
+        paths = write_pages(man)
+        invocation.report(target=man, text="\n".join(paths))
+        invocation.print(f"{len(paths)} pages; man -l {paths[0]} shows the first")
+        return
     topic = " ".join(words or ())
     if not topic:
         text = ctx.find_root().get_help()
@@ -61,10 +51,9 @@ def command(
         rows = [(int(c), c.name, m.retry, m.meaning) for c, m in MEANINGS.items()]
         text = table(("code>", "name", "retry", "meaning"), rows)
     elif topic == "environment":
-        flags = ("--" + name.replace("_", "-") for name in sorted(NO_ENVIRONMENT))
-        # Broken as the lines around it are.
-        never = textwrap.fill(", ".join(flags), 99, break_on_hyphens=False)
-        text = ENVIRONMENT.format(never=never)
+        from ftckpt.commands.manual.environment import environment_text
+
+        text = environment_text()
     elif topic in VERBS:
         verb = load(topic)
         with verb.make_context(topic, [], parent=ctx.find_root(), resilient_parsing=True) as its:

@@ -232,7 +232,9 @@ def _resume_line(items: tuple[ResumeItem, ...]) -> str:
     there = [item.title for item in items if item.needed and item.presence == "present"]
     absent = [item.title for item in items if item.needed and item.presence == "absent"]
     unknown = [item.title for item in items if item.needed and item.presence == "cannot tell"]
-    if [item.key for item in items if item.needed and item.presence == "present"] == ["weights"]:
+    needed = [item for item in items if item.needed]
+    alone = [item.key for item in needed if item.presence == "present"] == ["weights"]
+    if alone and all(item.presence != "cannot tell" for item in needed if item.key == "moments"):
         return "for a restart: weights alone, without optimizer, step or RNG (--resume says more)"
     said = [("has", there), ("lacks", absent), ("cannot tell", unknown)]
     lines = render.pairs([(word, ", ".join(titles)) for word, titles in said if titles])

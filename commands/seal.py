@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,8 +12,9 @@ from ftckpt.commands.cli.bounds import (
     RateOption,
     bound_memory,
 )
-from ftckpt.commands.cli.invocation import Result, invoked
-from ftckpt.commands.cli.option_values import require_folder
+from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.many import ManyOptions
+from ftckpt.commands.cli.option_values import check_file
 from ftckpt.commands.cli.render import human_bytes, human_duration
 from ftckpt.commands.cli.target import PathArgument, open_checkpoint
 from ftckpt.errors import ExitCode
@@ -22,17 +23,28 @@ from ftckpt.findings import counted
 from .cli import render
 from .verify import LevelChoice
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ftckpt.checkpoint import Checkpoint
+    from ftckpt.findings import Finding
+    from ftckpt.storage.store import Store
+    from ftckpt.verification import VerifyOptions
+    from ftckpt.workers import Work
+
+OPTIONS = (ManyOptions,)
 EXAMPLES = (
     ("ftckpt seal /ckpt/run7/step-1000", "check it, then write ftckpt.manifest.json beside it"),
     ("ftckpt seal s3://run7/ckpt/step-1000", "the same on object storage"),
     ("ftckpt seal /ro/step-9 --manifest /var/seals/step-9.json", "keep the manifest elsewhere"),
+    ("srun ftckpt seal /ckpt/step-9 --part auto --finish-last", "by all nodes of a job"),
 )
 CODES = {
     ExitCode.OK: "sealed, or sealed before with the same content",
     ExitCode.CORRUPT: "the check before sealing found damage; nothing was written",
-    ExitCode.INCOMPLETE: "not committed, or a file changed meanwhile; nothing was written",
+    ExitCode.INCOMPLETE: "not committed, changed meanwhile, or parts missing; nothing was written",
     ExitCode.UNSAFE: "hostile or ambiguous content; nothing was written",
-    ExitCode.REFUSED: "another manifest stands there: the content has changed since",
+    ExitCode.REFUSED: "another manifest stands there, or parts do not fit together",
     ExitCode.NOT_FOUND: "no checkpoint there",
     ExitCode.UNAVAILABLE: "",
     ExitCode.DENIED: "the place cannot be written; --manifest names another",
@@ -62,8 +74,7 @@ def command(
     The checkpoint is verified first and a damaged one is not sealed. The manifest is written last
     and at once. Sealing does not prove the checkpoint good: the manifest says which checks passed.
     """
-    from ftckpt.manifest import PassedCheck
-    from ftckpt.manifest.seal import locate, seal, utc_now
+    from ftckpt.manifest.seal import hash_share, locate
     from ftckpt.storage import open_store
     from ftckpt.verification import Level, VerifyOptions, verify
     from ftckpt.workers import Work
@@ -72,12 +83,43 @@ def command(
     bound_memory(max_memory)
     here = open_store(manifest, invocation.stores).local_path() if manifest else None
     if here is not None:
-        require_folder("--manifest", here)
+        check_file("--manifest", here)
     work = Work.of(jobs, limit_rate, invocation.counter)
     checkpoint = open_checkpoint(invocation, path, newest=False)
     place = locate(manifest, checkpoint.source.name, invocation.stores) if manifest else None
     # An old manifest is not evidence here: whether the content still fits it is for `seal` to say.
     options = VerifyOptions(level=Level(level.value), use_manifest=False)
+
+    def whole(work: Work) -> Result:
+        return _seal(invocation, checkpoint, options, place, work, force=force)
+
+    if not invocation.options(ManyOptions).asked:
+        return whole(work)
+    from ftckpt.commands.cli.many.run import Divided, errors_of
+    from ftckpt.parts.plan import names_of, plan_of
+
+    def share(work: Work) -> tuple[Sequence[Finding], int]:
+        report = verify(checkpoint, options, work=work, emit=errors_of(invocation))
+        return report.findings, report.bytes_read + hash_share(checkpoint, place=place, work=work)
+
+    plan = plan_of(checkpoint, "seal", {"level": level.value})
+    return Divided(invocation, checkpoint, plan, names_of(checkpoint), work, share, whole).run()
+
+
+def _seal(
+    invocation: Invocation,
+    checkpoint: Checkpoint,
+    options: VerifyOptions,
+    place: tuple[Store, str] | None,
+    work: Work,
+    *,
+    force: bool,
+) -> Result:
+    """Check and seal a checkpoint."""
+    from ftckpt.manifest import PassedCheck
+    from ftckpt.manifest.seal import seal, utc_now
+    from ftckpt.verification import verify
+
     report = verify(checkpoint, options, work=work)
     invocation.report(step=checkpoint.known_step, findings=report.findings)
     if report.code is not ExitCode.OK:

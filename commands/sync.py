@@ -116,6 +116,7 @@ def _tell(invocation: Invocation, item: SyncItem) -> None:
     elif item.state is SyncState.PLANNED:
         invocation.print(f"would ship {item.name}{reason}: {size}")
     elif item.state is SyncState.FAILED:
+        invocation.errors += 1
         invocation.warn(printable(f"not shipped ({item.code.name}): {item.name}: {item.why}"))
     elif item.state is not SyncState.THERE:
         invocation.say(f"not shipped: {item.name}: {item.why}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,9 +17,23 @@ from ftckpt.commands.cli.bounds import (
     bound_memory,
 )
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.many import ManyOptions
 from ftckpt.commands.cli.render import human_bytes, human_duration
-from ftckpt.commands.cli.target import AlsoOption, PathArgument, open_other, open_target
-from ftckpt.errors import CorruptError, ExitCode, UnsafeError, UsageError
+from ftckpt.commands.cli.target import (
+    AlsoOption,
+    PathArgument,
+    open_from,
+    open_other,
+    open_target,
+)
+from ftckpt.errors import (
+    CorruptError,
+    ExitCode,
+    FtckptError,
+    NotFoundError,
+    UnsafeError,
+    UsageError,
+)
 from ftckpt.findings import counted
 
 from .cli import render
@@ -26,10 +42,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ftckpt.checkpoint import Checkpoint
+    from ftckpt.discovery.resolve import Target
     from ftckpt.findings import Finding
-    from ftckpt.verification.places import PlaceReport, Watcher
+    from ftckpt.verification.places import PlaceCheck, PlaceReport, Watcher
     from ftckpt.verification.scrub import Scrub, ScrubSummary
+    from ftckpt.workers import Work
 
+OPTIONS = (ManyOptions,)
 EXAMPLES = (
     ("ftckpt verify /ckpt/run7/step-1000", "by the best evidence that there is"),
     ("ftckpt verify /ckpt/run7 --all --level structure", "every checkpoint of a root, quickly"),
@@ -40,13 +59,15 @@ EXAMPLES = (
     ("ftckpt verify run/step-9 --remember", "so that `latest --reuse` need not read it again"),
     ("ftckpt verify big/ --sample 5% --limit-rate 200MiB/s", "a share, gently, beside a trainer"),
     ("ftckpt verify step-9 --level values --strict=replicas,masters", "copies that differ fail"),
+    ("srun ftckpt verify step-9 --part auto --finish-last", "by all nodes of a job"),
 )
 CODES = {
     ExitCode.OK: "everything that the evidence allows was checked and passed",
     ExitCode.CORRUPT: "proven damage; the findings name file, tensor, rank and bytes",
-    ExitCode.INCOMPLETE: "not committed, still being written, or changed meanwhile",
+    ExitCode.INCOMPLETE: "not committed, still being written, or changed meanwhile; parts missing",
     ExitCode.UNVERIFIED: "content was demanded and no evidence covers it",
     ExitCode.UNSAFE: "hostile or ambiguous content; nothing was executed",
+    ExitCode.REFUSED: "parts do not fit together: another plan, or a record that is not whole",
     ExitCode.NOT_FOUND: "no checkpoint there",
     ExitCode.UNAVAILABLE: "",
     ExitCode.DENIED: "",
@@ -145,6 +166,12 @@ def command(
 
     invocation = invoked(ctx)
     bound_memory(max_memory)
+    many = invocation.options(ManyOptions)
+    if many.asked and (all_ or oldest_first or fail_fast):
+        raise UsageError(
+            "--part is for one checkpoint that is read whole: not with --all, --oldest-first or"
+            " --fail-fast"
+        )
     scrub = _scrub(invocation, budget, state, oldest_first=oldest_first)
     if remember:
         if level is LevelChoice.STRUCTURE or sample:
@@ -180,10 +207,53 @@ def command(
     except (CorruptError, UnsafeError) as error:
         report = check.unopened(error, path)
     else:
+        if many.asked:
+            return _divided(invocation, target, check, told, level)
         report = check.target(target, everything=all_, scrub=scrub)
     if report.scrub is not None:
         invocation.print(_progress(report.scrub))
     return _conclude(invocation, report, told)
+
+
+def _divided(
+    invocation: Invocation, target: Target, check: PlaceCheck, told: list[str], level: LevelChoice
+) -> Result:
+    """Do a part of a check, or finish it; what no part can open is the whole answer at once."""
+    from ftckpt.commands.cli.many.run import Divided, errors_of
+    from ftckpt.manifest.locate import find
+    from ftckpt.parts.plan import identity_of, names_of, plan_of
+    from ftckpt.verification import verify
+
+    options = check.options
+    try:
+        checkpoint = open_from(invocation, target, newest=False)
+    except (UsageError, NotFoundError):
+        raise
+    except FtckptError:
+        return _conclude(invocation, check.target(target), told)
+    sealed = options.manifest
+    with suppress(FtckptError):  # the check reports it
+        sealed = sealed or find(checkpoint.source)
+    others = [] if options.against is None else [options.against]
+    flags = {
+        "level": level.value,
+        "require": options.require_content,
+        "strict": sorted(options.strict),
+        "sample": options.sample,
+        "against": [identity_of(one.source) for one in others],
+        "given": options.manifest is not None,
+    }
+
+    def share(work: Work) -> tuple[Sequence[Finding], int]:
+        report = verify(checkpoint, options, work=work, emit=errors_of(invocation))
+        return report.findings, report.bytes_read
+
+    def whole(work: Work) -> Result:
+        return _conclude(invocation, replace(check, work=work).checkpoint(checkpoint), told)
+
+    plan = plan_of(checkpoint, "verify", flags, *others, sealed=sealed)
+    names = names_of(checkpoint, sealed)
+    return Divided(invocation, checkpoint, plan, names, check.work, share, whole).run()
 
 
 def _scrub(invocation: Invocation, budget: str, state: str, *, oldest_first: bool) -> Scrub | None:

@@ -2,8 +2,15 @@
 
 _ftckpt() {
     local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]}
-    local verb= words= paths= i
+    local line=${COMP_LINE:0:COMP_POINT}
+    local whole=${line##*[[:space:]]} verb= words= paths= ask= i
     COMPREPLY=()
+    # `=` is a word of its own here.
+    if [[ $current == = ]]; then
+        current=
+    elif [[ $previous == = ]] && ((COMP_CWORD > 2)); then
+        previous=${COMP_WORDS[COMP_CWORD-2]}
+    fi
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
             -*) ;;
@@ -17,34 +24,48 @@ _ftckpt() {
     fi
     case "$verb $previous" in
         "inspect --sort") words="name bytes dtype pieces" ;;
-        "inspect --tensor"|"inspect --match"|"inspect --also"|"inspect --max-memory"|"inspect --endpoint"|"inspect --profile"|"inspect --region"|"inspect --retry-seconds"|"inspect --progress") return ;;
+        "inspect --tensor"|"inspect --match"|"inspect --also") ask=1 ;;
+        "inspect --max-memory"|"inspect --endpoint"|"inspect --profile"|"inspect --region"|"inspect --retry-seconds"|"inspect --progress") return ;;
         "ls --endpoint"|"ls --profile"|"ls --region"|"ls --retry-seconds"|"ls --progress") return ;;
-        "du --depth"|"du -d"|"du --match"|"du --also"|"du --max-memory"|"du --endpoint"|"du --profile"|"du --region"|"du --retry-seconds"|"du --progress") return ;;
+        "du --match"|"du --also") ask=1 ;;
+        "du --depth"|"du -d"|"du --max-memory"|"du --endpoint"|"du --profile"|"du --region"|"du --retry-seconds"|"du --progress") return ;;
         "cat --format") words="text npy json stats hist" ;;
-        "cat --slice"|"cat --also"|"cat --max-memory"|"cat --endpoint"|"cat --profile"|"cat --region"|"cat --retry-seconds"|"cat --progress") return ;;
+        "cat --also") ask=1 ;;
+        "cat --slice"|"cat --max-memory"|"cat --endpoint"|"cat --profile"|"cat --region"|"cat --retry-seconds"|"cat --progress") return ;;
         "verify --level") words="auto structure content values" ;;
         "verify --require") words="content" ;;
-        "verify --budget"|"verify --state"|"verify --also"|"verify --against"|"verify --manifest"|"verify --sample"|"verify --receipts"|"verify --jobs"|"verify -j"|"verify --limit-rate"|"verify --max-memory"|"verify --endpoint"|"verify --profile"|"verify --region"|"verify --retry-seconds"|"verify --progress") return ;;
+        "verify --also"|"verify --against") ask=1 ;;
+        "verify --budget"|"verify --state"|"verify --manifest"|"verify --sample"|"verify --receipts"|"verify --jobs"|"verify -j"|"verify --limit-rate"|"verify --max-memory"|"verify --part"|"verify --parts"|"verify --endpoint"|"verify --profile"|"verify --region"|"verify --retry-seconds"|"verify --progress") return ;;
         "seal --level") words="auto structure content values" ;;
-        "seal --manifest"|"seal --jobs"|"seal -j"|"seal --limit-rate"|"seal --max-memory"|"seal --endpoint"|"seal --profile"|"seal --region"|"seal --retry-seconds"|"seal --progress") return ;;
+        "seal --manifest"|"seal --jobs"|"seal -j"|"seal --limit-rate"|"seal --max-memory"|"seal --part"|"seal --parts"|"seal --endpoint"|"seal --profile"|"seal --region"|"seal --retry-seconds"|"seal --progress") return ;;
         "latest --verify") words="structure content values" ;;
-        "latest --world-size"|"latest --timeout"|"latest --pointer"|"latest --also"|"latest --require"|"latest --step-at-most"|"latest --max-fallback"|"latest --reuse"|"latest --receipts"|"latest --endpoint"|"latest --profile"|"latest --region"|"latest --retry-seconds"|"latest --progress") return ;;
+        "latest --also") ask=1 ;;
+        "latest --world-size"|"latest --timeout"|"latest --pointer"|"latest --require"|"latest --step-at-most"|"latest --max-fallback"|"latest --reuse"|"latest --receipts"|"latest --endpoint"|"latest --profile"|"latest --region"|"latest --retry-seconds"|"latest --progress") return ;;
         "promote --verify") words="structure content values" ;;
         "promote --pointer"|"promote --jobs"|"promote -j"|"promote --limit-rate"|"promote --max-memory"|"promote --endpoint"|"promote --profile"|"promote --region"|"promote --retry-seconds"|"promote --progress") return ;;
         "restart --verify") words="structure content values" ;;
-        "restart --world"|"restart --gpus"|"restart --scratch"|"restart --rules"|"restart --jobs"|"restart -j"|"restart --limit-rate"|"restart --max-memory"|"restart --require"|"restart --step-at-most"|"restart --max-fallback"|"restart --reuse"|"restart --receipts"|"restart --tp"|"restart --pp"|"restart --vp"|"restart --dp"|"restart --ep"|"restart --zero-stage"|"restart --max-shard-size"|"restart --like"|"restart --endpoint"|"restart --profile"|"restart --region"|"restart --retry-seconds"|"restart --progress") return ;;
+        "restart --like") ask=1 ;;
+        "restart --world"|"restart --gpus"|"restart --scratch"|"restart --rules"|"restart --jobs"|"restart -j"|"restart --limit-rate"|"restart --max-memory"|"restart --require"|"restart --step-at-most"|"restart --max-fallback"|"restart --reuse"|"restart --receipts"|"restart --tp"|"restart --pp"|"restart --vp"|"restart --dp"|"restart --ep"|"restart --zero-stage"|"restart --max-shard-size"|"restart --endpoint"|"restart --profile"|"restart --region"|"restart --retry-seconds"|"restart --progress") return ;;
         "reshard --only") words="model optimizer" ;;
-        "reshard --also"|"reshard --drop"|"reshard --rules"|"reshard --true-vocab-size"|"reshard --tp"|"reshard --pp"|"reshard --vp"|"reshard --dp"|"reshard --ep"|"reshard --zero-stage"|"reshard --max-shard-size"|"reshard --like"|"reshard --device"|"reshard --jobs"|"reshard -j"|"reshard --limit-rate"|"reshard --max-memory"|"reshard --endpoint"|"reshard --profile"|"reshard --region"|"reshard --retry-seconds"|"reshard --progress") return ;;
-        "convert --to") words="dcp safetensors torchsave ranks megatron megatron-dist megatron-fsdp deepspeed deepspeed-universal" ;;
+        "reshard --also"|"reshard --like"|"reshard --device") ask=1 ;;
+        "reshard --drop"|"reshard --rules"|"reshard --true-vocab-size"|"reshard --tp"|"reshard --pp"|"reshard --vp"|"reshard --dp"|"reshard --ep"|"reshard --zero-stage"|"reshard --max-shard-size"|"reshard --jobs"|"reshard -j"|"reshard --limit-rate"|"reshard --max-memory"|"reshard --endpoint"|"reshard --profile"|"reshard --region"|"reshard --retry-seconds"|"reshard --progress") return ;;
+        "convert --to") words="dcp safetensors torchsave ranks megatron megatron-dist megatron-fsdp deepspeed deepspeed-universal orbax" ;;
         "convert --dtype") words="bf16 fp16 fp32" ;;
         "convert --names") words="hf megatron" ;;
+        "convert --family") words="gpt2 gpt_neox llama llama3.1 mistral mixtral qwen2 qwen3 qwen3_moe" ;;
         "convert --only") words="model optimizer" ;;
-        "convert --spelling"|"convert --family"|"convert --also"|"convert --rename"|"convert --drop"|"convert --rules"|"convert --true-vocab-size"|"convert --tp"|"convert --pp"|"convert --vp"|"convert --dp"|"convert --ep"|"convert --zero-stage"|"convert --max-shard-size"|"convert --like"|"convert --device"|"convert --jobs"|"convert -j"|"convert --limit-rate"|"convert --max-memory"|"convert --endpoint"|"convert --profile"|"convert --region"|"convert --retry-seconds"|"convert --progress") return ;;
-        "copy --also"|"copy --jobs"|"copy -j"|"copy --concurrency"|"copy --limit-rate"|"copy --max-memory"|"copy --endpoint"|"copy --profile"|"copy --region"|"copy --retry-seconds"|"copy --progress") return ;;
-        "sync --every"|"sync --newest"|"sync --tag"|"sync --jobs"|"sync -j"|"sync --concurrency"|"sync --limit-rate"|"sync --max-memory"|"sync --endpoint"|"sync --profile"|"sync --region"|"sync --retry-seconds"|"sync --progress") return ;;
-        "repair --from"|"repair --to"|"repair --jobs"|"repair -j"|"repair --concurrency"|"repair --limit-rate"|"repair --max-memory"|"repair --endpoint"|"repair --profile"|"repair --region"|"repair --retry-seconds"|"repair --progress") return ;;
-        "diff --component"|"diff --tensor"|"diff --top"|"diff --rtol"|"diff --atol"|"diff --rename"|"diff --rules"|"diff --true-vocab-size"|"diff --plot"|"diff --jobs"|"diff -j"|"diff --limit-rate"|"diff --max-memory"|"diff --endpoint"|"diff --profile"|"diff --region"|"diff --retry-seconds"|"diff --progress") return ;;
-        "gc --trash-ttl"|"gc --keep-last"|"gc --keep-every"|"gc --keep-hourly"|"gc --keep-daily"|"gc --keep-weekly"|"gc --keep-monthly"|"gc --keep-within"|"gc --keep-best"|"gc --metric"|"gc --keep-tag"|"gc --policy"|"gc --tier"|"gc --min-survivors"|"gc --max-delete"|"gc --free"|"gc --endpoint"|"gc --profile"|"gc --region"|"gc --retry-seconds"|"gc --progress") return ;;
+        "convert --also"|"convert --adapter"|"convert --like"|"convert --device") ask=1 ;;
+        "convert --spelling"|"convert --config"|"convert --rename"|"convert --drop"|"convert --rules"|"convert --true-vocab-size"|"convert --tp"|"convert --pp"|"convert --vp"|"convert --dp"|"convert --ep"|"convert --zero-stage"|"convert --max-shard-size"|"convert --jobs"|"convert -j"|"convert --limit-rate"|"convert --max-memory"|"convert --endpoint"|"convert --profile"|"convert --region"|"convert --retry-seconds"|"convert --progress") return ;;
+        "copy --also") ask=1 ;;
+        "copy --jobs"|"copy -j"|"copy --concurrency"|"copy --limit-rate"|"copy --max-memory"|"copy --part"|"copy --parts"|"copy --endpoint"|"copy --profile"|"copy --region"|"copy --retry-seconds"|"copy --progress") return ;;
+        "sync --tag") ask=1 ;;
+        "sync --every"|"sync --newest"|"sync --jobs"|"sync -j"|"sync --concurrency"|"sync --limit-rate"|"sync --max-memory"|"sync --endpoint"|"sync --profile"|"sync --region"|"sync --retry-seconds"|"sync --progress") return ;;
+        "repair --from"|"repair --to") ask=1 ;;
+        "repair --jobs"|"repair -j"|"repair --concurrency"|"repair --limit-rate"|"repair --max-memory"|"repair --endpoint"|"repair --profile"|"repair --region"|"repair --retry-seconds"|"repair --progress") return ;;
+        "diff --tensor") ask=1 ;;
+        "diff --component"|"diff --top"|"diff --rtol"|"diff --atol"|"diff --rename"|"diff --rules"|"diff --true-vocab-size"|"diff --plot"|"diff --jobs"|"diff -j"|"diff --limit-rate"|"diff --max-memory"|"diff --endpoint"|"diff --profile"|"diff --region"|"diff --retry-seconds"|"diff --progress") return ;;
+        "gc --keep-tag") ask=1 ;;
+        "gc --trash-ttl"|"gc --keep-last"|"gc --keep-every"|"gc --keep-hourly"|"gc --keep-daily"|"gc --keep-weekly"|"gc --keep-monthly"|"gc --keep-within"|"gc --keep-best"|"gc --metric"|"gc --policy"|"gc --tier"|"gc --min-survivors"|"gc --max-delete"|"gc --free"|"gc --endpoint"|"gc --profile"|"gc --region"|"gc --retry-seconds"|"gc --progress") return ;;
         "gc undelete --endpoint"|"gc undelete --profile"|"gc undelete --region"|"gc undelete --retry-seconds"|"gc undelete --progress") return ;;
         "gc purge --trash-ttl"|"gc purge --endpoint"|"gc purge --profile"|"gc purge --region"|"gc purge --retry-seconds"|"gc purge --progress") return ;;
         "pin --reason"|"pin --owner"|"pin --endpoint"|"pin --profile"|"pin --region"|"pin --retry-seconds"|"pin --progress") return ;;
@@ -53,43 +74,52 @@ _ftckpt() {
         "tag --endpoint"|"tag --profile"|"tag --region"|"tag --retry-seconds"|"tag --progress") return ;;
         "untag --endpoint"|"untag --profile"|"untag --region"|"untag --retry-seconds"|"untag --progress") return ;;
         "delta pack --rename"|"delta pack --level"|"delta pack --jobs"|"delta pack -j"|"delta pack --limit-rate"|"delta pack --max-memory"|"delta pack --storage-rate"|"delta pack --endpoint"|"delta pack --profile"|"delta pack --region"|"delta pack --retry-seconds"|"delta pack --progress") return ;;
-        "delta unpack --to") words="dcp safetensors torchsave ranks megatron megatron-dist megatron-fsdp deepspeed deepspeed-universal" ;;
-        "delta unpack --base"|"delta unpack --tp"|"delta unpack --pp"|"delta unpack --vp"|"delta unpack --dp"|"delta unpack --ep"|"delta unpack --zero-stage"|"delta unpack --max-shard-size"|"delta unpack --like"|"delta unpack --device"|"delta unpack --jobs"|"delta unpack -j"|"delta unpack --limit-rate"|"delta unpack --max-memory"|"delta unpack --endpoint"|"delta unpack --profile"|"delta unpack --region"|"delta unpack --retry-seconds"|"delta unpack --progress") return ;;
+        "delta unpack --to") words="dcp safetensors torchsave ranks megatron megatron-dist megatron-fsdp deepspeed deepspeed-universal orbax" ;;
+        "delta unpack --like"|"delta unpack --device") ask=1 ;;
+        "delta unpack --base"|"delta unpack --tp"|"delta unpack --pp"|"delta unpack --vp"|"delta unpack --dp"|"delta unpack --ep"|"delta unpack --zero-stage"|"delta unpack --max-shard-size"|"delta unpack --jobs"|"delta unpack -j"|"delta unpack --limit-rate"|"delta unpack --max-memory"|"delta unpack --endpoint"|"delta unpack --profile"|"delta unpack --region"|"delta unpack --retry-seconds"|"delta unpack --progress") return ;;
         "delta info --base"|"delta info --storage-rate"|"delta info --jobs"|"delta info -j"|"delta info --max-memory"|"delta info --endpoint"|"delta info --profile"|"delta info --region"|"delta info --retry-seconds"|"delta info --progress") return ;;
         "delta rebase --onto"|"delta rebase --base"|"delta rebase --level"|"delta rebase --jobs"|"delta rebase -j"|"delta rebase --limit-rate"|"delta rebase --max-memory"|"delta rebase --storage-rate"|"delta rebase --endpoint"|"delta rebase --profile"|"delta rebase --region"|"delta rebase --retry-seconds"|"delta rebase --progress") return ;;
         "plan --model") words="exact young daly ettr" ;;
-        "plan --interval"|"plan --from"|"plan --from-log"|"plan --law"|"plan --runs"|"plan --failures-per-run"|"plan --seed"|"plan --plot"|"plan --gpus"|"plan --gpu-mtbf"|"plan --gpus-per-node"|"plan --hosts"|"plan --host-mtbf"|"plan --switches"|"plan --switch-mtbf"|"plan --nics"|"plan --nic-mtbf"|"plan --psus"|"plan --psu-mtbf"|"plan --hbm-mtbf"|"plan --component"|"plan --job-mtbf"|"plan --mtbf"|"plan --failures"|"plan --preset"|"plan --burn-in"|"plan --save"|"plan --bytes"|"plan --params"|"plan --bytes-per-param"|"plan --ranks"|"plan --write-bw"|"plan --storage-bw"|"plan --snapshot-bw"|"plan --snapshot"|"plan --flush"|"plan --slowdown"|"plan --tier"|"plan --detect"|"plan --restart"|"plan --notice"|"plan --preempt-mtbf"|"plan --notice-reliability"|"plan --silent-mtbf"|"plan --verify-cost"|"plan --step-time"|"plan --max-loss"|"plan --max-overhead"|"plan --host-ram"|"plan --buffers"|"plan --detection-latency"|"plan --keep-last"|"plan --keep-every"|"plan --milestones"|"plan --run"|"plan --gpu-hour"|"plan --tb-month"|"plan --endpoint"|"plan --profile"|"plan --region"|"plan --retry-seconds"|"plan --progress") return ;;
+        "plan --from") ask=1 ;;
+        "plan --interval"|"plan --from-log"|"plan --law"|"plan --runs"|"plan --failures-per-run"|"plan --seed"|"plan --plot"|"plan --gpus"|"plan --gpu-mtbf"|"plan --gpus-per-node"|"plan --hosts"|"plan --host-mtbf"|"plan --switches"|"plan --switch-mtbf"|"plan --nics"|"plan --nic-mtbf"|"plan --psus"|"plan --psu-mtbf"|"plan --hbm-mtbf"|"plan --component"|"plan --job-mtbf"|"plan --mtbf"|"plan --failures"|"plan --preset"|"plan --burn-in"|"plan --save"|"plan --bytes"|"plan --params"|"plan --bytes-per-param"|"plan --ranks"|"plan --write-bw"|"plan --storage-bw"|"plan --snapshot-bw"|"plan --snapshot"|"plan --flush"|"plan --slowdown"|"plan --tier"|"plan --detect"|"plan --restart"|"plan --notice"|"plan --preempt-mtbf"|"plan --notice-reliability"|"plan --silent-mtbf"|"plan --verify-cost"|"plan --step-time"|"plan --max-loss"|"plan --max-overhead"|"plan --host-ram"|"plan --buffers"|"plan --detection-latency"|"plan --keep-last"|"plan --keep-every"|"plan --milestones"|"plan --run"|"plan --gpu-hour"|"plan --tb-month"|"plan --endpoint"|"plan --profile"|"plan --region"|"plan --retry-seconds"|"plan --progress") return ;;
         "plan sweep --over"|"plan sweep --points"|"plan sweep --plot"|"plan sweep --gpus"|"plan sweep --gpu-mtbf"|"plan sweep --gpus-per-node"|"plan sweep --hosts"|"plan sweep --host-mtbf"|"plan sweep --switches"|"plan sweep --switch-mtbf"|"plan sweep --nics"|"plan sweep --nic-mtbf"|"plan sweep --psus"|"plan sweep --psu-mtbf"|"plan sweep --hbm-mtbf"|"plan sweep --component"|"plan sweep --job-mtbf"|"plan sweep --mtbf"|"plan sweep --failures"|"plan sweep --preset"|"plan sweep --burn-in"|"plan sweep --save"|"plan sweep --bytes"|"plan sweep --params"|"plan sweep --bytes-per-param"|"plan sweep --ranks"|"plan sweep --write-bw"|"plan sweep --storage-bw"|"plan sweep --snapshot-bw"|"plan sweep --snapshot"|"plan sweep --flush"|"plan sweep --slowdown"|"plan sweep --tier"|"plan sweep --detect"|"plan sweep --restart"|"plan sweep --notice"|"plan sweep --preempt-mtbf"|"plan sweep --notice-reliability"|"plan sweep --silent-mtbf"|"plan sweep --verify-cost"|"plan sweep --step-time"|"plan sweep --max-loss"|"plan sweep --max-overhead"|"plan sweep --host-ram"|"plan sweep --buffers"|"plan sweep --detection-latency"|"plan sweep --keep-last"|"plan sweep --keep-every"|"plan sweep --milestones"|"plan sweep --run"|"plan sweep --gpu-hour"|"plan sweep --tb-month"|"plan sweep --progress") return ;;
         "plan elastic --from-gpus"|"plan elastic --to-gpus"|"plan elastic --batch"|"plan elastic --lr"|"plan elastic --accumulation"|"plan elastic --reshard"|"plan elastic --progress") return ;;
         "plan compress --size"|"plan compress --ratio"|"plan compress --codec-bw"|"plan compress --storage-bw"|"plan compress --progress") return ;;
         "plan risk --gpus"|"plan risk --afr"|"plan risk --days"|"plan risk --restart"|"plan risk --progress") return ;;
-        "status --expect-interval"|"status --late"|"status --slower"|"status --tier"|"status --policy"|"status --prometheus"|"status --plot"|"status --endpoint"|"status --profile"|"status --region"|"status --retry-seconds"|"status --progress") return ;;
+        "status --tier") ask=1 ;;
+        "status --parts"|"status --expect-interval"|"status --late"|"status --slower"|"status --policy"|"status --scrub-every"|"status --state"|"status --prometheus"|"status --plot"|"status --endpoint"|"status --profile"|"status --region"|"status --retry-seconds"|"status --progress") return ;;
         "guard --verify") words="structure content values" ;;
         "guard --on-hang") words="warn kill exit" ;;
-        "guard --tier"|"guard --timeout"|"guard --wait-lock"|"guard --nodes"|"guard --job"|"guard --require"|"guard --step-at-most"|"guard --max-fallback"|"guard --reuse"|"guard --receipts"|"guard --reshard-to-world"|"guard --scratch"|"guard --batch"|"guard --lr"|"guard --accumulation"|"guard --max-restarts"|"guard --backoff"|"guard --max-backoff"|"guard --grace"|"guard --save-signal"|"guard --notice-signal"|"guard --notice-time"|"guard --notices"|"guard --notice"|"guard --notice-every"|"guard --every"|"guard --settled"|"guard --limit-rate"|"guard --max-age"|"guard --on-alert"|"guard --prometheus"|"guard --iteration-file"|"guard --endpoint"|"guard --profile"|"guard --region"|"guard --retry-seconds"|"guard --progress") return ;;
-        "replay run --steps"|"replay run --at"|"replay run --runs"|"replay run --checkpoint"|"replay run --baseline"|"replay run --baseline-at"|"replay run --reference"|"replay run --every"|"replay run --timeout"|"replay run --dir"|"replay run --html"|"replay run --progress") return ;;
+        "guard --tier") ask=1 ;;
+        "guard --timeout"|"guard --wait-lock"|"guard --nodes"|"guard --job"|"guard --require"|"guard --step-at-most"|"guard --max-fallback"|"guard --reuse"|"guard --receipts"|"guard --reshard-to-world"|"guard --scratch"|"guard --batch"|"guard --lr"|"guard --accumulation"|"guard --max-restarts"|"guard --backoff"|"guard --max-backoff"|"guard --grace"|"guard --save-signal"|"guard --notice-signal"|"guard --notice-time"|"guard --notices"|"guard --notice"|"guard --notice-every"|"guard --every"|"guard --settled"|"guard --limit-rate"|"guard --max-age"|"guard --on-alert"|"guard --prometheus"|"guard --iteration-file"|"guard --endpoint"|"guard --profile"|"guard --region"|"guard --retry-seconds"|"guard --progress") return ;;
+        "replay run --checkpoint"|"replay run --baseline") ask=1 ;;
+        "replay run --steps"|"replay run --at"|"replay run --runs"|"replay run --baseline-at"|"replay run --reference"|"replay run --every"|"replay run --timeout"|"replay run --dir"|"replay run --html"|"replay run --progress") return ;;
         "replay compare --reference"|"replay compare --pattern"|"replay compare --from"|"replay compare --to"|"replay compare --html"|"replay compare --progress") return ;;
-        "replay audit --against"|"replay audit --max-memory"|"replay audit --endpoint"|"replay audit --profile"|"replay audit --region"|"replay audit --retry-seconds"|"replay audit --progress") return ;;
+        "replay audit --against") ask=1 ;;
+        "replay audit --max-memory"|"replay audit --endpoint"|"replay audit --profile"|"replay audit --region"|"replay audit --retry-seconds"|"replay audit --progress") return ;;
         "doctor --endpoint"|"doctor --profile"|"doctor --region"|"doctor --retry-seconds"|"doctor --progress") return ;;
         "demo --progress") return ;;
         "completions --progress") return ;;
-        "help --progress") return ;;
+        "config --progress") return ;;
+        "help --man"|"help --progress") return ;;
     esac
-    if [[ -z $words && $current == -* ]]; then
+    # A step, a URL or a remote: `@` and `:` are words of their own too.
+    [[ -n $verb && -z $words && $whole == *[@:]* ]] && ask=1
+    if [[ -z $words$ask && $current == -* ]]; then
         case $verb in
             "") words="--version --debug --help -h" ;;
             "inspect") words="--tensors --files --tensor --match --sort --resume --also --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "ls") words="--all --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "du") words="--depth -d --match --also --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "cat") words="--slice --format --also --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
-            "verify") words="--level --require --all --oldest-first --budget --state --also --against --manifest --sample --strict --fail-fast --remember --receipts --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
-            "seal") words="--manifest --force --level --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
+            "verify") words="--level --require --all --oldest-first --budget --state --also --against --manifest --sample --strict --fail-fast --remember --receipts --jobs -j --limit-rate --max-memory --part --parts --finish --finish-last --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
+            "seal") words="--manifest --force --level --jobs -j --limit-rate --max-memory --part --parts --finish --finish-last --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "latest") words="--verify --world-size --or-reshard --wait --timeout --skip-unverified --skip-unsafe --pointer --allow-missing-tier --create-root --also --require --step-at-most --max-fallback --reuse --receipts --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "promote") words="--pointer --verify --backwards --dry-run --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "restart") words="--world --gpus --scratch --verify --rules --jobs -j --limit-rate --max-memory --require --step-at-most --max-fallback --reuse --receipts --tp --pp --vp --dp --ep --zero-stage --max-shard-size --like --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "reshard") words="--also --only --drop --rules --true-vocab-size --tp --pp --vp --dp --ep --zero-stage --max-shard-size --like --dry-run --verbose -v --no-proof --restart --device --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
-            "convert") words="--to --dtype --from-master --names --spelling --family --also --rename --only --drop --rules --true-vocab-size --tp --pp --vp --dp --ep --zero-stage --max-shard-size --like --dry-run --verbose -v --no-proof --restart --device --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
-            "copy") words="--also --include-bases --unmanaged --no-proof --restart --jobs -j --concurrency --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
+            "convert") words="--to --dtype --from-master --names --spelling --family --config --also --adapter --rename --only --drop --rules --true-vocab-size --tp --pp --vp --dp --ep --zero-stage --max-shard-size --like --dry-run --verbose -v --no-proof --restart --device --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
+            "copy") words="--also --include-bases --unmanaged --no-proof --restart --jobs -j --concurrency --limit-rate --max-memory --part --parts --finish --finish-last --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "sync") words="--every --newest --tag --again --dry-run --no-proof --restart --jobs -j --concurrency --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "repair") words="--from --to --dry-run --no-proof --restart --jobs -j --concurrency --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "diff") words="--component --tensor --stat --top --rtol --atol --rename --rules --true-vocab-size --layout-state --trust-recorded --plot --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
@@ -111,7 +141,7 @@ _ftckpt() {
             "plan elastic") words="--from-gpus --to-gpus --batch --lr --accumulation --reshard --json --quiet -q --progress --debug --help -h" ;;
             "plan compress") words="--size --ratio --codec-bw --storage-bw --json --quiet -q --progress --debug --help -h" ;;
             "plan risk") words="--gpus --afr --days --restart --json --quiet -q --progress --debug --help -h" ;;
-            "status") words="--expect-interval --late --slower --tier --policy --prometheus --plot --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
+            "status") words="--parts --expect-interval --late --slower --tier --policy --scrub-every --state --prometheus --plot --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "guard") words="--tier --verify --timeout --allow-missing-tier --skip-unverified --wait-lock --skip-unsafe --nodes --job --no-lock --require --step-at-most --max-fallback --reuse --receipts --reshard-to-world --scratch --batch --lr --accumulation --max-restarts --backoff --max-backoff --grace --signal-group --zero-is-done --retry-suspected --save-signal --notice-signal --notice-time --notices --notice --notice-every --every --settled --limit-rate --max-age --on-hang --on-alert --prometheus --iteration-file --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "replay") words="--help -h" ;;
             "replay run") words="--steps --at --runs --checkpoint --baseline --baseline-at --reference --every --timeout --dir --html --json --quiet -q --progress --debug --help -h" ;;
@@ -120,18 +150,44 @@ _ftckpt() {
             "doctor") words="--endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "demo") words="--json --quiet -q --progress --debug --help -h" ;;
             "completions") words="--json --quiet -q --progress --debug --help -h" ;;
-            "help") words="--json --quiet -q --progress --debug --help -h" ;;
+            "config") words="--json --quiet -q --progress --debug --help -h" ;;
+            "help") words="--man --json --quiet -q --progress --debug --help -h" ;;
         esac
-    elif [[ -z $words ]]; then
+    elif [[ -z $words$ask ]]; then
         case $verb in
-            "") words="inspect ls du cat verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status guard replay doctor demo completions help" ;;
+            "") words="inspect ls du cat verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status guard replay doctor demo completions config help" ;;
+            "cat") ask=1 ;;
             "gc") words="undelete purge" paths=1 ;;
+            "gc undelete") ask=1 ;;
+            "pin") ask=1 ;;
+            "unpin") ask=1 ;;
+            "tag") ask=1 ;;
+            "untag") ask=1 ;;
             "delta") words="pack unpack info rebase" ;;
             "plan") words="sweep elastic compress risk" ;;
             "replay") words="run compare audit" ;;
             "completions") words="bash zsh fish" ;;
-            "help") words="exit-codes environment inspect ls du cat verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status guard replay doctor demo completions help" ;;
+            "config") words="inspect ls du cat verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status guard replay doctor demo completions config help" ;;
+            "help") words="exit-codes environment inspect ls du cat verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status guard replay doctor demo completions config help" ;;
+            *) [[ $whole != */* && -e ${FTCKPT_CONFIG:-${XDG_CONFIG_HOME:-$HOME/.config}/ftckpt/config.toml} ]] && ask=1 ;;
         esac
+    fi
+    if [[ -n $ask ]]; then
+        local -a found
+        local program=${1/#\~/$HOME}
+        # An alias, or a program that runs another, is not what answers.
+        [[ ${program##*/} == ftckpt ]] || program=ftckpt
+        mapfile -t found < <("$program" __complete bash "$line" "$2" 2> /dev/null)
+        case ${found[0]-} in
+            files) ;;
+            *)
+                # No file is meant, and no host either, which bash would offer after an `@`.
+                compopt +o default +o bashdefault -o nosort 2> /dev/null
+                [[ ${found[0]-} == nospace ]] && compopt -o nospace 2> /dev/null
+                COMPREPLY=("${found[@]:1}")
+                ;;
+        esac
+        return
     fi
     # No words: the shell completes file names (-o default).
     if [[ -n $words ]]; then

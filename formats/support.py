@@ -117,7 +117,8 @@ LAYOUTS = (
     Support("megatron-dist", "with local replicas: `__shadow_R__NAME`, `NAME.__tp_replica_R`",
            False, (), "core 0.16 with the names of pull requests 5556 and 3392", ()),
     Support("megatron-fsdp", "Megatron-FSDP: `fsdp_dtensor`, a DCP store of a Megatron job", True,
-           ("dp",), "core 0.16 as far as it runs without a GPU", ()),
+           ("dp",), "core 0.16 as far as it runs without a GPU; megatron-fsdp 0.6.1 on a GPU"
+           " (a `dcp` store)", ()),
     Support("nvrx-local", "NVIDIA resiliency extension: `SESSION/RANK/iter_0000010_3_local.pt`",
            False, (), "nvidia-resiliency-ext 0.4.1, core 0.16", ()),
     Support("deepspeed", "DeepSpeed's tags: ZeRO 1 to 3, pipelines, tensor slices",
@@ -141,12 +142,12 @@ LAYOUTS = (
            ("deepspeed/universal_z1/global_step2_universal",
             "deepspeed/universal_tp/global_step2_universal")),
     Support("orbax", "Orbax's trees of arrays in OCDBT, zarr 2 and zarr 3 with shards, of one"
-           " and of several processes", False, (), "orbax 0.11.25, 0.12.8",
+           " and of several processes", False, (), "orbax 0.9.1, 0.11.25, 0.12.8",
            ("orbax/everything", "orbax/sharded_zarr3", "orbax/processes")),
-    Support("orbax", "the same as directories of arrays (`use_ocdbt=False`)", False, (),
-           "orbax 0.11.25, 0.12.8", ("orbax/files",)),
+    Support("orbax", "the same as directories of arrays (`use_ocdbt=False`)", True, (),
+           "orbax 0.9.1, 0.11.25, 0.12.8", ("orbax/files",)),
     Support("orbax", "a CheckpointManager's root, with items of JSON", False, (),
-           "orbax 0.11.25, 0.12.8", ("orbax/manager/30",)),
+           "orbax 0.9.1, 0.11.25, 0.12.8", ("orbax/manager/30",)),
     Support("delta", "a delta against a base, by `delta pack`", False, (), "ftckpt", ("delta",)),
 )  # fmt: skip
 # What `--to` takes.

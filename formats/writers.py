@@ -55,6 +55,12 @@ def _megatron() -> Writer:
     return MegatronWriter()
 
 
+def _orbax() -> Writer:
+    from ftckpt.formats.orbax.writer import OrbaxWriter
+
+    return OrbaxWriter()
+
+
 def _ranks() -> Writer:
     from ftckpt.formats.ranks.writer import RanksWriter
 
@@ -87,6 +93,7 @@ WRITERS: Mapping[str, Callable[[], Writer]] = {
     "megatron-dist": _megatron_dist,
     "megatron-fsdp": _megatron_fsdp,
     "megatron": _megatron,
+    "orbax": _orbax,
     "ranks": _ranks,
     "safetensors": _safetensors,
     "torchsave": _torchsave,

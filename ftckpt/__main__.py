@@ -9,6 +9,10 @@ def main() -> None:
     """Run it; until it can say that it was interrupted, Ctrl-C ends it without a traceback."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if sys.argv[1:2] == ["__complete"]:
+        from ftckpt.commands.completing import main as complete
+
+        complete(sys.argv[2:])
     try:
         from ftckpt.commands.cli.app import main as run
     except OSError as error:  # what a lost filesystem is to every verb: ftckpt lies on one

@@ -142,12 +142,14 @@ KINDS: dict[str, KindInfo] = {
     "scale-shape": KindInfo(_C, _E, _C, "A scale does not fit the weight beside it, by shape or type."),
     "lone-scale": KindInfo(_C, _E, _C, "A scale stands beside no quantised weight."),
     "bad-scale": KindInfo(_C, _E, _C, "A scale is zero or negative, or the NaN of E8M0, where its scheme has none."),
+    "untrained": KindInfo(_OK, _W, _C, "Every matrix B of a LoRA adapter is zero: nothing was trained, or the values were lost.", Strictness.VALUES),
     "equal-rng": KindInfo(_OK, _N, _OK, "Ranks share one RNG state."),
     "replica-differs": KindInfo(_OK, _W, _C, "Replicas of one piece hold different bytes.", Strictness.REPLICAS),
     "copy-differs": KindInfo(_C, _E, _C, "A tensor that one save wrote twice differs between its two files."),
     "master-differs": KindInfo(_OK, _W, _C, "A master weight does not cast to its weight.", Strictness.MASTERS),
     # coverage of the evidence
     "not-covered": KindInfo(_OK, _N, _OK, "Bytes that no evidence covers."),
+    "fill-value": KindInfo(_OK, _N, _OK, "Chunks that zarr did not store; they read as its value."),
     "no-crc": KindInfo(_OK, _N, _OK, "A record carries no CRC-32: not recorded, not corrupt."),
     "no-evidence": KindInfo(ExitCode.UNVERIFIED, _E, _OK, "No digest or CRC exists to check the content against."),
     # not checked, and why

@@ -222,12 +222,14 @@ def test_the_planning_of_the_page_runs() -> None:
 
 # Verbs for people at a terminal, and one that takes its process over; planning has functions of
 # numbers, in ftckpt.planning.
-ONLY_VERBS = {"demo", "completions", "help", "guard"}
+ONLY_VERBS = {"demo", "completions", "config", "help", "guard"}
 ONLY_VERBS |= {one for one in verbs.VERBS if one[:4] == "plan"}
 # What a verb prints or draws, how it ends, and what its process may take, is no matter of a
 # function. A function that measures gives the rates of which the advice is made.
 OF_THE_SCREEN = {"html", "plot", "top", "stat", "tensor", "tensors", "files", "strict", "match",
                  "sort", "resume", "format", "verbose", "max_memory", "storage_rate"}  # fmt: skip
+# What divides a command line among the processes of many machines is about processes too.
+OF_MANY = {"part", "parts", "finish", "finish_last"}
 FLAGS = {
     name: flags
     for module in (choosing, deltas, restarting, retaining, transferring)
@@ -245,7 +247,7 @@ def test_the_flags_of_a_verb_are_arguments_of_its_function(verb: str) -> None:
             group = str(parameter.annotation).removeprefix("Unpack[").removesuffix("]")
             taken |= set(FLAGS[group].__annotations__)
     own = [one for one in verbs.load(verb).params if isinstance(one, TyperOption)]
-    shared = verbs.COMMON | verbs.STORAGE | OF_THE_SCREEN
+    shared = verbs.COMMON | verbs.STORAGE | OF_THE_SCREEN | OF_MANY
     # `all` is a function of Python's: here it is `all_`.
     missing = {
         name

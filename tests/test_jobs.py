@@ -294,3 +294,73 @@ def test_the_cron_job_of_kubernetes(root: Path, path: str, tmp_path: Path) -> No
     done = run(command, path)
     assert done.returncode == 0, done.stderr
     assert sorted(p.name for p in root.iterdir() if p.name[0] == "s") == ["step-40", "step-50"]
+
+
+@pytest.fixture
+def clean_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take away what a scheduler around the tests has set."""
+    for name in list(os.environ):
+        if name.startswith(("SLURM_", "OMPI_", "PMI_", "JOB_")) or name in ("RANK", "WORLD_SIZE"):
+            monkeypatch.delenv(name)
+
+
+@pytest.mark.usefixtures("clean_launchers")
+def test_an_array_of_tasks_and_the_one_that_was_lost(root: Path, path: str) -> None:
+    step = shutil.copytree(root / "step-10", root.parent / "step-10")  # WORK has words, not spaces
+    script = str(JOBS / "parts.sbatch")
+    work = {"WORK": f"verify {step}", "PARTS": "3", "SLURM_ARRAY_TASK_STEP": "1"}
+    first = {**work, "SLURM_ARRAY_TASK_MIN": "0", "SLURM_ARRAY_TASK_COUNT": "3"}
+    for number in ("0", "2"):
+        done = run(["bash", script], path, SLURM_ARRAY_TASK_ID=number, **first)
+        assert done.returncode == 0, done.stderr
+        assert "ok:" not in done.stdout
+    told = run(["ftckpt", "verify", str(step), "--finish"], path)
+    assert told.returncode == 5
+    assert "--array=1, with --part auto/3" in told.stderr
+    again = {**work, "SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_COUNT": "1"}
+    done = run(["bash", script], path, SLURM_ARRAY_TASK_ID="1", **again)
+    assert done.returncode == 0, done.stderr
+    assert "ok: 4 tensors" in done.stdout
+
+
+@pytest.mark.usefixtures("clean_launchers")
+def test_an_indexed_job(root: Path, path: str) -> None:
+    text = (JOBS / "parts-job.yaml").read_text()
+    (command,) = re.findall(r"command: \[(.*)\]", text)
+    (completions,) = re.findall(r"completions: (\d+)", text)
+    words = [word.strip().strip('"') for word in command.split(",")]
+    words[words.index(f"auto/{completions}")] = "auto/2"  # the rest as it is
+    words[2] = str(root / "step-20")
+    ends = [run(words, path, JOB_COMPLETION_INDEX=str(n)) for n in range(2)]
+    assert [done.returncode for done in ends] == [0, 0], ends[-1].stderr
+    assert "ok: 4 tensors" in ends[-1].stdout
+
+
+@pytest.mark.usefixtures("clean_launchers")
+@pytest.mark.parametrize(
+    ("launcher", "names"),
+    [
+        ("torchrun", ("RANK", "WORLD_SIZE")),
+        ("mpirun", ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")),
+        ("parallel", ()),
+    ],
+)
+def test_what_starts_processes(
+    root: Path, path: str, tmp_path: Path, launcher: str, names: tuple[str, ...]
+) -> None:
+    """A launcher that starts processes one after the other, with the real one's variables."""
+    step = shutil.copytree(root / "step-30", tmp_path / "step-30")
+    fake = tmp_path / "bin" / launcher
+    if names:
+        rank, size = names
+        each = f'for n in 0 1; do env {rank}=$n {size}=2 "$@"; done'
+        loop = f'while [ "$1" != ftckpt ]; do shift; done; {each}'
+    else:
+        loop = 'shift; while read -r n; do eval "$(echo "$@" | sed "s/{}/$n/")"; done'
+    fake.write_text(f"#!/bin/sh\n{loop}\n")
+    fake.chmod(0o755)
+    work = {"WORK": f"seal {step}", "PARTS": "2", "LAUNCHER": launcher}
+    done = run(["sh", str(JOBS / "parts.sh")], path, **work)
+    assert done.returncode == 0, done.stderr
+    assert (step / "ftckpt.manifest.json").exists()
+    assert "sealed 2 files" in done.stdout

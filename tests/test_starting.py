@@ -37,9 +37,10 @@ READERS = {
 # The most modules of this project that a command may load: raise one only with the reason.
 MOST = {
     # Two for tensor subclasses in DCP, which every opening looks for, one for files of ranks beside
-    # a store, one for the stores in a folder of a step.
-    "inspect": 117, "structure": 137, "content": 143, "values": 148, "to safetensors": 217,
-    "to dcp": 213, "pack": 239, "latest": 175, "gc": 211,
+    # a store, one for the stores in a folder of a step, one for the file of settings, one of a verb
+    # that many machines share.
+    "inspect": 118, "structure": 139, "content": 145, "values": 150, "to safetensors": 218,
+    "to dcp": 214, "pack": 240, "latest": 176, "gc": 212,
 }  # fmt: skip
 ALONE = """
 import sys

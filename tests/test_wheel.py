@@ -13,20 +13,28 @@ from pathlib import Path
 
 import pytest
 
+from ftckpt.commands.manual import pages
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+# As `python -m build` does, without its empty environments: the sdist first, the wheel out of it.
 BUILD = """
-import sys
-from setuptools import build_meta
+import os, sys, tarfile
+sys.path.insert(0, "docs/packaging")
+sys.meta_path[:] = [f for f in sys.meta_path if "editable" not in repr(f).lower()]
+import backend
 out = sys.argv[1]  # each build sets the arguments anew
-for build in (build_meta.build_wheel, build_meta.build_sdist):
-    build(out)
+name = backend.build_sdist(out)
+with tarfile.open(f"{out}/{name}") as archive:
+    archive.extractall(f"{out}/unpacked", filter="data")
+os.chdir(f"{out}/unpacked/{name.removesuffix('.tar.gz')}")
+backend.build_wheel(out)
 """
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel and the sdist, built of the files that git knows."""
+    """A folder with the sdist, made of the files that git knows, and a wheel made of the sdist."""
     pytest.importorskip("setuptools", "77")
     copy, out = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("dist")
     asked = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -40,9 +48,17 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
             target.symlink_to(os.readlink(source))
         else:
             target.write_bytes(source.read_bytes())
-    subprocess.run(
-        [sys.executable, "-c", BUILD, out], cwd=copy, capture_output=True, timeout=300, check=True
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, out],
+        cwd=copy,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        # The checkout must not lend what an sdist lacks.
+        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
     )
+    assert done.returncode == 0, done.stderr[-3000:]
     return out
 
 
@@ -72,19 +88,27 @@ def test_the_wheel_holds_the_package_and_no_more(wheel: zipfile.ZipFile) -> None
         f"{folder}/{one.name}"
         for folder, patterns in listed.items()
         for pattern in patterns
-        for one in ROOT.glob(pattern)
+        for one in (() if pattern.startswith("build/") else ROOT.glob(pattern))
     ]
+    files += [f"share/man/man{name[-1]}/{name}" for name, _ in pages()]
     assert sorted(shared) == sorted(files)
 
 
 def test_the_sdist_holds_what_a_build_needs(built: Path) -> None:
     (path,) = built.glob("*.tar.gz")
     with tarfile.open(path) as archive:
-        names = {name.partition("/")[2] for name in archive.getnames()}
+        members = {one.name.partition("/")[2]: one for one in archive.getmembers()}
+    names = members.keys()
+    # Without the links an unpacked sdist does not run, and no checker knows its packages.
+    for link in ("commands", "formats"):
+        found = members[f"ftckpt/{link}"]
+        assert (found.issym(), found.linkname) == (True, f"../{link}")
+    assert not [name for name in names if name.startswith("build/")]
     assert {
         "pyproject.toml", "README.md", "LICENSE", "ftckpt/py.typed", "commands/verify.py",
         "formats/families/llama.toml", "completions/_ftckpt", "requirements/light.txt",
-        "tests/conftest.py", "docs/verify.md", "docs/schemas/verify.schema.json",
+        "tests/conftest.py", "docs/verify.md", "docs/packaging/backend.py",
+        "docs/schemas/verify.schema.json",
     } <= names  # fmt: skip
 
 
@@ -103,6 +127,30 @@ def test_an_unpacked_wheel_runs(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     place, version = done.stdout.splitlines()
     assert place == str(tmp_path / "ftckpt" / "__init__.py")
     assert version.split()[-1] == PROJECT["project"]["version"]
+
+
+def test_an_installed_wheel_runs(built: Path, tmp_path: Path) -> None:
+    """As pip puts it into an empty environment; what it depends on is lent by this one."""
+    (path,) = built.glob("*.whl")
+    pip = [str(Path(sys.base_prefix) / "bin" / "python3"), "-m", "pip"]
+    if subprocess.run([*pip, "--version"], capture_output=True, timeout=60).returncode:
+        pytest.skip("the interpreter has no pip")
+    words = ["install", "-q", "--no-deps", "--no-index", "--root-user-action=ignore"]
+    place = tmp_path / "here"
+    subprocess.run(
+        [*pip, *words, "--ignore-installed", "--prefix", place, path],
+        cwd=tmp_path, capture_output=True, timeout=120, check=True,
+    )  # fmt: skip
+    (packages,) = place.glob("**/*-packages")
+    lent = [one for one in sys.path if one.endswith("-packages")]
+    done = subprocess.run(
+        [place / "bin" / "ftckpt", "verify", ROOT / "tests" / "data" / "run" / "step-1"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join([str(packages), *lent])},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    for shared in ("man/man1/ftckpt-verify.1", "man/man7/ftckpt-exit-codes.7", "ftckpt/light.txt"):
+        assert (place / "share" / shared).exists()
 
 
 def requirements(lines: list[str]) -> set[str]:

@@ -290,6 +290,8 @@ def document(invocation: Invocation, result: Result) -> dict[str, Any]:
     body = {"schema": name, "target": None, "format": None} | invocation.document
     if invocation.environment:
         body["environment"] = dict(invocation.environment)
+    if invocation.settings:
+        body["settings"] = dict(invocation.settings)
     remotes = named_in([*invocation.words, *invocation.environment.values()])
     if remotes:
         body["remotes"] = remotes

@@ -64,6 +64,7 @@ class Invocation:
         debug: show tracebacks.
         stores: settings of object stores.
         environment: environment variables that set flags of this run.
+        settings: options that the user's file of settings has set.
         document: what was reported so far.
         groups: the values of option groups that the verb shares with others, by their dataclass.
         started: whether the verb itself ran (it does not where only its help is shown).
@@ -80,6 +81,7 @@ class Invocation:
     debug: bool = False
     stores: StoreOptions = field(default_factory=StoreOptions)
     environment: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
     document: dict[str, Any] = field(default_factory=dict)
     groups: dict[type[Any], Any] = field(default_factory=dict)
     started: bool = False

@@ -8,7 +8,7 @@ import re
 
 from ftckpt.errors import UsageError
 from ftckpt.planning.quantities import SECONDS
-from ftckpt.storage.suggestions import existing, hint_for_place
+from ftckpt.storage.suggestions import existing, hint_for_slip
 
 # A bare number is seconds here, as `timeout` and `sleep` take it.
 _SECONDS = {"": 1.0, **SECONDS}
@@ -30,22 +30,27 @@ def parse_duration(text: str, flag: str) -> float:
     return float(match[1]) * factor
 
 
-def require_folder(option: str, path: str) -> None:
-    """Refuse a file in a directory that is not there: a typing error would make a tree.
+def check_file(option: str, path: str) -> None:
+    """Refuse a file that cannot be written, before anything is computed.
+
+    Missing directories above it are made when it is written, as `copy` and `convert` make
+    those above a destination.
 
     Args:
         option: that names it, with its dashes.
         path: as typed.
 
     Raises:
-        UsageError: the directory does not exist, or it is a URL.
+        UsageError: it is a URL, or looks like one, or leads through a file.
     """
     if "://" in path:
         raise UsageError(f"{option} {path}: it is written on this machine", hint="name a path")
     folder = os.path.dirname(path)
     if folder and not os.path.isdir(folder):
-        blocked = not os.path.isdir(there := existing(folder))
-        raise UsageError(
-            f"{there if blocked else folder} is not a directory, and {option} {path} goes there",
-            hint=hint_for_place(path),
-        )
+        there = existing(folder)
+        slip = hint_for_slip(path)
+        if slip or not os.path.isdir(there):
+            wrong = folder if slip else there
+            raise UsageError(
+                f"{wrong} is not a directory, and {option} {path} goes there", hint=slip
+            )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ftckpt.errors import ExistsError, UsageError
 from ftckpt.packages import needing
 
-from .option_values import require_folder
+from .option_values import check_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,7 +63,7 @@ def check_path(path: str, *, terminal: bool = True) -> None:
         terminal: whether the verb draws on the terminal too, for `-`.
 
     Raises:
-        UsageError: the suffix is none of `SUFFIXES`, or the directory is not there.
+        UsageError: the suffix is none of `SUFFIXES`, or the place is none for a file.
         ExistsError: a file that no picture belongs to stands where the numbers go.
         MissingPackageError: matplotlib is not installed.
     """
@@ -72,7 +72,7 @@ def check_path(path: str, *, terminal: bool = True) -> None:
             f"--plot {path}: the name says no kind of picture",
             hint="name a .png, .svg or .html file" + ", or - for the terminal" * terminal,
         )
-    require_folder("--plot", path)
+    check_file("--plot", path)
     table = _table_beside(path)
     # Drawn again, a picture and its numbers are replaced; numbers without one are somebody else's.
     if os.path.lexists(table) and not any(map(os.path.lexists, _pictures_of(table))):

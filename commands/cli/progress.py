@@ -163,7 +163,7 @@ class ProgressCounter:
         percent = f" ({self._percent()} %)" if self._total else ""
         parts = [f"{amounts}{percent}", *filter(None, (rate, left))]
         if self._files is not None:
-            parts.append(f"{self._files_done} of {self._files} files")
+            parts.append(f"{self._files_done} of {self._files} file{'s' * (self._files != 1)}")
         if self._errors():
             parts.append(f"{self._errors()} error{'s' * (self._errors() > 1)}")
         return f"{self._label}: {', '.join(parts)}"

@@ -208,8 +208,7 @@ def carry_out(
         used: options that the verb itself uses; others that the writer does not use are
             refused.
     """
-    from ftckpt.api.writing import checking, prepare
-    from ftckpt.verification import verify
+    from ftckpt.api.writing import prepare, verified
     from ftckpt.workers import Work
 
     bound_memory(run.max_memory)
@@ -238,7 +237,7 @@ def carry_out(
     )  # fmt: skip
 
     def check() -> VerifyReport:
-        found = verify(checkpoint.as_stored, checking(content), work=work)
+        found = verified(checkpoint, content, work)
         invocation.report(evidence=found.evidence, findings=found.findings)
         if found.code is ExitCode.OK:
             invocation.say(f"the source: {found.message}")
@@ -253,4 +252,5 @@ def carry_out(
         device=run.device,
         restart=run.restart,
     )
-    return show_report(invocation, report)
+    merged = " merged with its adapters" if checkpoint.made_from else ""
+    return show_report(invocation, report, f"equal the source{merged}")

@@ -28,8 +28,10 @@ def _copies(count: int) -> str:
     return counted(count, "copy", "copies")
 
 
-def show_report(invocation: Invocation, report: TransferReport) -> Result:
-    """Report and print what a transfer did."""
+def show_report(
+    invocation: Invocation, report: TransferReport, held: str = "equal the source"
+) -> Result:
+    """Report and print what a transfer did; `held` is what was found of the tensors."""
     invocation.report(
         files=report.files,
         bytes=report.nbytes,
@@ -45,7 +47,7 @@ def show_report(invocation: Invocation, report: TransferReport) -> Result:
     speed = f"in {human_duration(taking)} ({human_bytes(int(report.nbytes / taking))}/s)"
     speed += taken_over(report.taken_over)
     invocation.print(printable(f"{message} as {report.format} {speed}: {report.url}"))
-    invocation.print(proof_line(report.proof, "equal the source", report.seconds))
+    invocation.print(proof_line(report.proof, held, report.seconds))
     proven = "not proven" if report.proof is None else "proven"
     return Result(ExitCode.OK, f"{message}, {proven}")
 

@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from ftckpt.storage.options import StoreOptions
+from ftckpt.storage.settings import read_settings
 
 from .codes import ALWAYS, MEANINGS
 from .environment import NO_ENVIRONMENT, environment_flags, environment_name, refuse_unknown
@@ -65,6 +66,7 @@ VERBS: dict[str, str] = {
     "doctor": "Show what this machine and a place can do, and what to do about the rest",
     "demo": "Make a small real checkpoint, damage it, and walk through the incident",
     "completions": "Print the completion script of a shell",
+    "config": "Show which settings are active, and where each comes from",
     "help": "Explain exit codes, the environment, or a verb",
 }
 
@@ -172,6 +174,10 @@ class Verb(TyperCommand):
         """
         bare: dict[str, str] = getattr(self.module, "BARE", {})
         end = args.index("--") if "--" in args else len(args)
+        # `help` and `completions` must answer with a wrong file too, and `config` names the line.
+        settled = ctx.resilient_parsing or ctx.default_map is not None
+        if not settled and getattr(self.module, "STORAGE", True) and not {*HELP} & {*args[:end]}:
+            ctx.default_map = _settled(str(self.name))
         given = [f"{word}={bare[word]}" if word in bare else word for word in args[:end]]
         return super().parse_args(ctx, [*given, *args[end:]])
 
@@ -187,6 +193,11 @@ class Verb(TyperCommand):
         invocation.progress = common["progress"]
         invocation.stores = StoreOptions(**storage)
         invocation.environment = environment_flags(ctx)
+        invocation.settings = {
+            name: value
+            for name, value in (ctx.default_map or {}).items()
+            if (source := ctx.get_parameter_source(name)) and source.name == "DEFAULT_MAP"
+        }
         for group in self.groups:
             values = {k: ctx.params.pop(k) for k in group.names}
             invocation.groups[group.type] = group.build(**values)
@@ -214,14 +225,19 @@ class Verb(TyperCommand):
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None:
-                sections.setdefault(self._section(param), []).append(record)
-        own = [group.type.TITLE for group in self.groups]
-        for name in ("Arguments", *own, "Options", "Storage options", "Common options"):
+                sections.setdefault(self.section_of(param), []).append(record)
+        for name in self.section_names():
             if name in sections:
                 with formatter.section(name):
                     formatter.write_dl(sections[name])
 
-    def _section(self, param: Any) -> str:
+    def section_names(self) -> list[str]:
+        """Return the headings of the help in their order; a verb need not have all."""
+        own = [str(group.type.TITLE) for group in self.groups]
+        return ["Arguments", *own, "Options", "Storage options", "Common options"]
+
+    def section_of(self, param: Any) -> str:
+        """Return the heading that a parameter stands below."""
         if param.param_type_name == "argument":
             return "Arguments"
         if param.name in STORAGE:
@@ -301,7 +317,7 @@ def load(verb: str) -> Verb:
     """Import a verb's module and return its command."""
     module = import_module(f"ftckpt.commands.{verb.replace(' ', '.')}")
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    settings = {"help_option_names": list(HELP)}
+    settings = {"help_option_names": list(HELP)} | getattr(module, "CONTEXT", {})
     app.command(name=verb, cls=Verb, context_settings=settings)(module.command)
     command = cast(Verb, typer.main.get_command(app))
     command.module = module
@@ -315,6 +331,15 @@ def load(verb: str) -> Verb:
             if param.name not in NO_ENVIRONMENT:
                 param.envvar = environment_name(verb, param.opts)
     return command
+
+
+def _settled(verb: str) -> dict[str, Any]:
+    """Return what the user's file of settings has for the options of a verb."""
+    if not read_settings().tables:
+        return {}
+    from ftckpt.commands.config.defaults import defaults_of
+
+    return defaults_of(verb, VERBS)
 
 
 def _group(of: type[Any], command: Verb) -> OptionGroup:

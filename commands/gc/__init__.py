@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -10,7 +10,7 @@ import typer
 
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
 from ftckpt.commands.cli.pins_and_tags import RootArgument, open_place
-from ftckpt.errors import ExitCode
+from ftckpt.errors import ExitCode, UsageError
 from ftckpt.retention.document import dump_plan
 
 from .options import RULES, KeepOptions, LimitOptions
@@ -18,6 +18,8 @@ from .outcome import applied_record, applied_text, ended, purged_lines
 from .text import command_to_apply, kept_saves, plan_text, short_of, summary
 
 if TYPE_CHECKING:
+    from ftckpt.api.retaining import KeepFlags
+    from ftckpt.commands.config.defaults import RootPolicy
     from ftckpt.discovery.resolve import Place
     from ftckpt.retention import RetentionPlan
 
@@ -83,7 +85,6 @@ def command(
     of the root, where gc undelete finds it until --trash-ttl is over.
     """
     from ftckpt.api.retaining import (
-        KeepFlags,
         asked_policy,
         make_plan,
         read_plan,
@@ -94,12 +95,17 @@ def command(
     invocation = invoked(ctx)
     ttl = trash_seconds(trash_ttl, apply=apply, purge_now=purge_now, yes=yes)
     keep, limits = invocation.options(KeepOptions), invocation.options(LimitOptions)
-    flags = cast(KeepFlags, asdict(keep) | asdict(limits))
+    flags = cast("KeepFlags", asdict(keep) | asdict(limits))
+    known: RootPolicy | None = None
     if plan:
         require_no_policy(flags)
         planned = read_plan(plan)
         place = open_place(invocation, root)
     else:
+        flags, known = _with_policy(root, flags, apply=apply)
+        if known:
+            invocation.say(f"policy: {known.file} ({known.where})")
+            invocation.report(policy_from=known.where)
         policy = asked_policy(root, flags)
         place = open_place(invocation, root)
         exact = apply or invocation.json or policy.reclaim is not None
@@ -125,8 +131,32 @@ def command(
         return _carry_out(invocation, place, planned, ttl, purge_now=purge_now)
     invocation.print(f"\n{summary(planned)}")
     if planned.order:
-        invocation.print(f"carry it out: {command_to_apply(invocation.words)}")
+        more = ("--policy", known.file) if known else ()
+        invocation.print(f"carry it out: {command_to_apply([*invocation.words, *more])}")
     return _with_wish(invocation, planned, Result(ExitCode.OK, summary(planned)))
+
+
+def _with_policy(
+    root: str, flags: KeepFlags, *, apply: bool
+) -> tuple[KeepFlags, RootPolicy | None]:
+    """Add the policy that the user's file of settings has for a root, where no rule is given.
+
+    Raises:
+        UsageError: with `--apply`: no file of settings may decide what is dropped.
+    """
+    if any(flags.get(one.name) not in (None, "", ()) for one in fields(KeepOptions)):
+        return flags, None
+    from ftckpt.commands.config.defaults import policy_of
+
+    known = policy_of(root)
+    if known is None:
+        return flags, None
+    if apply:
+        raise UsageError(
+            f"no rule is given, and the policy of {known.where} is for plans alone",
+            hint=f"ftckpt gc {quote(root)} --policy {quote(known.file)} --apply",
+        )
+    return cast("KeepFlags", {**flags, "policy": known.file}), known
 
 
 def _carry_out(

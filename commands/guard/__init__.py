@@ -11,7 +11,7 @@ import typer
 from ftckpt.commands.cli.choose_checkpoint import CheckLevel, ChoiceOptions
 from ftckpt.commands.cli.codes import CommandCode
 from ftckpt.commands.cli.invocation import Result, invoked
-from ftckpt.commands.cli.option_values import parse_duration, require_folder
+from ftckpt.commands.cli.option_values import check_file, parse_duration
 from ftckpt.commands.cli.render import printable
 from ftckpt.errors import ExitCode
 
@@ -130,7 +130,7 @@ def command(
         ("--iteration-file", watch.iteration_file),
     ):
         if path:
-            require_folder(flag, path)
+            check_file(flag, path)
     logs: list[GuardJournal] = []
     ended = None
     try:

@@ -19,6 +19,7 @@ EXAMPLES = (
     ("ftckpt ls", "what the working directory holds"),
     ("ftckpt ls /ckpt/run7", "steps, ages, sizes, classes, and what keeps each"),
     ("ftckpt ls s3://run7/ckpt --all", "the trash and foreign names too"),
+    ("ftckpt ls /ckpt/run7@latest", "one checkpoint"),
 )
 CODES = {
     ExitCode.OK: "listed; no content was checked",
@@ -38,7 +39,8 @@ def command(
     """List the checkpoints of a root: step, age, size, class, verified or not, pins.
 
     Told by listings and manifests; no checkpoint is opened, except for a step that its name does
-    not show. The newest comes first; several runs below PATH are listed apart.
+    not show. The newest comes first; several runs below PATH are listed apart. Of one checkpoint,
+    ROOT@STEP too, the row of it alone is shown.
     """
     from ftckpt.api.surveying import ls
 

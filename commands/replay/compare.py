@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
-from ftckpt.commands.cli.option_values import require_folder
+from ftckpt.commands.cli.option_values import check_file
 from ftckpt.errors import ExitCode
 
 from .answer import record, result, text
@@ -67,7 +67,7 @@ def command(
     invocation = invoked(ctx)
     invocation.report(target=log_a)
     if html:
-        require_folder("--html", html)
+        check_file("--html", html)
     judgement = replay_compare(
         log_a, log_b, reference=reference, pattern=pattern, first=first, last=last
     )

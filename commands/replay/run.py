@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
-from ftckpt.commands.cli.option_values import require_folder
+from ftckpt.commands.cli.option_values import check_file
 from ftckpt.commands.cli.render import human_bytes
 from ftckpt.commands.cli.target import open_checkpoint
 from ftckpt.errors import ExitCode, UnsupportedError
@@ -112,9 +112,8 @@ def command(
     if checkpoint and not at:
         at = _step_of(invocation, checkpoint)
     folder = Path(directory or f"ftckpt-replay-{datetime.now(UTC):%Y%m%d-%H%M%S}")
-    # What goes into the directory of the run is written when that is there.
-    if html and folder.absolute() not in Path(html).absolute().parents:
-        require_folder("--html", html)
+    if html:
+        check_file("--html", html)
     if not directory:
         for place in remove_left_copies(Path()):
             invocation.say(f"removed the copy of a checkpoint that a killed run left in {place}")

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
-from ftckpt.commands.cli.option_values import parse_duration, require_folder
-from ftckpt.errors import ExitCode, FtckptError
+from ftckpt.commands.cli.option_values import check_file, parse_duration
+from ftckpt.errors import ExitCode, FtckptError, UsageError
 from ftckpt.findings import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ftckpt.commands.config.defaults import RootPolicy
     from ftckpt.health import Status
 
 EXAMPLES = (
@@ -34,10 +35,12 @@ EXAMPLES = (
         "ftckpt status /ckpt/run7 --policy retention.toml --plot saves.png",
         "a timeline of saves, and which of them the policy keeps",
     ),
+    ("ftckpt status --parts /ckpt/run7", "how far parts of a check or a copy are, node by node"),
 )
 CODES = {
     ExitCode.OK: "nothing that somebody should look at",
     ExitCode.PARTIAL: "something that somebody should look at: it is listed",
+    ExitCode.CORRUPT: "the record of a scrub is damaged",
     ExitCode.UNSAFE: "the root's .ftckpt is a link",
     ExitCode.REFUSED: "another file stands where the picture's numbers would go",
     ExitCode.NOT_FOUND: "no such root, or nothing in it that a format knows",
@@ -52,7 +55,15 @@ def command(
     ctx: typer.Context,
     root: Annotated[
         str, typer.Argument(metavar="ROOT", help="Directory or URL that holds the checkpoints.")
-    ],
+    ] = "",
+    parts: Annotated[
+        str,
+        typer.Option(
+            "--parts",
+            metavar="PLACE",
+            help="Show instead how far the parts are that leave their records in PLACE.",
+        ),
+    ] = "",
     expect_interval: Annotated[
         str, typer.Option(metavar="T", help="How often a save is due: 22m; else as measured.")
     ] = "",
@@ -67,6 +78,12 @@ def command(
     ] = "",
     policy: Annotated[
         str, typer.Option(metavar="FILE.toml", help="Show what a retention policy keeps.")
+    ] = "",
+    scrub_every: Annotated[
+        str, typer.Option(metavar="T", help="Alert on a save that no scrub has read for T: 30d.")
+    ] = "",
+    state: Annotated[
+        str, typer.Option(metavar="FILE", help="Where the scrub remembers; else below ROOT.")
     ] = "",
     prometheus: Annotated[
         str, typer.Option(metavar="FILE", help="Write metrics for node_exporter, atomically.")
@@ -88,11 +105,20 @@ def command(
     from .text import show
 
     invocation = invoked(ctx)
+    if parts:
+        from .divided import show_parts
+
+        return show_parts(invocation, parts)
+    if not root:
+        raise UsageError("no ROOT was given", hint="or --parts PLACE for the parts of a check")
     invocation.report(target=root)
+    if not policy and (known := _policy_of(root)):
+        policy = known.file
+        invocation.say(f"policy: {known.file} ({known.where})")
     if plot:
         picture.check_path(plot, terminal=False)
     if prometheus:
-        require_folder("--prometheus", prometheus)
+        check_file("--prometheus", prometheus)
     found = status(
         root,
         expect_interval=(
@@ -102,6 +128,8 @@ def command(
         slower=slower,
         tier=tier,
         policy=policy,
+        scrub_every=parse_duration(scrub_every, "--scrub-every") if scrub_every else "",
+        state=state,
         prometheus=prometheus,
         stores=invocation.stores,
         counter=invocation.counter,
@@ -121,6 +149,17 @@ def command(
         more = f" (and {len(rest)} more)" if rest else ""
         return Result(ExitCode.PARTIAL, f"{first.kind}: {first.message}{more}", first.hint)
     return Result(ExitCode.OK, f"{counted(len(found.runs), 'run')}, nothing to look at")
+
+
+def _policy_of(root: str) -> RootPolicy | None:
+    """Return the policy that the user's file of settings has for a root."""
+    from ftckpt.storage.settings import read_settings
+
+    if "policies" not in read_settings().tables:
+        return None
+    from ftckpt.commands.config.defaults import policy_of
+
+    return policy_of(root)
 
 
 def _guard(found: Status) -> Mapping[str, object] | None:

@@ -42,6 +42,19 @@ def _run(run: Health, kept: Mapping[str, bool] | None) -> dict[str, Any]:
             "missing": [held.entry.name for held in durable.missing],
             "unfinished": [held.entry.name for held in durable.unfinished],
         },
+        "scrub": None
+        if run.scrubbed is None
+        else {
+            "state": run.scrubbed.state,
+            "saves": run.scrubbed.saves,
+            "read": run.scrubbed.read,
+            "longest": run.scrubbed.longest,
+            "unread_s": run.scrubbed.unread_s,
+            "bad": [
+                {"path": url, "code": check.code, "message": check.message}
+                for url, check in run.scrubbed.bad
+            ],
+        },
         "alerts": [alert._asdict() for alert in run.alerts],
         "saves": [
             (_held(held) or {}) | ({} if kept is None else {"keep": kept.get(held.entry.name)})

@@ -12,7 +12,7 @@ from ftckpt.findings import counted
 from ftckpt.retention.scan.entries import EntryClass
 
 if TYPE_CHECKING:
-    from ftckpt.health import Health, Status, SurveyedEntry
+    from ftckpt.health import Health, Scrubbed, Status, SurveyedEntry
 
 _BARS = "▁▂▃▄▅▆▇█"
 _NEWEST = 40  # saves in the line of write latencies
@@ -46,6 +46,8 @@ def _rows(run: Health, kept: Mapping[str, bool] | None) -> Iterator[tuple[str, o
         if verified is None
         else _save(verified, run.verified_age_s),
     )
+    if run.scrubbed is not None:
+        yield "scrub", _scrub(run.scrubbed)
     yield "interval", _interval(run)
     yield "writing", _writing(run)
     if run.growth is not None:
@@ -83,6 +85,16 @@ def _save(held: SurveyedEntry | None, age: float | None) -> str:
     if age is not None:
         parts.append(f"{brief_duration(round(age))} old")
     return ", ".join(part for part in parts if part)
+
+
+def _scrub(scrubbed: Scrubbed) -> str:
+    said = f"{scrubbed.read} of {counted(scrubbed.saves, 'save')} read since saved"
+    if scrubbed.longest:
+        name = scrubbed.longest.rpartition("/")[2]
+        waits = scrubbed.unread_s
+        since = "nobody knows when" if waits is None else f"{brief_duration(round(waits))} ago"
+        said += f"; longest unread: {name}, {since}"
+    return said
 
 
 def _interval(run: Health) -> str:

@@ -1,17 +1,20 @@
-"""Megatron-core's names and shapes for Hugging Face's, and the other way, by a family's table."""
+"""Megatron-core's, MaxText's and Hugging Face's names and shapes, by a family's table."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from ftckpt.formats.huggingface.config import CONFIG, config_file
+from ftckpt.errors import UsageError
+from ftckpt.formats.huggingface.config import CONFIG, config_file, read_config
 from ftckpt.formats.megatron.job.registration import EMBEDDING
 from ftckpt.transfer.content import Content
 
 from .config import config_of
-from .facts import ModelFacts, model_of
+from .facts import ModelFacts, maxtext_family, model_of
+from .maxtext import from_maxtext, is_maxtext
 from .tables import family_names
 from .translator import DEFAULT_SPELLINGS, Translator
 
@@ -19,21 +22,34 @@ __all__ = ["family_names", "to_hugging_face", "to_megatron"]
 
 
 def to_hugging_face(
-    content: Content, *, family: str = "", true_vocab_size: int | None = None
+    content: Content,
+    *,
+    family: str = "",
+    true_vocab_size: int | None = None,
+    config: Mapping[str, Any] | None = None,
 ) -> Content:
     """Return the content as Hugging Face spells it, with a `config.json` where it has none.
 
     Args:
-        content: under Megatron-core's names.
+        content: under Megatron-core's names, or MaxText's.
         family: where the user says it; else what the arguments show.
         true_vocab_size: rows of the vocabulary that are no padding; None keeps as many as the
             `config.json` says that the model came with, else all.
+        config: the `config.json` of a MaxText model; None for the checkpoint's own.
 
     Raises:
         UsageError: nothing says what the model is, or a shape contradicts it.
         UnsupportedError: a model or a parameter that no table has, or that has no such form.
         CorruptError, UnsafeError: what says what the model is, is damaged or hostile.
     """
+    if is_maxtext(content):
+        known = config or read_config(content.checkpoint)
+        return from_maxtext(content, maxtext_family(known, family), known)
+    if config is not None:
+        raise UsageError(
+            "--config is for MaxText's checkpoints, which do not say what the model is",
+            hint="leave it out",
+        )
     model = model_of(content.checkpoint, family)
     rows = true_vocab_size or _true_rows(model, content)
     made = Translator(model.family, model.heads, true_vocab_size=rows).to_hugging_face(content)

@@ -93,6 +93,33 @@ def model_of(checkpoint: Checkpoint, name: str = "") -> ModelFacts:
     return ModelFacts(found, _heads_of_arguments(arguments, checkpoint), {}, arguments)
 
 
+def maxtext_family(config: Mapping[str, Any], name: str) -> Family:
+    """Return the family of a MaxText model by its `config.json`, and by what the user says.
+
+    Raises:
+        UsageError: there is none, it is of another family, or the rotation is not known.
+        UnsupportedError: no table exists for it.
+    """
+    if not config:
+        raise UsageError(
+            f"MaxText's checkpoints do not say what the model is: {CONFIG} is missing",
+            hint=f"--config FILE: the {CONFIG} of the model",
+        )
+    found = family(name) if name else _family_of_config(config)
+    if config.get("model_type") not in (found.name, found.config.get("model_type")):
+        raise UsageError(
+            f"{CONFIG} says that the model is a {config.get('model_type')}, not a {name}"
+        )
+    rotary = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not name and found.name == "llama" and rotary.get("rope_type") == "llama3":
+        raise UsageError(
+            "MaxText rotates this Llama's heads in one of two ways, and nothing here says in which",
+            hint="--family llama3.1 where model_name or rope_type of MaxText begins so, else"
+            " --family llama",
+        )
+    return found
+
+
 def arguments_of(checkpoint: Checkpoint) -> Arguments:
     """Return the arguments of Megatron that a checkpoint carries; empty where it has none.
 

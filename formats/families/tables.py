@@ -19,6 +19,11 @@ One TOML file in `families/` for each model type of Hugging Face's `config.json`
     [[derived]]
     hf = "model.rotary_emb.inv_freq"     # follows from the configuration: left out
 
+    [[maxtext]]                  # an array of MaxText: `maxtext` has the words
+    name = "decoder.{layers}.self_attention.query.kernel"
+    hf = "….q_proj.weight"
+    axes = "hidden | heads width"
+
 Where implementations of Megatron-core differ, `transformer_engine` and `local`, or `sequential` and
 `grouped` experts, stand for `megatron`. `{layer}` and `{expert}` stand for numbers.
 """
@@ -37,6 +42,7 @@ from ftckpt.errors import UsageError
 from .joins import Join
 
 SPELLINGS = ("megatron", "transformer_engine", "local", "sequential", "grouped")
+_LAYERS = re.escape("{layers}")
 _NUMBERS = re.compile(r"\{(layer|expert)\}")
 
 
@@ -84,6 +90,34 @@ class TableEntry(NamedTuple):
     vocabulary: bool
 
 
+class ArrayEntry(NamedTuple):
+    """One array of MaxText.
+
+    Attributes:
+        pattern: of its name; a group `layer` where layers are not stacked.
+        hf: the tensor, or tensors, of Hugging Face in it.
+        axes: without that of stacked layers.
+        inputs: number of axes, experts left out, that Hugging Face stores last.
+        turned: whether axes change places, or become one.
+        layered: whether every layer has one.
+        rotated: whether the last axis is turned by the rotary embedding.
+        scaled: whether it is stored divided by the root of a head's width.
+        vocabulary: whether its rows may end in padding.
+        output: whether a model whose embedding is tied has none.
+    """
+
+    pattern: re.Pattern[str]
+    hf: Name
+    axes: Sequence[str]
+    inputs: int
+    turned: bool
+    layered: bool
+    rotated: bool
+    scaled: bool
+    vocabulary: bool
+    output: bool
+
+
 class Family(NamedTuple):
     """A table, with those that it extends.
 
@@ -96,6 +130,8 @@ class Family(NamedTuple):
         arguments: fields of `config.json`, and the arguments of Megatron that hold them.
         model: what Megatron's arguments say of such a model; empty where they cannot tell.
         constants: what they say of it in any case.
+        arrays: of MaxText; none where nothing is known of them.
+        rotates: whether MaxText's rotation works on neighbours.
     """
 
     name: str
@@ -106,6 +142,8 @@ class Family(NamedTuple):
     arguments: Mapping[str, Sequence[str]]
     model: Mapping[str, Any]
     constants: Mapping[str, Any]
+    arrays: Sequence[ArrayEntry] = ()
+    rotates: bool = False
 
 
 def family_names() -> tuple[str, ...]:
@@ -137,6 +175,8 @@ def family(name: str) -> Family:
         table.get("arguments", {}),
         table.get("model", {}),
         table.get("model", {}),
+        tuple(_array(entry) for entry in table.get("maxtext", ())),
+        table.get("rotates", False),
     )
     if base is None:
         return own
@@ -150,6 +190,37 @@ def family(name: str) -> Family:
         # Where a table has none, Megatron's arguments cannot tell it from the one it extends.
         {**base.model, **own.model} if own.model else {},
         {**base.constants, **own.constants},
+        (*own.arrays, *_others(base.arrays, own.arrays, table.get("maxtext_without", ()))),
+        own.rotates,
+    )
+
+
+def _others(
+    base: Sequence[ArrayEntry], own: Sequence[ArrayEntry], without: Sequence[str]
+) -> list[ArrayEntry]:
+    """Return the rows of another table that are not replaced, and not said to be absent."""
+    gone = {entry.pattern for entry in own} | {_pattern(name) for name in without}
+    return [entry for entry in base if entry.pattern not in gone]
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    return re.compile(re.escape(name).replace(_LAYERS, r"(?:layers|layers_(?P<layer>\d+))"))
+
+
+def _array(entry: Mapping[str, Any]) -> ArrayEntry:
+    inputs, bar, outputs = entry["axes"].rpartition("|")
+    leading = inputs.split()
+    return ArrayEntry(
+        _pattern(entry["name"]),
+        Name.of(entry["hf"]),
+        (*leading, *outputs.split()),
+        sum(axis != "experts" for axis in leading),
+        bool(bar),
+        "{layers}" in entry["name"],
+        entry.get("rotated", False),
+        entry.get("scaled", False),
+        entry.get("vocabulary", False),
+        entry.get("output", False),
     )
 
 

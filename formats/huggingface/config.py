@@ -65,6 +65,18 @@ def parsed_json(source: Source, file: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def parsed_config(text: str, file: str) -> dict[str, Any]:
+    """Return the content of a `config.json` that the user names.
+
+    Raises:
+        CorruptError, UnsafeError: it is damaged or hostile.
+    """
+    value = parse(
+        text.encode(), _LIMITS, file=file, what="text", bad="bad-index", unsafe="unsafe-index"
+    )
+    return value if isinstance(value, dict) else {}
+
+
 def weights_dtype(content: Content) -> str:
     """Return the floating type that most of the model's weights have; "" where none has one."""
     weights = (w for w in content.tensors.values() if w.kind is Kind.PARAM)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from ftckpt.checkpoint import TensorInfo
 from ftckpt.findings import Finding, counted, finding, listed
 
 # How PEFT names the matrices of an adapter; none of them is ever empty (peft/tuners/lora).
 _ADAPTER = (".lora_A.", ".lora_B.", ".lora_embedding_A", ".lora_embedding_B")
+
+# Those of them that are zero before the first step, when an adapter changes nothing yet.
+_ZERO_AT_FIRST = (".lora_B.weight", ".lora_embedding_A")
+
+
+def zero_at_first(tensors: Mapping[str, TensorInfo]) -> list[str]:
+    """Return the keys of the matrices of an adapter that are zero until something is trained."""
+    return [key for key, one in tensors.items() if one.name.endswith(_ZERO_AT_FIRST)]
 
 
 def check_not_empty(tensors: Iterable[TensorInfo], file: str) -> Iterator[Finding]:

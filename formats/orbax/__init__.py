@@ -72,5 +72,12 @@ def _state(listing: Listing) -> CommitState:
     if CHECKPOINT_METADATA in listing.files:
         time = _COMMITTED.search(listing.head(CHECKPOINT_METADATA, 4096))
         if time is not None:
-            return CommitState.UNCOMMITTED if time[1] == b"null" else CommitState.COMMITTED
+            # Where items have a marker of their own, the step's comes after them. (The directories
+            # of a tree that lies in the step itself are arrays, perhaps thousands.)
+            bare = METADATA in listing.files or MANIFEST in listing.files
+            items = () if bare else listing.directories
+            ended = time[1] != b"null" and not any(
+                COMMIT in listing.inside(one).files for one in items
+            )
+            return CommitState.COMMITTED if ended else CommitState.UNCOMMITTED
     return CommitState.NO_MARKER

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ftckpt.checkpoint import (
     Checkpoint,
@@ -31,7 +31,24 @@ from .crc32c import crc32c
 from .ocdbt import read_database
 from .tree import read_json
 
+if TYPE_CHECKING:
+    from ftckpt.formats.safetensors.records import StoredObjects
+
 _INTEGERS = ("int", "uint")
+
+
+class KeptObjects(NamedTuple):
+    """Non-tensor state that `convert --to orbax` stored beside a tree.
+
+    Attributes:
+        folder: of the tree, "" or ending in a slash.
+        source: the files below it.
+        stored: the objects, with places in `source`.
+    """
+
+    folder: str
+    source: Source
+    stored: StoredObjects
 
 
 @dataclass(kw_only=True, repr=False)
@@ -45,6 +62,11 @@ class OrbaxCheckpoint(Checkpoint):
         nodes: the manifests and nodes of the databases that are read, all of them checked.
         indexes: of shards, with their arrays' keys; all of them checked.
         databases: folders of the databases of single processes.
+        trees: the items that are trees of arrays; "" is the step's own directory.
+        paths: of each array, by key: its item, and its path in the tree.
+        strings: of each string of a tree, by the name of its object: its item and its path.
+        kept: of each object that lies in a folder of ftckpt's own, by name.
+        steps: recorded there, by file.
         defects: found while opening.
     """
 
@@ -56,6 +78,11 @@ class OrbaxCheckpoint(Checkpoint):
     nodes: Sequence[Extent]
     indexes: Sequence[tuple[Extent, str]]
     databases: Sequence[str]
+    trees: Sequence[str] = ()
+    paths: Mapping[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
+    strings: Mapping[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
+    kept: Mapping[str, KeptObjects] = field(default_factory=dict)
+    steps: Mapping[str, int] = field(default_factory=dict)
     defects: Sequence[Finding] = field(default=())
 
     @property
@@ -68,12 +95,19 @@ class OrbaxCheckpoint(Checkpoint):
         """Return None: state beside arrays is saved once, and randomness lies in arrays."""
         return None
 
+    @property
+    def json_items(self) -> Set[str]:
+        """Names of the objects that are items of JSON."""
+        return self.objects.keys() - self.strings.keys() - self.kept.keys()
+
     def members(self) -> Iterable[str]:
         """Return all files of Orbax's names, and those that its databases refer to."""
         return sorted(self.owned)
 
     def load_object(self, name: str) -> Any:
         """Return an item of JSON, or a string of the tree."""
+        if name in self.kept:
+            return self.kept[name].stored.load(self.kept[name].source, name)
         item = self.objects[name]
         value = read_json(self.source, item.extent.file)
         for step in item.field:
@@ -93,6 +127,9 @@ class OrbaxCheckpoint(Checkpoint):
         yield from self.defects
         for folder in self.databases:
             yield from _check_database(self.source, folder)
+        for kept in {one.folder: one for one in self.kept.values()}.values():
+            for found in kept.stored.check(kept.source):
+                yield replace(found, file=f"{kept.folder}{found.file}")
         for key, info in self.tensors.items():
             for piece in info.pieces:
                 form = self.forms[piece.extent]
@@ -110,6 +147,8 @@ class OrbaxCheckpoint(Checkpoint):
 
     def scalars(self, limit: int) -> Iterator[Scalar]:
         """Yield the trainer's step, and the counts of the optimizer."""
+        for file, step in self.steps.items():
+            yield Scalar(file, "step", step, StepRole.ITERATION)
         left = limit
         for key, info in self.tensors.items():
             if info.shape or info.dtype.family not in _INTEGERS or not left:

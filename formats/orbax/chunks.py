@@ -11,7 +11,6 @@ from ftckpt.checkpoint import Box, Payload, Piece
 from ftckpt.checkpoint.read_tensor import dense_strides
 from ftckpt.errors import CorruptError
 from ftckpt.extents import Extent
-from ftckpt.storage.decompress import ZSTD
 from ftckpt.storage.source import Source
 
 from .crc32c import crc32c
@@ -103,6 +102,26 @@ def first_absent(array: Array, objects: Mapping[str, Extent]) -> str:
     return next((key for at in cells if (key := array.key(at)) not in objects), "")
 
 
+def not_stored(array: Array, found: Chunks) -> Iterator[Box]:
+    """Yield the boxes of an array that no chunk holds; all of it where there is none."""
+    if not found.pieces:
+        yield Box.whole(array.shape)
+        return
+    held = {piece.box.offsets for piece in found.pieces}
+    counts = [-(-s // k) for s, k in zip(array.shape, array.chunk, strict=True)]
+    for cell in _cells(counts):
+        box = _box(array, cell)
+        if box.offsets not in held:
+            yield box
+
+
+def filled(box: Box, element: Extent) -> tuple[Piece, ChunkForm]:
+    """Return a piece of one element that stands for all of a box."""
+    strides = (0,) * len(box.sizes)
+    form = ChunkForm((), element.length, strides, crc=False)
+    return Piece(box, element, strides=strides), form
+
+
 def _cells(counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Yield the places of a grid in C order, one by one: `product` would hold every range."""
     if 0 in counts:
@@ -176,14 +195,19 @@ def _of_shards(
 def _add(
     array: Array, at: tuple[int, ...], place: Extent, pieces: list[Piece], forms: list[ChunkForm]
 ) -> None:
-    offsets = tuple(a * c for a, c in zip(at, array.chunk, strict=True))
-    sizes = tuple(min(c, s - o) for c, s, o in zip(array.chunk, array.shape, offsets, strict=True))
-    strides = None if sizes == array.chunk else dense_strides(array.chunk)
-    form = ChunkForm((ZSTD,) if array.codec.zstd else (), array.nbytes, strides, array.codec.crc)
+    box = _box(array, at)
+    strides = None if box.sizes == array.chunk else dense_strides(array.chunk)
+    form = ChunkForm(array.codec.transforms, array.nbytes, strides, array.codec.crc)
     if array.codec.crc:
         place = place._replace(length=max(0, place.length - 4))
-    pieces.append(Piece(Box(offsets, sizes), place, strides=strides, packed=bool(form.transforms)))
+    pieces.append(Piece(box, place, strides=strides, packed=bool(form.transforms)))
     forms.append(form)
+
+
+def _box(array: Array, at: Sequence[int]) -> Box:
+    offsets = tuple(a * c for a, c in zip(at, array.chunk, strict=True))
+    sizes = (min(c, s - o) for c, s, o in zip(array.chunk, array.shape, offsets, strict=True))
+    return Box(offsets, tuple(sizes))
 
 
 def payload_of(piece: Piece, form: ChunkForm) -> Payload:

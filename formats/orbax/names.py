@@ -15,9 +15,12 @@ STRINGS = "_strings.json"
 MANIFEST = "manifest.ocdbt"
 # Of versions before 2024: a msgpack of the whole tree.
 AGGREGATE = "checkpoint"
-# The name of an item of JSON, without and with an item's name of its own.
-JSON_ITEM = "metadata"
-METRICS = "metrics"
+# Of Orbax's second interface: an empty file beside the items.
+MARKER = "orbax.checkpoint"
+# The file of an item of JSON: of the first interface, of the second, and of metrics.
+JSON_FILES = ("metadata", "data.json", "metrics")
+JSON_HANDLER = re.compile(r"Json\w*Handler$|\.Metrics\w*Handler$")
+DESCRIPTOR = "descriptor"
 # Ends the names of directories that are still being written.
 TEMPORARY = ".orbax-checkpoint-tmp"
 
@@ -28,4 +31,5 @@ BELONGS = re.compile(
     r"(?:ocdbt\.process_(?:replica_)?[A-Za-z0-9]+/)?"
     r"(?:manifest\.ocdbt|(?:d|ocdbt_data|ocdbt_meta)/[0-9a-f]{32})"
     r"|array_metadatas/process_\d+|_METADATA|_sharding|_strings\.json|commit_success\.txt"
+    r"|ftckpt\.objects/.+"
 )

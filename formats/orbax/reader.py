@@ -9,20 +9,23 @@ from functools import lru_cache
 from ftckpt.checkpoint import Commit, CommitState, ObjectInfo, TensorInfo, Topology
 from ftckpt.errors import CorruptError, IncompleteError, UnsupportedError
 from ftckpt.extents import Extent
-from ftckpt.findings import Finding, counted, finding
+from ftckpt.findings import Finding, counted, finding, listed
+from ftckpt.formats.safetensors.records import FOLDER, INDEX, read_objects
 from ftckpt.storage.source import Source
 
-from .checkpoint import OrbaxCheckpoint
-from .chunks import ChunkForm, Chunks, chunks_of, first_absent
+from .checkpoint import KeptObjects, OrbaxCheckpoint
+from .chunks import ChunkForm, Chunks, chunks_of, filled, first_absent, not_stored
 from .names import (
     AGGREGATE,
     BELONGS,
     CHECKPOINT_METADATA,
     COMMIT,
-    JSON_ITEM,
+    DESCRIPTOR,
+    JSON_FILES,
+    JSON_HANDLER,
     MANIFEST,
+    MARKER,
     METADATA,
-    METRICS,
     PROCESS,
     SHARDING,
     STRINGS,
@@ -30,11 +33,12 @@ from .names import (
 )
 from .ocdbt import Value, read_database
 from .source import ValueSource, value_name
-from .states import leaves_of
+from .states import roles_of
 from .tree import DeviceMesh, Tree, items_of, meshes, read_json, read_tree
 from .zarr import Array, parse_array
 
 Path = tuple[str, ...]
+_MOST_FILLED = 1 << 20  # chunks of an array that are not stored
 _ZARR = {".zarray": 2, "zarr.json": 3}
 
 
@@ -70,6 +74,12 @@ def _commit(source: Source, metadata: object) -> Commit:
     if isinstance(metadata, dict) and name in metadata:
         if metadata[name] is None:
             raise _unfinished(source, f"{CHECKPOINT_METADATA} has no {name}")
+        marked = (n for n in source.entries if n.endswith(f"/{COMMIT}") and n.count("/") == 1)
+        bare = METADATA in source.entries or MANIFEST in source.entries
+        if not bare and (
+            item := next(marked, "")
+        ):  # Orbax writes the step's marker after those of its items
+            raise _unfinished(source, f"it has {item} and no {COMMIT}")
         return Commit(CommitState.COMMITTED, CHECKPOINT_METADATA)
     return Commit(CommitState.NO_MARKER)
 
@@ -102,6 +112,10 @@ class _Opening:
     inline: dict[str, Value] = field(default_factory=dict)
     trees: list[_Item] = field(default_factory=list)
     defects: list[Finding] = field(default_factory=list)
+    strings_at: dict[str, tuple[str, Path]] = field(default_factory=dict)
+    kept: dict[str, KeptObjects] = field(default_factory=dict)
+    steps: dict[str, int | None] = field(default_factory=dict)
+    filled: dict[str, int] = field(default_factory=dict)
     words: list[str] = field(default_factory=list)
     meshes: set[DeviceMesh] = field(default_factory=set)
 
@@ -109,7 +123,7 @@ class _Opening:
         """Find the items of a step, and read each."""
         names = self.source.entries
         tops = {name.partition("/")[0] for name in names if "/" in name}
-        self.owned |= {CHECKPOINT_METADATA, COMMIT} & names.keys()
+        self.owned |= {CHECKPOINT_METADATA, COMMIT, MARKER} & names.keys()
         if METADATA in names or MANIFEST in names:
             self.tree("", ())
             return
@@ -128,14 +142,15 @@ class _Opening:
         """Take an item of JSON; refuse one that a handler wrote which is not known."""
         inside = sorted(n for n in self.source.entries if n.startswith(f"{item}/"))
         files = [n for n in inside if n != f"{item}/{COMMIT}"]
-        known = files in ([f"{item}/{JSON_ITEM}"], [f"{item}/{METRICS}"])
+        known = files in ([f"{item}/{name}"] for name in JSON_FILES)
+        if item == DESCRIPTOR:  # Orbax's own, for its services, and named also where it is absent
+            self.owned |= set(inside)
+            return
         if handler is None and not known:
-            if item == "descriptor":  # Orbax's own, for its services
-                self.owned |= set(inside)
             return  # a directory of somebody else, which the checks name as a stray
         if not files:
             raise CorruptError(f"the item {item} is missing", kind="missing-file", file=item)
-        if not known or (handler and "Json" not in handler):
+        if not known or (handler and not JSON_HANDLER.search(handler)):
             raise UnsupportedError(
                 f"the item {item} of {self.source.url} was saved by {handler or 'nobody known'},"
                 " which is not read",
@@ -163,6 +178,7 @@ class _Opening:
         values = self.values(folder, inside)
         self.arrays(item, values)
         self.strings(item)
+        self.keep(folder)
         sharding = f"{folder}{SHARDING}"
         if sharding in names:
             self.meshes |= set(meshes(read_json(self.source, sharding)))
@@ -228,12 +244,7 @@ class _Opening:
             array = _parsed(raw, file, _ZARR[last])
             found = chunks_of(shown, name, array, objects.get(name, {}))
             if found.lacking and not item.tree.stores_all:
-                raise UnsupportedError(
-                    f"{counted(found.lacking, 'chunk')} of {name} are absent, and this Orbax left"
-                    " out chunks that equal the fill value: nothing tells them from lost ones",
-                    hint="restore and save it with a newer Orbax",
-                    file=file, tensor=name,
-                )  # fmt: skip
+                found = self._filled(item, name, value, array, found)
             if value.inline is None and (key := first_absent(array, objects.get(name, {}))):
                 lost = f"{item.folder}{name}/{key}"
                 said = f"{lost} is missing: chunks of {name}"
@@ -244,6 +255,48 @@ class _Opening:
                 finding("missing-tensor", f"{name} of {item.folder}{METADATA} is in no file",
                         file=f"{item.folder}{METADATA}", tensor=name)
             )  # fmt: skip
+
+    def _filled(
+        self, item: _Item, name: str, described: Value, array: Array, found: Chunks
+    ) -> Chunks:
+        """Return chunks with pieces of the fill value for those that were not stored.
+
+        Only where checked nodes and indexes lack them: an absent file may be a lost one.
+        """
+        checked = f"{item.folder}{MANIFEST}" in self.source.entries
+        if checked and not self.filled:
+            self._require_merged(item.folder)
+        checked = checked and (array.indexed is None or array.indexed.crc)
+        if array.fill is None or not checked or found.lacking > _MOST_FILLED:
+            raise UnsupportedError(
+                f"{counted(found.lacking, 'chunk')} of {name} are absent, and this Orbax left"
+                " out chunks that equal the fill value: nothing tells them from lost ones",
+                hint="restore and save it with a newer Orbax",
+                file=described.extent.file, tensor=name,
+            )  # fmt: skip
+        pieces, forms = list(found.pieces), list(found.forms)
+        for number, box in enumerate(not_stored(array, found)):
+            file = value_name(described, f"{item.folder}{name}//fill/{number}")
+            self.inline[file] = Value(described.extent, array.fill)
+            piece, form = filled(box, Extent(file, 0, len(array.fill)))
+            pieces.append(piece)
+            forms.append(form)
+        self.filled[name] = found.lacking
+        return found._replace(pieces=tuple(pieces), forms=tuple(forms), lacking=0)
+
+    def _require_merged(self, folder: str) -> None:
+        """Require that the merged database has all keys of those of single processes."""
+        merged = read_database(self.source, folder).values.keys()
+        for one in self.databases:
+            if not one.startswith(folder):
+                continue
+            lost = read_database(self.source, one).values.keys() - merged
+            if lost:
+                raise CorruptError(
+                    f"{folder}{MANIFEST} lacks {counted(len(lost), 'key')} of {one}{MANIFEST},"
+                    f" {min(lost)} among them",
+                    kind="bad-metadata", file=f"{folder}{MANIFEST}",
+                )  # fmt: skip
 
     def _contents(self, values: list[Value]) -> list[bytes]:
         """Return the bytes of values, those in files read at once."""
@@ -277,6 +330,25 @@ class _Opening:
                 raise CorruptError(f"{file} lacks {name}", kind="bad-metadata", file=file)
             full = ".".join((*item.prefix, name))
             self.objects[full] = ObjectInfo(full, place, field=(name,))
+            self.strings_at[full] = (item.folder[:-1], path)
+
+    def keep(self, folder: str) -> None:
+        """Take the non-tensor state that `convert --to orbax` stored beside a tree."""
+        if not any(name.startswith(folder + FOLDER) for name in self.source.entries):
+            return
+        inside = self.source.part(folder[:-1]) if folder else self.source
+        kept = KeptObjects(folder, inside, read_objects(inside))
+        for name, info in kept.stored.infos.items():
+            if name in self.objects:
+                raise CorruptError(
+                    f"{folder}{FOLDER} holds {name}, which is an item too",
+                    kind="bad-index", file=f"{folder}{INDEX}",
+                )  # fmt: skip
+            place = info.extent._replace(file=folder + info.extent.file)
+            self.objects[name] = info._replace(extent=place)
+            self.kept[name] = kept
+        self.owned |= {folder + file for file in kept.stored.files}
+        self.steps[f"{folder}{INDEX}"] = kept.stored.step
 
     def _say(self, word: str) -> None:
         if word not in self.words:
@@ -285,17 +357,22 @@ class _Opening:
     def result(self, commit: Commit) -> OrbaxCheckpoint:
         """Return the checkpoint."""
         held = {
-            (*item.prefix, *path): (*item.arrays[name], ".".join((*item.prefix, name)))
+            (*item.prefix, *path): (
+                *item.arrays[name],
+                ".".join((*item.prefix, name)),
+                (item.folder[:-1], path),
+            )
             for item in self.trees
             for path in item.tree.arrays
             if (name := ".".join(path)) in item.arrays
         }
-        roles = leaves_of({path: array.shape for path, (array, _, _) in held.items()})
+        roles = roles_of({place: array.shape for array, _, _, place in held.values()})
         tensors: dict[str, TensorInfo] = {}
         forms: dict[Extent, ChunkForm] = {}
         indexes: list[tuple[Extent, str]] = []
-        for path, (array, found, stored) in held.items():
-            leaf = roles[path]
+        paths: dict[str, tuple[str, Path]] = {}
+        for array, found, stored, place in held.values():
+            leaf = roles[place]
             info = TensorInfo(
                 leaf.component, leaf.name, leaf.kind, array.shape, array.dtype, found.pieces,
                 "" if stored == leaf.name else stored,
@@ -305,6 +382,7 @@ class _Opening:
                     f"two arrays are called {info.key}", kind="duplicate-tensor", tensor=info.key
                 )
             tensors[info.key] = info
+            paths[info.key] = place
             for piece, form in zip(found.pieces, found.forms, strict=True):
                 if forms.setdefault(piece.extent, form) is not form:
                     raise CorruptError(
@@ -312,8 +390,8 @@ class _Opening:
                         kind="extent-overlap", file=piece.extent.file, tensor=info.key,
                         offset=piece.extent.offset, length=piece.extent.length,
                     )  # fmt: skip
-            indexes += [(place, info.key) for place in found.indexes]
-        versions = sorted({array.version for array, _, _ in held.values()})
+            indexes += [(one, info.key) for one in found.indexes]
+        versions = sorted({array.version for array, *_ in held.values()})
         words = [*self.words, *(f"zarr {version}" for version in versions)]
         names = [f"{item.folder}{METADATA}" for item in self.trees]
         return OrbaxCheckpoint(
@@ -323,6 +401,7 @@ class _Opening:
             topology=self._topology(),
             commit=commit,
             dialect=", ".join(words),
+            notes=self._notes(),
             open_findings=self.defects,
             marker=names[0] if names else CHECKPOINT_METADATA,
             owned=frozenset(self.owned),
@@ -330,8 +409,21 @@ class _Opening:
             nodes=self.nodes,
             indexes=indexes,
             databases=self.databases,
+            trees=[item.folder[:-1] for item in self.trees],
+            paths=paths,
+            strings=self.strings_at,
+            kept=self.kept,
+            steps={file: step for file, step in self.steps.items() if step is not None},
             defects=self.defects,
         )
+
+    def _notes(self) -> list[Finding]:
+        """Return how many chunks are not stored, and in which arrays."""
+        if not self.filled:
+            return []
+        count = counted(sum(self.filled.values()), "chunk")
+        said = f"{count} of {listed(list(self.filled))} in no node of OCDBT: read as the fill value"
+        return [finding("fill-value", said)]
 
     def _topology(self) -> Topology:
         """Return the number of devices, if all arrays were on meshes of as many."""

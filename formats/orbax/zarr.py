@@ -1,8 +1,8 @@
 """What the metadata of a zarr array says: its shape and type, and where each chunk's bytes lie.
 
 Read are version 2 and version 3 with the regular grid, little-endian bytes in C order, plain or
-compressed with zstd, and version 3's shards of such chunks, with `crc32c`. Everything else is
-refused by name.
+compressed with zstd, gzip, zlib or Blosc, and version 3's shards of such chunks, with `crc32c`.
+Everything else is refused by name.
 
 Source: zarr-specs `docs/v2/v2.0.rst`, `docs/v3/core`, `docs/v3/codecs/sharding-indexed`;
 tensorstore `driver/{zarr,zarr3}`, which adds the types of ml_dtypes by their names.
@@ -10,11 +10,13 @@ tensorstore `driver/{zarr,zarr3}`, which adds the types of ml_dtypes by their na
 
 from __future__ import annotations
 
+import struct
 from math import prod
 from typing import Any, NamedTuple
 
 from ftckpt.checkpoint.dtypes import DTYPES, DType
 from ftckpt.errors import CorruptError, UnsupportedError
+from ftckpt.storage.decompress import BLOSC, GZIP, ZLIB, ZSTD
 from ftckpt.strict_json import JsonLimits, parse, shown
 
 _LIMITS = JsonLimits(depth=16, objects=1000, keys=10_000, items=100_000, naturals=False)
@@ -28,6 +30,13 @@ _NAMED = {
     "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
     "float8_e8m0fnu",
 }  # fmt: skip
+# What an array of zarr 2 calls each type.
+WRITTEN_TYPES = {name: name for name in sorted(_NAMED)} | {v: k for k, v in _NUMPY.items()}
+_STRUCT = {
+    "bool": "?", "int8": "b", "uint8": "B", "int16": "h", "uint16": "H", "int32": "i",
+    "uint32": "I", "int64": "q", "uint64": "Q", "float16": "e", "float32": "f", "float64": "d",
+}  # fmt: skip
+_COMPRESSORS = {"zstd": ZSTD, "gzip": GZIP, "zlib": ZLIB, "blosc": BLOSC}
 _MOST_DIMENSIONS = 64
 _MOST_ELEMENTS = 1 << 62
 
@@ -36,11 +45,11 @@ class ZarrCodec(NamedTuple):
     """How the bytes of a chunk are stored.
 
     Attributes:
-        zstd: whether they are compressed.
+        transforms: of the compressor; none where they are not compressed.
         crc: whether a CRC-32C of four bytes follows what is stored.
     """
 
-    zstd: bool
+    transforms: tuple[str, ...]
     crc: bool
 
 
@@ -56,6 +65,7 @@ class Array(NamedTuple):
         version: of zarr.
         separator: between the numbers in a chunk's key.
         prefixed: whether a chunk's key begins with `c`.
+        fill: the bytes of an element of a chunk that is not stored; None where nothing says them.
     """
 
     shape: tuple[int, ...]
@@ -68,6 +78,7 @@ class Array(NamedTuple):
     version: int
     separator: str
     prefixed: bool
+    fill: bytes | None = None
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -169,18 +180,19 @@ def _version2(found: _Metadata) -> Array:
     separator = found.left.pop("dimension_separator", ".")
     if separator not in (".", "/"):
         found.unknown("dimension_separator", separator)
-    found.left.pop("fill_value", None)  # of chunks that are absent, which are never invented
+    fill = found.left.pop("fill_value", None)
     compressor = found.take("compressor")
+    transforms: tuple[str, ...] = ()
     if compressor is not None:
         inner = found.below(compressor)
-        inner.only("id", "zstd")
-        inner.left.pop("level", None)
-        inner.left.pop("checksum", None)
-        inner.done()
+        transforms = (_compressor(inner, inner.take("id")),)
     found.done()
     dtype = DTYPES[_NUMPY.get(name, name)]
-    codec = ZarrCodec(compressor is not None, crc=False)
-    return Array(shape, dtype, chunks, chunks, codec, None, False, 2, separator, prefixed=False)
+    codec = ZarrCodec(transforms, crc=False)
+    return Array(
+        shape, dtype, chunks, chunks, codec, None, False, 2, separator, prefixed=False,
+        fill=_fill(dtype, fill),
+    )  # fmt: skip
 
 
 def _version3(found: _Metadata) -> Array:
@@ -213,19 +225,38 @@ def _version3(found: _Metadata) -> Array:
         first = place == "start"
         codecs = sharding.take("codecs")
         sharding.done()
-        if index.zstd:
+        if index.transforms:
             found.unknown("an index", "compressed")
     codec = _codec(found, codecs)
     if not len(shape) == len(stored) == len(chunk):
         found.damaged(list(chunk))
     if any(whole % part for whole, part in zip(stored, chunk, strict=True)):
         found.damaged(list(chunk))
-    found.take("fill_value")  # of chunks that are absent, which are never invented
+    fill = _fill(DTYPES[name], found.take("fill_value"))
     for harmless in ("attributes", "dimension_names"):
         found.left.pop(harmless, None)
     found.only("storage_transformers", [])
     found.done()
-    return Array(shape, DTYPES[name], stored, chunk, codec, index, first, 3, separator, prefixed)
+    return Array(
+        shape, DTYPES[name], stored, chunk, codec, index, first, 3, separator, prefixed, fill
+    )
+
+
+def _fill(dtype: DType, value: object) -> bytes | None:
+    """Return the bytes of a fill value: zero of any type, or a number of an ordinary one."""
+    if value == [0, 0] or (type(value) in (bool, int, float) and value == 0 and _plus(value)):
+        return bytes(dtype.itemsize)
+    code = _STRUCT.get(dtype.name)
+    if code is None or not isinstance(value, int | float):
+        return None
+    try:
+        return struct.pack("<" + code, value)
+    except (struct.error, OverflowError, ValueError):
+        return None
+
+
+def _plus(value: object) -> bool:
+    return not str(value).startswith("-")
 
 
 def _is_sharding(value: object) -> bool:
@@ -246,10 +277,10 @@ def _key_encoding(encoding: _Metadata) -> tuple[bool, str]:
 
 
 def _codec(found: _Metadata, codecs: object) -> ZarrCodec:
-    """Return bytes, perhaps zstd, perhaps crc32c, in this order."""
+    """Return bytes, perhaps a compressor, perhaps crc32c, in this order."""
     if not isinstance(codecs, list) or not codecs:
         return ZarrCodec(*found.damaged(codecs))
-    names = []
+    names, transforms = [], []
     for one in codecs:
         codec = found.below(one)
         name = codec.take("name")
@@ -258,13 +289,26 @@ def _codec(found: _Metadata, codecs: object) -> ZarrCodec:
         names.append(name)
         if name == "bytes":
             inner.only("endian", "little")
-        elif name == "zstd":
-            inner.left.pop("level", None)
-            inner.left.pop("checksum", None)
         elif name != "crc32c":
-            found.unknown("the codec", name)
+            transforms.append(_compressor(inner, name))
         inner.done()
-    order = ["bytes", *(one for one in ("zstd", "crc32c") if one in names)]
-    if names != order:
+    order = ["bytes", *names[1 : 1 + len(transforms)], *(["crc32c"] if "crc32c" in names else [])]
+    if names != order or len(transforms) > 1:
         found.unknown("the codecs", names)
-    return ZarrCodec("zstd" in names, "crc32c" in names)
+    return ZarrCodec(tuple(transforms), "crc32c" in names)
+
+
+def _compressor(found: _Metadata, name: object) -> str:
+    """Return the transform of a compressor; what its settings are does not matter to a reader."""
+    transform = _COMPRESSORS.get(name) if isinstance(name, str) else None
+    if transform is None:
+        found.unknown("the codec", name)
+    assert transform is not None
+    for setting in ("level", "checksum", "clevel", "shuffle", "blocksize", "typesize"):
+        found.left.pop(setting, None)
+    if transform == BLOSC:
+        packer = found.left.pop("cname", "lz4")
+        if packer not in ("lz4", "lz4hc", "zlib", "zstd"):
+            found.unknown("Blosc's", packer)
+    found.done()
+    return transform

@@ -40,20 +40,7 @@ _RECORD = 32.0
 # What `limited` lets through: a torch.Size has at most 64 numbers.
 _BUILT = 256
 
-_PUT = rb"r.(?:[^\x00]..|\x00[^\x00].|\x00\x00[^\x00])"
-_TUPLE = (
-    rb"(?:\)|" + INT + rb"\x85" + _PUT + rb"|" + TWO + rb"\x86" + _PUT
-    + rb"|" + THREE + rb"\x87" + _PUT + rb"|\(" + MORE + rb"t" + _PUT + rb")"
-)  # fmt: skip
-_KEY = rb"X(?:\x01\x00{3}.|\x02\x00{3}..|\x03\x00{3}...|\x04\x00{3}....|\x05\x00{3}.{5})" + _PUT
-# The arguments of one tensor as torch.save writes them, up to the call: most of a large pickle. It
-# takes only early memo slots, which the walk knows, and fills only late ones, of which it assumes
-# that each holds such a tuple.
-_TENSOR = re.compile(
-    rb"\(\(h(.)h(.)" + _KEY + rb"h(.)" + INT + rb"t" + _PUT + rb"Q" + INT + _TUPLE * 2
-    + rb"[\x88\x89]h.\)R" + _PUT + rb"t" + _PUT + rb"R",
-    re.DOTALL,
-)  # fmt: skip
+_KEY = rb"X(?:\x01\x00{3}.|\x02\x00{3}..|\x03\x00{3}...|\x04\x00{3}....|\x05\x00{3}.{5})"
 _EARLY = 256
 _BLURRED = 1 << 62  # above every slot
 # What lies in a slot that a tensor may have filled: perhaps a text, and no tuple of which many can
@@ -101,7 +88,7 @@ class Checked(NamedTuple):
 
 
 class NoRoomError(MemoryError):
-    """A bytearray says that it is far longer than the pickle.
+    """A bytearray or the memo would be far longer than the pickle.
 
     Attributes:
         at: where its opcode begins.
@@ -117,7 +104,7 @@ def check_keys(data: bytes) -> Checked:
 
     Raises:
         UnsafeError: a key would take unbounded time (`unsafe-pickle`).
-        NoRoomError: a bytearray says that it is far longer than the pickle.
+        NoRoomError: a bytearray or the memo would be far longer than the pickle.
     """
     return _known(data) if len(data) <= _SMALL else _checked(data)
 
@@ -187,7 +174,7 @@ class _Walk:
         numbered = False
         least: float = 1  # what late memo slots weigh where tensors were passed over
         plain, counted, end = _PLAIN, _COUNTED, len(data)
-        tensor = _nothing if self.whole else _TENSOR.match
+        tensor = _nothing if self.whole else _tensor(end).match
         at = 0
         while True:
             self.at = at
@@ -228,6 +215,9 @@ class _Walk:
                 else:
                     line = self._line(data, at)
                     index, at = int(data[at + 1 : line]), line + 1
+                # A slot takes an opcode to fill, and the memo is as long as the highest says.
+                if index > end + _EARLY:
+                    raise NoRoomError(self.at)
                 numbered = True
                 weight = stack[-1]
                 if weight > 1 or index in memo:
@@ -434,6 +424,36 @@ class _Walk:
 
 def _nothing(data: bytes, at: int) -> None:
     """Match nothing."""
+
+
+def _tensor(nbytes: int) -> re.Pattern[bytes]:
+    """Return the arguments of one tensor as torch.save writes them, up to the call.
+
+    They are most of a large pickle. They take only early memo slots, which the walk knows, and fill
+    only late ones, of which the walk assumes that each holds such a tuple. A slot's number is not
+    far above the length of the pickle: the unpickler makes a memo as long as the highest.
+    """
+    return _tensor_below(*((2, nbytes >> 16) if nbytes < 1 << 24 else (3, min(nbytes >> 24, 255))))
+
+
+@lru_cache(maxsize=64)
+def _tensor_below(byte: int, most: int) -> re.Pattern[bytes]:
+    """See `_tensor`: of a slot's number, byte 2 or 3 is at most `most`, and those above are 0."""
+    top = rb"[\x00-" + re.escape(bytes([most])) + rb"]"
+    some = rb"[\x01-" + re.escape(bytes([most])) + rb"]" if most else rb"(?!)"
+    if byte == 2:
+        put = rb"r.(?:[^\x00]" + top + rb"|\x00" + some + rb")\x00"
+    else:
+        put = rb"r.(?:[^\x00]." + top + rb"|\x00[^\x00]" + top + rb"|\x00\x00" + some + rb")"
+    shape = (
+        rb"(?:\)|" + INT + rb"\x85" + put + rb"|" + TWO + rb"\x86" + put
+        + rb"|" + THREE + rb"\x87" + put + rb"|\(" + MORE + rb"t" + put + rb")"
+    )  # fmt: skip
+    return re.compile(
+        rb"\(\(h(.)h(.)" + _KEY + put + rb"h(.)" + INT + rb"t" + put + rb"Q" + INT + shape * 2
+        + rb"[\x88\x89]h.\)R" + put + rb"t" + put + rb"R",
+        re.DOTALL,
+    )  # fmt: skip
 
 
 def _refuse() -> None:

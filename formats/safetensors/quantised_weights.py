@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from ftckpt.checkpoint import Box, Checkpoint, Extent, Kind, Piece, Scalar, TensorInfo
+from ftckpt.checkpoint import Checkpoint, Kind, TensorInfo
+from ftckpt.checkpoint.computed import computed
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.checkpoint.quantised import QuantisedTensor
 from ftckpt.errors import CorruptError, UnsupportedError
@@ -25,7 +25,6 @@ from ftckpt.formats.quantised.pairing import (
     read_states,
     weights,
 )
-from ftckpt.storage.computed import ComputedSource, Fill, computed_name
 from ftckpt.storage.source import Source
 
 
@@ -69,98 +68,6 @@ def read_recorded(source: Source, tensors: Mapping[str, TensorInfo]) -> Recorded
     """
     method = read_method(source)
     return None if method is None else Recorded(method, pair(method, tensors.values()))
-
-
-@dataclass(kw_only=True, repr=False)
-class ComputedCheckpoint(Checkpoint):
-    """A folder with other tensors than it stores: they are computed when they are read.
-
-    Attributes:
-        stored_in: the folder as it is.
-        made_of: keys of the stored tensors that a computed one is read from, by its key.
-        replaced: small files that go with them, in place of the folder's own.
-    """
-
-    format: ClassVar[str] = "safetensors"
-
-    stored_in: Checkpoint
-    made_of: Mapping[str, Sequence[str]]
-    replaced: Mapping[str, bytes]
-
-    @property
-    def as_stored(self) -> Checkpoint:
-        """The folder as it is."""
-        return self.stored_in
-
-    @property
-    def loads_at_any_world(self) -> bool:
-        """It holds whole tensors."""
-        return True
-
-    @property
-    def stored(self) -> Any:
-        """How the folder keeps its objects (see `write_records`)."""
-        return getattr(self.stored_in, "stored", None)
-
-    def members(self) -> Iterable[str]:
-        """Return the folder's files, without those that no longer hold."""
-        return [name for name in self.stored_in.members() if name in self.source.entries]
-
-    def load_object(self, name: str) -> Any:
-        """Return an object of the folder."""
-        return self.stored_in.load_object(name)
-
-    def scalars(self, limit: int) -> Iterator[Scalar]:
-        """Yield the folder's step."""
-        return self.stored_in.scalars(limit)
-
-    def extents_by_owner(self) -> Iterator[tuple[Extent, str, int | None]]:
-        """Yield the stored bytes that each tensor is read from."""
-        for key, info in self.tensors.items():
-            for stored in self.made_of.get(key, ()):
-                for piece in self.stored_in.tensors[stored].pieces:
-                    yield piece.extent, key, piece.rank
-            if key not in self.made_of:
-                for piece in info.pieces:
-                    yield piece.extent, key, piece.rank
-        for name, item in self.objects.items():
-            yield item.extent, name, item.rank
-
-
-def computed(
-    checkpoint: Checkpoint,
-    tensors: Mapping[str, TensorInfo],
-    made_of: Mapping[str, Sequence[str]],
-    fill: Fill,
-    beside: Mapping[str, bytes],
-    without: Sequence[str] = (),
-) -> ComputedCheckpoint:
-    """Return a folder with other tensors.
-
-    Args:
-        checkpoint: the folder as it is.
-        tensors: all that the result has; the computed ones have no pieces yet.
-        made_of: see `ComputedCheckpoint`.
-        fill: computes bytes of a tensor.
-        beside: small files in place of the folder's own.
-        without: files that no longer hold.
-    """
-    placed = {
-        key: info._replace(
-            pieces=(Piece(Box.whole(info.shape), Extent(computed_name(key), 0, info.nbytes)),)
-        )
-        if key in made_of
-        else info
-        for key, info in tensors.items()
-    }
-    kept = {name: e for name, e in checkpoint.source.entries.items() if name not in without}
-    source = ComputedSource.over(replace(checkpoint.source, entries=kept), lambda: fill)
-    held = {f.name: getattr(checkpoint, f.name) for f in fields(Checkpoint) if f.init}
-    held |= {"source": source, "tensors": placed}
-    held |= {
-        "aliases": {k: o for k, o in checkpoint.aliases.items() if k in placed and o in placed}
-    }
-    return ComputedCheckpoint(**held, replaced=beside, stored_in=checkpoint, made_of=made_of)
 
 
 def dequantise(checkpoint: Checkpoint, recorded: Recorded, dtype: DType) -> Checkpoint:
@@ -209,4 +116,6 @@ def dequantise(checkpoint: Checkpoint, recorded: Recorded, dtype: DType) -> Chec
             text.pop(field, None)
     config |= {field: dtype.name for field in DTYPE_FIELDS if field in config}
     beside = {CONFIG: json.dumps(config, indent=2, sort_keys=True).encode() + b"\n"}
-    return computed(checkpoint, tensors, made_of, fill, beside if config else {}, (MODELOPT,))
+    return computed(
+        checkpoint, tensors, made_of, fill, beside if config else {}, without=(MODELOPT,)
+    )

@@ -20,7 +20,7 @@ from ftckpt.errors import CorruptError, NotFoundError
 from ftckpt.findings import Finding, finding, from_error
 from ftckpt.formats.huggingface.index import check_index, check_total_size
 from ftckpt.formats.huggingface.names import shard_name
-from ftckpt.formats.huggingface.weights import check_not_empty
+from ftckpt.formats.huggingface.weights import check_not_empty, zero_at_first
 from ftckpt.formats.safetensors.records import INDEX, StoredObjects, read_objects
 from ftckpt.formats.safetensors.sections import sections_of
 from ftckpt.formats.state.stored_names import StoredName
@@ -89,6 +89,11 @@ class SafetensorsCheckpoint(Checkpoint):
     def loads_at_any_world(self) -> bool:
         """It holds whole tensors, or shards with their places."""
         return True
+
+    @property
+    def zero_at_first(self) -> Sequence[str]:
+        """The matrices of an adapter that begin as zeros."""
+        return zero_at_first(self.tensors)
 
     def members(self) -> Iterable[str]:
         """Yield the weights, their indexes, and what belongs to a model folder."""

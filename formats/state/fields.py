@@ -48,6 +48,8 @@ def state_fields(checkpoint: Checkpoint) -> Iterator[Field | FtckptError]:
     for name in checkpoint.objects:
         try:
             for leaf in objects.fields(name):
+                if leaf.path[-1:] == ("param_groups",) and leaf.value.value == []:
+                    continue  # torch has no optimizer without groups: a writer's placeholder
                 for path, value in _apart(leaf.path, leaf.value.value, _INSIDE):
                     yield _field(checkpoint, dotted(path), leaf.value._replace(value=value))
         except FtckptError as error:

@@ -6,7 +6,7 @@ axes: the source is shown with both, and what reads strided tensors reads these.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -46,6 +46,16 @@ class TransposedView(Checkpoint):
     def decoding(self) -> Decoding:
         """How the checkpoint's own tensors are decoded."""
         return self.base.decoding
+
+    @property
+    def as_stored(self) -> Checkpoint:
+        """The checkpoint itself, as its files hold it."""
+        return self.base.as_stored
+
+    @property
+    def made_from(self) -> Sequence[Checkpoint]:
+        """What the checkpoint's own tensors are computed from."""
+        return self.base.made_from
 
     def payload(self, piece: Piece) -> Payload:
         """Find the elements of a piece; those of a transposed one are the original's."""

@@ -36,7 +36,7 @@ from ftckpt.formats.huggingface.index import (
     parse_index,
 )
 from ftckpt.formats.huggingface.names import is_beside, shard_name
-from ftckpt.formats.huggingface.weights import check_not_empty
+from ftckpt.formats.huggingface.weights import check_not_empty, zero_at_first
 from ftckpt.formats.pickles.walk import at
 from ftckpt.formats.ranks.inside import ranks_inside
 from ftckpt.formats.ranks.training_tree import TrainingTree, TreeTensor
@@ -162,6 +162,11 @@ class TorchSaveCheckpoint(Checkpoint):
             if SHARD.fullmatch(name) and name not in named:
                 what = f"{name} is a shard that no index names, left by another save"
                 yield finding("stale-shard", what, file=name)
+
+    @property
+    def zero_at_first(self) -> Sequence[str]:
+        """The matrices of an adapter that begin as zeros."""
+        return zero_at_first(self.tensors)
 
     def records(self) -> Iterator[Record]:
         """Yield every record of every zip; a storage belongs to the first tensor that uses it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -69,14 +70,15 @@ def ls(
     """List the checkpoints of a root, the newest first; no checkpoint is opened.
 
     Args:
-        path: directory or URL that holds the checkpoints, of one run or several.
+        path: directory or URL that holds the checkpoints, of one run or several; of one checkpoint
+            its own row alone.
         all_: foreign names and the trash, too.
         stores: how to reach object stores.
         counter: is told of the work.
 
     Raises:
         NotFoundError: no such root, or nothing in it that a format knows.
-        UsageError: it is one checkpoint, or one step of a root.
+        UsageError: it is a file that belongs to a checkpoint, or a part of one.
         UnavailableError, DeniedError: something could not be listed.
     """
     from ftckpt.retention import EntryClass
@@ -84,7 +86,19 @@ def ls(
     from ftckpt.retention.document import shown_class
 
     now = time.time()
-    _, surveys = _surveys(path, now, stores, counter)
+    only = ""
+    try:
+        _, surveys = _surveys(path, now, stores, counter)
+    except UsageError as error:
+        root, only = _root_around(path, stores)
+        if not only:
+            raise
+        try:
+            _, surveys = _surveys(root, now, stores, counter)
+        except UsageError:
+            raise error from None
+        if not any(held.entry.name == only for one in surveys for held in one.held):
+            raise
     found: list[ListedCheckpoint] = []
     for one in surveys:
         members = {} if one.run is None else {f.entry.name: f for f in one.run.members}
@@ -93,6 +107,8 @@ def ls(
         )
         for held in reversed(one.held):
             entry, contents = held.entry, held.entry.contents
+            if only and entry.name != only:
+                continue
             if not all_ and entry.entry_class in (EntryClass.FOREIGN, EntryClass.TRASH):
                 continue
             saved = held.finished if entry.time is None else entry.time
@@ -118,6 +134,23 @@ def ls(
     return tuple(found)
 
 
+def _root_around(path: str, stores: StoreOptions) -> tuple[str, str]:
+    """Return the root that one checkpoint is in, and its name there; "" where it is none."""
+    from ftckpt.discovery.resolve import open_target
+    from ftckpt.storage.remotes import split
+
+    target = open_target(path, FORMATS, stores)
+    place = target.place
+    if target.root is not None and place.which:
+        from ftckpt.discovery.candidates import choose_child
+
+        return place.url, choose_child(target.root, place.which).candidate.path
+    local = place.store.local_path(place.entry.path)
+    # `.` has no name of its own.
+    url = os.path.abspath(path) if local is not None and split(path)[1] in ("", ".", "..") else path
+    return split(url.rstrip("/")) if target.part is not None else ("", "")
+
+
 def status(
     root: str,
     *,
@@ -126,6 +159,8 @@ def status(
     slower: float = 1.5,
     tier: str = "",
     policy: str = "",
+    scrub_every: float | str = "",
+    state: str = "",
     prometheus: str = "",
     stores: StoreOptions = STORES,
     counter: Counter = NULL,
@@ -141,6 +176,8 @@ def status(
         slower: alert when saves take this many times as long.
         tier: the second tier: what is not there is counted.
         policy: a retention.toml; `kept` says what it keeps.
+        scrub_every: seconds, or a text: in which a scrub should read everything; "" for no alert.
+        state: where the scrub remembers; "" for below the root.
         prometheus: a file to write metrics to, atomically, also where the root cannot be read.
         stores: how to reach object stores.
         counter: is told of the work.
@@ -154,24 +191,52 @@ def status(
     from ftckpt.health.prometheus import unreadable
     from ftckpt.storage.local.atomic import write_over
 
-    expected = seconds(expect_interval, "--expect-interval") if expect_interval != "" else None
-    if expected is not None and expected <= 0:
-        raise UsageError("--expect-interval must be more than nothing")
+    expected = _positive(expect_interval, "--expect-interval")
+    unread = _positive(scrub_every, "--scrub-every")
     now = time.time()
     try:
         place, surveys = _surveys(root, now, stores, counter)
+        surveys = _with_scrubs(surveys, state, stores)
         urls = [one.url for one in surveys]
         second = _second(tier, urls, now, stores, counter) if tier else {}
     except FtckptError:
         if prometheus:  # a monitor must not go on with what was true once
             write_over(prometheus, unreadable(root, now).encode())
         raise
-    found = judge(root, surveys, now, Thresholds(expected, late, slower), second)
+    found = judge(root, surveys, now, Thresholds(expected, late, slower, unread), second)
     if prometheus:  # before anything else can fail, or nobody reads the answer
         write_over(prometheus, metrics(found).encode())
     if not policy:
         return found
     return replace(found, kept=_kept(root, place, surveys, policy, now, counter))
+
+
+def _positive(value: float | str, flag: str) -> float | None:
+    if value == "":
+        return None
+    found = seconds(value, flag)
+    if found <= 0:
+        raise UsageError(f"{flag} must be more than nothing")
+    return found
+
+
+def _with_scrubs(surveys: Sequence[Survey], state: str, stores: StoreOptions) -> list[Survey]:
+    """Add what the runs of a scrub have found.
+
+    Raises:
+        UsageError: one record for several runs.
+        CorruptError: a record cannot be read.
+    """
+    from ftckpt.verification.scrub import Scrub
+
+    if state and len(surveys) > 1:
+        raise UsageError("--state is the record of one run, and several lie here")
+    return [
+        one
+        if one.run is None
+        else replace(one, scrub=Scrub(state, None, stores).history(one.run.root))
+        for one in surveys
+    ]
 
 
 def _surveys(

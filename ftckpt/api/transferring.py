@@ -13,7 +13,7 @@ from ftckpt.workers import Work
 from ftckpt.workers.limits import parse_bytes
 
 from .opening import STORES, job_count, opened, rate_limit
-from .tables import read_renames, read_rules
+from .tables import read_renames, read_rules, read_text
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint.rules import Rules
@@ -146,9 +146,11 @@ def convert(
     *,
     dtype: str = ...,
     from_master: bool = ...,
+    adapter: Sequence[str] = ...,
     names: str = ...,
     spelling: Sequence[str] = ...,
     family: str = ...,
+    config: str = ...,
     rename: str = ...,
     derive: Callable[[Content], Content] | None = ...,
     request: LayoutRequest | None = ...,
@@ -167,9 +169,11 @@ def convert(
     *,
     dtype: str = ...,
     from_master: bool = ...,
+    adapter: Sequence[str] = ...,
     names: str = ...,
     spelling: Sequence[str] = ...,
     family: str = ...,
+    config: str = ...,
     rename: str = ...,
     derive: Callable[[Content], Content] | None = ...,
     request: LayoutRequest | None = ...,
@@ -187,9 +191,11 @@ def convert(
     *,
     dtype: str = "",
     from_master: bool = False,
+    adapter: Sequence[str] = (),
     names: str = "",
     spelling: Sequence[str] = (),
     family: str = "",
+    config: str = "",
     rename: str = "",
     derive: Callable[[Content], Content] | None = None,
     request: LayoutRequest | None = None,
@@ -206,9 +212,11 @@ def convert(
         to: the format to write; "" for that of `like`, else the source's own.
         dtype: `bf16`, `fp16` or `fp32`, of the model's floating-point weights; "" as they are.
         from_master: whether weights are rounded from their fp32 masters.
+        adapter: LoRA adapters of PEFT that are merged into the weights, in order.
         names: `hf` or `megatron`: whose names the parameters get; "" as they are.
         spelling: Megatron's: `transformer_engine` or `local`, `sequential` or `grouped`.
         family: the model (`llama`, `mistral`, ...); "" for what it shows.
+        config: the `config.json` of a MaxText model, a path.
         rename: a TOML file of other names for parameters.
         derive: makes what is written of what is there, where no flag does.
         request: what is asked of the layout, in place of the flags about it.
@@ -226,6 +234,7 @@ def convert(
     """
     from ftckpt.formats.families import to_hugging_face, to_megatron
     from ftckpt.formats.families.translator import DEFAULT_SPELLINGS
+    from ftckpt.formats.huggingface.config import parsed_config
     from ftckpt.formats.writers import format_and_writer
     from ftckpt.transfer.request.change_dtype import retype, target_of
     from ftckpt.transfer.request.from_masters import from_masters
@@ -235,8 +244,12 @@ def convert(
         raise UsageError(f"--names {names!r} is not known", hint="hf, megatron")
     if spelling and names != "megatron":
         raise UsageError("--spelling says which of Megatron's names", hint="--names megatron")
+    if config and names != "hf":
+        raise UsageError("--config says what a MaxText model is", hint="--names hf")
     if family and not names:
         raise UsageError("--family says by whose table names are translated", hint="--names NAME")
+    if adapter and from_master:
+        raise UsageError("--adapter changes the weights, and --from-master takes the masters")
     renames = read_renames(rename)
     request = request or _request(flags, read_rules(flags.get("rules", "")), stores)
     to = to or (request.like.source_format if request.like is not None else "")
@@ -246,19 +259,29 @@ def convert(
     to = to or checkpoint.source_format
     if dtype:
         checkpoint = checkpoint.dequantised(target_of(dtype))
+    if adapter:
+        from ftckpt.formats.adapters.merging import merge
+
+        others = [opened(one, stores) for one in adapter]
+        checkpoint = merge(checkpoint, others, target_of(dtype) if dtype else None).checkpoint
     content = narrowed(checkpoint, flags)
+    if adapter:
+        from ftckpt.formats.adapters.merging import require_weights_alone
+
+        require_weights_alone(content)
     if from_master:
         content = from_masters(content).content
+    if dtype:  # before the names: config.json says the type
+        content = retype(content, dtype)
     rows = flags.get("true_vocab_size")
     if names == "hf":
-        content = to_hugging_face(content, family=family, true_vocab_size=rows)
+        said = parsed_config(read_text(config), config) if config else None
+        content = to_hugging_face(content, family=family, true_vocab_size=rows, config=said)
     elif names == "megatron":
         spellings = (*spelling, *DEFAULT_SPELLINGS)
         content = to_megatron(content, family=family, true_vocab_size=rows, spellings=spellings)
     if renames:
         content = renamed(content, renames)
-    if dtype:
-        content = retype(content, dtype)
     if derive is not None:
         content = derive(content)
     used = ("true_vocab_size",) if names else ()
@@ -344,15 +367,13 @@ def plan(laid_out: LaidOut, flags: WritingFlags) -> Planned:
 
 def write(laid_out: LaidOut, flags: WritingFlags, counter: Counter) -> TransferReport:
     """Write and prove what is laid out, the source verified first (see `LaidOut.write`)."""
-    from ftckpt.verification import verify
-
-    from .writing import checking
+    from .writing import verified
 
     jobs, limiter = laid_out.jobs, rate_limit(flags.get("limit_rate", ""))
     work = Work(threads=jobs, processes=jobs, limiter=limiter, counter=counter)
 
     def check() -> VerifyReport:
-        return verify(laid_out.checkpoint.as_stored, checking(laid_out.content), work=work)
+        return verified(laid_out.checkpoint, laid_out.content, work)
 
     return laid_out.write(
         check=None if flags.get("no_proof", False) else check,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from ftckpt.errors import UnsupportedError
+from ftckpt.errors import ExitCode, UnsupportedError
 from ftckpt.formats.catalog import reads_by_rules
 from ftckpt.formats.state.same_object import SameObject
 from ftckpt.formats.writers import format_and_writer
@@ -117,6 +117,27 @@ class LaidOut:
             check=check,
             prover=prover if self.layout.content is None else prove,
         )
+
+
+def verified(checkpoint: Checkpoint, content: Content, work: Work) -> VerifyReport:
+    """Verify a source, and what its tensors are computed from beside it.
+
+    Args:
+        checkpoint: the source.
+        content: what is written of it.
+        work: how.
+
+    Returns:
+        The report of the source; that of the first other one that does not pass, if it does.
+    """
+    from ftckpt.verification import verify
+
+    found = verify(checkpoint.as_stored, checking(content), work=work)
+    for other in checkpoint.made_from:
+        if found.code is ExitCode.OK:
+            second = verify(other, work=work)
+            found = found if second.code is ExitCode.OK else second
+    return found
 
 
 def checking(content: Content) -> VerifyOptions:

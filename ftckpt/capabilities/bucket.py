@@ -155,8 +155,8 @@ def _asked(
         field: that the answer has where there is a setting; lookalikes answer with anything.
     """
     unknown = Check(
-        "place", what, State.UNKNOWN, "the service does not know it",
-        "what it is set to was not found out",
+        "place", what, State.UNKNOWN, "the service does not say",
+        "it has no such setting, or none that can be asked for",
     )  # fmt: skip
     asked = _call(client, operation, root, f"ask for the {what} of", Bucket=root.bucket)
     try:

@@ -14,7 +14,7 @@ tuple is built four times faster than a frozen dataclass.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -372,13 +372,25 @@ class Checkpoint(Mapping[str, "TensorView"]):
         """The checkpoint as its files hold it: itself, unless tensors of it are computed."""
         return self
 
+    @property
+    def made_from(self) -> Sequence[Checkpoint]:
+        """Other checkpoints that its tensors are computed from: adapters that are merged."""
+        return ()
+
+    @property
+    def zero_at_first(self) -> Collection[str]:
+        """Keys of tensors that begin as zeros: if all still are zero, nothing was trained."""
+        return ()
+
     def is_local(self) -> bool:
         """Whether all files that its tensors are read from are local.
 
         Raises:
             FtckptError: a base cannot be opened.
         """
-        return all(one.source.store.traits.local for one in (self, *self.decoding.bases()))
+        return all(
+            one.source.store.traits.local for one in (self, *self.made_from, *self.decoding.bases())
+        )
 
     def extents_by_owner(self) -> Iterator[tuple[Extent, str, int | None]]:
         """Yield byte ranges of files with the key or name and the rank of their owners.

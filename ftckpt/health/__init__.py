@@ -13,5 +13,6 @@ from .judge import Status as Status
 from .judge import Thresholds as Thresholds
 from .judge import judge as judge
 from .prometheus import metrics as metrics
+from .scrubbed import Scrubbed as Scrubbed
 from .survey import Survey as Survey
 from .survey import SurveyedEntry as SurveyedEntry

@@ -13,12 +13,18 @@ from ftckpt.own_files import GO_ON, is_under_way
 from ftckpt.planning.quantities import shown_duration
 
 from .durable import Durable
+from .scrubbed import Scrubbed
 from .survey import SurveyedEntry
 
 # A save that takes longer than usual by less than this is not worth a look, whatever the ratio.
 _SLOWER_S = 1.0
 _PILE = 2
+_SCRUB = "ftckpt verify ROOT --oldest-first --budget 1h, every night"
 _ABANDONED = 3
+
+
+# No trainer saves that often: the files were copied, and their times are of the copy.
+_A_SAVE = 1.0
 
 
 class AlertKind(StrEnum):
@@ -33,6 +39,7 @@ class AlertKind(StrEnum):
     SLOW = "slow"
     POINTER = "pointer"
     SPACE = "space"
+    UNREAD = "unread"
 
 
 class Alert(NamedTuple):
@@ -57,11 +64,13 @@ class Thresholds:
         expected_s: seconds between saves; None for what is measured.
         late: how many intervals the newest save may be old.
         slower: how many times as long as usual a save may take.
+        unread_s: seconds in which a scrub should have read every save; None for any number.
     """
 
     expected_s: float | None = None
     late: float = 2.0
     slower: float = 1.5
+    unread_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +92,7 @@ class Facts:
         durable_age_s: age of the newest save that both tiers hold.
         free: bytes that the filesystem has left.
         next_bytes: what the next save will take, by the newest.
+        scrubbed: what a scrub has read; None if none runs here.
     """
 
     last: SurveyedEntry | None
@@ -99,6 +109,7 @@ class Facts:
     durable_age_s: float | None
     free: int | None
     next_bytes: int | None
+    scrubbed: Scrubbed | None
 
 
 def alerts(facts: Facts, wanted: Thresholds) -> tuple[Alert, ...]:
@@ -109,6 +120,7 @@ def alerts(facts: Facts, wanted: Thresholds) -> tuple[Alert, ...]:
 
 
 def _alerts(facts: Facts, wanted: Thresholds) -> Iterator[Alert]:
+    yield from _scrubbed(facts, wanted)
     if facts.last is None:
         yield Alert(
             AlertKind.EMPTY, "no save is finished", "ftckpt inspect ROOT says what lies there"
@@ -163,6 +175,26 @@ def _alerts(facts: Facts, wanted: Thresholds) -> Iterator[Alert]:
         )
 
 
+def _scrubbed(facts: Facts, wanted: Thresholds) -> Iterator[Alert]:
+    held = facts.scrubbed
+    if held is None:
+        if wanted.unread_s is not None and facts.last is not None:
+            yield Alert(AlertKind.UNREAD, "no scrub has read any of the saves", _SCRUB)
+        return
+    if held.bad:
+        name, check = held.bad[0]
+        more = f"; {counted(len(held.bad) - 1, 'more')}" if held.bad[1:] else ""
+        yield Alert(
+            AlertKind.CORRUPT,
+            f"the scrub found {name} bad: {check.message} ({check.code}){more}",
+            f"ftckpt verify {shlex.quote(name)} says where",
+        )
+    waits = held.unread_s
+    if wanted.unread_s is not None and waits is not None and waits > wanted.unread_s:
+        said = f"{held.longest} was not read for {shown_duration(waits)}"
+        yield Alert(AlertKind.UNREAD, said, _SCRUB)
+
+
 def _apart(
     entries: Sequence[SurveyedEntry],
 ) -> tuple[list[SurveyedEntry], list[SurveyedEntry]]:
@@ -179,7 +211,9 @@ def _late(facts: Facts, wanted: Thresholds) -> Iterator[Alert]:
             AlertKind.STALE,
             f"the last save is {shown_duration(facts.age_s)} old, and one is made every "
             f"{shown_duration(facts.interval_s)}",
-            "is the job running? its log, and squeue or kubectl, say so",
+            "is the job running? its log, and squeue or kubectl, say so"
+            if facts.interval_s >= _A_SAVE
+            else "such times are those of a copy: --expect-interval says how often a save is due",
         )
 
 

@@ -13,6 +13,7 @@ from .alerts import Alert, Facts, alerts
 from .alerts import Thresholds as Thresholds
 from .cadence import Cadence, cadence
 from .durable import Durable, durable
+from .scrubbed import Scrubbed, scrubbed
 from .survey import Survey, SurveyedEntry
 
 # The newest saves that say how long writing takes now, and those before them that say what was
@@ -84,6 +85,7 @@ class Health:
         nbytes: bytes by class.
         counts: entries by class.
         durable: what a second tier holds; None where none was named.
+        scrubbed: what a scrub has read; None if none runs here.
         alerts: what somebody should look at, the worst first.
     """
 
@@ -98,6 +100,7 @@ class Health:
     nbytes: Mapping[EntryClass, int]
     counts: Mapping[EntryClass, int]
     durable: Durable | None
+    scrubbed: Scrubbed | None
     alerts: tuple[Alert, ...]
 
 
@@ -154,6 +157,9 @@ def _health(survey: Survey, now: float, wanted: Thresholds, second: Survey | Non
     rhythm, growth = _rhythm(survey, committed, wanted.expected_s)
     held = None if second is None else durable(survey, second)
     writing = _writing(timed)
+    scrub = None
+    if survey.scrub is not None:
+        scrub = scrubbed(survey.scrub, {h.url: h.finished for h in survey.held}, now)
     facts = Facts(
         last=last,
         age_s=age,
@@ -169,6 +175,7 @@ def _health(survey: Survey, now: float, wanted: Thresholds, second: Survey | Non
         durable_age_s=_age(held.newest, now) if held is not None else None,
         free=survey.free,
         next_bytes=newest.entry.contents.nbytes if newest and newest.entry.contents else None,
+        scrubbed=scrub,
     )
     return Health(
         survey,
@@ -182,6 +189,7 @@ def _health(survey: Survey, now: float, wanted: Thresholds, second: Survey | Non
         survey.nbytes(),
         {c: len(survey.of(c)) for c in EntryClass if survey.of(c)},
         held,
+        scrub,
         alerts(facts, wanted),
     )
 

@@ -42,10 +42,12 @@ BYTES = Gauge("ftckpt_checkpoint_bytes", "Bytes of the entries, by class.")
 FREE = Gauge("ftckpt_free_bytes", "What the filesystem has left.")
 MISSING = Gauge("ftckpt_not_durable", "Finished checkpoints that the second tier lacks.")
 DURABLE_STEP = Gauge("ftckpt_durable_step", "Step of the newest checkpoint that both tiers hold.")
+UNREAD = Gauge("ftckpt_unread_since_timestamp_seconds", "Since when a scrub has left one unread.")
+BAD = Gauge("ftckpt_scrub_bad", "Checkpoints that a scrub found bad and that are unchanged.")
 
 _ORDER = (
     UP, AT, ALERT, NEWEST_STEP, NEWEST_TIME, VERIFIED_STEP, VERIFIED_TIME, INTERVAL, WRITING,
-    GROWTH, COUNT, BYTES, FREE, MISSING, DURABLE_STEP,
+    GROWTH, COUNT, BYTES, FREE, MISSING, DURABLE_STEP, UNREAD, BAD,
 )  # fmt: skip
 
 _Sample = tuple[Gauge, Mapping[str, str], float | None]
@@ -58,7 +60,11 @@ def metrics(status: Status) -> str:
         (AT, {"root": status.url}, status.now),
     ]
     for run in status.runs:
-        samples += _samples(run, {"root": status.url, "run": run.survey.url})
+        labels = {"root": status.url, "run": run.survey.url}
+        samples += _samples(run, labels)
+        if (scrub := run.scrubbed) is not None:
+            since = None if scrub.unread_s is None else status.now - scrub.unread_s
+            samples += [(UNREAD, labels, since), (BAD, labels, len(scrub.bad))]
     return text_of(samples)
 
 

@@ -18,6 +18,7 @@ from ftckpt.retention.scan.read import read_entries
 from ftckpt.storage import is_leftover
 from ftckpt.storage.local.oserror import translate
 from ftckpt.storage.store import Entry
+from ftckpt.verification.scrub import ScrubHistory
 
 from .cadence import Save
 
@@ -63,6 +64,7 @@ class Survey:
         dangling: pointers that name nothing: the pointer, and what it says.
         free: bytes that the filesystem has left; None on object stores.
         run: as retention reads it, the files of its entries listed; None where nothing was read.
+        scrub: what the runs of a scrub have found; None if none was run.
     """
 
     url: str
@@ -71,6 +73,7 @@ class Survey:
     dangling: tuple[tuple[str, str], ...]
     free: int | None
     run: Run | None = None
+    scrub: ScrubHistory | None = None
 
     @property
     def leftovers(self) -> tuple[SurveyedEntry, ...]:

@@ -7,13 +7,14 @@ names the checks that had passed when it was written.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import Checkpoint, CommitState
-from ftckpt.digests.files import hash_files
+from ftckpt.digests.blocks import blocks
+from ftckpt.digests.files import BlockFailure, hash_files, hash_or_fail
 from ftckpt.errors import (
     CorruptError,
     DeniedError,
@@ -121,12 +122,7 @@ def seal(
         DeniedError: the place cannot be written; beside the data, the hint names another.
     """
     source = checkpoint.source
-    if source.named and place is None:
-        raise UnsupportedError(
-            f"{source.url} shares its directory with other checkpoints: a manifest cannot be"
-            " beside each of them",
-            hint="give it a directory of its own, or name another place with --manifest",
-        )
+    _require_own_place(source, place)
     if checkpoint.commit.state is CommitState.UNCOMMITTED:
         raise IncompleteError(checkpoint.commit.message or f"{source.url} is not committed")
     members = sorted({name for name in checkpoint.members() if not is_own(name)})
@@ -174,6 +170,45 @@ def seal(
         written=standing is None,
         bytes_read=sum(unread.values()),
     )
+
+
+def hash_share(
+    checkpoint: Checkpoint, *, place: tuple[Store, str] | None = None, work: Work = ALONE
+) -> int:
+    """Hash a share of what `seal` hashes, and keep the digests in `work`; return the bytes.
+
+    Raises:
+        IncompleteError: not committed, or a file changed meanwhile.
+        CorruptError: a file of the checkpoint is missing (`missing-file`).
+        UnsupportedError: several checkpoints lie in its directory.
+    """
+    source = checkpoint.source
+    _require_own_place(source, place)
+    if checkpoint.commit.state is CommitState.UNCOMMITTED:
+        raise IncompleteError(checkpoint.commit.message or f"{source.url} is not committed")
+    sizes = {name: source.size(name) for name in sorted(set(checkpoint.members()))
+             if not is_own(name)}  # fmt: skip
+    work.counter.start("hashing", None)
+    done = sum(nbytes for nbytes in _hashed(source, sizes, work))
+    _require_unchanged(source, list(sizes))
+    return done
+
+
+def _hashed(source: Source, sizes: Mapping[str, int], work: Work) -> Iterator[int]:
+    for one in work.run(blocks(source, sizes, work.limiter), hash_or_fail):
+        if isinstance(one, BlockFailure):
+            raise one.error
+        work.counter.add(one.length)
+        yield one.length
+
+
+def _require_own_place(source: Source, place: tuple[Store, str] | None) -> None:
+    if source.named and place is None:
+        raise UnsupportedError(
+            f"{source.url} shares its directory with other checkpoints: a manifest cannot be"
+            " beside each of them",
+            hint="give it a directory of its own, or name another place with --manifest",
+        )
 
 
 def _write_beside(

@@ -72,8 +72,10 @@ class Moved:
 class _Open(OpenFile):
     """One file on its way."""
 
-    def __init__(self, file: CopiedFile, upload: Upload, ledger: CrcLedger) -> None:
-        super().__init__(upload, file.size)
+    def __init__(
+        self, file: CopiedFile, upload: Upload, ledger: CrcLedger, count: int | None = None
+    ) -> None:
+        super().__init__(upload, file.size, count)
         self.file = file
         self.ledger = ledger
 
@@ -126,6 +128,45 @@ class Mover:
                     moved.files[whole.path] = whole
                     count_file(self.work.counter)
                     del opened[whole.path]
+        finally:
+            for current in opened.values():
+                current.upload.close()
+
+    def share(self, wanted: Sequence[tuple[CopiedFile, Sequence[int]]]) -> Iterator[BlockMade]:
+        """Carry some blocks of files, and yield each when it is written.
+
+        A file is flushed when the last of them is; what lies in several blocks is judged by who
+        has them all.
+
+        Args:
+            wanted: files, and the numbers of their blocks; none for an empty file.
+
+        Raises:
+            CorruptError: a block is wrong wherever it is read.
+            FtckptError: it could not be read or written.
+        """
+        opened: dict[str, _Open] = {}
+
+        def tasks(file: CopiedFile, numbers: Sequence[int]) -> Iterator[_Task]:
+            upload = self.staging.open(file.output).upload
+            assert upload is not None
+            ledger = CrcLedger(self.evidence.ranges(file.path))
+            current = opened[file.path] = _Open(file, upload, ledger, len(numbers))
+            if not numbers:
+                upload.finish()
+            for number in numbers:
+                yield _Task(current, number, None)
+
+        def carried(task: _Task) -> BlockMade:
+            made = self._block(task)
+            assert isinstance(made, BlockMade)
+            if task.opened.completes(made):
+                task.opened.upload.finish()
+            return made
+
+        try:
+            lists = (tasks(file, numbers) for file, numbers in wanted)
+            yield from self.work.run(in_turn(lists, self.work.threads), carried)
         finally:
             for current in opened.values():
                 current.upload.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ftckpt.checkpoint import Checkpoint, CommitState
@@ -18,11 +18,12 @@ from ftckpt.storage.source import Source, followed_links
 from ftckpt.transfer.places import name_of, require_names, require_outside
 from ftckpt.transfer.request.source_changes import blamed, require_unchanged
 from ftckpt.transfer.staging import Staging
+from ftckpt.transfer.write.blocks import BlockMade
 from ftckpt.verification import check_structure
 from ftckpt.verification.blocks import check_manifest
 from ftckpt.verification.evidence import OwnerIndex
 from ftckpt.version import __version__
-from ftckpt.workers import Work
+from ftckpt.workers import Division, Work
 
 from .carry_files import Moved, Mover, Origin
 from .contents import CopiedFile, ReplicaContents, contents_of
@@ -72,41 +73,42 @@ class CopyReport:
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 
-def copy(
+@dataclass(frozen=True)
+class CopyJob:
+    """A copy that is about to begin.
+
+    Attributes:
+        destination: path or URL of the replica.
+        manifest: of the source, with the names of the replica; None without one.
+        contents: the files.
+        names: of the files that are read, in the source.
+        sizes: of the files that are written, by path.
+        plan: fingerprint of the transfer.
+        staging: where it is built.
+        report: with what is known before.
+    """
+
+    destination: str
+    manifest: Manifest | None
+    contents: ReplicaContents
+    names: Sequence[str]
+    sizes: Mapping[str, int]
+    plan: str
+    staging: Staging
+    report: CopyReport
+
+
+def prepare(
     checkpoint: Checkpoint,
     destination: str,
-    *,
     options: ReplicationOptions = _OPTIONS,
     stores: StoreOptions = _STORES,
-) -> CopyReport:
-    """Make a replica of a checkpoint.
-
-    Every byte is read once, hashed as it goes by, and held to the source's manifest or, where there
-    is none, to the CRC-32s in its files; a block that is wrong is read once more. What was written
-    is read back. The last act makes it visible: a rename on this machine; in an object store the
-    format's commit marker and then the manifest. Killed at any instant, the destination is absent
-    or whole, and the same call goes on where it was.
-
-    Args:
-        checkpoint: opened; never written.
-        destination: path or URL of the replica; `DIR/` for its own name in DIR. What stands
-            there already is not touched: the same checkpoint is an answer, anything else is
-            refused.
-        options: how.
-        stores: how to reach object stores.
+) -> CopyJob:
+    """Decide what a copy reads and writes, and where; nothing is written yet.
 
     Raises:
-        CorruptError: the source is damaged, or what stands there already is, or the proof failed.
-        IncompleteError: the source is not committed, or changed meanwhile.
-        ExistsError: something else stands at the destination.
-        RefusedError: another run is writing there, or it lies inside the source, what
-            that depends on, or a sealed checkpoint.
-        UnsafeError: a file is not regular, or a name leads out of the checkpoint.
-        UsageError: one file would take the name of a bucket.
-        NotFoundError: the directory around the destination does not exist.
-        NoResourceError, DeniedError, UnavailableError: it could not be read or written.
+        FtckptError: see `copy`.
     """
-    began = time.monotonic()
     source = checkpoint.source
     destination = destination_of(source, destination)
     if checkpoint.commit.state is CommitState.UNCOMMITTED:
@@ -141,19 +143,69 @@ def copy(
     if options.proof:  # without it nothing that a delta depends on is asked for
         require_apart_from_bases(lambda: checkpoint, place)
     sizes = {file.path: file.size for file in layout.files}
+    plan = plan_of(source, names, sizes)
+    return CopyJob(destination, manifest, contents, names, sizes, plan, staging, report)
+
+
+def copy(
+    checkpoint: Checkpoint,
+    destination: str,
+    *,
+    options: ReplicationOptions = _OPTIONS,
+    stores: StoreOptions = _STORES,
+    made: Iterable[BlockMade] = (),
+    built: str = "",
+    known: Division | None = None,
+) -> CopyReport:
+    """Make a replica of a checkpoint.
+
+    Every byte is read once, hashed as it goes by, and held to the source's manifest or, where there
+    is none, to the CRC-32s in its files; a block that is wrong is read once more. What was written
+    is read back. The last act makes it visible: a rename on this machine; in an object store the
+    format's commit marker and then the manifest. Killed at any instant, the destination is absent
+    or whole, and the same call goes on where it was.
+
+    Args:
+        checkpoint: opened; never written.
+        destination: path or URL of the replica; `DIR/` for its own name in DIR. What stands
+            there already is not touched: the same checkpoint is an answer, anything else is
+            refused.
+        options: how.
+        stores: how to reach object stores.
+        made: blocks that parts have written there.
+        built: what the staging place is called in which they did.
+        known: knows what parts have read back and summed.
+
+    Raises:
+        CorruptError: the source is damaged, or what stands there already is, or the proof failed.
+        IncompleteError: the source is not committed, or changed meanwhile.
+        ExistsError: something else stands at the destination.
+        RefusedError: another run is writing there, or it lies inside the source, what
+            that depends on, or a sealed checkpoint.
+        UnsafeError: a file is not regular, or a name leads out of the checkpoint.
+        UsageError: one file would take the name of a bucket.
+        NotFoundError: the directory around the destination does not exist.
+        NoResourceError, DeniedError, UnavailableError: it could not be read or written.
+    """
+    began = time.monotonic()
+    job = prepare(checkpoint, destination, options, stores)
+    source, manifest, contents, staging = checkpoint.source, job.manifest, job.contents, job.staging
+    names, sizes, report = job.names, job.sizes, job.report
     try:
         try:
-            plan = plan_of(source, names, sizes)
-            if staging.begin(plan, sizes, restart=options.restart):
+            if staging.begin(job.plan, sizes, restart=options.restart):
                 return replace(report, already_there=True, taken_over=contents.nbytes)
         except ExistsError as error:
             with blamed(source, names):
-                require_same(source, manifest, destination, stores, options, error)
+                require_same(source, manifest, job.destination, stores, options, error)
             return replace(report, already_there=True, evidence="manifest", covered=report.nbytes)
+        if built:
+            staging.believe(made, built)
+        divided = replace(options.work, division=known)
         with blamed(source, names):
             if options.proof:
                 _require_structure(checkpoint)
-            evidence = _evidence(checkpoint, manifest, contents, options)
+            evidence = evidence_of(checkpoint, manifest, contents, divided)
             options.work.counter.start("copying", contents.nbytes)
             expect_files(options.work.counter, len(contents.files) + len(contents.beside))
             moved = _move(source, contents, staging, evidence, options.work)
@@ -165,7 +217,7 @@ def copy(
         if staging.shows_before_proof:
             staging.publish({}, data)
         if options.proof:
-            prove(staging.source({}), sealed, moved, options.work)
+            prove(staging.source({}), sealed, moved, divided)
         if not staging.shows_before_proof:
             staging.publish({}, data)
         return replace(
@@ -234,6 +286,15 @@ def times(source: Source, files: Sequence[CopiedFile]) -> dict[str, float]:
     }
 
 
+def origin_in(source: Source) -> Callable[[CopiedFile, int], Origin]:
+    """Return what says where a block of a file is read: always in the source itself."""
+
+    def origin(file: CopiedFile, number: int) -> Origin:
+        return Origin(source.store, source.path(file.name))
+
+    return origin
+
+
 def _move(
     source: Source,
     contents: ReplicaContents,
@@ -241,10 +302,7 @@ def _move(
     evidence: BlockJudge,
     work: Work,
 ) -> Moved:
-    def origin(file: CopiedFile, number: int) -> Origin:
-        return Origin(source.store, source.path(file.name))
-
-    mover = Mover(staging, origin, evidence, work)
+    mover = Mover(staging, origin_in(source), evidence, work)
     moved = Moved()
     for files in contents.stages:
         mover.move(files, moved)
@@ -258,16 +316,18 @@ def _require_structure(checkpoint: Checkpoint) -> None:
             raise as_error(found, "ftckpt verify SRC says more; --no-proof carries it as it is")
 
 
-def _evidence(
-    checkpoint: Checkpoint,
-    manifest: Manifest | None,
-    contents: ReplicaContents,
-    options: ReplicationOptions,
+def evidence_of(
+    checkpoint: Checkpoint, manifest: Manifest | None, contents: ReplicaContents, work: Work
 ) -> BlockJudge:
+    """Return what the bytes of a copy are held to.
+
+    Raises:
+        CorruptError: a record that was read for this does not match.
+    """
     owners = OwnerIndex(checkpoint)
     if manifest is not None:
         return ManifestEvidence(manifest, owners)
-    found = record_evidence(checkpoint, owners, options.work)
+    found = record_evidence(checkpoint, owners, work)
     return found.renamed({file.name: file.path for file in contents.files})
 
 

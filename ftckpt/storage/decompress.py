@@ -3,7 +3,7 @@
 torch's distributed checkpoint names them in its metadata (`_StorageInfo.transform_descriptors`), as
 `stream.zstd` or `stream.zstd/1`; torch registers only zstd
 (torch/distributed/checkpoint/_extension.py). A few kilobytes of zstd can expand to terabytes, so
-nothing here decodes more than the caller needs.
+nothing here decodes more than the caller needs. zarr's compressors have names of ours, `zarr.gzip`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ if TYPE_CHECKING:
     from .store import Reader
 
 ZSTD = "stream.zstd"
+GZIP, ZLIB, BLOSC = "zarr.gzip", "zarr.zlib", "zarr.blosc"
+_WINDOWS = {GZIP: 31, ZLIB: 15}
 
 # torch compresses with level 3, whose window is 2 MiB; the highest level needs 128 MiB.
 MAX_WINDOW = 128 << 20
+_PART = 1 << 20
 _STEP = 128 << 10  # compressed bytes per step: bounds what one call can expand to
 
 
@@ -36,9 +39,11 @@ def base_name(transform: str) -> str:
 
 def supported(transforms: Sequence[str]) -> bool:
     """Whether `undo` knows all of `transforms`."""
-    return all(
-        base_name(t) == ZSTD and t.partition("/")[2].split(".")[0] in ("", "1") for t in transforms
-    )
+    return all(t in (GZIP, ZLIB, BLOSC) or _is_zstd(t) for t in transforms)
+
+
+def _is_zstd(transform: str) -> bool:
+    return base_name(transform) == ZSTD and transform.partition("/")[2].split(".")[0] in ("", "1")
 
 
 def undo(
@@ -62,9 +67,15 @@ def undo(
             file=file or None,
         )
     layers: Iterable[bytes | memoryview] = stream
-    for number in range(len(transforms)):
+    for number, name in enumerate(reversed(transforms), 1):
         # Every layer but the last feeds another decompressor, which bounds it.
-        layers = _unzstd(layers, limit if number == len(transforms) - 1 else None, file)
+        bound = limit if number == len(transforms) else None
+        if name in _WINDOWS:
+            layers = _unzlib(layers, bound, file, _WINDOWS[name])
+        elif name == BLOSC:
+            layers = _unblosc(layers, file)
+        else:
+            layers = _unzstd(layers, bound, file)
     left = limit
     for part in layers:
         if left <= 0:
@@ -93,6 +104,53 @@ def _unzstd(stream: Iterable[bytes | memoryview], limit: int | None, file: str) 
             kind="bad-transform",
             file=file or None,
         ) from error
+
+
+def _unzlib(
+    stream: Iterable[bytes | memoryview], limit: int | None, file: str, window: int
+) -> Iterator[bytes]:
+    """Undo gzip, of one member or several, or zlib."""
+    import zlib
+
+    given, part = 0, b""
+    source = _Steps(stream)
+    engine = zlib.decompressobj(window)
+    data = source.read(_STEP)
+    try:
+        while limit is None or given < limit:
+            if not data and len(part) < _PART:  # of a full part more may be inside
+                raise zlib.error("it ends early")
+            part = engine.decompress(data, _PART)
+            given += len(part)
+            yield part
+            data = engine.unconsumed_tail
+            if engine.eof:
+                data = engine.unused_data or source.read(_STEP)
+                if not data:
+                    return
+                if window == _WINDOWS[ZLIB]:
+                    raise zlib.error("bytes follow its end")
+                engine = zlib.decompressobj(window)
+            elif not data:
+                data = source.read(_STEP)
+    except zlib.error as error:
+        raise CorruptError(
+            f"{file or 'a record'} cannot be decompressed: {error}",
+            kind="bad-transform", file=file or None,
+        ) from error  # fmt: skip
+
+
+def _unblosc(stream: Iterable[bytes | memoryview], file: str) -> Iterator[bytes]:
+    """Undo Blosc, whose blocks lie in any order: what is stored is held."""
+    from ftckpt.workers.budget import demand
+
+    from .blosc import decode_blosc
+
+    held = bytearray()
+    for part in stream:
+        demand(2 * (len(held) + len(part)), f"a compressed record of {file or 'a file'}")
+        held += part
+    yield from decode_blosc(bytes(held), file=file)
 
 
 class _Steps:

@@ -10,14 +10,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ftckpt.errors import DeniedError, FtckptError, UsageError
+from ftckpt.errors import FtckptError, UsageError
 
 from .options import StoreOptions
-
-VARIABLE = "FTCKPT_CONFIG"
+from .settings import SettingsFile, config_path, read_settings
 
 # Two slashes make a URL, a second colon a chain of filesystems.
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9_.-]*):(?!//|:)(?P<rest>.*)", re.DOTALL)
@@ -82,17 +80,6 @@ class Remote(NamedTuple):
         return patience._replace(**dict(self.settings))
 
 
-def config_path() -> str:
-    """Return the path of the user's settings; the file may not exist."""
-    given = os.environ.get(VARIABLE, "")
-    if given:
-        return given
-    home = os.environ.get("XDG_CONFIG_HOME", "")
-    # The specification says to ignore relative values.
-    base = home if os.path.isabs(home) else os.path.join(os.path.expanduser("~"), ".config")
-    return os.path.join(base, "ftckpt", "config.toml")
-
-
 def remotes() -> dict[str, Remote]:
     """Return the user's remotes by name; none without a file of settings.
 
@@ -100,50 +87,22 @@ def remotes() -> dict[str, Remote]:
         UsageError: the file is wrong, or FTCKPT_CONFIG names a missing one.
         DeniedError: it may not be read.
     """
-    path = config_path()
-    try:
-        with open(path, "rb") as file:
-            seen = os.fstat(file.fileno())
-            return _parsed(path, (seen.st_ino, seen.st_mtime_ns, seen.st_size))
-    except (FileNotFoundError, NotADirectoryError) as error:
-        if os.environ.get(VARIABLE):
-            raise UsageError(f"{VARIABLE} names {path}, which is not there") from error
-        return {}
-    except IsADirectoryError as error:
-        raise UsageError(f"{path} is a directory, not a file of settings") from error
-    except PermissionError as error:
-        raise DeniedError(f"cannot read {path}: {error.strerror}") from error
+    settings = read_settings()
+    rows = settings.tables.get("remotes", {})
+    return {name: _remote(name, row, settings) for name, row in rows.items()}
 
 
-@lru_cache(maxsize=4)
-def _parsed(path: str, _seen: tuple[int, int, int]) -> dict[str, Remote]:
-    import tomllib
-
-    try:
-        with open(path, "rb") as file:
-            table = tomllib.load(file)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        # The message gives the place of the error, never its text.
-        where = re.search(r"\(at [^)]*\)$", str(error))
-        raise UsageError(f"{path} is not TOML {where[0] if where else ''}".rstrip()) from error
-    rows = table.pop("remotes", {})
-    if table:
-        raise UsageError(f"{path} has no setting {min(table)!r}", hint="it holds [remotes.NAME]")
-    if not isinstance(rows, dict):
-        raise UsageError(f"{path}: a remote is written as [remotes.NAME]")
-    return {name: _remote(name, row, path) for name, row in rows.items()}
-
-
-def _remote(name: str, row: object, file: str) -> Remote:
-    where = f"[remotes.{name}] in {file}"
+def _remote(name: str, row: object, settings: SettingsFile) -> Remote:
+    where = f"[remotes.{name}] in {settings.where('remotes', name)}"
     if not _NAME.fullmatch(name) or name.lower() in _SCHEMES:
         raise UsageError(
             f"{where}: {name!r} cannot name a remote",
             hint="letters, digits, '_', '.' and '-', and no scheme of a URL such as s3",
         )
     if not isinstance(row, dict):
-        raise UsageError(f"{file}: a remote is written as [remotes.NAME]")
+        raise UsageError(f"{where}: a remote is written as [remotes.NAME]")
     for key, value in row.items():
+        where = f"[remotes.{name}] in {settings.where('remotes', name, key)}"
         if key not in _KINDS:
             raise UsageError(f"{where} has no setting {key!r}", hint=_hint(key))
         kinds = _KINDS[key]
@@ -151,6 +110,7 @@ def _remote(name: str, row: object, file: str) -> Remote:
             raise UsageError(f"{where}: {key} must be {_WORDS[kinds[0]]}")
         if isinstance(value, (int, float)) and not 0 <= value < float("inf"):
             raise UsageError(f"{where}: {key} must be a number of seconds")
+    where = f"[remotes.{name}] in {settings.where('remotes', name)}"
     url = row.get("url", "")
     scheme, is_url, _ = url.partition("://")
     if not url or "::" in url or not (is_url or os.path.isabs(url)):
@@ -166,8 +126,8 @@ def _remote(name: str, row: object, file: str) -> Remote:
     endpoint = row.get("endpoint", "")
     if endpoint and not re.match(r"https?://[^/]", endpoint):
         raise UsageError(f"{where}: endpoint must begin with https:// or http://")
-    settings = tuple((key, value) for key, value in row.items() if key != "url")
-    return Remote(name, url if url.endswith("://") else url.rstrip("/") or "/", settings)
+    others = tuple((key, value) for key, value in row.items() if key != "url")
+    return Remote(name, url if url.endswith("://") else url.rstrip("/") or "/", others)
 
 
 def _hint(key: str) -> str:

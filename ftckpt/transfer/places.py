@@ -121,6 +121,8 @@ def require_apart_from_all(checkpoint: Checkpoint, destination: Store) -> None:
     require_apart(checkpoint.source, destination)
     for base in checkpoint.decoding.bases():
         require_apart(base.source, destination, "base")
+    for other in checkpoint.made_from:
+        require_apart(other.source, destination, "adapter")
 
 
 def require_outside(destination: Store) -> None:

@@ -172,7 +172,8 @@ def transfer(
             if options.proof:
                 with forgetting_failures(staging):
                     proof = prover(held, result, same_objects, work)
-        changes.require_unchanged(source.source, source.members())
+        for one in (source, *source.made_from):
+            changes.require_unchanged(one.source, one.members())
         small = [digest_of_bytes(path, data) for path, data in commit.items()]
         manifest = manifest_of(result, [*built.digests, *small], proven=proof is not None)
         staging.publish(commit, manifest.dump())

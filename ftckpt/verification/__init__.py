@@ -98,7 +98,7 @@ class VerifyReport:
         bytes_covered: by evidence.
         bytes_uncovered: without evidence.
         sampled: the share of blocks read; None for all.
-        seconds: wall time.
+        seconds: wall time; of a check that was divided, of all machines together.
     """
 
     level: Level
@@ -183,7 +183,8 @@ def verify(
     level = Level.STRUCTURE
     seal = Seal(checkpoint.source, options.manifest, use=options.use_manifest)
     try:
-        collector.take(check_structure(checkpoint, work.counter, seal))
+        if not work.partial:  # it reads no tensor: who has the whole result does it
+            collector.take(check_structure(checkpoint, work.counter, seal))
         if options.level is not Level.STRUCTURE:
             content = _check_content(checkpoint, options, collector, work, seal)
             level = Level.STRUCTURE if content.evidence == "none" else Level.CONTENT
@@ -209,7 +210,8 @@ def verify(
         if len(collector.findings) == before:
             raise
     with suppress(StopChecking):
-        collector.take(check_age(checkpoint, seal, tuple(collector.findings)))
+        if not work.partial:
+            collector.take(check_age(checkpoint, seal, tuple(collector.findings)))
     code, message, hint = _verdict(checkpoint, options, collector.findings, content, level)
     return VerifyReport(
         level=level,
@@ -222,7 +224,7 @@ def verify(
         bytes_covered=content.bytes_covered,
         bytes_uncovered=content.bytes_uncovered,
         sampled=content.sampled,
-        seconds=time.monotonic() - began,
+        seconds=time.monotonic() - began + (work.division.seconds if work.division else 0.0),
     )
 
 
@@ -447,6 +449,7 @@ _WARNINGS = {
     "master-differs": (
         "1 master does not cast to its weight", "{} masters do not cast to their weights",
     ),
+    "untrained": ("an adapter that changes nothing", "{} adapters that change nothing"),
     "nonfinite-unknown": (
         "1 tensor that may be a parameter is not finite",
         "{} tensors that may be parameters are not finite",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import CorruptError
@@ -10,6 +11,12 @@ from ftckpt.findings import Finding, from_error
 from ftckpt.own_files import is_own
 from ftckpt.storage.chunks import chunks, size_for
 from ftckpt.workers import Work
+
+
+class CopiesOf(NamedTuple):
+    """The copies of one file to compare: a task of the engine."""
+
+    file: str
 
 
 def check_copies(checkpoint: Checkpoint, work: Work) -> Iterator[Finding]:
@@ -25,10 +32,16 @@ def check_copies(checkpoint: Checkpoint, work: Work) -> Iterator[Finding]:
     names = [n for n in sorted(set(checkpoint.members())) if not is_own(n) and n in source.entries]
     shared = [n for n in names if source.entries[n].copies and not source.entries[n].differs]
     work.counter.start("comparing copies", sum(source.size(name) for name in shared))
-    for name in shared:
+
+    def compare(one: CopiesOf) -> CorruptError | None:
         try:
-            _read(checkpoint, name, work)
+            _read(checkpoint, one.file, work)
         except CorruptError as error:
+            return error
+        return None
+
+    for error in work.each(map(CopiesOf, shared), compare):
+        if error is not None:
             yield from_error(error)
 
 

@@ -19,7 +19,7 @@ from ftckpt.workers.limits import RateLimit
 from .evidence import ContentResult, Emit, Report, Sample
 
 
-class _File(NamedTuple):
+class FileToHash(NamedTuple):
     """A file to hash: a task of the engine."""
 
     source: Source
@@ -27,7 +27,7 @@ class _File(NamedTuple):
     limiter: RateLimit | None
 
 
-class _Hashed(NamedTuple):
+class HashedFile(NamedTuple):
     """The SHA-256 of a file in hexadecimal digits, or why it could not be read."""
 
     name: str
@@ -66,7 +66,7 @@ def check_file_digests(
     taken = [name for name in listed if chosen.takes(name, 0, first=False)]
     work.counter.start("checking SHA-256", sum(source.size(name) for name in taken))
     read = 0
-    tasks = (_File(source, name, work.limiter) for name in taken)
+    tasks = (FileToHash(source, name, work.limiter) for name in taken)
     for done in work.run(tasks, _hash_or_fail):
         work.counter.add(done.nbytes)
         read += done.nbytes
@@ -94,22 +94,22 @@ def with_records(result: ContentResult, records: ContentResult) -> ContentResult
     )  # fmt: skip
 
 
-def _hash_or_fail(task: _File) -> _Hashed:
+def _hash_or_fail(task: FileToHash) -> HashedFile:
     size = task.source.size(task.name)
     try:
-        return _Hashed(task.name, size, _digest(task))
+        return HashedFile(task.name, size, _digest(task))
     except FtckptError as error:
-        return _Hashed(task.name, 0, error=error)
+        return HashedFile(task.name, 0, error=error)
 
 
-def _digest(task: _File) -> str:
+def _digest(task: FileToHash) -> str:
     made = hashlib.sha256()
     for view in _views(task):
         made.update(view)
     return made.hexdigest()
 
 
-def _views(task: _File) -> Iterator[memoryview]:
+def _views(task: FileToHash) -> Iterator[memoryview]:
     source = task.source
     with source.open(task.name) as reader:
         yield from chunks(

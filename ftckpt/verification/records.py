@@ -12,6 +12,7 @@ from ftckpt.digests.crc import combine
 from ftckpt.errors import FtckptError
 from ftckpt.findings import finding, from_error, listed
 from ftckpt.own_files import is_own
+from ftckpt.progress import count_file, expect_files
 from ftckpt.storage.decompress import supported
 from ftckpt.workers import ALONE, Work
 from ftckpt.workers.limits import RateLimit
@@ -55,10 +56,18 @@ def check_records(
     if used is not None:
         records = (r for r in records if used.takes(r.extent.file, r.extent.offset, r.extent.end))
     tasks = check.tasks(iter(records))
+    expect_files(work.counter, len(members))
+    seen: set[str] = set()
     for sums in work.run(tasks, sum_or_fail):
+        file = sums.task.extent.file if isinstance(sums.task, RecordStream) else sums.task.file
+        if seen and file not in seen:  # they come in the order of files
+            count_file(work.counter)
+        seen.add(file)
         work.counter.add(sums.nbytes)
         read += sums.nbytes
         check.take(sums)
+    for _ in range(len(members) - max(0, len(seen) - 1)):
+        count_file(work.counter)
     covered = check.covered.nbytes()
     uncovered, bare = check.summarise()
     evidence = "crc32" if check.records else "none"

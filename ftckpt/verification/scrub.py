@@ -73,6 +73,19 @@ class ScrubSummary(NamedTuple):
     oldest: float | None
 
 
+class ScrubHistory(NamedTuple):
+    """What the runs of a scrub have found so far.
+
+    Attributes:
+        state: the record's path or URL.
+        checks: by the path or URL of each committed checkpoint, the last check of its files as
+            they are now; None if they were never read.
+    """
+
+    state: str
+    checks: dict[str, ScrubRecord | None]
+
+
 class _Turn(NamedTuple):
     """One checkpoint that may be read."""
 
@@ -145,6 +158,24 @@ class Scrub:
             if name not in self._done
             if (checked := self._valid(name)) is not None and checked.code != ExitCode.OK
         ]
+
+    def history(self, root: Root) -> ScrubHistory | None:
+        """Return what earlier runs have found; None if no run has read anything here.
+
+        Raises:
+            CorruptError: the record cannot be read.
+            UnsupportedError: the store shows nothing that changes with a file's content.
+        """
+        self._store, self._path = self._place(root)
+        self._known = self._read()
+        if not self._known:
+            return None
+        self._turns = {turn.child.candidate.path: turn for turn in self._all(root)}
+        found = {
+            root.url_of(turn.child.candidate): self._valid(name)
+            for name, turn in self._turns.items()
+        }
+        return ScrubHistory(self._store.describe(self._path), found)
 
     def summary(self) -> ScrubSummary:
         """Return how far the scrub has come."""

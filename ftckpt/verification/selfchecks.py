@@ -25,12 +25,14 @@ _TASK = 32 << 20  # decoded bytes of the checks of one task
 _MOST = 256  # checks per task: handing over a task costs more than a few checks
 
 
-class _Chosen(NamedTuple):
+class ChosenSelfCheck(NamedTuple):
+    """A check, and whether the sample takes it."""
+
     check: SelfCheck
     sampled: bool
 
 
-class _Done(NamedTuple):
+class SelfCheckDone(NamedTuple):
     """The result of one check; small, because it may come from another process.
 
     Attributes:
@@ -76,10 +78,13 @@ def check_itself(
         # The progress bar of earlier work has a thread, and a process with threads must not fork.
         work.counter.start("decoding", total)
 
-    def carry_out(task: Sequence[_Chosen | FtckptError], _: Counter) -> Sequence[_Done]:
+    def carry_out(
+        task: Sequence[ChosenSelfCheck | FtckptError], _: Counter
+    ) -> Sequence[SelfCheckDone]:
         return [_done(one, checkpoint, work.limiter) for one in task]
 
-    with reading_ahead(checkpoint, jobs=work.threads) if sample is None else nullcontext():
+    whole = sample is None and work.division is None
+    with reading_ahead(checkpoint, jobs=work.threads) if whole else nullcontext():
         for done in work.spread(tasks, carry_out):
             if not check.any and not work.processes:
                 work.counter.start("decoding", total)
@@ -109,7 +114,7 @@ class _Check:
         self.files: Count[str] = Count()  # covered bytes of each
         self.report = report
 
-    def take(self, done: _Done) -> None:
+    def take(self, done: SelfCheckDone) -> None:
         """Count one result, and report a defect."""
         file, offset, length = done.extent
         self.any = self.any or bool(file)
@@ -140,40 +145,42 @@ def _affordable(work: Work, checkpoint: Checkpoint) -> int:
 
 def _chosen(
     checkpoint: Checkpoint, chosen: Sample, *, sealed: bool
-) -> Iterator[_Chosen | FtckptError]:
+) -> Iterator[ChosenSelfCheck | FtckptError]:
     """Yield all checks, and the error that stops them, if any."""
     started: set[str] = set()
     try:
         for check in checkpoint.decoding.checks(sealed=sealed):
             file, offset, _ = check.extent
-            yield _Chosen(check, chosen.takes(file, offset, first=file not in started))
+            yield ChosenSelfCheck(check, chosen.takes(file, offset, first=file not in started))
             started.add(file)
     except FtckptError as error:
         yield error
 
 
 def _tasks(
-    checks: Iterable[_Chosen | FtckptError],
-) -> Iterator[Sequence[_Chosen | FtckptError]]:
+    checks: Iterable[ChosenSelfCheck | FtckptError],
+) -> Iterator[Sequence[ChosenSelfCheck | FtckptError]]:
     """Yield tasks of about one size, without separating checks that share decoded data."""
-    task: list[_Chosen | FtckptError] = []
+    task: list[ChosenSelfCheck | FtckptError] = []
     nbytes = 0
     for one in checks:
-        follows = isinstance(one, _Chosen) and one.check.follows
+        follows = isinstance(one, ChosenSelfCheck) and one.check.follows
         if task and not follows and (nbytes > _TASK or len(task) >= _MOST):
             yield task
             task, nbytes = [], 0
         task.append(one)
-        nbytes += one.check.nbytes if isinstance(one, _Chosen) else 0
+        nbytes += one.check.nbytes if isinstance(one, ChosenSelfCheck) else 0
     if task:
         yield task
 
 
-def _done(one: _Chosen | FtckptError, checkpoint: Checkpoint, limiter: RateLimit | None) -> _Done:
+def _done(
+    one: ChosenSelfCheck | FtckptError, checkpoint: Checkpoint, limiter: RateLimit | None
+) -> SelfCheckDone:
     if isinstance(one, FtckptError):
-        return _Done(Extent("", 0, 0), "", 0, sampled=False, error=one)
+        return SelfCheckDone(Extent("", 0, 0), "", 0, sampled=False, error=one)
     check, sampled = one
-    done = _Done(check.extent, check.owner, check.nbytes, sampled)
+    done = SelfCheckDone(check.extent, check.owner, check.nbytes, sampled)
     if not sampled:
         return done
     if limiter is not None:

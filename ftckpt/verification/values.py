@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ftckpt.checkpoint import Box, Checkpoint, Kind, Piece, TensorInfo, tensor_key
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.checkpoint.optimizer_states import KnownState, named_state
-from ftckpt.checkpoint.read_ahead import reading_ahead
+from ftckpt.checkpoint.quantised import ScaleRule
+from ftckpt.checkpoint.read_ahead import extents_of, reading_ahead
 from ftckpt.checkpoint.read_tensor import raw_dtype, read_box, read_part, slabs, stream_payload
 from ftckpt.checkpoint.replicas import copies_of
 from ftckpt.checkpoint.steps import SCALARS_A_FILE
@@ -104,33 +105,96 @@ def count_values(dtype: DType, data: bytes) -> Count | None:
     return None
 
 
+class NumbersOf(NamedTuple):
+    """One tensor whose numbers are checked: a task of the engine."""
+
+    tensor: str
+
+
+class Numbers(NamedTuple):
+    """What the numbers of one tensor showed.
+
+    Attributes:
+        tensor: its key.
+        findings: its defects.
+        cast: for each file that holds its weight, how many elements were compared with their
+            masters, and how many differ.
+        zero: whether every element is zero.
+    """
+
+    tensor: str
+    findings: tuple[Finding, ...]
+    cast: Mapping[str, tuple[int, int]]
+    zero: bool
+
+
 def check_values(checkpoint: Checkpoint, work: Work) -> Iterator[Finding]:
     """Yield defects of the numbers; see the module's docstring.
 
     Raises:
         UnavailableError: the storage does not answer.
     """
-    total = sum(i.nbytes for k, i in checkpoint.tensors.items() if k not in checkpoint.aliases)
-    work.counter.start("values", total)
+    keys = [key for key in checkpoint.tensors if key not in checkpoint.aliases]
+    division = work.division
+    if division is not None:
+        mine = {key for key in keys if division.takes(NumbersOf(key))}
+        work.counter.start("values", sum(checkpoint.tensors[key].nbytes for key in mine))
+        ahead = extents_of(checkpoint, mine)
+    else:
+        work.counter.start("values", sum(checkpoint.tensors[key].nbytes for key in keys))
+        ahead = None
     trained = _Trained(checkpoint.tensors.values())
     rules = {key: rule for one in checkpoint.quantised.values() for key, rule in one.rules.items()}
     cast: dict[str, _Cast] = defaultdict(_Cast)
-    with reading_ahead(checkpoint, limiter=work.limiter):
-        for key, info in checkpoint.tensors.items():
-            if key in checkpoint.aliases:
-                continue
-            try:
-                kind = trained.kind(info)
-                yield from _check_numbers(checkpoint, key, info, kind, work)
-                if key in rules:
-                    yield from check_scale(checkpoint, info, rules[key], work.limiter)
-                yield from _check_replicas(checkpoint, key, info, work.limiter)
-                if info.kind is Kind.MASTER:
-                    yield from _check_master(checkpoint, key, info, cast, work.limiter)
-            except FtckptError as error:
-                yield from_error(error, tensor=key)
+
+    def check(one: NumbersOf) -> Numbers:
+        key = one.tensor
+        seen: dict[str, _Cast] = defaultdict(_Cast)
+        zero: set[str] = set()
+        found = list(_check_tensor(checkpoint, key, trained, rules.get(key), seen, zero, work))
+        counts = {f: (c.compared, c.differs) for f, c in seen.items()}
+        return Numbers(key, tuple(found), counts, bool(zero))
+
+    zeros: set[str] = set()
+
+    with reading_ahead(checkpoint, ahead, limiter=work.limiter):
+        for done in work.each(map(NumbersOf, keys), check):
+            yield from done.findings
+            if done.zero:
+                zeros.add(done.tensor)
+            for file, (compared, differs) in done.cast.items():
+                cast[file].compared += compared
+                cast[file].differs += differs
+        if work.partial:
+            return  # what follows needs the whole
         yield from _check_files(checkpoint, cast)
+        begun = checkpoint.zero_at_first
+        if begun and zeros.issuperset(begun):
+            first = next(iter(begun))
+            what = f"{first} and the {len(begun) - 1} others that begin as zeros are zero still"
+            yield finding("untrained", f"{what}: the adapter changes nothing", tensor=first)
         yield from check_rng(checkpoint)
+
+
+def _check_tensor(
+    checkpoint: Checkpoint,
+    key: str,
+    trained: _Trained,
+    rule: ScaleRule | None,
+    cast: Mapping[str, _Cast],
+    zeros: set[str],
+    work: Work,
+) -> Iterator[Finding]:
+    info = checkpoint.tensors[key]
+    try:
+        yield from _check_numbers(checkpoint, key, info, trained.kind(info), work, zeros)
+        if rule is not None:
+            yield from check_scale(checkpoint, info, rule, work.limiter)
+        yield from _check_replicas(checkpoint, key, info, work.limiter)
+        if info.kind is Kind.MASTER:
+            yield from _check_master(checkpoint, key, info, cast, work.limiter)
+    except FtckptError as error:
+        yield from_error(error, tensor=key)
 
 
 class _Trained:
@@ -183,9 +247,14 @@ def _is_unsigned(info: TensorInfo) -> bool:
 
 
 def _check_numbers(
-    checkpoint: Checkpoint, key: str, info: TensorInfo, lesser: str | None, work: Work
+    checkpoint: Checkpoint,
+    key: str,
+    info: TensorInfo,
+    lesser: str | None,
+    work: Work,
+    zeros: set[str],
 ) -> Iterator[Finding]:
-    """Yield defects of the numbers of one tensor.
+    """Yield defects of the numbers of one tensor; add its key to `zeros` if all are zero.
 
     NaN and infinity are a finding of the kind `lesser`; None: they are damage.
     """
@@ -222,6 +291,8 @@ def _check_numbers(
         if total.negative and _is_unsigned(info):
             message = f"{key} holds {total.negative} negative values"
             yield finding("negative-exp-avg-sq", message, **where)  # type: ignore[arg-type]
+    if counted and not nonzero:
+        zeros.add(key)
     if counted and not nonzero and info.numel and info.kind in (Kind.EXP_AVG, Kind.EXP_AVG_SQ):
         yield finding(
             "zero-moment",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ftckpt.progress import NULL, Counter
 
@@ -18,6 +18,35 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
+class Division(Protocol):
+    """A division of one operation's tasks among machines (`ftckpt.parts`).
+
+    Attributes:
+        partial: whether only a share of the tasks is done here, so that no verdict on the whole
+            follows from the results.
+        seconds: that other machines took for what is answered here without doing it.
+    """
+
+    partial: bool
+    seconds: float
+
+    def run(
+        self, tasks: Iterable[T], carry: Callable[[Iterator[T]], Iterator[tuple[str, R]]]
+    ) -> Iterator[R]:
+        """Yield the results of tasks that are done here, or that were done elsewhere.
+
+        Args:
+            tasks: of the whole operation.
+            carry: does those of them that are given, and yields the key and result of each.
+        """
+
+    def key(self, task: Any) -> str:
+        """Return what names a task on every machine."""
+
+    def takes(self, task: Any) -> bool:
+        """Say whether a task is done here."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """How an operation carries out its tasks.
@@ -29,6 +58,7 @@ class Work:
         executor: where to run instead of either; it must begin tasks in the order of submission.
         limiter: bounds the rate of reading.
         counter: is told what is done.
+        division: whose share of the tasks is done here; None: all of them.
     """
 
     threads: int = 1
@@ -36,6 +66,12 @@ class Work:
     executor: Executor | None = None
     limiter: RateLimit | None = None
     counter: Counter = NULL
+    division: Division | None = None
+
+    @property
+    def partial(self) -> bool:
+        """Whether only a share of the tasks is done here."""
+        return self.division is not None and self.division.partial
 
     @classmethod
     def of(cls, jobs: int = 0, rate: float | str = "", counter: Counter = NULL) -> Work:
@@ -62,7 +98,24 @@ class Work:
         """Yield `do(task)` for every task, by threads; see `threads.run`."""
         from . import threads
 
-        return threads.run(tasks, do, jobs=self.threads, executor=self.executor, window=window)
+        division = self.division
+        if division is None:
+            return threads.run(tasks, do, jobs=self.threads, executor=self.executor, window=window)
+
+        def carry(share: Iterator[T]) -> Iterator[tuple[str, R]]:
+            return threads.run(
+                share, lambda task: (division.key(task), do(task)),
+                jobs=self.threads, window=window,
+            )  # fmt: skip
+
+        return division.run(tasks, carry)
+
+    def each(self, tasks: Iterable[T], do: Callable[[T], R]) -> Iterator[R]:
+        """Yield `do(task)` for every task, one after the other, in their order."""
+        division = self.division
+        if division is None:
+            return map(do, tasks)
+        return division.run(tasks, lambda share: ((division.key(one), do(one)) for one in share))
 
     def spread(self, tasks: Iterable[T], do: Callable[[T, Counter], R]) -> Iterator[R]:
         """Yield `do(task, counter)` for every task, by processes where there can be any.
@@ -73,6 +126,17 @@ class Work:
                 it returns can be pickled.
         """
         from . import threads
+
+        division = self.division
+        if division is not None:
+
+            def carry(share: Iterator[T]) -> Iterator[tuple[str, R]]:
+                alone = replace(self, division=None)
+                return alone.spread(
+                    share, lambda task, counter: (division.key(task), do(task, counter))
+                )
+
+            return division.run(tasks, carry)
 
         def stream(tasks: Iterator[T], counter: Counter, jobs: int) -> Iterator[R]:
             return threads.run(

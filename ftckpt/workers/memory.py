@@ -9,11 +9,18 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
+from typing import Any
 
 # A pickle of nine bytes can ask the interpreter for gigabytes (a memo index, a declared length).
 # The C unpickler cannot be told a limit, so the process is given one while it works. The margin is
-# for what other threads allocate meanwhile: read buffers, thread stacks, a TLS connection.
+# for what the thread itself and the watchdog's take meanwhile: buffers, a TLS connection.
 MARGIN = 256 << 20
+# What another thread may take meanwhile, in addresses: its stack (8 MiB), the heap that the C
+# library reserves for it (128 MiB, of which it gives half back), buffers of 2 x 16 MiB.
+_THREAD = 168 << 20
+# CUDA answers "out of memory" where addresses run out: a context's own pools, kernels that are
+# loaded when they are first used, page-locked memory.
+_CUDA = 4 << 30
 
 # Addresses that importing numpy takes, measured; its OpenBLAS takes 40 MiB more for each processor.
 _NUMPY = 88 << 20
@@ -39,7 +46,7 @@ def bounded(nbytes: int) -> Iterator[None]:
     with _lock:
         _depth += 1
         if _depth == 1:
-            _saved = _lower(nbytes + MARGIN)
+            _saved = _lower(nbytes + MARGIN + _others())
     try:
         yield
     finally:
@@ -92,6 +99,17 @@ class _NumpyGuard:
                 mmap.mmap(-1, _NUMPY).close()
             except OSError as error:
                 raise MemoryError("no room for numpy") from error
+
+
+def _others() -> int:
+    """Return how many addresses the other threads of this process may take meanwhile.
+
+    Where there is one, it may start as many as there are processors.
+    """
+    count = threading.active_count() - 1
+    torch: Any = sys.modules.get("torch")
+    cuda = _CUDA if torch is not None and torch.cuda.is_initialized() else 0
+    return cuda + (max(count, os.cpu_count() or 1) * _THREAD if count > 0 else 0)
 
 
 def _lower(growth: int) -> tuple[int, int] | None:

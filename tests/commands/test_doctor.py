@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from ftckpt.capabilities import machine
+from ftckpt.commands.cli.app import run
+from ftckpt.commands.cli.invocation import Invocation
 from tests.commands.saves import answer
 
 
@@ -42,3 +44,14 @@ def test_a_needed_package_that_is_absent_is_a_problem(monkeypatch: pytest.Monkey
     assert found["torch"]["do"] == "pip install torch"
     assert document["result"]["code"] == 14
     assert document["result"]["hint"] == "pip install numpy"
+
+
+def test_what_a_stranger_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The place under its own heading, and at the end what is to be done."""
+    assert run(["doctor", str(tmp_path)], Invocation(verb="doctor")).code == 0
+    text = capsys.readouterr().out
+    machine, place = text.split(f"\n{tmp_path}:\n")
+    assert machine.startswith("this machine:\n")
+    assert "locks" in place
+    assert "locks" not in machine
+    assert place.splitlines()[-1].startswith("no problem, ")

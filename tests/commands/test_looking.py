@@ -54,9 +54,19 @@ def test_ls_knows_a_seal_with_a_check_of_content(here: Path) -> None:
     assert re.search(r"COMMITTED +sealed", text)
 
 
-def test_ls_of_nothing_and_of_one_checkpoint() -> None:
-    assert ftckpt("ls", "/no/such/place").returncode == 9
-    assert ftckpt("ls", STEP).returncode in (2, 9)
+def test_ls_of_nothing_and_of_one_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert answer("ls", "/no/such/place")["result"]["code"] == 9
+    for words in (str(STEP), f"{STEP}/", f"{RUN}@1"):
+        (row,) = answer("ls", words)["checkpoints"]
+        assert (row["step"], row["class"]) == (1, "COMMITTED"), words
+    assert answer("ls", f"{RUN}@latest")["checkpoints"][0]["step"] == 2
+    assert answer("ls", f"{RUN}@7")["result"]["code"] == 9
+    assert answer("ls", str(STEP / ".metadata"))["result"]["code"] in (2, 13)
+    assert answer("ls", str(tmp_path))["result"]["code"] == 9
+    monkeypatch.chdir(STEP)
+    assert answer("ls")["checkpoints"][0]["step"] == 1
 
 
 def test_du_sums_by_component_and_layer(here: Path) -> None:

@@ -54,6 +54,14 @@ def without_sizes(done: subprocess.CompletedProcess[str]) -> subprocess.Complete
     return done
 
 
+def test_times_of_a_copy_say_no_interval(root: Path) -> None:
+    """They are still an alert, because nobody knows; the hint says why."""
+    age(root, time.time() - 600, every=0.001)
+    done = ftckpt("status", root)
+    assert done.returncode == 14
+    assert "those of a copy: --expect-interval" in done.stdout
+
+
 def test_a_healthy_run(root: Path) -> None:
     age(root, time.time() - 2.5 * 3600, 2 * 3600)
     check_golden("status.txt", without_sizes(ftckpt("status", "run7", cwd=root.parent)))

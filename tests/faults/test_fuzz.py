@@ -24,7 +24,10 @@ SECONDS = 10
 MEMORY_KIB = 600 << 10
 # What a mutated checkpoint may be: whole, damaged, unfinished, hostile, absent, not ours.
 DEEPSPEED = ("z1", "autotp", "z3", "pipe", "moe_z1", "moe_off")
-ORBAX = ("everything", "edges", "edges_zarr3", "processes", "manager/30")
+ORBAX = (
+    "everything", "edges", "edges_zarr3", "processes", "manager/30", "codecs", "codecs_zarr3",
+    "older/everything_zarr3",
+)  # fmt: skip
 VERDICTS = {0, 4, 5, 7, 9, 12, 13}
 
 
@@ -86,7 +89,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, byte
         "dcp-ranks": DATA / "dcp" / "fsdp2" / "step-3",
         "root": RUN,
         **{f"deepspeed-{n}": DATA / "deepspeed" / n / "global_step2" for n in DEEPSPEED},
-        **{f"orbax-{n.partition('/')[0]}": DATA / "orbax" / n for n in ORBAX},
+        **{f"orbax-{n.replace('/', '-')}": DATA / "orbax" / n for n in ORBAX},
         "universal": DATA / "deepspeed" / "universal_z1" / "global_step2_universal",
         **{f"verl-{p.name}": p / "actor" for p in (DATA / "ranks").iterdir() if p.is_dir()},
     }.items():

@@ -44,6 +44,7 @@ GRANTED = {
     "megatron": _MEGATRON,
     "megatron-dist": _MEGATRON,
     "megatron-fsdp": {"dp"},
+    "orbax": set(),
     "ranks": {"tp", "dp"},
     "safetensors": {"max_shard_size"},
     "torchsave": set(),

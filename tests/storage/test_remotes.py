@@ -14,7 +14,8 @@ import pytest
 from ftckpt.delta.index.base_path import recorded_path, resolved
 from ftckpt.errors import DeniedError, UsageError
 from ftckpt.storage import StoreOptions, open_store
-from ftckpt.storage.remotes import Remote, config_path, named, remotes, split
+from ftckpt.storage.remotes import Remote, named, remotes, split
+from ftckpt.storage.settings import config_path
 from tests.commands.golden import RUN
 from tests.servers.s3 import BUCKET, S3Service
 from tests.workers.forked import run
@@ -118,8 +119,8 @@ def test_files_with_a_colon(config: Path, tmp_path: Path, monkeypatch: pytest.Mo
     ("text", "says", "hint"),
     [
         ("[remotes.a", "is not TOML", ""),
-        ("min_survivors = 0", "has no setting 'min_survivors'", "[remotes.NAME]"),
-        ("remotes = 3", "written as [remotes.NAME]", ""),
+        ("\nmin_survivors = 0", "line 2: there are no settings 'min_survivors'", "[remotes.NAME]"),
+        ("remotes = 3", "line 1: remotes is written as [remotes]", ""),
         ("[remotes]\na = 3", "written as [remotes.NAME]", ""),
         ('[remotes.s3]\nurl = "/x"', "'s3' cannot name a remote", ""),
         ('[remotes."a b"]\nurl = "/x"', "'a b' cannot name a remote", ""),
@@ -164,6 +165,15 @@ def test_settings_that_nobody_may_read(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("builtins.open", refuse)
+    with pytest.raises(DeniedError, match="cannot read"):
+        remotes()
+    monkeypatch.delenv("FTCKPT_CONFIG")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    # A home that is somebody else's, as in a container, has no settings for this user.
+    assert remotes() == {}
+    mine = tmp_path / "ftckpt" / "config.toml"
+    mine.parent.mkdir()
+    mine.touch()
     with pytest.raises(DeniedError, match="cannot read"):
         remotes()
 

@@ -16,6 +16,7 @@ from ftckpt.comparison import Field
 from ftckpt.comparison.state import compare_fields, state_tensors
 from ftckpt.digests.tensors import digest_tensor
 from ftckpt.errors import UnsupportedError
+from ftckpt.formats.orbax.checkpoint import OrbaxCheckpoint
 from ftckpt.formats.safetensors.reader import SafetensorsCheckpoint
 from ftckpt.formats.state.fields import state_fields
 from ftckpt.formats.state.same_object import SameObject
@@ -31,6 +32,7 @@ from tests.campaign import examples
 from tests.transfer.test_real_round_trips import INSIDE, _open
 
 DATA = Path(__file__).parents[1] / "data"
+_RECORDED = (SafetensorsCheckpoint, OrbaxCheckpoint)
 SAMPLES = [
     *sorted((DATA / "dcp").glob("*/step-3")),
     *sorted((DATA / "deepspeed").glob("*/global_step2*")),
@@ -44,7 +46,7 @@ TARGETS = list(WRITERS)
 _WRAPPED = "begins as a wrapper spells it"
 # The file would pair numbers with weights by an order that model.safetensors does not keep.
 _UNPROVEN = "read back, the result lacks exp_avg:0.0"
-HOLDING_ALL = ("dcp", "safetensors", "torchsave")
+HOLDING_ALL = ("dcp", "orbax", "safetensors", "torchsave")
 REFUSED: Mapping[tuple[str, str], str] = {
     **{(name, to): _WRAPPED for name in ("ds_z1_w4_bf16", "ds_z2_w2_bf16", "ds_z3_w2_fp32")
        for to in ("dcp", "torchsave")},
@@ -81,8 +83,8 @@ def _state_differences(source: Checkpoint, result: Checkpoint) -> list[str]:
     found = [
         one.name
         for one in compare_fields(_fields(source), _fields(result))
-        # A safetensors folder names tensors by position where the source numbers them.
-        if not (isinstance(result, SafetensorsCheckpoint) and one.name.endswith(".params"))
+        # `ftckpt.objects/` names tensors by position where the source numbers them.
+        if not (isinstance(result, _RECORDED) and one.name.endswith(".params"))
     ]
     named = set(state_tensors(Content.of(source)).values())
     return [name for name in found if name not in named]

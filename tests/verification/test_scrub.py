@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +139,56 @@ def test_its_flags(root: Path) -> None:
 def test_a_pointer_that_dangles_is_still_damage(root: Path) -> None:
     (root / "latest").write_text("step-9")
     assert scrub(root).code is ExitCode.CORRUPT
+
+
+def alerts(root: Path, **options: Any) -> dict[str, str]:
+    found = ftckpt.status(str(root), **options)
+    kinds = ("unread", "corrupt")  # saves of the same moment are late at once
+    return {str(a.kind): a.message for a in found.alerts if a.kind in kinds}
+
+
+def test_status_says_what_waits_for_longest(root: Path) -> None:
+    assert alerts(root) == {}
+    assert alerts(root, scrub_every="30d") == {"unread": "no scrub has read any of the saves"}
+    for step in (1, 2, 3):
+        for file in (root / f"step-{step}").iterdir():
+            os.utime(file, (time.time() - step * 86400,) * 2)
+    scrub(root)
+    (run,) = ftckpt.status(str(root)).runs
+    assert run.scrubbed is not None
+    assert (run.scrubbed.saves, run.scrubbed.read) == (3, 1)
+    assert run.scrubbed.longest == f"{root}/step-2"
+    assert run.scrubbed.unread_s == pytest.approx(2 * 86400, abs=600)
+    assert alerts(root, scrub_every="3d") == {}
+    assert "step-2 was not read for 2 d" in alerts(root, scrub_every="1d")["unread"]
+    scrub(root, budget="")
+    assert alerts(root, scrub_every="1d") == {}
+
+
+def test_status_tells_of_what_a_scrub_found_bad(root: Path, tmp_path: Path) -> None:
+    flip(root / "step-3" / "__0_0.distcp", 4000)
+    elsewhere = tmp_path / "scrub.json"
+    scrub(root, state=str(elsewhere))
+    assert alerts(root) == {}
+    said = alerts(root, state=str(elsewhere))["corrupt"]
+    assert "the scrub found" in said
+    assert "step-3 bad" in said
+    metrics = tmp_path / "metrics.prom"
+    document = ftckpt_json(
+        "status", str(root), "--state", str(elsewhere), "--prometheus", str(metrics)
+    )
+    assert document["result"]["code"] == ExitCode.PARTIAL
+    (bad,) = document["runs"][0]["scrub"]["bad"]
+    assert bad["path"] == f"{root}/step-3"
+    assert "ftckpt_scrub_bad{" in metrics.read_text()
+    # What was saved again is no longer the damaged one.
+    shutil.rmtree(root / "step-3")
+    save_dcp(root / "step-3", step=3)
+    assert "corrupt" not in alerts(root, state=str(elsewhere))
+
+
+def test_a_damaged_record_is_said_by_status(root: Path) -> None:
+    scrub(root)
+    (root / ".ftckpt" / "scrub.json").write_text("{")
+    with pytest.raises(CorruptError, match="not the record of a scrub"):
+        ftckpt.status(str(root))

@@ -13,13 +13,14 @@ from .oserror import twice
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.EBADF})
 
 
-def claim(file: int, place: str, instead: str = "") -> None:
+def claim(file: int, place: str, instead: str = "", *, shared: bool = False) -> None:
     """Lock an open file until it is closed, without waiting.
 
     Args:
         file: its descriptor; on NFS it must be open for writing.
         place: its name for messages.
         instead: the user's alternative on a filesystem without locks.
+        shared: with others who share it; none of them has it alone.
 
     Raises:
         BlockingIOError: it is locked already.
@@ -27,7 +28,8 @@ def claim(file: int, place: str, instead: str = "") -> None:
         OSError: the system refused.
     """
     try:
-        twice(lambda: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB))
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        twice(lambda: fcntl.flock(file, kind | fcntl.LOCK_NB))
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise

@@ -22,12 +22,16 @@ _SLICE = 256 << 10
 class LocalUpload(Upload):
     """A file under its own name, of its full size from the beginning; its bytes outlive a kill.
 
+    Attributes:
+        shared: whether other machines write other ranges of it: it is never removed here then.
+
     Raises:
         NoResourceError, DeniedError, UnavailableError: the system refused.
     """
 
     unit = 1
     resumes = True
+    shared = False
 
     def __init__(self, path: str, key: str, size: int) -> None:
         self._path = path
@@ -75,7 +79,8 @@ class LocalUpload(Upload):
                 os.fsync(file.number)
                 file.close()  # reports what a network filesystem could not write back
             except OSError:
-                os.unlink(self._path)
+                if not self.shared:
+                    os.unlink(self._path)
                 raise
             sync_directory(os.path.dirname(self._path) or ".")
         except OSError as error:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ftckpt.digests.blocks import block_count
+from ftckpt.errors import UnsupportedError
 from ftckpt.storage.source import Source
-from ftckpt.storage.store import Upload
+from ftckpt.storage.store import Store, Upload
 from ftckpt.transfer.layout import OutputFile
 from ftckpt.transfer.write.blocks import BlockMade, Sink
 from ftckpt.workers.buffers import buffer
@@ -47,15 +48,16 @@ class OpenFile:
     Args:
         upload: takes its bytes.
         size: of the whole file.
+        count: number of blocks that are made here; None: all.
 
     Attributes:
         blocks: that are there so far, by number.
     """
 
-    def __init__(self, upload: Upload, size: int) -> None:
+    def __init__(self, upload: Upload, size: int, count: int | None = None) -> None:
         self.upload = upload
         self.blocks: dict[int, BlockMade] = {}
-        self._count = block_count(size)
+        self._count = block_count(size) if count is None else count
         self._lock = threading.Lock()
 
     def completes(self, made: BlockMade) -> bool:
@@ -105,6 +107,50 @@ class Staging(ABC):
             NotFoundError: the directory around it does not exist.
             NoResourceError: not enough room.
         """
+
+    def join(self, plan: str, files: Mapping[str, int], part: str) -> str:
+        """Build a share of the result beside other parts; `open` and `close` are for it then.
+
+        Args:
+            plan: fingerprint of the transfer.
+            files: size of every file of the result, by path.
+            part: which; no other process does the same one meanwhile, where that can be known.
+
+        Returns:
+            What this staging place is called: another one, built later, has another name.
+
+        Raises:
+            UnsupportedError: it is not built by several.
+            ExistsError, RefusedError, NotFoundError, NoResourceError: as `begin`.
+        """
+        raise UnsupportedError(
+            "one object is written by one machine: no part of it can be",
+            hint="copy it without --part",
+        )
+
+    def believe(self, blocks: Iterable[BlockMade], built: str) -> None:  # noqa: B027 - some keep records of files
+        """Take blocks for made that parts have written and flushed, after `begin`.
+
+        Args:
+            blocks: which.
+            built: what `join` has called the place.
+
+        Raises:
+            RefusedError: this is another place.
+        """
+
+    @property
+    def built(self) -> Store:
+        """Where the files lie that are being built.
+
+        Raises:
+            UnsupportedError: it is not built by several.
+        """
+        raise UnsupportedError("one object is written by one machine")
+
+    def parts_of_files(self) -> bool:
+        """Say whether parts may write blocks of one file; else each file is of one part."""
+        return False
 
     def require_room(self, nbytes: int) -> None:  # noqa: B027 - where nobody knows it, none fails
         """Refuse early what is known not to fit.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from shlex import quote
 
@@ -36,6 +36,7 @@ from ftckpt.transfer.write.journal import (
     header,
     line,
     read_blocks,
+    read_place,
     read_plan,
     read_shown,
     shown_line,
@@ -67,25 +68,21 @@ class LocalStaging(Staging):
         self._lock = StagingLock(self._place, self._path)
         self._earlier: dict[str, dict[int, BlockMade]] = {}
         self._shown: int | None = None
+        self._believed: set[tuple[str, int, bytes]] = set()
+        self._of_parts: set[str] = set()
+        self._called = ""
+        self._joined = False
         self._made: list[str] = []  # directories above it that were not there, the deepest first
 
     def begin(self, plan: str, files: Mapping[str, int], *, restart: bool) -> bool:
         """Lock the staging directory and read its journal; see `Staging.begin`."""
         try:
-            if not os.path.isdir(self._parent):
-                there = existing(self._parent)
-                if not os.path.isdir(there):
-                    raise NotFoundError(
-                        f"{there} is not a directory", hint="choose another destination"
-                    )
-                slip = hint_for_slip(self._path)
-                if slip:
-                    raise NotFoundError(f"{self._parent} does not exist", hint=slip)
-                self._made = make_directories(self._parent)
+            self._require_parent()
             if os.path.lexists(self._path) and not os.path.lexists(self._place):
                 raise self._exists()
             journal = self._lock.acquire()
             found, self._shown = read_plan(journal), read_shown(journal)
+            self._called = read_place(journal)
             # Asked again: who held the lock may have finished since.
             if os.path.lexists(self._path):
                 # Killed between the last act and the end of the sweeping up.
@@ -112,16 +109,70 @@ class LocalStaging(Staging):
             raise translate(error, place or self._path, "write") from error
         return False
 
+    def join(self, plan: str, files: Mapping[str, int], part: str) -> str:
+        """Share the staging directory with the other parts of one plan; see `Staging.join`."""
+        import secrets
+
+        try:
+            self._require_parent()
+            if os.path.lexists(self._path):
+                raise self._exists()
+            journal = self._lock.join(header(plan, secrets.token_hex(8)))
+            self._joined = True
+            if os.path.lexists(self._path):  # who finished has done so meanwhile
+                raise self._exists()
+            called = read_place(journal)
+            if read_plan(journal) != plan or not called:
+                raise RefusedError(
+                    f"{self._place} holds what another transfer to {self._path} has built so far",
+                    hint=f"run that one again to finish it, or remove {quote(self._place)}",
+                )
+            make_directory(self._state)
+            self._lock.take(part)
+            self.require_room(sum(files.values()))
+        except OSError as error:
+            if isinstance(error, FtckptError):
+                raise
+            raise translate(error, self._path, "write") from error
+        return called
+
+    def parts_of_files(self) -> bool:
+        """Say yes: files have their full size from the beginning, and blocks their own places."""
+        return True
+
+    @property
+    def built(self) -> LocalStore:
+        """Where the files lie that are being built."""
+        return self._store
+
+    def believe(self, blocks: Iterable[BlockMade], built: str) -> None:
+        """Take blocks for made; who proves the result reads them."""
+        if self._called != built:
+            raise RefusedError(
+                f"{self._place} was built anew since the parts were done",
+                hint="remove the records of the parts, and run them again",
+            )
+        for made in blocks:
+            self._earlier.setdefault(made.file, {})[made.number] = made
+            self._believed.add((made.file, made.number, made.digest))
+            self._of_parts.add(made.file)
+
     def open(self, file: OutputFile, *, at_most: bool = False) -> StagedFile:
         """Open a file in the staging directory; its bytes are from earlier, or zero."""
-        return StagedFile(
-            self._store.upload(file.path, file.size), self._earlier.get(file.path, {})
-        )
+        shared = self._joined
+        if file.path in self._of_parts:
+            shared = True
+            self._require_whole(file)
+        upload = self._store.upload(file.path, file.size)
+        upload.shared = shared
+        return StagedFile(upload, self._earlier.get(file.path, {}))
 
     def holds(self, file: OutputFile, made: BlockMade) -> bool:
         """Hash the block as it lies there."""
         if made.number * BLOCK >= file.size:
             return False
+        if (file.path, made.number, made.digest) in self._believed:
+            return True
         length = block_length(file.size, made.number)
         block = StoredBlock(self._store, file.path, file.path, made.number, length)
         try:
@@ -142,7 +193,12 @@ class LocalStaging(Staging):
             os.close(number)
 
     def add(self, made: BlockMade) -> None:
-        """Append a line to the journal; not flushed, because bytes are hashed before it counts."""
+        """Append a line to the journal; not flushed, because bytes are hashed before it counts.
+
+        Parts keep records of their own: machines cannot append to one file at once.
+        """
+        if self._joined:
+            return
         self._lock.append(line(made))
 
     def finished(self, file: OutputFile, blocks: Sequence[BlockMade]) -> None:
@@ -194,11 +250,38 @@ class LocalStaging(Staging):
 
     def close(self) -> None:
         """Unlock; a place where nothing has been built yet is swept away."""
+        if self._joined:
+            self._lock.release()
+            return
         if self._lock.held:
             self._unlock()
         for made in self._made:
             with suppress(OSError):  # it holds something now
                 os.rmdir(made)
+
+    def _require_whole(self, file: OutputFile) -> None:
+        """Refuse a file that parts have written and that is not there any more."""
+        try:
+            size = os.lstat(os.path.join(self._state, file.path)).st_size
+        except FileNotFoundError:
+            size = -1
+        if size != file.size:
+            raise RefusedError(
+                f"{file.path} in {self._place} is not what the parts have written",
+                hint="remove the records of the parts, and run them again",
+            )
+
+    def _require_parent(self) -> None:
+        """Make the directory around the destination, unless its path looks mistyped."""
+        if os.path.isdir(self._parent):
+            return
+        there = existing(self._parent)
+        if not os.path.isdir(there):
+            raise NotFoundError(f"{there} is not a directory", hint="choose another destination")
+        slip = hint_for_slip(self._path)
+        if slip:
+            raise NotFoundError(f"{self._parent} does not exist", hint=slip)
+        self._made = make_directories(self._parent)
 
     def _unlock(self) -> None:
         # What cannot be looked at may be much: it is left, with the journal that says what it is.
@@ -306,6 +389,7 @@ class LocalStaging(Staging):
     def _sweep(self) -> None:
         """Remove the staging directory; the journal last, because it says what the rest is."""
         shutil.rmtree(self._state, ignore_errors=True)
+        self._lock.forget_parts()
         if not os.path.lexists(self._state):
             self._lock.remove()
 

@@ -6,6 +6,7 @@ The lock is the system's own and ends with the process, so a killed run leaves n
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import threading
 import time
@@ -16,9 +17,12 @@ from ftckpt.storage.local.claim import claim
 from ftckpt.storage.local.oserror import translate
 
 _JOURNAL = "journal.jsonl"
+_PARTS = "parts"
 # Seconds that copies of a run that was killed (`ftckpt.workers.processes`) may take to die: they
 # have the lock, so that nobody builds beside them.
 _DYING = 0.5
+# Seconds that a part waits for another one to write the first line of the journal.
+_JOINING = 10.0
 # How often others may sweep the directory away before it is taken for one that cannot be made.
 _TRIES = 100
 
@@ -64,7 +68,7 @@ class StagingLock:
         self._place = place
         self._wanted = wanted
         self._path = os.path.join(place, _JOURNAL)
-        self._fd = -1
+        self._fd = self._part = -1
         self._guard = threading.Lock()
 
     @property
@@ -84,9 +88,7 @@ class StagingLock:
         tries = _TRIES
         while True:
             try:
-                make_directory(self._place)
-                flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-                self._fd = os.open(self._path, flags, 0o666)
+                self._open()
             except FileNotFoundError as error:
                 if not os.path.isdir(os.path.dirname(self._place)):
                     raise
@@ -103,6 +105,63 @@ class StagingLock:
                 self.release()
                 raise
             self.release()
+
+    def join(self, header: bytes) -> bytes:
+        """Hold the directory together with other parts, and return its journal.
+
+        Who comes first writes the first line, alone. A run that is not a part has it alone, too.
+
+        Raises:
+            RefusedError: a run that is not a part has it, or something else lies there.
+            DeniedError, UnsupportedError, OSError: as `acquire`.
+        """
+        until = time.monotonic() + _JOINING
+        while True:
+            for shared in (True, False):
+                try:
+                    self._open()
+                    if self._is_claimed(shared=shared) and self._is_there():
+                        data = self._read(mend=False)
+                        whole = b"\n" in data  # else a kill has torn the first line
+                        if whole and shared:
+                            return data
+                        if not (whole or shared):
+                            self.begin_anew(header)
+                except FileNotFoundError:
+                    if not os.path.isdir(os.path.dirname(self._place)):
+                        raise
+                except BaseException:
+                    self.release()
+                    raise
+                self.release()
+            if time.monotonic() > until:
+                raise RefusedError(
+                    f"another ftckpt is writing {self._wanted} alone",
+                    hint="wait for it, or stop it",
+                )
+            time.sleep(_DYING / 10)
+
+    def take(self, part: str) -> None:
+        """Be the only process that does a part, until `release`.
+
+        Raises:
+            RefusedError: another one does it.
+        """
+        folder = os.path.join(self._place, _PARTS)
+        make_directory(folder)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._part = os.open(os.path.join(folder, part), flags, 0o666)
+        try:
+            claim(self._part, self._wanted, "write to another filesystem")
+        except BlockingIOError as error:
+            raise RefusedError(
+                f"part {part} of {self._wanted} is being done by another process",
+                hint="wait for it, or stop it",
+            ) from error
+
+    def forget_parts(self) -> None:
+        """Remove what parts have locked; the directory is this run's alone."""
+        shutil.rmtree(os.path.join(self._place, _PARTS), ignore_errors=True)
 
     def begin_anew(self, header: bytes) -> None:
         """Forget the journal and write its first line durably."""
@@ -136,13 +195,28 @@ class StagingLock:
     def release(self) -> None:
         """Unlock."""
         with self._guard:
-            fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+            numbers = self._fd, self._part
+            self._fd = self._part = -1
+        for fd in numbers:
+            if fd >= 0:
+                os.close(fd)
+
+    def _open(self) -> None:
+        make_directory(self._place)
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._fd = os.open(self._path, flags, 0o666)
+        if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+            self.release()
+            raise RefusedError(f"{self._path} is not a regular file", hint="remove it")
+
+    def _is_claimed(self, *, shared: bool) -> bool:
+        try:
+            claim(self._fd, self._wanted, "write to another filesystem", shared=shared)
+        except BlockingIOError:
+            return False
+        return True
 
     def _lock(self) -> None:
-        if not stat.S_ISREG(os.fstat(self._fd).st_mode):
-            raise RefusedError(f"{self._path} is not a regular file", hint="remove it")
         until = time.monotonic() + _DYING
         while True:
             try:
@@ -161,10 +235,10 @@ class StagingLock:
         except FileNotFoundError:
             return False
 
-    def _read(self) -> bytes:
+    def _read(self, *, mend: bool = True) -> bytes:
         with open(self._fd, "rb", closefd=False) as file:
             file.seek(0)
             data = file.read()
-        if data and not data.endswith(b"\n"):
+        if mend and data and not data.endswith(b"\n"):
             os.write(self._fd, b"\n")  # a line that a kill has torn must not tear the next one
         return data

@@ -50,6 +50,7 @@ class RemoteStaging(Staging):
         self._store = store
         self._plan = ""
         self._touched = True
+        self._joined = False
         self._entries: dict[str, Entry] = {}
         self._made: dict[str, str | None] = {}
 
@@ -85,6 +86,23 @@ class RemoteStaging(Staging):
         self._forget(standing)
         self._store.create(TRANSFER, marker)
         return False
+
+    @property
+    def built(self) -> Store:
+        """Where the files lie that are being built."""
+        return self._store
+
+    def join(self, plan: str, files: Mapping[str, int], part: str) -> str:
+        """Build some files beside other parts, under one marker; see `Staging.join`."""
+        self._joined = True
+        try:
+            finished = self.begin(plan, files, restart=False)
+        except ExistsError:
+            # Another part has put the marker since the listing, and a file perhaps.
+            finished = self.begin(plan, files, restart=False)
+        if finished:
+            raise self._exists()
+        return plan  # receipts say of each object whether it is still the same
 
     def open(self, file: OutputFile, *, at_most: bool = False) -> StagedFile:
         """Begin an upload, unless a receipt says that the very object is there."""
@@ -135,7 +153,7 @@ class RemoteStaging(Staging):
 
     def close(self) -> None:
         """Take the marker away where nothing has been built yet."""
-        if not self._touched:
+        if not (self._touched or self._joined):
             self._store.delete([TRANSFER])
 
     def _require_absent(self, paths: Sequence[str]) -> None:

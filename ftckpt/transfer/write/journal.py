@@ -19,10 +19,14 @@ from ftckpt.transfer.places import place_of
 from .blocks import BlockMade, Sum
 
 SCHEMA = 1
+_STEP = 4 << 20
 
 
 def fingerprint(checkpoint: Checkpoint, layout: Layout) -> str:
-    """Return a digest of all that decides the result's bytes: source files and layout."""
+    """Return a digest of all that decides the result's bytes: source files and layout.
+
+    What tensors are computed from beside the source (an adapter) counts with its content.
+    """
     import xxhash
 
     # Times may be equal in two places (an archive keeps seconds), and sizes are in two steps.
@@ -32,11 +36,24 @@ def fingerprint(checkpoint: Checkpoint, layout: Layout) -> str:
         entry = entries.get(name)
         seen = None if entry is None else (entry.size, entry.mtime, entry.etag)
         state.update(repr((name, seen)).encode())
+    for other in checkpoint.made_from:
+        _digest_content(state, other)
     for file in (*layout.files, *layout.commit):
         state.update(repr(("file", file.path, file.size)).encode())
         _digest_segments(state, file)
     digest: str = state.hexdigest()
     return digest
+
+
+def _digest_content(state: Any, checkpoint: Checkpoint) -> None:
+    """Take in the bytes of all files of a checkpoint."""
+    source = checkpoint.source
+    for name in sorted(source.entries.keys() & set(checkpoint.members())):
+        size = source.size(name)
+        state.update(repr(("made from", name, size)).encode())
+        with source.open(name) as reader:
+            for at in range(0, size, _STEP):
+                state.update(reader.read(at, min(_STEP, size - at)))
 
 
 def _digest_segments(state: Any, file: OutputFile) -> None:
@@ -53,9 +70,22 @@ def _digest_segments(state: Any, file: OutputFile) -> None:
             state.update(repr((type(segment).__name__, segment.ranges)).encode())
 
 
-def header(plan: str) -> bytes:
-    """Return the first line of a journal, given the fingerprint of the transfer."""
-    return _line({"schema": SCHEMA, "transfer": plan})
+def header(plan: str, place: str = "") -> bytes:
+    """Return the first line of a journal.
+
+    Args:
+        plan: fingerprint of the transfer.
+        place: what the staging place is called, where parts build in it.
+    """
+    return _line({"schema": SCHEMA, "transfer": plan} | ({"place": place} if place else {}))
+
+
+def read_place(data: bytes) -> str:
+    """Return what a staging place is called by its journal; "" where no part has begun it."""
+    try:
+        return str(decode(data.partition(b"\n")[0]).get("place", ""))
+    except (ValueError, AttributeError):
+        return ""
 
 
 def announced(files: Iterable[str]) -> bytes:

@@ -209,6 +209,7 @@ def test_a_signal_is_answered_and_the_work_goes_on(tmp_path: Path) -> None:
         "from ftckpt.digests import files\n"
         "real = files.hash_or_fail\n"
         "def slow(block):\n"
+        "    open('ready', 'w').close()\n"
         "    time.sleep(0.5)\n"
         "    return real(block)\n"
         "import ftckpt.verification.blocks as blocks\n"
@@ -220,10 +221,11 @@ def test_a_signal_is_answered_and_the_work_goes_on(tmp_path: Path) -> None:
     assert ftckpt("seal", tmp_path / "step-1").returncode == 0
     run = subprocess.Popen(
         [sys.executable, "-c", script, "verify", str(tmp_path / "step-1"), "--jobs", "1"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
     )  # fmt: skip
     answers = 0
-    time.sleep(0.7)
+    while run.poll() is None and not (tmp_path / "ready").exists():
+        time.sleep(0.02)  # before it is asked it must be able to answer
     while run.poll() is None and answers < 3:
         run.send_signal(signal.SIGUSR1)
         answers += 1

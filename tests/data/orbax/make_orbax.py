@@ -208,7 +208,8 @@ def processes(root, name):
     ]
     assert [job.wait() for job in jobs] == [0, 0]
     with ocp.Checkpointer(handler()) as one:
-        tree = one.metadata(target).item_metadata.tree
+        found = one.metadata(target)
+        tree = found.item_metadata.tree if hasattr(found, "item_metadata") else found
         restore = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
         truth(root, name, one.restore(target, args=ocp.args.PyTreeRestore(restore_args=restore)))
 
@@ -277,6 +278,75 @@ def edges(root, name, *, zarr3):
         truth(root, name, one.restore(target))
 
 
+def codecs(root, name):
+    """Save arrays in other compressors than Orbax's own, written again by tensorstore."""
+    import tensorstore
+
+    target = root / name
+    shutil.rmtree(target, ignore_errors=True)
+    array = (np.arange(700) // 3).astype(np.float32).reshape(50, 14)
+    blosc = {"clevel": 5, "blocksize": 0}
+    packers = {
+        "lz4": blosc | {"id": "blosc", "cname": "lz4", "shuffle": 1},
+        "bits": blosc | {"id": "blosc", "cname": "zstd", "shuffle": 2},
+        "deflated": blosc | {"id": "blosc", "cname": "zlib", "shuffle": 0},
+        "gzip": {"id": "gzip", "level": 6},
+        "zlib": {"id": "zlib", "level": 6},
+    }
+    save(root, name, dict.fromkeys(packers, array), use_ocdbt=False)
+    for key, packer in packers.items():
+        tensorstore.open({
+            "driver": "zarr", "create": True, "delete_existing": True, "dtype": "float32",
+            "kvstore": {"driver": "file", "path": f"{target}/{key}/"},
+            "metadata": {"shape": [50, 14], "chunks": [30, 14], "compressor": packer},
+        }).result().write(array).result()  # fmt: skip
+    with ocp.Checkpointer(handler(use_ocdbt=False)) as one:
+        truth(root, name, one.restore(target))
+
+
+def codecs_zarr3(root, name):
+    """Save arrays in shards and chunks of zarr 3's other compressors."""
+    import tensorstore
+
+    target = root / name
+    shutil.rmtree(target, ignore_errors=True)
+    array = (np.arange(700) // 3).astype(np.float32).reshape(50, 14)
+    raw = {"name": "bytes", "configuration": {"endian": "little"}}
+    blosc = {"clevel": 5, "blocksize": 0, "typesize": 4, "cname": "lz4", "shuffle": "shuffle"}
+    packers = {
+        "gzip": [raw, {"name": "gzip", "configuration": {"level": 6}}],
+        "blosc": [raw, {"name": "blosc", "configuration": blosc}],
+    }
+    packers["checked"] = [*packers["gzip"], {"name": "crc32c"}]
+    packers["shards"] = [{"name": "sharding_indexed", "configuration": {
+        "chunk_shape": [10, 7], "codecs": packers["blosc"],
+        "index_codecs": [raw, {"name": "crc32c"}],
+    }}]  # fmt: skip
+    save(root, name, dict.fromkeys(packers, array), use_ocdbt=False, use_zarr3=True)
+    for key, packer in packers.items():
+        grid = {"name": "regular", "configuration": {"chunk_shape": [30, 14]}}
+        tensorstore.open({
+            "driver": "zarr3", "create": True, "delete_existing": True, "dtype": "float32",
+            "kvstore": {"driver": "file", "path": f"{target}/{key}/"},
+            "metadata": {"shape": [50, 14], "chunk_grid": grid, "codecs": packer},
+        }).result().write(array).result()  # fmt: skip
+    with ocp.Checkpointer(handler(use_ocdbt=False, use_zarr3=True)) as one:
+        truth(root, name, one.restore(target))
+
+
+def second(root, name):
+    """Save a root by Orbax's second interface, with metrics and an item of JSON."""
+    import orbax.checkpoint.experimental.v1 as second_interface
+
+    target = root / name
+    shutil.rmtree(target, ignore_errors=True)
+    tree = {"params": {"w": jnp.arange(6.0)}, "step": jnp.asarray(5)}
+    with second_interface.training.Checkpointer(target) as one:
+        items = {"state": tree, "data": {"offset": 40}}
+        one.save_checkpointables(5, items, metrics={"loss": 1.0})
+    truth(root, name, second_interface.load_checkpointables(target / "5")["state"])
+
+
 SAMPLES = {
     "everything": lambda root, name: save(root, name, everything()),
     "everything_zarr3": lambda root, name: save(root, name, everything(), use_zarr3=True),
@@ -298,6 +368,9 @@ SAMPLES = {
     "processes": processes,
     "edges": lambda root, name: edges(root, name, zarr3=False),
     "edges_zarr3": lambda root, name: edges(root, name, zarr3=True),
+    "codecs": codecs,
+    "codecs_zarr3": codecs_zarr3,
+    "second": second,
 }  # fmt: skip
 
 

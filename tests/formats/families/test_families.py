@@ -450,8 +450,9 @@ def test_rows_that_do_not_fit_have_no_parts() -> None:
     assert part_rows(Join.GROUPED, 3, HEADS.rows + 1, HEADS) is None
 
 
-RULES = {"gpt2": "gpt2", "gpt_neox": "neox", "llama": "llama", "mistral": "llama",
-         "mixtral": "mixtral", "qwen2": "qwen", "qwen3": "qwen", "qwen3_moe": "qwen"}  # fmt: skip
+RULES = {"gpt2": "gpt2", "gpt_neox": "neox", "llama": "llama", "llama3.1": "llama",
+         "mistral": "llama", "mixtral": "mixtral", "qwen2": "qwen",
+         "qwen3": "qwen", "qwen3_moe": "qwen"}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", family_names())

@@ -1,6 +1,7 @@
 """Megatron-FSDP: a store of the library's own DTensors, read under the names of torch_dist.
 
-The samples are as far as the library runs without a GPU: tests/data/megatron_fsdp says how.
+`dense` and `experts` are as far as the library runs without a GPU, `standalone` was trained on one:
+tests/data/megatron_fsdp says how.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.checkpoint.replicas import copies_of
 from ftckpt.formats.megatron.fsdp import MegatronFsdp
 from tests.builders.checkpoints import flip, open_checkpoint
+from tests.commands.golden import ftckpt
 from tests.conformance.formats import FormatTests, Made
 from tests.formats.dcp.writing import save, truth_of
 from tests.formats.megatron.torch_dist.test_reader import unpacked
@@ -201,3 +204,31 @@ def test_halves_that_do_not_fit_stay_apart(tmp_path: Path) -> None:
     path = save(state, tmp_path / "ckpt")
     assert FC1 not in open_checkpoint(path).tensors
     assert ftckpt_json("verify", str(path), "--level", "structure")["result"]["code"] == 4
+
+
+def test_trained_without_megatron(tmp_path: Path) -> None:
+    """What the package saves by itself is a DCP store whose optimizer numbers its states."""
+    path = unpacked(DATA / "standalone.tar.xz", tmp_path) / "step-2"
+    dcp_to_torch_save(path, tmp_path / "torch.pt")
+    told = torch.load(tmp_path / "torch.pt", weights_only=False)
+    checkpoint = open_checkpoint(path)
+    weights = {name.removeprefix("module."): held for name, held in told["model"].items()}
+    for name, held in weights.items():
+        assert read_tensor(checkpoint, name) == held.numpy().tobytes()
+    moments = told["optimizer"]["state"]
+    assert len(moments) == len(weights) == 10
+    for number, state in moments.items():
+        for kind in ("exp_avg", "exp_avg_sq"):
+            assert read_tensor(checkpoint, f"{kind}:{number}") == state[kind].numpy().tobytes()
+    document = ftckpt_json("inspect", str(path))
+    presence = {item["key"]: item["presence"] for item in document["resume"]}
+    assert (presence["weights"], presence["moments"]) == ("present", "cannot tell")
+    said = ftckpt("inspect", path).stdout
+    assert "cannot tell  optimizer moments" in said
+    # Megatron-FSDP takes a step of its own to make the states, which the name does not count.
+    verified = ftckpt_json("verify", str(path), "--level", "values")
+    assert [found["kind"] for found in verified["findings"] if found["severity"] == "warning"] == [
+        "step-name"
+    ]
+    assert ftckpt_json("convert", str(path), str(tmp_path / "out"), "--to", "safetensors")
+    assert ftckpt_json("diff", str(path), str(tmp_path / "out"))["result"]["code"] == 0

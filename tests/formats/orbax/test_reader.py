@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 
 import ftckpt
+from ftckpt import api
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import ExitCode
 from ftckpt.formats.orbax import Orbax
+from ftckpt.formats.orbax.checkpoint import OrbaxCheckpoint
+from ftckpt.formats.safetensors import Safetensors
 from ftckpt.storage import open_store
 from ftckpt.storage.source import Source
 from ftckpt.verification import Level, VerifyOptions, verify
@@ -27,10 +30,12 @@ _TYPES = {
     "C64": "complex64", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
 }  # fmt: skip
 # Places of the samples that are roots.
-_STEPS = {"manager": "manager/30", "old/manager": "old/manager/30"}
+_STEPS = {"manager": "manager/30", "old/manager": "old/manager/30", "second": "second/5"}
+_ITEMS = ("", "state")
 SAMPLES = (
     "everything", "everything_zarr3", "raw", "sharded", "sharded_zarr3", "adamw", "multi",
     "files", "edges", "edges_zarr3", "processes", "manager", "old/processes", "old/manager",
+    "codecs", "codecs_zarr3", "second", "older/processes", "older/everything_zarr3",
 )  # fmt: skip
 
 
@@ -77,7 +82,7 @@ class _Real(FormatTests):
 class TestOrbax(_Real):
     samples = (
         "everything", "everything_zarr3", "raw", "sharded", "sharded_zarr3", "adamw", "multi",
-        "processes", "manager", "old/processes", "old/manager",
+        "processes", "manager", "old/processes", "old/manager", "older/processes",
     )  # fmt: skip
 
 
@@ -91,7 +96,8 @@ class TestShards(_Real):
 def test_every_array_is_what_orbax_restores(name: str) -> None:
     checkpoint = open_path(Orbax(), place_of(name))
     truth = restored(name)
-    found = {info.stored_name or info.name: key for key, info in checkpoint.tensors.items()}
+    paths = checkpoint.paths if isinstance(checkpoint, OrbaxCheckpoint) else {}
+    found = {".".join(path): key for key, (item, path) in paths.items() if item in _ITEMS}
     assert found.keys() == truth.keys()
     for stored, (dtype, shape, data) in truth.items():
         info = checkpoint.tensors[found[stored]]
@@ -103,7 +109,7 @@ def test_every_array_is_what_orbax_restores(name: str) -> None:
     assert set(checkpoint.members()) == set(checkpoint.source.entries)
 
 
-@pytest.mark.parametrize("name", ["files", "edges"])
+@pytest.mark.parametrize("name", ["files", "edges", "codecs"])
 @pytest.mark.parametrize("keep", [0, 1, -1])
 def test_a_chunk_that_was_cut_is_damage(name: str, keep: int, tmp_path: Path) -> None:
     """Nothing but decoding it shows that a file of its own was cut."""
@@ -128,6 +134,47 @@ def test_states_of_optax_are_kinds() -> None:
     assert {"exp_avg:dense.bias", "optimizer:embed.table.momentum_buffer"} <= set(multi)
     assert "exp_avg:embed.table" not in multi
     assert multi.step == 2
+
+
+def test_one_training_state_among_several_trees() -> None:
+    """Orbax's second interface saves every dictionary as a tree."""
+    step = open_path(Orbax(), DATA / "second" / "5")
+    assert set(step) == {"w", "extra:state:step", "extra:data:offset"}
+    assert step.load_object("metrics") == {"loss": 1.0}
+    assert step.step == 5
+
+
+def test_chunks_of_the_fill_value_are_shown(tmp_path: Path) -> None:
+    """Orbax of 2024 did not store them, and only the nodes of OCDBT tell them from lost ones."""
+    place = place_of("older/everything_zarr3")
+    checkpoint = open_path(Orbax(), place)
+    assert read_tensor(checkpoint, "zeros") == bytes(64)
+    report = verify(checkpoint, VerifyOptions())
+    assert report.code is ExitCode.OK
+    [note] = [f for f in report.findings if f.kind == "fill-value"]
+    assert "1 chunk of zeros" in note.message
+    out = tmp_path / "out"
+    api.convert(checkpoint, str(out), "safetensors")
+    assert read_tensor(open_path(Safetensors(), out), "zeros") == bytes(64)
+    # One process's keys that are not merged are lost chunks.
+    copy = tmp_path / "copy"
+    shutil.copytree(place, copy)
+    shutil.copytree(DATA / "sharded_zarr3" / "ocdbt.process_0", copy / "ocdbt.process_1")
+    report = ftckpt.verify(str(copy))
+    assert report.code is ExitCode.CORRUPT
+    assert "lacks" in report.message
+
+
+def test_an_item_that_is_gone_is_missing(tmp_path: Path) -> None:
+    copy = tmp_path / "30"
+    shutil.copytree(DATA / "manager" / "30", copy)
+    file = copy / "_CHECKPOINT_METADATA"
+    said = json.loads(file.read_text())
+    handlers = said["item_handlers"] | {"descriptor": "orbax.DescriptorHandler"}
+    file.write_text(json.dumps(said | {"item_handlers": handlers}))
+    assert ftckpt.verify(str(copy)).code is ExitCode.OK  # Orbax names it without writing it
+    shutil.rmtree(copy / "data")
+    assert ftckpt.verify(str(copy)).code is ExitCode.CORRUPT
 
 
 def test_strings_items_and_the_mesh() -> None:
@@ -162,6 +209,17 @@ def test_a_time_that_was_never_written_is_an_unfinished_save(tmp_path: Path) -> 
     assert ftckpt.verify(str(copy)).code is ExitCode.OK
     file.write_text(json.dumps(metadata | {"commit_timestamp_nsecs": None}))
     assert ftckpt.verify(str(copy)).code is ExitCode.INCOMPLETE
+
+
+def test_a_step_whose_items_alone_are_marked_is_unfinished(tmp_path: Path) -> None:
+    copy = tmp_path / "run" / "30"
+    shutil.copytree(DATA / "manager" / "30", copy)
+    (copy / "commit_success.txt").unlink()
+    assert ftckpt.verify(str(copy)).code is ExitCode.INCOMPLETE
+    assert ftckpt.latest(str(copy.parent)).code is not ExitCode.OK
+    (copy / "state" / "commit_success.txt").unlink()
+    (copy / "data" / "commit_success.txt").unlink()
+    assert ftckpt.verify(str(copy)).code is ExitCode.OK  # Orbax of 2025 wrote none
 
 
 def test_what_no_checksum_covers_is_named() -> None:
@@ -235,7 +293,11 @@ def _leave_out(path: Path) -> None:
 HOSTILE: dict[str, tuple[Callable[[Path], Any], set[int]]] = {
     "big-endian": (_zarray(dtype=">f4"), {13}),
     "four bits": (_zarray(dtype="int4"), {13}),
-    "blosc": (_zarray(compressor={"id": "blosc", "cname": "lz4"}), {13}),
+    "blosclz": (_zarray(compressor={"id": "blosc", "cname": "blosclz"}), {13}),
+    "a codec of the future": (_zarray(compressor={"id": "later"}), {13}),
+    "a codec that is no name": (_zarray(compressor={"id": {}}), {13}),
+    "another codec than was used": (_zarray(compressor={"id": "gzip", "level": 1}), {4}),
+    "blosc that is none": (_zarray(compressor={"id": "blosc", "cname": "lz4"}), {4, 13}),
     "filters": (_zarray(filters=[{"id": "delta"}]), {13}),
     "column order": (_zarray(order="F"), {13}),
     "a member of the future": (_zarray(later=1), {13}),

@@ -6,6 +6,8 @@ import collections
 import io
 import pickle
 import pickletools
+import re
+import zipfile
 from typing import Any
 
 import pytest
@@ -131,10 +133,27 @@ def test_every_opcode_is_followed_or_refused() -> None:
     for opcode in pickletools.opcodes:
         code = opcode.code.encode("latin1")
         data = b"\x80\x04" + b"(NNN" + code + b"0\n0\n" + b"\0" * 16
-        if opcode.name == "BYTEARRAY8":  # of nearly a gigabyte
+        # A bytearray of nearly a gigabyte; a memo of as many slots.
+        if opcode.name in ("BYTEARRAY8", "LONG_BINPUT"):
             with pytest.raises(MemoryError):
                 check_keys(data)
             continue
         end, stopped, *_ = check_keys(data)
         assert end > 2 or stopped, opcode.name
     assert check_keys(b"\x80\x04N\xff.")[:3] == (3, False, ())
+
+
+def test_a_slot_far_above_the_pickle_is_refused_inside_a_tensor_too() -> None:
+    """The walk passes over a tensor's arguments in one step, and looks at their slots there."""
+    save = io.BytesIO()
+    torch.save({f"w{n}": torch.zeros(2, 3) for n in range(90)}, save)
+    with zipfile.ZipFile(save) as archive:
+        name = next(n for n in archive.namelist() if n.endswith("data.pkl"))
+        data = archive.read(name)
+    assert check_keys(data).stopped
+    late = [m.start() for m in re.finditer(rb"r[\x00-\xff]\x02\x00\x00", data)]
+    assert len(late) > 20
+    for at in late[:20]:
+        bomb = data[: at + 1] + (100_000_000).to_bytes(4, "little") + data[at + 5 :]
+        with pytest.raises(MemoryError):
+            check_keys(bomb)

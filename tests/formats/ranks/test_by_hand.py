@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,16 +65,23 @@ def loaded(path: Path) -> Any:
         return torch.load(path, weights_only=True)
 
 
-def equal(a: Any, b: Any) -> bool:
+def equal(a: Any, b: Any, tensors: Callable[..., bool] = torch.equal) -> bool:
     """Compare what two torch.save files hold, to the bit."""
     if isinstance(a, torch.Tensor):
-        return type(b) is type(a) and a.dtype is b.dtype and torch.equal(a, b)
+        return type(b) is type(a) and a.dtype is b.dtype and tensors(a, b)
     if isinstance(a, dict):
-        return isinstance(b, dict) and list(a) == list(b) and all(equal(a[k], b[k]) for k in a)
+        same = isinstance(b, dict) and list(a) == list(b)
+        return same and all(equal(a[k], b[k], tensors) for k in a)
     if isinstance(a, (list, tuple)):
         same = isinstance(b, (list, tuple)) and isinstance(a, tuple) == isinstance(b, tuple)
-        return same and len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b, strict=True))
+        pairs = zip(a, b, strict=True) if same and len(a) == len(b) else [(0, 1)]
+        return all(equal(x, y, tensors) for x, y in pairs)
     return type(a) is type(b) and bool(a == b)
+
+
+def generated_alike(a: Any, b: Any) -> bool:
+    """Compare what two machines generated: processors differ in the last bits of `randn`."""
+    return equal(a, b, lambda one, other: torch.allclose(one, other, rtol=1e-5, atol=1e-6))
 
 
 def made_at(root: Path, world: int) -> Path:
@@ -125,7 +133,8 @@ def test_the_samples_are_what_the_generator_writes(tmp_path: Path) -> None:
     make_by_hand.make(tmp_path / "new", 2)
     for layout in LAYOUTS:
         for file in sorted((DATA / layout).glob("*.pt*")):
-            assert equal(loaded(file), loaded(tmp_path / "new" / layout / file.name)), file
+            new = loaded(tmp_path / "new" / layout / file.name)
+            assert generated_alike(loaded(file), new), file
 
 
 @pytest.mark.parametrize(("before", "after"), [(8, 4), (2, 8), (4, 1)])

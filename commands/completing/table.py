@@ -1,0 +1,54 @@
+"""What is looked up for which word, without an import of the verbs: that takes as long as a look.
+
+Tests hold these tables to the verbs.
+"""
+
+from __future__ import annotations
+
+# Kinds of values. `place`: a path, a URL, `ROOT@STEP` or a remote. `tensor`: of the first argument,
+# a checkpoint. Of the first argument, a root: `step` (steps and names), `pinned` and `tagged`
+# (names that are), `tag`, and `trash` (names in it).
+OPTIONS = {
+    "--device": "device",
+    "--tensor": "tensor",
+    "--match": "tensor",
+    "--keep-tag": "tag",
+    "--tag": "tag",
+    **dict.fromkeys(("--against", "--also", "--like", "--checkpoint", "--baseline"), "place"),
+    "--adapter": "place",
+    # The other verbs with an option of this name mean something else.
+    **dict.fromkeys(("repair --from", "repair --to", "plan --from"), "place"),
+    **dict.fromkeys(("status --tier", "guard --tier"), "place"),
+}
+
+
+def option_kind(verb: str, option: str) -> str:
+    """Return the kind of an option's value; "" where nothing is looked up."""
+    return OPTIONS.get(f"{verb} {option}", OPTIONS.get(option, ""))
+
+
+# Arguments of verbs, in their order; the last may repeat. All others are places.
+ARGUMENTS = {
+    "cat": ("place", "tensor"),
+    "gc undelete": ("place", "trash"),
+    "pin": ("place", "step"),
+    "unpin": ("place", "pinned"),
+    "tag": ("place", "step", "tag"),
+    "untag": ("place", "tagged", "tag"),
+}
+DEVICES = ("cpu", "auto", "cuda")
+# Options that take no word after them, of all verbs; `plan --restart T` has no arguments after it.
+SWITCHES = frozenset(
+    {
+        "--advise", "--again", "--all", "--allow-missing-tier", "--anonymous", "--apply",
+        "--backwards", "--create-root", "--debug", "--delete-corrupt", "--dry-run",
+        "--everybody", "--fail-fast", "--files", "--finish", "--finish-last", "--force",
+        "--from-master", "--full", "-h", "--help", "--include-bases", "--json",
+        "--layout-state", "--no-lock", "--no-proof", "--oldest-first", "--or-reshard",
+        "--presets", "--purge-now", "-q", "--quiet", "--remember", "--requester-pays",
+        "--restart", "--resume", "--retry-suspected", "--signal-group", "--simulate",
+        "--skip-unsafe", "--skip-unverified", "--stat", "--strict", "--tensors",
+        "--trust-recorded", "--unmanaged", "-v", "--verbose", "--wait", "--yes",
+        "--zero-is-done",
+    }
+)  # fmt: skip

@@ -1,0 +1,158 @@
+"""`ftckpt config`: which settings are active, and where each comes from."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any
+
+import typer
+
+from ftckpt.commands.cli.environment import PREFIX
+from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.render import pairs, table
+from ftckpt.commands.cli.verbs import VERBS, load
+from ftckpt.errors import ExitCode, UsageError
+from ftckpt.findings import counted
+from ftckpt.storage.remotes import remotes
+from ftckpt.storage.settings import SettingsFile, read_settings
+
+from .defaults import defaults, defaults_of, policies
+
+STORAGE = False
+# What follows the verb belongs to that verb.
+CONTEXT = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+EXAMPLES = (
+    ("ftckpt config", "the file of settings, the environment, remotes, policies"),
+    ("ftckpt config copy --jobs 4", "each option of copy, its value, and who has set it"),
+)
+CODES = {
+    ExitCode.OK: "shown",
+    ExitCode.USAGE: "the file of settings is wrong: the line is named",
+    ExitCode.DENIED: "the file of settings may not be read",
+}
+# Of these the names are shown and the values are not.
+_SECRET = ("SECRET", "TOKEN", "KEY")
+_LONG = 60
+
+
+def command(
+    ctx: typer.Context,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[VERB [OPTIONS]]", help="Explain the options of this verb."),
+    ] = None,
+) -> Result:
+    """Show which settings are active, and where each comes from.
+
+    An option on the command line goes before the environment, that before the file of settings,
+    and that before the default. Nothing that deletes, overwrites or skips a check can be set in
+    the file. docs/config.md explains what can.
+    """
+    invocation = invoked(ctx)
+    settings = read_settings()
+    there = bool(settings.text) or os.path.exists(settings.path)
+    invocation.report(target=settings.path, file=settings.path if there else None)
+    if words:
+        return _of_verb(ctx, invocation, settings, words)
+    set_here = defaults(settings, VERBS)
+    rows: list[list[Any]] = [
+        [f"--{one.option}", one.value, one.verb or "every verb", f"line {one.line}"]
+        for one in set_here
+    ]
+    chosen, known = policies(settings), remotes()
+    variables = {name: _shown(name) for name in sorted(os.environ) if _matters(name)}
+    invocation.report(
+        defaults=[one._asdict() for one in set_here],
+        remotes={one.name: {"url": one.url, **dict(one.settings)} for one in known.values()},
+        policies=[one._asdict() for one in chosen],
+        environment_variables=variables,
+    )
+    invocation.print(f"settings: {settings.path}" + ("" if there else " (there is none)"))
+    if rows:
+        invocation.print("\n" + table(["default", "value", "of", "from"], rows))
+    if known:
+        head = ["remote", "url", "with"]
+        shown = [
+            [f"{one.name}:", one.url, ", ".join(f"{k}={v}" for k, v in one.settings)]
+            for one in known.values()
+        ]
+        invocation.print("\n" + table(head, shown))
+    if chosen:
+        shown = [[one.root, one.file] for one in chosen]
+        invocation.print("\n" + table(["root", "policy of gc's plans and status"], shown))
+    if variables:
+        invocation.print("\n" + pairs(list(variables.items())))
+    message = f"{counted(len(rows), 'default')}, {counted(len(known), 'remote')}"
+    return Result(ExitCode.OK, message)
+
+
+def _matters(name: str) -> bool:
+    return name.startswith((PREFIX, "AWS_")) or name in ("NO_COLOR", "XDG_CONFIG_HOME")
+
+
+def _shown(name: str) -> str:
+    secret = any(one in name for one in _SECRET)
+    return "set, not shown" if secret else os.environ[name]
+
+
+def _of_verb(
+    ctx: typer.Context, invocation: Invocation, settings: SettingsFile, words: list[str]
+) -> Result:
+    size = 2 if " ".join(words[:2]) in VERBS else 1
+    name = " ".join(words[:size])
+    if name not in VERBS:
+        raise UsageError(f"unknown verb {name!r}", hint="see ftckpt --help")
+    verb, rest = load(name), words[size:]
+    known = {one for p in verb.params for one in (*p.opts, *p.secondary_opts)}
+    end = rest.index("--") if "--" in rest else len(rest)
+    for word in rest[:end]:
+        if word.startswith("--") and word.partition("=")[0] not in known:
+            raise UsageError(f"{name} has no {word.partition('=')[0]}", hint=f"ftckpt {name} -h")
+    # Those of the verb come last, and go before those of all verbs.
+    here = [one for one in defaults(settings, VERBS) if one.verb in ("", name)]
+    lines = {one.option.replace("-", "_"): one.line for one in here}
+    found = []
+    with verb.make_context(
+        name, list(rest), parent=ctx.find_root(), resilient_parsing=True,
+        default_map=defaults_of(name, VERBS),
+    ) as its:  # fmt: skip
+        for param in verb.params:
+            if param.param_type_name == "argument" or param.name not in its.params:
+                continue
+            source = its.get_parameter_source(param.name)
+            kind = "" if source is None else source.name
+            came = {
+                "COMMANDLINE": "command line",
+                "ENVIRONMENT": str(param.envvar),
+                "DEFAULT_MAP": f"{settings.path}, line {lines.get(str(param.name))}",
+            }.get(kind, "default")
+            value = its.params[param.name]
+            found.append({"option": _long(param.opts), "value": _plain(value), "from": came})
+    invocation.report(options=found)
+    invocation.print(
+        table(
+            ["option", "value", "from"],
+            [[one["option"], _text(one["value"]), one["from"]] for one in found],
+        )
+    )
+    chosen = sum(one["from"] != "default" for one in found)
+    return Result(ExitCode.OK, f"{counted(chosen, 'option')} of {name} set")
+
+
+def _long(options: list[str]) -> str:
+    return next((one for one in options if one.startswith("--")), options[0])
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    return value if value is None or isinstance(value, (bool, int, float)) else str(value)
+
+
+def _text(value: Any) -> str:
+    if value in (None, "", []):
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if len(text) <= _LONG else f"{text[:_LONG]}..."

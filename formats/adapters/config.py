@@ -1,0 +1,219 @@
+"""Read `adapter_config.json` of PEFT: what was trained, and by which factor it counts.
+
+A field that this version does not know, with a value that says something, is refused: it may change
+what the tensors mean. Source: `peft/tuners/lora/config.py`, up to PEFT 0.21.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ftckpt.checkpoint import Checkpoint
+from ftckpt.errors import CorruptError, NotFoundError, UnsupportedError
+from ftckpt.findings import listed
+from ftckpt.formats.huggingface.config import parsed_json
+from ftckpt.strict_json import shown
+
+from .patterns import compiled, ends_with
+
+ADAPTER_CONFIG = "adapter_config.json"
+# What says nothing about the merged weights, whatever it holds.
+_NOTES = re.compile(
+    r"alpha_pattern|auto_mapping|base_model_name_or_path|bias|corda_config|ensure_weight_tying|"
+    r"eva_config|exclude_modules|fan_in_fan_out|inference_mode|init_lora_weights|"
+    r"layers_pattern|layers_to_transform|loftq_config|lora_alpha|lora_bias|lora_dropout|"
+    r"lora_ga_config|megatron_core|modules_to_save|peft_type|peft_version|qalora_group_size|r|"
+    r"rank_pattern|revision|runtime_config|target_modules|target_parameters|task_type|use_dora|"
+    r"use_rslora"
+)
+_NOTHING: tuple[object, ...] = (None, False, [], {}, "")
+# Beginnings that leave the base as it was; the others take a part of it away.
+_BEGINNINGS = (True, False, None, "gaussian", "eva", "orthogonal")
+_MOST_WORK = 300_000_000  # steps of all patterns on all names
+
+
+class AdapterConfig(NamedTuple):
+    """What an adapter says of itself.
+
+    Attributes:
+        rank, alpha: of modules that no pattern names.
+        ranks, alphas: of modules by pattern; the first that matches decides.
+        rooted: whether the factor is alpha by the root of the rank (rsLoRA).
+        dora: whether weights are put together from direction and magnitude (DoRA).
+        turned: whether weights are stored input first (`fan_in_fan_out`).
+        targets: names of the trained modules, or one pattern.
+        without: the same, of those that were left out.
+        saved: modules that were trained whole.
+        parameters: names of parameters that were trained by themselves.
+        biases: `none`, `all` or `lora_only`.
+        bias_of_b: whether B has a bias.
+        tying: whether tied layers were trained as one.
+    """
+
+    rank: int
+    alpha: float
+    ranks: Mapping[str, int]
+    alphas: Mapping[str, float]
+    rooted: bool
+    dora: bool
+    turned: bool
+    targets: Sequence[str] | str
+    without: Sequence[str] | str
+    saved: Sequence[str]
+    parameters: Sequence[str]
+    biases: str
+    bias_of_b: bool
+    tying: bool
+
+    def rank_of(self, name: str) -> int:
+        """Return the rank of a module or parameter."""
+        return int(_first(self.ranks, name, self.rank))
+
+    def scale_of(self, name: str) -> float:
+        """Return the factor by which the product of a module's or parameter's matrices counts."""
+        rank, alpha = self.rank_of(name), _first(self.alphas, name, self.alpha)
+        return alpha / math.sqrt(rank) if self.rooted else alpha / rank
+
+    def trains(self, module: str) -> bool:
+        """Return whether PEFT adapts a module; a list names ends, a text is a pattern."""
+        if self.targets == "all-linear":
+            return not _named(self.without, module)
+        return _named(self.targets, module) and not _named(self.without, module)
+
+    def require_affordable(self, names: Iterable[str]) -> None:
+        """Refuse patterns that would take long on all these names together.
+
+        Raises:
+            UnsupportedError: they would, or one of them has something that is not matched here.
+        """
+        whole = [one for one in (self.targets, self.without) if isinstance(one, str) and one]
+        patterns = [*whole, *self.ranks, *self.alphas]
+        plain = [one for one in patterns if one.replace(".", "_").isidentifier()]
+        cost = sum(compiled(one).cost for one in patterns if one not in plain)
+        if cost * sum(map(len, names)) > _MOST_WORK:
+            raise UnsupportedError(
+                f"the {len(patterns)} patterns of {ADAPTER_CONFIG} would take minutes to match"
+            )
+
+
+def _first(table: Mapping[str, Any], name: str, default: float) -> float:
+    for pattern, value in table.items():
+        if ends_with(pattern, name):
+            return float(value)
+    return default
+
+
+def _named(names: Sequence[str] | str, module: str) -> bool:
+    if isinstance(names, str):
+        return bool(names) and compiled(names).matches(module)
+    return any(module == one or module.endswith(f".{one}") for one in names)
+
+
+def read_config(adapter: Checkpoint) -> AdapterConfig:
+    """Return what an adapter says of itself.
+
+    Raises:
+        NotFoundError: it has no `adapter_config.json`.
+        CorruptError, UnsafeError: the file is damaged or hostile.
+        UnsupportedError: it is of another kind than LoRA, or of a variant that is not computed
+            here.
+    """
+    said = parsed_json(adapter.source, ADAPTER_CONFIG)
+    if not said:
+        raise NotFoundError(
+            f"{adapter.source.url} has no {ADAPTER_CONFIG}: it is not an adapter of PEFT",
+            hint="name the folder that PEFT's save_pretrained wrote",
+        )
+    where = f"{ADAPTER_CONFIG} of {adapter.source.url}"
+    kind = said.get("peft_type")
+    if kind != "LORA":
+        raise UnsupportedError(
+            f"{adapter.source.url} is an adapter of the kind {shown(kind)}: only LORA is merged"
+        )
+    odd = [name for name in said if not _NOTES.fullmatch(name) and said[name] not in _NOTHING]
+    if odd:
+        raise UnsupportedError(
+            f"{where} says {listed(odd)}: such an adapter is not merged by this version",
+            hint="PeftModel.merge_and_unload merges it",
+        )
+    begun = said.get("init_lora_weights")
+    if begun not in _BEGINNINGS and str(begun).lower() not in ("true", "false"):
+        raise UnsupportedError(
+            f"{where} says init_lora_weights = {shown(begun)}: it began with another base",
+            hint="PEFT's save_pretrained with path_initial_model_for_weight_conversion makes a "
+            "plain LoRA of it",
+        )
+    read = _Fields(said, where)
+    found = AdapterConfig(
+        rank=read.rank("r", 8),
+        alpha=read.number("lora_alpha", 8),
+        ranks={name: read.rank_in(name, v) for name, v in read.table("rank_pattern").items()},
+        alphas={name: read.number_in(name, v) for name, v in read.table("alpha_pattern").items()},
+        rooted=read.flag("use_rslora"),
+        dora=read.flag("use_dora"),
+        turned=read.flag("fan_in_fan_out"),
+        targets=read.names("target_modules"),
+        without=read.names("exclude_modules"),
+        saved=read.list_of("modules_to_save"),
+        parameters=read.list_of("target_parameters"),
+        biases=str(said.get("bias") or "none"),
+        bias_of_b=read.flag("lora_bias"),
+        tying=read.flag("ensure_weight_tying"),
+    )
+    if found.biases not in ("none", "all", "lora_only"):
+        raise UnsupportedError(f"{where} says bias = {shown(found.biases)}, which is not known")
+    return found
+
+
+class _Fields:
+    """Fields of a configuration, each of the type that it must have."""
+
+    def __init__(self, said: Mapping[str, Any], where: str) -> None:
+        self._said = said
+        self._where = where
+
+    def bad(self, name: str, value: object) -> CorruptError:
+        return CorruptError(
+            f"{self._where} says {name} = {shown(value)}", kind="bad-index", file=ADAPTER_CONFIG
+        )
+
+    def rank(self, name: str, default: int) -> int:
+        return self.rank_in(name, self._said.get(name, default))
+
+    def rank_in(self, name: str, value: object) -> int:
+        if type(value) is not int or not 0 < value < 1 << 31:
+            raise self.bad(name, value)
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        return self.number_in(name, self._said.get(name, default))
+
+    def number_in(self, name: str, value: object) -> float:
+        if type(value) not in (int, float) or not math.isfinite(float(value)):  # type: ignore[arg-type]
+            raise self.bad(name, value)
+        return float(value)  # type: ignore[arg-type]
+
+    def flag(self, name: str) -> bool:
+        value = self._said.get(name)
+        if value not in (None, False, True) or type(value) not in (bool, type(None)):
+            raise self.bad(name, value)
+        return bool(value)
+
+    def table(self, name: str) -> Mapping[str, Any]:
+        value = self._said.get(name) or {}
+        if not isinstance(value, dict):
+            raise self.bad(name, value)
+        return value
+
+    def list_of(self, name: str) -> Sequence[str]:
+        value = self._said.get(name) or []
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise self.bad(name, value)
+        return value
+
+    def names(self, name: str) -> Sequence[str] | str:
+        value = self._said.get(name)
+        return value if isinstance(value, str) else self.list_of(name)
