@@ -25,7 +25,8 @@ SCRIPTS = {
 
 
 def test_every_job_script_is_tried() -> None:
-    assert {p.name for p in (DOCS / "jobs").glob("*.sbatch")} <= {*SCRIPTS, "train.sbatch"}
+    others = {"train.sbatch", "parts.sbatch"}  # below; no restart
+    assert {p.name for p in (DOCS / "jobs").glob("*.sbatch")} <= {*SCRIPTS, *others}
 
 
 @pytest.mark.parametrize("code", ExitCode, ids=lambda code: code.name)

@@ -175,6 +175,7 @@ class SaveWatcher(threading.Thread):
         self._doubtful: dict[str, float] = {}
         self._waiting: dict[str, NewSave] = {}
         self._count, self._good = 0, 0
+        self._looking = threading.Lock()
         self._silent: dict[str, int] = {}
         self._ended, self._news = threading.Event(), threading.Event()
 
@@ -195,19 +196,22 @@ class SaveWatcher(threading.Thread):
 
     def look(self) -> None:
         """Tell of saves that are new since the last look; a store that is away tells nothing."""
-        try:
-            root = self._read()
-            listed = shown(root)
-            for save in new_saves(root, self._seen):
+        # When the command has ended the main thread looks too, and must not miss half a look.
+        with self._looking:
+            try:
+                root = self._read()
+                listed = shown(root)
+                found = new_saves(root, self._seen)
+            except FtckptError:
+                return
+            for save in found:
                 self._seen[save.name] = listed[save.name]
                 self._count += 1
                 numbered = save._replace(number=self._count)
                 self._waiting.pop(save.name, None)
                 self._waiting[save.name] = numbered
-                self._news.set()
                 self._tell(numbered)
-        except FtckptError:
-            return
+        self._news.set()
 
     def _check(self) -> None:
         """Verify what waits, the newest first: it is what a restart needs."""
@@ -237,9 +241,7 @@ class SaveWatcher(threading.Thread):
             if newest:
                 self._good = save.number
             self._tell(CheckedSave(save, code, message, time.monotonic() - begun, newest))
-            if len(self._waiting) > 0 and save.number < max(
-                one.number for one in list(self._waiting.values())
-            ):
+            if any(one.number > save.number for one in list(self._waiting.values())):
                 return  # one that is newer has come
 
     @property

@@ -472,7 +472,7 @@ def expected(events: list[dict[str, Any]]) -> None:
 
 
 def test_killed_at_any_moment_it_goes_on_from_the_newest_good_one(job: Job) -> None:
-    rounds = campaign.examples(40, 300)
+    rounds = campaign.examples(24, 300)
     chance = random.Random(7)
     started, finished, refused = 0, 0, False
     while started < rounds:

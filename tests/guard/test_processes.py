@@ -195,7 +195,7 @@ def test_a_second_guard_is_refused_while_one_works(job: Job) -> None:
 
 def test_guards_killed_at_any_moment(job: Job) -> None:
     chance = random.Random(11)
-    for _ in range(campaign.examples(10, 150)):
+    for _ in range(campaign.examples(6, 150)):
         faults = {n: {"pace": 0.01, "kill": chance.randint(3, 40), "fork": 1} for n in range(1, 9)}
         guard = forked(
             lambda faults=faults: job.run(  # type: ignore[misc]
