@@ -53,7 +53,7 @@ class Model:
     def config(self) -> dict[str, Any]:
         """Return what its `config.json` says, in transformers' own words."""
         found: dict[str, Any] = {
-            "model_type": self.name, "architectures": family(self.name).config["architectures"],
+            **{key: family(self.name).config[key] for key in ("model_type", "architectures")},
             "vocab_size": VOCAB, "tie_word_embeddings": self.tied, "dtype": "bfloat16",
             "initializer_range": 0.02,
         }  # fmt: skip
