@@ -6,6 +6,7 @@ import itertools
 import os
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=("short", "full"),
         default="short",
         help="how much of what can be damaged is damaged: a sample, or every byte",
+    )
+
+    parser.addoption(
+        "--variants",
+        choices=("some", "all"),
+        default="some",
+        help="of tests with many variants in `MANY_VARIANTS`: every other one, or all",
     )
 
 
@@ -63,14 +71,45 @@ FAST = (
 )  # fmt: skip
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is in the fast lane."""
+# Half of the suite's time. Their variants are formats, sizes and samples that share most of their
+# code; `--variants all`, before a release and after a change of theirs, runs each.
+MANY_VARIANTS = (
+    "formats/megatron", "formats/deepspeed", "formats/dcp", "formats/ranks", "formats/trainer_dirs",
+    "replay", "retention/test_remote_services.py", "transfer/test_every_target.py",
+    "transfer/test_real_round_trips.py", "transfer/staging", "verification/test_lost_files.py",
+    "verification/test_flips.py", "faults", "delta/test_processes.py", "replication",
+)  # fmt: skip
+_FEW = 4
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what is in the fast lane, and take every other variant of tests with many."""
+    if config.getoption("variants") == "some" and config.getoption("campaign") == "short":
+        _thin(config, items)
     here = Path(__file__).parent
     fast = tuple(here / one for one in FAST)
     for item in items:
         slow = any(item.get_closest_marker(one) for one in ("s3", "slow", "peer", "gpu"))
         if not slow and any(item.path.is_relative_to(one) for one in fast):
             item.add_marker("fast")
+
+
+def _thin(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out every other variant of the tests in `MANY_VARIANTS` that have more than a few.
+
+    A test that is named on the command line is run whole.
+    """
+    if any("::" in word for word in config.args):
+        return
+    here = Path(__file__).parent
+    places = tuple(here / one for one in MANY_VARIANTS)
+    variants: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if "[" in item.nodeid and any(item.path.is_relative_to(one) for one in places):
+            variants[item.nodeid.partition("[")[0]].append(item)
+    gone = {id(one) for many in variants.values() if len(many) > _FEW for one in many[1::2]}
+    config.hook.pytest_deselected(items=[one for one in items if id(one) in gone])
+    items[:] = [one for one in items if id(one) not in gone]
 
 
 @pytest.fixture(autouse=True)

@@ -26,6 +26,7 @@ from ftckpt.inspection.resume import Presence, resume_check
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.request.narrowing import Only, only
 from ftckpt.verification import Level, VerifyOptions, verify
+from tests import campaign
 from tests.builders.checkpoints import open_checkpoint
 from tests.builders.jobs import run_job
 from tests.conformance.writers import assert_sound, write
@@ -160,7 +161,8 @@ def test_tensors_that_nobody_knows_are_named_and_never_called_absent(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "form"), [(1, 2, "nested"), (2, 4, "flat"), (4, 1, "nested")]
+    ("before", "after", "form"),
+    [(2, 4, "flat"), (4, 1, "nested"), (1, 2, "nested")][: campaign.examples(2, 3)],
 )
 def test_a_job_resumes_at_another_size(
     before: int, after: int, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
