@@ -75,7 +75,7 @@ BUDGET = {
     "delta": 5_145,
     "retention": 5_930,
     "replication": 2_900,
-    "parts": 1_860,
+    "parts": 1_880,
     "capabilities": 993,
     "health": 1_112,
     "replay": 5_125,
@@ -100,7 +100,7 @@ BUDGET = {
     "formats": 790,
     "api": 4_966,
     "trainers": 105,
-    "commands": 14_818,
+    "commands": 14_826,
 }
 HEAVY = ("torch", "numpy", "s3fs", "fsspec", "rich", "botocore", "zstandard", "matplotlib")
 

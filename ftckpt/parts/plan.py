@@ -14,9 +14,11 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.errors import FtckptError
+from ftckpt.errors import FtckptError, RefusedError, UsageError
 from ftckpt.manifest import Manifest
 from ftckpt.own_files import is_own
+from ftckpt.storage.gathered import GatheredStore
+from ftckpt.storage.local.oserror import translate
 from ftckpt.storage.source import Source
 from ftckpt.version import __version__
 
@@ -58,16 +60,16 @@ def plan_of(
     target = identity_of(checkpoint.source)
     places = [identity_of(other.source) for other in others]
     request = _digest([target, verb, flags, __version__, places])
-    rows: list[Any] = [_row(checkpoint.source, name) for name in names_of(checkpoint, sealed)]
+    rows: list[Any] = [row_of(checkpoint.source, name) for name in names_of(checkpoint, sealed)]
     if sealed is not None:
         rows.append(["manifest", [[f.path, f.size, f.digest.hex()] for f in sealed.files]])
     for other in others:
-        rows += [_row(other.source, name) for name in names_of(other)]
+        rows += [row_of(other.source, name) for name in names_of(other)]
     for one in (checkpoint, *others):
         with suppress(FtckptError):  # the operation itself reports a base that is not there
             for base in one.decoding.bases():
                 rows.append(identity_of(base.source))
-                rows += [_row(base.source, name) for name in names_of(base)]
+                rows += [row_of(base.source, name) for name in names_of(base)]
     return WorkPlan(verb, target, request, _digest(rows))
 
 
@@ -85,7 +87,7 @@ def plan_of_files(
     """
     target = identity_of(source)
     request = _digest([target, verb, flags, __version__, identity_of(other)])
-    rows: list[Any] = [_row(source, file.path) for file in sealed.files]
+    rows: list[Any] = [row_of(source, file.path) for file in sealed.files]
     rows.append([[file.path, file.size, file.digest.hex()] for file in sealed.files])
     return WorkPlan(verb, target, request, _digest(rows))
 
@@ -106,10 +108,35 @@ def identity_of(source: Source) -> str:
     return source.store.identity(path) if local is None else os.path.realpath(local)
 
 
-def _row(source: Source, name: str) -> list[Any]:
-    """Return a file with its size and the store's mark of its content, or its time."""
+def row_of(source: Source, name: str) -> list[Any]:
+    """Return a file with its size and all that changes with its content.
+
+    A file of this machine has the time of its inode's last change too: `rsync -t` and `cp -p` give
+    another file the size and the time of the one before.
+
+    Raises:
+        UsageError: the files are gathered from several places.
+        RefusedError: the store shows nothing that changes with a file's content.
+    """
+    if isinstance(source.store, GatheredStore):
+        raise UsageError("what several places hold (--also) is not divided", hint="run it whole")
     entry = source.entries.get(name)
-    return [name] if entry is None else [name, entry.size, entry.etag or entry.mtime]
+    if entry is None:
+        return [name]
+    if entry.etag is None and entry.mtime is None:
+        raise RefusedError(
+            f"{source.store.describe(source.path(name))} shows neither a time nor a mark of its"
+            " content: a change between two parts would not be seen",
+            hint="run it whole",
+        )
+    changed = None
+    local = source.store.local_path(source.path(name))
+    if local is not None:
+        try:
+            changed = os.stat(local).st_ctime_ns
+        except OSError as error:
+            raise translate(error, local, "look at") from error
+    return [name, entry.size, entry.etag, entry.mtime, changed]
 
 
 def _digest(value: object) -> str:

@@ -83,6 +83,10 @@ class ShareRecord:
         data = ("{\n" + "".join(lines) + f'"units": [{units}],\n').encode()
         return data + f'"digest": "{file_digest(data).hex()}"\n}}\n'.encode()
 
+    def stamp(self) -> str:
+        """Return a digest of the whole record: what another process has made of it names it."""
+        return file_digest(self.dump()).hex()
+
     def differs(self, other: ShareRecord) -> str:
         """Return a task of which another record of the same part says something else; or ""."""
         keys = sorted(self.units.keys() | other.units.keys())

@@ -231,7 +231,8 @@ def _load_checks(task: Checks, value: Any) -> Sequence[SelfCheckDone]:
     for one, (error, passing) in zip(task, value, strict=True):
         found = load_error(error)
         if isinstance(one, FtckptError):
-            made.append(SelfCheckDone(Extent("", 0, 0), "", 0, sampled=False, error=found))
+            # What ends the listing of the checks here is true, whatever the part met.
+            made.append(SelfCheckDone(Extent("", 0, 0), "", 0, sampled=False, error=found or one))
         else:
             check, sampled = one
             made.append(SelfCheckDone(check.extent, check.owner, check.nbytes, sampled, found,

@@ -99,6 +99,25 @@ def test_one_file_by_parts(tmp_path: Path) -> None:
     assert target.read_bytes() == source.read_bytes()
 
 
+def test_a_proof_of_an_earlier_copy_proves_nothing(source: Path, target: Path) -> None:
+    """A finisher that dies while it removes the records may leave proofs."""
+    for number in (*range(PARTS), 0):
+        assert part(source, target, number) is ExitCode.OK
+    (place,) = target.parent.glob(".ftckpt/parts/*")
+    kept = {path: path.read_bytes() for path in place.glob("*.proof.json")}
+    assert len(kept) == PARTS
+    assert part(source, target, None) is ExitCode.OK
+    shutil.rmtree(target)
+    for path, data in kept.items():
+        path.write_bytes(data)
+    for number in range(PARTS):
+        assert part(source, target, number) is ExitCode.OK
+    victim = max(staged(target).rglob("*.distcp"), key=lambda path: path.stat().st_size)
+    flip(victim, victim.stat().st_size // 2)
+    assert part(source, target, None) is ExitCode.CORRUPT
+    assert not target.exists()
+
+
 def test_no_part_proves_what_it_has_written(
     source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

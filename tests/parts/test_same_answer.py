@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -140,16 +141,28 @@ def test_against_another_layout(tmp_path: Path) -> None:
     assert in_parts(3, tmp_path / "parts", *words) == alone
 
 
-def test_several_places(tmp_path: Path) -> None:
-    """Copies in two places are compared by parts too."""
+def test_several_places_are_not_divided(tmp_path: Path) -> None:
+    """The plan would know the files of the first place alone, and not see another's change."""
     one, two = tmp_path / "n0" / "step-2", tmp_path / "n1" / "step-2"
     shutil.copytree(DATA / "run/step-2", one)
     shutil.copytree(one, two)
-    flip_middle(largest(two))
-    words = ("verify", one, "--also", two, "-j1")
-    alone = answer(*words)
-    assert alone[0].code is ExitCode.CORRUPT
-    assert in_parts(3, tmp_path / "parts", *words) == alone
+    result, _ = answer("verify", one, "--also", two, "--part", "0/3", "--parts", tmp_path / "parts")
+    assert result.code is ExitCode.USAGE
+    assert "--also" in result.message
+
+
+def test_another_file_of_the_same_size_and_time_is_seen(tmp_path: Path) -> None:
+    place = shutil.copytree(DATA / "run/step-2", tmp_path / "a" / "step-2")
+    words = ("verify", place, "--parts", tmp_path / "parts")
+    for number in range(3):
+        assert answer(*words, "--part", f"{number}/3")[0].code is ExitCode.OK
+    victim = largest(place)
+    held = victim.stat()
+    flip_middle(victim)
+    os.utime(victim, ns=(held.st_atime_ns, held.st_mtime_ns))
+    result, _ = answer(*words, "--finish")
+    assert result.code is ExitCode.INCOMPLETE
+    assert "has changed" in result.message
 
 
 def test_what_cannot_be_opened_is_the_answer_of_every_part(tmp_path: Path) -> None:

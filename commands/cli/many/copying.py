@@ -86,7 +86,7 @@ class DividedCopy:
         flags = {
             "destination": local or target.identity(),
             "proof": self.options.proof,
-            "beside": [[e.path, e.size, e.etag or e.mtime] for e in entries],
+            "beside": [[e.path, e.size, e.etag, e.mtime] for e in entries],
         }
         plan = plan_of(self.checkpoint, "copy", flags, sealed=job.manifest)
         return place_beside(local or target.describe(), plan, elsewhere, stores)
@@ -170,6 +170,7 @@ class DividedCopy:
         digests = prove_share(job, [(m.file, m.number, m.digest) for m in made], work)
         units: dict[str, Any] = {f"hash {n} {f}": d.hex() for (f, n), d in digests.items()}
         units |= {f"etag {file}": etag for file, etag in versions.items()}
+        units["of"] = record.stamp()
         place.create(
             ShareRecord(
                 place.plan, other, units, stage=PROOF, host=host(), ended=utc_now(),
@@ -202,7 +203,8 @@ class DividedCopy:
         if result.code is ExitCode.OK:
             try:
                 consume(
-                    place, replace(gathered, listed=[*gathered.listed, *listed]),
+                    # Proofs first: none outlives the record that it is of.
+                    place, replace(gathered, listed=[*listed, *gathered.listed]),
                     {"code": int(result.code), "message": result.message},
                 )  # fmt: skip
             except FtckptError as error:
@@ -237,8 +239,10 @@ def _results(
 ) -> dict[str, Any]:
     """Return what parts know of tasks: sums that they made before, and blocks that they read back.
 
-    An object that was written anew since it was read back is to be read again.
+    What was written anew since it was read back is to be read again.
     """
+    stands = {record.part: record.stamp() for record in written}
+    proofs = [one for one in proofs if one.units.get("of") == stands.get(one.part)]
     known: dict[str, Any] = {}
     for record in written:
         known |= {key: value for key, value in record.units.items() if key.startswith("crc ")}

@@ -221,7 +221,8 @@ class DividedTransfer:
         if result.code is ExitCode.OK:
             try:
                 consume(
-                    place, replace(gathered, listed=[*gathered.listed, *listed]),
+                    # Proofs first: none outlives the records that it is of.
+                    place, replace(gathered, listed=[*listed, *gathered.listed]),
                     {"code": int(result.code), "message": result.message},
                 )  # fmt: skip
             except FtckptError as error:
@@ -249,11 +250,14 @@ class DividedTransfer:
 
 
 def _written(records: Sequence[ShareRecord]) -> str:
-    """Return a digest of all blocks that parts have written."""
+    """Return a digest of the records of all that parts have written.
+
+    Not of the blocks alone: they are the same when a part has written them anew.
+    """
     import xxhash
 
-    rows = sorted((made.file, made.number, made.digest) for r in records for made in blocks_of(r))
-    digest: str = xxhash.xxh3_128_hexdigest(repr(rows).encode("utf-8", "surrogateescape"))
+    rows = sorted((record.part, record.stamp()) for record in records)
+    digest: str = xxhash.xxh3_128_hexdigest(repr(rows).encode())
     return digest
 
 
