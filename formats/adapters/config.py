@@ -23,7 +23,7 @@ from .patterns import compiled, ends_with
 _NOTES = re.compile(
     r"alpha_pattern|auto_mapping|base_model_name_or_path|bias|corda_config|ensure_weight_tying|"
     r"eva_config|exclude_modules|fan_in_fan_out|inference_mode|init_lora_weights|"
-    r"layers_pattern|layers_to_transform|loftq_config|lora_alpha|lora_bias|lora_dropout|"
+    r"loftq_config|lora_alpha|lora_bias|lora_dropout|"
     r"lora_ga_config|megatron_core|modules_to_save|peft_type|peft_version|qalora_group_size|r|"
     r"rank_pattern|revision|runtime_config|target_modules|target_parameters|task_type|use_dora|"
     r"use_rslora"
@@ -90,8 +90,9 @@ class AdapterConfig(NamedTuple):
         """
         whole = [one for one in (self.targets, self.without) if isinstance(one, str) and one]
         patterns = [*whole, *self.ranks, *self.alphas]
-        plain = [one for one in patterns if one.replace(".", "_").isidentifier()]
-        cost = sum(compiled(one).cost for one in patterns if one not in plain)
+        plain = {one for one in patterns if one.replace(".", "_").isidentifier()}
+        cost = len(plain) + sum(compiled(one).cost for one in patterns if one not in plain)
+        cost += 0 if isinstance(self.targets, str) else len(self.targets)
         if cost * sum(map(len, names)) > _MOST_WORK:
             raise UnsupportedError(
                 f"the {len(patterns)} patterns of {ADAPTER_CONFIG} would take minutes to match"

@@ -142,6 +142,7 @@ class _Fitting:
         if lost:
             raise self._elsewhere(adapter, lost)
         self._require_trained(adapter, config, linear)
+        self._require_saved(adapter, config, found)
         for one in linear:
             self._linear(adapter, config, one, linear)
         for module, several in parameters.items():
@@ -214,6 +215,24 @@ class _Fitting:
                 kind="bad-metadata",
                 file="adapter_config.json",
             )
+
+    def _require_saved(
+        self, adapter: Checkpoint, config: AdapterConfig, found: AdapterTensors
+    ) -> None:
+        """Refuse an adapter that has lost a module of the base that it had trained whole."""
+        there = {name.rpartition(".")[0] for name in found.whole}
+        for one in config.saved:
+            named = {
+                name.rpartition(".")[0]
+                for name in self.held
+                if f".{name.rpartition('.')[0]}".endswith(f".{one}")
+            }
+            if named and not named & there:
+                raise CorruptError(
+                    f"{adapter.source.url} was trained with {one} whole (modules_to_save), and"
+                    " holds no tensor of it: its values were lost",
+                    kind="missing-tensor",
+                )
 
     def _replace(self, adapter: Checkpoint, name: str, info: TensorInfo) -> None:
         held = self._weight(name)

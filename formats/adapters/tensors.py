@@ -74,14 +74,21 @@ def sort_tensors(adapter: Checkpoint) -> AdapterTensors:
     for info in tensors:
         name = info.name.removeprefix(PREFIX)
         end = next((one for one in _ROLES if name.endswith(one)), "")
+        known: dict[str, TensorInfo] = {}
+        role = name
         if end:
-            grouped.setdefault(name.removesuffix(end), {})[_ROLES[end]] = info
+            known, role = grouped.setdefault(name.removesuffix(end), {}), _ROLES[end]
         elif ".lora_" in name or ".modules_to_save." in name or ".original_module." in name:
             odd.append(info.name)
         elif f"{_BASE}." in name:
             bases[name.replace(_BASE, "")] = info
         else:
-            whole[name] = info
+            known = whole
+        if known.setdefault(role, info) is not info:
+            raise CorruptError(
+                f"{where} holds {known[role].name} and {info.name}, which are one tensor",
+                kind="duplicate-tensor",
+            )
         if info.dtype.name not in _FLOATS:
             raise UnsupportedError(f"{info.name} is {info.dtype.name}: it is not merged")
         if end and info.numel * 4 > _MAX_FACTOR:

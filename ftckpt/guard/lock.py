@@ -64,6 +64,11 @@ class _Renewal:
                 raise self._lost from error
 
     def check(self) -> None:
+        if self._lost is None and time.monotonic() > self._until:  # a beat that does not return
+            self._lost = RefusedError(
+                f"the lock was not renewed for {LEASE:.0f} s",
+                hint="another guard may have begun; start this one again",
+            )
         if self._lost is not None:
             raise self._lost
 

@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -102,6 +102,12 @@ class StartPoint(NamedTuple):
     def starts(self) -> bool:
         """Whether the command may be started."""
         return self.code in (ExitCode.OK, ExitCode.NOT_FOUND)
+
+
+def _held_before(events: Iterable[Mapping[str, object]]) -> str:
+    """Return the newest checkpoint that a guard has started from or seen saved; "" for none."""
+    told = [one.get("path") for one in events if one.get("event") in ("start", "saved")]
+    return next((str(path) for path in reversed(told) if path), "")
 
 
 class Ended(NamedTuple):
@@ -342,11 +348,12 @@ class Guard:
     def _ended(self, ending: CommandEnd, after: Next) -> Ended:
         own: ExitCode | None = None
         last = self._last
-        if after.code == 0 and last is not None and last.code is ExitCode.CORRUPT:
+        bad = (ExitCode.CORRUPT, ExitCode.INCOMPLETE, ExitCode.UNSAFE)
+        if after.code == 0 and last is not None and last.code in bad:
             # 0 would say that all is well.
-            message = f"the command has finished, and {last.save.path} is damaged: {last.message}"
+            message = f"the command has finished, and {last.save.path} is not good: {last.message}"
             hint = "ftckpt verify ROOT --all names the damage of each save"
-            return Ended(int(ExitCode.CORRUPT), ExitCode.CORRUPT, message, hint, self._restarts)
+            return Ended(int(last.code), last.code, message, hint, self._restarts)
         if after.code == 0:
             own = ExitCode.OK
         elif after.code == ExitCode.REQUEUE:
@@ -400,6 +407,13 @@ class Guard:
                 chosen = StartPoint(ExitCode.UNAVAILABLE, error.message, error.hint)
             finally:
                 self._choosing = False
+            if chosen.code is ExitCode.NOT_FOUND and (held := _held_before(self._journal.events)):
+                return StartPoint(
+                    ExitCode.CORRUPT,
+                    f"the root holds no checkpoint, and its guard's log tells of {held}: all are"
+                    " gone",
+                    "find them, or begin a new run in another root",
+                )
             if chosen.code is not ExitCode.UNAVAILABLE or time.monotonic() + delay > until:
                 return chosen
             self._warn(f"{chosen.message}; asking again in {shown_duration(delay)}")

@@ -67,7 +67,8 @@ def config_path() -> str:
     home = os.environ.get("XDG_CONFIG_HOME", "")
     # The specification says to ignore relative values.
     base = home if os.path.isabs(home) else os.path.join(os.path.expanduser("~"), ".config")
-    return os.path.join(base, "ftckpt", "config.toml")
+    # A relative HOME would name a file of whatever directory this runs in.
+    return os.path.join(base, "ftckpt", "config.toml") if os.path.isabs(base) else os.devnull
 
 
 def read_settings() -> SettingsFile:

@@ -95,7 +95,9 @@ def test_the_last_decision(job: Job) -> None:
     assert last is not None
     assert (last["event"], last["code"]) == ("finished", 0)
     told = run(["status", str(job.root)], os.environ)
-    assert re.search(r"^guard +[\d.]+ m?s ago: ended with 0, 0 restarts$", told.stdout, re.MULTILINE)
+    assert re.search(
+        r"^guard +[\d.]+ m?s ago: ended with 0, 0 restarts$", told.stdout, re.MULTILINE
+    )
     document = ftckpt_json("status", str(job.root))
     validate(document)
     assert document["guard"]["event"] == "finished"
