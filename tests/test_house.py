@@ -90,7 +90,7 @@ BUDGET = {
     "formats.safetensors": 2_580,
     "formats.torchsave": 750,
     "formats.families": 1_680,
-    "formats.adapters": 1_640,
+    "formats.adapters": 1_644,
     "formats.megatron": 9_203,
     "formats.deepspeed": 7_275,
     "formats.nvrx": 700,

@@ -157,6 +157,21 @@ def test_damage_is_never_a_fresh_start(job: Job) -> None:
     assert job.starts() == []
 
 
+def test_lost_checkpoints_are_never_a_fresh_start(job: Job) -> None:
+    """The log of an earlier guard, and its pin, tell of them."""
+    job.have(1)
+    assert job.run(2).code == 0
+    started = len(job.starts())
+    for place in job.root.glob("step-*"):
+        shutil.rmtree(place)
+    assert job.run().own is ExitCode.CORRUPT
+    shutil.rmtree(job.root / ".ftckpt" / "pins")
+    ended = job.run()
+    assert (ended.code, ended.own) == (4, ExitCode.CORRUPT)
+    assert "all are gone" in ended.message
+    assert len(job.starts()) == started
+
+
 def test_a_place_that_may_not_be_the_root_is_never_a_fresh_start(job: Job) -> None:
     (job.root / ".ftckpt" / "root.json").unlink()
     assert job.run().own is ExitCode.MISSING

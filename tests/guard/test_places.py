@@ -113,6 +113,15 @@ def test_a_store_that_is_away_loses_no_lease_before_its_end(
         renewal.check()
 
 
+def test_a_beat_that_does_not_return_loses_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    lock: Any = object()
+    renewal = guard_lock._Renewal(lock)
+    renewal.check()
+    monkeypatch.setattr(renewal, "_until", time.monotonic() - 1)
+    with pytest.raises(RefusedError, match="was not renewed"):
+        renewal.check()
+
+
 def test_a_full_disk_without_a_lock_file_is_told(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: Any, **kwargs: Any) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -258,6 +258,10 @@ def refusals() -> Iterator[Any]:
     def more(held: dict[str, Array]) -> None:
         held["base_model.model.score.weight"] = np.ones((2, 16), np.float32)
 
+    def twice(held: dict[str, Array]) -> None:
+        name = f"{Q0}.lora_B.weight"
+        held[name.removeprefix("base_model.model.")] = -held[name]
+
     yield "kind", config(peft_type="IA3"), UnsupportedError, "kind 'IA3'"
     yield "kasa", config(kasa_config={"beta": 1}), UnsupportedError, "kasa_config"
     yield "unheard", config(from_the_future=3), UnsupportedError, "from_the_future"
@@ -271,6 +275,9 @@ def refusals() -> Iterator[Any]:
     yield "no alpha", config(lora_alpha="6"), CorruptError, "lora_alpha"
     yield "dora", config(use_dora=True), CorruptError, "no magnitude"
     yield "targets", config(target_modules=["k_proj", "down_proj"]), CorruptError, "target_modules"
+    yield "layers", config(layers_to_transform=[1]), UnsupportedError, "layers_to_transform"
+    yield "saved", config(modules_to_save=["norm"]), CorruptError, "modules_to_save"
+    yield "twice", tensors(twice), CorruptError, "are one tensor"
     yield "names", renamed("layers.0", "layers.7"), UsageError, "lacks 3 modules"
     yield "shape", tensors(wide), UsageError, r"\[16, 16\] in the base, and \[16, 17\]"
     yield "half", tensors(lost), CorruptError, "without the other matrix"
