@@ -208,7 +208,7 @@ def test_halves_that_do_not_fit_stay_apart(tmp_path: Path) -> None:
 
 def test_trained_without_megatron(tmp_path: Path) -> None:
     """What the package saves by itself is a DCP store whose optimizer numbers its states."""
-    path = unpacked(DATA / "standalone.tar.xz", tmp_path) / "step-2"
+    path = unpacked(DATA / "alone" / "standalone.tar.xz", tmp_path) / "step-2"
     dcp_to_torch_save(path, tmp_path / "torch.pt")
     told = torch.load(tmp_path / "torch.pt", weights_only=False)
     checkpoint = open_checkpoint(path)
