@@ -75,9 +75,9 @@ FAST = (
 # code; `--variants all`, before a release and after a change of theirs, runs each.
 MANY_VARIANTS = (
     "formats/megatron", "formats/deepspeed", "formats/dcp", "formats/ranks", "formats/trainer_dirs",
-    "replay", "retention/test_remote_services.py", "transfer/test_every_target.py",
-    "transfer/test_real_round_trips.py", "transfer/staging", "verification/test_lost_files.py",
-    "verification/test_flips.py", "faults", "delta/test_processes.py", "replication",
+    "formats/orbax", "formats/delta", "formats/adapters", "formats/families", "formats/quantised",
+    "replay", "retention", "transfer", "verification", "faults", "delta", "replication", "parts",
+    "guard", "storage", "test_training_states.py",
 )  # fmt: skip
 _FEW = 4
 
