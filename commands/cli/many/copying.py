@@ -8,30 +8,34 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ftckpt.commands.cli.invocation import Invocation, Result
-from ftckpt.errors import ExitCode, FtckptError, RefusedError, UsageError
-from ftckpt.findings import counted
+from ftckpt.errors import UsageError
 from ftckpt.manifest.seal import utc_now
 from ftckpt.parts import WorkPart
 from ftckpt.parts.division import FromRecords, OwnShare
-from ftckpt.parts.finish import consume, elected, gather
 from ftckpt.parts.place import Heartbeat, PartsPlace, host, place_beside
-from ftckpt.parts.plan import names_of, plan_of
+from ftckpt.parts.plan import names_of, plan_of, row_of
 from ftckpt.parts.proofs import PROOF, WRITE, Neighbours
 from ftckpt.parts.record import ShareRecord
 from ftckpt.parts.shares import ByteRow, Shares
 from ftckpt.replication.copy import CopyJob, CopyReport, copy, prepare
 from ftckpt.replication.share import CopiedShare, copy_share, prove_share, versions_of
 from ftckpt.storage import open_store
-from ftckpt.transfer.write.blocks import BlockMade, Sum
 
 from . import ManyOptions
-from .run import named_count, named_part, require_same_number, tell_part
+from .run import (
+    finishes,
+    is_last,
+    named_count,
+    named_part,
+    require_same_number,
+    tell_part,
+    use_up,
+)
+from .stages import POLL, all_written, blocks_of, units_of
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint
     from ftckpt.replication.options import ReplicationOptions
-
-POLL = (0.2, 15.0)  # seconds between looks at a part that is waited for: the first and the most
 
 
 @dataclass(frozen=True)
@@ -66,14 +70,11 @@ class DividedCopy:
             )
         job = prepare(self.checkpoint, self.destination, self.options, self.invocation.stores)
         place = self._place(job, many.parts)
-        if many.finish:
-            if many.finish_last:
-                raise UsageError("--finish and --finish-last are two ways to end: name one")
+        if finishes(many):
             return self._finish(job, place, named_count(many.part))
         part = named_part(self.invocation, many.part)
         record, again, ready = self._own(job, place, part)
-        if many.finish_last and ready and elected(place, part, again=again):
-            self.invocation.say(f"part {part} is the last to end, and finishes")
+        if many.finish_last and ready and is_last(self.invocation, place, part, again=again):
             return self._finish(job, place, part.of)
         return tell_part(self.invocation, place, record, again=again, stage=f".{WRITE}")
 
@@ -82,11 +83,10 @@ class DividedCopy:
         stores = self.invocation.stores
         target = open_store(job.destination, stores)
         local = target.local_path()
-        entries = [source.entries[file.name] for file in job.contents.beside]
         flags = {
             "destination": local or target.identity(),
             "proof": self.options.proof,
-            "beside": [[e.path, e.size, e.etag, e.mtime] for e in entries],
+            "beside": [row_of(source, file.name) for file in job.contents.beside],
         }
         plan = plan_of(self.checkpoint, "copy", flags, sealed=job.manifest)
         return place_beside(local or target.describe(), plan, elsewhere, stores)
@@ -120,10 +120,7 @@ class DividedCopy:
         kept: list[ShareRecord] = []
 
         def keep(share: CopiedShare) -> None:
-            units: dict[str, Any] = {**own.results, "built": share.built}
-            for made in share.blocks:
-                sums = [list(one) for one in made.sums]
-                units[f"made {made.number} {made.file}"] = [made.digest.hex(), sums]
+            units = {**own.results, **units_of(share.blocks, share.built)}
             kept.append(
                 place.create(
                     ShareRecord(
@@ -179,59 +176,18 @@ class DividedCopy:
         )  # fmt: skip
 
     def _finish(self, job: CopyJob, place: PartsPlace, number: int | None) -> Result:
-        gathered = gather(place, number, [WRITE])
-        of = gathered.records[0].part.of
-        listed = [one for one in place.listed() if one.part.of == of and one.what == f".{PROOF}"]
-        proofs = [place.read(one) for one in listed]
-        if self.options.proof and len(proofs) < of:
-            unread = counted(of - len(proofs), "part is", "parts are")
-            self.invocation.say(f"{unread} read back here, because no other machine did")
-        built = {str(record.units.get("built")) for record in gathered.records}
-        if len(built) != 1:
-            raise RefusedError(
-                "the parts were built in several staging places, one after the other",
-                hint="remove the records of the parts, and run them again",
-            )
-        made = [one for record in gathered.records for one in blocks_of(record)]
-        known = FromRecords(_results(job, gathered.records, proofs))
+        written = all_written(
+            place, number, proof=self.options.proof, done="read back", say=self.invocation.say
+        )
+        known = FromRecords(_results(job, written.records, written.proofs))
         report = copy(
             self.checkpoint, self.destination, options=self.options,
-            stores=self.invocation.stores, made=made, built=built.pop(), known=known,
+            stores=self.invocation.stores, made=written.blocks, built=written.built, known=known,
         )  # fmt: skip
-        parted = sum(record.nbytes for record in gathered.records)
-        result = self.show(replace(report, taken_over=max(0, report.taken_over - parted)))
-        if result.code is ExitCode.OK:
-            try:
-                consume(
-                    # Proofs first: none outlives the record that it is of.
-                    place, replace(gathered, listed=[*listed, *gathered.listed]),
-                    {"code": int(result.code), "message": result.message},
-                )  # fmt: skip
-            except FtckptError as error:
-                self.invocation.warn(f"the records could not be removed: {error}")
+        taken = max(0, report.taken_over - written.nbytes)
+        result = self.show(replace(report, taken_over=taken))
+        use_up(self.invocation, place, written.all, result)
         return result
-
-
-def blocks_of(record: ShareRecord) -> Sequence[BlockMade]:
-    """Return the blocks that a part has written.
-
-    Raises:
-        RefusedError: the record does not say it.
-    """
-    found = []
-    try:
-        for key, value in record.units.items():
-            word, _, rest = key.partition(" ")
-            if word == "made":
-                number, _, file = rest.partition(" ")
-                digest, sums = value
-                parts = tuple(Sum(int(a), int(b), int(c)) for a, b, c in sums)
-                found.append(BlockMade(file, int(number), bytes.fromhex(digest), parts))
-    except (ValueError, TypeError) as error:
-        raise RefusedError(
-            f"the record of part {record.part} holds a block that is none"
-        ) from error
-    return found
 
 
 def _results(

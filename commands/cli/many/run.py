@@ -14,7 +14,7 @@ from ftckpt.findings import Severity, as_error, counted, finding
 from ftckpt.manifest.seal import utc_now
 from ftckpt.parts import WorkPart, parse_part
 from ftckpt.parts.division import OF_THE_MACHINE, VERDICTS, FromRecords, OwnShare
-from ftckpt.parts.finish import consume, elected, gather, is_complete
+from ftckpt.parts.finish import Gathered, consume, elected, gather, is_complete
 from ftckpt.parts.place import Heartbeat, PartsPlace, host, parts_place
 from ftckpt.parts.plan import WorkPlan
 from ftckpt.parts.record import ShareRecord
@@ -60,9 +60,7 @@ class Divided:
         """
         options = self.invocation.options(ManyOptions)
         stores = self.invocation.stores
-        if options.finish:
-            if options.finish_last:
-                raise UsageError("--finish and --finish-last are two ways to end: name one")
+        if finishes(options):
             place = parts_place(self.checkpoint.source, self.plan, options.parts, stores)
             return self._finish(place, named_count(options.part))
         part = named_part(self.invocation, options.part)
@@ -106,8 +104,9 @@ class Divided:
         return place.create(made), False
 
     def _perhaps_finish(self, place: PartsPlace, record: ShareRecord, *, again: bool) -> Result:
-        if is_complete(place, record.part.of) and elected(place, record.part, again=again):
-            self.invocation.say(f"part {record.part} is the last to end, and finishes")
+        if is_complete(place, record.part.of) and is_last(
+            self.invocation, place, record.part, again=again
+        ):
             return self._finish(place, record.part.of)
         return tell_part(self.invocation, place, record, again=again)
 
@@ -115,12 +114,37 @@ class Divided:
         gathered = gather(place, number)
         division = FromRecords(gathered.results, sum(one.seconds for one in gathered.records))
         result = self.whole(replace(self.work, division=division))
-        if result.code is ExitCode.OK:
-            try:
-                consume(place, gathered, {"code": int(result.code), "message": result.message})
-            except FtckptError as error:
-                self.invocation.warn(f"the records could not be removed: {error}")
+        use_up(self.invocation, place, gathered, result)
         return result
+
+
+def finishes(options: ManyOptions) -> bool:
+    """Say whether the whole is to be finished, and no part done.
+
+    Raises:
+        UsageError: both ways to finish were named.
+    """
+    if options.finish and options.finish_last:
+        raise UsageError("--finish and --finish-last are two ways to end: name one")
+    return options.finish
+
+
+def is_last(invocation: Invocation, place: PartsPlace, part: WorkPart, *, again: bool) -> bool:
+    """Say whether this process, which saw that all is done, is the one that finishes."""
+    if not elected(place, part, again=again):
+        return False
+    invocation.say(f"part {part} is the last to end, and finishes")
+    return True
+
+
+def use_up(invocation: Invocation, place: PartsPlace, gathered: Gathered, result: Result) -> None:
+    """Remove the records that have given a good answer; what is left is a warning."""
+    if result.code is not ExitCode.OK:
+        return
+    try:
+        consume(place, gathered, {"code": int(result.code), "message": result.message})
+    except FtckptError as error:
+        invocation.warn(f"the records could not be removed: {error}")
 
 
 def require_same_number(place: PartsPlace, part: WorkPart) -> None:

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ftckpt.commands.cli.invocation import Invocation, Result
-from ftckpt.errors import ExitCode, FtckptError, RefusedError, UsageError
-from ftckpt.findings import Severity, as_error, counted
+from ftckpt.findings import Severity, as_error
 from ftckpt.manifest.seal import utc_now
 from ftckpt.parts import WorkPart
 from ftckpt.parts.division import FromRecords, OwnShare
-from ftckpt.parts.finish import consume, elected, gather
+from ftckpt.parts.finish import gather
 from ftckpt.parts.place import Heartbeat, PartsPlace, host, place_beside
 from ftckpt.parts.plan import names_of, plan_of
 from ftckpt.parts.proofs import PROOF, WRITE, Neighbours, is_ready
@@ -25,8 +24,16 @@ from ftckpt.transfer.write.files import Built
 from ftckpt.transfer.write.journal import layout_digest
 
 from . import ManyOptions
-from .copying import POLL, blocks_of
-from .run import named_count, named_part, require_same_number, tell_part
+from .run import (
+    finishes,
+    is_last,
+    named_count,
+    named_part,
+    require_same_number,
+    tell_part,
+    use_up,
+)
+from .stages import POLL, all_written, units_of
 
 if TYPE_CHECKING:
     from ftckpt.api.writing import LaidOut
@@ -71,9 +78,7 @@ class DividedTransfer:
         """
         many = self.invocation.options(ManyOptions)
         place = self._place(many.parts)
-        if many.finish:
-            if many.finish_last:
-                raise UsageError("--finish and --finish-last are two ways to end: name one")
+        if finishes(many):
             return self._finish(place, named_count(many.part))
         part = named_part(self.invocation, many.part)
         record = place.find(part, f".{WRITE}")
@@ -85,8 +90,7 @@ class DividedTransfer:
             if self.proof and self.prepared.proves_by_elements:
                 self._prove(place, part, beating)
             ready = is_ready([one for one in place.listed() if one.part.of == part.of], part)
-        if many.finish_last and ready and elected(place, part, again=again):
-            self.invocation.say(f"part {part} is the last to end, and finishes")
+        if many.finish_last and ready and is_last(self.invocation, place, part, again=again):
             return self._finish(place, part.of)
         return tell_part(self.invocation, place, record, again=again, stage=f".{WRITE}")
 
@@ -120,10 +124,7 @@ class DividedTransfer:
         kept: list[ShareRecord] = []
 
         def keep(built: Built, called: str) -> None:
-            units: dict[str, Any] = {**own.results, "built": called}
-            for made in built.blocks:
-                sums = [list(one) for one in made.sums]
-                units[f"made {made.number} {made.file}"] = [made.digest.hex(), sums]
+            units = {**own.results, **units_of(built.blocks, called)}
             nbytes = sum(file.size for file in built.digests)
             kept.append(
                 place.create(
@@ -189,22 +190,11 @@ class DividedTransfer:
             pause = min(2 * pause, most)
 
     def _finish(self, place: PartsPlace, number: int | None) -> Result:
-        gathered = gather(place, number, [WRITE])
-        of = gathered.records[0].part.of
-        listed = [one for one in place.listed() if one.part.of == of and one.what == f".{PROOF}"]
-        proofs = [place.read(one) for one in listed]
-        if self.proof and len(proofs) < of:
-            unread = counted(of - len(proofs), "part is", "parts are")
-            self.invocation.say(f"{unread} proven here, because no other machine did")
-        built = {str(record.units.get("built")) for record in gathered.records}
-        if len(built) != 1:
-            raise RefusedError(
-                "the parts were built in several staging places, one after the other",
-                hint="remove the records of the parts, and run them again",
-            )
-        blocks = [one for record in gathered.records for one in blocks_of(record)]
-        known = FromRecords(self._proven(gathered.records, proofs))
-        checked = FromRecords(gathered.results)
+        written = all_written(
+            place, number, proof=self.proof, done="proven", say=self.invocation.say
+        )
+        known = FromRecords(self._proven(written.records, written.proofs))
+        checked = FromRecords(written.all.results)
 
         def check() -> VerifyReport:
             return self.told(self.check(replace(self.work, division=checked)))
@@ -214,19 +204,11 @@ class DividedTransfer:
             work=self.work,
             device=self.device,
             restart=False,
-            parts=BuiltByParts(blocks, built.pop(), known),
+            parts=BuiltByParts(written.blocks, written.built, known),
         )
-        parted = sum(record.nbytes for record in gathered.records)
-        result = self.show(replace(report, taken_over=max(0, report.taken_over - parted)))
-        if result.code is ExitCode.OK:
-            try:
-                consume(
-                    # Proofs first: none outlives the records that it is of.
-                    place, replace(gathered, listed=[*listed, *gathered.listed]),
-                    {"code": int(result.code), "message": result.message},
-                )  # fmt: skip
-            except FtckptError as error:
-                self.invocation.warn(f"the records could not be removed: {error}")
+        taken = max(0, report.taken_over - written.nbytes)
+        result = self.show(replace(report, taken_over=taken))
+        use_up(self.invocation, place, written.all, result)
         return result
 
     def _proven(

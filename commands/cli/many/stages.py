@@ -1,0 +1,114 @@
+"""What is divided into writing and proving: a copy, a conversion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ftckpt.errors import RefusedError
+from ftckpt.findings import counted
+from ftckpt.parts.finish import Gathered, gather
+from ftckpt.parts.place import PartsPlace
+from ftckpt.parts.proofs import PROOF, WRITE
+from ftckpt.parts.record import ShareRecord
+from ftckpt.transfer.write.blocks import BlockMade, Sum
+
+POLL = (0.2, 15.0)  # seconds between looks at a part that is waited for: the first and the most
+
+
+@dataclass(frozen=True)
+class AllWritten:
+    """The records of a plan of which every part is written.
+
+    Attributes:
+        proofs: of what was proven; of some parts, and perhaps of an earlier writing.
+        built: what the staging place is called in which all have written.
+        all: the records of what was written; its files are theirs and the proofs', proofs first: none
+            outlives the record that it is of.
+    """
+
+    proofs: Sequence[ShareRecord]
+    built: str
+    all: Gathered
+
+    @property
+    def records(self) -> Sequence[ShareRecord]:
+        """The records of what was written."""
+        return self.all.records
+
+    @property
+    def blocks(self) -> list[BlockMade]:
+        """All blocks that were written."""
+        return [one for record in self.records for one in blocks_of(record)]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of them."""
+        return sum(record.nbytes for record in self.records)
+
+
+def all_written(
+    place: PartsPlace, number: int | None, *, proof: bool, done: str, say: Callable[[str], None]
+) -> AllWritten:
+    """Read the records of all parts.
+
+    Args:
+        place: of the records.
+        number: of parts; None: as many as they say.
+        proof: whether the result is proven.
+        done: what the finisher does itself where no other machine has: "proven".
+        say: is told how many of them.
+
+    Raises:
+        RefusedError: they were not built in one staging place, or see `gather`.
+        IncompleteError: see `gather`.
+    """
+    gathered = gather(place, number, [WRITE])
+    of = gathered.records[0].part.of
+    listed = [one for one in place.listed() if one.part.of == of and one.what == f".{PROOF}"]
+    if proof and len(listed) < of:
+        unread = counted(of - len(listed), "part is", "parts are")
+        say(f"{unread} {done} here, because no other machine did")
+    built = {str(record.units.get("built")) for record in gathered.records}
+    if len(built) != 1:
+        raise RefusedError(
+            "the parts were built in several staging places, one after the other",
+            hint="remove the records of the parts, and run them again",
+        )
+    return AllWritten(
+        [place.read(one) for one in listed],
+        built.pop(),
+        replace(gathered, listed=[*listed, *gathered.listed]),
+    )
+
+
+def units_of(blocks: Iterable[BlockMade], built: str) -> dict[str, Any]:
+    """Return blocks that a part has written as a record holds them; `blocks_of` reads them."""
+    units: dict[str, Any] = {"built": built}
+    for made in blocks:
+        sums = [list(one) for one in made.sums]
+        units[f"made {made.number} {made.file}"] = [made.digest.hex(), sums]
+    return units
+
+
+def blocks_of(record: ShareRecord) -> Sequence[BlockMade]:
+    """Return the blocks that a part has written.
+
+    Raises:
+        RefusedError: the record does not say it.
+    """
+    found = []
+    try:
+        for key, value in record.units.items():
+            word, _, rest = key.partition(" ")
+            if word == "made":
+                number, _, file = rest.partition(" ")
+                digest, sums = value
+                parts = tuple(Sum(int(a), int(b), int(c)) for a, b, c in sums)
+                found.append(BlockMade(file, int(number), bytes.fromhex(digest), parts))
+    except (ValueError, TypeError) as error:
+        raise RefusedError(
+            f"the record of part {record.part} holds a block that is none"
+        ) from error
+    return found
