@@ -63,7 +63,7 @@ BUDGET = {
     "ground": 1_076,
     "workers": 1_224,
     "storage": 6_455,
-    "checkpoint": 2_510,
+    "checkpoint": 2_532,
     "digests": 600,
     "inspection": 880,
     "manifest": 690,
@@ -100,7 +100,7 @@ BUDGET = {
     "formats": 790,
     "api": 4_966,
     "trainers": 105,
-    "commands": 14_826,
+    "commands": 14_902,
 }
 HEAVY = ("torch", "numpy", "s3fs", "fsspec", "rich", "botocore", "zstandard", "matplotlib")
 

@@ -19,7 +19,7 @@ Source: MaxText `checkpoint_conversion/utils/param_mapping.py`, `layers/attentio
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod, sqrt
@@ -28,15 +28,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from ftckpt.checkpoint import (
     Box,
     Checkpoint,
-    Decoding,
     Extent,
     Kind,
     Payload,
     Piece,
-    Scalar,
     TensorInfo,
 )
 from ftckpt.checkpoint.dtypes import DType
+from ftckpt.checkpoint.layer import CheckpointLayer
 from ftckpt.checkpoint.read_tensor import dense_strides, read_box
 from ftckpt.checkpoint.rounding import from_bfloat16, to_bfloat16
 from ftckpt.errors import UnsupportedError, UsageError
@@ -242,11 +241,10 @@ class _Run(NamedTuple):
 
 
 @dataclass(kw_only=True, repr=False)
-class MaxTextView(Checkpoint):
+class MaxTextView(CheckpointLayer):
     """A checkpoint that shows tensors of Hugging Face besides its own arrays.
 
     Attributes:
-        base: the checkpoint itself.
         shown: the views, by name.
         seen: where each of their pieces lies.
         scaled: the factor of each computed tensor.
@@ -254,7 +252,6 @@ class MaxTextView(Checkpoint):
 
     format: ClassVar[str] = "maxtext view"
 
-    base: Checkpoint
     shown: dict[str, TensorInfo] = field(default_factory=dict)
     seen: dict[Piece, _Seen] = field(default_factory=dict)
     scaled: dict[str, float] = field(default_factory=dict)
@@ -268,23 +265,6 @@ class MaxTextView(Checkpoint):
         )  # fmt: skip
         view.step = base.step
         return view
-
-    def members(self) -> Iterable[str]:
-        """Yield the files of the checkpoint itself."""
-        return self.base.members()
-
-    def load_object(self, name: str) -> Any:
-        """Return an object of the checkpoint itself."""
-        return self.base.load_object(name)
-
-    def scalars(self, limit: int) -> Iterator[Scalar]:
-        """Yield the counters of the checkpoint itself."""
-        return self.base.scalars(limit)
-
-    @property
-    def decoding(self) -> Decoding:
-        """How the checkpoint's own tensors are decoded."""
-        return self.base.decoding
 
     def payload(self, piece: Piece) -> Payload:
         """Find the elements of a piece: of its own, or of the array that it shows."""

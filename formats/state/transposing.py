@@ -6,56 +6,28 @@ axes: the source is shown with both, and what reads strided tensors reads these.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from ftckpt.checkpoint import Box, Checkpoint, Decoding, Payload, Piece, Scalar, TensorInfo
+from ftckpt.checkpoint import Box, Payload, Piece, TensorInfo
+from ftckpt.checkpoint.layer import CheckpointLayer
 from ftckpt.checkpoint.read_tensor import dense_strides
 from ftckpt.errors import UnsupportedError
 from ftckpt.transfer.content import Content, Copy, TargetTensor
 
 
 @dataclass(kw_only=True, repr=False)
-class TransposedView(Checkpoint):
+class TransposedView(CheckpointLayer):
     """A checkpoint that shows some tensors a second time, transposed, under keys of their own.
 
     Attributes:
-        base: the checkpoint itself.
         originals: the piece of `base` that a transposed piece shows.
     """
 
     format: ClassVar[str] = "transposed view"
 
-    base: Checkpoint
     originals: dict[Piece, Piece] = field(default_factory=dict)
-
-    def members(self) -> Iterable[str]:
-        """Yield the files of the checkpoint itself."""
-        return self.base.members()
-
-    def load_object(self, name: str) -> Any:
-        """Return an object of the checkpoint itself."""
-        return self.base.load_object(name)
-
-    def scalars(self, limit: int) -> Iterator[Scalar]:
-        """Yield the counters of the checkpoint itself."""
-        return self.base.scalars(limit)
-
-    @property
-    def decoding(self) -> Decoding:
-        """How the checkpoint's own tensors are decoded."""
-        return self.base.decoding
-
-    @property
-    def as_stored(self) -> Checkpoint:
-        """The checkpoint itself, as its files hold it."""
-        return self.base.as_stored
-
-    @property
-    def made_from(self) -> Sequence[Checkpoint]:
-        """What the checkpoint's own tensors are computed from."""
-        return self.base.made_from
 
     def payload(self, piece: Piece) -> Payload:
         """Find the elements of a piece; those of a transposed one are the original's."""

@@ -8,15 +8,15 @@ from typing import Any, ClassVar
 
 from ftckpt.storage.computed import ComputedSource, Fill, computed_name
 
-from . import Box, Checkpoint, Decoding, Extent, Payload, Piece, Scalar, TensorInfo
+from . import Box, Checkpoint, Extent, Payload, Piece, TensorInfo
+from .layer import CheckpointLayer
 
 
 @dataclass(kw_only=True, repr=False)
-class ComputedCheckpoint(Checkpoint):
+class ComputedCheckpoint(CheckpointLayer):
     """See the module's docstring.
 
     Attributes:
-        stored_in: the checkpoint as it is; it may have computed tensors itself.
         made_of: keys of the tensors there that a computed one is read from, by its key.
         replaced: small files that go with the tensors, in place of the checkpoint's own.
         others: further checkpoints that they are computed from.
@@ -25,62 +25,43 @@ class ComputedCheckpoint(Checkpoint):
     format: ClassVar[str] = "computed"
 
     source: ComputedSource
-    stored_in: Checkpoint
     made_of: Mapping[str, Sequence[str]]
     replaced: Mapping[str, bytes]
     others: Sequence[Checkpoint] = ()
 
     @property
-    def as_stored(self) -> Checkpoint:
-        """The checkpoint as its files hold it."""
-        return self.stored_in.as_stored
-
-    @property
     def made_from(self) -> Sequence[Checkpoint]:
         """Other checkpoints that its tensors are computed from."""
-        return (*self.stored_in.made_from, *self.others)
+        return (*self.base.made_from, *self.others)
 
     @property
     def source_format(self) -> str:
         """The format of the checkpoint as it is."""
-        return self.stored_in.source_format
+        return self.base.source_format
 
     @property
     def loads_at_any_world(self) -> bool:
         """Whether the checkpoint itself does."""
-        return self.stored_in.loads_at_any_world
-
-    @property
-    def decoding(self) -> Decoding:
-        """How the stored tensors are decoded."""
-        return self.stored_in.decoding
+        return self.base.loads_at_any_world
 
     @property
     def stored(self) -> Any:
         """How a folder keeps its objects (see `write_records`)."""
-        return getattr(self.stored_in, "stored", None)
+        return getattr(self.base, "stored", None)
 
     def members(self) -> Iterable[str]:
         """Return the checkpoint's files, without those that no longer hold."""
-        return [name for name in self.stored_in.members() if name in self.source.entries]
-
-    def load_object(self, name: str) -> Any:
-        """Return an object of the checkpoint."""
-        return self.stored_in.load_object(name)
+        return [name for name in self.base.members() if name in self.source.entries]
 
     def payload(self, piece: Piece) -> Payload:
         """Find the elements of a piece; a computed one is dense."""
         if self.source.computes(piece.extent.file):
             return Payload(piece.extent, piece.strides)
-        return self.stored_in.payload(piece)
-
-    def scalars(self, limit: int) -> Iterator[Scalar]:
-        """Yield the checkpoint's step."""
-        return self.stored_in.scalars(limit)
+        return self.base.payload(piece)
 
     def fields(self) -> Iterable[str]:
         """Return the names of its non-tensor state."""
-        return self.stored_in.fields()
+        return self.base.fields()
 
     def extents_by_owner(self) -> Iterator[tuple[Extent, str, int | None]]:
         """Yield the stored bytes that each tensor is read from."""
@@ -90,7 +71,7 @@ class ComputedCheckpoint(Checkpoint):
                 owners.setdefault(stored, []).append(key)
         for name in self.objects:
             owners.setdefault(name, []).append(name)
-        for extent, name, rank in self.stored_in.extents_by_owner():
+        for extent, name, rank in self.base.extents_by_owner():
             for owner in owners.get(name, ()):
                 yield extent, owner, rank
 
@@ -132,5 +113,5 @@ def computed(
     tied = checkpoint.aliases.items()
     held["aliases"] = {k: o for k, o in tied if k in placed and o in placed and k not in made_of}
     return ComputedCheckpoint(
-        **held, replaced=beside, stored_in=checkpoint, made_of=made_of, others=others
+        **held, replaced=beside, base=checkpoint, made_of=made_of, others=others
     )

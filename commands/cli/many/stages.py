@@ -24,8 +24,8 @@ class AllWritten:
     Attributes:
         proofs: of what was proven; of some parts, and perhaps of an earlier writing.
         built: what the staging place is called in which all have written.
-        all: the records of what was written; its files are theirs and the proofs', proofs first: none
-            outlives the record that it is of.
+        all: the records of what was written. Its files are theirs and the proofs', proofs first:
+            none outlives the record that it is of.
     """
 
     proofs: Sequence[ShareRecord]
