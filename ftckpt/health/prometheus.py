@@ -60,11 +60,7 @@ def metrics(status: Status) -> str:
         (AT, {"root": status.url}, status.now),
     ]
     for run in status.runs:
-        labels = {"root": status.url, "run": run.survey.url}
-        samples += _samples(run, labels)
-        if (scrub := run.scrubbed) is not None:
-            since = None if scrub.unread_s is None else status.now - scrub.unread_s
-            samples += [(UNREAD, labels, since), (BAD, labels, len(scrub.bad))]
+        samples += _samples(run, {"root": status.url, "run": run.survey.url}, status.now)
     return text_of(samples)
 
 
@@ -73,7 +69,7 @@ def unreadable(url: str, now: float) -> str:
     return text_of([(UP, {"root": url}, 0.0), (AT, {"root": url}, now)])
 
 
-def _samples(run: Health, labels: Mapping[str, str]) -> Iterator[_Sample]:
+def _samples(run: Health, labels: Mapping[str, str], now: float) -> Iterator[_Sample]:
     raised = {alert.kind for alert in run.alerts}
     for kind in AlertKind:
         yield ALERT, {**labels, "kind": kind.value}, float(kind in raised)
@@ -108,6 +104,9 @@ def _samples(run: Health, labels: Mapping[str, str]) -> Iterator[_Sample]:
         yield MISSING, {**labels, "tier": run.durable.url}, len(run.durable.missing)
         if run.durable.newest is not None:
             yield DURABLE_STEP, {**labels, "tier": run.durable.url}, run.durable.newest.entry.step
+    if (scrub := run.scrubbed) is not None:
+        yield UNREAD, labels, None if scrub.unread_s is None else now - scrub.unread_s
+        yield BAD, labels, len(scrub.bad)
 
 
 def text_of(samples: Sequence[_Sample], order: Sequence[Gauge] = _ORDER) -> str:
