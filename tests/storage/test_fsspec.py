@@ -16,6 +16,7 @@ from ftckpt.errors import (
     ExistsError,
     FtckptError,
     NotFoundError,
+    TruncatedError,
     UnavailableError,
     UnsupportedError,
 )
@@ -94,6 +95,7 @@ class _HttpError(Exception):
         (_HttpError(404), NotFoundError),
         (_HttpError(403), DeniedError),
         (_HttpError(412), ExistsError),
+        (_HttpError(416), TruncatedError),
         (_HttpError(501), UnsupportedError),
         (_HttpError(503), UnavailableError),
         (PermissionError("no"), DeniedError),

@@ -10,6 +10,7 @@ from ftckpt.errors import (
     ExistsError,
     FtckptError,
     NotFoundError,
+    TruncatedError,
     UnavailableError,
     UnsupportedError,
 )
@@ -65,6 +66,8 @@ def translate(error: BaseException, url: str, path: str, doing: str) -> FtckptEr
         return NotFoundError(f"{url} does not exist", file=path)
     if status == 404:
         return NotFoundError(f"{url} does not exist", file=path)
+    if status == 416:  # a range of which the object has nothing
+        return TruncatedError(f"{url} ends before the range that was asked for", file=path)
     if isinstance(error, PermissionError) or status in (401, 403):
         return DeniedError(message, hint="check the credentials", file=path)
     if isinstance(error, (NotImplementedError, TypeError)) or status in (405, 501):

@@ -172,7 +172,13 @@ class FsspecStore(Store):
             blocks: list[bytes] = self._fs.cat_ranges(keys, starts, ends, on_error="raise")
             return blocks
 
-        blocks = self.call("read", asked[0][0], fetch)
+        try:
+            blocks = self.call("read", asked[0][0], fetch)
+        except TruncatedError:  # of one of them; the filesystem does not say which
+            for path, offset, length in asked:
+                if offset + length > self.stat(path).size:
+                    raise self._truncated(path, offset, length) from None
+            raise
         for (path, offset, length), block in zip(asked, blocks, strict=True):
             self._bytes_read += len(block)
             if len(block) != length:
