@@ -1,10 +1,10 @@
-"""gs:// by the real gcsfs on a server of Google's, where there is one."""
+"""gs:// and az:// by the real gcsfs and adlfs, on the servers that Google and Microsoft publish."""
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.store import Store
 from tests.conformance.stores import Place, StoreTests
 from tests.faults.cli import here
+from tests.servers.azure import CONTAINER, azure_environment
 from tests.servers.gcs import BUCKET, gcs_environment
 
 pytestmark = [
@@ -21,31 +22,31 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning"),
 ]
 ORBAX = Path(__file__).parents[1] / "data" / "orbax" / "manager"
+CLOUDS: Mapping[str, tuple[str, Callable[[], Mapping[str, str] | None], str]] = {
+    "gs": (f"gs://{BUCKET}", gcs_environment, "STORAGE_TESTBENCH is not set, or gcsfs is absent"),
+    "az": (f"az://{CONTAINER}", azure_environment, "AZURITE is not set, or adlfs is absent"),
+}
 _numbers = itertools.count(time.time_ns())
 
 
-@pytest.fixture(scope="module")
-def service() -> Mapping[str, str]:
-    found = gcs_environment()
+@pytest.fixture(params=CLOUDS)
+def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    base, environment, absent = CLOUDS[request.param]
+    found = environment()
     if found is None:
-        pytest.skip("STORAGE_TESTBENCH is not set, or gcsfs is not installed")
-    return found
-
-
-@pytest.fixture
-def url(service: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
-    for name, value in service.items():
+        pytest.skip(absent)
+    for name, value in found.items():
         monkeypatch.setenv(name, value)
-    return f"gs://{BUCKET}/place-{next(_numbers)}"
+    return f"{base}/place-{next(_numbers)}"
 
 
-class TestGcsStore(StoreTests):
+class TestClouds(StoreTests):
     @pytest.fixture
     def place(self, url: str) -> Place:
-        import gcsfs
+        import fsspec
 
-        raw = gcsfs.GCSFileSystem(use_listings_cache=False, skip_instance_cache=True)
-        base = url.removeprefix("gs://")
+        scheme, _, base = url.partition("://")
+        raw = fsspec.filesystem(scheme, use_listings_cache=False, skip_instance_cache=True)
 
         def put(path: str, data: bytes) -> None:
             raw.pipe_file(f"{base}/{path}", data)
