@@ -3,6 +3,7 @@
 One TOML file in `families/` for each model type of Hugging Face's `config.json`, by its name:
 
     extends = "llama"            # the other's entries follow this table's own
+    extends_native = true        # and so do its rows for other model code
     prefix = "model."            # what a model saved without its head lacks in every name
 
     [config]                     # constants of its config.json
@@ -24,6 +25,13 @@ One TOML file in `families/` for each model type of Hugging Face's `config.json`
     hf = "….q_proj.weight"
     axes = "hidden | heads width"
 
+    [[native]]                   # a tensor of other model code: `native` has the words
+    torchtitan = "layers.{layer}.attention.qkv_linear.wq.weight"
+    hf = "….q_proj.weight"
+    rotated = "queries"
+
+    [shapes]                     # of Hugging Face's tensors: `shapes`
+
 Where implementations of Megatron-core differ, `transformer_engine` and `local`, or `sequential` and
 `grouped` experts, stand for `megatron`. `{layer}` and `{expert}` stand for numbers.
 """
@@ -35,41 +43,27 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ftckpt.errors import UsageError
 
 from .joins import Join
+from .names import Name
+from .shapes import ShapeRule, ShapeTable
 
+# Whose model code `[[native]]` rows are about.
+DIALECTS = ("torchtitan", "meta", "packed")
 SPELLINGS = ("megatron", "transformer_engine", "local", "sequential", "grouped")
+_FLAGS = ("hf", "join", "transposed", "vocabulary")
+_ENTRY_KEYS = frozenset((*SPELLINGS, *_FLAGS))
+_NATIVE_KEYS = frozenset((*DIALECTS, *_FLAGS, "rotated", "output"))
+_KEYS = frozenset(
+    ("extends", "prefix", "config", "arguments", "model", "tensor", "derived", "maxtext",
+     "maxtext_without", "rotates", "native", "extends_native", "defaults", "counts", "shapes")
+)  # fmt: skip
+_MOST = 1 << 20  # bytes of a table
 _LAYERS = re.escape("{layers}")
-_NUMBERS = re.compile(r"\{(layer|expert)\}")
-
-
-class Name(NamedTuple):
-    """A parameter's name with places for numbers."""
-
-    text: str
-    pattern: re.Pattern[str]
-
-    @classmethod
-    def of(cls, text: str) -> Name:
-        """Return the name; `{layer}` and `{expert}` match numbers."""
-        parts = _NUMBERS.split(text)
-        pattern = "".join(
-            rf"(?P<{part}>\d+)" if index % 2 else re.escape(part)
-            for index, part in enumerate(parts)
-        )
-        return cls(text, re.compile(pattern))
-
-    def numbers(self, name: str) -> Mapping[str, str] | None:
-        """Return the numbers in `name`, or None where it is another's."""
-        match = self.pattern.fullmatch(name)
-        return None if match is None else match.groupdict()
-
-    def fill(self, numbers: Mapping[str, str]) -> str:
-        """Return the name with its numbers."""
-        return _NUMBERS.sub(lambda match: numbers[match[1]], self.text)
 
 
 class TableEntry(NamedTuple):
@@ -118,6 +112,35 @@ class ArrayEntry(NamedTuple):
     output: bool
 
 
+class NativeEntry(NamedTuple):
+    """One tensor of other model code than Hugging Face's and Megatron-core's.
+
+    Attributes:
+        names: by dialect; all are read, and the first of a dialect is written.
+        hf: its parts on Hugging Face's side, in order, one below the other.
+        join: how their rows make the whole.
+        rotated: `queries` or `keys`, whose rows its rotation takes as neighbours; "" for none.
+        transposed: whether Hugging Face stores the last two axes the other way round.
+        vocabulary: whether its rows may end in padding.
+        output: whether it is the embedding where a model is tied.
+    """
+
+    names: Mapping[str, Sequence[Name]]
+    hf: Sequence[Name]
+    join: Join
+    rotated: str
+    transposed: bool
+    vocabulary: bool
+    output: bool
+
+    @property
+    def stacked(self) -> bool:
+        """Whether the first axis counts experts, each of which is a tensor of Hugging Face's."""
+        return "expert" in self.hf[0].words and not any(
+            "expert" in name.words for names in self.names.values() for name in names
+        )
+
+
 class Family(NamedTuple):
     """A table, with those that it extends.
 
@@ -132,6 +155,8 @@ class Family(NamedTuple):
         constants: what they say of it in any case.
         arrays: of MaxText; none where nothing is known of them.
         rotates: whether MaxText's rotation works on neighbours.
+        natives: rows for other model code; none where nothing is known of it.
+        shapes: of the tensors on Hugging Face's side; None where the table does not say.
     """
 
     name: str
@@ -144,6 +169,8 @@ class Family(NamedTuple):
     constants: Mapping[str, Any]
     arrays: Sequence[ArrayEntry] = ()
     rotates: bool = False
+    natives: Sequence[NativeEntry] = ()
+    shapes: ShapeTable | None = None
 
 
 def family_names() -> tuple[str, ...]:
@@ -154,22 +181,44 @@ def family_names() -> tuple[str, ...]:
 
 @cache
 def family(name: str) -> Family:
-    """Return a family by its name.
+    """Return a family by its name, or by the path of its TOML file.
 
     Raises:
-        UsageError: there is none of that name.
+        UsageError: there is none of that name, or the file does not hold a table.
     """
+    if name.endswith(".toml"):
+        return _own_table(name)
     if name not in family_names():
         raise UsageError(
             f"no family is called {name!r}", hint=f"known: {', '.join(family_names())}"
         )
     path = files("ftckpt.formats") / "families" / f"{name}.toml"
-    table = tomllib.loads(path.read_text("utf-8"))
+    return _family(name, tomllib.loads(path.read_text("utf-8")))
+
+
+def _own_table(path: str) -> Family:
+    """Return the table in a file of the user's."""
+    file = Path(path)
+    try:
+        if file.stat().st_size > _MOST:
+            raise UsageError(f"{path} is larger than a table of a family can be")
+        table = tomllib.loads(file.read_text("utf-8"))
+        return _family(file.stem, table)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"{path} cannot be read as a table of a family: {error}") from error
+
+
+def _family(name: str, table: Mapping[str, Any]) -> Family:
     base = family(table["extends"]) if "extends" in table else None
+    _require_known(table, _KEYS, name)
     own = Family(
         name,
         table.get("prefix", "") if base is None else base.prefix,
-        tuple(_entry(entry) for entry in table.get("tensor", ())),
+        tuple(_entry(entry, name) for entry in table.get("tensor", ())),
         tuple(Name.of(text) for entry in table.get("derived", ()) for text in entry.values()),
         table.get("config", {}),
         table.get("arguments", {}),
@@ -177,6 +226,8 @@ def family(name: str) -> Family:
         table.get("model", {}),
         tuple(_array(entry) for entry in table.get("maxtext", ())),
         table.get("rotates", False),
+        tuple(_native(entry, name) for entry in table.get("native", ())),
+        _shapes(table),
     )
     if base is None:
         return own
@@ -192,7 +243,36 @@ def family(name: str) -> Family:
         {**base.constants, **own.constants},
         (*own.arrays, *_others(base.arrays, own.arrays, table.get("maxtext_without", ()))),
         own.rotates,
+        (*own.natives, *(base.natives if table.get("extends_native", False) else ())),
+        _extended(base.shapes, own.shapes),
     )
+
+
+def _shapes(table: Mapping[str, Any]) -> ShapeTable | None:
+    if not any(key in table for key in ("shapes", "defaults", "counts")):
+        return None
+    rules = {name: ShapeRule.of(name, said) for name, said in table.get("shapes", {}).items()}
+    return ShapeTable(rules, table.get("defaults", {}), table.get("counts", {}))
+
+
+def _extended(base: ShapeTable | None, own: ShapeTable | None) -> ShapeTable | None:
+    if base is None or own is None:
+        return own or base
+    return ShapeTable(
+        {**base.rules, **own.rules},
+        {**base.defaults, **own.defaults},
+        {**base.counts, **own.counts},
+    )
+
+
+def _require_known(table: Mapping[str, Any], known: frozenset[str], name: str) -> None:
+    """Refuse a word that a table cannot have: it would be ignored."""
+    wrong = sorted(table.keys() - known)
+    if wrong:
+        raise UsageError(
+            f"the table of {name} has {', '.join(wrong)}, which no table has",
+            hint=f"known: {', '.join(sorted(known))}",
+        )
 
 
 def _others(
@@ -224,12 +304,29 @@ def _array(entry: Mapping[str, Any]) -> ArrayEntry:
     )
 
 
-def _entry(entry: Mapping[str, Any]) -> TableEntry:
-    hf = entry["hf"]
+def _entry(entry: Mapping[str, Any], name: str) -> TableEntry:
+    _require_known(entry, _ENTRY_KEYS, name)
     return TableEntry(
         {key: Name.of(entry[key]) for key in SPELLINGS if key in entry},
-        tuple(Name.of(text) for text in ([hf] if isinstance(hf, str) else hf)),
+        _names(entry["hf"]),
         Join(entry.get("join", "whole")),
         entry.get("transposed", False),
         entry.get("vocabulary", False),
     )
+
+
+def _native(entry: Mapping[str, Any], name: str) -> NativeEntry:
+    _require_known(entry, _NATIVE_KEYS, name)
+    return NativeEntry(
+        {key: _names(entry[key]) for key in DIALECTS if key in entry},
+        _names(entry["hf"]),
+        Join(entry.get("join", "whole")),
+        entry.get("rotated", ""),
+        entry.get("transposed", False),
+        entry.get("vocabulary", False),
+        entry.get("output", False),
+    )
+
+
+def _names(said: Any) -> tuple[Name, ...]:
+    return tuple(Name.of(text) for text in ([said] if isinstance(said, str) else said))
