@@ -6,12 +6,15 @@ along the first, and keeps heads and their width apart. A table's rows say of ea
     name = "decoder.{layers}.self_attention.query.kernel"
     hf = "model.layers.{layer}.self_attn.q_proj.weight"
     axes = "hidden | heads width"     # the second group becomes rows, the first columns
-    rotated = true, scaled = true
+    rotated = true, stored = "divided"
 
 so that a tensor of Hugging Face is a view: strides change, bytes do not move. Two things are more
 than that. Llama 3.1's rotation works on neighbours in MaxText and on halves in transformers, so
 `rotated` axes show every other element. Queries are stored divided by the root of a head's width,
-so `scaled` tensors are computed: a product in float32, rounded once.
+Gemma's embedding multiplied, its norms with one added: such tensors are computed, in float32 and
+rounded once. Where layers take turns, MaxText makes one of several: two of Gemma 2 are one, in
+`mlp_local` and `mlp_global`; six of Gemma 3 are `layers_0` to `layers_5` of a stack, and those that
+are left over are in `layers_remainder`.
 
 Source: MaxText `checkpoint_conversion/utils/param_mapping.py`, `layers/attentions.py`.
 """
@@ -77,15 +80,15 @@ def from_maxtext(content: Content, family: Family, config: Mapping[str, Any]) ->
             f"only weights are translated from MaxText's names, and {listed(others, 2)} are not",
             hint="--only model",
         )
-    view = _Shown(ArrayView.of(content.checkpoint), {})
+    view = _Shown(ArrayView.of(content.checkpoint), {}, config)
     sizes = _sizes(config, content)
     made: dict[str, TargetTensor] = {}
     for key, wanted in content.tensors.items():
-        entry, layer = _entry(family, wanted)
+        entry, layers = _entry(family, wanted, sizes)
         info = content.checkpoint.tensors[key]
         if wanted.copies != (Copy(Box.whole(info.shape), key, Box.whole(info.shape)),):
             raise UnsupportedError(f"{key} was changed before it was translated", tensor=key)
-        for one in _slices(entry, info, layer, sizes):
+        for one in _slices(entry, info, layers, sizes):
             name = view.show(entry, info, one, family.rotates)
             shown = view.view.shown[name]
             rows = min(shown.shape[0], sizes["vocabulary"]) if entry.vocabulary else shown.shape[0]
@@ -128,19 +131,44 @@ def _sizes(config: Mapping[str, Any], content: Content) -> dict[str, int]:
     return known
 
 
-def _entry(family: Family, wanted: TargetTensor) -> tuple[ArrayEntry, int | None]:
-    """Return the row of an array, and its layer where it holds one."""
+class _Layers(NamedTuple):
+    """The layers in an array: `first`, and where they are stacked each `step` from there."""
+
+    first: int
+    step: int
+    stacked: bool
+
+
+def _entry(
+    family: Family, wanted: TargetTensor, sizes: Mapping[str, int]
+) -> tuple[ArrayEntry, _Layers | None]:
+    """Return the row of an array, and its layers where it holds some."""
     for entry in family.arrays:
         match = entry.pattern.fullmatch(_bare(wanted.name))
         if match is not None:
-            number = match.groupdict().get("layer")
-            return entry, None if number is None else int(number)
+            found = _layers(entry, match.groupdict(), sizes["layers"]) if entry.layered else None
+            if found is not None and found.first >= sizes["layers"]:
+                has = sizes["layers"]
+                raise UsageError(f"{wanted.key} is of layer {found.first}, and {CONFIG} says {has}")
+            return entry, found
     raise UnsupportedError(
         f"{family.name} has no array that MaxText calls {wanted.name}",
         hint="--drop leaves it out",
         kind="unknown-rule",
         tensor=wanted.key,
     )
+
+
+def _layers(entry: ArrayEntry, found: Mapping[str, str | None], count: int) -> _Layers:
+    """Return the layers that the numbers in an array's name stand for."""
+    number, turn, left = (found.get(word) for word in ("layer", "turn", "left"))
+    every = len(entry.turns) or 1
+    if left is not None:
+        return _Layers(count // every * every + int(left), 1, stacked=False)
+    first = 0 if turn is None else entry.turns.index(turn)
+    if number is None:
+        return _Layers(first, every, stacked=True)
+    return _Layers(int(number) * (1 if turn is None else every) + first, 1, stacked=False)
 
 
 class _Slice(NamedTuple):
@@ -156,13 +184,14 @@ class _Slice(NamedTuple):
 
 
 def _slices(
-    entry: ArrayEntry, info: TensorInfo, layer: int | None, sizes: Mapping[str, int]
+    entry: ArrayEntry, info: TensorInfo, layers: _Layers | None, sizes: Mapping[str, int]
 ) -> Iterator[_Slice]:
     """Yield the tensors in an array, once its shape is what the configuration says."""
     axes = list(entry.axes)
-    stacked = entry.layered and layer is None
-    if stacked:
+    stacked = layers is not None and layers.stacked
+    if layers is not None and stacked:
         axes.insert(1, "layers")
+        sizes = {**sizes, "layers": sizes["layers"] // layers.step}
     wanted = [sizes.get(axis, -1) for axis in axes]
     padded = [axis == "vocabulary" for axis in axes]
     fits = len(axes) == len(info.shape) and all(
@@ -176,12 +205,10 @@ def _slices(
             hint="layers are expected on the second axis (param_scan_axis: 1)" if stacked else "",
         )
     each = [(n, axis) for n, axis in enumerate(axes) if axis in ("layers", "experts")]
-    if entry.pattern.groupindex and layer is not None and not layer < sizes["layers"]:
-        raise UsageError(f"{info.key} is of layer {layer}, and {CONFIG} says {sizes['layers']}")
     for numbers in product(*(range(info.shape[n]) for n, _ in each)):
         named = {axis[:-1]: str(k) for (_, axis), k in zip(each, numbers, strict=True)}
-        if layer is not None:
-            named["layer"] = str(layer)
+        if layers is not None:
+            named["layer"] = str(layers.first + layers.step * int(named.get("layer", "0")))
         yield _Slice(named, {n: k for (n, _), k in zip(each, numbers, strict=True)})
 
 
@@ -211,11 +238,13 @@ class _Shown(NamedTuple):
 
     Attributes:
         view: shows the parts.
-        factors: of each tensor that is computed.
+        changed: how each tensor that is computed is stored, and by what number.
+        config: the model's `config.json`.
     """
 
     view: ArrayView
-    factors: dict[str, float]
+    changed: dict[str, tuple[str, float]]
+    config: Mapping[str, Any]
 
     def show(self, entry: ArrayEntry, info: TensorInfo, one: _Slice, rotates: bool) -> str:
         """Add the view of a part of an array; return its name."""
@@ -225,20 +254,29 @@ class _Shown(NamedTuple):
         groups = [left[len(inputs) :], inputs] if entry.turned else [[n] for n in left]
         rotated = entry.rotated and rotates
         self.view.show(name, info, one.fixed, [g for g in groups if g], neighbours=rotated)
-        if entry.scaled:
-            self.factors[name] = sqrt(info.shape[-1])
+        if entry.stored:
+            self.changed[name] = entry.stored, self._number(entry.stored, info)
         return name
 
+    def _number(self, stored: str, info: TensorInfo) -> float:
+        if stored == "divided":
+            # Gemma 2 divides by the root of another width where its configuration names one.
+            return sqrt(self.config.get("query_pre_attn_scalar") or info.shape[-1])
+        if stored == "one more":
+            return 1.0
+        root = sqrt(info.shape[-1])
+        return _as_bfloat16(root) if stored == "multiplied bfloat16" else root
+
     def finished(self) -> Checkpoint:
-        """Return the checkpoint with all that was shown, scaled tensors computed."""
+        """Return the checkpoint with all that was shown, changed tensors computed."""
         view = self.view.finished()
-        if not self.factors:
+        if not self.changed:
             return view
         made = dict(view.tensors)
-        for name in self.factors:
+        for name in self.changed:
             info = view.shown[name]
             if info.dtype.name not in _FLOATS:
-                raise UnsupportedError(f"{name} is {info.dtype.name}: it cannot be scaled")
+                raise UnsupportedError(f"{name} is {info.dtype.name}: it cannot be computed")
             whole = Piece(Box.whole(info.shape), Extent(computed_name(name), 0, info.nbytes))
             made[name] = info._replace(pieces=(whole,))
 
@@ -247,7 +285,7 @@ class _Shown(NamedTuple):
             row = info.dtype.nbytes(prod(info.shape[1:]))
             first, last = offset // row, -(-(offset + len(out)) // row)
             box = Box((first, *(0 for _ in info.shape[1:])), (last - first, *info.shape[1:]))
-            data = _scaled(read_box(view, info, box), info.dtype, self.factors[name])
+            data = _restored(read_box(view, info, box), info.dtype, *self.changed[name])
             begin = offset - first * row
             out[:] = data[begin : begin + len(out)]
 
@@ -256,12 +294,19 @@ class _Shown(NamedTuple):
         return result
 
 
-def _scaled(values: np.ndarray[Any, Any], dtype: DType, factor: float) -> bytes:
-    """Return elements times a factor, as MaxText computes it: in float32, rounded once."""
+def _restored(values: np.ndarray[Any, Any], dtype: DType, stored: str, number: float) -> bytes:
+    """Return elements as Hugging Face has them, computed as MaxText does: rounded once."""
     import numpy as np
 
-    if dtype.name == "bfloat16":
-        wide = from_bfloat16(np.ascontiguousarray(values).view(np.uint16))
-        return to_bfloat16(wide * np.float32(factor)).tobytes()
-    numbers = np.ascontiguousarray(values).view(np.dtype(dtype.name)).astype(np.float32)
-    return (numbers * np.float32(factor)).astype(np.dtype(dtype.name)).tobytes()
+    kept = np.ascontiguousarray(values)
+    narrow = dtype.name == "bfloat16"
+    wide = from_bfloat16(kept.view(np.uint16)) if narrow else kept.view(np.dtype(dtype.name))
+    wide, by = wide.astype(np.float32, copy=False), np.float32(number)
+    made = wide * by if stored == "divided" else wide - by if stored == "one more" else wide / by
+    return (to_bfloat16(made) if narrow else made.astype(np.dtype(dtype.name))).tobytes()
+
+
+def _as_bfloat16(number: float) -> float:
+    import numpy as np
+
+    return float(from_bfloat16(to_bfloat16(np.array([number], np.float32)))[0])

@@ -20,10 +20,13 @@ One TOML file in `families/` for each model type of Hugging Face's `config.json`
     [[derived]]
     hf = "model.rotary_emb.inv_freq"     # follows from the configuration: left out
 
+    maxtext_turns = ["local", "global"]  # layers of which MaxText makes one: {turn} in its names,
+                                 # or else layers_0, layers_1, … in a stack and some left over
     [[maxtext]]                  # an array of MaxText: `maxtext` has the words
     name = "decoder.{layers}.self_attention.query.kernel"
     hf = "….q_proj.weight"
     axes = "hidden | heads width"
+    stored = "divided"           # a word of `STORED`
 
     [[native]]                   # a tensor of other model code: `native` has the words
     torchtitan = "layers.{layer}.attention.qkv_linear.wq.weight"
@@ -54,16 +57,20 @@ from .shapes import ShapeRule, ShapeTable
 
 # Whose model code `[[native]]` rows are about.
 DIALECTS = ("torchtitan", "meta", "packed")
+# How an array of MaxText differs from Hugging Face's tensor: not; divided by the root of a head's
+# width; multiplied by that of the hidden width, in float32 or as bfloat16 rounds it; one added.
+STORED = ("", "divided", "multiplied", "multiplied bfloat16", "one more")
 SPELLINGS = ("megatron", "transformer_engine", "local", "sequential", "grouped")
 _FLAGS = ("hf", "join", "transposed", "vocabulary")
 _ENTRY_KEYS = frozenset((*SPELLINGS, *_FLAGS))
 _NATIVE_KEYS = frozenset((*DIALECTS, *_FLAGS, "rotated", "output"))
 _KEYS = frozenset(
     ("extends", "prefix", "config", "arguments", "model", "tensor", "derived", "maxtext",
-     "maxtext_without", "rotates", "native", "extends_native", "defaults", "counts", "shapes")
+     "maxtext_turns", "maxtext_without", "rotates", "native", "extends_native", "defaults",
+     "counts", "shapes")
 )  # fmt: skip
 _MOST = 1 << 20  # bytes of a table
-_LAYERS = re.escape("{layers}")
+_LAYERS, _TURN = re.escape("{layers}"), "{turn}"
 
 
 class TableEntry(NamedTuple):
@@ -94,8 +101,10 @@ class ArrayEntry(NamedTuple):
         inputs: number of axes, experts left out, that Hugging Face stores last.
         turned: whether axes change places, or become one.
         layered: whether every layer has one.
+        turns: what `turn` in the pattern may be, in the order of layers; empty where layers are
+            stacked and counted one by one.
         rotated: whether the last axis is turned by the rotary embedding.
-        scaled: whether it is stored divided by the root of a head's width.
+        stored: how its elements differ from Hugging Face's, a word of `STORED`.
         vocabulary: whether its rows may end in padding.
         output: whether a model whose embedding is tied has none.
     """
@@ -106,8 +115,9 @@ class ArrayEntry(NamedTuple):
     inputs: int
     turned: bool
     layered: bool
+    turns: Sequence[str]
     rotated: bool
-    scaled: bool
+    stored: str
     vocabulary: bool
     output: bool
 
@@ -224,7 +234,7 @@ def _family(name: str, table: Mapping[str, Any]) -> Family:
         table.get("arguments", {}),
         table.get("model", {}),
         table.get("model", {}),
-        tuple(_array(entry) for entry in table.get("maxtext", ())),
+        tuple(_array(entry, table.get("maxtext_turns", ())) for entry in table.get("maxtext", ())),
         table.get("rotates", False),
         tuple(_native(entry, name) for entry in table.get("native", ())),
         _shapes(table),
@@ -283,22 +293,34 @@ def _others(
     return [entry for entry in base if entry.pattern not in gone]
 
 
-def _pattern(name: str) -> re.Pattern[str]:
-    return re.compile(re.escape(name).replace(_LAYERS, r"(?:layers|layers_(?P<layer>\d+))"))
+def _pattern(name: str, turns: Sequence[str] = ()) -> re.Pattern[str]:
+    turn = f"(?P<turn>{'|'.join(map(re.escape, turns))})"
+    layers = r"layers|layers_(?P<layer>\d+)"
+    if turns and _TURN not in name:
+        layers = (
+            rf"layers_(?P<layer>\d+)|layers\.layers_{turn}|layers_remainder\.layers_(?P<left>\d+)"
+        )
+    text = re.escape(name).replace(re.escape(_TURN), turn)
+    return re.compile(text.replace(_LAYERS, f"(?:{layers})"))
 
 
-def _array(entry: Mapping[str, Any]) -> ArrayEntry:
+def _array(entry: Mapping[str, Any], turns: Sequence[str]) -> ArrayEntry:
     inputs, bar, outputs = entry["axes"].rpartition("|")
     leading = inputs.split()
+    layered = "{layers}" in entry["name"]
+    stored = entry.get("stored", "")
+    if stored not in STORED:
+        raise UsageError(f"no array is stored {stored!r}", hint=f"known: {', '.join(STORED[1:])}")
     return ArrayEntry(
-        _pattern(entry["name"]),
+        _pattern(entry["name"], turns),
         Name.of(entry["hf"]),
         (*leading, *outputs.split()),
         sum(axis != "experts" for axis in leading),
         bool(bar),
-        "{layers}" in entry["name"],
+        layered,
+        turns if layered else (),
         entry.get("rotated", False),
-        entry.get("scaled", False),
+        stored,
         entry.get("vocabulary", False),
         entry.get("output", False),
     )
