@@ -55,7 +55,11 @@ EXAMPLES = (
     ),
     (
         "ftckpt convert run/1000 hf --to safetensors --names hf --only model --config config.json",
-        "MaxText's weights for transformers",
+        "MaxText's or torchtitan's weights for transformers",
+    ),
+    (
+        "ftckpt convert hf/ start/step-0 --to dcp --names torchtitan",
+        "weights for a torchtitan job",
     ),
     (
         "ftckpt convert hf/ root/iter_0000000 --to megatron --names megatron --tp 2 --pp 4",
@@ -92,6 +96,8 @@ class NamesChoice(StrEnum):
 
     HF = "hf"
     MEGATRON = "megatron"
+    TORCHTITAN = "torchtitan"
+    META = "meta"
 
 
 class SpellingChoice(StrEnum):
@@ -123,7 +129,7 @@ def command(
     ] = False,
     names: Annotated[
         NamesChoice | None,
-        typer.Option(help="Hugging Face's or Megatron-core's names and layout; else kept."),
+        typer.Option(help="Whose names and layout the parameters get; else kept."),
     ] = None,
     spelling: Annotated[
         list[SpellingChoice] | None,
@@ -133,11 +139,14 @@ def command(
         ),
     ] = None,
     family: Annotated[
-        str, typer.Option(metavar="NAME", help="The model: llama, mistral, …; else what it shows.")
+        str,
+        typer.Option(
+            metavar="NAME", help="llama, mistral, … or a table's FILE.toml; else what SRC shows."
+        ),
     ] = "",
     config: Annotated[
         str,
-        typer.Option(metavar="FILE", help="config.json of a MaxText model, which SRC lacks."),
+        typer.Option(metavar="FILE", help="config.json of the model, where SRC lacks it."),
     ] = "",
     also: AlsoOption = None,
     adapter: Annotated[
@@ -169,8 +178,8 @@ def command(
         raise UsageError("--spelling says which of Megatron's names", hint="--names megatron")
     if family and names is None:
         raise UsageError("--family says by whose table names are translated", hint="--names NAME")
-    if config and names is not NamesChoice.HF:
-        raise UsageError("--config says what a MaxText model is", hint="--names hf")
+    if config and names in (None, NamesChoice.MEGATRON):
+        raise UsageError("--config says by which model names are translated", hint="--names hf")
     if adapter and from_master:
         raise UsageError("--adapter changes the weights, and --from-master takes the masters")
     renames: Sequence[Rename] = ()
@@ -207,11 +216,14 @@ def command(
     if dtype is not None:  # before the names: config.json says the type
         content = retype(content, dtype.value)
     rows = part.true_vocab_size
-    if names is NamesChoice.HF:
-        from ftckpt.formats.families import to_hugging_face
+    said = None
+    if config:
         from ftckpt.formats.huggingface.config import parsed_config
 
-        said = parsed_config(read_text(config), config) if config else None
+        said = parsed_config(read_text(config), config)
+    if names is NamesChoice.HF:
+        from ftckpt.formats.families import to_hugging_face
+
         content = to_hugging_face(content, family=family, true_vocab_size=rows, config=said)
     elif names is NamesChoice.MEGATRON:
         from ftckpt.formats.families import to_megatron
@@ -219,6 +231,10 @@ def command(
 
         spellings = (*(spelling or ()), *DEFAULT_SPELLINGS)
         content = to_megatron(content, family=family, true_vocab_size=rows, spellings=spellings)
+    elif names is not None:
+        from ftckpt.formats.families import to_native
+
+        content = to_native(content, names.value, family=family, true_vocab_size=rows, config=said)
     if renames:
         from ftckpt.transfer.request.renaming import rename as renamed
 

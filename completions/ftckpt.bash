@@ -51,8 +51,8 @@ _ftckpt() {
         "reshard --drop"|"reshard --rules"|"reshard --true-vocab-size"|"reshard --tp"|"reshard --pp"|"reshard --vp"|"reshard --dp"|"reshard --ep"|"reshard --zero-stage"|"reshard --max-shard-size"|"reshard --jobs"|"reshard -j"|"reshard --limit-rate"|"reshard --max-memory"|"reshard --part"|"reshard --parts"|"reshard --endpoint"|"reshard --profile"|"reshard --region"|"reshard --retry-seconds"|"reshard --progress") return ;;
         "convert --to") words="dcp safetensors torchsave ranks megatron megatron-dist megatron-fsdp deepspeed deepspeed-universal orbax" ;;
         "convert --dtype") words="bf16 fp16 fp32" ;;
-        "convert --names") words="hf megatron" ;;
-        "convert --family") words="gpt2 gpt_neox llama llama3.1 mistral mixtral qwen2 qwen3 qwen3_moe" ;;
+        "convert --names") words="hf megatron torchtitan meta" ;;
+        "convert --family") words="deepseek_v3 gpt2 gpt_neox llama llama3.1 mistral mixtral qwen2 qwen3 qwen3_moe" ;;
         "convert --only") words="model optimizer adapter" ;;
         "convert --also"|"convert --adapter"|"convert --beside"|"convert --like"|"convert --device") ask=1 ;;
         "convert --spelling"|"convert --config"|"convert --rename"|"convert --drop"|"convert --rules"|"convert --true-vocab-size"|"convert --tp"|"convert --pp"|"convert --vp"|"convert --dp"|"convert --ep"|"convert --zero-stage"|"convert --max-shard-size"|"convert --jobs"|"convert -j"|"convert --limit-rate"|"convert --max-memory"|"convert --part"|"convert --parts"|"convert --endpoint"|"convert --profile"|"convert --region"|"convert --retry-seconds"|"convert --progress") return ;;

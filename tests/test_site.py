@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -24,7 +25,7 @@ _BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # The root that each page calls `run`: an archive of real checkpoints, or a step and its name there.
 FRAMEWORKS: dict[str, str | tuple[Path, str]] = {
     "fsdp2": "dcp_torch26_fsdp2_async",
-    "torchtitan": "dcp_fsdp2_titan",
+    "torchtitan": (DATA / "families" / "torchtitan", ""),
     "megatron": "mcore_torchdist_tp2dp2_fullyreshard_bf16",
     "deepspeed": "ds_z2_w2_bf16",
     "hugging-face": (DATA / "trainer_dirs" / "trainer", "checkpoint-2"),
@@ -64,6 +65,9 @@ def test_the_recipe_of_a_framework_runs_as_pasted(name: str, tmp_path: Path) -> 
     source = FRAMEWORKS[name]
     if isinstance(source, tuple):
         shutil.copytree(source[0], tmp_path / "run" / source[1])
+        if name == "torchtitan":
+            said = json.loads((DATA / "families" / "torchtitan.json").read_text())
+            (tmp_path / "config.json").write_text(json.dumps(said["config"]))
     else:
         archive = REAL / f"{source}.tar.xz"
         if not archive.exists():

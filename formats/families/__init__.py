@@ -1,4 +1,4 @@
-"""Megatron-core's, MaxText's and Hugging Face's names and shapes, by a family's table."""
+"""Names and shapes of Megatron-core, MaxText, torchtitan and Hugging Face, by a family's table."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from dataclasses import replace
 from typing import Any
 
 from ftckpt.errors import UsageError
-from ftckpt.formats.huggingface.config import CONFIG, config_file, read_config
+from ftckpt.formats.huggingface.config import CONFIG, config_file, read_config, weights_dtype
 from ftckpt.formats.megatron.job.registration import EMBEDDING
 from ftckpt.transfer.content import Content
 
 from .config import config_of
-from .facts import ModelFacts, maxtext_family, model_of
+from .facts import ModelFacts, configured_model, maxtext_family, model_of
 from .maxtext import from_maxtext, is_maxtext
+from .native import NativeTranslator, is_native
 from .tables import family_names
 from .translator import DEFAULT_SPELLINGS, Translator
 
-__all__ = ["family_names", "to_hugging_face", "to_megatron"]
+__all__ = ["family_names", "to_hugging_face", "to_megatron", "to_native"]
+
+_EMBEDDING = "tok_embeddings.weight"  # in Meta's code, and in all that began as that
 
 
 def to_hugging_face(
@@ -31,11 +34,12 @@ def to_hugging_face(
     """Return the content as Hugging Face spells it, with a `config.json` where it has none.
 
     Args:
-        content: under Megatron-core's names, or MaxText's.
+        content: under Megatron-core's names, MaxText's, torchtitan's or Meta's.
         family: where the user says it; else what the arguments show.
         true_vocab_size: rows of the vocabulary that are no padding; None keeps as many as the
             `config.json` says that the model came with, else all.
-        config: the `config.json` of a MaxText model; None for the checkpoint's own.
+        config: the `config.json` of the model, where the checkpoint does not say what it is; None
+            for the checkpoint's own.
 
     Raises:
         UsageError: nothing says what the model is, or a shape contradicts it.
@@ -45,10 +49,13 @@ def to_hugging_face(
     if is_maxtext(content):
         known = config or read_config(content.checkpoint)
         return from_maxtext(content, maxtext_family(known, family), known)
+    if (native := _native_model(content, family, config)) is not None:
+        return _from_native(content, native, true_vocab_size)
     if config is not None:
         raise UsageError(
-            "--config is for MaxText's checkpoints, which do not say what the model is",
-            hint="leave it out",
+            "--config is for checkpoints that do not say what the model is, with the names of other"
+            f" model code, and those of {content.checkpoint.source.url} are none of them",
+            hint="leave it out if the checkpoint says itself what its model is",
         )
     model = model_of(content.checkpoint, family)
     rows = true_vocab_size or _true_rows(model, content)
@@ -59,6 +66,77 @@ def to_hugging_face(
         said = json.dumps(model.config, indent=2, sort_keys=True).encode() + b"\n"
         return replace(made, beside={**made.beside, CONFIG: said})
     return replace(made, beside={**made.beside, CONFIG: config_of(model, made)})
+
+
+def _native_model(
+    content: Content, family: str, config: Mapping[str, Any] | None
+) -> ModelFacts | None:
+    """Return the model of a checkpoint with the names of torchtitan or Meta; else None."""
+    known = config or read_config(content.checkpoint)
+    if not known:
+        if any(wanted.name == _EMBEDDING for wanted in content.tensors.values()):
+            raise UsageError(
+                f"{content.checkpoint.source.url} does not say what its model is: {CONFIG} is"
+                " missing",
+                hint=f"--config FILE: the {CONFIG} of the model",
+            )
+        return None
+    if config is None and known.get("model_type") not in family_names():
+        return None
+    model = configured_model(known, family, content.checkpoint)
+    return model if is_native(content, model.family) else None
+
+
+def _from_native(content: Content, model: ModelFacts, true_vocab_size: int | None) -> Content:
+    translator = NativeTranslator(
+        model.family, model.heads, model.config, true_vocab_size=true_vocab_size
+    )
+    made = translator.to_hugging_face(content)
+    said = {**model.config}
+    if dtype := weights_dtype(made):
+        said |= {"torch_dtype": dtype}
+        said.pop("dtype", None)
+    if true_vocab_size:
+        said["vocab_size"] = true_vocab_size
+    text = json.dumps(said, indent=2, sort_keys=True).encode() + b"\n"
+    return replace(made, beside={**made.beside, CONFIG: text})
+
+
+def to_native(
+    content: Content,
+    dialect: str,
+    *,
+    family: str = "",
+    true_vocab_size: int | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> Content:
+    """Return the content as other model code spells it.
+
+    Args:
+        content: under Hugging Face's names, experts packed or not, or those of other model code.
+        dialect: `torchtitan` or `meta`.
+        family: where the user says it; else what `config.json` shows.
+        true_vocab_size: rows of the vocabulary; None for those of `config.json`.
+        config: the `config.json` of the model; None for the checkpoint's own.
+
+    Raises:
+        UsageError: nothing says what the model is, or a shape contradicts it.
+        UnsupportedError: a model or a parameter that no table has, or that has no such form.
+        CorruptError, UnsafeError: what says what the model is, is damaged or hostile.
+    """
+    known = config or read_config(content.checkpoint)
+    if not known:
+        raise UsageError(
+            f"{content.checkpoint.source.url} does not say what its model is: {CONFIG} is missing",
+            hint=f"--config FILE: the {CONFIG} of the model",
+        )
+    model = configured_model(known, family, content.checkpoint)
+    translator = NativeTranslator(
+        model.family, model.heads, model.config, true_vocab_size=true_vocab_size
+    )
+    if is_native(content, model.family):
+        content = translator.to_hugging_face(content)
+    return translator.from_hugging_face(content, dialect)
 
 
 def _true_rows(model: ModelFacts, content: Content) -> int | None:
@@ -80,7 +158,7 @@ def to_megatron(
     """Return the content as Megatron-core spells it.
 
     Args:
-        content: under Hugging Face's names, with its `config.json`.
+        content: under Hugging Face's names, experts packed or not, with its `config.json`.
         family: where the user says it; else what `config.json` shows.
         true_vocab_size: rows of the vocabulary that are no padding; None keeps all.
         spellings: where implementations of Megatron-core differ
@@ -92,6 +170,9 @@ def to_megatron(
         CorruptError, UnsafeError: what says what the model is, is damaged or hostile.
     """
     model = model_of(content.checkpoint, family)
+    if is_native(content, model.family):  # experts in one tensor
+        native = NativeTranslator(model.family, model.heads, model.config)
+        content = native.to_hugging_face(content)
     translator = Translator(
         model.family, model.heads, true_vocab_size=true_vocab_size, spellings=spellings
     )

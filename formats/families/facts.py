@@ -93,6 +93,26 @@ def model_of(checkpoint: Checkpoint, name: str = "") -> ModelFacts:
     return ModelFacts(found, _heads_of_arguments(arguments, checkpoint), {}, arguments)
 
 
+def configured_model(config: Mapping[str, Any], name: str, checkpoint: Checkpoint) -> ModelFacts:
+    """Return what a `config.json` that need not lie beside a checkpoint says of its model.
+
+    Args:
+        config: not empty.
+        name: of the family, where the user gives it.
+        checkpoint: whose model it is.
+
+    Raises:
+        UsageError: it is of another family than `name`, or gives no attention.
+        UnsupportedError: no table exists for it.
+    """
+    found = family(name) if name else _family_of_config(config)
+    if config.get("model_type") not in (found.name, found.config.get("model_type")):
+        raise UsageError(
+            f"{CONFIG} says that the model is a {config.get('model_type')}, not a {found.name}"
+        )
+    return ModelFacts(found, _heads_of_config(config, checkpoint), config, Arguments())
+
+
 def maxtext_family(config: Mapping[str, Any], name: str) -> Family:
     """Return the family of a MaxText model by its `config.json`, and by what the user says.
 

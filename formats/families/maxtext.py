@@ -6,12 +6,15 @@ along the first, and keeps heads and their width apart. A table's rows say of ea
     name = "decoder.{layers}.self_attention.query.kernel"
     hf = "model.layers.{layer}.self_attn.q_proj.weight"
     axes = "hidden | heads width"     # the second group becomes rows, the first columns
-    rotated = true, scaled = true
+    rotated = true, stored = "divided"
 
 so that a tensor of Hugging Face is a view: strides change, bytes do not move. Two things are more
 than that. Llama 3.1's rotation works on neighbours in MaxText and on halves in transformers, so
 `rotated` axes show every other element. Queries are stored divided by the root of a head's width,
-so `scaled` tensors are computed: a product in float32, rounded once.
+Gemma's embedding multiplied, its norms with one added: such tensors are computed, in float32 and
+rounded once. Where layers take turns, MaxText makes one of several: two of Gemma 2 are one, in
+`mlp_local` and `mlp_global`; six of Gemma 3 are `layers_0` to `layers_5` of a stack, and those that
+are left over are in `layers_remainder`.
 
 Source: MaxText `checkpoint_conversion/utils/param_mapping.py`, `layers/attentions.py`.
 """
@@ -19,24 +22,15 @@ Source: MaxText `checkpoint_conversion/utils/param_mapping.py`, `layers/attentio
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import product
 from math import prod, sqrt
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ftckpt.checkpoint import (
-    Box,
-    Checkpoint,
-    Extent,
-    Kind,
-    Payload,
-    Piece,
-    TensorInfo,
-)
+from ftckpt.checkpoint import Box, Checkpoint, Extent, Kind, Piece, TensorInfo
 from ftckpt.checkpoint.dtypes import DType
-from ftckpt.checkpoint.layer import CheckpointLayer
-from ftckpt.checkpoint.read_tensor import dense_strides, read_box
+from ftckpt.checkpoint.read_tensor import read_box
 from ftckpt.checkpoint.rounding import from_bfloat16, to_bfloat16
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.findings import listed
@@ -44,6 +38,7 @@ from ftckpt.formats.huggingface.config import CONFIG, weights_dtype
 from ftckpt.storage.computed import ComputedSource, computed_name
 from ftckpt.transfer.content import Content, Copy, TargetTensor
 
+from .array_view import ArrayView
 from .tables import ArrayEntry, Family
 
 if TYPE_CHECKING:
@@ -51,7 +46,6 @@ if TYPE_CHECKING:
 
 _TOP = "params."
 _FLOATS = ("float32", "bfloat16", "float16")
-_COMPUTED = computed_name("")
 
 
 def is_maxtext(content: Content) -> bool:
@@ -86,17 +80,17 @@ def from_maxtext(content: Content, family: Family, config: Mapping[str, Any]) ->
             f"only weights are translated from MaxText's names, and {listed(others, 2)} are not",
             hint="--only model",
         )
-    view = MaxTextView.of(content.checkpoint)
+    view = _Shown(ArrayView.of(content.checkpoint), {}, config)
     sizes = _sizes(config, content)
     made: dict[str, TargetTensor] = {}
     for key, wanted in content.tensors.items():
-        entry, layer = _entry(family, wanted)
+        entry, layers = _entry(family, wanted, sizes)
         info = content.checkpoint.tensors[key]
         if wanted.copies != (Copy(Box.whole(info.shape), key, Box.whole(info.shape)),):
             raise UnsupportedError(f"{key} was changed before it was translated", tensor=key)
-        for one in _slices(entry, info, layer, sizes):
+        for one in _slices(entry, info, layers, sizes):
             name = view.show(entry, info, one, family.rotates)
-            shown = view.shown[name]
+            shown = view.view.shown[name]
             rows = min(shown.shape[0], sizes["vocabulary"]) if entry.vocabulary else shown.shape[0]
             box = Box((0,) * len(shown.shape), (rows, *shown.shape[1:]))
             made[name] = TargetTensor(
@@ -137,19 +131,44 @@ def _sizes(config: Mapping[str, Any], content: Content) -> dict[str, int]:
     return known
 
 
-def _entry(family: Family, wanted: TargetTensor) -> tuple[ArrayEntry, int | None]:
-    """Return the row of an array, and its layer where it holds one."""
+class _Layers(NamedTuple):
+    """The layers in an array: `first`, and where they are stacked each `step` from there."""
+
+    first: int
+    step: int
+    stacked: bool
+
+
+def _entry(
+    family: Family, wanted: TargetTensor, sizes: Mapping[str, int]
+) -> tuple[ArrayEntry, _Layers | None]:
+    """Return the row of an array, and its layers where it holds some."""
     for entry in family.arrays:
         match = entry.pattern.fullmatch(_bare(wanted.name))
         if match is not None:
-            number = match.groupdict().get("layer")
-            return entry, None if number is None else int(number)
+            found = _layers(entry, match.groupdict(), sizes["layers"]) if entry.layered else None
+            if found is not None and found.first >= sizes["layers"]:
+                has = sizes["layers"]
+                raise UsageError(f"{wanted.key} is of layer {found.first}, and {CONFIG} says {has}")
+            return entry, found
     raise UnsupportedError(
         f"{family.name} has no array that MaxText calls {wanted.name}",
         hint="--drop leaves it out",
         kind="unknown-rule",
         tensor=wanted.key,
     )
+
+
+def _layers(entry: ArrayEntry, found: Mapping[str, str | None], count: int) -> _Layers:
+    """Return the layers that the numbers in an array's name stand for."""
+    number, turn, left = (found.get(word) for word in ("layer", "turn", "left"))
+    every = len(entry.turns) or 1
+    if left is not None:
+        return _Layers(count // every * every + int(left), 1, stacked=False)
+    first = 0 if turn is None else entry.turns.index(turn)
+    if number is None:
+        return _Layers(first, every, stacked=True)
+    return _Layers(int(number) * (1 if turn is None else every) + first, 1, stacked=False)
 
 
 class _Slice(NamedTuple):
@@ -165,13 +184,14 @@ class _Slice(NamedTuple):
 
 
 def _slices(
-    entry: ArrayEntry, info: TensorInfo, layer: int | None, sizes: Mapping[str, int]
+    entry: ArrayEntry, info: TensorInfo, layers: _Layers | None, sizes: Mapping[str, int]
 ) -> Iterator[_Slice]:
     """Yield the tensors in an array, once its shape is what the configuration says."""
     axes = list(entry.axes)
-    stacked = entry.layered and layer is None
-    if stacked:
+    stacked = layers is not None and layers.stacked
+    if layers is not None and stacked:
         axes.insert(1, "layers")
+        sizes = {**sizes, "layers": sizes["layers"] // layers.step}
     wanted = [sizes.get(axis, -1) for axis in axes]
     padded = [axis == "vocabulary" for axis in axes]
     fits = len(axes) == len(info.shape) and all(
@@ -185,12 +205,10 @@ def _slices(
             hint="layers are expected on the second axis (param_scan_axis: 1)" if stacked else "",
         )
     each = [(n, axis) for n, axis in enumerate(axes) if axis in ("layers", "experts")]
-    if entry.pattern.groupindex and layer is not None and not layer < sizes["layers"]:
-        raise UsageError(f"{info.key} is of layer {layer}, and {CONFIG} says {sizes['layers']}")
     for numbers in product(*(range(info.shape[n]) for n, _ in each)):
         named = {axis[:-1]: str(k) for (_, axis), k in zip(each, numbers, strict=True)}
-        if layer is not None:
-            named["layer"] = str(layer)
+        if layers is not None:
+            named["layer"] = str(layers.first + layers.step * int(named.get("layer", "0")))
         yield _Slice(named, {n: k for (n, _), k in zip(each, numbers, strict=True)})
 
 
@@ -215,195 +233,80 @@ def _require_all(
 # --- the view -----------------------------------------------------------------------------------
 
 
-class _Seen(NamedTuple):
-    """Where a piece of a view lies in a piece of the checkpoint: element, and strides."""
-
-    original: Piece
-    first: int
-    strides: tuple[int, ...]
-    itemsize: int
-
-
-class _Run(NamedTuple):
-    """Elements of one axis of a view at equal distances in a piece.
+class _Shown(NamedTuple):
+    """A view of MaxText's arrays, in the making.
 
     Attributes:
-        at: first index in the view.
-        length: how many.
-        stride: elements of the piece between neighbours.
-        first: element of the piece.
+        view: shows the parts.
+        changed: how each tensor that is computed is stored, and by what number.
+        config: the model's `config.json`.
     """
 
-    at: int
-    length: int
-    stride: int
-    first: int
-
-
-@dataclass(kw_only=True, repr=False)
-class MaxTextView(CheckpointLayer):
-    """A checkpoint that shows tensors of Hugging Face besides its own arrays.
-
-    Attributes:
-        shown: the views, by name.
-        seen: where each of their pieces lies.
-        scaled: the factor of each computed tensor.
-    """
-
-    format: ClassVar[str] = "maxtext view"
-
-    shown: dict[str, TensorInfo] = field(default_factory=dict)
-    seen: dict[Piece, _Seen] = field(default_factory=dict)
-    scaled: dict[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, base: Checkpoint) -> MaxTextView:
-        """Return a view of a checkpoint that shows nothing yet."""
-        view = cls(
-            source=base.source, tensors=base.tensors, objects=base.objects, base=base,
-            topology=base.topology, commit=base.commit, dialect=base.dialect, notes=base.notes,
-        )  # fmt: skip
-        view.step = base.step
-        return view
-
-    def payload(self, piece: Piece) -> Payload:
-        """Find the elements of a piece: of its own, or of the array that it shows."""
-        if piece.extent.file.startswith(_COMPUTED):
-            return Payload(piece.extent)
-        seen = self.seen.get(piece)
-        if seen is None:
-            return self.base.payload(piece)
-        found = self.base.payload(seen.original)
-        reach = 1 + sum((n - 1) * s for n, s in zip(piece.box.sizes, seen.strides, strict=True))
-        offset, length = seen.first * seen.itemsize, reach * seen.itemsize
-        if found.inner is None:
-            place = Extent(found.extent.file, found.extent.offset + offset, length)
-            return Payload(place, seen.strides)
-        return found._replace(strides=seen.strides, inner=(found.inner[0] + offset, length))
+    view: ArrayView
+    changed: dict[str, tuple[str, float]]
+    config: Mapping[str, Any]
 
     def show(self, entry: ArrayEntry, info: TensorInfo, one: _Slice, rotates: bool) -> str:
         """Add the view of a part of an array; return its name."""
         name = entry.hf.fill(one.numbers)
-        if name in self.shown:
-            raise UnsupportedError(f"two arrays become {name}", tensor=name)
         left = [n for n in range(len(info.shape)) if n not in one.fixed]
         inputs = left[: entry.inputs] if entry.turned else []
         groups = [left[len(inputs) :], inputs] if entry.turned else [[n] for n in left]
-        groups = [group for group in groups if group]
-        shape = tuple(prod(info.shape[n] for n in group) for group in groups)
-        pieces: list[Piece] = []
-        for piece in info.pieces:
-            pieces += self._pieces(info, piece, one, groups, entry.rotated and rotates)
-        if entry.scaled:
-            self.scaled[name] = sqrt(info.shape[-1])
-        self.shown[name] = TensorInfo("model", name, Kind.PARAM, shape, info.dtype, pieces)
+        rotated = entry.rotated and rotates
+        self.view.show(name, info, one.fixed, [g for g in groups if g], neighbours=rotated)
+        if entry.stored:
+            self.changed[name] = entry.stored, self._number(entry.stored, info)
         return name
 
-    def _pieces(
-        self,
-        info: TensorInfo,
-        piece: Piece,
-        one: _Slice,
-        groups: Sequence[Sequence[int]],
-        rotated: bool,
-    ) -> Iterator[Piece]:
-        if piece.flat is not None:
-            raise UnsupportedError(
-                f"{info.key} is stored in parts that end in the middle of rows", tensor=info.key
-            )
-        payload = self.base.payload(piece)
-        strides = payload.strides or dense_strides(piece.box.sizes)
-        begin = 0
-        for axis, index in one.fixed.items():
-            inside = index - piece.box.offsets[axis]
-            if not 0 <= inside < piece.box.sizes[axis]:
-                return
-            begin += inside * strides[axis]
-        axes = [
-            _runs(info.shape, piece.box, strides, group, rotated and group is groups[0])
-            for group in groups
-        ]
-        for runs in product(*axes):
-            box = Box(tuple(r.at for r in runs), tuple(r.length for r in runs))
-            first = begin + sum(r.first for r in runs)
-            steps = tuple(r.stride for r in runs)
-            new = piece._replace(box=box, strides=steps, first=first)
-            self.seen[new] = _Seen(piece, first, steps, info.dtype.itemsize)
-            if payload.inner is None:  # else the record as it is stored, of which this is a part
-                place = self.payload(new).extent
-                seen = self.seen.pop(new)
-                new = new._replace(extent=place, first=0)
-                self.seen[new] = seen
-            yield new
+    def _number(self, stored: str, info: TensorInfo) -> float:
+        if stored == "divided":
+            # Gemma 2 divides by the root of another width where its configuration names one.
+            return sqrt(self.config.get("query_pre_attn_scalar") or info.shape[-1])
+        if stored == "one more":
+            return 1.0
+        root = sqrt(info.shape[-1])
+        return _as_bfloat16(root) if stored == "multiplied bfloat16" else root
 
     def finished(self) -> Checkpoint:
-        """Return the checkpoint with all that was shown, scaled tensors computed."""
-        self.tensors = {**self.base.tensors, **self.shown}
-        if not self.scaled:
-            return self
-        made = dict(self.tensors)
-        for name in self.scaled:
-            info = self.shown[name]
+        """Return the checkpoint with all that was shown, changed tensors computed."""
+        view = self.view.finished()
+        if not self.changed:
+            return view
+        made = dict(view.tensors)
+        for name in self.changed:
+            info = view.shown[name]
             if info.dtype.name not in _FLOATS:
-                raise UnsupportedError(f"{name} is {info.dtype.name}: it cannot be scaled")
+                raise UnsupportedError(f"{name} is {info.dtype.name}: it cannot be computed")
             whole = Piece(Box.whole(info.shape), Extent(computed_name(name), 0, info.nbytes))
             made[name] = info._replace(pieces=(whole,))
 
         def fill(name: str, offset: int, out: memoryview) -> None:
-            info = self.shown[name]
+            info = view.shown[name]
             row = info.dtype.nbytes(prod(info.shape[1:]))
             first, last = offset // row, -(-(offset + len(out)) // row)
             box = Box((first, *(0 for _ in info.shape[1:])), (last - first, *info.shape[1:]))
-            data = _scaled(read_box(self, info, box), info.dtype, self.scaled[name])
+            data = _restored(read_box(view, info, box), info.dtype, *self.changed[name])
             begin = offset - first * row
             out[:] = data[begin : begin + len(out)]
 
-        source = ComputedSource.over(self.source, lambda: fill)
-        result = replace(self, tensors=made, source=source)
-        result.step = self.base.step
+        result = replace(view, tensors=made, source=ComputedSource.over(view.source, lambda: fill))
+        result.step = view.base.step
         return result
 
 
-def _runs(
-    shape: Sequence[int],
-    box: Box,
-    strides: Sequence[int],
-    group: Sequence[int],
-    rotated: bool,
-) -> list[_Run]:
-    """Return the runs of axes that become one, in a piece."""
-    *outer, last = group
-    at, count, stride = box.offsets[last], box.sizes[last], strides[last]
-    runs = [_Run(at, count, stride, 0)]
-    if rotated:  # neighbours become halves
-        runs = []
-        for side in (0, 1):
-            skipped = (at + side) % 2
-            if count > skipped:
-                first = (at + skipped) // 2 + (shape[last] // 2) * ((at + skipped) % 2)
-                runs.append(_Run(first, (count - skipped + 1) // 2, 2 * stride, skipped * stride))
-    width = shape[last]
-    for axis in reversed(outer):
-        start, many, step = box.offsets[axis], box.sizes[axis], strides[axis]
-        [only] = runs if len(runs) == 1 else [None]
-        if only is not None and only.length == width and step == width * only.stride:
-            runs = [_Run(start * width, many * width, only.stride, only.first)]
-        else:
-            runs = [
-                _Run((start + n) * width + run.at, run.length, run.stride, n * step + run.first)
-                for n in range(many)
-                for run in runs
-            ]
-        width *= shape[axis]
-    return runs
-
-
-def _scaled(values: np.ndarray[Any, Any], dtype: DType, factor: float) -> bytes:
-    """Return elements times a factor, as MaxText computes it: in float32, rounded once."""
+def _restored(values: np.ndarray[Any, Any], dtype: DType, stored: str, number: float) -> bytes:
+    """Return elements as Hugging Face has them, computed as MaxText does: rounded once."""
     import numpy as np
 
-    if dtype.name == "bfloat16":
-        wide = from_bfloat16(np.ascontiguousarray(values).view(np.uint16))
-        return to_bfloat16(wide * np.float32(factor)).tobytes()
-    numbers = np.ascontiguousarray(values).view(np.dtype(dtype.name)).astype(np.float32)
-    return (numbers * np.float32(factor)).astype(np.dtype(dtype.name)).tobytes()
+    kept = np.ascontiguousarray(values)
+    narrow = dtype.name == "bfloat16"
+    wide = from_bfloat16(kept.view(np.uint16)) if narrow else kept.view(np.dtype(dtype.name))
+    wide, by = wide.astype(np.float32, copy=False), np.float32(number)
+    made = wide * by if stored == "divided" else wide - by if stored == "one more" else wide / by
+    return (to_bfloat16(made) if narrow else made.astype(np.dtype(dtype.name))).tobytes()
+
+
+def _as_bfloat16(number: float) -> float:
+    import numpy as np
+
+    return float(from_bfloat16(to_bfloat16(np.array([number], np.float32)))[0])

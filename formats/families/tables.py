@@ -3,6 +3,7 @@
 One TOML file in `families/` for each model type of Hugging Face's `config.json`, by its name:
 
     extends = "llama"            # the other's entries follow this table's own
+    extends_native = true        # and so do its rows for other model code
     prefix = "model."            # what a model saved without its head lacks in every name
 
     [config]                     # constants of its config.json
@@ -19,10 +20,20 @@ One TOML file in `families/` for each model type of Hugging Face's `config.json`
     [[derived]]
     hf = "model.rotary_emb.inv_freq"     # follows from the configuration: left out
 
+    maxtext_turns = ["local", "global"]  # layers of which MaxText makes one: {turn} in its names,
+                                 # or else layers_0, layers_1, … in a stack and some left over
     [[maxtext]]                  # an array of MaxText: `maxtext` has the words
     name = "decoder.{layers}.self_attention.query.kernel"
     hf = "….q_proj.weight"
     axes = "hidden | heads width"
+    stored = "divided"           # a word of `STORED`
+
+    [[native]]                   # a tensor of other model code: `native` has the words
+    torchtitan = "layers.{layer}.attention.qkv_linear.wq.weight"
+    hf = "….q_proj.weight"
+    rotated = "queries"
+
+    [shapes]                     # of Hugging Face's tensors: `shapes`
 
 Where implementations of Megatron-core differ, `transformer_engine` and `local`, or `sequential` and
 `grouped` experts, stand for `megatron`. `{layer}` and `{expert}` stand for numbers.
@@ -35,41 +46,31 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ftckpt.errors import UsageError
 
 from .joins import Join
+from .names import Name
+from .shapes import ShapeRule, ShapeTable
 
+# Whose model code `[[native]]` rows are about.
+DIALECTS = ("torchtitan", "meta", "packed")
+# How an array of MaxText differs from Hugging Face's tensor: not; divided by the root of a head's
+# width; multiplied by that of the hidden width, in float32 or as bfloat16 rounds it; one added.
+STORED = ("", "divided", "multiplied", "multiplied bfloat16", "one more")
 SPELLINGS = ("megatron", "transformer_engine", "local", "sequential", "grouped")
-_LAYERS = re.escape("{layers}")
-_NUMBERS = re.compile(r"\{(layer|expert)\}")
-
-
-class Name(NamedTuple):
-    """A parameter's name with places for numbers."""
-
-    text: str
-    pattern: re.Pattern[str]
-
-    @classmethod
-    def of(cls, text: str) -> Name:
-        """Return the name; `{layer}` and `{expert}` match numbers."""
-        parts = _NUMBERS.split(text)
-        pattern = "".join(
-            rf"(?P<{part}>\d+)" if index % 2 else re.escape(part)
-            for index, part in enumerate(parts)
-        )
-        return cls(text, re.compile(pattern))
-
-    def numbers(self, name: str) -> Mapping[str, str] | None:
-        """Return the numbers in `name`, or None where it is another's."""
-        match = self.pattern.fullmatch(name)
-        return None if match is None else match.groupdict()
-
-    def fill(self, numbers: Mapping[str, str]) -> str:
-        """Return the name with its numbers."""
-        return _NUMBERS.sub(lambda match: numbers[match[1]], self.text)
+_FLAGS = ("hf", "join", "transposed", "vocabulary")
+_ENTRY_KEYS = frozenset((*SPELLINGS, *_FLAGS))
+_NATIVE_KEYS = frozenset((*DIALECTS, *_FLAGS, "rotated", "output"))
+_KEYS = frozenset(
+    ("extends", "prefix", "config", "arguments", "model", "tensor", "derived", "maxtext",
+     "maxtext_turns", "maxtext_without", "rotates", "native", "extends_native", "defaults",
+     "counts", "shapes")
+)  # fmt: skip
+_MOST = 1 << 20  # bytes of a table
+_LAYERS, _TURN = re.escape("{layers}"), "{turn}"
 
 
 class TableEntry(NamedTuple):
@@ -100,8 +101,10 @@ class ArrayEntry(NamedTuple):
         inputs: number of axes, experts left out, that Hugging Face stores last.
         turned: whether axes change places, or become one.
         layered: whether every layer has one.
+        turns: what `turn` in the pattern may be, in the order of layers; empty where layers are
+            stacked and counted one by one.
         rotated: whether the last axis is turned by the rotary embedding.
-        scaled: whether it is stored divided by the root of a head's width.
+        stored: how its elements differ from Hugging Face's, a word of `STORED`.
         vocabulary: whether its rows may end in padding.
         output: whether a model whose embedding is tied has none.
     """
@@ -112,10 +115,40 @@ class ArrayEntry(NamedTuple):
     inputs: int
     turned: bool
     layered: bool
+    turns: Sequence[str]
     rotated: bool
-    scaled: bool
+    stored: str
     vocabulary: bool
     output: bool
+
+
+class NativeEntry(NamedTuple):
+    """One tensor of other model code than Hugging Face's and Megatron-core's.
+
+    Attributes:
+        names: by dialect; all are read, and the first of a dialect is written.
+        hf: its parts on Hugging Face's side, in order, one below the other.
+        join: how their rows make the whole.
+        rotated: `queries` or `keys`, whose rows its rotation takes as neighbours; "" for none.
+        transposed: whether Hugging Face stores the last two axes the other way round.
+        vocabulary: whether its rows may end in padding.
+        output: whether it is the embedding where a model is tied.
+    """
+
+    names: Mapping[str, Sequence[Name]]
+    hf: Sequence[Name]
+    join: Join
+    rotated: str
+    transposed: bool
+    vocabulary: bool
+    output: bool
+
+    @property
+    def stacked(self) -> bool:
+        """Whether the first axis counts experts, each of which is a tensor of Hugging Face's."""
+        return "expert" in self.hf[0].words and not any(
+            "expert" in name.words for names in self.names.values() for name in names
+        )
 
 
 class Family(NamedTuple):
@@ -132,6 +165,8 @@ class Family(NamedTuple):
         constants: what they say of it in any case.
         arrays: of MaxText; none where nothing is known of them.
         rotates: whether MaxText's rotation works on neighbours.
+        natives: rows for other model code; none where nothing is known of it.
+        shapes: of the tensors on Hugging Face's side; None where the table does not say.
     """
 
     name: str
@@ -144,6 +179,8 @@ class Family(NamedTuple):
     constants: Mapping[str, Any]
     arrays: Sequence[ArrayEntry] = ()
     rotates: bool = False
+    natives: Sequence[NativeEntry] = ()
+    shapes: ShapeTable | None = None
 
 
 def family_names() -> tuple[str, ...]:
@@ -154,29 +191,53 @@ def family_names() -> tuple[str, ...]:
 
 @cache
 def family(name: str) -> Family:
-    """Return a family by its name.
+    """Return a family by its name, or by the path of its TOML file.
 
     Raises:
-        UsageError: there is none of that name.
+        UsageError: there is none of that name, or the file does not hold a table.
     """
+    if name.endswith(".toml"):
+        return _own_table(name)
     if name not in family_names():
         raise UsageError(
             f"no family is called {name!r}", hint=f"known: {', '.join(family_names())}"
         )
     path = files("ftckpt.formats") / "families" / f"{name}.toml"
-    table = tomllib.loads(path.read_text("utf-8"))
+    return _family(name, tomllib.loads(path.read_text("utf-8")))
+
+
+def _own_table(path: str) -> Family:
+    """Return the table in a file of the user's."""
+    file = Path(path)
+    try:
+        if file.stat().st_size > _MOST:
+            raise UsageError(f"{path} is larger than a table of a family can be")
+        table = tomllib.loads(file.read_text("utf-8"))
+        return _family(file.stem, table)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"{path} cannot be read as a table of a family: {error}") from error
+
+
+def _family(name: str, table: Mapping[str, Any]) -> Family:
     base = family(table["extends"]) if "extends" in table else None
+    _require_known(table, _KEYS, name)
     own = Family(
         name,
         table.get("prefix", "") if base is None else base.prefix,
-        tuple(_entry(entry) for entry in table.get("tensor", ())),
+        tuple(_entry(entry, name) for entry in table.get("tensor", ())),
         tuple(Name.of(text) for entry in table.get("derived", ()) for text in entry.values()),
         table.get("config", {}),
         table.get("arguments", {}),
         table.get("model", {}),
         table.get("model", {}),
-        tuple(_array(entry) for entry in table.get("maxtext", ())),
+        tuple(_array(entry, table.get("maxtext_turns", ())) for entry in table.get("maxtext", ())),
         table.get("rotates", False),
+        tuple(_native(entry, name) for entry in table.get("native", ())),
+        _shapes(table),
     )
     if base is None:
         return own
@@ -192,7 +253,36 @@ def family(name: str) -> Family:
         {**base.constants, **own.constants},
         (*own.arrays, *_others(base.arrays, own.arrays, table.get("maxtext_without", ()))),
         own.rotates,
+        (*own.natives, *(base.natives if table.get("extends_native", False) else ())),
+        _extended(base.shapes, own.shapes),
     )
+
+
+def _shapes(table: Mapping[str, Any]) -> ShapeTable | None:
+    if not any(key in table for key in ("shapes", "defaults", "counts")):
+        return None
+    rules = {name: ShapeRule.of(name, said) for name, said in table.get("shapes", {}).items()}
+    return ShapeTable(rules, table.get("defaults", {}), table.get("counts", {}))
+
+
+def _extended(base: ShapeTable | None, own: ShapeTable | None) -> ShapeTable | None:
+    if base is None or own is None:
+        return own or base
+    return ShapeTable(
+        {**base.rules, **own.rules},
+        {**base.defaults, **own.defaults},
+        {**base.counts, **own.counts},
+    )
+
+
+def _require_known(table: Mapping[str, Any], known: frozenset[str], name: str) -> None:
+    """Refuse a word that a table cannot have: it would be ignored."""
+    wrong = sorted(table.keys() - known)
+    if wrong:
+        raise UsageError(
+            f"the table of {name} has {', '.join(wrong)}, which no table has",
+            hint=f"known: {', '.join(sorted(known))}",
+        )
 
 
 def _others(
@@ -203,33 +293,62 @@ def _others(
     return [entry for entry in base if entry.pattern not in gone]
 
 
-def _pattern(name: str) -> re.Pattern[str]:
-    return re.compile(re.escape(name).replace(_LAYERS, r"(?:layers|layers_(?P<layer>\d+))"))
+def _pattern(name: str, turns: Sequence[str] = ()) -> re.Pattern[str]:
+    turn = f"(?P<turn>{'|'.join(map(re.escape, turns))})"
+    layers = r"layers|layers_(?P<layer>\d+)"
+    if turns and _TURN not in name:
+        layers = (
+            rf"layers_(?P<layer>\d+)|layers\.layers_{turn}|layers_remainder\.layers_(?P<left>\d+)"
+        )
+    text = re.escape(name).replace(re.escape(_TURN), turn)
+    return re.compile(text.replace(_LAYERS, f"(?:{layers})"))
 
 
-def _array(entry: Mapping[str, Any]) -> ArrayEntry:
+def _array(entry: Mapping[str, Any], turns: Sequence[str]) -> ArrayEntry:
     inputs, bar, outputs = entry["axes"].rpartition("|")
     leading = inputs.split()
+    layered = "{layers}" in entry["name"]
+    stored = entry.get("stored", "")
+    if stored not in STORED:
+        raise UsageError(f"no array is stored {stored!r}", hint=f"known: {', '.join(STORED[1:])}")
     return ArrayEntry(
-        _pattern(entry["name"]),
+        _pattern(entry["name"], turns),
         Name.of(entry["hf"]),
         (*leading, *outputs.split()),
         sum(axis != "experts" for axis in leading),
         bool(bar),
-        "{layers}" in entry["name"],
+        layered,
+        turns if layered else (),
         entry.get("rotated", False),
-        entry.get("scaled", False),
+        stored,
         entry.get("vocabulary", False),
         entry.get("output", False),
     )
 
 
-def _entry(entry: Mapping[str, Any]) -> TableEntry:
-    hf = entry["hf"]
+def _entry(entry: Mapping[str, Any], name: str) -> TableEntry:
+    _require_known(entry, _ENTRY_KEYS, name)
     return TableEntry(
         {key: Name.of(entry[key]) for key in SPELLINGS if key in entry},
-        tuple(Name.of(text) for text in ([hf] if isinstance(hf, str) else hf)),
+        _names(entry["hf"]),
         Join(entry.get("join", "whole")),
         entry.get("transposed", False),
         entry.get("vocabulary", False),
     )
+
+
+def _native(entry: Mapping[str, Any], name: str) -> NativeEntry:
+    _require_known(entry, _NATIVE_KEYS, name)
+    return NativeEntry(
+        {key: _names(entry[key]) for key in DIALECTS if key in entry},
+        _names(entry["hf"]),
+        Join(entry.get("join", "whole")),
+        entry.get("rotated", ""),
+        entry.get("transposed", False),
+        entry.get("vocabulary", False),
+        entry.get("output", False),
+    )
+
+
+def _names(said: Any) -> tuple[Name, ...]:
+    return tuple(Name.of(text) for text in ([said] if isinstance(said, str) else said))

@@ -20,7 +20,8 @@ from ftckpt.transfer.content import Content, Copy, TargetTensor
 from ftckpt.transfer.request.parameters import parameter_names, parted
 
 from .joins import Heads, part_rows, runs
-from .tables import Family, Name, TableEntry
+from .names import Name
+from .tables import Family, TableEntry
 
 
 class Naming(StrEnum):

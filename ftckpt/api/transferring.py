@@ -219,10 +219,11 @@ def convert(
         from_master: whether weights are rounded from their fp32 masters.
         adapter: LoRA adapters of PEFT that are merged into the weights, in order.
         beside: a folder from which `config.json`, a tokenizer and the like are taken.
-        names: `hf` or `megatron`: whose names the parameters get; "" as they are.
+        names: `hf`, `megatron`, `torchtitan` or `meta`: whose names the parameters get; "" as they
+            are.
         spelling: Megatron's: `transformer_engine` or `local`, `sequential` or `grouped`.
-        family: the model (`llama`, `mistral`, ...); "" for what it shows.
-        config: the `config.json` of a MaxText model, a path.
+        family: the model (`llama`, `mistral`, ...), or the path of a table; "" for what it shows.
+        config: the `config.json` of a model that the source does not describe, a path.
         rename: a TOML file of other names for parameters.
         derive: makes what is written of what is there, where no flag does.
         request: what is asked of the layout, in place of the flags about it.
@@ -238,7 +239,7 @@ def convert(
         RefusedError: it lies inside a checkpoint, or another run is writing there.
         CorruptError: the source or the example is damaged, or the proof failed; nothing is visible.
     """
-    from ftckpt.formats.families import to_hugging_face, to_megatron
+    from ftckpt.formats.families import to_hugging_face, to_megatron, to_native
     from ftckpt.formats.families.translator import DEFAULT_SPELLINGS
     from ftckpt.formats.huggingface.config import parsed_config
     from ftckpt.formats.writers import format_and_writer
@@ -246,12 +247,12 @@ def convert(
     from ftckpt.transfer.request.from_masters import from_masters
     from ftckpt.transfer.request.renaming import rename as renamed
 
-    if names not in ("", "hf", "megatron"):
-        raise UsageError(f"--names {names!r} is not known", hint="hf, megatron")
+    if names not in ("", "hf", "megatron", "torchtitan", "meta"):
+        raise UsageError(f"--names {names!r} is not known", hint="hf, megatron, torchtitan, meta")
     if spelling and names != "megatron":
         raise UsageError("--spelling says which of Megatron's names", hint="--names megatron")
-    if config and names != "hf":
-        raise UsageError("--config says what a MaxText model is", hint="--names hf")
+    if config and names in ("", "megatron"):
+        raise UsageError("--config says by which model names are translated", hint="--names hf")
     if family and not names:
         raise UsageError("--family says by whose table names are translated", hint="--names NAME")
     if adapter and from_master:
@@ -280,12 +281,14 @@ def convert(
     if dtype:  # before the names: config.json says the type
         content = retype(content, dtype)
     rows = flags.get("true_vocab_size")
+    said = parsed_config(read_text(config), config) if config else None
     if names == "hf":
-        said = parsed_config(read_text(config), config) if config else None
         content = to_hugging_face(content, family=family, true_vocab_size=rows, config=said)
     elif names == "megatron":
         spellings = (*spelling, *DEFAULT_SPELLINGS)
         content = to_megatron(content, family=family, true_vocab_size=rows, spellings=spellings)
+    elif names:
+        content = to_native(content, names, family=family, true_vocab_size=rows, config=said)
     if renames:
         content = renamed(content, renames)
     if derive is not None:

@@ -12,7 +12,6 @@ Each sample is a folder `NAME` with a step; `NAME.json` has its config.json and 
 
 import json
 import os
-import shutil
 import sys
 from pathlib import Path
 
@@ -38,6 +37,10 @@ BASE = {
 SCALING = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
+}  # fmt: skip
+GEMMA = {
+    "tie_word_embeddings": True, "sliding_window": 4, "rms_norm_eps": 1e-6,
+    "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh",
 }  # fmt: skip
 MODELS = {
     "maxtext_llama31": {
@@ -65,6 +68,21 @@ MODELS = {
                    "use_sliding_window": False},
         "scan": True, "dtype": "float32", "biases": True,
     },
+    # Two layers in one, the first of which sees four tokens.
+    "maxtext_gemma2": {
+        "config": {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], **GEMMA,
+                   "num_hidden_layers": 4, "attn_logit_softcapping": 5.0,
+                   "final_logit_softcapping": 3.0, "query_pre_attn_scalar": 12},
+        "scan": True, "scaled": True, "dtype": "float32", "padded": 32,
+    },
+    # Six layers in one, and two that are left over.
+    "maxtext_gemma3": {
+        "config": {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], **GEMMA,
+                   "num_hidden_layers": 8, "rope_theta": 1000000.0,
+                   "rope_local_base_freq": 10000.0, "sliding_window_pattern": 6,
+                   "query_pre_attn_scalar": 8},
+        "scan": True, "dtype": "bfloat16", "norms": True,
+    },
 }  # fmt: skip
 
 
@@ -81,6 +99,18 @@ def weights(model, config):
         "pre_self_attention_layer_norm.scale": (hidden,),
         "post_self_attention_layer_norm.scale": (hidden,),
     }
+    if gemma := config["model_type"].startswith("gemma"):
+        del shapes["pre_self_attention_layer_norm.scale"]
+        del shapes["post_self_attention_layer_norm.scale"]
+        shapes |= {
+            f"{place}.scale": (hidden,)
+            for place in (
+                "pre_self_attention_norm",
+                "post_self_attention_norm",
+                "pre_ffw_norm",
+                "post_ffw_norm",
+            )
+        }
     if model.get("norms"):
         shapes |= {f"self_attention.{n}_norm.scale": (width,) for n in ("query", "key")}
     if model.get("biases"):
@@ -108,6 +138,10 @@ def weights(model, config):
         nonlocal key
         key, own = jax.random.split(key)
         values = jax.random.normal(own, shape) * (0.3 if name.endswith("kernel") else 0.2)
+        if gemma and name.endswith("embedding"):
+            values *= np.sqrt(hidden)
+        if gemma and name.endswith("scale"):  # so that one less is exact
+            values = jnp.clip(values, -0.5, 0.5)
         return (values + name.endswith("scale")).astype(model["dtype"])
 
     layers = [{name: draw(shape, name) for name, shape in shapes.items()}
@@ -131,8 +165,10 @@ def frequencies(config):
     return jnp.asarray(np.where(middle, between, slow), jnp.float32)
 
 
-def rotated(x, model, config):
+def rotated(x, model, config, local):
     """Rotate [position, head, width]."""
+    if local and "rope_local_base_freq" in config:
+        config = config | {"rope_theta": config["rope_local_base_freq"]}
     angles = jnp.arange(x.shape[0])[:, None] * frequencies(config)[None]
     cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
     if model.get("neighbours"):
@@ -146,7 +182,11 @@ def norm(x, scale, config):
     return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + config["rms_norm_eps"]) * scale
 
 
-def attention(x, layer, model, config):
+def capped(x, most):
+    return most * jnp.tanh(x / most) if most else x
+
+
+def attention(x, layer, model, config, local=False):
     def project(name):
         found = jnp.einsum("th,hnd->tnd", x, layer[f"self_attention.{name}.kernel"])
         return found + layer.get(f"self_attention.{name}.bias", 0.0)
@@ -155,13 +195,15 @@ def attention(x, layer, model, config):
     if model.get("norms"):
         q = norm(q, layer["self_attention.query_norm.scale"], config)
         k = norm(k, layer["self_attention.key_norm.scale"], config)
-    q, k = rotated(q, model, config), rotated(k, model, config)
+    q, k = rotated(q, model, config, local), rotated(k, model, config, local)
     if not model.get("scaled"):  # else queries are stored divided
-        q = q / np.sqrt(config["head_dim"])
+        q = q / np.sqrt(config.get("query_pre_attn_scalar", config["head_dim"]))
     each = q.shape[1] // k.shape[1]
     k, v = jnp.repeat(k, each, 1), jnp.repeat(v, each, 1)
-    scores = jnp.einsum("tnd,snd->nts", q, k)
+    scores = capped(jnp.einsum("tnd,snd->nts", q, k), config.get("attn_logit_softcapping"))
     mask = jnp.tril(jnp.ones(scores.shape[1:], bool))
+    if local:
+        mask &= ~jnp.tril(mask, -config["sliding_window"])
     shares = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), -1)
     found = jnp.einsum("nts,snd->tnd", shares, v)
     return jnp.einsum("tnd,ndh->th", found, layer["self_attention.out.kernel"])
@@ -178,7 +220,22 @@ def feed(x, layer, model, config):
         chosen = jnp.take_along_axis(each, which[..., None], 1)
         return (chosen * shares[..., None]).sum(1)
     gate, up = x @ layer["mlp.wi_0.kernel"], x @ layer["mlp.wi_1.kernel"]
-    return (jax.nn.silu(gate) * up) @ layer["mlp.wo.kernel"]
+    gelu = config["model_type"].startswith("gemma")
+    gate = jax.nn.gelu(gate, approximate=True) if gelu else jax.nn.silu(gate)
+    return (gate * up) @ layer["mlp.wo.kernel"]
+
+
+def is_local(number, config):
+    """Say whether a layer of Gemma sees a window alone."""
+    return (number + 1) % config.get("sliding_window_pattern", 2) != 0
+
+
+def gemma_layer(x, layer, model, config, local):
+    found = norm(x, layer["pre_self_attention_norm.scale"], config)
+    found = attention(found, layer, model, config, local)
+    x = x + norm(found, layer["post_self_attention_norm.scale"], config)
+    found = feed(norm(x, layer["pre_ffw_norm.scale"], config), layer, model, config)
+    return x + norm(found, layer["post_ffw_norm.scale"], config)
 
 
 def logits(layers, top, model, config):
@@ -187,14 +244,47 @@ def logits(layers, top, model, config):
 
     top = wide(top)
     x = top["token_embedder.embedding"][jnp.asarray(TOKENS)]
-    for layer in map(wide, layers):
+    gemma = config["model_type"].startswith("gemma")
+    for number, layer in enumerate(map(wide, layers)):
+        if gemma:
+            x = gemma_layer(x, layer, model, config, is_local(number, config))
+            continue
         before = norm(x, layer["pre_self_attention_layer_norm.scale"], config)
         x = x + attention(before, layer, model, config)
         before = norm(x, layer["post_self_attention_layer_norm.scale"], config)
         x = x + feed(before, layer, model, config)
     x = norm(x, top["decoder.decoder_norm.scale"], config)
     output = top.get("decoder.logits_dense.kernel", top["token_embedder.embedding"].T)
-    return (x @ output)[:, : config["vocab_size"]]
+    found = (x @ output)[:, : config["vocab_size"]]
+    if gemma:  # it is stored multiplied
+        found = found / np.sqrt(config["hidden_size"])
+    return capped(found, config.get("final_logit_softcapping"))
+
+
+def in_twos(layers):
+    """Name two layers of Gemma 2 as MaxText does: as one, and stacked."""
+    found = {}
+    for side, place in enumerate(("local", "global")):
+        for key in layers[0]:
+            above, dot, last = key.rpartition(".")
+            top, _, rest = above.partition(".")
+            name = f"{top}_{place}" + (f".{rest}" if rest else "") + dot + last
+            stacked = jnp.stack([one[key] for one in layers[side::2]], 1)
+            found[f"decoder.layers.{name}"] = stacked
+    return found
+
+
+def in_sixes(layers):
+    """Name layers of Gemma 3: six are one, which are stacked, and some are left over."""
+    whole = len(layers) // 6 * 6
+    found = {}
+    for key in layers[0]:
+        for n in range(6):
+            stacked = jnp.stack([one[key] for one in layers[n:whole:6]], 1)
+            found[f"decoder.layers.layers_{n}.{key}"] = stacked
+        for n, one in enumerate(layers[whole:]):
+            found[f"decoder.layers_remainder.layers_{n}.{key}"] = one[key]
+    return found
 
 
 def nested(arrays):
@@ -209,6 +299,7 @@ def nested(arrays):
 
 
 def main(root):
+    """Make the samples that are not there."""
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("fsdp", "tensor"))
 
     def put(array):
@@ -220,10 +311,15 @@ def main(root):
         return jax.device_put(array, NamedSharding(mesh, P(*spec)))
 
     for name, model in MODELS.items():
+        if (root / name).exists():
+            continue
         config = BASE | model["config"]
         layers, top = weights(model, config)
         arrays = dict(top)
-        for key in layers[0]:
+        groups = {"gemma2": in_twos, "gemma3_text": in_sixes}.get(config["model_type"])
+        if groups:
+            arrays |= groups(layers)
+        for key in () if groups else layers[0]:
             if model["scan"]:
                 arrays[f"decoder.layers.{key}"] = jnp.stack([one[key] for one in layers], 1)
             else:
@@ -233,7 +329,6 @@ def main(root):
         if name == "maxtext_llama31":
             moments = {"mu": params, "nu": jax.tree.map(jnp.abs, params)}
             state["opt_state"] = [{"count": put(jnp.asarray(100, jnp.int32)), **moments}]
-        shutil.rmtree(root / name, ignore_errors=True)
         with ocp.CheckpointManager(root / name, item_names=("items",)) as one:
             one.save(100, args=ocp.args.Composite(items=ocp.args.PyTreeSave(state)))
             one.wait_until_finished()

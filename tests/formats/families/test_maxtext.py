@@ -22,7 +22,7 @@ from ftckpt.errors import FtckptError, UnsupportedError, UsageError
 from tests.builders.checkpoints import open_checkpoint
 
 DATA = Path(__file__).parents[2] / "data" / "orbax"
-MODELS = ("llama31", "llama", "mixtral", "qwen3", "qwen2")
+MODELS = ("llama31", "llama", "mixtral", "qwen3", "qwen2", "gemma2", "gemma3")
 JUDGED = json.loads((DATA / "maxtext_judged.json").read_text())
 FAMILY = {"llama31": "llama3.1"}
 
@@ -76,48 +76,84 @@ def test_transformers_gives_the_logits_of_jax(folder: Path) -> None:
     assert float((found - wanted).abs().max()) < 2e-5
 
 
+def arrays_of(place: Path) -> dict[str, Any]:
+    """Read whole arrays as float32, which shares nothing with views."""
+    import numpy as np
+
+    found = {}
+    checkpoint = open_checkpoint(place)
+    for key, info in checkpoint.tensors.items():
+        raw = read_tensor(checkpoint, key)
+        if info.dtype.name == "bfloat16":
+            raw = (np.frombuffer(raw, np.uint16).astype(np.uint32) << 16).tobytes()
+        if info.dtype.name in ("bfloat16", "float32"):
+            found[key.removeprefix("params.")] = np.frombuffer(raw, np.float32).reshape(info.shape)
+    return found
+
+
+def layer_of(name: str, arrays: dict[str, Any], key: str, number: int) -> Any:
+    """Return an array of one layer, wherever MaxText keeps it."""
+    if name == "gemma2":
+        top, dot, rest = key.partition(".")
+        side = ("local", "global")[number % 2]
+        return arrays[f"decoder.layers.{top}_{side}{dot}{rest}"][:, number // 2]
+    if name == "gemma3" and number >= 6:
+        return arrays[f"decoder.layers_remainder.layers_{number - 6}.{key}"]
+    if name == "gemma3":
+        return arrays[f"decoder.layers.layers_{number}.{key}"][:, 0]
+    stacked = f"decoder.layers.{key}"
+    return (
+        arrays[stacked][:, number]
+        if stacked in arrays
+        else arrays[f"decoder.layers_{number}.{key}"]
+    )
+
+
 def test_every_element_is_where_maxtext_says(folder: Path) -> None:
-    """The same by whole arrays in numpy, which shares nothing with views."""
     import numpy as np
 
     name = folder.name
-    source, result = open_checkpoint(place_of(name)), open_checkpoint(folder)
-
-    def array(key: str) -> Any:
-        info = source.tensors[f"params.{key}"]
-        raw = read_tensor(source, info.key)
-        if info.dtype.name == "bfloat16":
-            words = np.frombuffer(raw, np.uint16).astype(np.uint32) << 16
-            return words.view(np.float32).reshape(info.shape)
-        return np.frombuffer(raw, np.float32).reshape(info.shape)
-
-    def layer(key: str, number: int) -> Any:
-        stacked = f"params.decoder.layers.{key}" in source.tensors
-        if stacked:
-            return np.take(array(f"decoder.layers.{key}"), number, 1)
-        return array(f"decoder.layers_{number}.{key}")
-
-    def held(key: str) -> Any:
-        info = result.tensors[key]
-        raw = read_tensor(result, key)
-        if info.dtype.name == "bfloat16":
-            words = np.frombuffer(raw, np.uint16).astype(np.uint32) << 16
-            return words.view(np.float32).reshape(info.shape)
-        return np.frombuffer(raw, np.float32).reshape(info.shape)
-
-    hidden = said(name)["config"]["hidden_size"]
-    for number in range(2):
+    config = said(name)["config"]
+    arrays, held = arrays_of(place_of(name)), arrays_of(folder)
+    hidden = config["hidden_size"]
+    for number in range(config["num_hidden_layers"]):
         for ours, theirs in (("q", "query"), ("k", "key"), ("v", "value")):
-            kernel = layer(f"self_attention.{theirs}.kernel", number)
+            kernel = layer_of(name, arrays, f"self_attention.{theirs}.kernel", number)
             if name == "llama31" and ours in "qk":
                 kernel = np.concatenate([kernel[..., ::2], kernel[..., 1::2]], -1)
-            if ours == "q" and not name.startswith("qwen"):
-                kernel = kernel * np.sqrt(np.float32(kernel.shape[-1]))
-            found = held(f"model.layers.{number}.self_attn.{ours}_proj.weight")
+            if ours == "q" and not name.startswith(("qwen", "gemma3")):
+                width = config.get("query_pre_attn_scalar", kernel.shape[-1])
+                kernel = kernel * np.sqrt(np.float32(width))
+            found = held[f"model.layers.{number}.self_attn.{ours}_proj.weight"]
             assert np.array_equal(found, kernel.reshape(hidden, -1).T)
-        kernel = layer("self_attention.out.kernel", number)
-        found = held(f"model.layers.{number}.self_attn.o_proj.weight")
+        kernel = layer_of(name, arrays, "self_attention.out.kernel", number)
+        found = held[f"model.layers.{number}.self_attn.o_proj.weight"]
         assert np.array_equal(found, kernel.reshape(-1, hidden).T)
+        if name.startswith("gemma"):
+            scale = layer_of(name, arrays, "post_ffw_norm.scale", number)
+            found = held[f"model.layers.{number}.post_feedforward_layernorm.weight"]
+            assert np.array_equal(found, scale - 1)
+    if name.startswith("gemma"):
+        table = arrays["token_embedder.embedding"][: config["vocab_size"]]
+        assert np.array_equal(held["model.embed_tokens.weight"], table / np.float32(4))
+
+
+def test_gemmas_layers_by_their_numbers(tmp_path: Path) -> None:
+    """`scan_layers=false`: two layers of Gemma 2 are still one of MaxText's."""
+    from safetensors.numpy import save_file
+
+    arrays = {}
+    for key, array in arrays_of(place_of("gemma2")).items():
+        if not key.startswith("decoder.layers."):
+            arrays[f"params.{key}"] = array
+            continue
+        for number in range(array.shape[1]):
+            name = key.replace("layers.", f"layers_{number}.", 1)
+            arrays[f"params.{name}"] = array[:, number].copy()
+    save_file(arrays, tmp_path / "model.safetensors")
+    to = convert(tmp_path / "model.safetensors", tmp_path / "hf", said("gemma2")["config"])
+    judged = hashlib.sha256((to / "model.safetensors").read_bytes()).hexdigest()
+    assert judged == JUDGED["gemma2"]
 
 
 def test_the_type_is_what_config_says(tmp_path: Path) -> None:
@@ -150,6 +186,15 @@ REFUSED: dict[str, tuple[str, Callable[[Any], Any], dict[str, Any], type[FtckptE
     "layers": ("qwen3", _with(num_hidden_layers=3), {}, UsageError, "has the shape"),
     "a layer too many": ("llama", _with(num_hidden_layers=1), {}, UsageError, "is of layer 1"),
     "a layer too few": ("llama", _with(num_hidden_layers=3), {}, UsageError, "becomes"),
+    "an odd number of layers that are paired": (
+        "gemma2", _with(num_hidden_layers=5), {}, UsageError, r"becomes model\.layers\.4\.",
+    ),
+    "layers that are left over, too many": (
+        "gemma3", _with(num_hidden_layers=7), {}, UsageError, "is of layer 7",
+    ),
+    "another pattern of layers": (
+        "gemma3", _with(num_hidden_layers=14), {}, UsageError, "has the shape",
+    ),
     "an output that is not tied": (
         "qwen3", _with(tie_word_embeddings=False), {}, UsageError, "lm_head",
     ),
@@ -177,5 +222,5 @@ def test_what_is_refused(case: str, tmp_path: Path) -> None:
 
 def test_a_config_is_for_maxtext_alone(tmp_path: Path) -> None:
     shutil.copytree(DATA / "adamw", tmp_path / "3")
-    with pytest.raises(UsageError, match="--config is for MaxText"):
+    with pytest.raises(UsageError, match="--config is for checkpoints"):
         convert(tmp_path / "3", tmp_path / "hf", said("llama")["config"])

@@ -1,0 +1,547 @@
+"""Translate tensors between Hugging Face's names and those of other model code, by a table's rows.
+
+    [[native]]
+    torchtitan = ["…qkv_linear.wq.weight", "….wq.weight"]    # all are read, the first is written
+    meta = "layers.{layer}.attention.wq.weight"
+    hf = "model.layers.{layer}.self_attn.q_proj.weight"
+    rotated = "queries"       # or "keys": rows of each head are in the order of another rotation
+    transposed = true         # the last two axes are the other way round
+    join = "stacked"          # several of Hugging Face's, one below the other
+    vocabulary = true         # rows may end in padding
+    output = true             # it is the embedding where a model is tied
+
+A row whose `hf` has `{expert}` and whose names have not holds all experts along its first axis.
+Masters and moments follow their parameter. Elements change places and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, NamedTuple
+
+from ftckpt.checkpoint import Box, Checkpoint, Kind, Payload, Piece, TensorInfo
+from ftckpt.checkpoint.layer import CheckpointLayer
+from ftckpt.errors import UnsupportedError, UsageError
+from ftckpt.findings import counted, listed
+from ftckpt.formats.state.paths import RecordedPaths
+from ftckpt.transfer.content import Content, Copy, TargetTensor
+from ftckpt.transfer.request.parameters import parameter_names, parted
+
+from .array_view import ArrayView
+from .joins import Heads, Join, part_rows, runs
+from .names import Name
+from .rotary import Rotated, rotated
+from .shapes import require_same
+from .tables import Family, NativeEntry
+
+_AS_IT_IS = NativeEntry({}, (), Join.WHOLE, "", False, False, False)
+
+
+class NativeMatch(NamedTuple):
+    """Where a table has a name.
+
+    Attributes:
+        entry: of which row it is.
+        part: which of its parts; 0 for a whole.
+        numbers: of its layer and its expert.
+    """
+
+    entry: NativeEntry
+    part: int
+    numbers: Mapping[str, str]
+
+
+@dataclass
+class _Views:
+    """What a translation shows besides the checkpoint's own tensors.
+
+    Attributes:
+        checkpoint: the source.
+        arrays: slices and transposed tensors; made when the first is wanted.
+        turned: tensors with rows in another order, by key.
+    """
+
+    checkpoint: Checkpoint
+    arrays: ArrayView | None = None
+    turned: dict[str, Rotated] = field(default_factory=dict)
+
+    def source(self, wanted: TargetTensor) -> TensorInfo:
+        """Return the tensor of the source that a tensor is, unchanged.
+
+        Raises:
+            UnsupportedError: it is put together from others.
+        """
+        if len(wanted.copies) == 1:
+            copy = wanted.copies[0]
+            info = self.checkpoint.tensors[copy.key]
+            if copy.box == copy.source == Box.whole(info.shape) and info.shape == wanted.shape:
+                return info
+        raise UnsupportedError(
+            f"{wanted.key} was changed before it was translated", tensor=wanted.key
+        )
+
+    def show(self, info: TensorInfo, fixed: Mapping[int, int], groups: list[list[int]]) -> str:
+        """Return the key of a view of an array."""
+        if self.arrays is None:
+            self.arrays = ArrayView.of(self.checkpoint)
+        place = "".join(f"[{index}]" for index in fixed.values())
+        name = f"{info.key} {place} as {groups}"
+        if name not in self.arrays.shown:
+            self.arrays.show(name, info, fixed, groups)
+        return name
+
+    def rotate(self, wanted: TargetTensor, width: int, *, halves: bool) -> TargetTensor:
+        """Return a tensor with its rows in the other order."""
+        info = self.source(wanted)
+        key = f"{info.key} rotated"
+        self.turned[key] = Rotated(info.key, width, halves)
+        box = Box.whole(wanted.shape)
+        return wanted._replace(copies=(Copy(box, key, box),))
+
+    def finished(self) -> Checkpoint:
+        """Return the checkpoint that shows all of it."""
+        base = self.checkpoint if self.arrays is None else self.arrays.finished()
+        return rotated(base, self.turned)
+
+
+@dataclass(kw_only=True, repr=False)
+class _FlatState(CheckpointLayer):
+    """A checkpoint whose parameters stand at the top of the state, as torchtitan saves them.
+
+    Attributes:
+        paths: key -> path, of the parameters.
+    """
+
+    format: ClassVar[str] = "flat state"
+
+    paths: Mapping[str, tuple[str, ...]]
+
+    @classmethod
+    def of(cls, base: Checkpoint, tensors: Mapping[str, TargetTensor]) -> _FlatState:
+        """Return a checkpoint of which `tensors` are written."""
+        paths = {key: (w.name,) for key, w in tensors.items() if w.component == "model"}
+        held = {f.name: getattr(base, f.name) for f in fields(Checkpoint) if f.init}
+        layer = cls(**held, base=base, paths=paths)
+        layer.step = base.step
+        return layer
+
+    def payload(self, piece: Piece) -> Payload:
+        """Find the elements of a piece."""
+        return self.base.payload(piece)
+
+    def recorded_paths(self) -> RecordedPaths:
+        """Return where everything stands in the saved state."""
+        return RecordedPaths(self.paths, {})
+
+    def recorded_items(self) -> Mapping[str, tuple[str, ...]]:
+        """Return no objects: none is an item by itself."""
+        return {}
+
+
+class NativeTranslator:
+    """Translates one family for one model."""
+
+    def __init__(
+        self,
+        family: Family,
+        heads: Heads,
+        config: Mapping[str, Any],
+        *,
+        true_vocab_size: int | None = None,
+    ) -> None:
+        """Keep what every tensor is translated by.
+
+        Args:
+            family: the table.
+            heads: shape of attention.
+            config: of the model, which gives the shape of every tensor.
+            true_vocab_size: rows of a vocabulary that are no padding; None for those of `config`.
+
+        Raises:
+            UnsupportedError: the table has no rows for other model code.
+            UsageError: `config` gives no shapes.
+        """
+        if not family.natives or family.shapes is None:
+            raise UnsupportedError(
+                f"no table says how other model code stores {family.name}", kind="unknown-rule"
+            )
+        self._family = family
+        self._heads = heads
+        self._rows = true_vocab_size or config.get("vocab_size")
+        self._shapes = family.shapes.tensors({**config, "vocab_size": self._rows})
+
+    # --- to Hugging Face --------------------------------------------------------------------------
+
+    def to_hugging_face(self, content: Content) -> Content:
+        """Return the content under Hugging Face's names and in its shapes.
+
+        Raises:
+            UnsupportedError: a parameter that the family does not have, or that is stored so that
+                no view shows it.
+            UsageError: the model is not what its configuration says.
+        """
+        parameters = parameter_names(content.tensors.values())
+        views = _Views(content.checkpoint)
+        made: dict[str, TargetTensor] = {}
+        left_out: list[str] = []
+        for key, wanted in content.tensors.items():
+            if wanted.component.startswith("extra:"):
+                made[key] = wanted
+                continue
+            parameter, rest = parted(wanted, parameters)
+            found = self.native(parameter)
+            if found is None:
+                left_out.append(key)
+                continue
+            for name, part in self._parts(wanted, found, views):
+                new = part._replace(name=name + rest)
+                if new.key in made:
+                    raise UnsupportedError(
+                        f"two tensors of the source become {new.key}", tensor=new.key
+                    )
+                made[new.key] = new
+        self._require_model(_weights(made))
+        said = _left_out(left_out)
+        return replace(
+            content, checkpoint=views.finished(), tensors=made, aliases={},
+            dropped=(*content.dropped, *said),
+        )  # fmt: skip
+
+    def native(self, name: str) -> NativeMatch | None:
+        """Return the place of a name of other model code; None for what is derived.
+
+        Raises:
+            UnsupportedError: the family has no such parameter.
+        """
+        found = next(_matches(self._family, name), None)
+        if found is None and name in self._shapes:  # its own name on Hugging Face's side
+            return NativeMatch(_AS_IT_IS._replace(hf=(Name.of(name),)), 0, {})
+        if found is None and not any(d.numbers(name) is not None for d in self._family.derived):
+            raise UnsupportedError(
+                f"{self._family.name} has no parameter that is called {name}",
+                hint="--rename gives it another name first, --drop leaves it out",
+                kind="unknown-rule",
+                tensor=name,
+            )
+        return found
+
+    def _parts(
+        self, wanted: TargetTensor, place: NativeMatch, views: _Views
+    ) -> Iterator[tuple[str, TargetTensor]]:
+        """Yield the tensors of Hugging Face's in one of other model code, with their names."""
+        entry = place.entry
+        if _is_scalar(wanted):
+            for numbers in self._experts(place):
+                for name in entry.hf:
+                    yield name.fill(numbers), wanted
+            return
+        if entry.rotated:
+            self._require_heads(wanted, entry)
+            wanted = views.rotate(wanted, self._heads.width, halves=True)
+        for numbers in self._experts(place):
+            whole = wanted
+            if entry.stacked or (entry.transposed and len(wanted.shape) > 1):
+                whole = self._slice(wanted, entry, numbers, views)
+            whole = self._cut(whole, entry)
+            yield from self._split(whole, entry, numbers)
+
+    def _slice(
+        self, wanted: TargetTensor, entry: NativeEntry, numbers: Mapping[str, str], views: _Views
+    ) -> TargetTensor:
+        """Return one expert of a stack, axes exchanged where they are to be."""
+        info = views.source(wanted)
+        axes = list(range(len(info.shape)))
+        fixed = {}
+        if entry.stacked:
+            index = int(numbers["expert"])
+            if index >= info.shape[0]:
+                raise UsageError(
+                    f"{wanted.key} of {list(info.shape)} has no expert {index}", tensor=wanted.key
+                )
+            fixed = {axes.pop(0): index}
+        if entry.transposed and len(axes) > 1:
+            axes[-2:] = axes[:-3:-1]
+        key = views.show(info, fixed, [[axis] for axis in axes])
+        shape = tuple(info.shape[axis] for axis in axes)
+        box = Box.whole(shape)
+        return wanted._replace(shape=shape, copies=(Copy(box, key, box),))
+
+    def _split(
+        self, whole: TargetTensor, entry: NativeEntry, numbers: Mapping[str, str]
+    ) -> Iterator[tuple[str, TargetTensor]]:
+        count = len(entry.hf)
+        sizes = part_rows(entry.join, count, whole.shape[0], self._heads)
+        if sizes is None:
+            raise UsageError(
+                f"{whole.key} of {list(whole.shape)} is not made of {count} {entry.join} parts"
+            )
+        cut = list(runs(entry.join, count, whole.shape[0], self._heads))
+        for part, (name, size) in enumerate(zip(entry.hf, sizes, strict=True)):
+            copies = [
+                copy
+                for run in cut
+                if run.part == part
+                for copy in whole.moved(_rows(whole.shape, run.joined, run.rows), run.inside)
+            ]
+            shape = (size, *whole.shape[1:])
+            yield name.fill(numbers), whole._replace(shape=shape, copies=tuple(copies))
+
+    def _experts(self, place: NativeMatch) -> Iterator[Mapping[str, str]]:
+        """Yield the numbers of each expert in a stack, or those of the one tensor."""
+        if not place.entry.stacked:
+            yield place.numbers
+            return
+        counts = self._family.shapes.counts if self._family.shapes else {}
+        if "expert" not in counts:
+            raise UsageError(f"the table of {self._family.name} does not count experts")
+        number = 0
+        while place.entry.hf[0].fill({**place.numbers, "expert": str(number)}) in self._shapes:
+            yield {**place.numbers, "expert": str(number)}
+            number += 1
+        if not number:  # no such layer, or a dense one: refused as too many
+            yield {**place.numbers, "expert": "0"}
+
+    def _cut(self, whole: TargetTensor, entry: NativeEntry) -> TargetTensor:
+        if not entry.vocabulary or self._rows is None or whole.shape[0] <= self._rows:
+            return whole
+        copies = tuple(whole.moved(_rows(whole.shape, 0, self._rows), 0))
+        return whole._replace(shape=(self._rows, *whole.shape[1:]), copies=copies)
+
+    def _require_heads(self, wanted: TargetTensor, entry: NativeEntry) -> None:
+        heads = self._heads.queries if entry.rotated == "queries" else self._heads.groups
+        if wanted.shape[0] != heads * self._heads.width or self._heads.width % 2:
+            raise UsageError(
+                f"{wanted.key} of {list(wanted.shape)} does not hold {heads} heads of width "
+                f"{self._heads.width}",
+                tensor=wanted.key,
+            )
+
+    def _require_model(self, weights: Mapping[str, tuple[int, ...]]) -> None:
+        """Refuse weights that are not exactly those of the configuration.
+
+        A tied model may have its output layer, too: torchtitan saves it.
+        """
+        if not weights:  # an optimizer alone
+            return
+        wanted = dict(self._shapes)
+        for entry in self._family.natives:
+            if entry.output and entry.hf[0].text in weights:
+                embedding = next(e for e in self._family.natives if e.vocabulary)
+                wanted.setdefault(entry.hf[0].text, wanted.get(embedding.hf[0].text, ()))
+        require_same(wanted, weights, self._family.name)
+
+    # --- from Hugging Face ------------------------------------------------------------------------
+
+    def from_hugging_face(self, content: Content, dialect: str) -> Content:
+        """Return the content under the names and in the shapes of other model code.
+
+        Args:
+            content: under Hugging Face's names.
+            dialect: whose code, of `tables.DIALECTS`.
+
+        Raises:
+            UnsupportedError: a parameter that the family does not have there, or that is stored so
+                that no view shows it.
+            UsageError: the model is not what its configuration says.
+        """
+        if not any(dialect in entry.names for entry in self._family.natives):
+            raise UnsupportedError(
+                f"no table says how {dialect} stores {self._family.name}", kind="unknown-rule"
+            )
+        derived = self._family.derived
+        weights = {
+            name: shape
+            for name, shape in _weights(content.tensors).items()
+            if not any(known.numbers(name) is not None for known in derived)
+        }
+        prefix = self._family.prefix
+        bare = {n for n in weights if n not in self._shapes and prefix + n in self._shapes}
+        if bare:
+            raise UnsupportedError(
+                f"a model without its head ({listed(sorted(bare), 2)}) has no form of {dialect}"
+            )
+        self._require_model(weights)
+        return self._gathered(content, dialect)
+
+    def _gathered(self, content: Content, dialect: str) -> Content:
+        parameters = parameter_names(content.tensors.values())
+        views = _Views(content.checkpoint)
+        made: dict[str, TargetTensor] = {}
+        wholes: dict[tuple[str, str, str], dict[tuple[int, int], TargetTensor]] = {}
+        places: dict[tuple[str, str, str], NativeMatch] = {}
+        left_out: list[str] = []
+        for key, wanted in content.tensors.items():
+            if wanted.component.startswith("extra:"):
+                made[key] = wanted
+                continue
+            parameter, rest = parted(wanted, parameters)
+            found = self.hugging_face(parameter, dialect)
+            if found is None:
+                left_out.append(key)
+                continue
+            name = found.entry.names[dialect][0].fill(found.numbers) + rest
+            whole = wanted.component, wanted.kind.value, name
+            number = int(found.numbers["expert"]) if found.entry.stacked else 0
+            wholes.setdefault(whole, {})[number, found.part] = wanted
+            places[whole] = found
+        counters = 0
+        for whole, parts in wholes.items():
+            new = self._whole(whole[2], parts, places[whole].entry, views)
+            made[new.key] = new
+            counters += len(parts) - 1 if _is_scalar(next(iter(parts.values()))) else 0
+        if counters:
+            left_out.append(f"{counted(counters, 'counter')} of parts, equal to their first part's")
+        self._tie(made, dialect)
+        return replace(
+            content, checkpoint=_FlatState.of(views.finished(), made), tensors=made, aliases={},
+            dropped=(*content.dropped, *_left_out(left_out)),
+        )  # fmt: skip
+
+    def hugging_face(self, name: str, dialect: str) -> NativeMatch | None:
+        """Return the place of a name of Hugging Face's; None for what is derived.
+
+        Raises:
+            UnsupportedError: the dialect has no such parameter.
+        """
+        for entry in self._family.natives:
+            if dialect not in entry.names:
+                continue
+            for part, known in enumerate(entry.hf):
+                numbers = known.numbers(name)
+                if numbers is not None:
+                    return NativeMatch(entry, part, numbers)
+        if any(known.numbers(name) is not None for known in self._family.derived):
+            return None
+        raise UnsupportedError(
+            f"{dialect}'s {self._family.name} has nothing for {name}",
+            hint="--drop leaves it out",
+            kind="unknown-rule",
+            tensor=name,
+        )
+
+    def _whole(
+        self,
+        name: str,
+        parts: Mapping[tuple[int, int], TargetTensor],
+        entry: NativeEntry,
+        views: _Views,
+    ) -> TargetTensor:
+        """Return one tensor of other model code, made of all its parts."""
+        some = next(iter(parts.values()))
+        experts = 1 + max(number for number, _ in parts)
+        ordered = [
+            parts[number, part]
+            for number in range(experts)
+            for part in range(len(entry.hf))
+            if (number, part) in parts
+        ]
+        if len(ordered) != experts * len(entry.hf):
+            raise UnsupportedError(
+                f"{name} is made of {experts * len(entry.hf)} tensors, and {len(ordered)} of them"
+                f" are there ({listed([p.key for p in ordered], 2)})",
+                tensor=some.key,
+            )
+        if len({(part.dtype, part.shape[1:], len(part.shape)) for part in ordered}) > 1:
+            raise UnsupportedError(
+                f"the parts of {name} differ in type or shape, so that they make no one tensor",
+                tensor=some.key,
+            )
+        if _is_scalar(some):
+            return some._replace(name=name)
+        if entry.rotated:
+            self._require_heads(some, entry)
+            return views.rotate(some, self._heads.width, halves=False)._replace(name=name)
+        turned = entry.transposed and len(some.shape) > 1
+        if not entry.stacked and not turned and len(ordered) == 1:
+            return some._replace(name=name)
+        return self._put_together(name, ordered, entry, views, turned=turned)
+
+    def _put_together(
+        self,
+        name: str,
+        ordered: list[TargetTensor],
+        entry: NativeEntry,
+        views: _Views,
+        *,
+        turned: bool,
+    ) -> TargetTensor:
+        count = len(entry.hf)
+        each = [ordered[n : n + count] for n in range(0, len(ordered), count)]
+        rows = sum(part.shape[0] for part in each[0])
+        lead = 1 if entry.stacked else 0
+        rest = ordered[0].shape[1:]
+        sizes = part_rows(entry.join, count, rows, self._heads)
+        if any(sizes != [part.shape[0] for part in parts] for parts in each):
+            raise UsageError(f"the parts of {name} have rows that make no {entry.join} whole")
+        shape = ((len(each),) if lead else ()) + _exchanged((rows, *rest), turned)
+        axes = _exchanged(tuple(range(len(rest) + 1)), turned)
+        groups: list[list[int]] = [[] for _ in range(lead)] + [[axis] for axis in axes]
+
+        def placed(box: Box, number: int) -> Box:
+            offsets, sizes = _exchanged(box.offsets, turned), _exchanged(box.sizes, turned)
+            return Box((number,) * lead + offsets, (1,) * lead + sizes)
+
+        copies = []
+        for number, parts in enumerate(each):
+            for run in runs(entry.join, count, rows, self._heads):
+                part = parts[run.part]
+                for copy in part.moved(_rows(part.shape, run.inside, run.rows), run.joined):
+                    key = views.show(views.checkpoint.tensors[copy.key], {}, groups)
+                    copies.append(Copy(placed(copy.box, number), key, placed(copy.source, 0)))
+        return ordered[0]._replace(name=name, shape=shape, copies=tuple(copies))
+
+    def _tie(self, made: dict[str, TargetTensor], dialect: str) -> None:
+        """Give a tied model its output layer, which other model code saves beside the embedding."""
+        for entry in self._family.natives:
+            if not entry.output or dialect not in entry.names:
+                continue
+            name = entry.names[dialect][0].text
+            first = next(e for e in self._family.natives if e.vocabulary and dialect in e.names)
+            source = first.names[dialect][0].text
+            for wanted in [w for w in made.values() if w.name == source]:
+                new = wanted._replace(name=name)
+                if wanted.kind is Kind.PARAM and new.key not in made:
+                    made[new.key] = new
+
+
+def is_native(content: Content, family: Family) -> bool:
+    """Say whether parameters have names of other model code, and not Hugging Face's."""
+    hf = [name for native in family.natives for name in native.hf]
+    hf += [name for entry in family.entries for name in entry.hf]
+    return any(
+        next(_matches(family, name), None) is not None
+        and not any(known.numbers(name) is not None for known in hf)
+        for name in parameter_names(content.tensors.values())
+    )
+
+
+def _matches(family: Family, name: str) -> Iterator[NativeMatch]:
+    for entry in family.natives:
+        for names in entry.names.values():
+            for known in names:
+                numbers = known.numbers(name)
+                if numbers is not None:
+                    yield NativeMatch(entry, 0, numbers)
+
+
+def _weights(tensors: Mapping[str, TargetTensor]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the model's weights and buffers, by name."""
+    kinds = (Kind.PARAM, Kind.BUFFER)
+    return {w.name: w.shape for w in tensors.values() if w.component == "model" and w.kind in kinds}
+
+
+def _is_scalar(wanted: TargetTensor) -> bool:
+    return wanted.shape in ((), (1,)) and wanted.kind == "other"
+
+
+def _rows(shape: tuple[int, ...], begin: int, rows: int) -> Box:
+    return Box((begin, *(0 for _ in shape[1:])), (rows, *shape[1:]))
+
+
+def _exchanged(axes: tuple[int, ...], turned: bool) -> tuple[int, ...]:
+    return (*axes[:-2], axes[-1], axes[-2]) if turned else axes
+
+
+def _left_out(keys: list[str]) -> tuple[str, ...]:
+    return (f"derived from the configuration: {listed(keys, 3)}",) if keys else ()

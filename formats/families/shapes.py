@@ -1,0 +1,219 @@
+"""List the tensors that a model has on Hugging Face's side, by its family's table and config.json.
+
+    [defaults]                       # what config.json may leave out
+    head_dim = "hidden_size/num_attention_heads"
+
+    [counts]                         # how many numbers stand for {layer} and {expert}
+    layer = "num_hidden_layers"
+
+    [shapes]                         # products and sums of the fields of config.json
+    "model.layers.{layer}.self_attn.q_proj.weight" = "num_attention_heads*head_dim hidden_size"
+    "lm_head.weight" = {axes = "vocab_size hidden_size", unless = "tie_word_embeddings"}
+    "model.layers.{layer}.mlp.gate.weight" = {axes = "…", layers = "first_k_dense_replace:"}
+
+`when` and `unless` name a field; `layers` gives a range, or `field=value` for the layers where a
+list (or a text, letter by letter) has that value. An empty text takes away what an extended table
+has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Any, NamedTuple
+
+from ftckpt.errors import UsageError
+from ftckpt.findings import counted, listed
+from ftckpt.formats.huggingface.config import CONFIG
+
+from .names import Name
+
+_MOST = 1 << 40
+_TENSORS = 1 << 22  # more than any model has
+
+
+class ShapeRule(NamedTuple):
+    """The shape of a tensor, or of one in each layer.
+
+    Attributes:
+        name: of the tensor.
+        axes: an expression each.
+        layers: which of them have it; "" for all.
+        when, unless: fields of `config.json` that decide whether the model has it; "" for none.
+    """
+
+    name: Name
+    axes: tuple[str, ...]
+    layers: str = ""
+    when: str = ""
+    unless: str = ""
+
+    @classmethod
+    def of(cls, name: str, said: object) -> ShapeRule:
+        """Return the rule that a table has for a name.
+
+        Raises:
+            UsageError: it does not say a shape.
+        """
+        fields: Mapping[str, Any] = {"axes": said} if isinstance(said, str) else {}
+        if isinstance(said, Mapping):
+            fields = said
+        wrong = fields.keys() - {"axes", "layers", "when", "unless"}
+        if wrong or not all(isinstance(v, str) for v in fields.values()) or "axes" not in fields:
+            raise UsageError(f"the shape of {name} is given by {said!r}, which does not say it")
+        rest = {key: value for key, value in fields.items() if key != "axes"}
+        return cls(Name.of(name), tuple(fields["axes"].split()), **rest)
+
+
+class ShapeTable(NamedTuple):
+    """What a family says of the shapes of its tensors.
+
+    Attributes:
+        rules: by name; one without axes is absent.
+        defaults: expressions for fields that `config.json` may leave out.
+        counts: how many layers and experts there are, an expression each.
+    """
+
+    rules: Mapping[str, ShapeRule]
+    defaults: Mapping[str, str]
+    counts: Mapping[str, str]
+
+    def tensors(self, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        """Return the shape of every tensor of a model, by name.
+
+        Args:
+            config: its `config.json`.
+
+        Raises:
+            UsageError: it lacks a field, or has a value that gives no shape.
+        """
+        fields = _Fields(config, self.defaults)
+        found: dict[str, tuple[int, ...]] = {}
+        for rule in self.rules.values():
+            if not rule.axes or (rule.when and not fields.flag(rule.when)):
+                continue
+            if rule.unless and fields.flag(rule.unless):
+                continue
+            shape = tuple(fields.amount(axis) for axis in rule.axes)
+            for numbers in self._numbers(rule, fields):
+                found[rule.name.fill(numbers)] = shape
+        return found
+
+    def _numbers(self, rule: ShapeRule, fields: _Fields) -> Iterator[dict[str, str]]:
+        ranges: list[list[int]] = []
+        words = rule.name.words
+        total = 1
+        for word in words:
+            if word not in self.counts:
+                raise UsageError(f"the table does not say how many {word}s a model has")
+            count = fields.amount(self.counts[word])
+            total *= count
+            if total > _TENSORS:
+                raise UsageError(f"{CONFIG} says {count:,} {word}s")
+            of_layers = word == "layer" and rule.layers
+            ranges.append(fields.layers(rule.layers, count) if of_layers else list(range(count)))
+        for each in product(*ranges):
+            yield {word: str(number) for word, number in zip(words, each, strict=True)}
+
+
+class _Fields:
+    """The numbers of a `config.json`."""
+
+    def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, str]) -> None:
+        self._config = config
+        self._defaults = defaults
+        self._asked: list[str] = []
+
+    def flag(self, field: str) -> bool:
+        """Whether a field is there, and neither false nor zero; one with a default has that."""
+        value = self._config.get(field)
+        if value is None and field in self._defaults:
+            return self._defaults[field] == "true"
+        return bool(value)
+
+    def amount(self, text: str) -> int:
+        """Return the value of an expression: products, and sums of them.
+
+        Raises:
+            UsageError: a field is not there or no such number.
+        """
+        total = sum(self._product(one) for one in text.split("+"))
+        if not 0 < total < _MOST:
+            raise UsageError(f"{CONFIG} gives {text} = {total}")
+        return total
+
+    def _product(self, text: str) -> int:
+        text, *divisors = text.split("/")
+        value = 1
+        for factor in text.split("*"):
+            value *= self._one(factor)
+        for divisor in divisors:
+            by = self._one(divisor)
+            if not by or value % by:
+                raise UsageError(f"{CONFIG} gives no whole number for {text}/{divisor}")
+            value //= by
+        return value
+
+    def _one(self, word: str) -> int:
+        if word.isdigit():
+            return int(word)
+        value = self._config.get(word)
+        if value is None and word in self._defaults and word not in self._asked:
+            self._asked.append(word)
+            value = self.amount(self._defaults[word])
+            self._asked.pop()
+        if type(value) is not int or not 0 <= value < _MOST:
+            raise UsageError(f"{CONFIG} says {word} = {value!r}, and the table needs a number")
+        return value
+
+    def layers(self, text: str, count: int) -> list[int]:
+        """Return the layers that a rule is of.
+
+        Raises:
+            UsageError: the field does not have one value a layer.
+        """
+        field, equals, value = text.partition("=")
+        if equals:
+            said = self._config.get(field)
+            if not isinstance(said, (str, list)) or len(said) != count:
+                raise UsageError(f"{CONFIG} says {field} = {said!r}, not one for each layer")
+            return [n for n, one in enumerate(said) if one == value]
+        begin, colon, end = text.partition(":")
+        if not colon:
+            raise UsageError(f"a table says layers = {text!r}, which does not give a range")
+        first = self._product(begin) if begin else 0
+        return list(range(min(first, count), min(self._product(end), count) if end else count))
+
+
+def require_same(
+    wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], family: str
+) -> None:
+    """Refuse a model that is not what its configuration says.
+
+    Args:
+        wanted: shapes by Hugging Face's names.
+        found: likewise, of the checkpoint.
+        family: of the model.
+
+    Raises:
+        UsageError: a tensor too many, one missing, or another shape; the first few are named.
+    """
+    missing = [name for name in wanted if name not in found]
+    more = [name for name in found if name not in wanted]
+    other = [
+        f"{name} of {list(found[name])} is to be {list(shape)}"
+        for name, shape in wanted.items()
+        if name in found and found[name] != shape
+    ]
+    said = []
+    if missing:
+        said.append(f"{counted(len(missing), 'tensor')} missing ({listed(missing, 3)})")
+    if more:
+        said.append(f"{counted(len(more), 'tensor')} too many ({listed(more, 3)})")
+    if other:
+        said.append(f"{counted(len(other), 'shape')} different ({listed(other, 3)})")
+    if said:
+        raise UsageError(
+            f"the model is not the {family} that {CONFIG} describes: {'; '.join(said)}",
+            tensor=(missing or more or [name for name in wanted if found[name] != wanted[name]])[0],
+        )

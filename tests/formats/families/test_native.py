@@ -1,0 +1,567 @@
+"""Hugging Face's tensors and those of torchtitan, Meta and transformers 5 in memory, both ways."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ftckpt import api
+from ftckpt.checkpoint.read_tensor import read_tensor
+from ftckpt.errors import FtckptError, UnsupportedError, UsageError
+from ftckpt.formats.families import family_names
+from ftckpt.formats.families.tables import family
+from tests.builders.checkpoints import open_checkpoint
+
+DATA = Path(__file__).parents[2] / "data" / "families"
+MODELS = json.loads((DATA / "models.json").read_text())["models"]
+JUDGED = "cc147342bc0292d234b9dc5c1ce609cff0dc9e5ef696fd24d7b2a53fdfb0fc55"
+TITAN = ("llama", "qwen3", "qwen3_moe", "deepseek_v3")
+PACKED = ("mixtral", "qwen3_moe", "deepseek_v3")
+
+
+def tensors_of(shapes: Mapping[str, list[int]], seed: int = 3) -> dict[str, Any]:
+    """Random weights of these shapes; the router's bias is float32 as transformers has it."""
+    import torch
+
+    torch.manual_seed(seed)
+    return {
+        name: torch.randn(shape).to(torch.float32 if "bias" in name else torch.bfloat16)
+        for name, shape in shapes.items()
+    }
+
+
+def save_folder(folder: Path, name: str, weights: Mapping[str, Any], **config: Any) -> Path:
+    """Write a Hugging Face folder with an AdamW state beside it."""
+    import torch
+    from safetensors.torch import save_file
+
+    (folder / "optimizer").mkdir(parents=True)
+    state = {f"exp_avg.{n}": torch.randn(w.shape) for n, w in weights.items()}
+    state |= {f"other.{n}.step": torch.tensor(3.0) for n in weights}
+    save_file(dict(weights), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(state, folder / "optimizer" / "optimizer.safetensors")
+    (folder / "config.json").write_text(json.dumps({**MODELS[name]["config"], **config}))
+    return folder
+
+
+def tensor(checkpoint: Any, key: str) -> Any:
+    import torch
+
+    info = checkpoint.tensors[key]
+    raw = bytearray(read_tensor(checkpoint, key))
+    return torch.frombuffer(raw, dtype=getattr(torch, info.dtype.name)).reshape(info.shape)
+
+
+def held(folder: Path) -> dict[str, Any]:
+    checkpoint = open_checkpoint(folder)
+    return {key: tensor(checkpoint, key) for key in checkpoint.tensors}
+
+
+def require_equal(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    import torch
+
+    assert found.keys() == wanted.keys()
+    different = [key for key, value in wanted.items() if not torch.equal(found[key], value)]
+    assert different == []
+
+
+def halves(rows: Any, heads: int) -> Any:
+    """`permute` of transformers' convert_llama_weights_to_hf.py, in one line of torch."""
+    shape = rows.shape
+    return rows.view(heads, shape[0] // heads // 2, 2, -1).transpose(1, 2).reshape(shape)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_tables_know_the_shapes_of_transformers(name: str) -> None:
+    shapes = family(name).shapes
+    assert shapes is not None
+    found = shapes.tensors(MODELS[name]["config"])
+    assert {key: list(shape) for key, shape in found.items()} == MODELS[name]["stored"]
+
+
+@pytest.mark.parametrize("name", TITAN)
+def test_there_and_back_gives_the_same_bits(name: str, tmp_path: Path) -> None:
+    """Masters and moments too; a tied model gets its output layer there, as torchtitan has it."""
+    weights = tensors_of(MODELS[name]["stored"])
+    save_folder(tmp_path / "hf", name, weights)
+    api.convert(str(tmp_path / "hf"), str(tmp_path / "titan"), "dcp", names="torchtitan")
+    there = open_checkpoint(tmp_path / "titan")
+    names = {info.name for info in there.tensors.values()}
+    assert not any(one.startswith("model.") for one in names)
+    api.convert(
+        str(tmp_path / "titan"), str(tmp_path / "back"), "safetensors", names="hf",
+        config=str(tmp_path / "hf/config.json"),
+    )  # fmt: skip
+    before, after = held(tmp_path / "hf"), held(tmp_path / "back")
+    if MODELS[name]["config"]["tie_word_embeddings"]:
+        before["lm_head.weight"] = before["model.embed_tokens.weight"]
+    require_equal(after, before)
+    said = json.loads((tmp_path / "back/config.json").read_text())
+    assert said.pop("torch_dtype") == "bfloat16"
+    assert said == MODELS[name]["config"]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("old", [False, True])
+def test_torchtitan_loads_and_saves(old: bool, tmp_path: Path) -> None:
+    """By torch's own DCP, under the names of 2026 and those before; q and k by Meta's formula."""
+    import torch
+    from torch.distributed.checkpoint.state_dict_loader import load
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    weights = tensors_of(MODELS["llama"]["stored"])
+    wanted = titan_llama(weights, 4, 2)
+    if old:
+        wanted = {
+            k.replace("qkv_linear.", "").replace("lm_head", "output"): v for k, v in wanted.items()
+        }
+    else:
+        save_folder(tmp_path / "hf", "llama", weights)
+        api.convert(
+            str(tmp_path / "hf"), str(tmp_path / "start/step-0"), "dcp", only="model", dp=3,
+            names="torchtitan",
+        )  # fmt: skip
+        loaded = {key: torch.zeros_like(value) for key, value in wanted.items()}
+        load(loaded, checkpoint_id=tmp_path / "start/step-0", no_dist=True)
+        require_equal(loaded, wanted)
+    save(wanted, checkpoint_id=tmp_path / "step-1", no_dist=True)
+    (tmp_path / "config.json").write_text(json.dumps(MODELS["llama"]["config"]))
+    api.convert(
+        str(tmp_path / "step-1"), str(tmp_path / "out"), "safetensors", only="model", names="hf",
+        config=str(tmp_path / "config.json"),
+    )  # fmt: skip
+    require_equal(held(tmp_path / "out"), weights)
+
+
+def titan_llama(weights: Mapping[str, Any], queries: int, keys: int) -> dict[str, Any]:
+    """Llama's weights as torchtitan has them: `_reverse_permute` of its adapter."""
+    leaves = {
+        "self_attn.q_proj": "attention.qkv_linear.wq",
+        "self_attn.k_proj": "attention.qkv_linear.wk",
+        "self_attn.v_proj": "attention.qkv_linear.wv", "self_attn.o_proj": "attention.wo",
+        "mlp.gate_proj": "feed_forward.w1", "mlp.up_proj": "feed_forward.w3",
+        "mlp.down_proj": "feed_forward.w2", "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "ffn_norm", "embed_tokens": "tok_embeddings",
+    }  # fmt: skip
+    found = {}
+    for name, value in weights.items():
+        heads = queries if ".q_proj" in name else keys if ".k_proj" in name else 0
+        for ours, theirs in leaves.items():
+            name = name.replace(f"{ours}.weight", f"{theirs}.weight")
+        if heads:
+            half = value.shape[0] // heads // 2
+            value = value.view(heads, 2, half, -1).transpose(1, 2).reshape(value.shape)
+        found[name.removeprefix("model.")] = value
+    return found
+
+
+def test_what_torchtitan_trained_over_two_ranks(tmp_path: Path) -> None:
+    """`make_torchtitan.py` ran its forward pass; transformers is asked where it is installed."""
+    said = json.loads((DATA / "torchtitan.json").read_text())
+    (tmp_path / "c.json").write_text(json.dumps(said["config"]))
+    for only in ("model", ""):
+        api.convert(
+            str(DATA / "torchtitan/step-3"), str(tmp_path / f"hf{only}"), "safetensors",
+            only=only, names="hf", config=str(tmp_path / "c.json"), drop=() if only else ["train*"],
+        )  # fmt: skip
+    raw = (tmp_path / "hfmodel/model.safetensors").read_bytes()
+    assert hashlib.sha256(raw).hexdigest() == JUDGED
+    whole = held(tmp_path / "hf")
+    source = held(DATA / "torchtitan/step-3")
+    q = "model.layers.1.self_attn.q_proj.weight"
+    turned = halves(source["exp_avg:layers.1.attention.qkv_linear.wq.weight"], 4)
+    assert (whole[f"exp_avg:{q}"] == turned).all()
+    transformers = pytest.importorskip("transformers")
+    import torch
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hfmodel")
+    with torch.no_grad():
+        logits = model(torch.tensor([said["tokens"]])).logits[0]
+    torch.testing.assert_close(logits, torch.tensor(said["logits"]), rtol=0, atol=1e-6)
+
+
+def test_the_two_formulas_are_inverse() -> None:
+    import torch
+
+    rows = torch.randn(24, 5)
+    turned = titan_llama({"model.layers.0.self_attn.q_proj.weight": rows}, 3, 1)
+    assert torch.equal(halves(turned["layers.0.attention.qkv_linear.wq.weight"], 3), rows)
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_experts_in_one_tensor_are_understood(name: str, tmp_path: Path) -> None:
+    """A DCP of a model of transformers 5, whose experts are packed: to its files, and on."""
+    import torch
+
+    weights = tensors_of(MODELS[name]["stored"])
+    memory = {}
+    for key, shape in MODELS[name]["memory"].items():
+        if not key.endswith(("gate_up_proj", "down_proj")):
+            memory[key] = weights[key.replace("mlp.gate", "block_sparse_moe.gate")]
+            continue
+        pre = key.rpartition(".")[0]
+        if name == "mixtral":
+            pre = pre.replace("mlp", "block_sparse_moe")
+        parts: tuple[str, ...] = ("w1", "w3") if name == "mixtral" else ("gate_proj", "up_proj")
+        if key.endswith("down_proj"):
+            parts = ("w2",) if name == "mixtral" else ("down_proj",)
+        experts = [
+            torch.cat([weights[f"{pre}.{number}.{part}.weight"] for part in parts])
+            for number in range(4)
+        ]
+        memory[key] = torch.stack(experts)
+        assert list(memory[key].shape) == shape
+    packed = {key: value for key, value in weights.items() if ".experts." not in key}
+    if name == "mixtral":
+        packed = {key: value for key, value in packed.items() if "block_sparse" not in key}
+    save_folder(tmp_path / "packed", name, packed | memory)
+    api.convert(
+        str(tmp_path / "packed"), str(tmp_path / "hf"), "safetensors", only="model", names="hf"
+    )
+    require_equal(held(tmp_path / "hf"), weights)
+    if name in TITAN:
+        for source in ("hf", "packed"):
+            api.convert(
+                str(tmp_path / source), str(tmp_path / f"titan-{source}"), "dcp",
+                only="model", names="torchtitan",
+            )  # fmt: skip
+        require_equal(held(tmp_path / "titan-packed"), held(tmp_path / "titan-hf"))
+
+
+BIASED = """
+extends = "llama"
+extends_native = true
+
+[config]
+model_type = "llama"
+
+[shapes]
+"model.layers.{layer}.self_attn.q_proj.bias" = "num_attention_heads*head_dim"
+"model.layers.{layer}.self_attn.k_proj.bias" = "num_key_value_heads*head_dim"
+
+[[native]]
+torchtitan = "layers.{layer}.attention.wq.bias"
+hf = "model.layers.{layer}.self_attn.q_proj.bias"
+rotated = "queries"
+
+[[native]]
+torchtitan = "layers.{layer}.attention.wk.bias"
+hf = "model.layers.{layer}.self_attn.k_proj.bias"
+rotated = "keys"
+"""
+
+
+def test_a_table_of_ones_own_turns_biases_too(tmp_path: Path) -> None:
+    (tmp_path / "biased.toml").write_text(BIASED)
+    shapes = dict(MODELS["llama"]["stored"])
+    for layer in range(3):
+        shapes[f"model.layers.{layer}.self_attn.q_proj.bias"] = [40]
+        shapes[f"model.layers.{layer}.self_attn.k_proj.bias"] = [20]
+    weights = tensors_of(shapes)
+    save_folder(tmp_path / "hf", "llama", weights)
+    api.convert(
+        str(tmp_path / "hf"), str(tmp_path / "t"), "dcp", names="torchtitan", only="model",
+        family=str(tmp_path / "biased.toml"),
+    )  # fmt: skip
+    there = held(tmp_path / "t")
+    for ours, theirs, heads in (("q", "wq", 4), ("k", "wk", 2)):
+        bias = weights[f"model.layers.1.self_attn.{ours}_proj.bias"]
+        assert (halves(there[f"layers.1.attention.{theirs}.bias"], heads) == bias).all()
+    with pytest.raises(UsageError, match=r"6 tensors too many \(.*q_proj.bias"):
+        api.convert(
+            str(tmp_path / "hf"), str(tmp_path / "u"), "dcp", names="torchtitan", only="model"
+        )
+
+
+@given(data=st.data())
+def test_any_bytes_of_a_turned_tensor_can_be_read(data: st.DataObject) -> None:
+    """In pieces of any size, from heads of any width, across pieces of the stored tensor."""
+    import numpy as np
+
+    from ftckpt.checkpoint import Box, TensorInfo
+    from ftckpt.formats.families import rotary
+
+    heads, half = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
+    columns = data.draw(st.sampled_from([(), (1,), (3,)]))
+    shape = (2 * half * heads, *columns)
+    values = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    to_halves = data.draw(st.booleans())
+    axes = (heads, half, 2, -1) if to_halves else (heads, 2, half, -1)
+    wanted = values.reshape(axes).swapaxes(1, 2).tobytes()
+
+    def read_box(_: object, info: TensorInfo, box: Box) -> Any:
+        rows = slice(box.offsets[0], box.offsets[0] + box.sizes[0])
+        assert 0 <= rows.start < rows.stop <= shape[0]
+        return values[rows]
+
+    begin = data.draw(st.integers(0, len(wanted) - 1))
+    end = data.draw(st.integers(begin + 1, len(wanted)))
+    out = bytearray(end - begin)
+    info: Any = SimpleNamespace(shape=shape, dtype=SimpleNamespace(nbytes=lambda n: 4 * n))
+    block = data.draw(st.sampled_from([1, 64, 1 << 20]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rotary, "read_box", read_box)
+        patch.setattr(rotary, "_BLOCK", block)
+        one = rotary.Rotated("k", 2 * half, to_halves)
+        rotary._fill(None, info, one, begin, memoryview(out))  # type: ignore[arg-type]
+    assert bytes(out) == wanted[begin:end]
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def _without(part: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda weights: {k: v for k, v in weights.items() if part not in k}
+
+
+def _one_more(weights: dict[str, Any]) -> dict[str, Any]:
+    return {**weights, "layers.3.ffn_norm.weight": weights["layers.0.ffn_norm.weight"].clone()}
+
+
+def _other_shape(weights: dict[str, Any]) -> dict[str, Any]:
+    return {**weights, "layers.1.attention.wo.weight": weights["norm.weight"].repeat(32, 1)}
+
+
+def _unknown(weights: dict[str, Any]) -> dict[str, Any]:
+    return {**weights, "layers.1.attention.gate.weight": weights["norm.weight"].clone()}
+
+
+def _twice(weights: dict[str, Any]) -> dict[str, Any]:
+    key = "layers.1.attention.qkv_linear.wq.weight"
+    return {**weights, key.replace("qkv_linear.", ""): weights[key].clone()}
+
+
+REFUSED: dict[
+    str, tuple[Callable[[dict[str, Any]], dict[str, Any]], dict[str, Any], type[FtckptError], str]
+] = {
+    "a tensor is missing": (
+        _without("layers.1.feed_forward.w2"), {}, UsageError,
+        r"1 tensor missing \(model.layers.1.mlp.down_proj.weight\)",
+    ),
+    "a layer too many": (
+        _one_more, {}, UsageError, r"1 tensor too many \(model.layers.3.post_attention_layernorm",
+    ),
+    "another shape": (_other_shape, {}, UsageError, r"o_proj.weight of \[32, 32\] is to be"),
+    "a name of nobody's": (_unknown, {}, UnsupportedError, "no parameter that is called"),
+    "two spellings of one": (_twice, {}, UnsupportedError, "two tensors of the source become"),
+    "other heads": (dict, {"num_attention_heads": 8}, UsageError, "does not hold 8 heads"),
+    "more layers": (dict, {"num_hidden_layers": 4}, UsageError, r"9 tensors missing"),
+    "another vocabulary": (dict, {"vocab_size": 70}, UsageError, r"embed_tokens.weight of \[61,"),
+    "a field that is not there": (
+        dict, {"intermediate_size": None}, UsageError, "says intermediate_size = None",
+    ),
+    "a field that is no number": (dict, {"vocab_size": "61"}, UsageError, "vocab_size = '61'"),
+    "another family": (dict, {"model_type": "gpt2"}, UsageError, "none of them"),
+    "a family of nobody's": (dict, {"model_type": "x"}, UnsupportedError, "no table exists"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused_before_anything_is_written(case: str, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    change, config, error, says = REFUSED[case]
+    weights = change(titan_llama(tensors_of(MODELS["llama"]["stored"]), 4, 2))
+    (tmp_path / "run").mkdir()
+    save_file(weights, tmp_path / "run/model.safetensors")
+    (tmp_path / "c.json").write_text(json.dumps({**MODELS["llama"]["config"], **config}))
+    with pytest.raises(error, match=says):
+        api.convert(
+            str(tmp_path / "run"), str(tmp_path / "hf"), "safetensors", names="hf",
+            config=str(tmp_path / "c.json"),
+        )  # fmt: skip
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["c.json", "run"]
+
+
+def test_a_configuration_is_asked_for(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    weights = titan_llama(tensors_of(MODELS["llama"]["stored"]), 4, 2)
+    (tmp_path / "run").mkdir()
+    save_file(weights, tmp_path / "run/model.safetensors")
+    with pytest.raises(UsageError, match="does not say what its model is") as caught:
+        api.convert(str(tmp_path / "run"), str(tmp_path / "hf"), "safetensors", names="hf")
+    assert "--config FILE" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (_without("experts.2.up_proj"), "2 tensors missing"),
+        (_without("self_attn.k_norm"), "3 tensors missing"),
+        (
+            lambda w: {**w, "model.layers.0.mlp.bias": w["model.norm.weight"].clone()},
+            "1 tensor too many",
+        ),
+    ],
+)
+def test_a_folder_that_is_not_its_config_is_refused(
+    change: Callable[[dict[str, Any]], dict[str, Any]], says: str, tmp_path: Path
+) -> None:
+    name = "qwen3_moe"
+    weights = change(tensors_of(MODELS[name]["stored"]))
+    if "2 tensors" in says:  # of one layer less, so that a stack has a gap
+        weights |= {
+            k: v for k, v in tensors_of(MODELS[name]["stored"]).items() if "layers.0.mlp" in k
+        }
+    save_folder(tmp_path / "hf", name, weights)
+    with pytest.raises(UsageError, match=says):
+        api.convert(
+            str(tmp_path / "hf"), str(tmp_path / "t"), "dcp", names="torchtitan", only="model"
+        )
+    assert not (tmp_path / "t").exists()
+
+
+@pytest.mark.parametrize("name", sorted(set(family_names()) - set(TITAN) - {"llama3.1", "mistral"}))
+def test_a_family_without_rows_of_torchtitan_is_refused(name: str, tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    (tmp_path / "hf").mkdir()
+    save_file({"model.norm.weight": torch.ones(4)}, tmp_path / "hf/model.safetensors")
+    config = {"model_type": name, "num_attention_heads": 4, "hidden_size": 16, "n_head": 4}
+    (tmp_path / "hf/config.json").write_text(json.dumps(MODELS.get(name, {}).get("config", config)))
+    with pytest.raises(UnsupportedError, match="no table says how"):
+        api.convert(str(tmp_path / "hf"), str(tmp_path / "t"), "dcp", names="torchtitan")
+
+
+# --- judges ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def adapter_of(name: str) -> Iterator[Any]:
+    """Import torchtitan's own adapter; of the modules around it only what it names is there."""
+    found = importlib.util.find_spec("torchtitan")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("torchtitan is not installed")
+    root = Path(found.submodule_search_locations[0])
+    before = dict(sys.modules)
+
+    def put(module: str, **held: Any) -> None:
+        made = ModuleType(module)
+        made.__path__ = [str(root.joinpath(*module.split(".")[1:]))]
+        made.__dict__.update(held)
+        sys.modules[module] = made
+
+    rope = {
+        "ComplexRoPE": SimpleNamespace(Config=object),
+        "CosSinRoPE": SimpleNamespace(Config=object),
+    }
+    for module in ("", ".models", ".protocols", ".models.common", ".tools", f".models.{name}"):
+        put(f"torchtitan{module}")
+    put("torchtitan.models.common.rope", **rope)
+    put("torchtitan.models.common.decoder", Decoder=SimpleNamespace(Config=object))
+    put("torchtitan.protocols.model", BaseModel=SimpleNamespace(Config=object))
+    put("torchtitan.tools.logging", logger=None)
+    model = SimpleNamespace(Config=object)
+    put(
+        f"torchtitan.models.{name}.model",
+        Llama3Model=model, Qwen3Model=model, DeepSeekV3Model=model,
+    )  # fmt: skip
+    try:
+        yield importlib.import_module(f"torchtitan.models.{name}.state_dict_adapter")
+    finally:
+        for module in set(sys.modules) - set(before):
+            if module.startswith("torchtitan"):
+                del sys.modules[module]
+
+
+ADAPTERS = {
+    "llama": ("llama3", "Llama3StateDictAdapter"),
+    "qwen3": ("qwen3", "Qwen3StateDictAdapter"),
+    "qwen3_moe": ("qwen3", "Qwen3StateDictAdapter"),
+    "deepseek_v3": ("deepseek_v3", "DeepSeekV3StateDictAdapter"),
+}
+
+
+@pytest.mark.parametrize("name", TITAN)
+def test_torchtitans_adapter_gives_the_same(name: str, tmp_path: Path) -> None:
+    weights = tensors_of(MODELS[name]["stored"])
+    config = MODELS[name]["config"]
+    tied = config["tie_word_embeddings"]
+    with adapter_of(ADAPTERS[name][0]) as module:
+        attention = SimpleNamespace(
+            n_heads=4,
+            n_kv_heads=2,
+            head_dim=10,
+            rope=object(),
+            q_lora_rank=config.get("q_lora_rank", 0),
+        )
+        moe = SimpleNamespace(moe=SimpleNamespace(num_experts=4), attention=attention)
+        model = SimpleNamespace(dim=32, enable_weight_tying=tied, layers=[moe] * 3, mtp_layers=[])
+        wanted = getattr(module, ADAPTERS[name][1])(model, None).from_hf(dict(weights))
+    save_folder(tmp_path / "hf", name, weights)
+    api.convert(str(tmp_path / "hf"), str(tmp_path / "t"), "dcp", names="torchtitan", only="model")
+    require_equal(held(tmp_path / "t"), wanted)
+
+
+def test_the_rotation_gives_transformers_logits(tmp_path: Path) -> None:
+    """A forward pass by Meta's rules over what became of transformers' own model."""
+    transformers = pytest.importorskip("transformers")
+    import torch
+
+    torch.manual_seed(2)
+    config = transformers.LlamaConfig(**MODELS["llama"]["config"])
+    model = transformers.LlamaForCausalLM(config).eval()
+    model.save_pretrained(tmp_path / "hf")
+    tokens = torch.arange(22).view(2, 11)
+    with torch.no_grad():
+        wanted = model(tokens).logits
+    api.convert(str(tmp_path / "hf"), str(tmp_path / "t"), "dcp", names="torchtitan", only="model")
+    made = meta_forward(held(tmp_path / "t"), tokens, 4, 2, 10)
+    torch.testing.assert_close(made, wanted, rtol=1e-5, atol=1e-5)
+    api.convert(
+        str(tmp_path / "t"), str(tmp_path / "back"), "safetensors", names="hf", only="model",
+        config=str(tmp_path / "hf/config.json"),
+    )  # fmt: skip
+    back, info = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "back", output_loading_info=True
+    )
+    assert {k: list(v) for k, v in info.items() if v} == {}
+    with torch.no_grad():
+        assert torch.equal(back.eval()(tokens).logits, wanted)
+
+
+def meta_forward(w: Mapping[str, Any], tokens: Any, queries: int, keys: int, width: int) -> Any:
+    """Llama by Meta's rules: each head's neighbours are one complex number."""
+    import torch
+    from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
+
+    batch, length = tokens.shape
+    angles = torch.outer(
+        torch.arange(length), 10000.0 ** (-torch.arange(0, width, 2).float() / width)
+    )
+    turns = torch.polar(torch.ones_like(angles), angles)[:, None]
+
+    def rotate(x: Any) -> Any:
+        pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs * turns).flatten(3)
+
+    x = w["tok_embeddings.weight"][tokens]
+    for layer in range(3):
+        at = f"layers.{layer}."
+        y = rms_norm(x, x.shape[-1:], w[f"{at}attention_norm.weight"], 1e-6)
+        pre = f"{at}attention.qkv_linear."
+        q = rotate((y @ w[f"{pre}wq.weight"].T).view(batch, length, queries, width))
+        k = rotate((y @ w[f"{pre}wk.weight"].T).view(batch, length, keys, width))
+        v = (y @ w[f"{pre}wv.weight"].T).view(batch, length, keys, width)
+        k, v = (t.repeat_interleave(queries // keys, dim=2) for t in (k, v))
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        y = scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        x = x + y @ w[f"{at}attention.wo.weight"].T
+        y = rms_norm(x, x.shape[-1:], w[f"{at}ffn_norm.weight"], 1e-6)
+        gate = silu(y @ w[f"{at}feed_forward.w1.weight"].T)
+        up = y @ w[f"{at}feed_forward.w3.weight"].T
+        x = x + (gate * up) @ w[f"{at}feed_forward.w2.weight"].T
+    return rms_norm(x, x.shape[-1:], w["norm.weight"], 1e-6) @ w["lm_head.weight"].T
