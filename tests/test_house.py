@@ -89,7 +89,7 @@ BUDGET = {
     "formats.ranks": 4_759,
     "formats.safetensors": 2_580,
     "formats.torchsave": 750,
-    "formats.families": 2_860,
+    "formats.families": 2_889,
     "formats.adapters": 1_644,
     "formats.megatron": 9_203,
     "formats.deepspeed": 7_275,

@@ -67,7 +67,15 @@ class Translator:
             heads: shape of attention, which no tensor's shape shows.
             true_vocab_size: rows of a vocabulary that are no padding; None keeps all.
             spellings: of Megatron's side, where its implementations differ.
+
+        Raises:
+            UnsupportedError: the table is of other names alone (`unknown-rule`).
         """
+        if not family.entries:
+            raise UnsupportedError(
+                f"no table says what Megatron-core calls the parameters of {family.name}",
+                kind="unknown-rule",
+            )
         self._family = family
         self._heads = heads
         self._rows = true_vocab_size
