@@ -63,7 +63,7 @@ BUDGET = {
     "ground": 1_076,
     "workers": 1_224,
     "storage": 6_455,
-    "checkpoint": 2_532,
+    "checkpoint": 2_536,
     "digests": 600,
     "inspection": 880,
     "manifest": 790,
@@ -74,7 +74,7 @@ BUDGET = {
     "comparison": 2_756,
     "delta": 5_145,
     "retention": 5_930,
-    "replication": 2_900,
+    "replication": 3_060,
     "parts": 1_880,
     "capabilities": 993,
     "health": 1_112,
@@ -84,7 +84,7 @@ BUDGET = {
     "formats.torch_files": 3_957,
     "formats.state": 1_940,
     "formats.huggingface": 500,
-    "formats.dcp": 2_935,
+    "formats.dcp": 2_960,
     "formats.quantised": 1_230,
     "formats.ranks": 4_759,
     "formats.safetensors": 2_580,
@@ -98,9 +98,9 @@ BUDGET = {
     "formats.trainer_dirs": 1_498,
     "formats.delta": 2_050,
     "formats": 790,
-    "api": 4_966,
+    "api": 4_980,
     "trainers": 105,
-    "commands": 14_902,
+    "commands": 14_925,
 }
 HEAVY = ("torch", "numpy", "s3fs", "fsspec", "rich", "botocore", "zstandard", "matplotlib")
 
