@@ -11,7 +11,7 @@ from ftckpt.commands.cli.many import ManyOptions
 from ftckpt.commands.cli.render import human_bytes, human_duration, printable
 from ftckpt.commands.cli.replicas import ReplicaOptions
 from ftckpt.commands.cli.transfer_report import taken_over
-from ftckpt.errors import ExitCode
+from ftckpt.errors import ExitCode, UsageError
 from ftckpt.findings import counted
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     ("ftckpt repair /ckpt/step-1000 --from s3://run7/ckpt/step-1000", "fetch the bad blocks only"),
     ("ftckpt repair /ckpt/step-1000 --from /shared/step-1000 --dry-run", "list them, fetch none"),
+    ("ftckpt repair /ckpt/step-1000", "fetch them from its own copy-0, copy-1, …"),
     (
         "ftckpt repair s3://run7/ckpt/step-1000 --from /ckpt/step-1000 --to s3://run7/ckpt/mended",
         "in an object store the mended checkpoint gets a name of its own",
@@ -59,8 +60,14 @@ def command(
         str, typer.Argument(metavar="PATH", help="The damaged checkpoint: path, URL or ROOT@STEP.")
     ],
     replica: Annotated[
-        str, typer.Option("--from", metavar="REPLICA", help="Another copy of the same checkpoint.")
-    ],
+        str,
+        typer.Option(
+            "--from",
+            metavar="REPLICA",
+            help="Another copy of the same checkpoint; without it, the copies that PATH keeps"
+            " itself (copy-0, copy-1).",
+        ),
+    ] = "",
     to: Annotated[
         str,
         typer.Option(
@@ -91,14 +98,25 @@ def command(
     invocation.report(target=path, replica=replica)
     settle(files_at(path, FORMATS, invocation.stores))
     damaged = files_at(path, FORMATS, invocation.stores)  # as it is now
-    other = files_at(replica, FORMATS, invocation.stores)
+    other = files_at(replica, FORMATS, invocation.stores) if replica else None
     local = damaged.store.traits.local
     options = run.replication(
-        reads_local=local and other.store.traits.local,
+        reads_local=local and (other or damaged).store.traits.local,
         writes_local=is_local(to, invocation.stores) if to else local,
         counter=invocation.counter,
     )
     opened = partial(open_source, formats=FORMATS)
+
+    if other is None:
+        if invocation.options(ManyOptions).asked:
+            raise UsageError("--part needs --from: parts compare with one replica")
+        from ftckpt.replication.own_copies import repair_from_own_copies
+
+        report = repair_from_own_copies(
+            damaged, opened=opened, to=to, dry_run=dry_run, options=options,
+            stores=invocation.stores,
+        )  # fmt: skip
+        return _show(invocation, report, "its own copies")
 
     def whole(looking: Work) -> Result:
         report = repair(

@@ -406,7 +406,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from sync' -l debug -d 'Show trace
 complete -c ftckpt -n '__fish_seen_subcommand_from sync' -l help -s h -d 'Show this message and exit.'
 complete -c ftckpt -n '__fish_seen_subcommand_from sync' -k -a '(__ftckpt_place)'
 
-complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l from -x -a '(__ftckpt_ask)' -d 'Another copy of the same checkpoint.'
+complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l from -x -a '(__ftckpt_ask)' -d 'Another copy of the same checkpoint; without it, the copies that PATH keeps itself (copy-0, copy-1).'
 complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l to -x -a '(__ftckpt_ask)' -d 'Write the repaired checkpoint there; DIR/ keeps its name.'
 complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l dry-run -d 'List the damage; fetch and write nothing.'
 complete -c ftckpt -n '__fish_seen_subcommand_from repair' -l no-proof -d 'Skip reading back the result.'

@@ -418,7 +418,10 @@ def _build(source: Source, meta: DcpMetadata, markers: tuple[str, ...], kind: ty
         beside=beside,
     )
     if meta.whole_copies > 1:
+        from .whole_copies import groups
+
         checkpoint.second_copies = frozenset(copy.item.path for copy in meta.copies)
+        checkpoint.file_copies = groups(meta)
     evidence = f"data files of {counted(len(ranks), 'rank')}" if ranks else ""
     # Only Megatron's arguments add facts that are worth a read while opening.
     state = checkpoint.state if any(map(is_common, objects)) else StateDicts(source, ())

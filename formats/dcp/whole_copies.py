@@ -75,6 +75,16 @@ def relate(meta: DcpMetadata, entries: Mapping[str, Entry], file: str) -> list[F
     return notes
 
 
+def groups(meta: DcpMetadata) -> dict[str, tuple[str, ...]]:
+    """Return the other copies of each data file, beginning with the next one."""
+    number = meta.whole_copies
+    found: dict[str, tuple[str, ...]] = {}
+    for path in dict.fromkeys(_COPY.sub("", file, count=1) for file in sorted(meta.files)):
+        names = [f"copy-{copy}/{path}" for copy in range(number)]
+        found |= {name: (*names[n + 1 :], *names[:n]) for n, name in enumerate(names)}
+    return found
+
+
 def _lost(entries: Mapping[str, Entry], needed: Mapping[str, int], copy: int) -> str:
     """Return a file of a copy that is missing or too short; "" if it is whole."""
     for path, size in needed.items():

@@ -280,7 +280,7 @@ def require_apart(source: Root, tier: Root) -> None:
 
 def repair(
     path: str,
-    replica: str,
+    replica: str = "",
     *,
     to: str = "",
     dry_run: bool = False,
@@ -295,7 +295,7 @@ def repair(
 
     Args:
         path: the damaged one; it need not open.
-        replica: another copy of it (the flag is `--from`).
+        replica: another copy of it (the flag is `--from`); "" for the copies that it keeps itself.
         to: path or URL of the mended one; "" for the place of the damaged one.
         dry_run: look for damage, and do no more.
         no_proof: do not read back what was written.
@@ -309,7 +309,8 @@ def repair(
         CorruptError: a block is damaged in both.
         RefusedError: the replica is of another checkpoint.
         UnverifiedError: nothing says which of two bytes is right.
-        UsageError: it lies in an object store and `to` is not given.
+        UsageError: it lies in an object store and `to` is not given; or no `replica`, and it
+            keeps no copies.
     """
     from functools import partial
 
@@ -321,17 +322,24 @@ def repair(
 
     settle(files_at(path, FORMATS, stores))
     damaged = files_at(path, FORMATS, stores)  # as it is now
-    other = files_at(replica, FORMATS, stores)
+    other = files_at(replica, FORMATS, stores) if replica else None
     local = damaged.store.traits.local
     options = replication_options(
-        near=local and other.store.traits.local,
+        near=local and (other or damaged).store.traits.local,
         writes_local=is_local(to, stores) if to else local,
         jobs=jobs, limit_rate=limit_rate, proof=not no_proof, restart=restart, counter=counter,
     )  # fmt: skip
+    opened = partial(open_source, formats=FORMATS)
+    if other is None:
+        from ftckpt.replication.own_copies import repair_from_own_copies
+
+        return repair_from_own_copies(
+            damaged, opened=opened, to=to, dry_run=dry_run, options=options, stores=stores
+        )
     return repaired(
         damaged,
         other,
-        opened=partial(open_source, formats=FORMATS),
+        opened=opened,
         to=to,
         dry_run=dry_run,
         options=options,

@@ -220,6 +220,7 @@ class Checkpoint(Mapping[str, "TensorView"]):
             here.
         second_copies: files that one process wrote in the same save from the same tensors as other
             files, as replicas of their pieces: a difference is damage.
+        file_copies: files that stand there several times with the same bytes: each one's others.
     """
 
     format: ClassVar[str]
@@ -234,6 +235,7 @@ class Checkpoint(Mapping[str, "TensorView"]):
     notes: Sequence[Finding] = ()
     open_findings: Sequence[Finding] = ()
     second_copies: frozenset[str] = frozenset()
+    file_copies: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __getitem__(self, key: str) -> TensorView:
         """Return one tensor, to be read by `.numpy()` or `.torch()`, or in part by a slice.

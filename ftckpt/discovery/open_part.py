@@ -59,16 +59,19 @@ def open_part(store: Store, part: UnopenedPart) -> Checkpoint:
         try:
             return part.format.open(again)
         except (CorruptError, UnsafeError, NotFoundError) as second:
+            from ftckpt.manifest.altered import as_damage  # only after a failure
+
+            why = as_damage(second, again)
             moved = again.changed(source.entries)
             moved += [n for n in source.entries if again.entries.get(n) != source.entries[n]]
-            if moved and not isinstance(second, UnsafeError):
+            if moved and not isinstance(why, UnsafeError):
                 raise IncompleteError(
                     f"{moved[0]} of {again.url} changed while it was being read",
                     hint="it is still being written, or being removed: try again",
                     kind="changed-file",
                     file=moved[0],
                 ) from second
-            raise second from first
+            raise why from first
 
 
 def _lost_since_sealed(source: Source) -> str:

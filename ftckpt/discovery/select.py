@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.errors import ExitCode, FtckptError, NotFoundError, worst
+from ftckpt.errors import ExitCode, FtckptError, NotFoundError, UnsafeError, worst
 from ftckpt.findings import Finding, finding
+from ftckpt.storage.source import Source
 
 from .candidates import WALKED_OVER, Looked, Walk, gone
 from .open_part import open_parts
@@ -185,9 +186,11 @@ def _try(
         return looked.error.exit_code, looked.error.message, looked.error.hint, False
     assert looked.child is not None
     answers = []
+    source: Source | None = None
     try:
         # Opened again instead of kept: the headers of 64 checkpoints do not fit in memory.
         for checkpoint in open_parts(root.store, looked.child.parts):
+            source = checkpoint.source
             # Headers show what is lacking, before every byte is read.
             lacking = condition(checkpoint) if condition is not None else ""
             if lacking:
@@ -196,6 +199,11 @@ def _try(
     except NotFoundError as absent:
         error = gone(root, looked.candidate, absent)
         return error.exit_code, error.message, error.hint, False
+    except UnsafeError as refused:
+        from ftckpt.manifest.altered import as_damage  # only after a failure
+
+        found = as_damage(refused, source) if source is not None else refused
+        return found.exit_code, found.message, found.hint, False
     except FtckptError as error:
         return error.exit_code, error.message, error.hint, False
     code = worst(code for code, _ in answers)

@@ -43,6 +43,8 @@ from .selfchecks import check_itself
 from .structure import Seal, check_age, check_structure
 
 if TYPE_CHECKING:
+    from ftckpt.manifest.altered import Altered
+
     from .used import UsedBytes
 
 __all__ = ["Level", "VerifyOptions", "VerifyReport", "check_structure", "failed", "verify"]
@@ -129,12 +131,16 @@ class _Collector:
     options: VerifyOptions
     emit: Emit
     source: Source
+    seal: Seal
     findings: list[Finding] = field(default_factory=list)
     evidence: str = "none"
     _seen: set[tuple[object, ...]] = field(default_factory=set)
+    _altered_files: dict[str, Altered | None] = field(default_factory=dict)
 
     def add(self, found: Finding) -> None:
         found = found.strict(self.options.strict)
+        if found.code is ExitCode.UNSAFE:
+            found = self._altered(found)
         if found.file is not None and found.severity is Severity.ERROR:
             found = self._placed(found, found.file)
         key: tuple[object, ...] = (found.kind, found.file, found.tensor, found.offset)
@@ -147,6 +153,25 @@ class _Collector:
         self.emit(found)
         if self.options.fail_fast and found.severity is Severity.ERROR:
             raise StopChecking
+
+    def _altered(self, found: Finding) -> Finding:
+        """Return damage for hostile content of a file that is not what was sealed."""
+        from ftckpt.manifest.altered import altered  # only for hostile content
+
+        file = found.file or (next(iter(self.source.entries)) if self.source.single else "")
+        if file not in self._altered_files:
+            self._altered_files[file] = None
+            with suppress(FtckptError):  # then it proves nothing
+                manifest = self.seal.manifest() if file else None
+                if manifest is not None:
+                    near = found.offset or 0
+                    self._altered_files[file] = altered(self.source, manifest, file, near)
+        where = self._altered_files[file]
+        if where is None:
+            return found
+        message = where.said(found.message)
+        return finding("bad-digest", message, file=found.file, tensor=found.tensor,
+                       rank=found.rank, offset=where.offset, length=where.length)  # fmt: skip
 
     def _placed(self, found: Finding, file: str) -> Finding:
         """Name the place of a file, if the checkpoint lies in several."""
@@ -180,10 +205,10 @@ def verify(
     """
     options = options or VerifyOptions()
     began = time.monotonic()
-    collector = _Collector(options, emit, checkpoint.source)
+    seal = Seal(checkpoint.source, options.manifest, use=options.use_manifest)
+    collector = _Collector(options, emit, checkpoint.source, seal)
     content = ContentResult("none", 0, 0, checkpoint.source.nbytes, None, ok=True)
     level = Level.STRUCTURE
-    seal = Seal(checkpoint.source, options.manifest, use=options.use_manifest)
     try:
         if not work.partial:  # it reads no tensor: who has the whole result does it
             collector.take(check_structure(checkpoint, work.counter, seal))

@@ -10,10 +10,13 @@ is gathered from live memory before the save, never read back.
 - `actors`: an actor with a flattened optimizer and a critic with a nested one, below `trainer`,
   2 ranks.
 - `ranklocal`: a save without collectives, 2 ranks: a metadata file each.
+- `schedulefree`: FSDP2 over 3 ranks with schedule-free AdamW (schedulefree 1.4), saved after
+  `optimizer.eval()` as its page asks; `losses.json` has the three losses of the same job after it.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -144,12 +147,40 @@ def actors(out: Path, mesh: DeviceMesh) -> None:
     save_with_torch({"trainer": state}, storage_writer=FileSystemWriter(out / "step-3"))
 
 
+def schedulefree(out: Path, mesh: DeviceMesh) -> None:
+    from schedulefree import AdamWScheduleFree
+
+    torch.manual_seed(6)
+    model = nn.Linear(5, 4)
+    fully_shard(model, mesh=mesh)
+    optimizer = AdamWScheduleFree(model.parameters(), lr=0.01, warmup_steps=2)
+    optimizer.train()
+    data = torch.linspace(-1, 1, 20).reshape(4, 5)
+
+    def step() -> float:
+        loss: torch.Tensor = model(data).square().mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    for _ in range(3):
+        step()
+    optimizer.eval()
+    save(out / "step-3", model, optimizer, 3)
+    optimizer.train()
+    losses = [step().hex() for _ in range(3)]
+    if dist.get_rank() == 0:
+        (out / "losses.json").write_text(json.dumps(losses) + "\n")
+
+
 KINDS: dict[str, tuple[Callable[[Path, DeviceMesh], None], tuple[int, ...], tuple[str, ...]]] = {
     "fsdp2": (fsdp2, (4,), ("dp",)),
     "hsdp": (hsdp, (2, 2), ("replicate", "shard")),
     "tp": (tp, (2, 2), ("dp", "tp")),
     "actors": (actors, (2,), ("dp",)),
     "ranklocal": (ranklocal, (2,), ("dp",)),
+    "schedulefree": (schedulefree, (3,), ("dp",)),
 }
 
 

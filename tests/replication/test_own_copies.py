@@ -1,0 +1,136 @@
+"""A checkpoint that keeps copies of its files is mended from them, without another replica."""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from ftckpt import api
+from ftckpt.errors import CorruptError, ExitCode, UnverifiedError, UsageError
+from ftckpt.own_files import MANIFEST
+from tests.builders.checkpoints import flip, open_checkpoint
+
+DATA = Path(__file__).parents[1] / "data"
+A, B = "copy-0/__0_0.distcp", "copy-1/__0_0.distcp"
+
+
+@pytest.fixture
+def step(tmp_path: Path) -> Path:
+    """What S3StorageWriter leaves with `num_copies=2`."""
+    with tarfile.open(DATA / "dialects/copies.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    return tmp_path / "copies/step-3"
+
+
+def content(path: Path) -> dict[str, bytes]:
+    files = [p for p in path.rglob("*") if p.is_file() and p.name != MANIFEST]
+    return {str(p.relative_to(path)): p.read_bytes() for p in files}
+
+
+def in_tensor(path: Path, file: str) -> int:
+    """Return a byte of a tensor in a data file."""
+    checkpoint = open_checkpoint(path)
+    for info in checkpoint.tensors.values():
+        for piece in info.pieces:
+            extent = checkpoint.payload(piece).extent
+            if extent.file == file and extent.length:
+                return extent.offset
+    raise AssertionError(file)
+
+
+def passes(step: Path, at: int) -> bool:
+    """Whether a flipped bit of A is in no checksum."""
+    flip(step / A, at)
+    code = api.verify(str(step)).code
+    flip(step / A, at)
+    return code is ExitCode.OK
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+@pytest.mark.parametrize("harm", ["flip", "missing", "cut"])
+def test_what_is_damaged_in_one_copy_comes_from_the_other(
+    harm: str, sealed: bool, step: Path
+) -> None:
+    whole = content(step)
+    if sealed:
+        api.seal(str(step))
+    for file in (A, "copy-1/__1_0.distcp"):
+        at = in_tensor(step, file)
+        if harm == "flip":
+            flip(step / file, at)
+        elif harm == "missing":
+            (step / file).unlink()
+        else:
+            (step / file).write_bytes((step / file).read_bytes()[:at])
+        if not sealed and harm != "flip":
+            break  # without a seal, two files that are not there leave no copy that is whole
+    assert api.verify(str(step)).code is ExitCode.CORRUPT
+    report = api.repair(str(step))
+    assert report.done
+    assert report.evidence == ("manifest" if sealed else "crc32")
+    assert content(step) == whole
+    assert api.verify(str(step), level="values").code is ExitCode.OK
+
+
+def test_a_byte_that_no_crc_covers_needs_the_seal(step: Path) -> None:
+    whole = content(step)
+    padding = next(at for at in range(len(whole[A])) if passes(step, at))
+    flip(step / A, padding)
+    with pytest.raises(UnverifiedError, match="no evidence says which"):
+        api.repair(str(step))
+    flip(step / A, padding)
+    api.seal(str(step))
+    flip(step / A, padding)
+    api.repair(str(step))
+    assert content(step) == whole
+
+
+def test_what_is_damaged_in_every_copy_stays(step: Path) -> None:
+    api.seal(str(step))
+    at = in_tensor(step, A)
+    flip(step / A, at)
+    flip(step / B, at, 1)
+    before = content(step)
+    with pytest.raises(CorruptError, match="cannot be had"):
+        api.repair(str(step))
+    assert content(step) == before
+    assert api.repair(str(step), dry_run=True).blocks
+
+
+def test_the_third_copy_is_asked_too(step: Path) -> None:
+    data = (step / ".metadata").read_bytes()
+    (step / ".metadata").write_bytes(data.replace(b"num_copies=2", b"num_copies=3"))
+    shutil.copytree(step / "copy-0", step / "copy-2")
+    api.seal(str(step))
+    whole = content(step)
+    at = in_tensor(step, A)
+    flip(step / A, at)
+    flip(step / B, at, 1)
+    api.repair(str(step))
+    assert content(step) == whole
+
+
+def test_a_copy_of_another_step_is_not_taken_for_a_replica(step: Path) -> None:
+    shutil.copy(step.with_name("step-2") / B, step / B)
+    before = content(step)
+    assert api.verify(str(step), level="values").code is ExitCode.CORRUPT
+    with pytest.raises(UnverifiedError, match="no evidence says which"):
+        api.repair(str(step))
+    assert content(step) == before
+
+
+def test_what_keeps_no_copies_needs_another_place(tmp_path: Path) -> None:
+    shutil.copytree(DATA / "dcp/hsdp/step-3", tmp_path / "step-3")
+    with pytest.raises(UsageError, match="keeps no copies"):
+        api.repair(str(tmp_path / "step-3"))
+
+
+def test_the_metadata_is_there_once(step: Path) -> None:
+    api.seal(str(step))
+    data = (step / ".metadata").read_bytes()
+    flip(step / ".metadata", data.index(b"up.weight"))
+    with pytest.raises(CorruptError):
+        api.repair(str(step))
