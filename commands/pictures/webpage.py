@@ -16,7 +16,7 @@ from .palette import DARK, FAINT, GROUND, INK, LINE
 ROWS = 1000  # of a table; a page of more is slow to open, and the numbers lie beside it
 
 # Colours come in pairs: a ground, and what is written on it or stands for it in a line.
-STYLE = f"""
+COLOURS = f"""
 :root {{ color-scheme: light dark; --ground: {GROUND}; --ink: {INK}; --faint: {FAINT};
   --line: {LINE}; --none: #f1f1f1; --good: #bfe5d5; --on-good: #0b5c43; --bad: #f3b8a0;
   --on-bad: #7a2600; --warn: #f5dfae; --on-warn: #6b4e00; --focus: #0072B2; }}
@@ -24,6 +24,8 @@ STYLE = f"""
   --faint: {DARK[FAINT]}; --line: {DARK[LINE]}; --none: #262626; --good: #155a44;
   --on-good: #c9f2e3; --bad: #8a3a17; --on-bad: #ffd9c9; --warn: #6b5210; --on-warn: #ffe9b0;
   --focus: #56B4E9; }} }}
+"""
+STYLE = f"""{COLOURS}
 body {{ font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--ground);
   margin: 2rem auto; max-width: 80rem; padding: 0 1rem; overflow-wrap: anywhere; }}
 h1 {{ font-size: 1.4rem; line-height: 1.25; margin: 0 0 .6rem; }}
