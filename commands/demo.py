@@ -53,7 +53,7 @@ def command(
     walk.run(ExitCode.OK, "verify", newest)
     walk.remark("Seal the one before it: digests of every block, so that any change is found.")
     walk.run(ExitCode.OK, "seal", paths[-2])
-    victim, offset = _middle_of_a_tensor(newest)
+    victim, offset = middle_of_a_tensor(newest)
     flip_bit(victim, offset)
     walk.remark(f"Now one bit of {victim} flips, at byte {offset}. torch would load it.")
     walk.run(ExitCode.CORRUPT, "verify", newest)
@@ -66,7 +66,7 @@ def command(
     return Result(ExitCode.OK, "the damage was found and stepped over")
 
 
-def _middle_of_a_tensor(path: str) -> tuple[str, int]:
+def middle_of_a_tensor(path: str) -> tuple[str, int]:
     """Return the file and the offset of a byte in the middle of the largest weight."""
     from ftckpt.api import open_checkpoint
 

@@ -1,4 +1,4 @@
-"""Pages of the site that are made when it is built: one a verb, of the same tables as the help."""
+"""What is made when the site is built: a page a verb, and the order of what a search finds."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from ftckpt.commands.manual.markdown import markdown_pages
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+# A stranger searches for a task; the page of a verb lists every flag and has every word.
+BOOSTS = {"tasks/": 3.0, "frameworks/": 1.5, "sealing.md": 1.5, "verbs/": 0.5}
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -27,3 +31,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, text in markdown_pages():
         files.append(File.generated(config, name, content=text))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Weigh a page for the search by its folder."""
+    for start, boost in BOOSTS.items():
+        if page.file.src_uri.startswith(start):
+            page.meta["search"] = {"boost": boost}
+    return markdown

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -129,13 +129,101 @@ def test_links_of_all_pages_lead_somewhere() -> None:
                 assert (page.parent / link).exists(), f"{page.relative_to(DOCS)}: {link}"
 
 
-@pytest.mark.skipif(find_spec("mkdocs") is None, reason="mkdocs is not installed")
-def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+def test_links_out_of_the_pages_are_few_and_encrypted() -> None:
+    """A page loads nothing from elsewhere, and names only hosts that are known here."""
+    hosts = {"s3.example.org"}
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")):
+        for scheme, host in re.findall(r"\b(https?)://([\w.-]+)", page.read_text()):
+            local = host.startswith(("127.", "localhost"))
+            assert local or (scheme == "https" and host in hosts), f"{page.name}: {host}"
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_of_the_first_pages_lead_somewhere(name: str) -> None:
+    """mkdocs checks the pages below docs, their anchors too."""
+    text = (ROOT / name).read_text()
+    for link, _, anchor in (one.partition("#") for one in re.findall(r"\]\(([^)\s]+)\)", text)):
+        target = ROOT / (link or name)
+        assert target.exists(), link
+        headings = re.findall(r"^#+ (.*)", target.read_text() if anchor else "", re.MULTILINE)
+        slugs = {re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in headings}
+        assert not anchor or anchor in slugs, f"{link}#{anchor}"
+
+
+def test_the_incident_of_the_readme_is_what_happens(tmp_path: Path) -> None:
+    """The pictures are drawn again from a real run; only the numbers may differ."""
+    spec = spec_from_file_location("incident", DOCS / "incident.py")
+    assert spec is not None
+    assert spec.loader is not None
+    incident = module_from_spec(spec)
+    spec.loader.exec_module(incident)
+    lines = incident.recorded(tmp_path)
+    assert lines[-1] == ("good", "run7/step-20")
+    for name, columns in incident.PICTURES.items():
+        kept = (DOCS / name).read_text()
+        # Digests of the weights are those of this machine's arithmetic.
+        made, known = (re.sub(r"\b[0-9a-f]{8}\b", "", text)
+                       for text in (incident.drawn(lines, columns), kept))  # fmt: skip
+        assert made == known, f"run: python docs/incident.py ({name})"
+        assert len(kept) < 60_000
+        assert "prefers-color-scheme: dark" in kept
+        assert name in (ROOT / "README.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the site."""
+    if find_spec("mkdocs") is None:
+        pytest.skip("mkdocs is not installed")
+    place = tmp_path_factory.mktemp("site")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-f", str(ROOT / ".mkdocs.yml"),
-         "-d", str(tmp_path / "site")],
+         "-d", str(place)],
         capture_output=True, text=True, check=False, timeout=300, cwd=ROOT,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "site" / "index.html").exists()
-    assert (tmp_path / "site" / "verbs" / "verify.html").exists()
+    return place
+
+
+def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(site: Path) -> None:
+    assert (site / "index.html").exists()
+    assert (site / "verbs" / "verify.html").exists()
+    for page in site.rglob("*.html"):
+        text = page.read_text()
+        assert not re.search(r"<(?:script|img|iframe)[^>]*\bsrc=[\"']?(?:https?:)?//", text), page
+        assert not re.search(r"<link[^>]*stylesheet[^>]*href=[\"']?(?:https?:)?//", text), page
+
+
+# What a stranger types, and where the recipe is. Written down before the search was tried.
+TASKS = {
+    "restart on fewer GPUs": ["tasks/restart-on-fewer-gpus.html"],
+    "resume with half the GPUs": ["tasks/restart-on-fewer-gpus.html"],
+    "newest is damaged": ["tasks/newest-is-damaged.html"],
+    "corrupt checkpoint": ["tasks/newest-is-damaged.html"],
+    "merge a LoRA": ["tasks/merge-a-lora.html", "convert.html"],
+    "merge lora adapter": ["tasks/merge-a-lora.html", "convert.html"],
+    "keep three and every thousandth": ["tasks/keep-some.html"],
+    "delete old checkpoints": ["tasks/keep-some.html"],
+    "ship a torchtitan run": ["frameworks/torchtitan.html"],
+    "torchtitan weights safetensors": ["frameworks/torchtitan.html"],
+    "is my resume exact": ["tasks/is-my-resume-exact.html"],
+    "deterministic resume": ["tasks/is-my-resume-exact.html"],
+    "copy to a bucket and prove it": ["tasks/copy-to-a-bucket.html"],
+    "upload to s3": ["tasks/copy-to-a-bucket.html"],
+    "how often to save": ["tasks/how-often-to-save.html"],
+    "checkpoint interval": ["tasks/how-often-to-save.html"],
+    "what changed between two": ["tasks/what-changed.html"],
+    "compare two checkpoints": ["tasks/what-changed.html"],
+    "seal while saving with FSDP2": ["sealing.html"],
+    "FSDP2 save": ["frameworks/fsdp2.html"],
+}
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_a_stranger_finds_each_task_as_the_first_or_second_hit(site: Path) -> None:
+    done = subprocess.run(
+        ["node", str(ROOT / "tests" / "site_search.js"), str(site)],
+        input=json.dumps(list(TASKS)), capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    for (query, wanted), found in zip(TASKS.items(), json.loads(done.stdout), strict=True):
+        assert set(wanted) & set(found[:2]), f"{query}: {found[:4]}"

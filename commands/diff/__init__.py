@@ -123,7 +123,7 @@ def command(
     invocation = invoked(ctx)
     bound_memory(max_memory)
     if plot:
-        from ftckpt.commands.cli.picture import check_path
+        from ftckpt.commands.pictures.drawing import check_path
 
         check_path(plot, terminal=False)
     tolerance = tolerance_of(rtol, atol)

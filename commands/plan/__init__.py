@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
-from ftckpt.commands.cli.picture import check_path
 from ftckpt.commands.cli.render import terminal_width
+from ftckpt.commands.pictures.drawing import check_path
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.planning import IntervalRule, Plan, answer, around
 

@@ -7,19 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ftckpt.commands.cli.picture import (
+from ftckpt.commands.cli.render import brief_duration
+from ftckpt.commands.pictures.drawing import canvas, save
+from ftckpt.commands.pictures.palette import (
     BLUE,
+    DARK_ON_FIELD,
     FAINT,
     GREEN,
+    GROUND,
     INK,
+    LIGHT_ON_FIELD,
     ORANGE,
     PURPLE,
     SKY,
     VERMILION,
-    canvas,
-    save,
 )
-from ftckpt.commands.cli.render import brief_duration
 
 from .text import SHARES
 
@@ -82,6 +84,21 @@ class WasteCurve:
             columns["simulated_se"] = [error for _, error in rows]
         return columns
 
+    def said(self) -> str:
+        """Return in words what the picture shows."""
+        best, least = self.optimum
+        parts = {n: self._at_best(n) for n in SHARES if n in self.shares}
+        listed = ", ".join(f"{SHARES[n][0]} {100 * v:.2f} %" for n, v in parts.items() if v > 0)
+        return (
+            f"Wall time that is not useful work, against the {self.label}:"
+            f" {brief_duration(self.intervals[0])} to {brief_duration(self.intervals[-1])}."
+            f" The best is {brief_duration(best)}, with {100 * least:.2f} % waste: {listed}."
+        )
+
+    def _at_best(self, name: str) -> float:
+        near = min(self.intervals, key=lambda interval: abs(interval - self.optimum[0]))
+        return self.shares[name][list(self.intervals).index(near)]
+
 
 def waste_picture(curve: WasteCurve, path: str) -> str:
     """Draw the split of waste against the interval; return the path of its numbers."""
@@ -108,7 +125,7 @@ def waste_picture(curve: WasteCurve, path: str) -> str:
                 yerr=[200 * p[2] for p in curve.points],
                 fmt="o",
                 color=INK,
-                markerfacecolor="white",
+                markerfacecolor=GROUND,
                 markersize=6,
                 capsize=3,
                 lw=1.4,
@@ -129,7 +146,7 @@ def waste_picture(curve: WasteCurve, path: str) -> str:
             ha="center",
             fontweight="bold",
             arrowprops={"arrowstyle": "-|>", "color": INK},
-            bbox={"boxstyle": "round,pad=0.35", "fc": "white", "ec": FAINT},
+            bbox={"boxstyle": "round,pad=0.35", "fc": GROUND, "ec": FAINT},
         )
         for place, (name, interval) in enumerate(sorted(curve.others.items())):
             if curve.intervals[0] <= interval <= curve.intervals[-1]:
@@ -139,7 +156,7 @@ def waste_picture(curve: WasteCurve, path: str) -> str:
                     (interval, 0.97 - 0.06 * place),
                     xycoords=("data", "axes fraction"),
                     color=INK,
-                    fontsize=10.5,
+                    fontsize=12,
                 )
         axes.set_xscale("log")
         axes.set_xlim(curve.intervals[0], curve.intervals[-1])
@@ -148,7 +165,7 @@ def waste_picture(curve: WasteCurve, path: str) -> str:
         axes.set_ylabel("wall time that is not useful work (%)")
         axes.set_title(curve.title)
         figure.legend(loc="outside lower center", ncols=3)
-        return save(figure, path, curve.numbers(), curve.title)
+        return save(figure, path, curve.numbers(), curve.title, curve.said())
 
 
 @dataclass(frozen=True)
@@ -182,6 +199,17 @@ class SweepCurve:
             columns[f"goodput {name}"] = self.goodputs[name]
         return columns
 
+    def said(self) -> str:
+        """Return in words what the picture shows."""
+        ends = [
+            f"{name}, from {_spoken(line[0])} to {_spoken(line[-1])}"
+            for name, line in self.goodputs.items()
+        ]
+        return (
+            f"Goodput and the best useful work between two saves, against the {self.label}."
+            f" Goodput {'; '.join(ends)}."
+        )
+
 
 def sweep_picture(curve: SweepCurve, path: str) -> str:
     """Draw goodput above, the best interval below; return the path of the numbers."""
@@ -212,7 +240,7 @@ def sweep_picture(curve: SweepCurve, path: str) -> str:
         figure.align_ylabels()
         if len(curve.goodputs) > 1:
             upper.legend(loc="lower left")
-        return save(figure, path, curve.numbers(), curve.title)
+        return save(figure, path, curve.numbers(), curve.title, curve.said())
 
 
 @dataclass(frozen=True)
@@ -251,6 +279,14 @@ class HeatMap:
             "goodput": [self.goodput[j][i] for _, _, i, j in cells],
         }
 
+    def said(self) -> str:
+        """Return in words what the picture shows."""
+        known = [v for row in self.goodput for v in row if v is not None]
+        return (
+            f"The best goodput as colour, against the {self.axes[0]} and the {self.axes[1]}:"
+            f" {_spoken(min(known))} to {_spoken(max(known))} of wall time."
+        )
+
 
 def heat_picture(heat: HeatMap, path: str) -> str:
     """Draw goodput as colour over two inputs; return the path of the numbers."""
@@ -260,13 +296,20 @@ def heat_picture(heat: HeatMap, path: str) -> str:
         axes = figure.add_subplot()
         percent = [[_percent(v) for v in row] for row in heat.goodput]
         # cividis reads the same with every kind of colour vision.
-        mesh = axes.pcolormesh(heat.xs, heat.ys, percent, cmap="cividis", shading="gouraud")
+        # As one image: as triangles the same field takes 10 MB.
+        mesh = axes.pcolormesh(
+            heat.xs, heat.ys, percent, cmap="cividis", shading="gouraud", rasterized=True
+        )
         axes.set_xscale("log")
         axes.set_yscale("log")
-        lines = axes.contour(heat.xs, heat.ys, percent, _LEVELS, colors="white", linewidths=1.6)
-        outline: list[AbstractPathEffect] = [withStroke(linewidth=3, foreground=INK, alpha=0.55)]
+        lines = axes.contour(
+            heat.xs, heat.ys, percent, _LEVELS, colors=LIGHT_ON_FIELD, linewidths=1.6
+        )
+        outline: list[AbstractPathEffect] = [
+            withStroke(linewidth=3, foreground=DARK_ON_FIELD, alpha=0.55)
+        ]
         lines.set_path_effects(outline)
-        for label in axes.clabel(lines, fmt="%g %%", fontsize=11):
+        for label in axes.clabel(lines, fmt="%g %%", fontsize=12):
             label.set_path_effects(outline)
         for axis, values, names in (
             (axes.xaxis, heat.xs, heat.x_names),
@@ -278,7 +321,11 @@ def heat_picture(heat: HeatMap, path: str) -> str:
         axes.set_ylabel(heat.axes[1])
         axes.set_title(heat.title)
         figure.colorbar(mesh, ax=axes, label="goodput (% of wall time)")
-        return save(figure, path, heat.numbers(), heat.title)
+        return save(figure, path, heat.numbers(), heat.title, heat.said())
+
+
+def _spoken(share: float | None) -> str:
+    return "no progress" if share is None else f"{100 * share:.1f} %"
 
 
 def _percent(share: float | None) -> float:

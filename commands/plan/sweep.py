@@ -74,7 +74,7 @@ def command(
     """
     invocation = invoked(ctx)
     if plot:
-        from ftckpt.commands.cli.picture import check_path
+        from ftckpt.commands.pictures.drawing import check_path
 
         check_path(plot)
     if len(over) > 2:

@@ -6,10 +6,11 @@ loads nothing, so that it can be kept with a failed job and opened anywhere.
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from ftckpt.commands.pictures import webpage
+from ftckpt.commands.pictures.webpage import safe as _safe
 from ftckpt.findings import counted
 from ftckpt.replay.compare.verdict import Verdict
 from ftckpt.replay.record.events import BY_KEY, EVENTS
@@ -23,36 +24,20 @@ if TYPE_CHECKING:
 
 # More steps than fit side by side are put together where they are alike.
 _SIDE_BY_SIDE = 40
-_SIGNS = {Verdict.EXACT: "good", Verdict.NOT_COMPARED: "open"}
+_SIGNS = {Verdict.EXACT: "exact", Verdict.NOT_COMPARED: "open"}
 
 _STYLE = """
-:root { --ground: #fff; --ink: #222; --faint: #6a6a6a; --line: #ddd; --none: #f1f1f1;
-  --equal: #bfe5d5; --on-equal: #0b5c43; --differs: #f3b8a0; --on-differs: #7a2600;
-  --first: #7a2600; --open: #8a6d00; }
-@media (prefers-color-scheme: dark) { :root { --ground: #181818; --ink: #ddd; --faint: #999;
-  --line: #3a3a3a; --none: #262626; --equal: #155a44; --on-equal: #c9f2e3; --differs: #8a3a17;
-  --on-differs: #ffd9c9; --first: #ffb08f; --open: #d9b84a; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--ground);
-  margin: 2rem auto; max-width: 80rem; padding: 0 1rem; }
-h1 { font-size: 1.4rem; margin: 0; padding-left: .7rem; border-left: .4rem solid var(--first); }
-h1.good { border-color: var(--on-equal); } h1.open { border-color: var(--open); }
-h2, summary { font-size: 1.05rem; font-weight: 600; margin: 1.6rem 0 .3rem; }
-summary { cursor: pointer; margin: .5rem 0; } details { border-top: 1px solid var(--line); }
+h1 { padding-left: .7rem; border-left: .4rem solid var(--on-bad); }
+h1.exact { border-color: var(--on-good); } h1.open { border-color: var(--on-warn); }
+details { border-top: 1px solid var(--line); }
 details details { border: 0; margin-left: 1rem; } details summary { font-weight: 500; }
-p { margin: .5rem 0; } .faint { color: var(--faint); font-size: 13px; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; margin: .8rem 0; }
-dt { color: var(--faint); } dd { margin: 0; overflow-wrap: anywhere; }
-.scroll { overflow-x: auto; margin: .2rem 0 1rem; padding-bottom: 3px; }
-table { border-collapse: separate; border-spacing: 2px; font-size: 13px; }
-th { font-weight: 500; padding: 0 .4rem; white-space: nowrap; }
-th[scope=row], .corner { text-align: right; position: sticky; left: 0; background: var(--ground); }
-.corner { font-weight: 600; } thead .first { color: var(--first); font-weight: 700; }
-td { min-width: 1.6rem; height: 1.3rem; text-align: center; border-radius: 3px; }
-.equal { background: var(--equal); color: var(--on-equal); }
-.differs { background: var(--differs); color: var(--on-differs); }
-.none { background: var(--none); }
-td.first { outline: 3px solid var(--first); outline-offset: -1px; font-weight: 700; }
-.list td, .list th { text-align: left; padding: 0 .5rem; } .list th { color: var(--faint); }
+.grid { border-collapse: separate; border-spacing: 2px; }
+.grid th { font-weight: 500; padding: 0 .4rem; }
+.grid th[scope=row], .corner { text-align: right; position: sticky; left: 0;
+  background: var(--ground); }
+.corner { font-weight: 600; } thead .first { color: var(--on-bad); font-weight: 700; }
+.grid td { min-width: 1.6rem; height: 1.3rem; text-align: center; border-radius: 3px; }
+td.first { outline: 3px solid var(--on-bad); outline-offset: -1px; font-weight: 700; }
 """
 
 
@@ -82,11 +67,8 @@ def write_page(path: str, judgement: Judgement) -> None:
 def page(judgement: Judgement) -> str:
     """Return the page: the verdict, what differs first, and a grid for each pair of runs."""
     title, sentence = _safe(judgement.verdict.value), _safe(judgement.sentence)
-    sign = _SIGNS.get(judgement.verdict, "bad")
+    sign = _SIGNS.get(judgement.verdict, "unequal")
     parts = [
-        "<!doctype html><html lang=en><meta charset=utf-8>"
-        "<meta name=viewport content='width=device-width'>"
-        f"<title>ftckpt replay: {title}</title><style>{_STYLE}</style>",
         f"<h1 class={sign}>{title[:1].upper()}{title[1:]}</h1>",
         f"<p>{sentence[:1].upper()}{sentence[1:]}.</p>",
         *_remarks(judgement),
@@ -104,7 +86,7 @@ def page(judgement: Judgement) -> str:
         if not comparison.differences:  # the restart's is the last one
             shown = not unlike and comparison is judgement.comparisons[-1]
             parts += _equal(comparison, shown=shown)
-    return "\n".join(parts) + "\n</html>\n"
+    return webpage.page(f"ftckpt replay: {judgement.verdict.value}", *parts, style=_STYLE)
 
 
 def _remarks(judgement: Judgement) -> Iterator[str]:
@@ -118,11 +100,15 @@ def _remarks(judgement: Judgement) -> Iterator[str]:
 def _differing(comparison: Comparison) -> Iterator[str]:
     first = comparison.differences[0]
     yield f"<h2>{_title(comparison)}: differs from step {first.step}</h2>"
-    yield "<div class=scroll><table class=list>"
-    yield f"<tr><th>first, at step {first.step}<th>rank<th>how"
-    for one in comparison.at_first_step():
-        yield (f"<tr><td>{_safe(BY_KEY[one.event].title)}<td>{one.rank}<td>{_safe(one.detail)}")
-    yield "</table></div>"
+    unequal = comparison.at_first_step()
+    yield webpage.table(
+        {
+            f"first, at step {first.step}": [BY_KEY[one.event].title for one in unequal],
+            "rank": [one.rank for one in unequal],
+            "how": [one.detail for one in unequal],
+        },
+        "What differs first",
+    )
     columns = _columns(comparison, first.step)
     unlike = {d.rank for d in comparison.differences}
     for rank in comparison.ranks:
@@ -183,7 +169,7 @@ def _grid(columns: Sequence[_Column], rank: int, first: Difference | None) -> It
         f"{column.label}"
         for column in columns
     )
-    yield f"<div class=scroll><table><thead><tr><th class=corner>rank {rank}, step{head}</thead>"
+    lines = [f"<table class=grid><thead><tr><th class=corner>rank {rank}, step{head}</thead>"]
     for event in EVENTS:
         cells = [column.cells.get((event.key, rank)) for column in columns]
         if all(cell is None for cell in cells):
@@ -193,8 +179,9 @@ def _grid(columns: Sequence[_Column], rank: int, first: Difference | None) -> It
             here = (column.first, event.key, rank)
             begun = first is not None and here == (first.step, first.event, first.rank)
             row.append(_cell(equal, begun=begun))
-        yield "".join(row)
-    yield "</table></div>"
+        lines.append("".join(row))
+    lines.append("</table>")
+    yield webpage.scrolled("\n".join(lines), f"Rank {rank}, step by step")
 
 
 def _cell(equal: bool | None, *, begun: bool) -> str:
@@ -202,9 +189,5 @@ def _cell(equal: bool | None, *, begun: bool) -> str:
     if equal is None:
         return "<td class=none>"
     if equal:
-        return "<td class=equal>="
-    return f"<td class='differs{' first' if begun else ''}'>&ne;"
-
-
-def _safe(text: str) -> str:
-    return html.escape(text, quote=True)
+        return "<td class=good>="
+    return f"<td class='bad{' first' if begun else ''}'>&ne;"

@@ -99,7 +99,7 @@ def command(
     verify` looks inside. Several runs under one root are told one by one.
     """
     from ftckpt.api.surveying import status
-    from ftckpt.commands.cli import picture
+    from ftckpt.commands.pictures import drawing
 
     from .document import document
     from .text import show
@@ -116,7 +116,7 @@ def command(
         policy = known.file
         invocation.say(f"policy: {known.file} ({known.where})")
     if plot:
-        picture.check_path(plot, terminal=False)
+        drawing.check_path(plot, terminal=False)
     if prometheus:
         check_file("--prometheus", prometheus)
     found = status(

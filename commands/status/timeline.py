@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from ftckpt.commands.cli.picture import BLUE, FAINT, GREEN, INK, ORANGE, VERMILION, canvas, save
+from ftckpt.commands.pictures.drawing import canvas, save
+from ftckpt.commands.pictures.palette import BLUE, FAINT, GREEN, GROUND, INK, ORANGE, VERMILION
 from ftckpt.errors import UsageError
 from ftckpt.retention.scan.entries import EntryClass
 
@@ -63,7 +65,27 @@ def draw(found: Status, path: str) -> str:
         )
         dates: Any = ConciseDateFormatter  # matplotlib does not say its types
         below.xaxis.set_major_formatter(dates(below.xaxis.get_major_locator()))
-        return save(figure, path, _numbers(shown, found.kept), f"Saves of {found.url}")
+        figure.legend(loc="outside lower center", ncols=3)
+        numbers = _numbers(shown, found.kept)
+        return save(figure, path, numbers, f"Saves of {found.url}", _said(shown, found))
+
+
+def _said(shown: Sequence[SurveyedEntry], found: Status) -> str:
+    """Return in words what the picture shows."""
+    counts = Counter(_words(held, found.kept) for held in shown)
+    listed = "; ".join(f"{count} {words}" for words, count in counts.items())
+    return (
+        f"Saves by the time at which they finished, {_date(shown[0].finished):%Y-%m-%d %H:%M} to"
+        f" {_date(shown[-1].finished):%Y-%m-%d %H:%M} UTC: {listed}. Above their sizes, below how"
+        " long writing took."
+    )
+
+
+def _words(held: SurveyedEntry, kept: Mapping[str, bool] | None) -> str:
+    words = held.entry.entry_class.lower()
+    if kept is not None and held.entry.entry_class is EntryClass.COMMITTED:
+        words += ", kept" if _stays(held, kept) else ", dropped"
+    return words
 
 
 def _sizes(axes: Axes, shown: Sequence[SurveyedEntry], kept: Mapping[str, bool] | None) -> None:
@@ -81,10 +103,7 @@ def _sizes(axes: Axes, shown: Sequence[SurveyedEntry], kept: Mapping[str, bool] 
             color = _COLORS[entry_class]
             if kept is not None and stays and entry_class is EntryClass.COMMITTED:
                 color = GREEN
-            fill: Any = color if stays else "white"
-            words = entry_class.lower()
-            if kept is not None and entry_class is EntryClass.COMMITTED:
-                words += ", kept" if stays else ", dropped"
+            fill: Any = color if stays else GROUND
             axes.plot(
                 [_date(held.finished) for held in chosen],
                 [_nbytes(held) / unit for held in chosen],
@@ -93,11 +112,10 @@ def _sizes(axes: Axes, shown: Sequence[SurveyedEntry], kept: Mapping[str, bool] 
                 color=color,
                 markerfacecolor=fill,
                 markersize=7 if len(shown) < _MANY else 3,
-                label=f"{words} ({len(chosen)})",
+                label=f"{_words(chosen[0], kept)} ({len(chosen)})",
             )
     axes.set_ylabel(f"size, {name}")
     axes.set_ylim(0, 1.25 * max(map(_nbytes, shown)) / unit or 1)
-    axes.legend(loc="lower left", ncols=4)
 
 
 def _silences(axes: Axes, found: Status) -> None:
@@ -134,8 +152,6 @@ def _writes(axes: Axes, found: Status) -> None:
     axes.set_ylabel("writing, s")
     axes.set_xlabel("finished (UTC)")
     axes.set_ylim(bottom=0)
-    if len(found.runs) > 1:
-        axes.legend(loc="upper left", ncols=4)
 
 
 def _numbers(

@@ -46,7 +46,7 @@ def test_a_picture_and_its_numbers(tmp_path: Path, suffix: str) -> None:
     else:
         page = data.decode()
         assert "<svg" in page
-        assert f"<td>{float(least['interval_s']):.6g}</td>" in page
+        assert f"<td class=number>{float(least['interval_s']):.6g}<td" in page
 
 
 def test_numbers_that_no_picture_goes_with_stay(tmp_path: Path) -> None:

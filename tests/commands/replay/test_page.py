@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ftckpt.commands.pictures.webpage import POLICY
 from ftckpt.commands.replay.page import page
 from ftckpt.replay.compare.verdict import Judgement, judge
 from ftckpt.replay.record.floats import written
@@ -33,7 +34,7 @@ addEventListener("load", () => {
     title: document.querySelector("h1").innerText, text: document.body.innerText,
     first: box(first), sign: first && first.innerText,
     row: first && first.parentElement.querySelector("th").innerText,
-    columns: [...document.querySelectorAll("details[open] thead th, div.scroll thead th")].filter(
+    columns: [...document.querySelectorAll("table.grid thead th")].filter(
       (one) => one.checkVisibility()).map((one) => one.innerText),
     loaded: performance.getEntriesByType("resource").length,
     ground: getComputedStyle(document.body).backgroundColor,
@@ -47,7 +48,9 @@ addEventListener("load", () => {
 def shown(folder: Path, judgement: Judgement, *flags: str, width: int = 1200) -> dict[str, Any]:
     """Return what a browser makes of the page of a judgement."""
     file = folder / "page.html"
-    file.write_text(page(judgement).replace("</html>", PROBE + "</html>"))
+    text = page(judgement)
+    assert POLICY in text  # which forbids the probe too
+    file.write_text(text.replace(POLICY, "").replace("</html>", PROBE + "</html>"))
     done = subprocess.run(
         [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic",
          "--no-first-run", "--disable-background-networking", "--disable-component-update",

@@ -1,33 +1,30 @@
-"""Pictures: one style for all, saved with their numbers beside them.
+"""Figures: one style for all, saved with their numbers beside them.
 
-Matplotlib is the extra `plot`, imported only when a file is asked for.
+Matplotlib is the extra `plot`, imported only when a file is asked for. An SVG follows the screen,
+light or dark, and says in words what it shows; a page keeps the text of its picture readable in a
+narrow window.
 """
 
 from __future__ import annotations
 
 import csv
-import html
 import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
+from ftckpt.commands.cli.option_values import check_file
 from ftckpt.errors import ExistsError, UsageError
 from ftckpt.packages import needing
 
-from .option_values import check_file
+from .palette import DARK, FAINT, GROUND, INK, LINE
+from .webpage import page, safe, scrolled, table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUFFIXES = (".png", ".svg", ".html")
-
-# Okabe and Ito's palette: told apart with every kind of colour vision, and in grey by their order.
-BLUE, VERMILION, ORANGE, PURPLE, SKY, GREEN = (
-    "#0072B2", "#D55E00", "#E69F00", "#CC79A7", "#56B4E9", "#009E73"
-)  # fmt: skip
-INK, FAINT = "#222222", "#8A8A8A"
 
 _STYLE: dict[str, Any] = {
     "figure.figsize": (10.0, 5.8),
@@ -37,13 +34,18 @@ _STYLE: dict[str, Any] = {
     "axes.titlesize": 15,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
+    "figure.titlesize": 15,
+    "figure.titleweight": "bold",
     "axes.labelsize": 12,
     "axes.edgecolor": FAINT,
+    "axes.facecolor": GROUND,
+    "figure.facecolor": GROUND,
+    "text.color": INK,
     "axes.labelcolor": INK,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
-    "grid.color": "#E4E4E4",
+    "grid.color": LINE,
     "grid.linewidth": 0.8,
     "axes.axisbelow": True,
     "xtick.color": INK,
@@ -100,14 +102,24 @@ def canvas(**size: Any) -> Iterator[Figure]:
         yield Figure(layout="constrained", **size)
 
 
-def save(figure: Figure, path: str, numbers: Mapping[str, Sequence[object]], title: str) -> str:
+def save(
+    figure: Figure,
+    path: str,
+    numbers: Mapping[str, Sequence[object]],
+    title: str,
+    said: str,
+    *,
+    shown: Mapping[str, Sequence[object]] | None = None,
+) -> str:
     """Write a figure, and its numbers as CSV beside it; return the path of the numbers.
 
     Args:
         figure: inside its `canvas`.
         path: its suffix says the kind; an `.html` page holds picture and numbers by itself.
         numbers: columns of equal length, by heading.
-        title: of the page.
+        title: of the picture.
+        said: what it shows, in words, for a reader who does not see it.
+        shown: what a page has as its table; None for `numbers`.
 
     Raises:
         DeniedError, NoResourceError, UnavailableError: it cannot be written.
@@ -116,16 +128,40 @@ def save(figure: Figure, path: str, numbers: Mapping[str, Sequence[object]], tit
 
     kind = os.path.splitext(path)[1].lower().removeprefix(".")
     picture = io.BytesIO()
-    # A date would make every picture of the same plan another file.
-    metadata = {"Software": None} if kind == "png" else {"Date": None}
-    figure.savefig(picture, format="png" if kind == "png" else "svg", metadata=metadata)
-    data = picture.getvalue()
-    if kind == "html":
-        data = _page(data.decode(), numbers, title).encode()
+    if kind == "png":
+        figure.savefig(
+            picture, format="png", metadata={"Software": None, "Title": title, "Description": said}
+        )
+        data = picture.getvalue()
+    else:
+        # A date would make every picture of the same plan another file.
+        figure.savefig(picture, format="svg", dpi=100, metadata={"Date": None})
+        text = told(picture.getvalue().decode(), title, said)
+        data = (text if kind == "svg" else _page(text, shown or numbers, title, said)).encode()
     table = _table_beside(path)
     write_over(path, data)
     write_over(table, csv_text(numbers).encode())
     return table
+
+
+def told(svg: str, title: str, said: str) -> str:
+    """Return an SVG that has a title and a description, and turns dark with the screen.
+
+    Colours are replaced by what they are written as in the file, so that a program that knows no
+    style sheet shows the light picture.
+    """
+    rules = "".join(
+        f'[style*="{of}: {light.lower()}"]{{{of}:{dark}!important}}'
+        for light, dark in DARK.items()
+        for of in ("fill", "stroke")
+    )
+    head, opened, rest = svg.partition("<svg ")
+    attributes, closed, inner = rest.partition(">")
+    return (
+        f'{head}{opened}role="img" aria-labelledby="title said" {attributes}{closed}\n'
+        f'<title id="title">{safe(title)}</title><desc id="said">{safe(said)}</desc>\n'
+        f"<style>@media (prefers-color-scheme: dark){{{rules}}}</style>{inner}"
+    )
 
 
 def _table_beside(picture: str) -> str:
@@ -145,46 +181,16 @@ def csv_text(numbers: Mapping[str, Sequence[object]]) -> str:
     return out.getvalue()
 
 
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<meta charset="utf-8">
-<title>{title}</title>
-<style>
-body {{ font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 1040px; margin: 2em auto;
-       padding: 0 1em; }}
-svg {{ width: 100%; height: auto; }}
-table {{ border-collapse: collapse; font: 13px/1.4 ui-monospace, monospace; }}
-th, td {{ text-align: right; padding: .15em .9em; border-bottom: 1px solid #e4e4e4; }}
-summary {{ cursor: pointer; margin: 1em 0; }}
-</style>
-<body>
-{svg}
-<details><summary>The numbers</summary>
-<table>
-<tr>{head}</tr>
-{rows}
-</table>
-</details>
-</body>
-</html>
-"""
-
-
-def _page(svg: str, numbers: Mapping[str, Sequence[object]], title: str) -> str:
+def _page(svg: str, numbers: Mapping[str, Sequence[object]], title: str, said: str) -> str:
     """Return a page that needs no other file and no network."""
-
-    def cells(values: Sequence[object], tag: str) -> str:
-        return "".join(f"<{tag}>{html.escape(_shown(value))}</{tag}>" for value in values)
-
-    return _PAGE.format(
-        title=html.escape(title),
-        svg=svg[svg.index("<svg") :],
-        head=cells(list(numbers), "th"),
-        rows="\n".join(f"<tr>{cells(r, 'td')}</tr>" for r in zip(*numbers.values(), strict=True)),
+    drawn = svg[svg.index("<svg") :]
+    # Letters are 12 units high; the picture scrolls in its box where they would be less in pixels.
+    width = float(drawn.partition('viewBox="0 0 ')[2].split()[0])
+    drawn = drawn.replace(
+        "<svg ", f'<svg style="min-width: {width:.0f}px; max-width: {width * 1.5:.0f}px" ', 1
     )
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return "" if value is None else str(value)
+    return page(
+        title,
+        f"<figure>{scrolled(drawn, title)}<figcaption>{safe(said)}</figcaption></figure>",
+        f"<details><summary>The numbers</summary>{table(numbers, title)}</details>",
+    )

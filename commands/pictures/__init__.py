@@ -1,0 +1,1 @@
+"""Pictures and pages: one look for all verbs that make them."""
