@@ -101,7 +101,7 @@ def command(
         return invocation.fail(
             ExitCode.NOT_FOUND,
             f"{counted(len(logs), 'log')} read, and no line says anything that is known",
-            "docs/incidents.md lists what is recognised; this is no proof that nothing failed",
+            "docs/incidents.md lists what is recognised; it does not prove that nothing failed",
         )
     invocation.print(text_of(report, read, timezone, everything=all_))
     if html:

@@ -162,7 +162,7 @@ def notes_of(report: IncidentReport, read: Read, zone: str) -> Iterator[str]:
     for lemon in report.lemons:
         yield (
             f"{lemon.node} fails more often than chance explains: {lemon.incidents} incidents, and "
-            f"{lemon.expected:.2g} would be its share of {report.nodes_known} nodes"
+            f"{lemon.expected:.2g} is the mean of {report.nodes_known} nodes"
         )
     if report.survived:
         yield (

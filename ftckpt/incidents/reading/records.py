@@ -50,7 +50,7 @@ def of_events(lines: Iterable[bytes], name: str, source: int) -> Iterator[LogEnt
     """Yield the events of a log; empty lines are skipped, unknown events have no entry.
 
     Raises:
-        UsageError: names the line that is no event, or the value that is not a number.
+        UsageError: names the line that is not an event, or the value that is not a number.
     """
     for number, line in enumerate(lines, 1):
         place = f"line {number} of {name}"

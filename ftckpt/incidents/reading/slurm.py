@@ -109,7 +109,7 @@ def of_document(lines: Iterable[bytes], name: str) -> Iterator[JobRow]:
     """Yield the jobs of `sacct --json`, of any of its versions.
 
     Raises:
-        UsageError: it is no such document.
+        UsageError: it is not such a document.
         NoResourceError: it is too large to hold.
     """
     parts, size = [], 0

@@ -12,7 +12,7 @@ from ftckpt.incidents.entries import Fault, LogEntry, LogEntryKind, Weight
 from . import messages, training
 from .times import Stamps
 
-# A line without a time has that of a line above it, at most so many above.
+# A line without a time has that of a line above it, at most this many above.
 _ABOVE = 64
 # Entries without a time that wait for the first one of their file.
 _WAITING = 1000

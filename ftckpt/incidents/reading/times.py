@@ -5,7 +5,7 @@
     Dec 18 20:27:21 n3 kernel: syslog: without a year and a zone
     [Thu Dec 18 20:27:21 2025] dmesg -T
 
-`dmesg` without `-T` counts from the boot, which is no time here.
+`dmesg` without `-T` counts from the boot, which says nothing here.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def zone_of(name: str) -> tzinfo:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
         raise UsageError(
-            f"--timezone {name}: there is no such zone", hint="Europe/Berlin, +02:00 or UTC"
+            f"--timezone {name}: no such zone", hint="Europe/Berlin, +02:00 or UTC"
         ) from error
 
 
