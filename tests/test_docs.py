@@ -163,6 +163,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("plan elastic --from-gpus 64 --to-gpus 48 --batch 2048 --lr 1e-3 --reshard 6m", 0),
         ("plan compress --size 9GB --ratio 2 --codec-bw 4GB/s --storage-bw 1GB/s", 0),
         ("plan risk --gpus 1024 --afr 9% --days 30", 0),
+        ("incidents ROOT/latest", 9),
+        ("incidents ROOT/absent", 9),
         ("help exit-codes", 0),
         ("help plan sweep", 0),
         ("help nothing", 2),

@@ -59,6 +59,7 @@ VERBS: dict[str, str] = {
     "plan compress": "Compute whether compressing a checkpoint makes the save shorter",
     "plan risk": "Compute how likely a run is to fail, and its time without checkpoints",
     "status": "Show a run's checkpoint health: newest saves, age, cadence, size, alerts",
+    "incidents": "Show what failed, how often and where, from job logs, sacct and the guard's log",
     "guard": "Start a job from its newest good checkpoint, watch it, and restart it",
     "replay run": "Run a training and its restart, and compare them bit by bit",
     "replay compare": "Compare the logs of runs, and name the first event that differs",

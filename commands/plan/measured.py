@@ -16,7 +16,7 @@ from .options import CostOptions
 
 if TYPE_CHECKING:
     from ftckpt.health.cadence import Cadence
-    from ftckpt.planning.runlog import RunLog
+    from ftckpt.incidents.runlog import RunLog
 
 
 def measure(invocation: Invocation, root: str, log: str) -> Notes:
@@ -101,7 +101,7 @@ def _cadence_record(cadence: Cadence) -> dict[str, object]:
 
 
 def _log(invocation: Invocation, path: str) -> Notes:
-    from ftckpt.planning.runlog import read_log
+    from ftckpt.incidents.runlog import read_log
     from ftckpt.storage.local.oserror import translate
 
     costs = invocation.options(CostOptions)

@@ -60,6 +60,14 @@ def exposure(
         detect: seconds for failures that record none; default: the mean of those that do.
         restart: the same for restarts.
     """
+    return exposure_of_each(events, detect=detect, restart=restart)[0]
+
+
+def exposure_of_each(
+    events: Sequence[LogEvent], *, detect: float | None = None, restart: float | None = None
+) -> tuple[Exposure, list[bool]]:
+    """Return the exposure, and for each event whether it is a failure that counts towards it."""
+    counted = [False] * len(events)
     failures = [event for event in events if event.kind == "failure"]
     detects = [event.detect for event in failures if event.detect is not None]
     restarts = [event.restart for event in failures if event.restart is not None]
@@ -69,18 +77,22 @@ def exposure(
         restart = fmean(restarts) if restarts else 0.0
     clock = _Clock()
     untimed: list[float] = []
-    timed: list[tuple[float, str, float]] = []
-    for event in events:
+    timed: list[tuple[float, str, float, int]] = []
+    for place, event in enumerate(events):
         noticed = detect if event.detect is None else event.detect
         if event.time is not None:
             gone = noticed + (restart if event.restart is None else event.restart)
-            timed.append((event.time, event.kind, event.time + gone))
+            timed.append((event.time, event.kind, event.time + gone, place))
         elif event.kind == "failure":
             untimed.append(noticed)
-    for time, kind, up in sorted(timed, key=lambda one: one[0]):
+            counted[place] = True
+    for time, kind, up, place in sorted(timed, key=lambda one: one[0]):
+        before = clock.failures
         clock.pass_(kind, time, up)
+        counted[place] = clock.failures > before
     clock.close(clock.last)
-    return Exposure(max(0.0, clock.seconds - sum(untimed)), clock.failures + len(untimed))
+    seconds = max(0.0, clock.seconds - sum(untimed))
+    return Exposure(seconds, clock.failures + len(untimed)), counted
 
 
 class _Clock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 
 from ftckpt.errors import UsageError
 from ftckpt.planning.models.arithmetic import require
@@ -22,6 +23,11 @@ def mean_limits(count: int, confidence: float = 0.95) -> tuple[float, float]:
     if not isinstance(count, int) or count < 0:
         raise UsageError(f"the number of failures must be a whole number, but is {count}")
     require("the confidence", confidence, above=0, at_most=1 - 1e-12, unit="")
+    return _limits(count, confidence)
+
+
+@lru_cache(4096)
+def _limits(count: int, confidence: float) -> tuple[float, float]:
     tail = (1 - confidence) / 2
     wide = 10 + 2 * -math.log(tail)
     above = count + wide * (math.sqrt(count) + wide)

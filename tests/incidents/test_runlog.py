@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ftckpt.errors import UsageError
-from ftckpt.planning.runlog import RunLog, read_log
+from ftckpt.incidents.runlog import RunLog, read_log
 
 
 def lines(*events: dict[str, Any]) -> list[str]:
@@ -31,6 +31,8 @@ def test_a_log_is_summed_up() -> None:
         saves=2,
         failures=3,
         classes={"gpu": 2, "": 1},
+        components={"gpu": 2, "": 1},
+        nodes={"": 3},
         span_s=10000.0,
         exposed_s=10000.0 - (90 + 110 + 100) - 3 * 300,
         exposed_failures=3,

@@ -1,0 +1,282 @@
+"""Put together the lines that tell of one failure, and find out what each cost.
+
+A lost GPU lets hundreds of ranks time out ten minutes later, torchrun give up on each node, and
+Slurm cancel the job. Lines are of one incident where they are no further apart than `together` and
+nothing between them shows that training went on: no step, no save, no start. Its class is that of
+the line nearest to the cause (`Fault.order`). A record of a whole failure (JSONL, sacct, a guard)
+joins such lines, and never another record of its own file.
+
+Lines that training survives are no incident: every later step within `together` says so.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from .collect import Collection, Sighting, Stretch
+from .entries import Fault, LogEntry, Weight
+
+# Stretches that begin this soon after the first one after a failure belong to the same restart.
+_SAME_RESTART = 60.0
+_SIGNS = 6
+
+
+class Until(StrEnum):
+    """What a recovery was measured to."""
+
+    RECORDED = "recorded"
+    STEP = "step"
+    START = "start"
+
+
+@dataclass(slots=True)
+class Incident:
+    """One failure of the job.
+
+    Attributes:
+        time: of its first line, in seconds since the epoch; None where no line near it has a time.
+        fault: of the line nearest to the cause.
+        node: of that line, or the only node that any line names; "" where nothing says it.
+        rank: likewise.
+        signs: what the lines say, in fixed words, the cause first.
+        lines: their number.
+        ranks: number of ranks that said so.
+        detect_s: as recorded.
+        restart_s: as recorded.
+        recovery_s: from its time until training continued; None where nothing says it.
+        until: what that was measured to.
+        rewound: steps that had to be done again; None where nothing says it.
+        away_s: until the next incident, where nothing shows that training had continued before it.
+        exposed: whether it struck a job that could fail (not one that was down already).
+    """
+
+    time: float | None
+    fault: Fault
+    node: str = ""
+    rank: int | None = None
+    signs: tuple[str, ...] = ()
+    lines: int = 0
+    ranks: int = 0
+    detect_s: float | None = None
+    restart_s: float | None = None
+    recovery_s: float | None = None
+    until: Until | None = None
+    rewound: int | None = None
+    away_s: float | None = None
+    exposed: bool = True
+    last: float | None = field(default=None, repr=False)
+
+
+class Progress:
+    """When a run made progress, by its stretches, saves and starts."""
+
+    def __init__(self, collection: Collection) -> None:
+        self._stretches = sorted(collection.stretches, key=lambda one: one.began)
+        self._began = [one.began for one in self._stretches]
+        self._saves = sorted(time for time, _ in collection.saves if time is not None)
+        self._starts = sorted(
+            (one for one in collection.starts if one.time is not None), key=_time_of
+        )
+        self._started = [_time_of(one) for one in self._starts]
+        # The furthest end and step of all stretches up to each.
+        self._ended: list[float] = []
+        furthest = float("-inf")
+        for one in self._stretches:
+            furthest = max(furthest, one.ended)
+            self._ended.append(furthest)
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether the logs show steps with their times."""
+        return bool(self._stretches)
+
+    def between(self, after: float, before: float) -> bool:
+        """Return whether training began again, or saved, in an open interval of time."""
+        return any(
+            bisect_right(times, after) < bisect_left(times, before)
+            for times in (self._began, self._saves, self._started)
+        )
+
+    def went_on(self, time: float, until: float) -> bool:
+        """Return whether a stretch that began before `time` goes on beyond `until`."""
+        place = bisect_right(self._began, time)
+        return place > 0 and self._ended[place - 1] >= until
+
+    def resumed(self, after: float, before: float) -> list[Stretch]:
+        """Return the stretches of the restart that follows `after`; [] without one by `before`."""
+        place = bisect_right(self._began, after)
+        found: list[Stretch] = []
+        for one in self._stretches[place:]:
+            if one.began >= before or (found and one.began > found[0].began + _SAME_RESTART):
+                break
+            found.append(one)
+        return found
+
+    def started(self, after: float, before: float) -> LogEntry | None:
+        """Return the first start after one time and not after another."""
+        place = bisect_right(self._started, after)
+        if place < len(self._starts) and self._started[place] <= before:
+            return self._starts[place]
+        return None
+
+    def highest(self, time: float) -> Stretch | None:
+        """Return the stretch that had come furthest in the attempt that ran until `time`."""
+        place = bisect_right(self._began, time)
+        if not place:
+            return None
+        newest = self._stretches[place - 1]
+        attempt = self._stretches[max(0, place - 4096) : place]
+        return max(
+            (one for one in attempt if one.began >= newest.began - _SAME_RESTART),
+            key=lambda one: one.last,
+        )
+
+
+def _time_of(entry: LogEntry) -> float:
+    assert entry.time is not None
+    return entry.time
+
+
+def incidents_of(collection: Collection, together: float) -> tuple[list[Incident], list[Incident]]:
+    """Return the incidents of a run in the order of their times, and what was none.
+
+    Incidents without a time come last. The second list holds signs that training survived, and
+    hints at a failure that no other line confirms.
+    """
+    progress = Progress(collection)
+    timed = [one for one in collection.sightings if one.entry.time is not None]
+    timed.sort(key=lambda one: (one.entry.time, one.entry.source, one.entry.line))
+    found: list[Incident] = []
+    survived: list[Incident] = []
+    for group in _groups(timed, progress, together):
+        incident = _incident(group)
+        (found if _stopped(group, incident, progress, together) else survived).append(incident)
+    for place, incident in enumerate(found):
+        following = found[place + 1].time if place + 1 < len(found) else None
+        _measure(incident, progress, float("inf") if following is None else following)
+    for group in _untimed(one for one in collection.sightings if one.entry.time is None):
+        incident = _incident(group)
+        strongest = max(one.entry.weight for one in group)
+        (found if strongest > Weight.HINT else survived).append(incident)
+    return found, survived
+
+
+def _groups(
+    sightings: Sequence[Sighting], progress: Progress, together: float
+) -> Iterable[list[Sighting]]:
+    group: list[Sighting] = []
+    last = 0.0
+    recorded: set[int] = set()
+    for one in sightings:
+        time = _time_of(one.entry)
+        record = one.entry.weight is Weight.RECORD
+        apart = (
+            not group
+            or time - last > together
+            or (record and one.entry.source in recorded)
+            or progress.between(last, time)
+        )
+        if apart:
+            if group:
+                yield group
+            group, recorded, last = [], set(), time
+        group.append(one)
+        last = max(last, one.last or time)
+        if record:
+            recorded.add(one.entry.source)
+    if group:
+        yield group
+
+
+def _untimed(sightings: Iterable[Sighting]) -> Iterable[list[Sighting]]:
+    """Group lines without any time: neighbours of one file, until a record or a stop ends them."""
+    group: list[Sighting] = []
+    for one in sightings:
+        if group and (
+            one.entry.source != group[-1].entry.source or group[-1].entry.weight is Weight.RECORD
+        ):
+            yield group
+            group = []
+        group.append(one)
+    if group:
+        yield group
+
+
+def _incident(group: Sequence[Sighting]) -> Incident:
+    def cause(one: Sighting) -> tuple[int, float]:
+        assert one.entry.fault is not None
+        return one.entry.fault.order, one.entry.time or 0.0
+
+    # A hint does not name the cause where something surer does.
+    sure = [one for one in group if one.entry.weight > Weight.HINT] or list(group)
+    ordered = sorted(sure, key=cause)
+    best = ordered[0].entry
+    assert best.fault is not None
+    nodes = {node for one in group for node in one.nodes}
+    ranks = {rank for one in group for rank in one.ranks}
+    records = [one.entry for one in group if one.entry.weight is Weight.RECORD]
+    recorded = records[0] if records else None
+    signs = [one.entry.sign for one in ordered if one.entry.sign]
+    times = [one.entry.time for one in group if one.entry.time is not None]
+    ends = [one.last for one in group if one.last is not None]
+    return Incident(
+        # A record says when it struck; lines say when something was noticed.
+        time=recorded.time
+        if recorded and recorded.detect is not None
+        else min(times, default=None),
+        fault=best.fault,
+        node=best.node or (next(iter(nodes)) if len(nodes) == 1 else ""),
+        rank=best.rank
+        if best.rank is not None
+        else (next(iter(ranks)) if len(ranks) == 1 else None),
+        signs=tuple(dict.fromkeys(signs))[:_SIGNS],
+        lines=sum(one.count for one in group),
+        ranks=len(ranks),
+        detect_s=recorded.detect if recorded else None,
+        restart_s=recorded.restart if recorded else None,
+        last=max(ends, default=None),
+    )
+
+
+def _stopped(
+    group: Sequence[Sighting], incident: Incident, progress: Progress, together: float
+) -> bool:
+    """Return whether lines tell of a failure that stopped the job."""
+    strongest = max(one.entry.weight for one in group)
+    if strongest >= Weight.STOP:
+        return True
+    if strongest is Weight.HINT or incident.time is None:
+        return False
+    return not progress.went_on(incident.time, (incident.last or incident.time) + together)
+
+
+def _measure(incident: Incident, progress: Progress, following: float) -> None:
+    """Find out when training continued, and from which step."""
+    if incident.time is None:
+        return
+    after = incident.time
+    resumed = progress.resumed(after, following)
+    start = progress.started(incident.time, following)
+    if incident.detect_s is not None or incident.restart_s is not None:
+        incident.recovery_s = (incident.detect_s or 0.0) + (incident.restart_s or 0.0)
+        incident.until = Until.RECORDED
+    elif resumed:
+        incident.recovery_s, incident.until = resumed[0].began - incident.time, Until.STEP
+    elif start is not None:
+        incident.recovery_s, incident.until = _time_of(start) - incident.time, Until.START
+    if incident.until is not Until.RECORDED and progress.has_steps and not resumed:
+        incident.away_s = following - incident.time if following < float("inf") else None
+    before = progress.highest(incident.time)
+    if before is None:
+        return
+    stride = max(one.stride for one in [before, *resumed])
+    if start is not None and start.step is not None:
+        incident.rewound = max(0, before.last - start.step)
+    elif resumed:
+        first = min(one.first for one in resumed)
+        # Logs of every tenth step begin with step 1010, or with the first after a restart, 1001.
+        done = first - (stride if first % stride == 0 else 1)
+        incident.rewound = max(0, before.last - done)

@@ -1,0 +1,1 @@
+"""Readers of logs: each yields entries (`ftckpt.incidents.entries`) in bounded memory."""
