@@ -14,7 +14,15 @@ from ftckpt.errors import ExitCode, UsageError
 from ftckpt.retention.document import dump_plan
 
 from .options import RULES, KeepOptions, LimitOptions
-from .outcome import applied_record, applied_text, ended, purged_lines
+from .outcome import (
+    applied_record,
+    applied_text,
+    ended,
+    purged_lines,
+    thinned_lines,
+    thinned_record,
+    thinned_text,
+)
 from .text import command_to_apply, kept_saves, plan_text, short_of, summary
 
 if TYPE_CHECKING:
@@ -41,6 +49,10 @@ EXAMPLES = (
         "the disk is full: the oldest first, and the space at once",
     ),
     ("ftckpt gc /ckpt/run7 --policy retention.toml --apply", "rules of each tier in one file"),
+    (
+        f"ftckpt gc /ckpt/run7 {RULES} --thin-after 30d --apply",
+        "milestones of more than a month ago keep their weights alone",
+    ),
 )
 CODES = {
     ExitCode.OK: "planned, or carried out; also where there is nothing to drop",
@@ -111,14 +123,14 @@ def command(
         exact = apply or invocation.json or policy.reclaim is not None
         planned = make_plan(
             place, policy, lasting=apply, most_files=None if exact else _MOST_FILES,
-            counter=invocation.counter,
+            stores=invocation.stores, counter=invocation.counter,
         )  # fmt: skip
     invocation.report(
         plan=dump_plan(planned), keeps=kept_saves(planned), drops=len(planned.drop),
-        frees=planned.frees,
+        frees=planned.frees, thins=len(planned.thin), wins=planned.wins,
     )  # fmt: skip
     invocation.close()
-    if apply and not planned.order and not planned.broken:
+    if apply and not (planned.order or planned.thin) and not planned.broken:
         invocation.print(summary(planned))
     else:
         invocation.print(plan_text(planned))
@@ -130,7 +142,7 @@ def command(
     if apply:
         return _carry_out(invocation, place, planned, ttl, purge_now=purge_now)
     invocation.print(f"\n{summary(planned)}")
-    if planned.order:
+    if planned.order or planned.thin:
         more = ("--policy", known.file) if known else ()
         invocation.print(f"carry it out: {command_to_apply([*invocation.words, *more])}")
     return _with_wish(invocation, planned, Result(ExitCode.OK, summary(planned)))
@@ -162,19 +174,24 @@ def _with_policy(
 def _carry_out(
     invocation: Invocation, place: Place, plan: RetentionPlan, ttl: float, *, purge_now: bool
 ) -> Result:
-    from ftckpt.api.retaining import carry_out
+    from ftckpt.api.retaining import carry_out, thin_out
 
-    applied = carry_out(place, plan, ttl, purge_now=purge_now, counter=invocation.counter)
+    counter = invocation.counter
+    applied = carry_out(place, plan, ttl, purge_now=purge_now, counter=counter)
+    thinned = thin_out(place, plan, purge_now=purge_now, stores=invocation.stores, counter=counter)
     invocation.close()
-    invocation.report(applied=applied_record(applied))
+    invocation.report(applied=applied_record(applied), thinned=thinned_record(thinned))
     if plan.order or applied.failed:
         invocation.print(f"\n{applied_text(applied)}")
     for line in purged_lines(applied.purged):
         invocation.print(line)
-    if applied.trashed:
+    for line in thinned_lines(thinned):
+        invocation.print(line)
+    if applied.trashed or thinned.trashed:
         invocation.say(f"undo: ftckpt gc undelete {quote(place.url)} --all")
-    outcomes = (applied,) if applied.purged is None else (applied, applied.purged)
-    return _with_wish(invocation, plan, ended(invocation, applied_text(applied), *outcomes))
+    purged = () if applied.purged is None else (applied.purged,)
+    said = applied_text(applied) + (f"; {thinned_text(thinned)}" if plan.thin else "")
+    return _with_wish(invocation, plan, ended(invocation, said, applied, *purged, thinned))
 
 
 def _with_wish(invocation: Invocation, plan: RetentionPlan, result: Result) -> Result:

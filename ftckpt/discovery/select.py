@@ -19,6 +19,7 @@ from .candidates import WALKED_OVER, Looked, Walk, gone
 from .open_part import open_parts
 from .roots import Candidate, Root
 from .step_names import says_other_step
+from .thinned import WEIGHTS_ALONE, is_thinned
 
 Check = Callable[[Checkpoint], tuple[ExitCode, str]]
 Note = Callable[[str], None]
@@ -99,6 +100,7 @@ class SelectionRules:
         skip_unsafe: skip hostile ones.
         condition: returns what an open checkpoint lacks, or ""; those that lack something are
             skipped.
+        weights: whether one that gc has thinned will do: it holds the weights alone.
     """
 
     step_at_most: int | None = None
@@ -106,6 +108,13 @@ class SelectionRules:
     skip_unverified: bool = False
     skip_unsafe: bool = False
     condition: Callable[[Checkpoint], str] | None = None
+    weights: bool = False
+
+    def lacking(self, checkpoint: Checkpoint) -> str:
+        """Return what an open checkpoint lacks, or ""."""
+        if not self.weights and is_thinned(checkpoint.source):
+            return f"{WEIGHTS_ALONE} (latest --weights takes it)"
+        return "" if self.condition is None else self.condition(checkpoint)
 
     def walks_over(self, code: ExitCode) -> bool:
         """Whether an older checkpoint may be chosen instead of one that ends with `code`."""
@@ -139,7 +148,7 @@ def select(
     end: tuple[ExitCode, str, str] | None = None
     for looked in walk.newest_first(rules.step_at_most):
         path = root.url_of(looked.candidate)
-        code, message, hint, lacks = _try(root, looked, check, rules.condition)
+        code, message, hint, lacks = _try(root, looked, check, rules)
         if code is ExitCode.OK:
             chosen = looked
             end = (code, message, hint)
@@ -178,7 +187,7 @@ def select(
 
 
 def _try(
-    root: Root, looked: Looked, check: Check, condition: Callable[[Checkpoint], str] | None
+    root: Root, looked: Looked, check: Check, rules: SelectionRules
 ) -> tuple[ExitCode, str, str, bool]:
     """Check one candidate; the last item says whether it lacks what the user requires."""
     if looked.error is not None:
@@ -189,7 +198,7 @@ def _try(
         # Opened again instead of kept: the headers of 64 checkpoints do not fit in memory.
         for checkpoint in open_parts(root.store, looked.child.parts):
             # Headers show what is lacking, before every byte is read.
-            lacking = condition(checkpoint) if condition is not None else ""
+            lacking = rules.lacking(checkpoint)
             if lacking:
                 return ExitCode.UNVERIFIED, f"{checkpoint.source.url} {lacking}", "", True
             answers.append(check(checkpoint))
