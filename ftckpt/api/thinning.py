@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,8 @@ _ELSE = "safetensors"
 
 # A checkpoint that holds less than this share beside its weights is not worth a second writing.
 _WORTH = 0.1
+
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 
 
 class WeightsAlone:
@@ -112,6 +115,7 @@ class WeightsAlone:
         if child.candidate.step is None or child.candidate.step != entry.step:
             raise UnsupportedError("its name does not say the step of its content")
         checkpoint = open_parts(store, child.parts)[0]
+        require_weights(checkpoint)
         content = only(Content.of(checkpoint), Only.MODEL)
         source = checkpoint.source_format
         name = source if source in _SAME else _ELSE
@@ -120,3 +124,32 @@ class WeightsAlone:
             jobs=job_count(self._work.threads), stores=self._stores,
         )  # fmt: skip
         return checkpoint, laid_out
+
+
+def require_weights(checkpoint: Checkpoint) -> None:
+    """Refuse a checkpoint whose weights are not all in its model: what is left would lack them.
+
+    ZeRO 3 keeps the masters alone; some jobs train several models, or an average of one.
+
+    Raises:
+        UnsupportedError: what of it would be lost.
+    """
+    from ftckpt.checkpoint import Kind
+    from ftckpt.findings import listed
+
+    infos = checkpoint.tensors.values()
+    names = {info.name for info in infos if info.component == "model"}
+    trained = {Kind.MASTER, Kind.EXP_AVG, Kind.EXP_AVG_SQ}
+    inside = {i.name for i in infos if i.component == "optimizer" and i.kind in trained}
+    # Some optimizers know parameters by their number: these say how many there are.
+    numbers = {name for name in inside if _NUMBER.fullmatch(name)}
+    lost = sorted(inside - numbers - names) or sorted(numbers)[len(names) :]
+    if names and lost:
+        raise UnsupportedError(f"its optimizer alone holds {listed(lost, 3)}")
+    weights = {Kind.PARAM, Kind.BUFFER}
+    others = sorted(
+        {i.component for i in infos if i.component not in ("model", "optimizer")
+         and (i.kind in weights or i.component == "ema")}
+    )  # fmt: skip
+    if others:
+        raise UnsupportedError(f"it holds other weights, too: {listed(others, 3)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from posixpath import basename
 
@@ -190,7 +190,8 @@ def transfer(
         )
     except NoResourceError:
         if options.thinned is not None:
-            staging.forget()
+            with suppress(OSError):
+                staging.forget()
         raise
     finally:
         gathering.close()

@@ -8,6 +8,7 @@ and never both. Killed before that act, the next run finds the weights and goes 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -18,7 +19,7 @@ from ftckpt.discovery.thinned import thinned_from
 from ftckpt.errors import FtckptError, NotFoundError, RefusedError
 from ftckpt.findings import counted
 from ftckpt.manifest import ThinnedFrom
-from ftckpt.own_files import WEIGHTS
+from ftckpt.own_files import SUFFIX, WEIGHTS, is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.retention.document import plan_id
 from ftckpt.retention.locks.claim import leased
@@ -26,11 +27,13 @@ from ftckpt.retention.locks.hold import hold, require_clock
 from ftckpt.retention.policy.plan import Decision, Reason, RetentionPlan
 from ftckpt.retention.policy.protections import group_entries
 from ftckpt.retention.records import log
+from ftckpt.retention.scan.contents import fingerprint_of, list_entry
 from ftckpt.retention.scan.entries import EntryClass
 from ftckpt.retention.scan.entry import Bases, ScannedEntry, ScanOptions, recorded_bases
 from ftckpt.retention.scan.staleness import is_same
 from ftckpt.retention.trash import Trash
 from ftckpt.storage.source import Source
+from ftckpt.storage.store import Entry
 
 from .outcome import Thinned, ThinnedEntry
 from .prepare import Prepared, prepare
@@ -91,6 +94,10 @@ def thin(
     )
 
 
+# Of the weights of an entry that stands whole.
+_PENDING = (EntryClass.STAGING, EntryClass.ABANDONED)
+
+
 class _Thinning:
     """Thins entries one by one."""
 
@@ -145,6 +152,9 @@ class _Thinning:
         assert contents is not None
         assert step is not None
         base = found.root.base
+        files = list_entry(found.root.store, found.place)
+        if fingerprint_of(files) != contents.fingerprint:
+            raise RefusedError(f"{name} stays whole: it is changing")
         record = ThinnedFrom(
             name=found.place.path[len(base) + 1 if base else 0 :],
             step=step,
@@ -152,7 +162,7 @@ class _Thinning:
             saved=found.entry.time,
             files=contents.files,
             nbytes=contents.nbytes,
-            fingerprint=contents.fingerprint,
+            fingerprint=_identity(files, found.place.path),
             left=(),
             metrics=_metrics(self.plan, found),
         )
@@ -163,20 +173,21 @@ class _Thinning:
         with hold([found.root], self.actor, self.now()) as trashes:
             require_clock([found.root], self.now())
             self._require_survivors(found)
-            if self._standing(found, record) is None:
+            known, _ = self._finished(found)
+            if known is None or not _is_of(known, record):
                 raise RefusedError(f"{name} stays whole: its weights are not there any more")
             self._swap(decision, found, trashes, nbytes)
 
     def _made(self, found: ScannedEntry, record: ThinnedFrom) -> int | None:
         """Return the bytes of weights that a killed run has made; drop those of another save."""
-        nbytes = self._standing(found, record)
-        if nbytes is not None:
+        known, nbytes = self._finished(found)
+        if known is None:
+            return None  # a transfer that was killed goes on where it was
+        if _is_of(known, record):
             return nbytes
         other = self.fresh.found.get(found.entry.name + WEIGHTS)
-        if other is None or other.child is None or not other.sealed:
-            return None  # a transfer that was killed goes on where it was
-        if other.entry.entry_class not in (EntryClass.STAGING, EntryClass.ABANDONED):
-            raise RefusedError(f"{other.entry.name} is there already")
+        if other is None or other.entry.entry_class not in _PENDING:
+            raise RefusedError(f"{found.entry.name} stays whole: other weights stand beside it")
         why = Reason("thin", f"its weights are not those of {found.entry.name} as it is now")
         with hold([found.root], self.actor, self.now()) as trashes:
             trashes[found.entry.group].discard(
@@ -185,21 +196,16 @@ class _Thinning:
                 actor=self.actor,
                 now=self.now(),
             )
-        self.notes.append(
-            f"{other.entry.name} held the weights of another save: it is in the trash"
-        )
+        self.notes.append(f"{other.entry.name} held weights of another save: it is in the trash")
         return None
 
-    def _standing(self, found: ScannedEntry, record: ThinnedFrom) -> int | None:
-        """Return the bytes of finished weights of just this entry; None if there are none."""
+    def _finished(self, found: ScannedEntry) -> tuple[ThinnedFrom | None, int]:
+        """Return what the finished weights beside an entry are of, and their bytes."""
         try:
             source = Source.directory(found.root.store, found.place.path + WEIGHTS)
         except NotFoundError:
-            return None
-        known = thinned_from(source)
-        if known is None or known.fingerprint != record.fingerprint or known.name != record.name:
-            return None
-        return sum(entry.size for entry in source.entries.values())
+            return None, 0
+        return thinned_from(source), sum(entry.size for entry in source.entries.values())
 
     def _require_survivors(self, found: ScannedEntry) -> None:
         """Count the good checkpoints that are whole once more: others may have gone meanwhile."""
@@ -267,6 +273,24 @@ class _Thinning:
         }
         if not log.append_if_room(root, log.APPLIED, self.now(), fields):
             self.notes.append(f"there was no room in the log of {root.url} for what was done")
+
+
+def _is_of(known: ThinnedFrom, record: ThinnedFrom) -> bool:
+    """Whether weights are those of an entry as it is now, file by file."""
+    return (known.name, known.fingerprint) == (record.name, record.fingerprint)
+
+
+def _identity(files: Sequence[Entry], base: str) -> str:
+    """Return a digest of the data files: where a store marks content, undelete does not change it.
+
+    A seal does not change it either.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for file in sorted(files):
+        path = file.path[len(base) + 1 :]
+        if not is_own(path) and not file.path.endswith(SUFFIX):
+            digest.update(repr((path, file.size, file.etag or file.mtime)).encode() + b"\n")
+    return digest.hexdigest()
 
 
 def _metrics(plan: RetentionPlan, found: ScannedEntry) -> dict[str, float]:

@@ -84,7 +84,8 @@ def _old(policy: Policy, entry: RootEntry, whole: Sequence[RootEntry]) -> str:
     if len(later) < number:
         return ""
     if entry.time is not None:
-        since = {e.step for e in whole if e.time is not None and e.time > entry.time}
+        moment = entry.time, entry.step or 0
+        since = {e.step for e in whole if e.time is not None and (e.time, e.step or 0) > moment}
         if len(since) < number:
             return ""
     return f"not among the {number} newest"
