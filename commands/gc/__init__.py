@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from ftckpt.commands.cli.alerts import AlertOptions, Alerts
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
 from ftckpt.commands.cli.pins_and_tags import RootArgument, open_place
 from ftckpt.errors import ExitCode, UsageError
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 # Sizes of this many files take seconds to ask for; a dry run of a larger root reads names alone.
 _MOST_FILES = 1_000_000
 
-OPTIONS = (KeepOptions, LimitOptions)
+OPTIONS = (KeepOptions, LimitOptions, AlertOptions)
 EXAMPLES = (
     (f"ftckpt gc /ckpt/run7 {RULES}", "the plan: what stays, what goes, and why; nothing changes"),
     (f"ftckpt gc /ckpt/run7 {RULES} --apply", "carry it out, from cron; a day to undo it"),
@@ -105,6 +106,7 @@ def command(
     )
 
     invocation = invoked(ctx)
+    alerts = invocation.options(AlertOptions).begin(invocation, "gc", root)
     ttl = trash_seconds(trash_ttl, apply=apply, purge_now=purge_now, yes=yes)
     keep, limits = invocation.options(KeepOptions), invocation.options(LimitOptions)
     flags = cast("KeepFlags", asdict(keep) | asdict(limits))
@@ -140,12 +142,12 @@ def command(
         invocation.warn(f"also: {broken.message}" + (f" ({broken.hint})" if broken.hint else ""))
     planned.require()
     if apply:
-        return _carry_out(invocation, place, planned, ttl, purge_now=purge_now)
+        return _carry_out(invocation, place, planned, ttl, alerts, purge_now=purge_now)
     invocation.print(f"\n{summary(planned)}")
     if planned.order or planned.thin:
         more = ("--policy", known.file) if known else ()
         invocation.print(f"carry it out: {command_to_apply([*invocation.words, *more])}")
-    return _with_wish(invocation, planned, Result(ExitCode.OK, summary(planned)))
+    return _with_wish(invocation, planned, Result(ExitCode.OK, summary(planned)), alerts)
 
 
 def _with_policy(
@@ -172,7 +174,13 @@ def _with_policy(
 
 
 def _carry_out(
-    invocation: Invocation, place: Place, plan: RetentionPlan, ttl: float, *, purge_now: bool
+    invocation: Invocation,
+    place: Place,
+    plan: RetentionPlan,
+    ttl: float,
+    alerts: Alerts,
+    *,
+    purge_now: bool,
 ) -> Result:
     from ftckpt.api.retaining import carry_out, thin_out
 
@@ -191,12 +199,23 @@ def _carry_out(
         invocation.say(f"undo: ftckpt gc undelete {quote(place.url)} --all")
     purged = () if applied.purged is None else (applied.purged,)
     said = applied_text(applied) + (f"; {thinned_text(thinned)}" if plan.thin else "")
-    return _with_wish(invocation, plan, ended(invocation, said, applied, *purged, thinned))
+    outcomes = (("not-dropped", applied), ("not-thinned", thinned))
+    for kind, outcome in (*outcomes, *(("not-purged", one) for one in purged)):
+        if outcome.failed:
+            first = next(iter(outcome.failed.values()))
+            alerts.add(kind, first.message, first.hint, sorted(outcome.failed))
+    result = ended(invocation, said, applied, *purged, thinned)
+    return _with_wish(invocation, plan, result, alerts)
 
 
-def _with_wish(invocation: Invocation, plan: RetentionPlan, result: Result) -> Result:
+def _with_wish(
+    invocation: Invocation, plan: RetentionPlan, result: Result, alerts: Alerts
+) -> Result:
     """Return how it ended; PARTIAL where all is well but for the wish for space."""
     short = short_of(plan)
+    if short:
+        alerts.add("not-enough", short, "a policy that keeps less frees more")
+    alerts.complete()
     if result.code is not ExitCode.OK or not short:
         return result
     return invocation.fail(ExitCode.PARTIAL, short, "a policy that keeps less frees more")
