@@ -283,6 +283,8 @@ def _scrub(invocation: Invocation, budget: str, state: str, *, oldest_first: boo
 def _progress(scrub: ScrubSummary) -> str:
     """Say how far a scrub has come."""
     told = f"scrub: {scrub.checked} of {counted(scrub.checkpoints, 'checkpoint')} read"
+    if scrub.unproven:
+        told += f" ({scrub.unproven} without evidence of its content: ftckpt seal records it)"
     if scrub.oldest is None:
         return f"{told}; {scrub.never} not read since saved"
     age = human_duration(max(0.0, time.time() - scrub.oldest))

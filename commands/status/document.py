@@ -51,6 +51,7 @@ def _run(run: Health, found: Status) -> dict[str, Any]:
             "read": run.scrubbed.read,
             "longest": run.scrubbed.longest,
             "unread_s": run.scrubbed.unread_s,
+            "unproven": run.scrubbed.unproven,
             "bad": [
                 {"path": url, "code": check.code, "message": check.message}
                 for url, check in run.scrubbed.bad

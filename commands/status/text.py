@@ -100,6 +100,8 @@ def _scrub(scrubbed: Scrubbed) -> str:
         waits = scrubbed.unread_s
         since = "nobody knows when" if waits is None else f"{brief_duration(round(waits))} ago"
         said += f"; longest unread: {name}, {since}"
+    if scrubbed.unproven:
+        said += f"; {len(scrubbed.unproven)} without evidence of their content: ftckpt seal"
     return said
 
 

@@ -20,6 +20,8 @@ from .survey import SurveyedEntry
 _SLOWER_S = 1.0
 _PILE = 2
 _SCRUB = "ftckpt verify ROOT --oldest-first --budget 1h, every night"
+_BLIND = ": no evidence covers its content, so that a scrub cannot verify it"
+_SEAL = "ftckpt seal records evidence, after each save"
 _ABANDONED = 3
 
 
@@ -200,7 +202,10 @@ def _scrubbed(facts: Facts, wanted: Thresholds) -> Iterator[Alert]:
     waits = held.unread_s
     if wanted.unread_s is not None and waits is not None and waits > wanted.unread_s:
         said = f"{held.longest} was not read for {shown_duration(waits)}"
-        yield Alert(AlertKind.UNREAD, said, _SCRUB)
+        blind = held.longest in held.unproven
+        yield Alert(
+            AlertKind.UNREAD, f"{said}{_BLIND if blind else ''}", _SEAL if blind else _SCRUB
+        )
 
 
 def _apart(
