@@ -108,6 +108,10 @@ def command(
     skip_unsafe: Annotated[
         bool, typer.Option("--skip-unsafe", help="Walk back over hostile ones.")
     ] = False,
+    weights: Annotated[
+        bool,
+        typer.Option("--weights", help="Take one that gc has thinned to its weights, too."),
+    ] = False,
     pointer: Annotated[
         str,
         typer.Option(
@@ -168,7 +172,10 @@ def command(
         raise UsageError("--or-reshard needs --world-size")
     worlds = Worlds(world_size, any_size=or_reshard)
     condition = all_of([partial(lacking, parts=parts, note=invocation.say), worlds])
-    rules = SelectionRules(limit, choice.max_fallback, skip_unverified, skip_unsafe, condition)
+    rules = SelectionRules(
+        limit, choice.max_fallback, skip_unverified, skip_unsafe, condition,
+        weights,
+    )  # fmt: skip
     check = checks_of(invocation, verify, choice)
 
     # That a newer one is not taken can cost hours of training: also --quiet says so.

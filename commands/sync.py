@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ftckpt.commands.cli.alerts import AlertOptions
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
 from ftckpt.commands.cli.pins_and_tags import RootArgument
 from ftckpt.commands.cli.render import human_bytes, human_duration, printable
@@ -37,7 +38,7 @@ CODES = {
     ExitCode.NO_RESOURCE: "disk full or memory budget too small; run it again to go on",
     ExitCode.UNSUPPORTED: "a checkpoint that cannot be copied; the others were shipped",
 }
-OPTIONS = (ReplicaOptions,)
+OPTIONS = (ReplicaOptions, AlertOptions)
 
 
 def command(
@@ -77,6 +78,7 @@ def command(
     run = invocation.options(ReplicaOptions)
     run.bound()
     invocation.report(target=root)
+    alerts = invocation.options(AlertOptions).begin(invocation, "sync", root, destination)
     source = source_root(root, invocation.stores)
     tier = tier_at(destination, invocation.stores)
     require_apart(source, tier)
@@ -99,6 +101,10 @@ def command(
         remark=lambda text: invocation.say(f"no lock: {text}"),
     )
     invocation.close()
+    for item in report.items:
+        if item.code is not ExitCode.OK:
+            alerts.add("not-shipped", f"{item.name}: {item.why}", "", [item.name])
+    alerts.complete()
     return _show(invocation, report)
 
 

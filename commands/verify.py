@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ftckpt.commands.cli.alerts import AlertOptions
 from ftckpt.commands.cli.bounds import (
     JobsOption,
     MemoryOption,
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from ftckpt.verification.scrub import Scrub, ScrubSummary
     from ftckpt.workers import Work
 
-OPTIONS = (ManyOptions,)
+OPTIONS = (ManyOptions, AlertOptions)
 EXAMPLES = (
     ("ftckpt verify /ckpt/run7/step-1000", "by the best evidence that there is"),
     ("ftckpt verify /ckpt/run7 --all --level structure", "every checkpoint of a root, quickly"),
@@ -174,6 +175,10 @@ def command(
             " --fail-fast or --remember"
         )
     scrub = _scrub(invocation, budget, state, oldest_first=oldest_first)
+    told_of = invocation.options(AlertOptions)
+    if scrub is None and (told_of.on_alert or told_of.alert_url):
+        raise UsageError("--on-alert and --alert-url go with --oldest-first")
+    alerts = told_of.begin(invocation, "verify", path)
     if remember:
         if level is LevelChoice.STRUCTURE or sample:
             raise UsageError("--remember needs a check of the whole content")
@@ -213,6 +218,14 @@ def command(
         report = check.target(target, everything=all_, scrub=scrub)
     if report.scrub is not None:
         invocation.print(_progress(report.scrub))
+        for one in report.checkpoints:
+            if one.code is not ExitCode.OK:
+                kind = one.code.name.lower().replace("_", "-")
+                alerts.add(kind, one.message, one.hint, [one.url.rstrip("/").rpartition("/")[2]])
+        for finding in report.findings:
+            if finding.severity == "error":
+                alerts.add(finding.kind, finding.message, "", [finding.file or ""])
+        alerts.complete()
     return _conclude(invocation, report, told)
 
 
@@ -270,6 +283,8 @@ def _scrub(invocation: Invocation, budget: str, state: str, *, oldest_first: boo
 def _progress(scrub: ScrubSummary) -> str:
     """Say how far a scrub has come."""
     told = f"scrub: {scrub.checked} of {counted(scrub.checkpoints, 'checkpoint')} read"
+    if scrub.unproven:
+        told += f" ({scrub.unproven} without evidence of its content: ftckpt seal records it)"
     if scrub.oldest is None:
         return f"{told}; {scrub.never} not read since saved"
     age = human_duration(max(0.0, time.time() - scrub.oldest))

@@ -7,11 +7,19 @@ FOLDER = ".ftckpt"  # trash, leases and logs of ftckpt itself
 TRANSFER = f"{FOLDER}/transfer.json"
 # The index of a delta: of all about deltas the only thing that recognising one needs.
 DELTA = "ftckpt.delta"
+# `step-1000.ftckpt-weights` holds the weights of `step-1000`, which gc has thinned. It counts while
+# `step-1000` does not stand, so that a root shows one checkpoint of the step at every moment.
+WEIGHTS = ".ftckpt-weights"
 
 
 def is_own(name: str) -> bool:
     """Say whether a file of a checkpoint's directory is ftckpt's own, by its relative path."""
     return name == MANIFEST or name.endswith(SUFFIX) or name.split("/")[0] == FOLDER
+
+
+def weights_of(name: str) -> str:
+    """Return the name of the checkpoint whose weights a name is for; "" for any other name."""
+    return name.removesuffix(WEIGHTS) if name.endswith(WEIGHTS) else ""
 
 
 _BEGUN = "a transfer to "

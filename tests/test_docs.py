@@ -82,6 +82,8 @@ def validate(document: dict[str, Any]) -> None:
 
     name = document["schema"].removeprefix("ftckpt.").partition("/")[0]
     Draft202012Validator(schema_of(name)).validate(document)
+    if name == "alert":  # no verb's answer
+        return
     assert list(document)[-1] == "result"
 
 
@@ -89,7 +91,7 @@ def test_every_verb_has_a_sound_schema() -> None:
     from jsonschema import Draft202012Validator
 
     names = {p.name.removesuffix(".schema.json") for p in SCHEMAS.iterdir()}
-    assert names == {*(verb.replace(" ", "-") for verb in verbs.VERBS), "ftckpt"}
+    assert names == {*(verb.replace(" ", "-") for verb in verbs.VERBS), "ftckpt", "alert"}
     text = (DOCS / "json.md").read_text()
     for name in names:
         Draft202012Validator.check_schema(schema_of(name))

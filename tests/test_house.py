@@ -23,7 +23,7 @@ DOORS = ("ftckpt/__main__.py", "ftckpt/api/")
 LEVELS = (
     "ground", "workers", "storage", "checkpoint", "digests", "inspection", "manifest",
     "discovery", "verification", "planning", "transfer", "comparison", "delta", "retention",
-    "replication", "parts", "capabilities", "health", "incidents", "replay", "guard",
+    "replication", "parts", "capabilities", "health", "alerting", "incidents", "replay", "guard",
     "formats.pickles", "formats.torch_files", "formats.state",
     "formats.huggingface", "formats.quantised", "formats.dcp", "formats.ranks",
     "formats.safetensors", "formats.torchsave", "formats.adapters", "formats.families",
@@ -79,6 +79,7 @@ BUDGET = {
     "capabilities": 993,
     "health": 1_112,
     "incidents": 2_760,
+    "alerting": 400,
     "replay": 5_125,
     "formats.pickles": 2_359,
     "guard": 2_700,

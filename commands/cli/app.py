@@ -113,6 +113,16 @@ def execute(arguments: Sequence[str], invocation: Invocation) -> Result:
 
 def run(arguments: Sequence[str], invocation: Invocation) -> Result:
     """Run a command line; every failure becomes a Result, with its words on stderr."""
+    result = _run(arguments, invocation)
+    if invocation.on_end is not None:
+        try:
+            invocation.on_end(result)
+        except Exception as error:  # whoever is told, the verdict stays
+            invocation.warn(f"alerts: {type(error).__name__}: {error}")
+    return result
+
+
+def _run(arguments: Sequence[str], invocation: Invocation) -> Result:
     try:
         return execute(arguments, invocation)
     except ClosedPipeError:

@@ -49,7 +49,7 @@ _NEAR = 0.8
 # Kubernetes makes the others in every pod beside a Service named ftckpt or ftckpt-something.
 _OTHERS = re.compile(
     r"FTCKPT_(?:CONFIG|REPLAY_[A-Z_]+|MEGATRON|RESUME|STEP|ATTEMPT|NOTICE|GUARD|ELASTIC"
-    r"|ALERT(?:_KIND)?|PEER_[A-Z_]+"
+    r"|ALERT(?:_KIND|_EVENT)?|PEER_[A-Z_]+"
     r"|(?:[A-Z0-9_]+_)?(?:SERVICE_(?:HOST|PORT(?:_[A-Z0-9_]+)?)|PORT(?:_[0-9]+_[A-Z0-9_]+)?))"
 )
 

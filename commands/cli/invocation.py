@@ -70,6 +70,7 @@ class Invocation:
         started: whether the verb itself ran (it does not where only its help is shown).
         aside: whether `print` writes to stderr, because stdout takes one path alone.
         on_begin: called when the verb begins.
+        on_end: called with the result when the verb has ended, however it did.
         errors: how many findings that are errors were told so far.
     """
 
@@ -87,6 +88,7 @@ class Invocation:
     started: bool = False
     aside: bool = False
     on_begin: Callable[[], None] | None = None
+    on_end: Callable[[Result], None] | None = None
     errors: int = 0
     _told: set[str] = field(default_factory=set)
     _kept: list[object] = field(default_factory=list)

@@ -8,13 +8,22 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from ftckpt.commands.cli.alerts import AlertOptions, Alerts
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
 from ftckpt.commands.cli.pins_and_tags import RootArgument, open_place
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.retention.document import dump_plan
 
 from .options import RULES, KeepOptions, LimitOptions
-from .outcome import applied_record, applied_text, ended, purged_lines
+from .outcome import (
+    applied_record,
+    applied_text,
+    ended,
+    purged_lines,
+    thinned_lines,
+    thinned_record,
+    thinned_text,
+)
 from .text import command_to_apply, kept_saves, plan_text, short_of, summary
 
 if TYPE_CHECKING:
@@ -26,7 +35,7 @@ if TYPE_CHECKING:
 # Sizes of this many files take seconds to ask for; a dry run of a larger root reads names alone.
 _MOST_FILES = 1_000_000
 
-OPTIONS = (KeepOptions, LimitOptions)
+OPTIONS = (KeepOptions, LimitOptions, AlertOptions)
 EXAMPLES = (
     (f"ftckpt gc /ckpt/run7 {RULES}", "the plan: what stays, what goes, and why; nothing changes"),
     (f"ftckpt gc /ckpt/run7 {RULES} --apply", "carry it out, from cron; a day to undo it"),
@@ -41,6 +50,10 @@ EXAMPLES = (
         "the disk is full: the oldest first, and the space at once",
     ),
     ("ftckpt gc /ckpt/run7 --policy retention.toml --apply", "rules of each tier in one file"),
+    (
+        f"ftckpt gc /ckpt/run7 {RULES} --thin-after 30d --apply",
+        "milestones of more than a month ago keep their weights alone",
+    ),
 )
 CODES = {
     ExitCode.OK: "planned, or carried out; also where there is nothing to drop",
@@ -93,6 +106,7 @@ def command(
     )
 
     invocation = invoked(ctx)
+    alerts = invocation.options(AlertOptions).begin(invocation, "gc", root)
     ttl = trash_seconds(trash_ttl, apply=apply, purge_now=purge_now, yes=yes)
     keep, limits = invocation.options(KeepOptions), invocation.options(LimitOptions)
     flags = cast("KeepFlags", asdict(keep) | asdict(limits))
@@ -111,14 +125,14 @@ def command(
         exact = apply or invocation.json or policy.reclaim is not None
         planned = make_plan(
             place, policy, lasting=apply, most_files=None if exact else _MOST_FILES,
-            counter=invocation.counter,
+            stores=invocation.stores, counter=invocation.counter,
         )  # fmt: skip
     invocation.report(
         plan=dump_plan(planned), keeps=kept_saves(planned), drops=len(planned.drop),
-        frees=planned.frees,
+        frees=planned.frees, thins=len(planned.thin), wins=planned.wins,
     )  # fmt: skip
     invocation.close()
-    if apply and not planned.order and not planned.broken:
+    if apply and not (planned.order or planned.thin) and not planned.broken:
         invocation.print(summary(planned))
     else:
         invocation.print(plan_text(planned))
@@ -128,12 +142,12 @@ def command(
         invocation.warn(f"also: {broken.message}" + (f" ({broken.hint})" if broken.hint else ""))
     planned.require()
     if apply:
-        return _carry_out(invocation, place, planned, ttl, purge_now=purge_now)
+        return _carry_out(invocation, place, planned, ttl, alerts, purge_now=purge_now)
     invocation.print(f"\n{summary(planned)}")
-    if planned.order:
+    if planned.order or planned.thin:
         more = ("--policy", known.file) if known else ()
         invocation.print(f"carry it out: {command_to_apply([*invocation.words, *more])}")
-    return _with_wish(invocation, planned, Result(ExitCode.OK, summary(planned)))
+    return _with_wish(invocation, planned, Result(ExitCode.OK, summary(planned)), alerts)
 
 
 def _with_policy(
@@ -160,26 +174,48 @@ def _with_policy(
 
 
 def _carry_out(
-    invocation: Invocation, place: Place, plan: RetentionPlan, ttl: float, *, purge_now: bool
+    invocation: Invocation,
+    place: Place,
+    plan: RetentionPlan,
+    ttl: float,
+    alerts: Alerts,
+    *,
+    purge_now: bool,
 ) -> Result:
-    from ftckpt.api.retaining import carry_out
+    from ftckpt.api.retaining import carry_out, thin_out
 
-    applied = carry_out(place, plan, ttl, purge_now=purge_now, counter=invocation.counter)
+    counter = invocation.counter
+    applied = carry_out(place, plan, ttl, purge_now=purge_now, counter=counter)
+    thinned = thin_out(place, plan, purge_now=purge_now, stores=invocation.stores, counter=counter)
     invocation.close()
-    invocation.report(applied=applied_record(applied))
+    invocation.report(applied=applied_record(applied), thinned=thinned_record(thinned))
     if plan.order or applied.failed:
         invocation.print(f"\n{applied_text(applied)}")
     for line in purged_lines(applied.purged):
         invocation.print(line)
-    if applied.trashed:
+    for line in thinned_lines(thinned):
+        invocation.print(line)
+    if applied.trashed or thinned.trashed:
         invocation.say(f"undo: ftckpt gc undelete {quote(place.url)} --all")
-    outcomes = (applied,) if applied.purged is None else (applied, applied.purged)
-    return _with_wish(invocation, plan, ended(invocation, applied_text(applied), *outcomes))
+    purged = () if applied.purged is None else (applied.purged,)
+    said = applied_text(applied) + (f"; {thinned_text(thinned)}" if plan.thin else "")
+    outcomes = (("not-dropped", applied), ("not-thinned", thinned))
+    for kind, outcome in (*outcomes, *(("not-purged", one) for one in purged)):
+        if outcome.failed:
+            first = next(iter(outcome.failed.values()))
+            alerts.add(kind, first.message, first.hint, sorted(outcome.failed))
+    result = ended(invocation, said, applied, *purged, thinned)
+    return _with_wish(invocation, plan, result, alerts)
 
 
-def _with_wish(invocation: Invocation, plan: RetentionPlan, result: Result) -> Result:
+def _with_wish(
+    invocation: Invocation, plan: RetentionPlan, result: Result, alerts: Alerts
+) -> Result:
     """Return how it ended; PARTIAL where all is well but for the wish for space."""
     short = short_of(plan)
+    if short:
+        alerts.add("not-enough", short, "a policy that keeps less frees more")
+    alerts.complete()
     if result.code is not ExitCode.OK or not short:
         return result
     return invocation.fail(ExitCode.PARTIAL, short, "a policy that keeps less frees more")

@@ -49,6 +49,13 @@ class KeepOptions:
     keep_tag: Annotated[
         list[str] | None, typer.Option(metavar="TAG", help="What carries the tag. Repeatable.")
     ] = None
+    thin_after: Annotated[
+        str,
+        typer.Option(
+            metavar="T|N",
+            help="Of milestones older than that, or not among the N newest, keep the weights.",
+        ),
+    ] = ""
     policy: Annotated[
         str, typer.Option(metavar="FILE", help="Take the rules from this retention.toml instead.")
     ] = ""

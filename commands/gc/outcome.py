@@ -10,7 +10,7 @@ from ftckpt.commands.cli.render import human_bytes, printable
 from ftckpt.errors import ExitCode, worst
 
 if TYPE_CHECKING:
-    from ftckpt.retention import Applied, Purged, Trashed
+    from ftckpt.retention import Applied, Purged, Thinned, Trashed
     from ftckpt.retention.apply.outcome import ApplyOutcome
 
 
@@ -73,6 +73,44 @@ def applied_text(applied: Applied) -> str:
     if applied.freed or not parts:
         parts.append(f"{human_bytes(applied.freed)} freed")
     return f"dropped {len(applied.dropped)}{failed}{gone}: {', '.join(parts)}"
+
+
+def thinned_record(thinned: Thinned) -> dict[str, Any]:
+    """Return what keeps its weights alone, as JSON values."""
+    return {
+        "thinned": [
+            {"name": one.decision.entry.name, "weights": one.name, "bytes": one.nbytes}
+            | {"won": one.won}
+            for one in thinned.thinned
+        ],
+        "trashed": [trashed_record(t) for t in thinned.trashed],
+        "absent": thinned.absent,
+        "freed": thinned.freed,
+        "waiting": thinned.waiting,
+        "won": thinned.won,
+        **rest_record(thinned),
+    }
+
+
+def thinned_text(thinned: Thinned) -> str:
+    """Return in one clause what was thinned, and what it wins."""
+    failed = f", {len(thinned.failed)} not" if thinned.failed else ""
+    if not thinned.thinned:
+        return f"thinned nothing{failed}"
+    won = human_bytes(thinned.won)
+    when = "" if not thinned.waiting else " when the trash is purged"
+    return f"thinned {len(thinned.thinned)}{failed}: wins {won}{when}"
+
+
+def thinned_lines(thinned: Thinned) -> Iterator[str]:
+    """Yield what was thinned, one line each, and what it comes to; nothing for nothing."""
+    for one in thinned.thinned:
+        size, won = human_bytes(one.nbytes), human_bytes(one.won)
+        yield printable(
+            f"thinned {one.decision.entry.name}: {one.name} holds its weights, {size}; wins {won}"
+        )
+    if thinned.thinned or thinned.failed:
+        yield thinned_text(thinned)
 
 
 def purged_lines(purged: Purged | None) -> Iterator[str]:

@@ -48,6 +48,9 @@ def summary(plan: RetentionPlan) -> str:
     """Return one sentence: what the plan keeps, drops and frees."""
     trashed = sum(d.entry.entry_class is EntryClass.TRASH for d in plan.keep)
     trash = f"; {trashed} in the trash" if trashed else ""
+    if plan.thin:
+        wins = human_bytes(plan.wins)
+        trash = f", thins {len(plan.thin)} to their weights, wins {wins}{trash}"
     if not plan.order:
         return f"nothing to drop, {kept_saves(plan)} kept{trash}"
     known = all(decision.frees is not None for decision in plan.drop)

@@ -106,6 +106,9 @@ class WatchOptions:
     on_alert: Annotated[
         str, typer.Option(metavar="COMMAND", help="Run for hangs, damage, restarts, notices.")
     ] = ""
+    alert_url: Annotated[
+        str, typer.Option(metavar="URL", help="Post each alert to this webhook as JSON.")
+    ] = ""
     prometheus: Annotated[
         str, typer.Option(metavar="FILE", help="Write metrics for node_exporter.")
     ] = ""
@@ -201,7 +204,15 @@ def settings_of(invocation: Invocation, patience: float) -> GuardSettings:
         zero_is_done=again.zero_is_done,
         iteration_file=watch.iteration_file,
         on_alert=watch.on_alert,
+        alert_url=_webhook(watch.alert_url),
         metrics=watch.prometheus,
         # Under --json stdout holds one document and nothing of the command's.
         output=sys.stderr.fileno() if invocation.json else None,
     )
+
+
+def _webhook(url: str) -> str:
+    from ftckpt.alerting import AlertHook
+
+    AlertHook(url=url).require()
+    return url

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ftckpt.commands.cli.alerts import AlertOptions
 from ftckpt.commands.cli.invocation import Result, invoked
 from ftckpt.commands.cli.option_values import check_file, parse_duration
 from ftckpt.errors import ExitCode, FtckptError, UsageError
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from ftckpt.commands.config.defaults import RootPolicy
     from ftckpt.health import Status
 
+OPTIONS = (AlertOptions,)
 EXAMPLES = (
     ("ftckpt status /ckpt/run7", "the newest save, its age, how regular and how slow saves are"),
     (
@@ -30,6 +32,10 @@ EXAMPLES = (
     (
         "ftckpt status /ckpt/run7 --prometheus /var/lib/node_exporter/ftckpt.prom",
         "for node_exporter, from cron",
+    ),
+    (
+        "ftckpt status /ckpt/run7 --expect-interval 22m --alert-url https://hooks.example.com/ops",
+        "tell somebody, once for each thing",
     ),
     (
         "ftckpt status /ckpt/run7 --policy retention.toml --plot saves.png",
@@ -112,6 +118,7 @@ def command(
     if not root:
         raise UsageError("no ROOT was given", hint="or --parts PLACE for the parts of a check")
     invocation.report(target=root)
+    alerts = invocation.options(AlertOptions).begin(invocation, "status", root)
     if not policy and (known := _policy_of(root)):
         policy = known.file
         invocation.say(f"policy: {known.file} ({known.where})")
@@ -144,6 +151,12 @@ def command(
         numbers = draw(found, plot)
         invocation.report(plot=plot, numbers=numbers)
         invocation.say(f"drawn to {plot}, the numbers to {numbers}")
+    for run in found.runs:
+        where = f"{run.survey.url}: " if len(found.runs) > 1 else ""
+        for alert in run.alerts:
+            about = [f"{where}{name}" for name in alert.about or ([""] if where else [])]
+            alerts.add(alert.kind, where + alert.message, alert.hint, about)
+    alerts.complete()
     if found.alerts:
         first, *rest = found.alerts
         more = f" (and {len(rest)} more)" if rest else ""

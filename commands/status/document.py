@@ -13,13 +13,13 @@ def document(found: Status) -> dict[str, Any]:
     """Return the fields of the JSON document."""
     return {
         "now": found.now,
-        "runs": [_run(run, found.kept) for run in found.runs],
+        "runs": [_run(run, found) for run in found.runs],
         "alerts": [alert._asdict() for alert in found.alerts],
     }
 
 
-def _run(run: Health, kept: Mapping[str, bool] | None) -> dict[str, Any]:
-    durable = run.durable
+def _run(run: Health, found: Status) -> dict[str, Any]:
+    durable, kept = run.durable, found.kept
     return {
         "root": run.survey.url,
         "newest": _held(run.newest),
@@ -32,6 +32,7 @@ def _run(run: Health, kept: Mapping[str, bool] | None) -> dict[str, Any]:
         "growth_bytes_per_day": run.growth,
         "bytes": run.nbytes,
         "counts": run.counts,
+        "thinned": len(run.thinned),
         "leftovers": [held.entry.name for held in run.survey.leftovers],
         "free": run.survey.free,
         "tier": None
@@ -50,6 +51,7 @@ def _run(run: Health, kept: Mapping[str, bool] | None) -> dict[str, Any]:
             "read": run.scrubbed.read,
             "longest": run.scrubbed.longest,
             "unread_s": run.scrubbed.unread_s,
+            "unproven": run.scrubbed.unproven,
             "bad": [
                 {"path": url, "code": check.code, "message": check.message}
                 for url, check in run.scrubbed.bad
@@ -57,8 +59,7 @@ def _run(run: Health, kept: Mapping[str, bool] | None) -> dict[str, Any]:
         },
         "alerts": [alert._asdict() for alert in run.alerts],
         "saves": [
-            (_held(held) or {}) | ({} if kept is None else {"keep": kept.get(held.entry.name)})
-            for held in run.survey.held
+            (_held(held) or {}) | _fate(held.entry.name, found, kept) for held in run.survey.held
         ],
     }
 
@@ -77,4 +78,9 @@ def _held(held: SurveyedEntry | None) -> dict[str, Any] | None:
         "began": held.began,
         "finished": held.finished,
         "pinned": bool(held.entry.pins),
+        "thinned": bool(held.entry.thinned),
     }
+
+
+def _fate(name: str, found: Status, kept: Mapping[str, bool] | None) -> dict[str, Any]:
+    return {} if kept is None else {"keep": kept.get(name), "thin": name in found.thins}

@@ -27,7 +27,7 @@ def show(invocation: Invocation, found: Status, guard: Mapping[str, object] | No
         if len(found.runs) > 1:
             invocation.print(run.survey.url)
         last = [] if guard is None or number else [("guard", _decision(guard, found.now))]
-        invocation.print(pairs([*_rows(run, found.kept), *last]))
+        invocation.print(pairs([*_rows(run, found), *last]))
         for alert in run.alerts:
             invocation.print(f"{alert.kind}: {alert.message}")
             invocation.print(f"  {alert.hint}")
@@ -35,7 +35,8 @@ def show(invocation: Invocation, found: Status, guard: Mapping[str, object] | No
         invocation.print("ok: nothing to look at")
 
 
-def _rows(run: Health, kept: Mapping[str, bool] | None) -> Iterator[tuple[str, object]]:
+def _rows(run: Health, found: Status) -> Iterator[tuple[str, object]]:
+    kept = found.kept
     yield "newest", _save(run.newest, run.age_s if run.newest is run.last else None)
     if run.last is not run.newest:
         yield "last written", _save(run.last, run.age_s)
@@ -54,6 +55,9 @@ def _rows(run: Health, kept: Mapping[str, bool] | None) -> Iterator[tuple[str, o
         yield "growth", f"{human_bytes(int(run.growth))} a day, where nothing is dropped"
     for entry_class, count in run.counts.items():
         yield entry_class.lower(), _amount(entry_class, count, run)
+    if run.thinned:
+        sizes = [h.entry.contents.nbytes for h in run.thinned if h.entry.contents is not None]
+        yield "thinned", f"{len(run.thinned)} of them to their weights, {human_bytes(sum(sizes))}"
     if run.survey.leftovers:
         files = counted(len(run.survey.leftovers), "temporary file")
         yield "left behind", f"{files} of killed runs of ftckpt"
@@ -63,7 +67,9 @@ def _rows(run: Health, kept: Mapping[str, bool] | None) -> Iterator[tuple[str, o
         names = [held.entry.name for held in run.survey.held]
         stay = sum(kept.get(name) is True for name in names)
         go = sum(kept.get(name) is False for name in names)
-        yield "policy", f"keeps {stay}, drops {go}"
+        thins = sum(name in found.thins for name in names)
+        thinned = f", {thins} of them as weights alone" if thins else ""
+        yield "policy", f"keeps {stay}{thinned}, drops {go}"
     if run.durable is not None:
         yield "second tier", _durable(run)
 
@@ -94,6 +100,8 @@ def _scrub(scrubbed: Scrubbed) -> str:
         waits = scrubbed.unread_s
         since = "nobody knows when" if waits is None else f"{brief_duration(round(waits))} ago"
         said += f"; longest unread: {name}, {since}"
+    if scrubbed.unproven:
+        said += f"; {len(scrubbed.unproven)} without evidence of their content: ftckpt seal"
     return said
 
 

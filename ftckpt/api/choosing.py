@@ -63,6 +63,7 @@ def latest(
     timeout: float | str = "10m",
     skip_unverified: bool = False,
     skip_unsafe: bool = False,
+    weights: bool = False,
     pointer: str = "",
     allow_missing_tier: bool = False,
     create_root: bool = False,
@@ -83,6 +84,7 @@ def latest(
         timeout: seconds that this takes at most, or a text such as "10m".
         skip_unverified: walk back over those without evidence.
         skip_unsafe: walk back over hostile ones.
+        weights: take one that gc has thinned to its weights, too.
         pointer: take what this pointer means.
         allow_missing_tier: choose although a tier cannot be read.
         create_root: mark the root of a run, once, before its first start.
@@ -110,7 +112,7 @@ def latest(
         raise UsageError("--or-reshard needs --world-size")
     condition = all_of([condition_of(flags, note), Worlds(world_size, any_size=or_reshard)])
     rules = selection_rules(
-        flags, condition, skip_unverified=skip_unverified, skip_unsafe=skip_unsafe
+        flags, condition, skip_unverified=skip_unverified, skip_unsafe=skip_unsafe, weights=weights
     )
     check = checks_of(
         chosen(Level, verify, "--verify"), flags.get("reuse", ""), flags.get("receipts", ""),
@@ -145,10 +147,11 @@ def selection_rules(
     *,
     skip_unverified: bool = False,
     skip_unsafe: bool = False,
+    weights: bool = False,
 ) -> SelectionRules:
     """Return the rules of a selection, with a condition on each checkpoint."""
     steps, back = flags.get("step_at_most"), flags.get("max_fallback")
-    return SelectionRules(steps, back, skip_unverified, skip_unsafe, condition)
+    return SelectionRules(steps, back, skip_unverified, skip_unsafe, condition, weights)
 
 
 def require_one_root(roots: Sequence[str], **given: object) -> None:

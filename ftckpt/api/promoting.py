@@ -109,7 +109,7 @@ def promote(
     """
     from ftckpt.discovery.open_part import open_parts
     from ftckpt.discovery.promotion import find_in_root, held, move, moves
-    from ftckpt.replication.sync.lock import leased
+    from ftckpt.retention.locks.claim import leased
     from ftckpt.retention.records.who import actor
 
     depth = chosen(Level, verify, "--verify")

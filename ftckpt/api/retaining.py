@@ -24,7 +24,7 @@ from .tables import read_text
 
 if TYPE_CHECKING:
     from ftckpt.discovery.resolve import Place
-    from ftckpt.retention import Applied, Purged, RetentionPlan, Trashed, Undeleted
+    from ftckpt.retention import Applied, Purged, RetentionPlan, Thinned, Trashed, Undeleted
 
 RULES = "--keep-last 3 --keep-every 1000"  # of the examples
 
@@ -42,6 +42,8 @@ class KeepFlags(TypedDict, total=False):
         keep_within: seconds back from the newest, or a text such as "36h".
         metric: `min:NAME` or `max:NAME`: what `keep_best` compares.
         keep_tag: tags.
+        thin_after: milestones older than this keep their weights alone: seconds before the newest,
+            a text such as "30d", or the number of the newest that stay whole as a text: "10".
         policy: a retention.toml with the rules instead.
         tier: which tier of it; "" for the one that matches the root.
         min_survivors: good ones that each run must keep.
@@ -60,6 +62,7 @@ class KeepFlags(TypedDict, total=False):
     keep_best: int | None
     metric: str
     keep_tag: Sequence[str] | None
+    thin_after: float | str
     policy: str
     tier: str
     min_survivors: int | None
@@ -74,10 +77,12 @@ class RetentionAnswer(NamedTuple):
     Attributes:
         plan: what becomes of each checkpoint, and why; `plan.broken` are limits that it breaks.
         applied: what was dropped; None where the plan was not carried out.
+        thinned: what keeps its weights alone; None where the plan was not carried out.
     """
 
     plan: RetentionPlan
     applied: Applied | None
+    thinned: Thinned | None = None
 
 
 class TrashAnswer(NamedTuple):
@@ -137,13 +142,13 @@ def gc(
     else:
         policy = asked_policy(root, flags)
         place = root_at(root, stores)
-        planned = make_plan(place, policy, lasting=apply, counter=counter)
+        planned = make_plan(place, policy, lasting=apply, stores=stores, counter=counter)
     if not apply:
         return RetentionAnswer(planned, None)
     planned.require()
-    return RetentionAnswer(
-        planned, carry_out(place, planned, ttl, purge_now=purge_now, counter=counter)
-    )
+    applied = carry_out(place, planned, ttl, purge_now=purge_now, counter=counter)
+    thinned = thin_out(place, planned, purge_now=purge_now, stores=stores, counter=counter)
+    return RetentionAnswer(planned, applied, thinned)
 
 
 def trash_seconds(trash_ttl: float | str, *, apply: bool, purge_now: bool, yes: bool) -> float:
@@ -214,10 +219,17 @@ def asked_policy(root: str, flags: KeepFlags) -> Policy:
 def _rules(flags: KeepFlags) -> dict[str, Any]:
     values: Mapping[str, Any] = flags
     within, metric = flags.get("keep_within", ""), flags.get("metric", "")
+    thin_after = flags.get("thin_after", "")
     given = {f"keep_{unit}": values.get(f"keep_{unit}") for unit in _NUMBERS}
     given["keep_tags"] = tuple(flags.get("keep_tag") or ())
     given["keep_within"] = seconds(within, "--keep-within") if within != "" else None
     given["metric"] = Metric.parse(metric) if metric else None
+    if isinstance(thin_after, str) and thin_after:
+        from ftckpt.retention.policy.file import thin_fields
+
+        given |= thin_fields(thin_after)
+    elif thin_after != "":
+        given["thin_after"] = thin_after
     return {name: value for name, value in given.items() if value not in (None, ())}
 
 
@@ -291,6 +303,7 @@ def make_plan(
     *,
     lasting: bool,
     most_files: int | None = None,
+    stores: StoreOptions = STORES,
     counter: Counter = NULL,
 ) -> RetentionPlan:
     """Read a root and plan.
@@ -300,6 +313,7 @@ def make_plan(
         policy: what to keep.
         lasting: whether something is changed anyway, so that what was checked is remembered.
         most_files: files of what goes whose sizes are asked for; None for all.
+        stores: how to reach object stores.
         counter: is told of the work.
 
     Raises:
@@ -308,7 +322,14 @@ def make_plan(
     """
     from ftckpt.retention import prepare, remember
 
-    prepared = prepare(place, FORMATS, policy, time.time(), most_files=most_files, counter=counter)
+    weigh = None
+    if policy.thins:
+        from .thinning import WeightsAlone
+
+        weigh = WeightsAlone(stores).weigh
+    prepared = prepare(
+        place, FORMATS, policy, time.time(), most_files=most_files, weigh=weigh, counter=counter
+    )
     if lasting:
         # It saves time and nothing else: a full disk is when gc is needed most.
         with suppress(NoResourceError, DeniedError, UnavailableError):
@@ -331,6 +352,27 @@ def carry_out(
         plan, place, FORMATS, actor=actor(), now=time.time, purge_now=purge_now, trash_ttl=ttl,
         counter=counter,
     )  # fmt: skip
+
+
+def thin_out(
+    place: Place,
+    plan: RetentionPlan,
+    *,
+    purge_now: bool = False,
+    stores: StoreOptions = STORES,
+    counter: Counter = NULL,
+) -> Thinned:
+    """Leave the weights of what a plan thins (see `ftckpt.retention.thin`)."""
+    from ftckpt.retention import Thinned, thin
+
+    if not plan.thin:
+        return Thinned()
+    from ftckpt.workers import Work
+
+    from .thinning import WeightsAlone
+
+    alone = WeightsAlone(stores, Work.of(counter=counter))
+    return thin(plan, place, FORMATS, alone.take, actor=actor(), now=time.time, purge_now=purge_now)
 
 
 def gc_undelete(

@@ -208,7 +208,8 @@ def status(
         write_over(prometheus, metrics(found).encode())
     if not policy:
         return found
-    return replace(found, kept=_kept(root, place, surveys, policy, now, counter))
+    kept, thins = _kept(root, place, surveys, policy, now, counter)
+    return replace(found, kept=kept, thins=thins)
 
 
 def _positive(value: float | str, flag: str) -> float | None:
@@ -298,8 +299,8 @@ def _kept(
     policy: str,
     now: float,
     counter: Counter,
-) -> Mapping[str, bool]:
-    """Return by name which entries a policy keeps, as `gc` would plan it now."""
+) -> tuple[Mapping[str, bool], frozenset[str]]:
+    """Return by name which entries a policy keeps, and which it thins, as `gc` would plan it."""
     from ftckpt.retention import prepare
 
     from .retaining import policy_of_file
@@ -307,7 +308,9 @@ def _kept(
     chosen = policy_of_file(policy, root)
     runs = [one.run for one in surveys if one.run is not None]
     prepared = prepare(place, FORMATS, chosen, now, runs=runs, counter=counter)
-    return {d.entry.name: d.keep for d in prepared.plan.decisions}
+    decisions = prepared.plan.decisions
+    thins = frozenset(d.entry.name for d in decisions if d.thin)
+    return {d.entry.name: d.keep for d in decisions}, thins
 
 
 def doctor(root: str = "", *, stores: StoreOptions = STORES) -> list[Check]:

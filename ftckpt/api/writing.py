@@ -29,6 +29,7 @@ from ftckpt.transfer.run import (
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint
     from ftckpt.discovery.recognise import Format
+    from ftckpt.manifest import ThinnedFrom
     from ftckpt.transfer.content import Content
     from ftckpt.transfer.layout import Layout, LayoutRequest, Writer
     from ftckpt.transfer.prove.against_source import Prover, SameObjects
@@ -95,6 +96,7 @@ class LaidOut:
         device: str,
         restart: bool,
         parts: BuiltByParts | None = None,
+        thinned: ThinnedFrom | None = None,
     ) -> TransferReport:
         """Write it and prove it; it becomes visible by the last act.
 
@@ -104,11 +106,13 @@ class LaidOut:
             device: `cpu`, `cuda`, `cuda:N` or `auto`.
             restart: forget what another transfer to the destination has left.
             parts: what others have built there and proven.
+            thinned: for the manifest, where the result is what is left of a thinned checkpoint.
 
         Raises:
             FtckptError: see `ftckpt.transfer.run.transfer`.
         """
         target, writer, prover, same_objects = self.means
+        options = self._options(work, device, proof=check is not None, restart=restart)
         return transfer(
             self.content,
             self.layout,
@@ -116,7 +120,7 @@ class LaidOut:
             target,
             single=writer.single,
             same_objects=same_objects,
-            options=self._options(work, device, proof=check is not None, restart=restart),
+            options=replace(options, thinned=thinned),
             store_options=self.stores,
             check=check,
             prover=prover if self.layout.content is None else prove,

@@ -30,6 +30,7 @@ from ftckpt.storage.store import Entry, EntryKind
 from .lone_manifests import HINT, alone
 from .open_part import open_parts
 from .roots import Candidate, Child, Root, concurrently, newest_names_first
+from .thinned import is_thinned
 
 # Number of candidates whose headers are read at once; a smaller root is ordered by content alone.
 BATCH = 64
@@ -53,6 +54,7 @@ class Looked(NamedTuple):
         step: by its content.
         error: why the headers could not be read.
         unknown: whether its files are of no known layout, and may be a save in flight.
+        thinned: whether it holds the weights alone, because gc has thinned it.
     """
 
     candidate: Candidate
@@ -60,6 +62,7 @@ class Looked(NamedTuple):
     step: int | None = None
     error: FtckptError | None = None
     unknown: bool = False
+    thinned: bool = False
 
     @property
     def rank(self) -> float:
@@ -150,13 +153,17 @@ def look(root: Root, candidate: Candidate) -> Looked | None:
         if child is None:
             if root.is_dropped(candidate):
                 return Looked(candidate, error=_dropped(root, candidate))
+            if (whole := root.whole(candidate)) is not None:
+                stands = f"{root.url_of(candidate)} does not count: {root.url_of(whole)} is there"
+                return Looked(candidate, error=NotFoundError(stands))
             if candidate.step is None:
                 return None
             return _of_no_format(root, candidate)
         if _is_nameless_unsupported(child):
             return Looked(candidate, child)
-        steps = [_step(checkpoint) for checkpoint in open_parts(root.store, child.parts)]
-        return Looked(candidate, child, steps[0])
+        opened = open_parts(root.store, child.parts)
+        thinned = any(is_thinned(checkpoint.source) for checkpoint in opened)
+        return Looked(candidate, child, _step(opened[0]), thinned=thinned)
     except NotFoundError as error:
         return Looked(candidate, child, error=gone(root, candidate, error))
     except FtckptError as error:
@@ -243,7 +250,8 @@ def newest_child(root: Root, note: Callable[[str], None] = lambda _: None) -> Ch
     """Return the newest committed checkpoint of a root, damaged or not.
 
     A root means this one if a verb needs one checkpoint. If none is committed, it is the newest
-    that a format recognises. `note` is called for newer uncommitted ones.
+    that a format recognises. One that gc has thinned is taken only if there is no other. `note` is
+    called for newer uncommitted ones.
 
     Raises:
         NotFoundError: there are none.
@@ -252,12 +260,16 @@ def newest_child(root: Root, note: Callable[[str], None] = lambda _: None) -> Ch
     """
     walk = Walk(root)
     uncommitted: list[Child] = []
+    thinned: list[Child] = []
     newer: list[str] = []
     for looked in walk.newest_first():
         error = looked.error
         if error is not None and error.exit_code is ExitCode.INCOMPLETE:
             newer.append(f"{root.url_of(looked.candidate)} is newer and not committed")
             uncommitted += [looked.child] if looked.child is not None else []
+        elif looked.child is not None and looked.thinned:
+            newer.append(f"{root.url_of(looked.candidate)} holds weights alone")
+            thinned.append(looked.child)
         elif looked.child is not None:
             for line in newer:
                 note(line)
@@ -267,7 +279,7 @@ def newest_child(root: Root, note: Callable[[str], None] = lambda _: None) -> Ch
             newer.append(error.message)
         elif error is not None and error.exit_code not in WALKED_OVER:
             raise error
-    for child in (*uncommitted, *walk.unsupported):
+    for child in (*thinned[:1], *uncommitted, *walk.unsupported):
         return child
     raise NotFoundError(f"{root.url} holds no checkpoint of any known format")
 

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
+from ftckpt.checkpoint import CommitState
 from ftckpt.errors import FtckptError, NotFoundError, UsageError
+from ftckpt.own_files import weights_of
 from ftckpt.storage.store import Entry, EntryKind, Store, join
 
 from .dropped import Tomb, read_tombs
@@ -105,13 +107,25 @@ class Root:
         except NotFoundError:
             return False
 
+    def whole(self, candidate: Candidate) -> Candidate | None:
+        """Return the finished checkpoint whose weights a candidate holds; None if none stands.
+
+        While it stands, it alone is the checkpoint of its step (`ftckpt.own_files.WEIGHTS`).
+        """
+        name = weights_of(candidate.path)
+        whole = next((c for c in self.candidates if c.path == name), None) if name else None
+        child = None if whole is None or whole.staging else self.recognise(whole)
+        parts = () if child is None else child.parts
+        torn = any(part.recognition.commit is CommitState.UNCOMMITTED for part in parts)
+        return whole if parts and not torn else None
+
     def recognise(self, candidate: Candidate) -> Child | None:
         """List one candidate and return it if a format knows it, else None.
 
         A step that no format knows may hold one checkpoint per model (`global_step_10/actor`).
-        Dropped candidates give None.
+        Candidates that were dropped give None, and so do the weights of one that stands whole.
         """
-        if self.is_dropped(candidate):
+        if self.is_dropped(candidate) or self.whole(candidate) is not None:
             return None
         part = self.ask(candidate.entry)
         if part is not None:

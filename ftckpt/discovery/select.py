@@ -20,6 +20,7 @@ from .candidates import WALKED_OVER, Looked, Walk, gone
 from .open_part import open_parts
 from .roots import Candidate, Root
 from .step_names import says_other_step
+from .thinned import WEIGHTS_ALONE, is_thinned
 
 Check = Callable[[Checkpoint], tuple[ExitCode, str]]
 Note = Callable[[str], None]
@@ -100,6 +101,7 @@ class SelectionRules:
         skip_unsafe: skip hostile ones.
         condition: returns what an open checkpoint lacks, or ""; those that lack something are
             skipped.
+        weights: whether one that gc has thinned will do: it holds the weights alone.
     """
 
     step_at_most: int | None = None
@@ -107,6 +109,13 @@ class SelectionRules:
     skip_unverified: bool = False
     skip_unsafe: bool = False
     condition: Callable[[Checkpoint], str] | None = None
+    weights: bool = False
+
+    def lacking(self, checkpoint: Checkpoint) -> str:
+        """Return what an open checkpoint lacks, or ""."""
+        if not self.weights and is_thinned(checkpoint.source):
+            return f"{WEIGHTS_ALONE} (latest --weights takes it)"
+        return "" if self.condition is None else self.condition(checkpoint)
 
     def walks_over(self, code: ExitCode) -> bool:
         """Whether an older checkpoint may be chosen instead of one that ends with `code`."""
@@ -140,7 +149,7 @@ def select(
     end: tuple[ExitCode, str, str] | None = None
     for looked in walk.newest_first(rules.step_at_most):
         path = root.url_of(looked.candidate)
-        code, message, hint, lacks = _try(root, looked, check, rules.condition)
+        code, message, hint, lacks = _try(root, looked, check, rules)
         if code is ExitCode.OK:
             chosen = looked
             end = (code, message, hint)
@@ -179,7 +188,7 @@ def select(
 
 
 def _try(
-    root: Root, looked: Looked, check: Check, condition: Callable[[Checkpoint], str] | None
+    root: Root, looked: Looked, check: Check, rules: SelectionRules
 ) -> tuple[ExitCode, str, str, bool]:
     """Check one candidate; the last item says whether it lacks what the user requires."""
     if looked.error is not None:
@@ -192,7 +201,7 @@ def _try(
         for checkpoint in open_parts(root.store, looked.child.parts):
             source = checkpoint.source
             # Headers show what is lacking, before every byte is read.
-            lacking = condition(checkpoint) if condition is not None else ""
+            lacking = rules.lacking(checkpoint)
             if lacking:
                 return ExitCode.UNVERIFIED, f"{checkpoint.source.url} {lacking}", "", True
             answers.append(check(checkpoint))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from ftckpt.own_files import weights_of
+
 from .recognise import COMPRESSED
 
 # A trainer's prefix for the purpose of a checkpoint.
@@ -49,6 +51,7 @@ SUFFIXES = (
 @lru_cache(maxsize=1 << 16)  # names of one root are asked about again and again while it changes
 def step_in_name(name: str) -> int | None:
     """Return the step that a directory's or file's name says; None unless the whole name does."""
+    name = weights_of(name) or name
     if match := FILE_OF_STEP.fullmatch(name):
         return int(match["step"])
     stem = next((name.removesuffix(s) for s in SUFFIXES if name.endswith(s)), name)

@@ -1,37 +1,39 @@
-"""Tell somebody: run the user's command for an alert, and dump the stacks of what hangs."""
+"""Tell somebody of an alert beside the guard, and dump the stacks of what hangs."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import threading
 import time
 from collections.abc import Callable
 
+from ftckpt.alerting import AlertHook, alert_document, deliver
+
 from .keeper import below, ranks_below
 
-_COMMAND_S, _LAST_S, _DUMP_S = 60.0, 10.0, 20.0
+_LAST_S, _DUMP_S = 10.0, 20.0
 # A dump of every rank of a large node would be read by nobody.
 _DUMPED = 8
 _LONGEST = 64 << 10
 
 
 class Alarm:
-    """Runs a command of the user's for each alert, beside the guard.
+    """Tells the user's command and webhook of each alert, beside the guard.
 
     Args:
-        command: for the shell, with FTCKPT_ALERT_KIND and FTCKPT_ALERT; "" for none.
+        hook: who is told.
+        target: the root that is guarded.
         warn: is told if it fails.
     """
 
-    def __init__(self, command: str, warn: Callable[[str], None]) -> None:
-        self._command, self._warn = command, warn
+    def __init__(self, hook: AlertHook, target: str, warn: Callable[[str], None]) -> None:
+        self._hook, self._target, self._warn = hook, target, warn
         self._threads: list[threading.Thread] = []
 
     def raise_(self, kind: str, message: str) -> None:
-        """Run the command; do not wait for it."""
-        if self._command:
+        """Tell them; do not wait for it."""
+        if any(self._hook):
             thread = threading.Thread(
                 target=self._run, args=(kind, message), name="ftckpt-alert", daemon=True
             )
@@ -39,22 +41,18 @@ class Alarm:
             self._threads.append(thread)
 
     def close(self) -> None:
-        """Wait a moment for the commands that still run: a machine may be about to go."""
+        """Wait a moment for what is still told: a machine may be about to go."""
         until = time.monotonic() + _LAST_S
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
 
     def _run(self, kind: str, message: str) -> None:
-        told = os.environ | {"FTCKPT_ALERT_KIND": kind, "FTCKPT_ALERT": message}
-        try:
-            done = subprocess.run(
-                ["/bin/sh", "-c", self._command], env=told, stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL, timeout=_COMMAND_S, check=False,
-            )  # fmt: skip
-            if done.returncode:
-                self._warn(f"guard: --on-alert ended with {done.returncode}")
-        except (OSError, subprocess.TimeoutExpired) as error:
-            self._warn(f"guard: --on-alert failed: {error}")
+        document = alert_document(
+            event="raised", verb="guard", target=self._target, time=time.time(), kind=kind,
+            message=message,
+        )  # fmt: skip
+        for problem in deliver(self._hook, document):
+            self._warn(f"guard: {problem}")
 
 
 def stacks(keeper: int) -> str:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ftckpt.discovery.roots import Root
 from ftckpt.errors import FtckptError, RefusedError, UnsupportedError
-from ftckpt.replication.sync.lock import beating
+from ftckpt.retention.locks.claim import beating
 from ftckpt.retention.locks.local import lock_beside
 from ftckpt.retention.locks.remote import RemoteLock
 from ftckpt.storage.local.oserror import translate

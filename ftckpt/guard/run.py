@@ -17,6 +17,7 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import IO, Any, NamedTuple
 
+from ftckpt.alerting import AlertHook
 from ftckpt.errors import ExitCode, FtckptError, RefusedError, UnavailableError
 from ftckpt.planning.quantities import shown_duration
 from ftckpt.replay.processes import end_marked
@@ -148,6 +149,7 @@ class GuardSettings:
         zero_is_done: see `decisions.Circumstances`.
         iteration_file: where the step of the newest save is written; "" for nowhere.
         on_alert: a command of the user's.
+        alert_url: a webhook.
         metrics: where Prometheus metrics are written; "" for nowhere.
         output: where the command's stdout goes; None for ours.
     """
@@ -167,6 +169,7 @@ class GuardSettings:
     zero_is_done: bool = False
     iteration_file: str = ""
     on_alert: str = ""
+    alert_url: str = ""
     metrics: str = ""
     output: IO[bytes] | int | None = None
 
@@ -266,7 +269,9 @@ class Guard:
         self._say, self._warn = say, warn
         self._team = team or Team()
         self._notice_file = os.path.join(folder, "notice.json")
-        self._alarm = Alarm(settings.on_alert, warn)
+        self._alarm = Alarm(
+            AlertHook(settings.on_alert, settings.alert_url), journal.root.url, warn
+        )
         self._standing = Standing(settings.metrics, journal.root.url)
         self._events: SimpleQueue[object] = SimpleQueue()
         self._wake, self._ring = os.pipe()

@@ -20,6 +20,8 @@ from .survey import SurveyedEntry
 _SLOWER_S = 1.0
 _PILE = 2
 _SCRUB = "ftckpt verify ROOT --oldest-first --budget 1h, every night"
+_BLIND = ": no evidence covers its content, so that a scrub cannot verify it"
+_SEAL = "ftckpt seal records evidence, after each save"
 _ABANDONED = 3
 
 
@@ -49,11 +51,13 @@ class Alert(NamedTuple):
         kind: what it is.
         message: one sentence.
         hint: what to do.
+        about: names of what it is about; empty where it is about the run.
     """
 
     kind: AlertKind
     message: str
     hint: str
+    about: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +139,8 @@ def _alerts(facts: Facts, wanted: Thresholds) -> Iterator[Alert]:
         )
     if facts.corrupt:
         names = _names(facts.corrupt)
-        yield Alert(AlertKind.CORRUPT, f"damaged: {names}", "ftckpt verify says where")
+        about = tuple(h.entry.name for h in facts.corrupt)
+        yield Alert(AlertKind.CORRUPT, f"damaged: {names}", "ftckpt verify says where", about)
     unfinished, _ = _apart(facts.unfinished)
     abandoned, copies = _apart(facts.abandoned)
     if len(unfinished) >= _PILE:
@@ -144,12 +149,14 @@ def _alerts(facts: Facts, wanted: Thresholds) -> Iterator[Alert]:
             f"{len(unfinished)} saves were begun since the last one was finished: "
             f"{_names(unfinished)}",
             "the trainer fails while it saves: its log says why",
+            ("saves",),
         )
     elif len(abandoned) >= _ABANDONED:
         yield Alert(
             AlertKind.UNFINISHED,
             f"{len(abandoned)} abandoned saves pile up: {_names(abandoned)}",
             "ftckpt gc ROOT drops them",
+            ("abandoned saves",),
         )
     if copies:
         yield Alert(
@@ -157,6 +164,7 @@ def _alerts(facts: Facts, wanted: Thresholds) -> Iterator[Alert]:
             f"{counted(len(copies), 'copy', 'copies')} to here stopped more than a day ago: "
             f"{_names(copies)}",
             f"{GO_ON}; ftckpt gc ROOT drops what it left",
+            tuple(h.entry.name for h in copies),
         )
     yield from _not_durable(facts, wanted)
     yield from _slow(facts, wanted)
@@ -165,6 +173,7 @@ def _alerts(facts: Facts, wanted: Thresholds) -> Iterator[Alert]:
             AlertKind.POINTER,
             f"{name} says {says!r}, which is not there",
             "a trainer that follows it starts afresh or fails: ftckpt latest ROOT names the newest",
+            (name,),
         )
     if facts.free is not None and facts.next_bytes and facts.free < 2 * facts.next_bytes:
         left = "the next save does not fit" if facts.free < facts.next_bytes else "one save fits"
@@ -188,11 +197,15 @@ def _scrubbed(facts: Facts, wanted: Thresholds) -> Iterator[Alert]:
             AlertKind.CORRUPT,
             f"the scrub found {name} bad: {check.message} ({check.code}){more}",
             f"ftckpt verify {shlex.quote(name)} says where",
+            tuple(url.rstrip("/").rpartition("/")[2] for url, _ in held.bad),
         )
     waits = held.unread_s
     if wanted.unread_s is not None and waits is not None and waits > wanted.unread_s:
         said = f"{held.longest} was not read for {shown_duration(waits)}"
-        yield Alert(AlertKind.UNREAD, said, _SCRUB)
+        blind = held.longest in held.unproven
+        yield Alert(
+            AlertKind.UNREAD, f"{said}{_BLIND if blind else ''}", _SEAL if blind else _SCRUB
+        )
 
 
 def _apart(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
+from ftckpt.retention.scan.classify import PENDING
 from ftckpt.retention.scan.entries import EntryClass
 
 from .alerts import Alert, Facts, alerts
@@ -84,6 +85,7 @@ class Health:
         growth: bytes a day that saves add while none is dropped; None where it is not known.
         nbytes: bytes by class.
         counts: entries by class.
+        thinned: those that hold weights alone, because gc has thinned them.
         durable: what a second tier holds; None where none was named.
         scrubbed: what a scrub has read; None if none runs here.
         alerts: what somebody should look at, the worst first.
@@ -99,6 +101,7 @@ class Health:
     growth: float | None
     nbytes: Mapping[EntryClass, int]
     counts: Mapping[EntryClass, int]
+    thinned: tuple[SurveyedEntry, ...]
     durable: Durable | None
     scrubbed: Scrubbed | None
     alerts: tuple[Alert, ...]
@@ -113,12 +116,14 @@ class Status:
         now: when it was looked at, in seconds since the epoch.
         runs: one a run.
         kept: by name, whether a retention policy keeps an entry; None where none was named.
+        thins: names of those of which it keeps the weights alone.
     """
 
     url: str
     now: float
     runs: tuple[Health, ...]
     kept: Mapping[str, bool] | None = None
+    thins: frozenset[str] = frozenset()
 
     @property
     def alerts(self) -> tuple[Alert, ...]:
@@ -149,6 +154,8 @@ def judge(
 
 def _health(survey: Survey, now: float, wanted: Thresholds, second: Survey | None) -> Health:
     committed = survey.of(EntryClass.COMMITTED)
+    # No run goes on from weights alone, and their files say when gc thinned them.
+    committed = tuple(h for h in committed if not h.entry.thinned)
     stepped = [h for h in committed if h.entry.step is not None]
     newest = max(stepped, key=lambda h: h.entry.age_order, default=None)
     timed = [h for h in committed if h.finished is not None]
@@ -168,7 +175,7 @@ def _health(survey: Survey, now: float, wanted: Thresholds, second: Survey | Non
         writing_now_s=writing.now_s,
         writing_before_s=writing.before_s,
         unfinished=_after(survey, last),
-        abandoned=survey.of(EntryClass.ABANDONED),
+        abandoned=tuple(h for h in survey.of(EntryClass.ABANDONED) if not _is_pending(h)),
         corrupt=survey.of(EntryClass.CORRUPT),
         dangling=survey.dangling,
         durable=held,
@@ -188,6 +195,7 @@ def _health(survey: Survey, now: float, wanted: Thresholds, second: Survey | Non
         growth,
         survey.nbytes(),
         {c: len(survey.of(c)) for c in EntryClass if survey.of(c)},
+        tuple(h for h in survey.of(EntryClass.COMMITTED) if h.entry.thinned),
         held,
         scrub,
         alerts(facts, wanted),
@@ -243,7 +251,13 @@ def _writing(timed: Sequence[SurveyedEntry]) -> Writing:
 
 def _after(survey: Survey, last: SurveyedEntry | None) -> tuple[SurveyedEntry, ...]:
     """Return what was begun after the last save that was finished, and was not finished."""
-    begun = survey.of(EntryClass.STAGING, EntryClass.ABANDONED)
+    held = survey.of(EntryClass.STAGING, EntryClass.ABANDONED)
+    begun = tuple(h for h in held if not _is_pending(h))
     if last is None or last.finished is None:
         return begun
     return tuple(h for h in begun if h.finished is not None and h.finished > last.finished)
+
+
+def _is_pending(held: SurveyedEntry) -> bool:
+    """Say whether an entry is the weights of one that stands whole: no save of a trainer's."""
+    return held.entry.why.startswith(PENDING)

@@ -39,6 +39,7 @@ WRITING = Gauge("ftckpt_write_seconds", "First to last file of a save: last, now
 GROWTH = Gauge("ftckpt_growth_bytes_per_day", "What saves add while nothing is dropped.")
 COUNT = Gauge("ftckpt_checkpoints", "Entries of the root, by class.")
 BYTES = Gauge("ftckpt_checkpoint_bytes", "Bytes of the entries, by class.")
+THINNED = Gauge("ftckpt_thinned_checkpoints", "Those of them that hold weights alone.")
 FREE = Gauge("ftckpt_free_bytes", "What the filesystem has left.")
 MISSING = Gauge("ftckpt_not_durable", "Finished checkpoints that the second tier lacks.")
 DURABLE_STEP = Gauge("ftckpt_durable_step", "Step of the newest checkpoint that both tiers hold.")
@@ -47,7 +48,7 @@ BAD = Gauge("ftckpt_scrub_bad", "Checkpoints that a scrub found bad and that are
 
 _ORDER = (
     UP, AT, ALERT, NEWEST_STEP, NEWEST_TIME, VERIFIED_STEP, VERIFIED_TIME, INTERVAL, WRITING,
-    GROWTH, COUNT, BYTES, FREE, MISSING, DURABLE_STEP, UNREAD, BAD,
+    GROWTH, COUNT, BYTES, THINNED, FREE, MISSING, DURABLE_STEP, UNREAD, BAD,
 )  # fmt: skip
 
 _Sample = tuple[Gauge, Mapping[str, str], float | None]
@@ -99,6 +100,7 @@ def _samples(run: Health, labels: Mapping[str, str], now: float) -> Iterator[_Sa
         yield COUNT, {**labels, "class": entry_class.value}, count
     for entry_class, nbytes in run.nbytes.items():
         yield BYTES, {**labels, "class": entry_class.value}, nbytes
+    yield THINNED, labels, len(run.thinned)
     yield FREE, labels, run.survey.free
     if run.durable is not None:
         yield MISSING, {**labels, "tier": run.durable.url}, len(run.durable.missing)

@@ -16,11 +16,12 @@ class Scrubbed:
     Attributes:
         state: the record's path or URL.
         saves: number of committed saves.
-        read: number of them that were read as they are now.
+        read: number of them whose content was read as it is now, and held to evidence.
         longest: path or URL of the save that waits for longest; "" without a save.
         unread_s: seconds since it was read, or since it was written if it never was; None if the
             store keeps no times.
         bad: the saves that were found bad and are unchanged, with their checks.
+        unproven: the saves whose content no evidence covers: a scrub can open them, and no more.
     """
 
     state: str
@@ -29,6 +30,7 @@ class Scrubbed:
     longest: str
     unread_s: float | None
     bad: tuple[tuple[str, ScrubRecord], ...]
+    unproven: tuple[str, ...] = ()
 
 
 def scrubbed(history: ScrubHistory, written: Mapping[str, float | None], now: float) -> Scrubbed:
@@ -41,14 +43,15 @@ def scrubbed(history: ScrubHistory, written: Mapping[str, float | None], now: fl
     """
     waits: dict[str, float | None] = {}
     for url, check in history.checks.items():
-        since = written.get(url) if check is None else check.checked
+        since = written.get(url) if check is None or not check.proven else check.checked
         waits[url] = None if since is None else max(0.0, now - since)
     # What nobody knows the age of may have waited for ever.
     longest = max(waits, key=lambda url: _or_ever(waits[url]), default="")
     bad = [(url, c) for url, c in history.checks.items() if c is not None and c.code != ExitCode.OK]
-    read = sum(check is not None for check in history.checks.values())
+    read = sum(check is not None and check.proven for check in history.checks.values())
+    blind = tuple(url for url, c in history.checks.items() if c is not None and not c.proven)
     return Scrubbed(
-        history.state, len(history.checks), read, longest, waits.get(longest), tuple(bad)
+        history.state, len(history.checks), read, longest, waits.get(longest), tuple(bad), blind
     )
 
 

@@ -46,9 +46,12 @@ class SurveyedEntry:
 
     @property
     def save(self) -> Save | None:
-        """The entry as a save (`ftckpt.health.cadence`); None without a step or contents."""
+        """The entry as a save (`ftckpt.health.cadence`); None without a step or contents.
+
+        What gc has thinned is none: its files are younger than the save.
+        """
         held = self.entry.contents
-        if self.entry.step is None or held is None:
+        if self.entry.step is None or held is None or self.entry.thinned:
             return None
         return Save(self.url, self.entry.step, held.nbytes, held.files, self.began, self.finished)
 

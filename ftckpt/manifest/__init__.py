@@ -16,6 +16,8 @@ from ftckpt.errors import UnsupportedError
 from ftckpt.extents import BLOCK
 
 SCHEMA = "ftckpt.manifest/1"
+# Of a checkpoint that holds only the weights of another one: it has the member `thinned` too.
+SCHEMA_THINNED = "ftckpt.manifest/2"
 # The first bytes of every version.
 HEAD = b'{\n"schema": "ftckpt.manifest/'
 NOTE = "detects accidents, not attackers"
@@ -64,6 +66,34 @@ class PassedCheck:
     time: str
 
 
+@dataclass(frozen=True, slots=True)
+class ThinnedFrom:
+    """The checkpoint whose weights another one holds, because gc has thinned it.
+
+    Attributes:
+        name: relative to its root.
+        step: of the training.
+        format: its format.
+        saved: when it was saved, in seconds since the epoch; None if nothing says it.
+        files: number of its files.
+        nbytes: bytes of them.
+        fingerprint: of its data files (`ftckpt.retention.apply.thin`): names, sizes, and what the
+            store says of their content, or their times.
+        left: what was left out, in words.
+        metrics: of an evaluation, by name.
+    """
+
+    name: str
+    step: int
+    format: str
+    saved: float | None
+    files: int
+    nbytes: int
+    fingerprint: str
+    left: Sequence[str]
+    metrics: Mapping[str, float]
+
+
 @dataclass(frozen=True)
 class Manifest:
     """The content of a sealed checkpoint.
@@ -77,6 +107,7 @@ class Manifest:
         checks: passed before sealing; sealing itself proves nothing about the content.
         tool: the program that wrote it, with its version.
         created: UTC, `2026-01-31T12:00:00Z`.
+        thinned: of what it holds the weights alone; None for a checkpoint as it was saved.
     """
 
     format: str
@@ -87,6 +118,7 @@ class Manifest:
     checks: Sequence[PassedCheck] = ()
     tool: str = ""
     created: str = ""
+    thinned: ThinnedFrom | None = None
     by_path: Mapping[str, FileDigest] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -115,7 +147,7 @@ class Manifest:
             return json.dumps(value, ensure_ascii=True)
 
         head = {
-            "schema": SCHEMA,
+            "schema": SCHEMA if self.thinned is None else SCHEMA_THINNED,
             "note": NOTE,
             "tool": self.tool,
             "created": self.created,
@@ -123,6 +155,7 @@ class Manifest:
             "step": self.step,
             "topology": {name: getattr(self.topology, name) for name in TOPOLOGY},
             "checks": [asdict(check) for check in self.checks],
+            **({} if self.thinned is None else {"thinned": asdict(self.thinned)}),
             "block_size": BLOCK,
         }
         lines = [f"{line(key)}: {line(value)},\n" for key, value in head.items()]

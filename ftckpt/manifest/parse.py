@@ -8,12 +8,22 @@ two different manifests in the same bytes.
 from __future__ import annotations
 
 from itertools import pairwise
+from math import isfinite
 
 from ftckpt.checkpoint import Topology
 from ftckpt.digests.blocks import WIDTH, block_count, file_digest
 from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.extents import BLOCK
-from ftckpt.manifest import MAX_BYTES, SCHEMA, TOPOLOGY, FileDigest, Manifest, PassedCheck
+from ftckpt.manifest import (
+    MAX_BYTES,
+    SCHEMA,
+    SCHEMA_THINNED,
+    TOPOLOGY,
+    FileDigest,
+    Manifest,
+    PassedCheck,
+    ThinnedFrom,
+)
 from ftckpt.own_files import MANIFEST
 from ftckpt.storage.source import safe_name
 from ftckpt.strict_json import (
@@ -51,13 +61,14 @@ def _manifest(data: bytes, file: str) -> Manifest:
     if not isinstance(found, dict):
         raise JsonError("it is not a JSON object")
     schema = found.get("schema")
-    if schema != SCHEMA:
+    if schema not in (SCHEMA, SCHEMA_THINNED):
         raise UnsupportedError(
-            f"{file} has the schema {schema!r}; this version reads {SCHEMA}",
+            f"{file} has the schema {schema!r}; this version reads {SCHEMA} and {SCHEMA_THINNED}",
             hint="use a newer ftckpt",
             file=file,
         )
-    body = members(found, _MEMBERS.split(), "the manifest")
+    more = ["thinned"] if schema == SCHEMA_THINNED else []
+    body = members(found, [*_MEMBERS.split(), *more], "the manifest")
     if body["block_size"] != BLOCK:
         raise JsonError(f"its block_size is not {BLOCK}")
     unmanaged = [
@@ -76,6 +87,7 @@ def _manifest(data: bytes, file: str) -> Manifest:
         checks=[_check(row) for row in items(body["checks"], "checks")],
         tool=text(body["tool"], "tool"),
         created=text(body["created"], "created"),
+        thinned=_thinned(body["thinned"]) if more else None,
     )
 
 
@@ -116,3 +128,30 @@ def _check(row: object) -> PassedCheck:
     names = ("level", "evidence", "time")
     entry = members(row, names, "an entry of checks")
     return PassedCheck(*(text(entry[name], name) for name in names))
+
+
+_THINNED = ("name", "step", "format", "saved", "files", "nbytes", "fingerprint", "left", "metrics")
+
+
+def _thinned(row: object) -> ThinnedFrom:
+    entry = members(row, _THINNED, "thinned")
+    metrics = entry["metrics"]
+    if not isinstance(metrics, dict):
+        raise JsonError("its metrics are no object")
+    return ThinnedFrom(
+        name=text(entry["name"], "name"),
+        step=count(entry["step"], "step"),
+        format=text(entry["format"], "format"),
+        saved=None if entry["saved"] is None else _number(entry["saved"], "saved"),
+        files=count(entry["files"], "files"),
+        nbytes=count(entry["nbytes"], "nbytes"),
+        fingerprint=text(entry["fingerprint"], "fingerprint"),
+        left=tuple(text(one, "an entry of left") for one in items(entry["left"], "left")),
+        metrics={name: _number(value, name) for name, value in metrics.items()},
+    )
+
+
+def _number(value: object, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
+        raise JsonError(f"its {what} is no number")
+    return value

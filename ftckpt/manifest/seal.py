@@ -26,7 +26,7 @@ from ftckpt.errors import (
     UnsafeError,
     UnsupportedError,
 )
-from ftckpt.manifest import HEAD, FileDigest, Manifest, PassedCheck
+from ftckpt.manifest import HEAD, FileDigest, Manifest, PassedCheck, ThinnedFrom
 from ftckpt.own_files import SUFFIX, is_own
 from ftckpt.progress import expect_files
 from ftckpt.storage.local.atomic import is_leftover, write_new, write_over
@@ -151,6 +151,7 @@ def seal(
         checks=tuple(checks),
         tool=f"ftckpt {__version__}",
         created=utc_now(),
+        thinned=_thinned(source),
     )
     store, path = place or (source.store, beside(source))
     try:
@@ -299,6 +300,18 @@ def _write(
     else:
         write_over(local, data, parents=False)
     return None
+
+
+def _thinned(source: Source) -> ThinnedFrom | None:
+    """Return what an earlier manifest says of the checkpoint whose weights these are.
+
+    Nothing else records it, and without it they would pass for a checkpoint to train on from.
+    """
+    try:
+        standing = None if source.single else _standing(source.store, beside(source))
+    except NotFoundError:
+        return None
+    return None if standing is None else standing.thinned
 
 
 def _standing(store: Store, path: str) -> Manifest | None:

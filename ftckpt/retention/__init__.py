@@ -6,10 +6,11 @@ reads a root; `apply`, `purge` and `undelete` change it.
 
 from __future__ import annotations
 
-from ftckpt.retention.apply.outcome import Applied, Purged, Undeleted
+from ftckpt.retention.apply.outcome import Applied, Purged, Thinned, Undeleted
 from ftckpt.retention.apply.prepare import Prepared, prepare, remember
 from ftckpt.retention.apply.purge import purge
 from ftckpt.retention.apply.run import apply
+from ftckpt.retention.apply.thin import thin
 from ftckpt.retention.apply.undelete import trashed, undelete
 from ftckpt.retention.policy.decide import decide
 from ftckpt.retention.policy.plan import BrokenFloor, Decision, Reason, RetentionPlan
@@ -43,6 +44,7 @@ __all__ = [
     "RetentionPlan",
     "RootEntry",
     "SharedFile",
+    "Thinned",
     "Trash",
     "Trashed",
     "Undeleted",
@@ -53,6 +55,7 @@ __all__ = [
     "purge",
     "recorded_bases",
     "remember",
+    "thin",
     "trashed",
     "undelete",
 ]

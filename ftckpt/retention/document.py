@@ -41,7 +41,7 @@ class Row(NamedTuple):
         age: time since it was saved, or "-".
         nbytes: None if its files were not listed.
         entry_class: `NO MARKER` if it is COMMITTED in a format without a commit marker.
-        verdict: `keep` or `drop`.
+        verdict: `keep`, `thin` (it keeps its weights alone) or `drop`.
         reason: the rules for it.
     """
 
@@ -174,6 +174,7 @@ def _decision(decision: Decision) -> dict[str, Any]:
     return {
         **values,
         "keep": decision.keep,
+        "thin": decision.thin,
         "reasons": [r._asdict() for r in decision.reasons],
         "frees": decision.frees,
     }
@@ -200,6 +201,7 @@ def _plan(document: Mapping[str, Any]) -> RetentionPlan:
 def _loaded(row: Mapping[str, Any]) -> Decision:
     values = dict(row)
     keep, frees = values.pop("keep"), values.pop("frees")
+    thin = values.pop("thin", False)
     reasons = tuple(Reason(**r) for r in values.pop("reasons"))
     values["entry_class"] = EntryClass(values["entry_class"])
     values["looked"] = ScanDepth(values["looked"])
@@ -212,7 +214,7 @@ def _loaded(row: Mapping[str, Any]) -> Decision:
     if values["contents"] is not None:
         shared = tuple(SharedFile(**s) for s in values["contents"]["shared"])
         values["contents"] = EntryContents(**{**values["contents"], "shared": shared})
-    return Decision(RootEntry(**values), keep, reasons, frees)
+    return Decision(RootEntry(**values), keep, reasons, frees, thin)
 
 
 def shown_class(entry: RootEntry) -> str:
@@ -234,6 +236,6 @@ def _row(decision: Decision, now: float) -> Row:
         nbytes=None if entry.contents is None else entry.contents.nbytes,
         entry_class=shown_class(entry),
         looked=str(entry.looked),
-        verdict="keep" if decision.keep else "drop",
+        verdict="thin" if decision.thin else "keep" if decision.keep else "drop",
         reason="; ".join(map(str, decision.reasons)),
     )

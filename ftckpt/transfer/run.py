@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from posixpath import basename
 
 from ftckpt.checkpoint import Checkpoint, Topology
 from ftckpt.checkpoint.read_ahead import reading_ahead
 from ftckpt.discovery.recognise import Format
-from ftckpt.errors import CorruptError, ExitCode, FtckptError, UnsupportedError
+from ftckpt.errors import (
+    CorruptError,
+    ExitCode,
+    FtckptError,
+    NoResourceError,
+    UnsupportedError,
+)
 from ftckpt.findings import listed
-from ftckpt.manifest import FileDigest, Manifest, PassedCheck
+from ftckpt.manifest import FileDigest, Manifest, PassedCheck, ThinnedFrom
 from ftckpt.manifest.seal import utc_now
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.store import Store
@@ -45,12 +51,15 @@ class TransferOptions:
         proof: whether the result is read back and compared before it is visible.
         device: where elements are placed and cast: `cpu`, `cuda`, `cuda:N`, or `auto`.
         restart: forget what earlier runs have left at the destination, and build it anew.
+        thinned: for the manifest: of what the result holds the weights alone. Such a result is made
+            to save space: if there is none for it, what was built so far is removed.
     """
 
     work: Work = ALONE
     proof: bool = True
     device: str = "cpu"
     restart: bool = False
+    thinned: ThinnedFrom | None = None
 
 
 @dataclass(frozen=True)
@@ -164,7 +173,10 @@ def transfer(
         for one in (source, *source.made_from):
             changes.require_unchanged(one.source, one.members())
         small = [digest_of_bytes(path, data) for path, data in commit.items()]
-        manifest = manifest_of(result, [*built.digests, *small], proven=proof is not None)
+        manifest = replace(
+            manifest_of(result, [*built.digests, *small], proven=proof is not None),
+            thinned=options.thinned,
+        )
         staging.publish(commit, manifest.dump())
         return TransferReport(
             destination,
@@ -176,6 +188,11 @@ def transfer(
             seconds={"write": written - started, "prove": time.monotonic() - written},
             manifest=manifest,
         )
+    except NoResourceError:
+        if options.thinned is not None:
+            with suppress(OSError):
+                staging.forget()
+        raise
     finally:
         gathering.close()
         staging.close()

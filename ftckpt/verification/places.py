@@ -177,7 +177,11 @@ class PlaceCheck:
         reports = []
         for child in scrub.turns(root):
             report = self._begun(root, child)
-            scrub.record(child, report.code, report.message, report.bytes_read, report.seconds)
+            read = report.level is not Level.STRUCTURE and report.sampled is None
+            scrub.record(
+                child, report.code, report.message, report.bytes_read, report.seconds,
+                proven=report.code is not ExitCode.OK or (read and report.evidence != "none"),
+            )  # fmt: skip
             reports.append(report)
         for name in scrub.passed_over:
             self.watcher.note(f"{name} is not committed, and was passed over")

@@ -44,6 +44,8 @@ class ScrubRecord:
         nbytes: bytes read.
         seconds: how long it took.
         fingerprint: of its files before they were read.
+        proven: whether its content was read and held to evidence; if not, because there is none or
+            a share was enough, nobody has verified its bytes.
     """
 
     checked: float
@@ -52,6 +54,7 @@ class ScrubRecord:
     nbytes: int
     seconds: float
     fingerprint: str
+    proven: bool = True
 
 
 class ScrubSummary(NamedTuple):
@@ -64,6 +67,7 @@ class ScrubSummary(NamedTuple):
         never: number that no run has read as they are now.
         oldest: when the one that was not read for longest was read, in seconds since the epoch;
             None if one was never read.
+        unproven: number of those that were opened, and whose content no evidence covers.
     """
 
     state: str
@@ -71,6 +75,7 @@ class ScrubSummary(NamedTuple):
     checked: int
     never: int
     oldest: float | None
+    unproven: int = 0
 
 
 class ScrubHistory(NamedTuple):
@@ -134,8 +139,10 @@ class Scrub:
                     return
             yield self._turns[name].child
 
-    def record(self, child: Child, code: ExitCode, message: str, nbytes: int, took: float) -> None:
-        """Remember a verdict; a killed run loses the one it was at.
+    def record(
+        self, child: Child, code: ExitCode, message: str, nbytes: int, took: float, *, proven: bool
+    ) -> None:
+        """Remember a verdict (see `ScrubRecord`); a killed run loses the one it was at.
 
         Raises:
             FtckptError: the record could not be written.
@@ -146,7 +153,7 @@ class Scrub:
         known = self._read()  # another run may have written since
         self._known = {one: known[one] for one in known if one in self._turns}
         self._known[name] = ScrubRecord(
-            time.time(), int(code), message, nbytes, took, turn.fingerprint
+            time.time(), int(code), message, nbytes, took, turn.fingerprint, proven
         )
         self._write()
 
@@ -184,7 +191,8 @@ class Scrub:
         never = len(valid) - len(times)
         oldest = min(times) if times and not never else None
         url = self._store.describe(self._path)
-        return ScrubSummary(url, len(valid), len(self._done), never, oldest)
+        unproven = sum(one is not None and not one.proven for one in valid)
+        return ScrubSummary(url, len(valid), len(self._done), never, oldest, unproven)
 
     def _place(self, root: Root) -> tuple[Store, str]:
         if not self.state:
@@ -236,7 +244,7 @@ class Scrub:
             known = {name: ScrubRecord(**one) for name, one in body["checkpoints"].items()}
             for one in known.values():
                 ExitCode(one.code)
-                if not all(
+                if type(one.proven) is not bool or not all(
                     isinstance(n, (int, float)) for n in (one.checked, one.nbytes, one.seconds)
                 ):
                     raise ValueError("a number is none")

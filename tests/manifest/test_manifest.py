@@ -203,8 +203,8 @@ def test_json_that_abuses_the_parser_is_refused(text: str) -> None:
 
 
 def test_a_newer_schema_is_unsupported() -> None:
-    with pytest.raises(UnsupportedError, match="manifest/2"):
-        parse_manifest(edited(lambda m: m.update(schema="ftckpt.manifest/2", new=1)))
+    with pytest.raises(UnsupportedError, match="manifest/3"):
+        parse_manifest(edited(lambda m: m.update(schema="ftckpt.manifest/3", new=1)))
 
 
 def test_a_size_makes_no_memory() -> None:

@@ -22,6 +22,7 @@ from ftckpt.errors import (
 from ftckpt.replication.copy import CopyReport, copy
 from ftckpt.replication.options import ReplicationOptions
 from ftckpt.retention.apply.check import surveyed
+from ftckpt.retention.locks.claim import leased
 from ftckpt.retention.policy import Policy
 from ftckpt.retention.scan.classify import judged_by
 from ftckpt.retention.scan.entries import EntryClass
@@ -31,7 +32,7 @@ from ftckpt.storage import StoreOptions
 from ftckpt.storage.local.atomic import make_directories
 from ftckpt.storage.local.oserror import translate
 
-from .lock import leased, locked
+from .lock import locked
 from .missing import DestinationTier, chosen, dropped_from, name_in, opened
 
 # One checkpoint fails of these, and the next may be shipped all the same.
@@ -250,6 +251,8 @@ class _Sync:
             return replace(item, state=SyncState.DROPPED, why="gc of the tier has dropped it")
         try:
             unswept = ships and self.tier.left_behind(found)
+            if found.entry.thinned and (said := self.tier.has_of(found)):
+                return replace(item, state=SyncState.THERE, why=said)
             if not unswept and self.tier.is_there(found, record=ships):
                 return replace(item, state=SyncState.THERE)
             if not ships:

@@ -1,24 +1,19 @@
-"""Keep a second sync away from a tier, and gc away from the checkpoint that is being shipped."""
+"""Keep a second sync away from a tier."""
 
 from __future__ import annotations
 
 import os
-import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 
 from ftckpt.discovery.roots import Root
-from ftckpt.errors import FtckptError, UnsupportedError
-from ftckpt.retention.locks import leases
+from ftckpt.errors import UnsupportedError
+from ftckpt.retention.locks.claim import beating
 from ftckpt.retention.locks.local import lock_beside
-from ftckpt.retention.locks.remote import LEASE, RemoteLock
-from ftckpt.retention.scan.entries import Lease
+from ftckpt.retention.locks.remote import RemoteLock
 from ftckpt.storage.local.oserror import translate
 
 FOLDER, FILE = "sync-lock", "sync.lock"
-# A lease is prolonged when a third of it has passed, so that two late beats do not lose it.
-_BEAT = LEASE / 4
 
 
 @contextmanager
@@ -64,58 +59,3 @@ def _lock(tier: Root, actor: str, held: ExitStack) -> Callable[[], None]:
     except OSError as error:
         raise translate(error, tier.url, "lock") from error
     return _unchecked
-
-
-@contextmanager
-def leased(root: Root, entry: str, holder: str) -> Iterator[None]:
-    """Claim an entry of the source, so that gc there waits until it is shipped.
-
-    A root that may not be written goes without: what gc takes away meanwhile is named then.
-    """
-
-    def take() -> None:
-        leases.take(root, entry, holder=holder, now=time.time())
-
-    try:
-        take()
-    except FtckptError:
-        yield
-        return
-    try:
-        with beating(take):
-            yield
-    finally:
-        with suppress(FtckptError):
-            leases.release(root, Lease(entry, holder, 0.0))
-
-
-@contextmanager
-def beating(beat: Callable[[], None], seconds: float = _BEAT) -> Iterator[Callable[[], None]]:
-    """Call `beat` now and then while the body runs; yield what raises the failure of one.
-
-    Args:
-        beat: may raise FtckptError, and is not called again then.
-        seconds: between two calls.
-    """
-    failed: list[FtckptError] = []
-    ended = threading.Event()
-
-    def run() -> None:
-        while not failed and not ended.wait(seconds):
-            try:
-                beat()
-            except FtckptError as error:
-                failed.append(error)
-
-    def check() -> None:
-        if failed:
-            raise failed[0]
-        beat()
-
-    thread = threading.Thread(target=run, name="ftckpt-lease", daemon=True)
-    thread.start()
-    try:
-        yield check
-    finally:
-        ended.set()
-        thread.join()

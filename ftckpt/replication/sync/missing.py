@@ -16,10 +16,11 @@ from dataclasses import replace
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.discovery.open_part import open_parts
 from ftckpt.discovery.roots import Root, read_again
+from ftckpt.discovery.thinned import thinned_from
 from ftckpt.errors import CorruptError, ExistsError, FtckptError, NotFoundError, UnsupportedError
-from ftckpt.manifest import Manifest
+from ftckpt.manifest import Manifest, ThinnedFrom
 from ftckpt.manifest.locate import find
-from ftckpt.own_files import MANIFEST, is_own
+from ftckpt.own_files import MANIFEST, is_own, weights_of
 from ftckpt.replication.existing_destination import require_same
 from ftckpt.replication.options import ReplicationOptions
 from ftckpt.retention import records
@@ -151,6 +152,23 @@ class DestinationTier:
         leftover = os.path.join(folder, staging_name(name))
         return bool(name) and os.path.lexists(leftover)
 
+    def has_of(self, found: ScannedEntry) -> str:
+        """Say what the tier holds of a checkpoint that was thinned; "" where it needs a copy.
+
+        The whole one was shipped before, or the tier's own gc has thinned it by itself.
+        """
+        own = self._path(found)
+        whole = weights_of(own)
+        with suppress(NotFoundError):
+            if whole and find(Source.directory(self.tier.store, whole)) is not None:
+                return "the tier holds it whole"
+        with suppress(NotFoundError):
+            standing = thinned_from(Source.directory(self.tier.store, own))
+            ours = thinned_from(Source.directory(self.root.store, found.place.path))
+            if standing is not None and ours is not None and _of_one(standing, ours):
+                return "" if standing == ours else "the tier has thinned it itself"
+        return ""
+
     def is_there(self, found: ScannedEntry, *, record: bool) -> bool:
         """Say whether the tier holds this very checkpoint.
 
@@ -217,6 +235,10 @@ class DestinationTier:
             records.write(self.tier, _KIND, name_in(self.root, found), _LABEL, fields)
         except FtckptError:
             return
+
+
+def _of_one(a: ThinnedFrom, b: ThinnedFrom) -> bool:
+    return (a.name, a.step, a.format) == (b.name, b.step, b.format)
 
 
 def _require_sizes(standing: Source, manifest: Manifest) -> None:

@@ -8,6 +8,7 @@ from ftckpt.checkpoint import Checkpoint, CommitState
 from ftckpt.discovery.candidates import BATCH, gone
 from ftckpt.discovery.open_part import open_parts
 from ftckpt.discovery.roots import concurrently
+from ftckpt.discovery.thinned import is_thinned
 from ftckpt.errors import (
     CorruptError,
     ExitCode,
@@ -52,7 +53,9 @@ def checked(found: ScannedEntry, now: float, passed: Passed | None) -> ScannedEn
         and contents is not None
         and contents.fingerprint == passed.fingerprint
     ):
-        return listed.now(checked=True, step=passed.step, looked=ScanDepth.UNCHANGED)
+        return listed.now(
+            checked=True, step=passed.step, thinned=passed.thinned, looked=ScanDepth.UNCHANGED
+        )
     return _opened(listed.now(looked=ScanDepth.STRUCTURE), now)
 
 
@@ -75,7 +78,11 @@ def _opened(found: ScannedEntry, now: float) -> ScannedEntry | None:
     if errors:
         return _judged(found, errors, now)
     step = opened[0].step
-    return found.now(checked=True, step=found.entry.step if step is None else step)
+    thinned = found.entry.thinned
+    if not thinned and any(is_thinned(one.source) for one in opened):
+        thinned = found.entry.name  # a copy under a name of its own
+    step = found.entry.step if step is None else step
+    return found.now(checked=True, step=step, thinned=thinned)
 
 
 def step_by_content(found: ScannedEntry) -> ScannedEntry:

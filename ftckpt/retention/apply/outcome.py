@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ftckpt.errors import ExitCode, FtckptError, worst
 from ftckpt.retention.policy.plan import Decision, Reason
@@ -57,6 +58,51 @@ class Purged(ApplyOutcome):
     def done(self) -> int:
         """Count the things that are gone for good."""
         return len(self.erased)
+
+
+class ThinnedEntry(NamedTuple):
+    """One entry that keeps its weights alone.
+
+    Attributes:
+        decision: of the plan.
+        name: of the entry that holds the weights.
+        nbytes: bytes of it.
+        won: bytes that are freed in the end: those of the whole one, less its own.
+    """
+
+    decision: Decision
+    name: str
+    nbytes: int
+    won: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thinned(ApplyOutcome):
+    """What was thinned of a root.
+
+    Attributes:
+        thinned: in this order.
+        trashed: the whole ones, which can be restored.
+        absent: names of entries that had gone before, or were thinned by somebody else.
+        freed: bytes freed.
+        waiting: bytes that a purge will free.
+    """
+
+    thinned: tuple[ThinnedEntry, ...] = ()
+    trashed: tuple[Trashed, ...] = ()
+    absent: tuple[str, ...] = ()
+    freed: int = 0
+    waiting: int = 0
+
+    @property
+    def done(self) -> int:
+        """Count the thinned entries."""
+        return len(self.thinned)
+
+    @property
+    def won(self) -> int:
+        """Return the bytes that are freed in the end."""
+        return sum(one.won for one in self.thinned)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from ftckpt.discovery.candidates import nothing_known
 from ftckpt.discovery.recognise import Format
 from ftckpt.discovery.resolve import Place, open_runs
 from ftckpt.discovery.roots import Root, concurrently
+from ftckpt.errors import DeniedError, FtckptError, UnavailableError
 from ftckpt.findings import listed
 from ftckpt.progress import NULL, Counter
 from ftckpt.retention.policy import Policy
@@ -34,6 +35,10 @@ from ftckpt.storage.store import join
 from .check import checked, first_verified, step_by_content, surveyed
 
 _Look = Callable[[ScannedEntry], ScannedEntry | None]
+Weigh = Callable[[ScannedEntry], int]
+
+# With these the storage does not answer; anything else says that one entry cannot be thinned.
+_NO_ANSWER = (UnavailableError, DeniedError)
 
 # Classes that prove a root without committed checkpoints.
 _OURS = (EntryClass.STAGING, EntryClass.ABANDONED)
@@ -64,6 +69,7 @@ def prepare(
     known: RetentionPlan | None = None,
     most_files: int | None = None,
     runs: Sequence[Run] | None = None,
+    weigh: Weigh | None = None,
     counter: Counter = NULL,
 ) -> Prepared:
     """Read a root, or a directory of several, and plan what to keep; writes nothing.
@@ -80,6 +86,8 @@ def prepare(
         most_files: if dropped entries have more files, do not list them: the plan then omits sizes
             and cannot be carried out.
         runs: the runs as read at `now` without a policy; None to read them.
+        weigh: returns the bytes that the weights of an entry would take, or raises why it cannot be
+            thinned; None: nobody is asked, and every old milestone is to be thinned.
         counter: counts entries.
 
     Raises:
@@ -97,6 +105,8 @@ def prepare(
     if known is not None:
         work.recall(known)
     plan = work.settle()
+    if policy.thins:
+        plan = work.weigh(weigh)
     # List files first: the freed bytes decide where `--free` stops.
     work.survey([d.entry.name for d in plan.decisions if sizes or not d.keep], most_files)
     return Prepared(work.decide(policy), work.found, {r.base: r for r in work.roots})
@@ -128,6 +138,7 @@ class _Work:
         self.last_run: dict[str, float] = {}
         self.passed: dict[str, Passed] = {}
         self.verified: dict[str, bool] = {}
+        self.weighed: dict[str, RootEntry] = {}
         for run in runs:
             self._take(run)
         if not any(f.child or f.entry.entry_class in _OURS for f in self.found.values()):
@@ -158,7 +169,10 @@ class _Work:
         """Reuse the checks of an earlier plan."""
         for entry in (d.entry for d in plan.decisions):
             if entry.checked and entry.contents is not None:
-                self.passed[entry.name] = Passed(entry.contents.fingerprint, entry.step)
+                self.passed[entry.name] = Passed(
+                    entry.contents.fingerprint, entry.step, entry.thinned
+                )
+                self.weighed[entry.name] = entry
 
     def decide(self, policy: Policy) -> RetentionPlan:
         """Decide with the present knowledge."""
@@ -196,6 +210,33 @@ class _Work:
             for group in groups - by_content:
                 self._read_steps(group)
             by_content |= groups
+
+    def weigh(self, ask: Weigh | None) -> RetentionPlan:
+        """Find out what can be thinned; in the place of what cannot, the next may be."""
+        policy = replace(self.policy, reclaim=None)
+        asked: set[str] = set()
+        while True:
+            plan = self.decide(policy)
+            waiting = [d.entry.name for d in plan.thin if d.entry.name not in asked]
+            if not waiting:
+                return plan
+            asked.update(waiting)
+            self._each(waiting, lambda found: self._weighed(found, ask), "weighing")
+
+    def _weighed(self, found: ScannedEntry, ask: Weigh | None) -> ScannedEntry:
+        known, contents = self.weighed.get(found.entry.name), found.entry.contents
+        if known is not None and known.contents is not None and contents is not None:
+            same = known.contents.fingerprint == contents.fingerprint
+            if same and (known.weights is not None or known.whole):
+                return found.now(weights=known.weights, whole=known.whole)
+        if ask is None:
+            return found
+        try:
+            return found.now(weights=ask(found))
+        except _NO_ANSWER:
+            raise
+        except FtckptError as error:
+            return found.now(whole=error.message)
 
     def _find_verified(self) -> None:
         """Mark the newest kept checkpoint that was sealed after a content check.

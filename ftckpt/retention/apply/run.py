@@ -89,7 +89,7 @@ def apply(
             purged = purge_held(
                 roots, trashes, how, actor=actor, trash_ttl=trash_ttl, now=now, counter=counter
             )
-        dropping = _Dropping(plan, current.found, trashes, how, actor, now, purge_now=purge_now)
+        dropping = Dropping(plan, current.found, trashes, how, actor, now, purge_now=purge_now)
         counter.start("dropping", len(current.going), "entries")
         for decision in current.going:
             dropping.drop(decision)
@@ -115,8 +115,11 @@ def apply(
     return replace(applied, notes=tuple(notes))
 
 
-class _Dropping:
-    """Drops entries one by one; tracks what still stands and its bases."""
+class Dropping:
+    """Drops entries one by one; tracks what still stands and its bases.
+
+    With `thins` the weights of what goes stay: a tag that keeps it does not hold it whole.
+    """
 
     def __init__(
         self,
@@ -128,8 +131,10 @@ class _Dropping:
         now: Callable[[], float],
         *,
         purge_now: bool,
+        thins: bool = False,
     ) -> None:
         self.plan = plan
+        self.keep_tags = frozenset() if thins else frozenset(plan.policy.keep_tags)
         self.trashes = trashes
         self.how = how
         self.actor = actor
@@ -194,7 +199,7 @@ class _Dropping:
         """
         root, name = found.root, thing.name
         try:
-            tagged = set(tags.tags(root, name).get(name, ())) & set(self.plan.policy.keep_tags)
+            tagged = self.keep_tags.intersection(tags.tags(root, name).get(name, ()))
             claimed = pins.pins(root, name) or leases.live(root, self.now(), name) or tagged
         except FtckptError:
             trash.restore(thing)  # nothing is concluded
@@ -218,8 +223,8 @@ class _Dropping:
         if self._upon[name]:
             delta = next(iter(self._upon[name]))
             raise RefusedError(f"{name} stays: {delta} is a delta based on it")
-        tags = set(held.tags) & set(self.plan.policy.keep_tags)
-        if held.pins or held.pointers or held.leases or tags:
+        tagged = self.keep_tags.intersection(held.tags)
+        if held.pins or held.pointers or held.leases or tagged:
             raise RefusedError(f"{name} stays: since the plan was made somebody has claimed it")
         listed = surveyed(found.now(contents=None))
         if listed is None or is_leaving(decision, listed.entry):

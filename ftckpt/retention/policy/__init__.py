@@ -86,6 +86,9 @@ class Policy:
             counting those saved since the last run.
         reclaim: stop dropping once this many bytes are freed; None: drop all that may go.
         delete_corrupt: whether damaged entries may go.
+        thin_after: milestones that were saved this many seconds before the newest keep their
+            weights alone; None for none.
+        thin_beyond: those that are not among this number of the newest do; None for none.
 
     Raises:
         UsageError: a number is not above zero, or `metric` and `keep_best` are not both given.
@@ -105,19 +108,28 @@ class Policy:
     max_delete: DeleteLimit | None = None
     reclaim: int | None = None
     delete_corrupt: bool = False
+    thin_after: float | None = None
+    thin_beyond: int | None = None
 
     def __post_init__(self) -> None:
         for name in _NUMBERS:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{flag(name)} {value}: it must be at least 1")
-        if self.keep_within is not None and not 0 <= self.keep_within < float("inf"):
-            raise UsageError(f"--keep-within {self.keep_within}: this is not a length of time")
+        for name in ("keep_within", "thin_after"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
+                raise UsageError(f"{flag(name)} {value}: this is not a length of time")
         if (self.keep_best is None) != (self.metric is None):
             raise UsageError(
                 "--keep-best and --metric go together",
                 hint="--keep-best 3 --metric min:eval_loss",
             )
+
+    @property
+    def thins(self) -> bool:
+        """Whether milestones are thinned."""
+        return self.thin_after is not None or self.thin_beyond is not None
 
     @property
     def rules(self) -> tuple[str, ...]:
@@ -136,9 +148,11 @@ _NUMBERS = (
     "keep_best",
     "min_survivors",
     "reclaim",
+    "thin_beyond",
 )
 
 
 def flag(name: str) -> str:
     """Return the flag of a field of `Policy`: `--keep-last` of `keep_last`."""
-    return "--" + {"keep_tags": "keep_tag", "reclaim": "free"}.get(name, name).replace("_", "-")
+    spelled = {"keep_tags": "keep_tag", "reclaim": "free", "thin_beyond": "thin_after"}
+    return "--" + spelled.get(name, name).replace("_", "-")

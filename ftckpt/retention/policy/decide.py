@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
 
+from ftckpt.own_files import weights_of
 from ftckpt.retention.apply.reclaim import drop_order, enough
 from ftckpt.retention.policy import Policy
 from ftckpt.retention.scan.entries import EntryClass, RootEntry
@@ -15,7 +16,9 @@ from . import rules
 from .floors import broken_floors
 from .plan import BrokenFloor, Decision, Reason, RetentionPlan
 from .protections import EntryGroup, group_entries, protect
+from .thin import thin
 
+_UNFINISHED = (EntryClass.STAGING, EntryClass.ABANDONED)
 # The keep flags, named to a user who gave none.
 _NO_RULE = BrokenFloor(
     "--keep-last",
@@ -65,6 +68,12 @@ def decide(
         for entry in every:
             reasons[entry.name] = [*reasons[entry.name], Reason("no-rule", _NO_RULE.message)]
     _close(every, reasons)
+    thinned = thin(policy, runs, reasons)
+    for name, reason in thinned.items():
+        reasons[name].append(reason)
+    for entry in every:  # a killed run has made them already
+        if entry.entry_class in _UNFINISHED and weights_of(entry.name) in thinned:
+            reasons[entry.name].append(Reason("thin", entry.why))
     free = drop_order(e for e in every if not reasons[e.name])
     dropped, frees = enough(free, policy.reclaim)
     for entry in free[len(dropped) :]:
@@ -79,7 +88,13 @@ def decide(
         now=now,
         policy=policy,
         decisions=tuple(
-            Decision(e, e.name not in frees, tuple(reasons[e.name]), frees.get(e.name))
+            Decision(
+                e,
+                e.name not in frees,
+                tuple(reasons[e.name]),
+                frees.get(e.name),
+                e.name in thinned and not e.whole,
+            )
             for e in sorted(every, key=_shown_order)
         ),
         order=tuple(e.name for e in dropped),

@@ -106,13 +106,29 @@ def _policy(values: Mapping[str, object], where: str) -> Policy:
             fields["metric"] = Metric.parse(_text(value, f"{key} {where}"))
         elif key == "keep-tag":
             fields["keep_tags"] = _texts(value, f"{key} {where}")
+        elif key == "thin-after":
+            text = str(value) if type(value) is int else _text(value, f"{key} {where}")
+            fields |= thin_fields(text)
         elif key == "max-delete":
             text = str(value) if type(value) is int else _text(value, f"{key} {where}")
             fields["max_delete"] = DeleteLimit.parse(text)
         else:
-            known = ", ".join((*_NUMBERS, "keep-within", "metric", "keep-tag", "max-delete"))
+            others = ("keep-within", "metric", "keep-tag", "thin-after", "max-delete")
+            known = ", ".join((*_NUMBERS, *others))
             raise UsageError(f"{key} {where} is not known", hint=f"known are {known}")
     return Policy(**fields)  # type: ignore[arg-type]
+
+
+def thin_fields(text: str) -> dict[str, object]:
+    """Return the fields of a policy that `--thin-after` sets: a number of saves, or an age.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    text = text.strip()
+    if text.isascii() and text.isdecimal():
+        return {"thin_beyond": int(text)}
+    return {"thin_after": duration(text, "--thin-after")}
 
 
 def _text(value: object, what: str) -> str:

@@ -35,7 +35,7 @@ def broken_floors(
 
 def _survivors(least: int, group: str, run: EntryGroup, gone: set[str]) -> Iterator[BrokenFloor]:
     for stretch in run.stretches:
-        good = sum(e.checked and e.name not in gone for e in stretch)
+        good = sum(e.checked and not e.thinned and e.name not in gone for e in stretch)
         if good >= least or not any(e.name in gone for e in stretch):
             continue
         of = f" of {group}" if group else ""

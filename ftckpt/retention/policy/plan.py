@@ -32,12 +32,22 @@ class Decision(NamedTuple):
         reasons: never empty.
         frees: bytes freed by dropping it after those before it; None if it stays or its files were
             not listed.
+        thin: whether it keeps its weights alone; it stays then.
     """
 
     entry: RootEntry
     keep: bool
     reasons: tuple[Reason, ...]
     frees: int | None = None
+    thin: bool = False
+
+    @property
+    def wins(self) -> int:
+        """Return the bytes that thinning it frees in the end; 0 if that is not known."""
+        contents, weights = self.entry.contents, self.entry.weights
+        if not self.thin or contents is None or weights is None:
+            return 0
+        return max(0, contents.unshared - weights)
 
 
 class BrokenFloor(NamedTuple):
@@ -86,6 +96,16 @@ class RetentionPlan:
         """Return the decisions that drop, in the order of `order`."""
         by_name = {d.entry.name: d for d in self.decisions if not d.keep}
         return tuple(by_name[name] for name in self.order)
+
+    @property
+    def thin(self) -> tuple[Decision, ...]:
+        """Return the decisions that keep the weights alone, the oldest first."""
+        return tuple(sorted((d for d in self.decisions if d.thin), key=lambda d: d.entry.age_order))
+
+    @property
+    def wins(self) -> int:
+        """Return the bytes that thinning frees in the end."""
+        return sum(d.wins for d in self.decisions)
 
     @property
     def frees(self) -> int:

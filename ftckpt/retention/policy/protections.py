@@ -72,6 +72,9 @@ def protect(run: EntryGroup, policy: Policy) -> Iterator[tuple[RootEntry, Reason
     """Yield every entry of a run that stays whatever the rules say, with the protection."""
     for stretch in run.stretches:
         yield from _newest(stretch)
+        whole = [entry for entry in stretch if not entry.thinned]
+        if whole and len(whole) < len(stretch):
+            yield from _newest(whole)
     timed = any(r in _BY_TIME for r in policy.rules)
     times = [e.time for stretch in run.stretches for e in stretch if e.time is not None]
     latest = max(times, default=None)

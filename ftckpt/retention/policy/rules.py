@@ -68,6 +68,7 @@ def _last(number: int, counted: Sequence[RootEntry]) -> Chosen:
     They differ after a restart from an earlier step: its fresh saves have lower steps than the old
     ones, and are the ones to restart from. The latest of a step's checkpoints gives its time.
     """
+    counted = [entry for entry in counted if not entry.thinned]  # no run goes on from weights
     highest = _by_step(counted)[::-1][:number]
     for rank, (_, entries) in enumerate(highest):
         for entry in entries:

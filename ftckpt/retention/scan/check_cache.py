@@ -21,7 +21,8 @@ from .entry import ScannedEntry
 
 _NAME = "passed.json"
 _MAX_BYTES = 64 << 20
-SCHEMA = "ftckpt.passed/2"  # /1 passed checkpoints without looking at their manifests
+# /1 passed checkpoints without looking at their manifests, /2 did not say which are thinned.
+SCHEMA = "ftckpt.passed/3"
 
 
 class Passed(NamedTuple):
@@ -30,10 +31,12 @@ class Passed(NamedTuple):
     Attributes:
         fingerprint: of its files (`Contents.fingerprint`).
         step: by its content, or by its name.
+        thinned: as `RootEntry.thinned`.
     """
 
     fingerprint: str
     step: int | None
+    thinned: str = ""
 
 
 def read_passed(root: Root) -> dict[str, Passed]:
@@ -65,7 +68,7 @@ def write_passed(root: Root, members: Iterable[ScannedEntry]) -> None:
         NoResourceError, DeniedError, UnavailableError: it could not be written.
     """
     passed = {
-        f.child.candidate.path: Passed(f.entry.contents.fingerprint, f.entry.step)
+        f.child.candidate.path: Passed(f.entry.contents.fingerprint, f.entry.step, f.entry.thinned)
         for f in members
         if f.child is not None and f.entry.checked and f.entry.contents is not None
     }
@@ -76,9 +79,11 @@ def write_passed(root: Root, members: Iterable[ScannedEntry]) -> None:
 
 
 def _row(row: object) -> Passed:
-    if not isinstance(row, list) or len(row) != 2:
+    if not isinstance(row, list) or len(row) != 3:
         raise ValueError("no row")
-    fingerprint, step = row
+    fingerprint, step, thinned = row
     if not isinstance(fingerprint, str) or not (step is None or type(step) is int):
         raise ValueError("no row")
-    return Passed(fingerprint, step)
+    if not isinstance(thinned, str):
+        raise ValueError("no row")
+    return Passed(fingerprint, step, thinned)

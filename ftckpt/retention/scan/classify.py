@@ -12,18 +12,23 @@ from ftckpt.discovery.lone_manifests import alone, alone_of
 from ftckpt.discovery.open_part import open_parts, recognise_at
 from ftckpt.discovery.recognise import Listing, UnopenedPart, recognise
 from ftckpt.discovery.roots import Candidate, Child, Root
+from ftckpt.discovery.thinned import thinned_from
 from ftckpt.errors import CorruptError, IncompleteError, UnsafeError, UnsupportedError
-from ftckpt.own_files import MANIFEST, SUFFIX, TRANSFER
+from ftckpt.own_files import MANIFEST, SUFFIX, TRANSFER, weights_of
 from ftckpt.retention.policy import GRACE
 from ftckpt.retention.policy.metrics import metric_of
 from ftckpt.retention.policy.times import time_of_files, time_of_listing
 from ftckpt.storage import is_leftover
 from ftckpt.storage.listed import ListedStore
+from ftckpt.storage.source import Source
 from ftckpt.storage.store import Entry, EntryKind
 
 from .contents import list_entry, sum_up
 from .entries import EntryClass, EntryContents, RootEntry, ScanDepth
 from .entry import ScannedEntry, ScanOptions
+
+# The weights of a checkpoint that stands whole wait for it to be thinned, or for gc to drop them.
+PENDING = "it holds the weights of "
 
 # Names by which trainers load a checkpoint.
 _NAMED = re.compile(r"(?:last|latest|best|final|release|initial)(?:[-_.].*)?")
@@ -48,12 +53,24 @@ def judged_by(found: ScannedEntry, how: ScanOptions) -> ScannedEntry:
     """
     if found.entry.entry_class is not EntryClass.COMMITTED or found.child is None:
         return found
+    if weights_of(found.place.path):
+        return _of_weights(found, how)
     metric = how.metric
     value = metric and metric_of(found.root, found.place, metric.name, found.entry.step)
     try:
         return found.now(metric=value, bases=_bases(found.root, found.child, how))
     except CorruptError as error:  # it cannot be read without its bases
         return found.now(entry_class=EntryClass.CORRUPT, why=error.message)
+
+
+def _of_weights(found: ScannedEntry, how: ScanOptions) -> ScannedEntry:
+    """Return an entry that gc has thinned, with what its record says of the one that was saved."""
+    found = found.now(thinned=weights_of(found.place.path))
+    known = thinned_from(Source.directory(found.root.store, found.place.path))
+    if known is None:
+        return found
+    metric = how.metric and known.metrics.get(how.metric.name)
+    return found.now(time=known.saved, metric=metric)
 
 
 def _bases(root: Root, child: Child, how: ScanOptions) -> tuple[str, ...]:
@@ -88,10 +105,13 @@ class _Candidate:
             return self._dropped(tomb)
         if self.candidate.staging:
             return self._unfinished("its name says that it is not finished", None)
+        whole = self.root.whole(self.candidate)
         listing = self._listing()
         child = self._recognise(listing)
         if child is None:
             return self._of_no_format()
+        if whole is not None:
+            return self._unfinished(f"{PENDING}{whole.path}, which stands", child)
         odd = next((p for p in child.parts if not p.recognition.supported), None)
         if odd is not None:
             return self._found(EntryClass.FOREIGN, odd.recognition.reason, child)

@@ -133,6 +133,11 @@ class RootEntry:
         pointers: names of the root's pointers to it.
         bases: names of entries that it depends on, and places of other checkpoints.
         metric: the value of the policy's metric; None if unknown or without one.
+        thinned: the name of the entry whose weights it holds, and nothing else; "" for an entry as
+            it was saved.
+        weights: bytes that its weights alone would take; None if nobody asked, or it cannot be
+            thinned.
+        whole: why it cannot be thinned, in words; "" if nobody asked, or it can.
     """
 
     name: str
@@ -154,6 +159,9 @@ class RootEntry:
     tags: tuple[str, ...] = ()
     bases: tuple[str, ...] = ()
     metric: float | None = None
+    thinned: str = ""
+    weights: int | None = None
+    whole: str = ""
 
     @property
     def age_order(self) -> tuple[float, float, str]:

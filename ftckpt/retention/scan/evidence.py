@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ftckpt.discovery.roots import Root
 from ftckpt.errors import NotFoundError, UnavailableError, UnsafeError, UnsupportedError
+from ftckpt.own_files import weights_of
 from ftckpt.retention.locks import leases
 from ftckpt.retention.records import pins, tags
 from ftckpt.storage.store import join
@@ -35,21 +36,27 @@ class EntryHolds:
         """
         pinned: dict[str, list[Pin]] = defaultdict(list)
         leased: dict[str, list[Lease]] = defaultdict(list)
-        for pin in pins.pins(root, entry):
-            pinned[pin.entry].append(pin)
-        for lease in leases.live(root, now, entry):
-            leased[lease.entry].append(lease)
-        return cls(_pointed(root), pinned, leased, tags.tags(root, entry))
+        tagged: dict[str, tuple[str, ...]] = {}
+        # What was asked of a checkpoint before gc thinned it holds for its weights.
+        for name in (None,) if entry is None else (entry, *filter(None, [weights_of(entry)])):
+            for pin in pins.pins(root, name):
+                pinned[pin.entry].append(pin)
+            for lease in leases.live(root, now, name):
+                leased[lease.entry].append(lease)
+            tagged |= {one: tuple(said) for one, said in tags.tags(root, name).items()}
+        return cls(_pointed(root), pinned, leased, tagged)
 
     def added_to(self, found: ScannedEntry) -> ScannedEntry:
         """Return an entry with its present holds instead of its former ones."""
         base = found.root.base
         name = found.place.path.removeprefix(f"{base}/" if base else "")
+        was = weights_of(name)
+        tagged = dict.fromkeys((*self.tags.get(name, ()), *self.tags.get(was, ())))
         return found.now(
             pointers=tuple(self.pointers.get(name, ())),
-            pins=tuple(self.pins.get(name, ())),
+            pins=(*self.pins.get(name, ()), *self.pins.get(was, ())),
             leases=tuple(self.leases.get(name, ())),
-            tags=tuple(self.tags.get(name, ())),
+            tags=tuple(tagged),
         )
 
 

@@ -25,6 +25,7 @@ from ftckpt.retention.trash.open import open_trash
 from ftckpt.storage import StoreOptions, open_store
 from tests.commands.golden import check_golden, ftckpt
 from tests.commands.saves import DAY, HOUR, answer, ended, save, tree
+from tests.retention import thinning
 from tests.test_docs import validate
 
 KEEP = ("--keep-last", "2", "--keep-every", "1000")
@@ -316,3 +317,52 @@ def test_a_name_forges_no_line(tmp_path: Path) -> None:
         assert "checkpoint-1\\x0adropped 9\\x1b[2J" in said
         assert len(said.splitlines()) == 1
     assert (run / name).is_dir()
+
+
+def test_old_milestones_keep_their_weights(tmp_path: Path) -> None:
+    for step in (100, 200, 300, 400):
+        thinning.save(tmp_path, step, time.time())
+    plan = answer("gc", str(tmp_path), *thinning.KEEPS)
+    assert (plan["thins"], plan["drops"]) == (2, 0)
+    assert plan["wins"] > 0
+    verdicts = {d["name"]: d["thin"] for d in plan["plan"]["decisions"]}
+    assert [name for name, thin in verdicts.items() if thin] == ["step-200", "step-100"]
+    file = tmp_path.parent / "plan.json"
+    file.write_text(json.dumps(plan))
+    done = answer("gc", str(tmp_path), str(file), "--apply")
+    assert done["result"]["code"] == 0
+    assert [one["name"] for one in done["thinned"]["thinned"]] == ["step-100", "step-200"]
+    assert done["thinned"]["won"] > 0
+    assert answer("gc", str(tmp_path), *thinning.KEEPS, "--apply")["thinned"]["thinned"] == []
+    # No run goes on from them, and whoever wants weights says so.
+    assert answer("latest", str(tmp_path))["step"] == 400
+    refused = answer("latest", str(tmp_path), "--step-at-most", "200")
+    assert refused["result"]["code"] == 6
+    assert all("weights alone" in one["message"] for one in refused["skipped"])
+    found = answer("latest", str(tmp_path), "--step-at-most", "200", "--weights")
+    assert found["path"].endswith("step-200.ftckpt-weights")
+    told = answer("status", str(tmp_path))
+    (run,) = told["runs"]
+    assert (run["thinned"], run["newest"]["step"]) == (2, 400)
+    assert {s["step"]: s["thinned"] for s in run["saves"] if s["class"] == "COMMITTED"} == {
+        100: True, 200: True, 300: False, 400: False,
+    }  # fmt: skip
+    assert answer("inspect", f"{tmp_path}@200")["step"] in (None, 200)
+    assert answer("verify", str(tmp_path), "--all")["result"]["code"] == 0
+
+
+def test_a_policy_file_thins(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    root.mkdir()
+    for step in (100, 200, 300, 400):
+        thinning.save(root, step, time.time())
+    file = tmp_path / "retention.toml"
+    rules = 'name = "a"\nroots = ["*"]\nkeep-last = 1\nkeep-every = 100\n'
+    for after, thins in (("1", 2), ('"36h"', 2), ('"300d"', 0)):
+        file.write_text(f"[[tier]]\n{rules}thin-after = {after}\n")
+        plan = answer("gc", str(root), "--policy", str(file))
+        assert plan["thins"] == thins, after
+    told = answer("status", str(root), "--policy", str(file))
+    assert [save["thin"] for save in told["runs"][0]["saves"]] == [False] * 4
+    assert ended("gc", str(root), "--keep-last", "1", "--thin-after", "soon") == 2
+    assert ended("gc", str(root), "--keep-last", "1", "--thin-after", "0") == 2

@@ -1,0 +1,115 @@
+"""What `status`, `gc`, `sync` and a scrub share: who is told when something is to be looked at."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import typer
+
+from ftckpt.errors import ExitCode
+
+if TYPE_CHECKING:
+    from ftckpt.alerting import AlertHook, Condition
+
+    from .invocation import Invocation, Result
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlertOptions:
+    """Who is told."""
+
+    TITLE: ClassVar[str] = "Alerts (each once, and again after it was over)"
+
+    on_alert: Annotated[
+        str, typer.Option(metavar="COMMAND", help="Run it for each alert, as JSON on its stdin.")
+    ] = ""
+    alert_url: Annotated[
+        str, typer.Option(metavar="URL", help="Post each alert to this webhook as JSON.")
+    ] = ""
+    alert_state: Annotated[
+        str,
+        typer.Option(metavar="FILE", help="Where it is remembered what was told; else below HOME."),
+    ] = ""
+
+    def begin(self, invocation: Invocation, verb: str, *targets: str) -> Alerts:
+        """Tell of what this run finds, and of its failure, when it has ended.
+
+        Args:
+            invocation: of the verb.
+            verb: as alerts name it.
+            targets: what it is about, as typed.
+
+        Raises:
+            UsageError: the webhook is no URL; no target; a place to remember in without a hook.
+        """
+        from ftckpt.errors import UsageError
+
+        alerts = Alerts()
+        if not (self.on_alert or self.alert_url):
+            if self.alert_state:
+                raise UsageError("--alert-state needs --on-alert or --alert-url")
+            return alerts
+        from ftckpt.alerting import AlertHook, state_file
+
+        hook = AlertHook(self.on_alert, self.alert_url)
+        hook.require()
+        absolute = [t if "://" in t else os.path.abspath(t) for t in targets]
+        state = self.alert_state or state_file(verb, " ".join(absolute))
+        target = " ".join(targets)
+        invocation.on_end = lambda result: alerts.conclude(
+            invocation, result, hook, state, verb, target
+        )
+        return alerts
+
+
+@dataclass
+class Alerts:
+    """What a run has found that somebody should look at.
+
+    Attributes:
+        found: conditions; None if the run did not get as far.
+    """
+
+    found: list[Condition] | None = None
+    _more: list[Condition] = field(default_factory=list)
+
+    def add(self, kind: str, message: str, hint: str = "", about: Sequence[str] = ()) -> None:
+        """Note something to look at."""
+        from ftckpt.alerting import Condition
+
+        self._more.append(Condition(kind, message, hint, tuple(about)))
+
+    def complete(self) -> None:
+        """Note that all was looked at: what was told before and is not found now is over."""
+        self.found = self._more
+
+    def conclude(
+        self,
+        invocation: Invocation,
+        result: Result,
+        hook: AlertHook,
+        state: str,
+        verb: str,
+        target: str,
+    ) -> None:
+        """Tell what is news; nothing of it changes how the run ends."""
+        from ftckpt.alerting import AlertMemory, AlertSource, Condition, tell
+
+        conditions = list(self._more)
+        if self.found is None:
+            if result.code >= ExitCode.INTERRUPTED or result.code is ExitCode.CLOSED_PIPE:
+                return  # somebody has ended it
+            kind = result.code.name.lower().replace("_", "-")
+            conditions.append(Condition(kind, result.message, result.hint))
+        tell(
+            conditions,
+            hook,
+            AlertMemory(state, invocation.warn),
+            AlertSource(verb, target, time.time()),
+            complete=self.found is not None,
+            warn=invocation.warn,
+        )

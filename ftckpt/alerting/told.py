@@ -1,0 +1,200 @@
+"""Tell each lasting condition once: what was told is remembered until it is over.
+
+The memory is a file of this machine, one for each verb and root. It lies outside the root, because
+a root that is away must not make every run of cron tell of it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ftckpt.errors import FtckptError, UsageError
+from ftckpt.storage.local.atomic import write_over
+from ftckpt.strict_json import JsonError, decode
+
+from .deliver import AlertHook, alert_document, deliver
+
+SCHEMA = "ftckpt.told/1"
+_MAX_BYTES = 16 << 20
+_READABLE = 40
+
+
+class Condition(NamedTuple):
+    """Something to look at.
+
+    Attributes:
+        kind: a word that scripts may match.
+        message: one sentence; it may change while the condition lasts.
+        hint: what to do.
+        about: what it is about. A new one is news; empty for the root as a whole.
+    """
+
+    kind: str
+    message: str
+    hint: str = ""
+    about: tuple[str, ...] = ()
+
+
+def state_file(verb: str, target: str) -> str:
+    """Return the file in which it is remembered what a verb has told of a target.
+
+    Raises:
+        UsageError: there is no home directory to put it in.
+    """
+    home = os.environ.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(home):
+        user = os.path.expanduser("~")
+        if not os.path.isabs(user):
+            raise UsageError(
+                "there is no home directory to remember in what was told",
+                hint="--alert-state FILE",
+            )
+        home = os.path.join(user, ".local", "state")
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", target).strip("-")[-_READABLE:]
+    digest = hashlib.blake2b(target.encode(errors="surrogateescape"), digest_size=8).hexdigest()
+    return os.path.join(home, "ftckpt", "alerts", f"{verb}-{name}-{digest}.json")
+
+
+Told = dict[str, dict[str, dict[str, float]]]
+"""By who is told (`command`, `webhook`), kind and subject: when."""
+
+
+class AlertMemory:
+    """What was told.
+
+    Args:
+        path: of the file.
+        warn: is told if it cannot be read or written; every alert is told again then.
+    """
+
+    def __init__(self, path: str, warn: Callable[[str], None]) -> None:
+        self.path = path
+        self._warn = warn
+
+    def read(self) -> Told:
+        """Return what was told; nothing if it is not known."""
+        try:
+            with open(self.path, "rb") as file:
+                body = decode(file.read(_MAX_BYTES))
+            if body["schema"] != SCHEMA:
+                raise ValueError("its schema is another")
+            return {
+                str(who): {
+                    str(kind): {str(subject): float(then) for subject, then in subjects.items()}
+                    for kind, subjects in kinds.items()
+                }
+                for who, kinds in body["told"].items()
+            }
+        except FileNotFoundError:
+            return {}
+        except (OSError, JsonError, ValueError, TypeError, KeyError, AttributeError) as error:
+            self._warn(f"alerts: {self.path} is not read ({error}): what was told is told again")
+            return {}
+
+    def write(self, told: Told) -> None:
+        """Remember; a failure is told, and nothing more."""
+        data = json.dumps({"schema": SCHEMA, "told": told}, indent=1).encode() + b"\n"
+        try:
+            write_over(os.path.abspath(self.path), data)
+        except (OSError, FtckptError) as error:
+            self._warn(f"alerts: {self.path} is not written ({error}): they will be told again")
+
+
+class AlertSource(NamedTuple):
+    """Who tells of what.
+
+    Attributes:
+        verb: which found the conditions.
+        target: the root, as typed.
+        now: in seconds since the epoch.
+    """
+
+    verb: str
+    target: str
+    now: float
+
+
+def tell(
+    conditions: Sequence[Condition],
+    hook: AlertHook,
+    memory: AlertMemory,
+    source: AlertSource,
+    *,
+    complete: bool,
+    warn: Callable[[str], None],
+    deliver: Callable[[AlertHook, Mapping[str, Any]], list[str]] = deliver,
+) -> int:
+    """Tell what is news, and what is over; return how many alerts were delivered.
+
+    The command and the webhook are told each by itself: what one of them did not take is news to
+    it again in the next run, and to it alone.
+
+    Args:
+        conditions: all that there are now.
+        hook: who is told.
+        memory: what was told before.
+        source: who tells.
+        complete: whether everything was looked at; if not, nothing is known to be over.
+        warn: is told what went wrong.
+        deliver: hands one document over.
+    """
+    told = memory.read()
+    delivered = 0
+    now = _merged(conditions)
+    for who, one in (("command", AlertHook(hook.command)), ("webhook", AlertHook(url=hook.url))):
+        if not any(one):
+            continue
+        known = told.setdefault(who, {})
+
+        def hand_over(one: AlertHook = one, **fields: Any) -> bool:
+            verb, target, time = source
+            document = alert_document(verb=verb, target=target, time=time, **fields)
+            problems = deliver(one, document)
+            for problem in problems:
+                warn(f"alert {fields['kind']} ({fields['event']}): {problem}")
+            return not problems
+
+        for kind, condition in now.items():
+            subjects = condition.about or ("",)
+            before = known.get(kind, {})
+            news = [subject for subject in subjects if subject not in before]
+            if news and hand_over(
+                event="raised", kind=kind, message=condition.message, hint=condition.hint,
+                about=[subject for subject in subjects if subject],
+                since=min(before.values(), default=source.now),
+            ):  # fmt: skip
+                delivered += 1
+                known[kind] = before | dict.fromkeys(news, source.now)
+                memory.write(told)  # a killed run does not tell it twice
+        for kind, before in list(known.items()) if complete else ():
+            subjects = (now[kind].about or ("",)) if kind in now else ()
+            left = {subject: then for subject, then in before.items() if subject in subjects}
+            if left == before:
+                continue
+            if left:
+                known[kind] = left
+            else:
+                del known[kind]
+            memory.write(told)
+            if kind not in now:
+                hand_over(
+                    event="cleared", kind=kind, message="it is over", since=min(before.values())
+                )
+    return delivered
+
+
+def _merged(conditions: Sequence[Condition]) -> dict[str, Condition]:
+    """Return one condition of each kind."""
+    found: dict[str, Condition] = {}
+    for one in conditions:
+        same = found.get(one.kind)
+        if same is not None:
+            both = dict.fromkeys((*(same.about or ("",)), *(one.about or ("",))))
+            one = Condition(one.kind, f"{same.message}; {one.message}", same.hint, tuple(both))
+        found[one.kind] = one
+    return found

@@ -1,0 +1,155 @@
+"""What `gc --thin-after` makes of a milestone: its weights alone, by a proven conversion."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ftckpt.errors import RefusedError, UnsupportedError, error_of
+from ftckpt.own_files import WEIGHTS
+from ftckpt.storage import StoreOptions
+from ftckpt.workers import Work
+
+from .opening import STORES, job_count
+
+if TYPE_CHECKING:
+    from ftckpt.checkpoint import Checkpoint
+    from ftckpt.manifest import ThinnedFrom
+    from ftckpt.retention.scan.entry import ScannedEntry
+
+    from .writing import LaidOut
+
+# What the weights of a format become. A job of DCP loads a DCP of its model with its own names, for
+# any number of ranks. Of any other format they are a folder of safetensors: every framework's
+# loader of weights takes one, it needs no grid of ranks, and no pickle is in it.
+_SAME = frozenset({"dcp"})
+_ELSE = "safetensors"
+
+# A checkpoint that holds less than this share beside its weights is not worth a second writing.
+_WORTH = 0.1
+
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+
+
+class WeightsAlone:
+    """Weighs, writes and proves the weights of entries of a root.
+
+    Args:
+        stores: how to reach object stores.
+        work: how.
+    """
+
+    def __init__(self, stores: StoreOptions = STORES, work: Work | None = None) -> None:
+        self._stores = stores
+        self._work = Work.of() if work is None else work
+
+    def weigh(self, found: ScannedEntry) -> int:
+        """Return the bytes that the weights of an entry would take; writes nothing.
+
+        Raises:
+            UnsupportedError: it is not thinned, and why.
+            FtckptError: it cannot be, and why.
+        """
+        from ftckpt.transfer.prove.rehearsal import rehearse
+
+        _, laid_out = self._laid_out(found, found.place.path + WEIGHTS)
+        target, writer, _, same_objects = laid_out.means
+        layout = laid_out.layout
+        rehearse(laid_out.content, layout, target, same_objects, single=writer.single)
+        nbytes = layout.nbytes
+        contents = found.entry.contents
+        assert contents is not None
+        if nbytes > (1 - _WORTH) * contents.nbytes:
+            raise UnsupportedError("there is little in it beside its weights")
+        return nbytes
+
+    def take(self, found: ScannedEntry, path: str, record: ThinnedFrom) -> int:
+        """Check the whole of an entry, write its weights to a path of its store, and prove them.
+
+        All of it is read once more, because nobody will look at what is left out again: damage
+        anywhere in it leaves it whole.
+
+        Raises:
+            CorruptError: it is damaged; nothing is visible.
+            NoResourceError: there is no room, and nothing of it was left.
+            FtckptError: it could not be read or written; the next run goes on.
+        """
+        from ftckpt.verification import VerifyReport, verify
+
+        checkpoint, laid_out = self._laid_out(found, path)
+        record = replace(record, left=tuple(laid_out.content.dropped))
+
+        def check() -> VerifyReport:
+            report = verify(checkpoint.as_stored, work=self._work)
+            if report.code:
+                raise error_of(report.code, f"it stays whole: {report.message}", report.hint)
+            return report
+
+        def write(*, restart: bool) -> int:
+            done = laid_out.write(
+                check=check, work=self._work, device="cpu", restart=restart, thinned=record
+            )
+            return done.nbytes
+
+        try:
+            return write(restart=False)
+        except RefusedError:
+            # Weights of an earlier save under this name, half built: nobody else builds here.
+            return write(restart=True)
+
+    def _laid_out(self, found: ScannedEntry, path: str) -> tuple[Checkpoint, LaidOut]:
+        from ftckpt.discovery.open_part import open_parts
+        from ftckpt.transfer.content import Content
+        from ftckpt.transfer.layout import LayoutRequest
+        from ftckpt.transfer.request.narrowing import Only, only
+
+        from .writing import prepare
+
+        entry, child, store = found.entry, found.child, found.root.store
+        assert child is not None
+        if entry.bases:
+            raise UnsupportedError("it is a delta: it is small as it is")
+        if len(child.parts) > 1 or child.parts[0].entry.path != found.place.path:
+            raise UnsupportedError("it holds its checkpoints in folders")
+        if child.candidate.step is None or child.candidate.step != entry.step:
+            raise UnsupportedError("its name does not say the step of its content")
+        checkpoint = open_parts(store, child.parts)[0]
+        require_weights(checkpoint)
+        content = only(Content.of(checkpoint), Only.MODEL)
+        source = checkpoint.source_format
+        name = source if source in _SAME else _ELSE
+        laid_out = prepare(
+            checkpoint, content, name, LayoutRequest(), store.describe(path),
+            jobs=job_count(self._work.threads), stores=self._stores,
+        )  # fmt: skip
+        return checkpoint, laid_out
+
+
+def require_weights(checkpoint: Checkpoint) -> None:
+    """Refuse a checkpoint whose weights are not all in its model: what is left would lack them.
+
+    ZeRO 3 keeps the masters alone; some jobs train several models, or an average of one.
+
+    Raises:
+        UnsupportedError: what of it would be lost.
+    """
+    from ftckpt.checkpoint import Kind
+    from ftckpt.findings import listed
+
+    infos = checkpoint.tensors.values()
+    names = {info.name for info in infos if info.component == "model"}
+    trained = {Kind.MASTER, Kind.EXP_AVG, Kind.EXP_AVG_SQ}
+    inside = {i.name for i in infos if i.component == "optimizer" and i.kind in trained}
+    # Some optimizers know parameters by their number: these say how many there are.
+    numbers = {name for name in inside if _NUMBER.fullmatch(name)}
+    lost = sorted(inside - numbers - names) or sorted(numbers)[len(names) :]
+    if names and lost:
+        raise UnsupportedError(f"its optimizer alone holds {listed(lost, 3)}")
+    weights = {Kind.PARAM, Kind.BUFFER}
+    others = sorted(
+        {i.component for i in infos if i.component not in ("model", "optimizer")
+         and (i.kind in weights or i.component == "ema")}
+    )  # fmt: skip
+    if others:
+        raise UnsupportedError(f"it holds other weights, too: {listed(others, 3)}")

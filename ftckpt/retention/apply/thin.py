@@ -1,0 +1,299 @@
+"""Thin the milestones of a plan: their weights stay, and the whole ones go to the trash.
+
+The weights are written to `NAME.ftckpt-weights` and proven first. Discovery passes over them while
+`NAME` stands (`ftckpt.discovery.roots.Root.whole`), so the one act that takes `NAME` out of the
+root makes them visible: a reader finds the whole checkpoint of the step or its weights, never none
+and never both. Killed before that act, the next run finds the weights and goes on from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from ftckpt.discovery.recognise import Format
+from ftckpt.discovery.resolve import Place
+from ftckpt.discovery.roots import Root
+from ftckpt.discovery.thinned import thinned_from
+from ftckpt.errors import FtckptError, NotFoundError, RefusedError
+from ftckpt.findings import counted
+from ftckpt.manifest import ThinnedFrom
+from ftckpt.own_files import SUFFIX, WEIGHTS, is_own
+from ftckpt.progress import NULL, Counter
+from ftckpt.retention.document import plan_id
+from ftckpt.retention.locks.claim import leased
+from ftckpt.retention.locks.hold import hold, require_clock
+from ftckpt.retention.policy.plan import Decision, Reason, RetentionPlan
+from ftckpt.retention.policy.protections import group_entries
+from ftckpt.retention.records import log
+from ftckpt.retention.scan.contents import fingerprint_of, list_entry
+from ftckpt.retention.scan.entries import EntryClass
+from ftckpt.retention.scan.entry import Bases, ScannedEntry, ScanOptions, recorded_bases
+from ftckpt.retention.scan.staleness import is_same
+from ftckpt.retention.trash import Trash
+from ftckpt.storage.source import Source
+from ftckpt.storage.store import Entry
+
+from .outcome import Thinned, ThinnedEntry
+from .prepare import Prepared, prepare
+from .run import Dropping
+
+TakeWeights = Callable[[ScannedEntry, str, ThinnedFrom], int]
+"""Checks all of an entry, writes its weights to a path of its store, proves them; returns bytes."""
+
+
+def thin(
+    plan: RetentionPlan,
+    place: Place,
+    formats: Sequence[Format],
+    take_weights: TakeWeights,
+    *,
+    actor: str,
+    now: Callable[[], float],
+    purge_now: bool = False,
+    bases: Bases = recorded_bases,
+    counter: Counter = NULL,
+) -> Thinned:
+    """Thin a plan's milestones, the oldest first; one that cannot be thinned stays whole.
+
+    Nothing is locked while weights are written, which can take hours; each is claimed by a lease.
+
+    Args:
+        plan: from `prepare` or `document.load_plan`.
+        place: the place of the plan.
+        formats: in the order in which they are tried.
+        take_weights: see `TakeWeights`.
+        actor: for the log.
+        now: returns seconds since the epoch.
+        purge_now: free the whole ones at once instead of moving them to the trash.
+        bases: returns a checkpoint's bases (see `ScanOptions`).
+        counter: counts entries.
+
+    Raises:
+        UnavailableError, DeniedError: the root could not be read; nothing was touched.
+    """
+    if not plan.thin:
+        return Thinned()
+    policy = replace(plan.policy, reclaim=None)
+    fresh = prepare(place, formats, policy, now(), bases=bases, known=plan, counter=counter)
+    how = ScanOptions(formats, now(), policy.metric, bases)
+    work = _Thinning(plan, fresh, take_weights, how, actor, now, purge_now=purge_now)
+    counter.start("thinning", len(plan.thin), "entries")
+    for decision in plan.thin:
+        work.thin(decision)
+        counter.add(1)
+    return Thinned(
+        thinned=tuple(work.thinned),
+        trashed=tuple(one for done in work.droppings for one in done.trashed),
+        absent=tuple(work.absent),
+        freed=sum(done.freed for done in work.droppings),
+        waiting=sum(done.waiting for done in work.droppings),
+        failed=work.failed,
+        notes=tuple(work.notes),
+    )
+
+
+# Of the weights of an entry that stands whole.
+_PENDING = (EntryClass.STAGING, EntryClass.ABANDONED)
+
+
+class _Thinning:
+    """Thins entries one by one."""
+
+    def __init__(
+        self,
+        plan: RetentionPlan,
+        fresh: Prepared,
+        take_weights: TakeWeights,
+        how: ScanOptions,
+        actor: str,
+        now: Callable[[], float],
+        *,
+        purge_now: bool,
+    ) -> None:
+        self.plan = plan
+        self.identity = plan_id(plan)
+        self.fresh = fresh
+        self.now_decided = {d.entry.name: d for d in fresh.plan.decisions}
+        self.take_weights = take_weights
+        self.how = how
+        self.actor = actor
+        self.now = now
+        self.purge_now = purge_now
+        self.thinned: list[ThinnedEntry] = []
+        self.droppings: list[Dropping] = []
+        self.absent: list[str] = []
+        self.failed: dict[str, FtckptError] = {}
+        self.notes: list[str] = []
+
+    def thin(self, decision: Decision) -> None:
+        """Thin one entry, or record why it stays whole."""
+        name = decision.entry.name
+        try:
+            self._thin(decision)
+        except NotFoundError:
+            self.absent.append(name)
+        except FtckptError as error:
+            self.failed[name] = error
+
+    def _thin(self, decision: Decision) -> None:
+        name = decision.entry.name
+        found = self.fresh.found.get(name)
+        if found is None:
+            raise NotFoundError(f"{name} is gone")
+        current = self.now_decided[name]
+        if not is_same(decision, found.entry):
+            raise RefusedError(f"{name} stays whole: it has changed since the plan was made")
+        if not current.thin:
+            why = current.reasons[0] if current.reasons else "the plan is stale"
+            raise RefusedError(f"{name} stays whole now ({why})", hint="make a new plan")
+        contents, step = found.entry.contents, found.entry.step
+        assert contents is not None
+        assert step is not None
+        base = found.root.base
+        files = list_entry(found.root.store, found.place)
+        if fingerprint_of(files) != contents.fingerprint:
+            raise RefusedError(f"{name} stays whole: it is changing")
+        record = ThinnedFrom(
+            name=found.place.path[len(base) + 1 if base else 0 :],
+            step=step,
+            format=found.entry.format,
+            saved=found.entry.time,
+            files=contents.files,
+            nbytes=contents.nbytes,
+            fingerprint=_identity(files, found.place.path),
+            left=(),
+            metrics=_metrics(self.plan, found),
+        )
+        nbytes = self._made(found, record)
+        if nbytes is None:
+            with leased(found.root, record.name, f"{self.actor} (gc thins it)", self.now):
+                nbytes = self.take_weights(found, found.place.path + WEIGHTS, record)
+        with hold([found.root], self.actor, self.now()) as trashes:
+            require_clock([found.root], self.now())
+            self._require_survivors(found)
+            known, _ = self._finished(found)
+            if known is None or not _is_of(known, record):
+                raise RefusedError(f"{name} stays whole: its weights are not there any more")
+            self._swap(decision, found, trashes, nbytes)
+
+    def _made(self, found: ScannedEntry, record: ThinnedFrom) -> int | None:
+        """Return the bytes of weights that a killed run has made; drop those of another save."""
+        known, nbytes = self._finished(found)
+        if known is None:
+            return None  # a transfer that was killed goes on where it was
+        if _is_of(known, record):
+            return nbytes
+        other = self.fresh.found.get(found.entry.name + WEIGHTS)
+        if other is None or other.entry.entry_class not in _PENDING:
+            raise RefusedError(f"{found.entry.name} stays whole: other weights stand beside it")
+        why = Reason("thin", f"its weights are not those of {found.entry.name} as it is now")
+        with hold([found.root], self.actor, self.now()) as trashes:
+            trashes[found.entry.group].discard(
+                other.now(contents=None),
+                Decision(other.entry, False, (why,)),
+                actor=self.actor,
+                now=self.now(),
+            )
+        self.notes.append(f"{other.entry.name} held weights of another save: it is in the trash")
+        return None
+
+    def _finished(self, found: ScannedEntry) -> tuple[ThinnedFrom | None, int]:
+        """Return what the finished weights beside an entry are of, and their bytes."""
+        try:
+            source = Source.directory(found.root.store, found.place.path + WEIGHTS)
+        except NotFoundError:
+            return None, 0
+        return thinned_from(source), sum(entry.size for entry in source.entries.values())
+
+    def _require_survivors(self, found: ScannedEntry) -> None:
+        """Count the good checkpoints that are whole once more: others may have gone meanwhile."""
+        root, group = found.root, found.entry.group
+        skip = len(group) + 1 if group else 0
+        names = set(root.store.names(root.base))
+        gone = {one.decision.entry.name for one in self.thinned}
+        members = [f.entry for f in self.fresh.found.values() if f.entry.group == group]
+        for stretch in group_entries(members, self.now()).stretches:
+            if not any(entry.name == found.entry.name for entry in stretch):
+                continue
+            good = sum(
+                e.checked and not e.thinned and e.name not in gone and e.name[skip:] in names
+                for e in stretch
+                if e.name != found.entry.name
+            )
+            if good < self.plan.policy.min_survivors:
+                left = counted(good, "good checkpoint")
+                raise RefusedError(
+                    f"{found.entry.name} stays whole: {left} would be left to go on from"
+                )
+
+    def _dropping(self, trashes: Mapping[str, Trash]) -> Dropping:
+        return Dropping(
+            self.plan, self.fresh.found, trashes, self.how, self.actor, self.now,
+            purge_now=self.purge_now, thins=True,
+        )  # fmt: skip
+
+    def _swap(
+        self, decision: Decision, found: ScannedEntry, trashes: Mapping[str, Trash], nbytes: int
+    ) -> None:
+        """Take the whole one out of the root, which shows its weights."""
+        name, contents = decision.entry.name, found.entry.contents
+        assert contents is not None
+        whole = decision._replace(frees=contents.unshared)
+        reasons = [str(reason) for reason in decision.reasons]
+        told: Mapping[str, object] = {
+            "plan": self.identity, "actor": self.actor, "drop": {name: reasons}, "keep": {},
+            "thin": {name: name + WEIGHTS},
+        }  # fmt: skip
+        log.append_if_room(found.root, log.APPLYING, self.now(), told)
+        dropping = self._dropping(trashes)
+        self.droppings.append(dropping)
+        dropping.drop(whole)
+        done = bool(dropping.dropped)
+        if not dropping.absent and not done:
+            raise dropping.failed[name]
+        if not done:
+            raise NotFoundError(f"{name} is gone")
+        won = max(0, contents.unshared - nbytes)
+        self.thinned.append(ThinnedEntry(decision, name + WEIGHTS, nbytes, won))
+        self._tell(found.root, dropping, name)
+        if dropping.failed:
+            self.failed |= dropping.failed
+
+    def _tell(self, root: Root, dropping: Dropping, name: str) -> None:
+        fields: Mapping[str, object] = {
+            "plan": self.identity,
+            "actor": self.actor,
+            "dropped": [name],
+            "thinned": {name: name + WEIGHTS},
+            "trash": [t.id for t in dropping.trashed],
+            "absent": [],
+            "failed": {one: error.message for one, error in dropping.failed.items()},
+        }
+        if not log.append_if_room(root, log.APPLIED, self.now(), fields):
+            self.notes.append(f"there was no room in the log of {root.url} for what was done")
+
+
+def _is_of(known: ThinnedFrom, record: ThinnedFrom) -> bool:
+    """Whether weights are those of an entry as it is now, file by file."""
+    return (known.name, known.fingerprint) == (record.name, record.fingerprint)
+
+
+def _identity(files: Sequence[Entry], base: str) -> str:
+    """Return a digest of the data files: where a store marks content, undelete does not change it.
+
+    A seal does not change it either.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for file in sorted(files):
+        path = file.path[len(base) + 1 :]
+        if not is_own(path) and not file.path.endswith(SUFFIX):
+            digest.update(repr((path, file.size, file.etag or file.mtime)).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _metrics(plan: RetentionPlan, found: ScannedEntry) -> dict[str, float]:
+    """Return the metric of the policy: the files that show it go with the rest."""
+    metric, value = plan.policy.metric, found.entry.metric
+    return {} if metric is None or value is None else {metric.name: value}
