@@ -70,7 +70,7 @@ BUDGET = {
     "discovery": 3_395,
     "verification": 3_790,
     "planning": 4_960,
-    "transfer": 6_363,
+    "transfer": 6_380,
     "comparison": 2_756,
     "delta": 5_145,
     "retention": 5_930,
@@ -85,7 +85,7 @@ BUDGET = {
     "formats.state": 1_940,
     "formats.huggingface": 500,
     "formats.dcp": 2_935,
-    "formats.quantised": 1_230,
+    "formats.quantised": 2_010,
     "formats.ranks": 4_759,
     "formats.safetensors": 2_580,
     "formats.torchsave": 750,
@@ -98,9 +98,9 @@ BUDGET = {
     "formats.trainer_dirs": 1_498,
     "formats.delta": 2_050,
     "formats": 790,
-    "api": 4_966,
+    "api": 4_990,
     "trainers": 105,
-    "commands": 14_902,
+    "commands": 14_960,
 }
 HEAVY = ("torch", "numpy", "s3fs", "fsspec", "rich", "botocore", "zstandard", "matplotlib")
 
