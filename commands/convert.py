@@ -164,6 +164,9 @@ def command(
         list[str] | None,
         typer.Option(metavar="PATH", help="Merge this LoRA adapter of PEFT. Repeatable, in order."),
     ] = None,
+    allow_gaps: Annotated[
+        bool, typer.Option("--allow-gaps", help="Merge an adapter that lacks layers it names.")
+    ] = False,
     beside: Annotated[
         str,
         typer.Option(metavar="DIR", help="Take config.json, a tokenizer, ... from this folder."),
@@ -201,6 +204,8 @@ def command(
         raise UsageError(
             "--quantised and --unquantised say which weights become codes", hint="--dtype fp8-block"
         )
+    if allow_gaps and not adapter:
+        raise UsageError("--allow-gaps is about an adapter", hint="--adapter PATH")
     if adapter and from_master:
         raise UsageError("--adapter changes the weights, and --from-master takes the masters")
     renames: Sequence[Rename] = ()
@@ -225,7 +230,7 @@ def command(
         checkpoint = checkpoint.dequantised(target_of("bf16"))
     merged = None
     if adapter:
-        merged = _merged(invocation, checkpoint, adapter, dtype)
+        merged = _merged(invocation, checkpoint, adapter, dtype, allow_gaps=allow_gaps)
         checkpoint = merged.checkpoint
     content = narrowed(Content.of(checkpoint), part, masters=from_master)
     if merged is not None:
@@ -269,7 +274,10 @@ def command(
         invocation.say(f"quantised: {counted(len(made.names), 'weight')} as {coded}")
     run = invocation.options(RunOptions)
     used = () if names is None else ("true_vocab_size",)
-    done = carry_out(invocation, checkpoint, content, to, request, destination, run, used=used)
+    measures = [one.weights for one in (merged, made) if one is not None]
+    done = carry_out(
+        invocation, checkpoint, content, to, request, destination, run, used=used, measures=measures
+    )
     if merged is not None and not run.dry_run:
         _show_rounding(invocation, merged)
     if made is not None and not run.dry_run:
@@ -321,7 +329,12 @@ def _say_what_is_lacking(
 
 
 def _merged(
-    invocation: Invocation, base: Checkpoint, adapters: Sequence[str], dtype: DTypeChoice | None
+    invocation: Invocation,
+    base: Checkpoint,
+    adapters: Sequence[str],
+    dtype: DTypeChoice | None,
+    *,
+    allow_gaps: bool,
 ) -> Merged:
     """Open adapters, and return the base with them merged into it."""
     from ftckpt.findings import counted
@@ -329,7 +342,8 @@ def _merged(
     from ftckpt.transfer.request.change_dtype import target_of
 
     others = [invocation.keep(open_other(invocation, one)) for one in adapters]
-    merged = merge(base, others, target_of(dtype.value) if dtype is not None else None)
+    target = target_of(dtype.value) if dtype is not None else None
+    merged = merge(base, others, target, allow_gaps=allow_gaps)
     invocation.report(
         adapters=[one.source.url for one in others],
         merged=sorted(merged.found.targets),

@@ -321,6 +321,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l family -x -a 'gpt
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l config -r -d 'config.json of a MaxText model, which SRC lacks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l also -x -a '(__ftckpt_ask)' -d 'Another place with files of the same checkpoint: another node"s disk. Repeatable.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l adapter -x -a '(__ftckpt_ask)' -d 'Merge this LoRA adapter of PEFT. Repeatable, in order.'
+complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l allow-gaps -d 'Merge an adapter that lacks layers it names.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l beside -x -a '(__ftckpt_ask)' -d 'Take config.json, a tokenizer, ... from this folder.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l rename -r -d 'Other names for parameters.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l only -x -a 'model\t optimizer\t adapter\t' -d 'The weights, the optimizer"s state, or a LoRA adapter alone.'

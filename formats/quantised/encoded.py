@@ -96,6 +96,24 @@ class EncodedWeights:
             return rows * columns * 2 // 3 + 8 * MX_BLOCK * columns
         return 6 * min(rows, FP8_BLOCK) * columns
 
+    def told(self) -> list[Any]:
+        """Return how far the weights are from what they were, as plain data."""
+        return list(self.deviation)
+
+    def hear(self, said: Any) -> None:
+        """Take in how far those are that were computed elsewhere.
+
+        Raises:
+            ValueError, TypeError: it is other data.
+        """
+        largest, tensor = said
+        self._take(float(largest), str(tensor))
+
+    def _take(self, largest: float, tensor: str) -> None:
+        with self._lock:
+            if largest > self.deviation.largest:
+                self.deviation = Deviation(largest, tensor)
+
     def fill(self, key: str, offset: int, view: memoryview) -> None:
         """Put the bytes of a tensor that begin at `offset` of its dense C order into `view`.
 
@@ -187,9 +205,7 @@ class EncodedWeights:
             raise failed(
                 f"{weight.name} deviates by {made.largest} of a block's largest", weight.key
             )
-        with self._lock:
-            if made.largest > self.deviation.largest:
-                self.deviation = Deviation(made.largest, weight.name)
+        self._take(made.largest, weight.name)
         return made
 
     def _line(self, target: EncodedTensor, matrix: int, line: int, measure: bool) -> CodesAndScales:

@@ -151,6 +151,7 @@ def convert(
     unquantised: Sequence[str] = ...,
     from_master: bool = ...,
     adapter: Sequence[str] = ...,
+    allow_gaps: bool = ...,
     beside: str = ...,
     names: str = ...,
     spelling: Sequence[str] = ...,
@@ -177,6 +178,7 @@ def convert(
     unquantised: Sequence[str] = ...,
     from_master: bool = ...,
     adapter: Sequence[str] = ...,
+    allow_gaps: bool = ...,
     beside: str = ...,
     names: str = ...,
     spelling: Sequence[str] = ...,
@@ -202,6 +204,7 @@ def convert(
     unquantised: Sequence[str] = (),
     from_master: bool = False,
     adapter: Sequence[str] = (),
+    allow_gaps: bool = False,
     beside: str = "",
     names: str = "",
     spelling: Sequence[str] = (),
@@ -227,6 +230,7 @@ def convert(
         unquantised: weights or modules that are not.
         from_master: whether weights are rounded from their fp32 masters.
         adapter: LoRA adapters of PEFT that are merged into the weights, in order.
+        allow_gaps: whether an adapter may lack layers that its configuration names.
         beside: a folder from which `config.json`, a tokenizer and the like are taken.
         names: `hf` or `megatron`: whose names the parameters get; "" as they are.
         spelling: Megatron's: `transformer_engine` or `local`, `sequential` or `grouped`.
@@ -287,7 +291,8 @@ def convert(
         from ftckpt.formats.adapters.merging import merge
 
         others = [opened(one, stores) for one in adapter]
-        checkpoint = merge(checkpoint, others, target_of(dtype) if dtype else None).checkpoint
+        target = target_of(dtype) if dtype else None
+        checkpoint = merge(checkpoint, others, target, allow_gaps=allow_gaps).checkpoint
     content = narrowed(checkpoint, flags, masters=from_master)
     if adapter:
         from ftckpt.formats.adapters.merging import require_weights_alone

@@ -244,8 +244,10 @@ def test_a_block_too_small_for_a_scale_becomes_zero(tmp_path: Path) -> None:
 
 def test_parts_make_the_same(model: Path, quantised: Path, tmp_path: Path) -> None:
     words = ("convert", model, tmp_path / "out", "--to", "safetensors", "--dtype", "fp8-block")
-    result, _ = in_parts(2, tmp_path / "parts", *words, "--max-shard-size", "100000")
+    result, document = in_parts(2, tmp_path / "parts", *words, "--max-shard-size", "100000")
     assert result.code is ExitCode.OK
+    _, whole = answer(*words[:2], tmp_path / "alone", *words[3:], "--max-shard-size", "100000")
+    assert document["deviation"] == whole["deviation"]
     assert bytes_of(tmp_path / "out") == bytes_of(quantised)
 
 
