@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from ftckpt.checkpoint import Checkpoint
     from ftckpt.formats.adapters.merging import Merged
+    from ftckpt.formats.quantised.quantise import Quantised
     from ftckpt.transfer.content import Content
     from ftckpt.transfer.request.renaming import Rename
 
@@ -49,6 +50,10 @@ EXAMPLES = (
         "the LoRA adapter of a training state",
     ),
     ("ftckpt convert fp8/ bf16 --to safetensors --dtype bf16", "quantised weights as bfloat16"),
+    (
+        "ftckpt convert bf16/ fp8 --to safetensors --dtype fp8-block",
+        "linear weights in FP8, a scale for 128 x 128, as DeepSeek's",
+    ),
     (
         "ftckpt convert iter_0001000 hf --to safetensors --names hf --only model",
         "Megatron's weights for transformers, with a config.json",
@@ -89,6 +94,13 @@ class DTypeChoice(StrEnum):
     BF16 = "bf16"
     FP16 = "fp16"
     FP32 = "fp32"
+    FP8_BLOCK = "fp8-block"
+    MXFP4 = "mxfp4"
+
+    @property
+    def quantises(self) -> bool:
+        """Whether weights become codes with scales beside them."""
+        return self in (DTypeChoice.FP8_BLOCK, DTypeChoice.MXFP4)
 
 
 class NamesChoice(StrEnum):
@@ -123,6 +135,14 @@ def command(
     dtype: Annotated[
         DTypeChoice | None, typer.Option(help="Type of the model's floating-point weights.")
     ] = None,
+    quantised: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Quantise this weight or module too. Repeatable."),
+    ] = None,
+    unquantised: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Leave this weight or module as it is. Repeatable."),
+    ] = None,
     from_master: Annotated[
         bool,
         typer.Option("--from-master", help="Round the weights from their fp32 masters."),
@@ -153,6 +173,9 @@ def command(
         list[str] | None,
         typer.Option(metavar="PATH", help="Merge this LoRA adapter of PEFT. Repeatable, in order."),
     ] = None,
+    allow_gaps: Annotated[
+        bool, typer.Option("--allow-gaps", help="Merge an adapter that lacks layers it names.")
+    ] = False,
     beside: Annotated[
         str,
         typer.Option(metavar="DIR", help="Take config.json, a tokenizer, ... from this folder."),
@@ -180,6 +203,18 @@ def command(
         raise UsageError("--family says by whose table names are translated", hint="--names NAME")
     if config and names in (None, NamesChoice.MEGATRON):
         raise UsageError("--config says by which model names are translated", hint="--names hf")
+    coded = dtype.value if dtype is not None and dtype.quantises else ""
+    if coded:
+        from ftckpt.formats.quantised.quantise import require_folder
+
+        require_folder(to, destination)
+        dtype = None  # of what is not quantised; `quantise` decides it
+    elif quantised or unquantised:
+        raise UsageError(
+            "--quantised and --unquantised say which weights become codes", hint="--dtype fp8-block"
+        )
+    if allow_gaps and not adapter:
+        raise UsageError("--allow-gaps is about an adapter", hint="--adapter PATH")
     if adapter and from_master:
         raise UsageError("--adapter changes the weights, and --from-master takes the masters")
     renames: Sequence[Rename] = ()
@@ -198,9 +233,13 @@ def command(
         from ftckpt.transfer.request.change_dtype import retype, target_of
 
         checkpoint = checkpoint.dequantised(target_of(dtype.value))
+    elif coded:
+        from ftckpt.transfer.request.change_dtype import target_of
+
+        checkpoint = checkpoint.dequantised(target_of("bf16"))
     merged = None
     if adapter:
-        merged = _merged(invocation, checkpoint, adapter, dtype)
+        merged = _merged(invocation, checkpoint, adapter, dtype, allow_gaps=allow_gaps)
         checkpoint = merged.checkpoint
     content = narrowed(Content.of(checkpoint), part, masters=from_master)
     if merged is not None:
@@ -241,11 +280,24 @@ def command(
         content = renamed(content, renames)
     if beside:
         content = _with_files_of(invocation, content, beside, to, destination)
+    made = None
+    if coded:
+        from ftckpt.formats.quantised.quantise import quantise
+
+        made = quantise(content, coded, more=quantised or (), fewer=unquantised or ())
+        content, checkpoint = made.content, made.content.checkpoint
+        invocation.report(quantised=list(made.names), unquantised=list(made.others))
+        invocation.say(f"quantised: {counted(len(made.names), 'weight')} as {coded}")
     run = invocation.options(RunOptions)
     used = () if names is None else ("true_vocab_size",)
-    done = carry_out(invocation, checkpoint, content, to, request, destination, run, used=used)
+    measures = [one.weights for one in (merged, made) if one is not None]
+    done = carry_out(
+        invocation, checkpoint, content, to, request, destination, run, used=used, measures=measures
+    )
     if merged is not None and not run.dry_run:
         _show_rounding(invocation, merged)
+    if made is not None and not run.dry_run:
+        _show_deviation(invocation, made)
     if to == "safetensors" and not run.dry_run:
         _say_what_is_lacking(invocation, content, destination, beside)
     return done
@@ -293,7 +345,12 @@ def _say_what_is_lacking(
 
 
 def _merged(
-    invocation: Invocation, base: Checkpoint, adapters: Sequence[str], dtype: DTypeChoice | None
+    invocation: Invocation,
+    base: Checkpoint,
+    adapters: Sequence[str],
+    dtype: DTypeChoice | None,
+    *,
+    allow_gaps: bool,
 ) -> Merged:
     """Open adapters, and return the base with them merged into it."""
     from ftckpt.findings import counted
@@ -301,7 +358,8 @@ def _merged(
     from ftckpt.transfer.request.change_dtype import target_of
 
     others = [invocation.keep(open_other(invocation, one)) for one in adapters]
-    merged = merge(base, others, target_of(dtype.value) if dtype is not None else None)
+    target = target_of(dtype.value) if dtype is not None else None
+    merged = merge(base, others, target, allow_gaps=allow_gaps)
     invocation.report(
         adapters=[one.source.url for one in others],
         merged=sorted(merged.found.targets),
@@ -325,3 +383,12 @@ def _show_rounding(invocation: Invocation, merged: Merged) -> None:
     invocation.print(
         f"rounded once from float32: at most {largest:.2g} of a value, in {tensor}{beyond}"
     )
+
+
+def _show_deviation(invocation: Invocation, made: Quantised) -> None:
+    """Report and print how far codes and scales are from the weights."""
+    largest, tensor = made.deviation
+    if not tensor:  # other machines have computed them, or all is zero
+        return
+    invocation.report(deviation={"largest": largest, "tensor": tensor})
+    invocation.print(f"quantised: off by at most {largest:.2g} of a block's largest, in {tensor}")

@@ -50,12 +50,12 @@ _ftckpt() {
         "reshard --also"|"reshard --like"|"reshard --device") ask=1 ;;
         "reshard --drop"|"reshard --rules"|"reshard --true-vocab-size"|"reshard --tp"|"reshard --pp"|"reshard --vp"|"reshard --dp"|"reshard --ep"|"reshard --zero-stage"|"reshard --max-shard-size"|"reshard --jobs"|"reshard -j"|"reshard --limit-rate"|"reshard --max-memory"|"reshard --part"|"reshard --parts"|"reshard --endpoint"|"reshard --profile"|"reshard --region"|"reshard --retry-seconds"|"reshard --progress") return ;;
         "convert --to") words="dcp safetensors torchsave ranks megatron megatron-dist megatron-fsdp deepspeed deepspeed-universal orbax" ;;
-        "convert --dtype") words="bf16 fp16 fp32" ;;
-        "convert --names") words="hf megatron torchtitan meta" ;;
-        "convert --family") words="deepseek_v3 gpt2 gpt_neox llama llama3.1 mistral mixtral qwen2 qwen3 qwen3_moe" ;;
+        "convert --dtype") words="bf16 fp16 fp32 fp8-block mxfp4" ;;
+        "convert --names") words="hf megatron" ;;
+        "convert --family") words="gpt2 gpt_neox llama llama3.1 mistral mixtral qwen2 qwen3 qwen3_moe" ;;
         "convert --only") words="model optimizer adapter" ;;
         "convert --also"|"convert --adapter"|"convert --beside"|"convert --like"|"convert --device") ask=1 ;;
-        "convert --spelling"|"convert --config"|"convert --rename"|"convert --drop"|"convert --rules"|"convert --true-vocab-size"|"convert --tp"|"convert --pp"|"convert --vp"|"convert --dp"|"convert --ep"|"convert --zero-stage"|"convert --max-shard-size"|"convert --jobs"|"convert -j"|"convert --limit-rate"|"convert --max-memory"|"convert --part"|"convert --parts"|"convert --endpoint"|"convert --profile"|"convert --region"|"convert --retry-seconds"|"convert --progress") return ;;
+        "convert --quantised"|"convert --unquantised"|"convert --spelling"|"convert --config"|"convert --rename"|"convert --drop"|"convert --rules"|"convert --true-vocab-size"|"convert --tp"|"convert --pp"|"convert --vp"|"convert --dp"|"convert --ep"|"convert --zero-stage"|"convert --max-shard-size"|"convert --jobs"|"convert -j"|"convert --limit-rate"|"convert --max-memory"|"convert --part"|"convert --parts"|"convert --endpoint"|"convert --profile"|"convert --region"|"convert --retry-seconds"|"convert --progress") return ;;
         "copy --also") ask=1 ;;
         "copy --jobs"|"copy -j"|"copy --concurrency"|"copy --limit-rate"|"copy --max-memory"|"copy --part"|"copy --parts"|"copy --endpoint"|"copy --profile"|"copy --region"|"copy --retry-seconds"|"copy --progress") return ;;
         "sync --tag") ask=1 ;;
@@ -88,7 +88,6 @@ _ftckpt() {
         "plan risk --gpus"|"plan risk --afr"|"plan risk --days"|"plan risk --restart"|"plan risk --progress") return ;;
         "status --tier") ask=1 ;;
         "status --parts"|"status --expect-interval"|"status --late"|"status --slower"|"status --policy"|"status --scrub-every"|"status --state"|"status --prometheus"|"status --plot"|"status --endpoint"|"status --profile"|"status --region"|"status --retry-seconds"|"status --progress") return ;;
-        "incidents --job"|"incidents --timezone"|"incidents --together"|"incidents --nodes"|"incidents --run"|"incidents --html"|"incidents --prometheus"|"incidents --progress") return ;;
         "guard --verify") words="structure content values" ;;
         "guard --on-hang") words="warn kill exit" ;;
         "guard --tier") ask=1 ;;
@@ -119,7 +118,7 @@ _ftckpt() {
             "promote") words="--pointer --verify --backwards --dry-run --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "restart") words="--world --gpus --scratch --verify --rules --jobs -j --limit-rate --max-memory --require --step-at-most --max-fallback --reuse --receipts --tp --pp --vp --dp --ep --zero-stage --max-shard-size --like --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "reshard") words="--also --only --drop --rules --true-vocab-size --tp --pp --vp --dp --ep --zero-stage --max-shard-size --like --dry-run --verbose -v --no-proof --restart --device --jobs -j --limit-rate --max-memory --part --parts --finish --finish-last --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
-            "convert") words="--to --dtype --from-master --names --spelling --family --config --also --adapter --beside --rename --only --drop --rules --true-vocab-size --tp --pp --vp --dp --ep --zero-stage --max-shard-size --like --dry-run --verbose -v --no-proof --restart --device --jobs -j --limit-rate --max-memory --part --parts --finish --finish-last --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
+            "convert") words="--to --dtype --quantised --unquantised --from-master --names --spelling --family --config --also --adapter --allow-gaps --beside --rename --only --drop --rules --true-vocab-size --tp --pp --vp --dp --ep --zero-stage --max-shard-size --like --dry-run --verbose -v --no-proof --restart --device --jobs -j --limit-rate --max-memory --part --parts --finish --finish-last --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "copy") words="--also --include-bases --unmanaged --no-proof --restart --jobs -j --concurrency --limit-rate --max-memory --part --parts --finish --finish-last --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "sync") words="--every --newest --tag --again --dry-run --no-proof --restart --jobs -j --concurrency --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "repair") words="--from --to --dry-run --no-proof --restart --jobs -j --concurrency --limit-rate --max-memory --part --parts --finish --finish-last --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
@@ -143,7 +142,6 @@ _ftckpt() {
             "plan compress") words="--size --ratio --codec-bw --storage-bw --json --quiet -q --progress --debug --help -h" ;;
             "plan risk") words="--gpus --afr --days --restart --json --quiet -q --progress --debug --help -h" ;;
             "status") words="--parts --expect-interval --late --slower --tier --policy --scrub-every --state --prometheus --plot --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
-            "incidents") words="--job --timezone --together --nodes --all --run --html --prometheus --json --quiet -q --progress --debug --help -h" ;;
             "guard") words="--tier --verify --timeout --allow-missing-tier --skip-unverified --wait-lock --skip-unsafe --nodes --job --no-lock --require --step-at-most --max-fallback --reuse --receipts --reshard-to-world --scratch --batch --lr --accumulation --max-restarts --backoff --max-backoff --grace --signal-group --zero-is-done --retry-suspected --save-signal --notice-signal --notice-time --notices --notice --notice-every --every --settled --limit-rate --max-age --on-hang --on-alert --prometheus --iteration-file --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "replay") words="--help -h" ;;
             "replay run") words="--steps --at --runs --checkpoint --baseline --baseline-at --reference --every --timeout --dir --html --json --quiet -q --progress --debug --help -h" ;;
@@ -157,7 +155,7 @@ _ftckpt() {
         esac
     elif [[ -z $words$ask ]]; then
         case $verb in
-            "") words="inspect ls du cat verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status incidents guard replay doctor demo completions config help" ;;
+            "") words="inspect ls du cat verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status guard replay doctor demo completions config help" ;;
             "cat") ask=1 ;;
             "gc") words="undelete purge" paths=1 ;;
             "gc undelete") ask=1 ;;
@@ -169,8 +167,8 @@ _ftckpt() {
             "plan") words="sweep elastic compress risk" ;;
             "replay") words="run compare audit" ;;
             "completions") words="bash zsh fish" ;;
-            "config") words="inspect ls du cat verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status incidents guard replay doctor demo completions config help" ;;
-            "help") words="exit-codes environment inspect ls du cat verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status incidents guard replay doctor demo completions config help" ;;
+            "config") words="inspect ls du cat verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status guard replay doctor demo completions config help" ;;
+            "help") words="exit-codes environment inspect ls du cat verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status guard replay doctor demo completions config help" ;;
             *) [[ $whole != */* && -e ${FTCKPT_CONFIG:-${XDG_CONFIG_HOME:-$HOME/.config}/ftckpt/config.toml} ]] && ask=1 ;;
         esac
     fi

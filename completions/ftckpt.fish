@@ -312,7 +312,9 @@ complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l help -s h -d 'Sho
 complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -k -a '(__ftckpt_place)'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l to -x -a 'dcp\t safetensors\t torchsave\t ranks\t megatron\t megatron-dist\t megatron-fsdp\t deepspeed\t deepspeed-universal\t orbax\t' -d 'dcp, safetensors, torchsave, ranks, megatron, megatron-dist, megatron-fsdp, deepspeed, deepspeed-universal, orbax; without it that of --like.'
-complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l dtype -x -a 'bf16\t fp16\t fp32\t' -d 'Type of the model"s floating-point weights.'
+complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l dtype -x -a 'bf16\t fp16\t fp32\t fp8-block\t mxfp4\t' -d 'Type of the model"s floating-point weights.'
+complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l quantised -r -d 'Quantise this weight or module too. Repeatable.'
+complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l unquantised -r -d 'Leave this weight or module as it is. Repeatable.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l from-master -d 'Round the weights from their fp32 masters.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l names -x -a 'hf\t megatron\t torchtitan\t meta\t' -d 'Whose names and layout the parameters get; else kept.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l spelling -r -d 'Megatron"s: transformer_engine or local, sequential or grouped. Repeatable.'
@@ -320,6 +322,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l family -x -a 'dee
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l config -r -d 'config.json of the model, where SRC lacks it.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l also -x -a '(__ftckpt_ask)' -d 'Another place with files of the same checkpoint: another node"s disk. Repeatable.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l adapter -x -a '(__ftckpt_ask)' -d 'Merge this LoRA adapter of PEFT. Repeatable, in order.'
+complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l allow-gaps -d 'Merge an adapter that lacks layers it names.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l beside -x -a '(__ftckpt_ask)' -d 'Take config.json, a tokenizer, ... from this folder.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l rename -r -d 'Other names for parameters.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l only -x -a 'model\t optimizer\t adapter\t' -d 'The weights, the optimizer"s state, or a LoRA adapter alone.'

@@ -16,6 +16,7 @@ import pytest
 
 from ftckpt.manifest.seal import seal
 from tests.builders.checkpoints import flip, open_checkpoint, save_dcp
+from tests.formats.adapters.samples import base_of, in_training, unpacked
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -87,6 +88,14 @@ def test_a_task_runs_as_pasted(page: Path, tmp_path: Path) -> None:
         shutil.copytree(tmp_path / "run", tmp_path / "tier2")
         victim = tmp_path / "run" / "step-3000" / "__0_0.distcp"
         flip(victim, victim.stat().st_size // 3)
+    if page.stem == "merge-a-lora":
+        case = unpacked(tmp_path / "samples") / "lora"
+        shutil.copytree(base_of(case), tmp_path / "base")
+        shutil.copytree(case / "adapter", tmp_path / "adapter")
+        shutil.rmtree(tmp_path / "run")
+        in_training(case, tmp_path / "run" / "step-1000")
+    if page.stem == "fp8-and-back":
+        shutil.copytree(DATA / "quantised" / "fp8-block", tmp_path / "deepseek")
     pasted(page, tmp_path)
 
 

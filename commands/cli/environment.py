@@ -29,6 +29,7 @@ NO_ENVIRONMENT = frozenset(
     | {
         "trust_recorded",
         "backwards",
+        "allow_gaps",
         "allow_missing_tier",
         "no_lock",
         "retry_suspected",

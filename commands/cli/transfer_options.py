@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from ftckpt.transfer.content import Content
     from ftckpt.transfer.layout import LayoutRequest
     from ftckpt.verification import VerifyReport
+
+    from .many.transferring import Measures
 
 SourceArgument = Annotated[
     str, typer.Argument(metavar="SRC", help="The checkpoint to read: path, URL or ROOT@STEP.")
@@ -199,6 +201,7 @@ def carry_out(
     means: Means | None = None,
     *,
     used: Collection[str] = (),
+    measures: Sequence[Measures] = (),
 ) -> Result:
     """Lay out, then either print the plan or write, prove and show the result.
 
@@ -215,6 +218,7 @@ def carry_out(
             comparison of every bit.
         used: options that the verb itself uses; others that the writer does not use are
             refused.
+        measures: what is measured of values that are computed.
     """
     from ftckpt.api.writing import prepare, verified
     from ftckpt.workers import Work
@@ -256,12 +260,11 @@ def carry_out(
                 invocation.find(one)
         return found
 
+    held = f"equal the source{' merged with its adapters' if checkpoint.made_from else ''}"
     many = invocation.groups.get(ManyOptions)
     if many is not None and many.asked:
         from .many.transferring import DividedTransfer
 
-        if checkpoint.made_from:
-            raise UsageError("an adapter is merged by one machine: without --part and --finish")
         if run.restart:
             raise UsageError(
                 "--restart would forget what other parts have built",
@@ -269,7 +272,7 @@ def carry_out(
             )
         return DividedTransfer(
             invocation, prepared, name, work, run.device, not run.no_proof, check, told,
-            lambda report: show_report(invocation, report),
+            lambda report: show_report(invocation, report, held), measures,
         ).run()  # fmt: skip
     report = prepared.write(
         check=None if run.no_proof else lambda: told(check(work)),
@@ -277,5 +280,4 @@ def carry_out(
         device=run.device,
         restart=run.restart,
     )
-    merged = " merged with its adapters" if checkpoint.made_from else ""
-    return show_report(invocation, report, f"equal the source{merged}")
+    return show_report(invocation, report, held)

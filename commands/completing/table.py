@@ -40,7 +40,8 @@ DEVICES = ("cpu", "auto", "cuda")
 # Options that take no word after them, of all verbs; `plan --restart T` has no arguments after it.
 SWITCHES = frozenset(
     {
-        "--advise", "--again", "--all", "--allow-missing-tier", "--anonymous", "--apply",
+        "--advise", "--again", "--all", "--allow-gaps", "--allow-missing-tier", "--anonymous",
+        "--apply",
         "--backwards", "--create-root", "--debug", "--delete-corrupt", "--dry-run",
         "--everybody", "--fail-fast", "--files", "--finish", "--finish-last", "--force",
         "--from-master", "--full", "-h", "--help", "--include-bases", "--json",

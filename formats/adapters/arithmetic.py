@@ -82,7 +82,31 @@ class MergedWeights:
         self._norms: dict[tuple[str, int], Array] = {}
         self._done: dict[str, set[int]] = {}
         self._thread = threading.local()
+        self._infinite: dict[str, int] = {}  # values of a block
         self.rounding = Rounding()
+
+    def told(self) -> list[Any]:
+        """Return what rounding did, as plain data."""
+        return [self.rounding.largest, self.rounding.tensor, self._infinite]
+
+    def hear(self, said: Any) -> None:
+        """Take in what rounding did to values that were computed elsewhere.
+
+        Raises:
+            ValueError, TypeError: it is other data.
+        """
+        largest, tensor, infinite = said
+        counts = {str(block): int(count) for block, count in dict(infinite).items()}
+        self._take(float(largest), str(tensor), counts)
+
+    def _take(self, largest: float, tensor: str, infinite: Mapping[str, int]) -> None:
+        """Count what rounding did; the same block may come twice, from who wrote and who proved."""
+        with self._lock:
+            so_far = self.rounding
+            if largest > so_far.largest:
+                so_far = so_far._replace(largest=largest, tensor=tensor)
+            self._infinite |= infinite
+            self.rounding = so_far._replace(infinite=sum(self._infinite.values()))
 
     def fill(self, key: str, offset: int, view: memoryview) -> None:
         """Put the bytes of a weight that begin at `offset` of its dense C order into `view`.
@@ -126,7 +150,7 @@ class MergedWeights:
                 self._blame(target, values, first, stop)
             items = cast(values.view(np.uint32), _SINGLE, dtype)
             if dtype != _SINGLE and self._is_new(key, first):
-                self._note(target.name, values, items, dtype)
+                self._note(target.name, first, values, items, dtype)
         made: Array = np.ascontiguousarray(items).reshape(-1).view(np.uint8)
         return made
 
@@ -151,7 +175,7 @@ class MergedWeights:
                 tensor=target.info.key,
             )
 
-    def _note(self, name: str, values: Array, items: Array, dtype: DType) -> None:
+    def _note(self, name: str, first: int, values: Array, items: Array, dtype: DType) -> None:
         import numpy as np
 
         off = cast(items, dtype, _SINGLE).view(np.float32)
@@ -164,11 +188,7 @@ class MergedWeights:
             infinite = int(np.count_nonzero(np.isinf(off)))
             largest = float(off[np.isfinite(off)].max(initial=0.0))
         if largest > self.rounding.largest or infinite:
-            with self._lock:
-                so_far = self.rounding
-                if largest > so_far.largest:
-                    so_far = so_far._replace(largest=largest, tensor=name)
-                self.rounding = so_far._replace(infinite=so_far.infinite + infinite)
+            self._take(largest, name, {f"{first} {name}": infinite} if infinite else {})
 
     def _values(self, key: str, count: int, first: int, stop: int) -> Array:
         """Return whole rows as float32, after the first `count` changes."""

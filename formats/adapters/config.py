@@ -17,12 +17,14 @@ from ftckpt.findings import listed
 from ftckpt.formats.huggingface.config import ADAPTER_CONFIG, parsed_json
 from ftckpt.strict_json import shown
 
+from .gaps import layer_of
 from .patterns import compiled, ends_with
 
 # What says nothing about the merged weights, whatever it holds.
 _NOTES = re.compile(
     r"alpha_pattern|auto_mapping|base_model_name_or_path|bias|corda_config|ensure_weight_tying|"
     r"eva_config|exclude_modules|fan_in_fan_out|inference_mode|init_lora_weights|"
+    r"layers_pattern|layers_to_transform|"
     r"loftq_config|lora_alpha|lora_bias|lora_dropout|"
     r"lora_ga_config|megatron_core|modules_to_save|peft_type|peft_version|qalora_group_size|r|"
     r"rank_pattern|revision|runtime_config|target_modules|target_parameters|task_type|use_dora|"
@@ -50,6 +52,8 @@ class AdapterConfig(NamedTuple):
         biases: `none`, `all` or `lora_only`.
         bias_of_b: whether B has a bias.
         tying: whether tied layers were trained as one.
+        layers: numbers of the trained layers; None for all.
+        layer_lists: names of the lists that these count in; none for any.
     """
 
     rank: int
@@ -66,6 +70,8 @@ class AdapterConfig(NamedTuple):
     biases: str
     bias_of_b: bool
     tying: bool
+    layers: frozenset[int] | None
+    layer_lists: Sequence[str]
 
     def rank_of(self, name: str) -> int:
         """Return the rank of a module or parameter."""
@@ -80,7 +86,13 @@ class AdapterConfig(NamedTuple):
         """Return whether PEFT adapts a module; a list names ends, a text is a pattern."""
         if self.targets == "all-linear":
             return not _named(self.without, module)
-        return _named(self.targets, module) and not _named(self.without, module)
+        named = _named(self.targets, module) and not _named(self.without, module)
+        if self.layers is None or isinstance(self.targets, str) or module in self.targets:
+            return named
+        lists = (rf"(?:^|.*?\.){re.escape(one)}\.(\d+)\." for one in self.layer_lists)
+        at = next(filter(None, (re.match(one, module) for one in lists)), None)
+        number = layer_of(module) if not self.layer_lists else int(at[1]) if at else -1
+        return named and number in self.layers
 
     def require_affordable(self, names: Iterable[str]) -> None:
         """Refuse patterns that would take long on all these names together.
@@ -162,6 +174,8 @@ def read_config(adapter: Checkpoint) -> AdapterConfig:
         biases=str(said.get("bias") or "none"),
         bias_of_b=read.flag("lora_bias"),
         tying=read.flag("ensure_weight_tying"),
+        layers=read.numbers("layers_to_transform"),
+        layer_lists=read.plain_names("layers_pattern"),
     )
     if found.biases not in ("none", "all", "lora_only"):
         raise UnsupportedError(f"{where} says bias = {shown(found.biases)}, which is not known")
@@ -213,6 +227,23 @@ class _Fields:
         if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
             raise self.bad(name, value)
         return value
+
+    def numbers(self, name: str) -> frozenset[int] | None:
+        value = self._said.get(name)
+        found = value if isinstance(value, list) else [value]
+        if value is None or value == []:
+            return None
+        if not all(type(one) is int and one >= 0 for one in found):
+            raise self.bad(name, value)
+        return frozenset(found)
+
+    def plain_names(self, name: str) -> Sequence[str]:
+        """Return names that PEFT would take for patterns, and are none."""
+        value = self._said.get(name) or []
+        found = [value] if isinstance(value, str) else self.list_of(name)
+        if not all(one.replace(".", "_").isidentifier() for one in found):
+            raise UnsupportedError(f"{self._where} says {name} = {shown(value)}: a pattern")
+        return found
 
     def names(self, name: str) -> Sequence[str] | str:
         value = self._said.get(name)

@@ -12,6 +12,7 @@ from ftckpt.findings import counted, listed
 from ftckpt.formats.huggingface.config import read_config as read_base_config
 
 from .config import AdapterConfig, read_config
+from .gaps import require_no_gaps
 from .tensors import AdapterTensors, Trained, sort_tensors
 
 # Models whose linear layers are stored input first (transformers' Conv1D).
@@ -94,25 +95,34 @@ class AdapterFit(NamedTuple):
     untouched: Sequence[str]
 
 
-def fit(base: Checkpoint, adapters: Sequence[Checkpoint]) -> AdapterFit:
+def fit(
+    base: Checkpoint, adapters: Sequence[Checkpoint], *, allow_gaps: bool = False
+) -> AdapterFit:
     """Return what adapters change in a base.
 
+    Args:
+        base: that they are merged into.
+        adapters: in order.
+        allow_gaps: whether layers without tensors are meant (see `require_no_gaps`).
+
     Raises:
+        RefusedError: an adapter lacks layers that its configuration names.
         UsageError: a module or a shape that the base does not have, or two adapters that replace
             one tensor.
         CorruptError: an adapter contradicts itself, or its tensors were lost.
         UnsupportedError: a variant that is not computed, or a base whose tensors are no floats.
         NotFoundError: what is named as an adapter is none.
     """
-    fitting = _Fitting(base)
+    fitting = _Fitting(base, allow_gaps=allow_gaps)
     for adapter in adapters:
         fitting.add(adapter)
     return fitting.done()
 
 
 class _Fitting:
-    def __init__(self, base: Checkpoint) -> None:
+    def __init__(self, base: Checkpoint, *, allow_gaps: bool) -> None:
         self.base = base
+        self.allow_gaps = allow_gaps
         self.config = read_base_config(base)
         self.held = {
             info.name: info
@@ -150,7 +160,7 @@ class _Fitting:
         for name, info in found.whole.items():
             self._replace(adapter, name, info)
         self._require_tie_known(adapter, config, found)
-        self._note_untouched(config, found)
+        self._note_untouched(adapter, config, found)
 
     def done(self) -> AdapterFit:
         tied, changes = self.tied, self.changes
@@ -418,18 +428,24 @@ class _Fitting:
                 )
             self.keeps_tie = True
 
-    def _note_untouched(self, config: AdapterConfig, found: AdapterTensors) -> None:
-        if config.targets == "all-linear" or not config.targets:
+    def _note_untouched(
+        self, adapter: Checkpoint, config: AdapterConfig, found: AdapterTensors
+    ) -> None:
+        if not config.targets:
             return
         has = {one.module for one in found.trained}
         whole = {name.rpartition(".")[0] for name in found.whole}
         modules = [
             name.removesuffix(".weight")
             for name, info in self.held.items()
-            if name.endswith(".weight") and len(info.shape) == 2 and ".experts." not in name
+            if name.endswith(".weight") and len(info.shape) == 2
         ]
         config.require_affordable(modules)
-        self.untouched += [one for one in modules if one not in has | whole and config.trains(one)]
+        lacking = [one for one in modules if one not in has | whole and config.trains(one)]
+        if not self.allow_gaps:
+            require_no_gaps(adapter, lacking, has, self.config)
+        if config.targets != "all-linear":
+            self.untouched += [one for one in lacking if ".experts." not in one]
 
 
 def _is_base(change: Change) -> bool:

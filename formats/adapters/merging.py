@@ -56,16 +56,23 @@ class Merged(NamedTuple):
         return said
 
 
-def merge(base: Checkpoint, adapters: Sequence[Checkpoint], dtype: DType | None = None) -> Merged:
+def merge(
+    base: Checkpoint,
+    adapters: Sequence[Checkpoint],
+    dtype: DType | None = None,
+    *,
+    allow_gaps: bool = False,
+) -> Merged:
     """Return a base with adapters merged into it, in order.
 
     Args:
         base: opened; quantised weights are dequantised first (`Checkpoint.dequantised`).
         adapters: opened, each with its `adapter_config.json`.
         dtype: of the merged tensors; None for that which each has in the base.
+        allow_gaps: see `fit`.
 
     Raises:
-        UsageError, CorruptError, UnsupportedError, NotFoundError: see `fit`.
+        UsageError, CorruptError, UnsupportedError, NotFoundError, RefusedError: see `fit`.
         NoResourceError: the matrices of an adapter need more memory than is allowed.
     """
     if base.decoding:
@@ -73,7 +80,7 @@ def merge(base: Checkpoint, adapters: Sequence[Checkpoint], dtype: DType | None 
             f"{base.source.url} is a delta: an adapter is merged into a whole checkpoint",
             hint="ftckpt delta unpack writes it whole",
         )
-    found = fit(base, adapters)
+    found = fit(base, adapters, allow_gaps=allow_gaps)
     largest = max(
         (4 * (c.a.numel + c.b.numel) for t in found.targets.values() for c in t.changes
          if isinstance(c, LowRank)), default=0,

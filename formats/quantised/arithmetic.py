@@ -76,13 +76,20 @@ def e8m0() -> Array:
 
 
 @cache
+def e2m1() -> Array:
+    """Return the 16 values of E2M1, float32."""
+    import numpy as np
+
+    return np.array([*_E2M1, *(-one for one in _E2M1)], np.float32)
+
+
+@cache
 def pairs_of_e2m1() -> Array:
     """Return the two values of each byte of E2M1, the low half first, float32[256, 2]."""
     import numpy as np
 
-    half = np.array([*_E2M1, *(-one for one in _E2M1)], np.float32)
     codes = np.arange(256)
-    return np.stack([half[codes & 15], half[codes >> 4]], axis=1)
+    return np.stack([e2m1()[codes & 15], e2m1()[codes >> 4]], axis=1)
 
 
 def rounded(values: Array, dtype: DType) -> Array:

@@ -147,8 +147,11 @@ def convert(
     to: str = ...,
     *,
     dtype: str = ...,
+    quantised: Sequence[str] = ...,
+    unquantised: Sequence[str] = ...,
     from_master: bool = ...,
     adapter: Sequence[str] = ...,
+    allow_gaps: bool = ...,
     beside: str = ...,
     names: str = ...,
     spelling: Sequence[str] = ...,
@@ -171,8 +174,11 @@ def convert(
     to: str = ...,
     *,
     dtype: str = ...,
+    quantised: Sequence[str] = ...,
+    unquantised: Sequence[str] = ...,
     from_master: bool = ...,
     adapter: Sequence[str] = ...,
+    allow_gaps: bool = ...,
     beside: str = ...,
     names: str = ...,
     spelling: Sequence[str] = ...,
@@ -194,8 +200,11 @@ def convert(
     to: str = "",
     *,
     dtype: str = "",
+    quantised: Sequence[str] = (),
+    unquantised: Sequence[str] = (),
     from_master: bool = False,
     adapter: Sequence[str] = (),
+    allow_gaps: bool = False,
     beside: str = "",
     names: str = "",
     spelling: Sequence[str] = (),
@@ -215,9 +224,13 @@ def convert(
         source: opened, or a path as `open_checkpoint` takes it.
         destination: a path or URL that does not exist yet; `NAME.safetensors` is one file.
         to: the format to write; "" for that of `like`, else the source's own.
-        dtype: `bf16`, `fp16` or `fp32`, of the model's floating-point weights; "" as they are.
+        dtype: `bf16`, `fp16` or `fp32`, of the model's floating-point weights; `fp8-block` or
+            `mxfp4` to quantise linear weights; "" as they are.
+        quantised: weights or modules that are quantised whatever their names say.
+        unquantised: weights or modules that are not.
         from_master: whether weights are rounded from their fp32 masters.
         adapter: LoRA adapters of PEFT that are merged into the weights, in order.
+        allow_gaps: whether an adapter may lack layers that its configuration names.
         beside: a folder from which `config.json`, a tokenizer and the like are taken.
         names: `hf`, `megatron`, `torchtitan` or `meta`: whose names the parameters get; "" as they
             are.
@@ -242,6 +255,7 @@ def convert(
     from ftckpt.formats.families import to_hugging_face, to_megatron, to_native
     from ftckpt.formats.families.translator import DEFAULT_SPELLINGS
     from ftckpt.formats.huggingface.config import parsed_config
+    from ftckpt.formats.quantised.quantise import SCHEMES, quantise, require_folder
     from ftckpt.formats.writers import format_and_writer
     from ftckpt.transfer.request.change_dtype import retype, target_of
     from ftckpt.transfer.request.from_masters import from_masters
@@ -255,6 +269,12 @@ def convert(
         raise UsageError("--config says by which model names are translated", hint="--names hf")
     if family and not names:
         raise UsageError("--family says by whose table names are translated", hint="--names NAME")
+    coded = dtype if dtype in SCHEMES else ""
+    if coded:
+        require_folder(to, destination)
+        dtype = ""
+    elif quantised or unquantised:
+        raise UsageError("quantised= and unquantised= say which weights dtype='fp8-block' changes")
     if adapter and from_master:
         raise UsageError("--adapter changes the weights, and --from-master takes the masters")
     renames = read_renames(rename)
@@ -264,13 +284,16 @@ def convert(
         format_and_writer(to, request.rules, destination)
     checkpoint = opened(source, stores, rules=request.rules, also=flags.get("also", ()))
     to = to or checkpoint.source_format
-    if dtype:
-        checkpoint = checkpoint.dequantised(target_of(dtype))
+    if coded:
+        require_folder(to, destination)
+    if dtype or coded:
+        checkpoint = checkpoint.dequantised(target_of(dtype or "bf16"))
     if adapter:
         from ftckpt.formats.adapters.merging import merge
 
         others = [opened(one, stores) for one in adapter]
-        checkpoint = merge(checkpoint, others, target_of(dtype) if dtype else None).checkpoint
+        target = target_of(dtype) if dtype else None
+        checkpoint = merge(checkpoint, others, target, allow_gaps=allow_gaps).checkpoint
     content = narrowed(checkpoint, flags, masters=from_master)
     if adapter:
         from ftckpt.formats.adapters.merging import require_weights_alone
@@ -301,6 +324,9 @@ def convert(
         if to != "safetensors" or destination.endswith(".safetensors"):
             raise UsageError("beside= takes files for a folder of safetensors")
         content = taken_from(content, Source.directory(open_store(beside, stores)))
+    if coded:
+        content = quantise(content, coded, more=quantised, fewer=unquantised).content
+        checkpoint = content.checkpoint
     used = ("true_vocab_size",) if names else ()
     laid_out = _laid_out(checkpoint, content, to, request, destination, flags, stores, used=used)
     return plan(laid_out, flags) if dry_run else write(laid_out, flags, counter)

@@ -28,6 +28,9 @@ _PLAN = ("verb", "target", "request", "listing")
 _MEMBERS = ("schema", "tool", *_PLAN, "stage", "part", "of", "host", "ended", "seconds", "bytes",
             "errors", "code", "raised", "units", "digest")  # fmt: skip
 
+# What a process has measured of the values that it computed, beside the results of tasks.
+MEASURED = "measured"
+
 
 @dataclass(frozen=True)
 class ShareRecord:
@@ -88,8 +91,11 @@ class ShareRecord:
         return file_digest(self.dump()).hex()
 
     def differs(self, other: ShareRecord) -> str:
-        """Return a task of which another record of the same part says something else; or ""."""
-        keys = sorted(self.units.keys() | other.units.keys())
+        """Return a task of which another record of the same part says something else; or "".
+
+        What a process has measured is its own: one that goes on where it was killed measures less.
+        """
+        keys = sorted((self.units.keys() | other.units.keys()) - {MEASURED})
         lacking = object()
         return next(
             (k for k in keys if self.units.get(k, lacking) != other.units.get(k, lacking)), ""

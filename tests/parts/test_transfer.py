@@ -189,3 +189,37 @@ def test_one_object_is_not_divided(source: Path) -> None:
 def test_restart_would_forget_others(source: Path, target: Path) -> None:
     line = words(CONVERT, source, target)
     assert answer(*line, "--part", "0/2", "--restart")[0].code is ExitCode.USAGE
+
+
+def test_a_merge_of_adapters_is_that_of_one_machine(tmp_path: Path) -> None:
+    from tests.formats.adapters.samples import base_of, unpacked
+
+    case = unpacked(tmp_path) / "dora"
+    words: list[object] = ["convert", base_of(case), "--to", "safetensors", "--dtype", "fp16"]
+    words += ["--adapter", case / "adapter", "--max-shard-size", "2000"]
+    alone, made = tmp_path / "alone", tmp_path / "parted"
+    _, whole = answer(words[0], words[1], alone, *words[2:])
+    for number in (0, 2, 1, 0, 2):
+        code = answer(*words[:2], made, *words[2:], "--part", f"{number}/3")[0].code
+        assert code is ExitCode.OK
+    result, document = answer(*words[:2], made, *words[2:], "--finish")
+    assert result.code is ExitCode.OK
+    assert {**document, "destination": ""} == {**whole, "destination": ""}
+    assert document["rounding"]["tensor"]
+    assert files(made) == files(alone)
+
+
+def test_parts_are_of_one_adapter(tmp_path: Path) -> None:
+    from tests.formats.adapters.samples import base_of, unpacked
+
+    case = unpacked(tmp_path) / "dora"
+    words: list[object] = ["convert", base_of(case), tmp_path / "out", "--to", "safetensors"]
+    words += ["--adapter", case / "adapter", "--max-shard-size", "2000"]
+    assert answer(*words, "--part", "0/2")[0].code is ExitCode.OK
+    file = case / "adapter" / "adapter_model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    assert answer(*words, "--part", "1/2")[0].code is ExitCode.REFUSED
+    assert answer(*words, "--finish")[0].code is ExitCode.INCOMPLETE
+    assert not (tmp_path / "out").exists()

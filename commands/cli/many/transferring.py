@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ftckpt.commands.cli.invocation import Invocation, Result
+from ftckpt.errors import RefusedError
 from ftckpt.findings import Severity, as_error
 from ftckpt.manifest.seal import utc_now
 from ftckpt.parts import WorkPart
@@ -16,7 +17,7 @@ from ftckpt.parts.finish import gather
 from ftckpt.parts.place import Heartbeat, PartsPlace, host, place_beside
 from ftckpt.parts.plan import names_of, plan_of
 from ftckpt.parts.proofs import PROOF, WRITE, Neighbours, is_ready
-from ftckpt.parts.record import ShareRecord
+from ftckpt.parts.record import MEASURED, ShareRecord
 from ftckpt.parts.shares import ByteRow, Shares
 from ftckpt.storage import open_store
 from ftckpt.transfer.run import BuiltByParts, FilesOfPart
@@ -44,6 +45,20 @@ if TYPE_CHECKING:
 Check = Callable[["Work"], "VerifyReport"]
 
 
+class Measures(Protocol):
+    """What is measured of values while they are computed, each value where it is computed."""
+
+    def told(self) -> Any:
+        """Return what was measured here, as plain data."""
+
+    def hear(self, said: Any) -> None:
+        """Take in what was measured elsewhere.
+
+        Raises:
+            ValueError, TypeError: it is other data.
+        """
+
+
 @dataclass(frozen=True)
 class DividedTransfer:
     """A conversion, divided.
@@ -58,6 +73,7 @@ class DividedTransfer:
         check: verifies the source.
         told: tells what the whole check of the source found, and returns it.
         show: renders what the whole did.
+        measures: of computed values; each part's record keeps what it has measured.
     """
 
     invocation: Invocation
@@ -69,6 +85,7 @@ class DividedTransfer:
     check: Check
     told: Callable[[VerifyReport], VerifyReport]
     show: Callable[[TransferReport], Result]
+    measures: Sequence[Measures] = ()
 
     def run(self) -> Result:
         """Do what the options of the verb ask for.
@@ -105,7 +122,8 @@ class DividedTransfer:
             "proof": self.proof,
         }
         verb = self.invocation.verb
-        plan = plan_of(self.prepared.checkpoint.as_stored, verb, flags)
+        checkpoint = self.prepared.checkpoint
+        plan = plan_of(checkpoint.as_stored, verb, flags, *checkpoint.made_from)
         return place_beside(local or target.describe(), plan, elsewhere, stores)
 
     def _own(self, part: WorkPart, number: int) -> OwnShare:
@@ -124,7 +142,7 @@ class DividedTransfer:
         kept: list[ShareRecord] = []
 
         def keep(built: Built, called: str) -> None:
-            units = {**own.results, **units_of(built.blocks, called)}
+            units = {**own.results, **units_of(built.blocks, called), **self._measured()}
             nbytes = sum(file.size for file in built.digests)
             kept.append(
                 place.create(
@@ -167,7 +185,7 @@ class DividedTransfer:
         work = replace(self.work, division=own, counter=beating)
         written = _written(gather(place, part.of, [WRITE]).records)
         versions = self.prepared.prove_share(work=work, device=self.device)
-        units = {**own.results, "versions": versions, "written": written}
+        units = {**own.results, "versions": versions, "written": written, **self._measured()}
         place.create(
             ShareRecord(
                 place.plan, other, units, stage=PROOF, host=host(), ended=utc_now(),
@@ -193,6 +211,7 @@ class DividedTransfer:
         written = all_written(
             place, number, proof=self.proof, done="proven", say=self.invocation.say
         )
+        self._hear([*written.records, *written.proofs])
         known = FromRecords(self._proven(written.records, written.proofs))
         checked = FromRecords(written.all.results)
 
@@ -210,6 +229,25 @@ class DividedTransfer:
         result = self.show(replace(report, taken_over=taken))
         use_up(self.invocation, place, written.all, result)
         return result
+
+    def _measured(self) -> dict[str, Any]:
+        return {MEASURED: [one.told() for one in self.measures]} if self.measures else {}
+
+    def _hear(self, records: Sequence[ShareRecord]) -> None:
+        """Take in what all parts have measured.
+
+        Raises:
+            RefusedError: a record does not say it.
+        """
+        for record in records:
+            try:
+                said = record.units.get(MEASURED, []) if self.measures else []
+                for one, words in zip(self.measures, said, strict=True):
+                    one.hear(words)
+            except (ValueError, TypeError) as error:
+                raise RefusedError(
+                    f"the record of part {record.part} does not say what it has measured"
+                ) from error
 
     def _proven(
         self, written: Sequence[ShareRecord], proofs: Sequence[ShareRecord]

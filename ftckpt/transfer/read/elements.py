@@ -34,6 +34,8 @@ SPAN = 4 << 20  # bytes read at once where elements must be picked out of a wide
 REMOTE = 8 << 20  # and made at once, where a request has a latency to hide
 _REGION = 64 << 20  # bytes of a shard for which moves are kept: it may have very many pieces
 _PICK_SLOT = 1
+_NESTED_SLOT = 64  # and above: of what is gathered to compute what is gathered
+_nesting = threading.local()
 
 
 class Region(NamedTuple):
@@ -176,8 +178,7 @@ class Gatherer:
             if same and move.is_run and len(reading.moves) == 1:
                 self.bytes.get(reading.held, reading.offset, out[at : at + reading.nbytes])
                 continue
-            raw = buffer(reading.nbytes, _PICK_SLOT)
-            self.bytes.get(reading.held, reading.offset, raw)
+            raw = self._picked(reading)
             for move in reading.moves:
                 found = raw_dtype(move.dtype.itemsize)
                 skip = move.offset - reading.offset
@@ -188,6 +189,20 @@ class Gatherer:
                     target[...] = items
                 else:
                     target[...] = self.cast(np.ascontiguousarray(items), move.dtype, dtype)
+
+    def _picked(self, reading: PlannedRead) -> memoryview:
+        """Return the bytes of a reading in this thread's buffer.
+
+        A computed tensor may gather others meanwhile, which must not use that buffer too.
+        """
+        depth = getattr(_nesting, "depth", 0)
+        raw = buffer(reading.nbytes, _NESTED_SLOT + depth if depth else _PICK_SLOT)
+        _nesting.depth = depth + 1
+        try:
+            self.bytes.get(reading.held, reading.offset, raw)
+        finally:
+            _nesting.depth = depth
+        return raw
 
     def cast(self, items: Array, source: DType, target: DType) -> Array:
         """Return elements in another type; see `casting.cast`."""

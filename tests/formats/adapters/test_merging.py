@@ -22,6 +22,7 @@ from ftckpt.errors import (
     FtckptError,
     NoResourceError,
     NotFoundError,
+    RefusedError,
     UnsupportedError,
     UsageError,
 )
@@ -275,7 +276,9 @@ def refusals() -> Iterator[Any]:
     yield "no alpha", config(lora_alpha="6"), CorruptError, "lora_alpha"
     yield "dora", config(use_dora=True), CorruptError, "no magnitude"
     yield "targets", config(target_modules=["k_proj", "down_proj"]), CorruptError, "target_modules"
-    yield "layers", config(layers_to_transform=[1]), UnsupportedError, "layers_to_transform"
+    yield "layers", config(layers_to_transform=[1]), CorruptError, "target_modules do not name"
+    yield "layer", config(layers_to_transform="1"), CorruptError, "layers_to_transform = '1'"
+    yield "list", config(layers_pattern="h.*"), UnsupportedError, "layers_pattern"
     yield "saved", config(modules_to_save=["norm"]), CorruptError, "modules_to_save"
     yield "twice", tensors(twice), CorruptError, "are one tensor"
     yield "names", renamed("layers.0", "layers.7"), UsageError, "lacks 3 modules"
@@ -309,15 +312,61 @@ def test_what_does_not_fit_is_refused(
     assert not out.exists()
 
 
-@pytest.mark.parametrize("case", ["lora"], indirect=True)
-def test_a_lost_module_is_named(case: Path) -> None:
+def forget(case: Path, *parts: str) -> None:
+    """Take tensors out of an adapter, by parts of their names."""
+
     def change(held: dict[str, Array]) -> None:
-        for key in [k for k in held if "layers.1.self_attn.k_proj" in k]:
+        for key in [k for k in held if any(part in k for part in parts)]:
             del held[key]
 
     rewrite(case / "adapter", change)
+
+
+@pytest.mark.parametrize("case", ["lora"], indirect=True)
+@pytest.mark.parametrize("lost", ["layers.1.self_attn.k_proj", "layers.1.", "layers.0."])
+@pytest.mark.parametrize("targets", ["names", "all-linear"])
+def test_an_adapter_that_has_lost_layers_is_refused(case: Path, lost: str, targets: str) -> None:
+    forget(case, lost)
+    if targets == "all-linear":
+        change_config(
+            case / "adapter", target_modules=targets,
+            exclude_modules=["v_proj", "o_proj", "gate_proj", "up_proj"],
+        )  # fmt: skip
+    with pytest.raises(RefusedError, match=lost.rstrip(".")) as caught:
+        merged(case)
+    assert "--allow-gaps" in caught.value.hint
+    kept = merged(case, allow_gaps=True)
+    assert not any(lost in name for name in kept.found.targets)
+    if targets == "names":
+        assert all(lost.rstrip(".") in name for name in kept.found.untouched)
+        assert "stay as they are" in kept.notes()[0]
+
+
+@pytest.mark.parametrize("case", ["lora"], indirect=True)
+@pytest.mark.parametrize("lists", [None, "layers", ["h", "layers"]])
+def test_layers_that_were_not_to_be_trained_are_no_gap(case: Path, lists: Any) -> None:
+    forget(case, "layers.1.")
+    change_config(case / "adapter", layers_to_transform=[0], layers_pattern=lists)
+    assert merged(case).found.untouched == []
+    change_config(case / "adapter", layers_to_transform=[0], layers_pattern="blocks")
+    with pytest.raises(CorruptError, match="do not name"):
+        merged(case)
+
+
+@pytest.mark.parametrize("case", ["lora"], indirect=True)
+def test_layers_beyond_those_of_the_model_are_no_gap(case: Path) -> None:
+    """Such as DeepSeek's for multi-token prediction, which no trainer loads."""
+    forget(case, "layers.1.")
+    config = Path(base_of(case)) / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"num_hidden_layers": 1}))
+    assert [one.split(".")[2] for one in merged(case).found.untouched] == ["1", "1", "1"]
+
+
+@pytest.mark.parametrize("case", ["lora"], indirect=True)
+def test_a_kind_of_module_that_was_never_trained_is_noted(case: Path) -> None:
+    forget(case, "k_proj")
     found = merged(case)
-    assert list(found.found.untouched) == ["model.layers.1.self_attn.k_proj"]
+    assert [one.rpartition(".")[2] for one in found.found.untouched] == ["k_proj", "k_proj"]
     assert "stay as they are" in found.notes()[0]
 
 
