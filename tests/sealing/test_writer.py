@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 import subprocess
 import sys
 import warnings
@@ -11,25 +13,25 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed import checkpoint as checkpointing
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, async_save, save
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 import ftckpt
-from ftckpt.errors import ExitCode, NotFoundError, UnsupportedError
+from ftckpt.errors import ExitCode, NotFoundError
 from ftckpt.extents import BLOCK
 from ftckpt.manifest.locate import find
 from ftckpt.manifest.seal import seal
 from ftckpt.own_files import MANIFEST
-from ftckpt.torch import SealingWriter, SealWarning, seal_after
+from ftckpt.torch import SealingWriter, SealWarning, WrittenFile, ranks, seal_after, seal_dcp
 from tests.builders.checkpoints import flip
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.distributed is disabled", "ignore:Detected an existing checkpoint"
 )
-RANKS = Path(__file__).parent / "sealing_ranks.py"
+RANKS = Path(__file__).parent / "ranks_job.py"
 
 
 def state() -> dict[str, Any]:
@@ -37,6 +39,16 @@ def state() -> dict[str, Any]:
     weights = {"large": torch.arange(BLOCK // 4 + 1000, dtype=torch.float32)}
     weights |= {f"layer.{n}": torch.randn(30, 7) for n in range(3)}
     return {"model": weights, "step": 7, "config": {"name": "x"}}
+
+
+def small() -> dict[str, Any]:
+    return {"model": {f"layer.{n}": torch.randn(30, 7) for n in range(3)}, "step": 7}
+
+
+def require_argument(call: Any, name: str) -> None:
+    """Skip a test of what an older torch has not."""
+    if name not in inspect.signature(call).parameters:
+        pytest.skip(f"this torch has no {name}")
 
 
 def code_of(path: Path) -> ExitCode:
@@ -83,41 +95,63 @@ def test_nothing_is_read_again(tmp_path: Path) -> None:
     assert code_of(tmp_path / "a") is ExitCode.CORRUPT
 
 
-@pytest.mark.parametrize("kind", list(AsyncCheckpointerType))
-def test_async_saves(tmp_path: Path, kind: AsyncCheckpointerType) -> None:
-    if kind is AsyncCheckpointerType.PROCESS:
+@pytest.mark.parametrize("kind", ["thread", "process"])
+def test_async_saves(tmp_path: Path, kind: str) -> None:
+    if kind == "process":
+        require_argument(async_save, "async_checkpointer_type")
         _run_ranks(1, tmp_path, "process")
     else:
-        writer = SealingWriter(FileSystemWriter(tmp_path / "step-1"), strict=True)
-        done: Any = async_save(state(), storage_writer=writer, async_checkpointer_type=kind)
+        writer = SealingWriter(FileSystemWriter(tmp_path / kind), strict=True)
+        done: Any = async_save(state(), storage_writer=writer)
         done.result()
-    require_covered(tmp_path / "step-1")
+    require_covered(tmp_path / kind)
 
 
 def test_two_ranks(tmp_path: Path) -> None:
-    _run_ranks(2, tmp_path, "save")
-    require_covered(tmp_path / "step-1")
-    assert len(list((tmp_path / "step-1").glob("*.distcp"))) == 2
+    ways = ["save", "thread"]
+    if "use_collectives" in inspect.signature(save).parameters:
+        ways += ["alone", "alone-thread"]
+    _run_ranks(2, tmp_path, *ways)
+    for how in ways:
+        require_covered(tmp_path / how)
+        assert len(list((tmp_path / how).glob("*.distcp"))) == 2
 
 
 def test_a_rank_that_dies_leaves_no_seal(tmp_path: Path) -> None:
     _run_ranks(2, tmp_path, "die")
-    assert list((tmp_path / "step-1").glob("*.distcp"))
-    assert not (tmp_path / "step-1" / MANIFEST).exists()
-    assert code_of(tmp_path / "step-1") is ExitCode.INCOMPLETE
+    assert list((tmp_path / "die").glob("*.distcp"))
+    assert not (tmp_path / "die" / MANIFEST).exists()
+    assert code_of(tmp_path / "die") is ExitCode.INCOMPLETE
 
 
-def test_saves_without_collectives_say_that_they_are_not_sealed(tmp_path: Path) -> None:
-    _run_ranks(2, tmp_path, "alone")
-    assert not (tmp_path / "step-1" / MANIFEST).exists()
-    assert seal_after(tmp_path / "step-1", strict=True) is not None
-    assert code_of(tmp_path / "step-1") is ExitCode.OK
+def test_one_process_without_collectives_seals(tmp_path: Path) -> None:
+    require_argument(save, "use_collectives")
+    writer = SealingWriter(FileSystemWriter(tmp_path / "a"), strict=True)
+    save(small(), storage_writer=writer, no_dist=True, use_collectives=False)
+    assert (tmp_path / "a" / "__0.metadata").is_file()
+    require_covered(tmp_path / "a")
+
+
+def test_what_has_changed_since_a_rank_left_it_is_read(tmp_path: Path) -> None:
+    save(small(), storage_writer=FileSystemWriter(tmp_path), no_dist=True)
+    data = tmp_path / "__0_0.distcp"
+    wrong = {data.name: WrittenFile(data.stat().st_size, bytes(16))}
+    ranks.leave(str(tmp_path), 3, wrong)
+    ranks.leave(str(tmp_path), 4, {"__0_0.distcp": WrittenFile(1, bytes(16))})  # never so short
+    (tmp_path / ".ftckpt/sealing/rank-5.json").write_text('{"schema": "ftckpt.sealing/1"}')
+    os.utime(data, (1, 1))  # written again
+    report = seal_after(tmp_path, strict=True)
+    assert report is not None
+    assert report.bytes_read > data.stat().st_size
+    assert code_of(tmp_path) is ExitCode.OK
+    assert not list(tmp_path.glob(".ftckpt/sealing/*"))
 
 
 @pytest.mark.parametrize("consolidate", [False, True])
 def test_hugging_faces_writer(tmp_path: Path, consolidate: bool) -> None:
+    storage = pytest.importorskip("torch.distributed.checkpoint.hf_storage")
     weights = {f"layer.{n}.weight": torch.randn(40, 7) for n in range(3)}
-    inner = HuggingFaceStorageWriter(
+    inner = storage.HuggingFaceStorageWriter(
         str(tmp_path / "hf"), save_distributed=True, enable_consolidation=consolidate
     )
     save(weights, storage_writer=SealingWriter(inner, strict=True))
@@ -178,6 +212,28 @@ def test_strict_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         save(state(), storage_writer=writer)
 
 
+def test_trainers_that_make_no_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dcp: Any = checkpointing
+    monkeypatch.setattr(dcp, "save", dcp.save)
+    monkeypatch.setattr(dcp, "async_save", dcp.async_save)
+    seal_dcp(strict=True)
+    seal_dcp(strict=True)
+    dcp.save(small(), checkpoint_id=tmp_path / "a")
+    require_covered(tmp_path / "a")
+    done: Any = dcp.async_save(small(), checkpoint_id=str(tmp_path / "b"))
+    done.result()
+    require_covered(tmp_path / "b")
+    given = FileSystemWriter(tmp_path / "c")
+    for _ in range(2):  # a trainer's own writer is wrapped once, however often it saves
+        dcp.save(small(), storage_writer=given)
+        require_covered(tmp_path / "c")
+    inner: Any = given.fs
+    assert isinstance(inner._fs, FileSystem)
+    done = dcp.async_save(small(), storage_writer=SealingWriter(given, strict=True))
+    done.result()
+    require_covered(tmp_path / "c")
+
+
 def test_a_writer_without_files_is_refused() -> None:
     class Nowhere:
         pass
@@ -223,17 +279,10 @@ def test_a_training_that_never_saves_imports_nothing_heavy() -> None:
     assert not set(done.stdout.split()) & {"fsspec", "s3fs", "rich", "typer", "botocore"}
 
 
-def _run_ranks(world: int, root: Path, how: str) -> None:
+def _run_ranks(world: int, root: Path, *ways: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         subprocess.run(
-            [sys.executable, RANKS, str(world), str(root), how],
-            check=True, timeout=300, cwd=Path(__file__).parent.parent,
+            [sys.executable, RANKS, str(world), str(root), *ways],
+            check=True, timeout=300, cwd=Path(__file__).parents[2],
         )  # fmt: skip
-
-
-def test_the_error_of_saves_without_collectives(tmp_path: Path) -> None:
-    writer = SealingWriter(FileSystemWriter(tmp_path / "a"), strict=True)
-    writer.set_up_storage_writer(True, rank=0, use_collectives=False)
-    with pytest.raises(UnsupportedError, match="without collectives"):
-        writer._seal({})

@@ -1,0 +1,107 @@
+"""The digests that ranks leave which save without collectives.
+
+    .ftckpt/sealing/rank-3.json    in the checkpoint: what rank 3 wrote, created last
+
+No rank knows when such a save is whole. `ftckpt.torch.seal_after` takes the digests, on one rank
+and after a barrier, and removes them when the seal stands. A file that has changed since, by its
+size, its time or its version, is read instead.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ftckpt.own_files import FOLDER
+
+from .files import WrittenFile
+
+if TYPE_CHECKING:
+    from ftckpt.storage.source import Source
+
+_PLACE = f"{FOLDER}/sealing"
+_SCHEMA = "ftckpt.sealing/1"
+_MOST_BYTES = 64 << 20
+
+
+def name_of(rank: int) -> str:
+    """Return the path of a rank's record in the checkpoint."""
+    return f"{_PLACE}/rank-{rank}.json"
+
+
+def remove(place: str, rank: int) -> None:
+    """Remove the record of an earlier save."""
+    from ftckpt.errors import NotFoundError
+    from ftckpt.storage import open_store
+
+    with suppress(NotFoundError):
+        open_store(place).delete([name_of(rank)])
+
+
+def leave(place: str, rank: int, written: Mapping[str, WrittenFile]) -> None:
+    """Leave the digests of the files that a rank wrote, by their relative paths."""
+    from ftckpt.storage import open_store
+
+    store = open_store(place)
+    files = {}
+    for name, file in sorted(written.items()):
+        entry = store.stat(name)
+        if entry.size == file.size:
+            files[name] = {
+                "size": file.size,
+                "blocks": file.blocks.hex(),
+                "mtime": entry.mtime,
+                "etag": entry.etag,
+            }
+    store.put(name_of(rank), json.dumps({"schema": _SCHEMA, "files": files}).encode())
+
+
+@dataclass(frozen=True)
+class LeftDigests:
+    """What ranks left in a checkpoint, of files that are still the same."""
+
+    source: Source
+    records: list[str] = field(default_factory=list)
+    files: dict[str, WrittenFile] = field(default_factory=dict)
+
+    def remove(self) -> None:
+        """Remove the records."""
+        from ftckpt.errors import FtckptError
+
+        with suppress(FtckptError):
+            if self.records:
+                self.source.store.delete([self.source.path(name) for name in self.records])
+
+
+def left_in(source: Source) -> LeftDigests:
+    """Return what ranks left. A record that cannot be read says nothing."""
+    from ftckpt.errors import FtckptError
+
+    left = LeftDigests(source)
+    if source.single:
+        return left
+    for name in sorted(source.entries):
+        if not name.startswith(f"{_PLACE}/rank-") or source.size(name) > _MOST_BYTES:
+            continue
+        left.records.append(name)
+        with suppress(FtckptError, ValueError, KeyError, TypeError, AttributeError):
+            said = json.loads(source.read(name))
+            if said["schema"] == _SCHEMA:
+                left.files.update(_unchanged(source, said["files"]))
+    return left
+
+
+def _unchanged(source: Source, files: Mapping[str, Mapping[str, Any]]) -> dict[str, WrittenFile]:
+    """Return the digests of those files that are as they were when they were written."""
+    found = {}
+    for name, said in files.items():
+        entry = source.entries.get(name)
+        if entry is None or (said["mtime"] is None and said["etag"] is None):
+            continue
+        same = (entry.size, entry.mtime, entry.etag) == (said["size"], said["mtime"], said["etag"])
+        if same:
+            found[name] = WrittenFile(entry.size, bytes.fromhex(said["blocks"]))
+    return found

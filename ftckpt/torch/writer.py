@@ -1,0 +1,211 @@
+"""A writer of DCP around another one, whose checkpoints are sealed when they are finished."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from torch.distributed.checkpoint.filesystem import FileSystemBase
+from torch.distributed.checkpoint.storage import StorageWriter
+
+from ftckpt.own_files import MANIFEST
+
+from .after import guarded, seal_after
+from .files import HashingFiles, Path, WrittenFile
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+    from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+    from torch.distributed.checkpoint.storage import WriteResult
+    from torch.futures import Future
+
+    from .workers import WorkersRecords
+
+
+class SealingWriter(StorageWriter):
+    """Any file-based `StorageWriter` of DCP, whose checkpoints are sealed when they are finished.
+
+    The files are the same bytes as without it. Every rank hashes what it writes; DCP's own gather
+    brings the digests to the coordinator, which publishes the manifest last. A save that was cut
+    short has no manifest. A manifest of an earlier save in the same place is removed before the
+    first byte is written.
+
+    A save without collectives has no coordinator. Where it is of one process, that one seals;
+    where it is of several, each leaves its digests, and `seal_after` on one of them seals.
+
+    Args:
+        writer: `FileSystemWriter`, `FsspecWriter`, `HuggingFaceStorageWriter`, or another that
+            writes through a `fs` of torch's `FileSystemBase`; or `FileSystemWriterAsync` of
+            Megatron or NVRx, which writes in other processes.
+        strict: raise what hinders the seal, instead of a warning.
+        wait: do not seal when the writer has finished, because more files follow; `seal` does.
+
+    Raises:
+        TypeError: the writer has no such `fs`.
+    """
+
+    def __init__(self, writer: StorageWriter, *, strict: bool = False, wait: bool = False) -> None:
+        fs = getattr(writer, "fs", None)
+        if not isinstance(fs, FileSystemBase):
+            raise TypeError(f"{type(writer).__name__} does not write through a FileSystemBase")
+        # A writer that is wrapped for each of its saves is not wrapped ever deeper.
+        self._files = fs if isinstance(fs, HashingFiles) else HashingFiles(fs)
+        inner: Any = writer
+        inner.fs = self._files  # its writes go through ours
+        self._writer = inner
+        self._strict = strict
+        self._wait = wait
+        self._together = True
+        self._rank = 0
+        self._records: WorkersRecords | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        # Pickled for `async_save` in a process, it is asked before it has its attributes.
+        if name.startswith("__") or name == "_writer":
+            raise AttributeError(name)
+        return getattr(self._writer, name)
+
+    def reset(self, checkpoint_id: Path | None = None) -> None:
+        """Begin a new save, at another place if one is given."""
+        self._files.written.clear()
+        self._writer.reset(checkpoint_id)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Prepare this rank's writer, and remove an earlier save's seal."""
+        self._together = kwargs.get("use_collectives", True)
+        self._rank = kwargs.get("rank") or 0
+        self._writer.set_up_storage_writer(is_coordinator, *args, **kwargs)
+        # Before the first byte, and not in `prepare_global_plan`, which cached plans pass over.
+        if is_coordinator or not self._together:
+            self._guarded(self._remove_seal)
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Prepare this rank's plan."""
+        return cast("SavePlan", self._writer.prepare_local_plan(plan))
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Prepare the plan of all ranks, on the coordinator."""
+        return cast("list[SavePlan]", self._writer.prepare_global_plan(plans))
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this rank's files; the future's list carries their digests."""
+        writing: Future[list[WriteResult]] = self._writer.write_data(plan, planner)
+        return writing.then(lambda done: _Results(done.value(), self._files.written))
+
+    def get_save_function_and_args(self) -> tuple[Any, Any, Any]:
+        """Return what an asynchronous writer's workers do; they hash what they write."""
+        import xxhash  # noqa: F401  # in this process, so that forked workers import nothing
+
+        from .workers import WorkersRecords, recorded
+
+        self._drop_records()
+        opener = getattr(self._writer, "open_file", None)
+        records = self._guarded(WorkersRecords)
+        if records is not None and opener is not None:
+            self._writer.open_file = records.opens(opener)
+        try:
+            save, stage, arguments = self._writer.get_save_function_and_args()
+        finally:
+            if opener is not None:
+                self._writer.open_file = opener
+        self._records = records
+        if save is not None and records is not None and opener is None:
+            save = recorded(save, records.opens())
+        return save, stage, arguments
+
+    def retrieve_write_results(self) -> Any:
+        """Return what an asynchronous writer's workers wrote, with digests; or their failure."""
+        try:
+            results = self._writer.retrieve_write_results()
+            written = self._records.take() if self._records is not None else {}
+        finally:
+            self._drop_records()
+        return _Results(results, written) if isinstance(results, list) else results
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Write the metadata, on the coordinator, and publish the manifest last."""
+        self._writer.finish(metadata, results)
+        for one in results:
+            self._files.written |= digests_of(one)
+        if not self._wait:
+            self.seal()
+
+    def seal(self) -> None:
+        """Seal what was saved: `finish` does it, or the coordinator's trainer where it waits."""
+        self._guarded(self._seal)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Path) -> bool:
+        """Say that it is never chosen by a path alone."""
+        return False
+
+    def storage_meta(self) -> StorageMeta | None:
+        """Return the inner writer's."""
+        return cast("StorageMeta | None", self._writer.storage_meta())
+
+    @property
+    def place(self) -> str:
+        """The directory or URL of the checkpoint."""
+        return os.fspath(self._path)
+
+    @property
+    def _path(self) -> Path:
+        """The same as the inner writer spells it: older torch joins nothing else."""
+        # Hugging Face's writer keeps its shards below the directory that it consolidates into.
+        path: Path = getattr(self._writer, "consolidated_output_path", None) or self._writer.path
+        return path
+
+    def _remove_seal(self) -> None:
+        path = self._files.concat_path(self._path, MANIFEST)
+        if self._files.exists(path):
+            self._files.rm_file(path)
+        if not self._together:
+            from . import ranks
+
+            ranks.remove(self.place, self._rank)
+
+    def _seal(self) -> None:
+        place = self.place
+        start = place.rstrip("/") + "/"
+        known = {
+            posixpath.normpath(path[len(start) :]): file
+            for path, file in self._files.written.items()
+            if path.startswith(start)
+        }
+        if self._together or _alone():
+            seal_after(place, written=known, strict=True)
+            return
+        from . import ranks
+
+        ranks.leave(place, self._rank, known)
+
+    def _drop_records(self) -> None:
+        if self._records is not None:
+            self._records.remove()
+            self._records = None
+
+    def _guarded(self, do: Callable[[], Any]) -> Any:
+        return guarded(do, self.place, strict=self._strict, stacklevel=4)
+
+
+def _alone() -> bool:
+    """Whether this process is the only rank."""
+    from torch import distributed
+
+    there = distributed.is_available() and distributed.is_initialized()
+    return not there or distributed.get_world_size() == 1
+
+
+class _Results(list[Any]):
+    """What a rank wrote, in DCP's own words, with the digests of its files beside it."""
+
+    def __init__(self, results: Iterable[WriteResult], written: Mapping[str, WrittenFile]) -> None:
+        super().__init__(results)
+        self.written = dict(written)
+
+
+def digests_of(results: list[WriteResult]) -> Mapping[str, WrittenFile]:
+    """Return the digests that a rank's results carry, by path; none if it has no sealing writer."""
+    return results.written if isinstance(results, _Results) else {}
