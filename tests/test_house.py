@@ -71,11 +71,11 @@ BUDGET = {
     "verification": 3_790,
     "planning": 4_960,
     "transfer": 6_363,
-    "comparison": 2_756,
+    "comparison": 2_857,
     "delta": 5_145,
     "retention": 5_930,
     "replication": 2_900,
-    "parts": 1_880,
+    "parts": 1_995,
     "capabilities": 993,
     "health": 1_112,
     "replay": 5_125,
@@ -100,7 +100,7 @@ BUDGET = {
     "formats": 790,
     "api": 4_966,
     "trainers": 105,
-    "commands": 14_902,
+    "commands": 14_947,
 }
 HEAVY = ("torch", "numpy", "s3fs", "fsspec", "rich", "botocore", "zstandard", "matplotlib")
 
