@@ -18,7 +18,7 @@ from contextlib import suppress
 from shlex import quote
 
 from ftckpt.digests.blocks import Block as StoredBlock
-from ftckpt.digests.blocks import block_length, hash_block
+from ftckpt.digests.blocks import block_count, block_length, hash_block
 from ftckpt.errors import ExistsError, FtckptError, NoResourceError, NotFoundError, RefusedError
 from ftckpt.extents import BLOCK
 from ftckpt.own_files import MANIFEST, SUFFIX
@@ -159,11 +159,11 @@ class LocalStaging(Staging):
 
     def open(self, file: OutputFile, *, at_most: bool = False) -> StagedFile:
         """Open a file in the staging directory; its bytes are from earlier, or zero."""
-        shared = self._joined
+        shared, size = self._joined, file.size
         if file.path in self._of_parts:
             shared = True
-            self._require_whole(file)
-        upload = self._store.upload(file.path, file.size)
+            size = self._require_whole(file, at_most=at_most)
+        upload = self._store.upload(file.path, size)
         upload.shared = shared
         return StagedFile(upload, self._earlier.get(file.path, {}))
 
@@ -259,17 +259,21 @@ class LocalStaging(Staging):
             with suppress(OSError):  # it holds something now
                 os.rmdir(made)
 
-    def _require_whole(self, file: OutputFile) -> None:
-        """Refuse a file that parts have written and that is not there any more."""
+    def _require_whole(self, file: OutputFile, *, at_most: bool) -> int:
+        """Return the size of a file that parts have written; refuse one that is not there now."""
         try:
             size = os.lstat(os.path.join(self._state, file.path)).st_size
         except FileNotFoundError:
             size = -1
-        if size != file.size:
+        blocks = len(self._earlier[file.path])
+        # Of a file whose size nobody knew before, the parts say how many blocks it has.
+        whole = max(1, block_count(size)) == blocks if at_most else size == file.size
+        if size < 0 or not whole:
             raise RefusedError(
                 f"{file.path} in {self._place} is not what the parts have written",
                 hint="remove the records of the parts, and run them again",
             )
+        return size
 
     def _require_parent(self) -> None:
         """Make the directory around the destination, unless its path looks mistyped."""
