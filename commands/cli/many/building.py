@@ -54,6 +54,11 @@ class DividedBuild(ABC):
     def proves(self) -> bool:
         """Whether parts can prove shares of the result."""
 
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes that are read, roughly."""
+
     @abstractmethod
     def place(self, elsewhere: str) -> PartsPlace:
         """Return where the records lie."""
@@ -97,6 +102,14 @@ class DividedBuild(ABC):
         """
         many = self.invocation.options(ManyOptions)
         place = self.place(many.parts)
+        if many.cluster:
+            from .cluster import on_cluster
+
+            stages = [WRITE, PROOF] if self.proof and self.proves else [WRITE]
+            return on_cluster(
+                self.invocation, place, self.nbytes, stages,
+                lambda number: self._finish(place, number),
+            )  # fmt: skip
         if finishes(many):
             return self._finish(place, named_count(many.part))
         part = named_part(self.invocation, many.part)

@@ -73,6 +73,11 @@ class DividedPack(DividedBuild):
         """Yes: elements are compared with the target's."""
         return True
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the target's tensors."""
+        return sum(info.nbytes for info in self.target.tensors.values())
+
     def place(self, elsewhere: str) -> PartsPlace:
         """Return the place beside the destination, or elsewhere."""
         stores = self.invocation.stores

@@ -60,6 +60,16 @@ class Divided:
         """
         options = self.invocation.options(ManyOptions)
         stores = self.invocation.stores
+        if options.cluster:
+            from .cluster import on_cluster
+
+            source = self.checkpoint.source
+            place = parts_place(source, self.plan, options.parts, stores)
+            names = [name for name in self.names if name in source.entries]
+            nbytes = sum(source.entries[name].size for name in names)
+            return on_cluster(
+                self.invocation, place, nbytes, [""], lambda number: self._finish(place, number)
+            )
         if finishes(options):
             place = parts_place(self.checkpoint.source, self.plan, options.parts, stores)
             return self._finish(place, named_count(options.part))

@@ -64,6 +64,11 @@ class DividedTransfer(DividedBuild):
         """Whether its elements are compared with the source's."""
         return self.prepared.proves_by_elements
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the result."""
+        return self.prepared.layout.nbytes
+
     def place(self, elsewhere: str) -> PartsPlace:
         """Return the place beside the destination, or elsewhere."""
         stores = self.invocation.stores
