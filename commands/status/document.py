@@ -32,7 +32,7 @@ def _run(run: Health, kept: Mapping[str, bool] | None) -> dict[str, Any]:
         "growth_bytes_per_day": run.growth,
         "bytes": run.nbytes,
         "counts": run.counts,
-        "leftovers": [held.entry.name for held in run.survey.leftovers],
+        "leftovers": [*run.survey.leftovers, *run.survey.dead_parts],
         "free": run.survey.free,
         "tier": None
         if durable is None

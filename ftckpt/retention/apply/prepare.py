@@ -25,6 +25,7 @@ from ftckpt.retention.records import log
 from ftckpt.retention.scan.check_cache import Passed, read_passed, write_passed
 from ftckpt.retention.scan.classify import judged_by
 from ftckpt.retention.scan.contents import count_names
+from ftckpt.retention.scan.dead_parts import dead_plan_notes
 from ftckpt.retention.scan.entries import EntryClass, RootEntry
 from ftckpt.retention.scan.entry import Bases, Run, ScannedEntry, ScanOptions, recorded_bases
 from ftckpt.retention.scan.read import read_entries
@@ -147,6 +148,7 @@ class _Work:
             if p.dangling
         ]
         self.notes += upload_notes(root, self.now)
+        self.notes += dead_plan_notes(root, self.now)
         self.notes += [
             f"{root.store.describe(f.place.path)} holds {listed(f.left)}, left by a write of ftckpt"
             " that was killed: the next seal of it removes what is a day old"
