@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.checkpoint.read_ahead import extents_of, reading_ahead
 from ftckpt.delta.index.objects import RecordFile
 from ftckpt.delta.pack.assemble import Packable, PackOptions
-from ftckpt.delta.pack.by_parts import PackShare, pack_share, prove_packed_share
 from ftckpt.delta.pack.report import PackReport
 from ftckpt.delta.pack.run import PackedByParts, pack
 from ftckpt.errors import FtckptError
@@ -28,6 +28,9 @@ from ftckpt.workers import Work
 from .chain import manifest_digest
 from .checkpoint import DeltaCheckpoint
 from .records import record_file
+
+if TYPE_CHECKING:
+    from ftckpt.delta.pack.by_parts import PackShare
 
 Check = Callable[[Checkpoint], VerifyReport]
 
@@ -64,6 +67,8 @@ class PackJob:
 
     def write_share(self, share: PackShare, work: Work) -> None:
         """Fill some of its files beside other parts (see `pack_share`)."""
+        from ftckpt.delta.pack.by_parts import pack_share
+
         pack_share(
             self.target, self.base, self.destination, self.records,
             options=replace(self.options, work=work), store_options=self.store_options,
@@ -72,6 +77,8 @@ class PackJob:
 
     def prove_share(self, parts: PackedByParts, work: Work) -> Mapping[str, str] | None:
         """Prove a share of what parts have filled (see `prove_packed_share`)."""
+        from ftckpt.delta.pack.by_parts import prove_packed_share
+
         return prove_packed_share(
             self.target, self.base, self.destination, self.records, self.result,
             same_objects=SameObject, options=self.options, store_options=self.store_options,

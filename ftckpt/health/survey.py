@@ -12,9 +12,9 @@ from ftckpt.own_files import SUFFIX, is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.retention.apply.check import newest_verified
 from ftckpt.retention.scan.contents import list_entry, sum_up
-from ftckpt.retention.scan.dead_parts import dead_plans
 from ftckpt.retention.scan.entries import EntryClass, EntryContents, RootEntry
 from ftckpt.retention.scan.entry import Run, ScannedEntry, ScanOptions
+from ftckpt.retention.scan.leftovers import dead_plans
 from ftckpt.retention.scan.read import read_entries
 from ftckpt.storage import is_leftover
 from ftckpt.storage.local.oserror import translate

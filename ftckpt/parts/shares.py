@@ -70,7 +70,7 @@ class FilesAlone(NamedTuple):
 
 
 NOTHING: Mapping[str, int] = {}
-# What follows from a task of a part, which no other knows of: whoever meets it does it.
+# What follows from a task of a part, which no other knows of: the part that meets it does it.
 WHO_MEETS_IT = -1
 
 

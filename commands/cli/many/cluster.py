@@ -25,7 +25,6 @@ from .share_process import ShareEnd, ShareTask
 A_WORKER = 4
 # A share that reads less than this many bytes takes longer to begin than to do.
 WORTH = 1 << 30
-RETRIES = 3
 # Options of the line that are not for a share, with the number of words after each.
 _NOT_FOR_A_SHARE = {
     "--cluster": 1, "--shares": 1, "--json": 0, "--progress": 1, "--quiet": 0, "-q": 0,

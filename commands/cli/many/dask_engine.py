@@ -10,8 +10,7 @@ from typing import Any
 from ftckpt.errors import UnavailableError, UsageError
 from ftckpt.packages import needing
 
-from .cluster import RETRIES
-from .share_process import ShareEnd, ShareFailedError, ShareTask, do_share
+from .share_process import RETRIES, ShareEnd, ShareFailedError, ShareTask, do_share
 
 # Batch systems that dask-jobqueue starts workers by, with the names of its classes.
 _JOBS = {
@@ -131,7 +130,7 @@ class DaskEngine:
         settings = _settings(rest)
         jobs = settings.pop("jobs", 1)
         if type(jobs) is not int or jobs < 1:
-            raise UsageError(f"--cluster {word}:jobs={jobs} is no number of jobs", hint=_FORMS)
+            raise UsageError(f"--cluster {word}:jobs={jobs} says no number of jobs", hint=_FORMS)
         try:
             cluster = getattr(dask_jobqueue, _JOBS[word])(**settings)
         except (TypeError, ValueError) as error:

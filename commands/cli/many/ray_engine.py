@@ -9,8 +9,7 @@ from typing import Any
 from ftckpt.errors import UnavailableError, UsageError
 from ftckpt.packages import needing
 
-from .cluster import RETRIES
-from .share_process import ShareEnd, ShareFailedError, ShareTask, do_share
+from .share_process import RETRIES, ShareEnd, ShareFailedError, ShareTask, do_share
 
 
 class RayEngine:

@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 from ftckpt.errors import ExitCode
 
+RETRIES = 3  # how often an engine tries a share again
+
 # What another machine, or this one later, may do better.
 _TRY_AGAIN = (ExitCode.INTERNAL, ExitCode.UNAVAILABLE, ExitCode.DENIED, ExitCode.NO_RESOURCE)
 _TWIN = "is being done by another process"  # as `StagingLock.take` says it

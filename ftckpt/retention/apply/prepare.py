@@ -25,9 +25,9 @@ from ftckpt.retention.records import log
 from ftckpt.retention.scan.check_cache import Passed, read_passed, write_passed
 from ftckpt.retention.scan.classify import judged_by
 from ftckpt.retention.scan.contents import count_names
-from ftckpt.retention.scan.dead_parts import dead_plan_notes
 from ftckpt.retention.scan.entries import EntryClass, RootEntry
 from ftckpt.retention.scan.entry import Bases, Run, ScannedEntry, ScanOptions, recorded_bases
+from ftckpt.retention.scan.leftovers import dead_plan_notes
 from ftckpt.retention.scan.read import read_entries
 from ftckpt.retention.scan.uploads import upload_notes
 from ftckpt.storage.store import join

@@ -14,9 +14,13 @@ from ftckpt.retention.locks.hold import SKEW, hold, require_clock
 from ftckpt.retention.policy import DAY
 from ftckpt.retention.policy.plan import Reason
 from ftckpt.retention.records import log, pins
-from ftckpt.retention.scan.dead_parts import dead_plans, remove_dead_plans
 from ftckpt.retention.scan.entry import Bases, ScanOptions, recorded_bases
-from ftckpt.retention.scan.leftovers import leftovers, remove_leftovers
+from ftckpt.retention.scan.leftovers import (
+    dead_plans,
+    leftovers,
+    remove_dead_plans,
+    remove_leftovers,
+)
 from ftckpt.retention.scan.read import read_entries
 from ftckpt.retention.scan.uploads import abort_own
 from ftckpt.retention.trash import Trash, Trashed
