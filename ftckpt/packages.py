@@ -25,6 +25,9 @@ REQUIREMENTS = {
     "lz4": "lz4",
     "matplotlib": "matplotlib",
     "isal": "isal",
+    "distributed": "distributed",
+    "dask_jobqueue": "dask-jobqueue",
+    "ray": "ray",
     "rich": "rich",
     "typer": "typer",
 }

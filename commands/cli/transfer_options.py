@@ -271,8 +271,8 @@ def carry_out(
                 hint="remove the records and the staging place of the parts instead",
             )
         return DividedTransfer(
-            invocation, prepared, name, work, run.device, not run.no_proof, check, told,
-            lambda report: show_report(invocation, report, held), measures,
+            invocation, work, not run.no_proof, prepared.destination, prepared, name, run.device,
+            check, told, lambda report: show_report(invocation, report, held), measures,
         ).run()  # fmt: skip
     report = prepared.write(
         check=None if run.no_proof else lambda: told(check(work)),

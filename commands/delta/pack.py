@@ -9,6 +9,7 @@ import typer
 
 from ftckpt.commands.cli.bounds import bound_memory
 from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.many import ManyOptions
 from ftckpt.commands.cli.target import open_checkpoint, open_other
 from ftckpt.errors import UsageError
 from ftckpt.findings import counted
@@ -18,10 +19,11 @@ from .packing import PackingOptions, pack_out
 
 EXAMPLES = (
     ("ftckpt delta pack run/step-1000 run/step-1010 deltas/step-1010", "what ten steps changed"),
+    ("srun ftckpt delta pack A B out --part auto --finish-last", "by all nodes of a job"),
     ("ftckpt delta pack run/step-1000 archive/step-1000", "compressed whole, without a base"),
     ("ftckpt delta pack s3://b/run/step-1000 run/step-1010 s3://b/run/step-1010", "on S3"),
 )
-OPTIONS = (PackingOptions,)
+OPTIONS = (PackingOptions, ManyOptions)
 
 
 def command(

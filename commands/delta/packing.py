@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
 from ftckpt.commands.cli.bounds import JobsOption, MemoryOption, RateOption, bound_memory
 from ftckpt.commands.cli.invocation import Invocation, Result
-from ftckpt.errors import ExitCode
+from ftckpt.commands.cli.many import ManyOptions
+from ftckpt.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ftckpt.api.deltas import PackingFlags
     from ftckpt.checkpoint import Checkpoint
+    from ftckpt.delta.pack.report import PackReport
+    from ftckpt.formats.delta.pack import PackJob
     from ftckpt.verification import VerifyReport
+    from ftckpt.workers import Work
 
 CODES: Mapping[ExitCode, str] = {
     ExitCode.OK: "written, proven and visible",
     ExitCode.CORRUPT: "a checkpoint is damaged, a base is another, or the proof failed",
-    ExitCode.INCOMPLETE: "a checkpoint is not committed, or changed meanwhile",
+    ExitCode.INCOMPLETE: "a checkpoint is not committed, or changed meanwhile; parts missing",
     ExitCode.UNSAFE: "hostile or ambiguous content; nothing was executed",
     ExitCode.REFUSED: "OUT exists or lies in a checkpoint, or another run is writing it",
     ExitCode.NOT_FOUND: "a checkpoint, a base, or the directory around OUT is not there",
@@ -69,7 +76,7 @@ def pack_out(
         out: where the delta goes.
         renamed: key in the target -> key in the base, where they differ.
     """
-    from ftckpt.api.deltas import PackingFlags, pack
+    from ftckpt.api.deltas import pack
     from ftckpt.workers.limits import parse_rate
 
     from .answer import show
@@ -93,13 +100,55 @@ def pack_out(
         "jobs": run.jobs,
         "limit_rate": run.limit_rate,
     }
+
+    def ended(report: PackReport) -> Result:
+        if base is not None:
+            _say_what_keeps(invocation, base, out)
+        return show(invocation, report, storage)
+
+    many = invocation.groups.get(ManyOptions)
+    if many is not None and many.asked:
+        return _divided(invocation, target, base, out, renamed or {}, flags, told, ended)
     report = pack(
         target, base, out, renamed or {}, flags,
         stores=invocation.stores, counter=invocation.counter, told=told,
     )  # fmt: skip
-    if base is not None:
-        _say_what_keeps(invocation, base, out)
-    return show(invocation, report, storage)
+    return ended(report)
+
+
+def _divided(
+    invocation: Invocation,
+    target: Checkpoint,
+    base: Checkpoint | None,
+    out: str,
+    renamed: Mapping[str, str],
+    flags: PackingFlags,
+    told: Callable[[Checkpoint, VerifyReport], None],
+    show: Callable[[PackReport], Result],
+) -> Result:
+    """Do a part of the packing, or finish it."""
+    from ftckpt.api.deltas import packing, packing_work
+    from ftckpt.commands.cli.many.packing import DividedPack
+    from ftckpt.verification import verify
+
+    if flags["restart"]:
+        raise UsageError(
+            "--restart would forget what other parts have built",
+            hint="remove the records and the staging place of the parts instead",
+        )
+    stores = invocation.stores
+    work = packing_work(target, base, out, flags, stores, invocation.counter)
+
+    def job(check: Callable[[Checkpoint], VerifyReport]) -> PackJob:
+        return packing(target, base, out, renamed, flags, stores=stores, work=work, check=check)
+
+    def check(source: Checkpoint, work: Work) -> VerifyReport:
+        return verify(source, work=replace(work, processes=work.threads))
+
+    decided = {"level": flags["level"], "renamed": dict(renamed)}
+    return DividedPack(
+        invocation, work, not flags["no_proof"], out, target, base, decided, job, check, told, show
+    ).run()
 
 
 def _say_what_keeps(invocation: Invocation, base: Checkpoint, out: str) -> None:

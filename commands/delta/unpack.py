@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.many import ManyOptions
 from ftckpt.commands.cli.parameters import OneOf
 from ftckpt.commands.cli.target import open_checkpoint
 from ftckpt.commands.cli.transfer_options import CODES as TRANSFER_CODES
@@ -33,7 +34,7 @@ CODES = dict(TRANSFER_CODES) | {
     ExitCode.CORRUPT: "DELTA is damaged, a base is another, or the proof failed",
     ExitCode.NOT_FOUND: "DELTA or a base is not there",
 }
-OPTIONS = (LayoutOptions, RunOptions)
+OPTIONS = (LayoutOptions, RunOptions, ManyOptions)
 
 
 def command(
@@ -88,6 +89,8 @@ def command(
         run,
         restored.means,
     )
+    if "part" in invocation.document:  # a share says nothing of the whole
+        return result
     content = checkpoint.index.content()
     invocation.report(content=content)
     if result.code is ExitCode.OK and not (run.dry_run or run.no_proof):

@@ -13,16 +13,22 @@ from ftckpt.commands.cli.bounds import (
     bound_memory,
 )
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.many import ManyOptions
 from ftckpt.commands.cli.target import open_checkpoint
 from ftckpt.commands.cli.transfer_options import RulesOption, read_rules, read_text
 from ftckpt.errors import ExitCode, NotFoundError
 from ftckpt.findings import listed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     from ftckpt.checkpoint import Checkpoint
     from ftckpt.checkpoint.rules import Rules
     from ftckpt.comparison import DiffReport, Tolerance
+    from ftckpt.findings import Finding
+    from ftckpt.workers import Work
 
+OPTIONS = (ManyOptions,)
 EXAMPLES = (
     ("ftckpt diff run/step-1000 run/step-2000", "what a thousand steps changed"),
     ("ftckpt diff run/step-1000 run-64/step-1000 --stat", "is the resharded copy the same? 0: yes"),
@@ -31,14 +37,15 @@ EXAMPLES = (
     ("ftckpt diff A B --tensor '*.q_proj.*' --plot change.svg", "some tensors, with a heat map"),
     ("ftckpt diff tp8/ tp4/ --rules mine.toml", "shards saved by hand, merged by a table of rules"),
     ("ftckpt diff A B --trust-recorded", "quickly, by what the files say about themselves"),
+    ("srun ftckpt diff A B --part auto --finish-last", "by all nodes of a job"),
 )
 CODES = {
     ExitCode.OK: "equal: every tensor and field that was asked for, or within the tolerances",
     ExitCode.DIFFERENT: "different; or one has what the other lacks",
     ExitCode.CORRUPT: "damage in what was compared, or what cannot be read; the rest was compared",
-    ExitCode.INCOMPLETE: "not committed, or changed while it was being read",
+    ExitCode.INCOMPLETE: "not committed, or changed while it was being read; parts missing",
     ExitCode.UNSAFE: "hostile or ambiguous content; nothing was executed",
-    ExitCode.REFUSED: "another file stands where the picture's numbers would go",
+    ExitCode.REFUSED: "parts do not fit together, or a file stands where the numbers would go",
     ExitCode.NOT_FOUND: "no checkpoint there, or nothing of the component or name asked for",
     ExitCode.UNAVAILABLE: "",
     ExitCode.DENIED: "",
@@ -107,7 +114,7 @@ def command(
     of both is read, and a record that does not match the CRC-32 in its file is damage (4).
     State that says or follows the grid of ranks is shown apart, and is not a difference.
     """
-    from ftckpt.comparison import Choice, Reading, compare
+    from ftckpt.comparison import Choice, Reading, compare, compare_share
     from ftckpt.comparison.arithmetic import tolerance_of
     from ftckpt.comparison.worker_count import within_budget
     from ftckpt.formats.families.vocabulary import vocabulary_of
@@ -133,33 +140,71 @@ def command(
     _report_sides(invocation, first, second)
     work = Work.of(jobs, limit_rate, invocation.counter)
     ours = Content.of(first)
-    report = compare(
-        renamed(ours, renames) if renames else ours,
-        Content.of(second),
-        Reading(tolerance=tolerance, trust_recorded=trust_recorded),
-        fields=state_fields,
-        hangs=follows,
-        vocabulary=vocabulary_of(first, second, true_vocab_size),
-        choice=Choice(tuple(component or ()), tuple(tensor or ()), layout_state),
-        work=within_budget(work, (first, second)),
-    )
-    if component and not (report.total.tensors or report.state_fields or report.findings):
-        both = f"neither {first.source.url} nor {second.source.url}"
-        raise NotFoundError(f"{both} has anything of {listed(component)}")
-    _show(invocation, report, tolerance, top=top, stat=stat, trusted=trust_recorded)
-    if plot:
-        from .picture import draw
+    one, two = renamed(ours, renames) if renames else ours, Content.of(second)
+    reading = Reading(tolerance=tolerance, trust_recorded=trust_recorded)
+    vocabulary = vocabulary_of(first, second, true_vocab_size)
+    choice = Choice(tuple(component or ()), tuple(tensor or ()), layout_state)
+    work = within_budget(work, (first, second))
 
-        numbers = draw(report, plot, f"{first.source.name} and {second.source.name}")
-        invocation.report(plot={"file": plot, "numbers": numbers})
-        invocation.say(f"picture: {plot}, numbers: {numbers}")
-    message = verdict(report)
-    if report.findings:
-        told = report.code in (ExitCode.DENIED, ExitCode.UNAVAILABLE)
-        hint = "" if told else "`ftckpt verify` says what is wrong with each"
-        return invocation.fail(report.code, message, hint)
-    invocation.print(message)
-    return Result(report.code, message)
+    def whole(work: Work) -> Result:
+        report = compare(
+            one, two, reading, fields=state_fields, hangs=follows, vocabulary=vocabulary,
+            choice=choice, work=work,
+        )  # fmt: skip
+        return conclude(report)
+
+    def share(work: Work) -> tuple[Sequence[Finding], int]:
+        return compare_share(one, two, reading, vocabulary=vocabulary, choice=choice, work=work)
+
+    def conclude(report: DiffReport) -> Result:
+        if component and not (report.total.tensors or report.state_fields or report.findings):
+            both = f"neither {first.source.url} nor {second.source.url}"
+            raise NotFoundError(f"{both} has anything of {listed(component)}")
+        _show(invocation, report, tolerance, top=top, stat=stat, trusted=trust_recorded)
+        if plot:
+            from .picture import draw
+
+            numbers = draw(report, plot, f"{first.source.name} and {second.source.name}")
+            invocation.report(plot={"file": plot, "numbers": numbers})
+            invocation.say(f"picture: {plot}, numbers: {numbers}")
+        message = verdict(report)
+        if report.findings:
+            told = report.code in (ExitCode.DENIED, ExitCode.UNAVAILABLE)
+            hint = "" if told else "`ftckpt verify` says what is wrong with each"
+            return invocation.fail(report.code, message, hint)
+        invocation.print(message)
+        return Result(report.code, message)
+
+    if not invocation.options(ManyOptions).asked:
+        return whole(work)
+    flags = {
+        "component": component,
+        "tensor": tensor,
+        "tolerance": tolerance,
+        "rename": read_text(rename) if rename else "",
+        "rules": [] if table is None else [(p.pattern, repr(r)) for p, r in table.rules],
+        "true_vocab_size": true_vocab_size,
+        "trust_recorded": trust_recorded,
+    }
+    return _divided(invocation, first, second, flags, work, share, whole)
+
+
+def _divided(
+    invocation: Invocation,
+    first: Checkpoint,
+    second: Checkpoint,
+    flags: Mapping[str, object],
+    work: Work,
+    share: Callable[[Work], tuple[Sequence[Finding], int]],
+    whole: Callable[[Work], Result],
+) -> Result:
+    """Compare a share, or finish; a part says nothing of differences, which are no failure."""
+    from ftckpt.commands.cli.many.run import Divided
+    from ftckpt.parts.plan import names_of, plan_of
+
+    plan = plan_of(first, "diff", flags, second)
+    names = names_of(first)
+    return Divided(invocation, first, plan, names, work, share, whole).run()
 
 
 def _open(invocation: Invocation, path: str, rules: Rules | None) -> Checkpoint:

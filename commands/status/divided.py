@@ -26,7 +26,7 @@ def show_parts(invocation: Invocation, place: str) -> Result:
     for one in found:
         for line in _lines(one):
             invocation.print(printable(line))
-    lost = [one for state in found for one in state.lost]
+    lost = [one for state in found for one in state.lost if not state.dead]
     if lost:
         first = lost[0]
         return invocation.fail(
@@ -51,6 +51,9 @@ def _lines(state: DividedState) -> Iterator[str]:
         f"{what} {state.plan[:8]}: {len(state.done)} of {counted(state.of, 'part')} done{read},"
         f" {len(state.running)} running, {len(state.lost)} lost"
     )
+    if state.dead:
+        yield "  nobody went on with it for a week: gc of the root removes its records"
+        return
     for one in state.lost:
         yield f"  lost: part {one.number} on {one.host}, silent for {human_duration(one.silent)}"
     if state.waiting:

@@ -61,6 +61,9 @@ def _rows(run: Health, found: Status) -> Iterator[tuple[str, object]]:
     if run.survey.leftovers:
         files = counted(len(run.survey.leftovers), "temporary file")
         yield "left behind", f"{files} of killed runs of ftckpt"
+    if run.survey.dead_parts:
+        plans = counted(len(run.survey.dead_parts), "divided operation")
+        yield "left behind", f"records of {plans} that nobody went on with: gc removes them"
     if run.survey.free is not None:
         yield "free", human_bytes(run.survey.free)
     if kept is not None:

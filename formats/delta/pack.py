@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.checkpoint.read_ahead import extents_of, reading_ahead
+from ftckpt.delta.index.objects import RecordFile
 from ftckpt.delta.pack.assemble import Packable, PackOptions
 from ftckpt.delta.pack.report import PackReport
-from ftckpt.delta.pack.run import pack
+from ftckpt.delta.pack.run import PackedByParts, pack
 from ftckpt.errors import FtckptError
 from ftckpt.formats.catalog import formats
 from ftckpt.formats.delta import Delta
@@ -21,12 +23,100 @@ from ftckpt.storage import StoreOptions
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.places import place_of
 from ftckpt.verification import VerifyReport
+from ftckpt.workers import Work
 
 from .chain import manifest_digest
 from .checkpoint import DeltaCheckpoint
 from .records import record_file
 
+if TYPE_CHECKING:
+    from ftckpt.delta.pack.by_parts import PackShare
+
 Check = Callable[[Checkpoint], VerifyReport]
+
+
+@dataclass(frozen=True)
+class PackJob:
+    """Opened checkpoints that are about to be packed.
+
+    Attributes:
+        target: what is packed.
+        base: what it is packed against; None packs it whole.
+        destination: a local path or a URL that does not exist yet.
+        records: the target's non-tensor state.
+        result: reads the delta.
+        options: how.
+        store_options: how to reach object stores.
+    """
+
+    target: Packable
+    base: Packable | None
+    destination: str
+    records: RecordFile
+    result: Delta
+    options: PackOptions
+    store_options: StoreOptions
+
+    def write(self, parts: PackedByParts | None = None) -> PackReport:
+        """Pack it, prove it, and make it visible (see `ftckpt.delta.pack.run.pack`)."""
+        return pack(
+            self.target, self.base, self.destination, self.records, self.result,
+            same_objects=SameObject, options=self.options, store_options=self.store_options,
+            parts=parts,
+        )  # fmt: skip
+
+    def write_share(self, share: PackShare, work: Work) -> None:
+        """Fill some of its files beside other parts (see `pack_share`)."""
+        from ftckpt.delta.pack.by_parts import pack_share
+
+        pack_share(
+            self.target, self.base, self.destination, self.records,
+            options=replace(self.options, work=work), store_options=self.store_options,
+            share=share,
+        )  # fmt: skip
+
+    def prove_share(self, parts: PackedByParts, work: Work) -> Mapping[str, str] | None:
+        """Prove a share of what parts have filled (see `prove_packed_share`)."""
+        from ftckpt.delta.pack.by_parts import prove_packed_share
+
+        return prove_packed_share(
+            self.target, self.base, self.destination, self.records, self.result,
+            same_objects=SameObject, options=self.options, store_options=self.store_options,
+            parts=parts, work=work,
+        )  # fmt: skip
+
+
+def pack_job(
+    target: Checkpoint,
+    base: Checkpoint | None,
+    destination: str,
+    *,
+    options: PackOptions,
+    store_options: StoreOptions,
+    check: Check | None = None,
+) -> PackJob:
+    """Put together what is needed to pack a checkpoint; the arguments are of `pack_checkpoint`."""
+    given: tuple[str, ...] = ()
+    if base is not None:
+        require_chain(base)
+        further = base.given if isinstance(base, DeltaCheckpoint) else ()
+        given = (place_of(base.source), *further)
+    require_chain(target)
+    gap = target.source.store.traits.gap
+    # Of longer pieces no more is read here than where their elements lie.
+    near = (extent for extent in extents_of(target) if extent.length <= gap)
+    with reading_ahead(target, near, options.work.limiter, bases=False):
+        records = record_file(Content.of(target))
+        options = replace(options, settings=settings_of(target, base))
+    return PackJob(
+        _packable(target, check),
+        None if base is None else _packable(base, check),
+        destination,
+        records,
+        Delta(formats, bases=given, stores=store_options),
+        options,
+        store_options,
+    )
 
 
 def pack_checkpoint(
@@ -38,7 +128,7 @@ def pack_checkpoint(
     store_options: StoreOptions,
     check: Check | None = None,
 ) -> PackReport:
-    """Write a checkpoint as a delta based on another, or compressed whole (see `packing.pack`).
+    """Write a checkpoint as a delta based on another, or compressed whole (see `PackJob.write`).
 
     Args:
         target: what is packed, opened; a delta too.
@@ -52,28 +142,9 @@ def pack_checkpoint(
         NotFoundError: a base further down the chain is missing.
         FtckptError: see `ftckpt.delta.pack.run.pack`.
     """
-    given: tuple[str, ...] = ()
-    if base is not None:
-        require_chain(base)
-        further = base.given if isinstance(base, DeltaCheckpoint) else ()
-        given = (place_of(base.source), *further)
-    require_chain(target)
-    gap = target.source.store.traits.gap
-    # Of longer pieces no more is read here than where their elements lie.
-    near = (extent for extent in extents_of(target) if extent.length <= gap)
-    with reading_ahead(target, near, options.work.limiter, bases=False):
-        records = record_file(Content.of(target))
-        options = replace(options, settings=settings_of(target, base))
-    return pack(
-        _packable(target, check),
-        None if base is None else _packable(base, check),
-        destination,
-        records,
-        Delta(formats, bases=given, stores=store_options),
-        same_objects=SameObject,
-        options=options,
-        store_options=store_options,
-    )
+    return pack_job(
+        target, base, destination, options=options, store_options=store_options, check=check
+    ).write()
 
 
 def require_chain(checkpoint: Checkpoint) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ftckpt.delta.pack.advice import Advice
     from ftckpt.delta.pack.report import PackReport
     from ftckpt.formats.delta.checkpoint import DeltaCheckpoint
+    from ftckpt.formats.delta.pack import PackJob
     from ftckpt.formats.delta.rates import DecodeRates
     from ftckpt.formats.delta.survey import ChainSurvey
     from ftckpt.transfer.layout import LayoutRequest
@@ -302,10 +303,29 @@ def pack(
     Raises:
         FtckptError: as `delta_pack` does.
     """
-    from ftckpt.delta.pack.assemble import PackOptions
-    from ftckpt.delta.pack.worker_count import affordable
-    from ftckpt.formats.delta.pack import pack_checkpoint
     from ftckpt.verification import verify
+
+    work = packing_work(target, base, out, flags, stores, counter)
+
+    def check(checkpoint: Checkpoint) -> VerifyReport:
+        found = verify(checkpoint, work=replace(work, processes=work.threads))
+        if told is not None:
+            told(checkpoint, found)
+        return found
+
+    return packing(target, base, out, renamed, flags, stores=stores, work=work, check=check).write()
+
+
+def packing_work(
+    target: Checkpoint,
+    base: Checkpoint | None,
+    out: str,
+    flags: PackingFlags,
+    stores: StoreOptions,
+    counter: Counter,
+) -> Work:
+    """Return by how many threads and processes a checkpoint is packed; see `pack`."""
+    from ftckpt.delta.pack.worker_count import affordable
 
     limiter = rate_limit(flags.get("limit_rate", ""))
     sources = [one for one in (target, base) if one is not None]
@@ -316,25 +336,45 @@ def pack(
         chained=any(bool(one.decoding) for one in sources),
         sources=[one.source.store for one in sources],
     )
-
-    work = Work(threads=jobs, processes=jobs, limiter=limiter, counter=counter)
-
-    def check(checkpoint: Checkpoint) -> VerifyReport:
-        found = verify(checkpoint, work=work)
-        if told is not None:
-            told(checkpoint, found)
-        return found
-
     # Copies of a process would share its connections.
     apart = limiter is None and all(one.is_local() for one in sources)
+    return Work(threads=jobs, processes=processes if apart else 0, limiter=limiter, counter=counter)
+
+
+def packing(
+    target: Checkpoint,
+    base: Checkpoint | None,
+    out: str,
+    renamed: Mapping[str, str],
+    flags: PackingFlags,
+    *,
+    stores: StoreOptions,
+    work: Work,
+    check: Callable[[Checkpoint], VerifyReport],
+) -> PackJob:
+    """Put together what is needed to pack.
+
+    Args:
+        target: as in `pack`, like the next five.
+        base: see there.
+        out: see there.
+        renamed: see there.
+        flags: see there.
+        stores: see there.
+        work: of `packing_work`.
+        check: verifies a source, where the flags want a proof.
+    """
+    from ftckpt.delta.pack.assemble import PackOptions
+    from ftckpt.formats.delta.pack import pack_job
+
     proof = not flags.get("no_proof", False)
-    return pack_checkpoint(
+    return pack_job(
         target,
         base,
         out,
         options=PackOptions(
             level=flags.get("level", 2),
-            work=replace(work, processes=processes if apart else 0),
+            work=work,
             proof=proof,
             restart=flags.get("restart", False),
             renamed=renamed,

@@ -38,7 +38,7 @@ from .state import (
     mark_layout,
     state_tensors,
 )
-from .tensors import Reading, compare_tensors
+from .tensors import Compared, Reading, compare_tensors
 
 __all__ = [
     "Basis",
@@ -57,6 +57,7 @@ __all__ = [
     "Tolerance",
     "Vocabulary",
     "compare",
+    "compare_share",
 ]  # fmt: skip
 
 _ALL = Choice()
@@ -94,15 +95,17 @@ def compare(
         UnavailableError: the storage does not answer.
     """
     began = time.monotonic()
-    keys = choice.keys(ours, theirs)
-    small = [state_tensors(content) for content in (ours, theirs)]
-    aside = keys & frozenset(_small_on_both(ours, theirs, small))
-    pairs = align(ours, theirs, keys - aside, vocabulary, by_value=reading.tolerance is not None)
     both = ours.checkpoint, theirs.checkpoint
-    indexes = RecordIndex(both[0]), RecordIndex(both[1])
-    sums = ReadSums(indexes[0]), ReadSums(indexes[1])
-    recorded = RecordedEqual(*both, indexes)
-    done = compare_tensors(ours, theirs, list(pairs), reading, recorded, sums, work)
+    begun = _Begun(ours, theirs, choice)
+    keys, small, aside, indexes, sums = (
+        begun.keys,
+        begun.small,
+        begun.aside,
+        begun.indexes,
+        begun.sums,
+    )
+    recorded, done = begun.tensors(reading, vocabulary, work)
+    work = replace(work, division=None)  # what is left is small, or of damage
     findings = list(done.findings)
     held: list[list[Field]] = [[], []]
     whole = not any(_wrong(side.checkpoint) for side in (ours, theirs))
@@ -155,6 +158,53 @@ def compare(
         findings=findings,
         seconds=time.monotonic() - began,
     )
+
+
+def compare_share(
+    ours: Content,
+    theirs: Content,
+    reading: Reading,
+    *,
+    vocabulary: Vocabulary,
+    choice: Choice = _ALL,
+    work: Work,
+) -> tuple[Sequence[Finding], int]:
+    """Compare the tensors of a share, as the work's division says; other state is not compared.
+
+    The arguments are as in `compare`.
+
+    Returns:
+        What could not be read, and the bytes that were read.
+
+    Raises:
+        NotFoundError, UnavailableError: as `compare`.
+    """
+    _, done = _Begun(ours, theirs, choice).tensors(reading, vocabulary, work)
+    changed = [*_changed_meanwhile(ours.checkpoint), *_changed_meanwhile(theirs.checkpoint)]
+    return [*done.findings, *changed], done.bytes_read
+
+
+class _Begun:
+    """Two checkpoints that are about to be compared."""
+
+    def __init__(self, ours: Content, theirs: Content, choice: Choice) -> None:
+        self.keys = choice.keys(ours, theirs)
+        self.small = [state_tensors(content) for content in (ours, theirs)]
+        self.aside = self.keys & frozenset(_small_on_both(ours, theirs, self.small))
+        self.indexes = RecordIndex(ours.checkpoint), RecordIndex(theirs.checkpoint)
+        self.sums = ReadSums(self.indexes[0]), ReadSums(self.indexes[1])
+        self._both = ours, theirs
+
+    def tensors(
+        self, reading: Reading, vocabulary: Vocabulary, work: Work
+    ) -> tuple[RecordedEqual, Compared]:
+        """Compare the tensors."""
+        ours, theirs = self._both
+        by_value = reading.tolerance is not None
+        pairs = align(ours, theirs, self.keys - self.aside, vocabulary, by_value=by_value)
+        recorded = RecordedEqual(ours.checkpoint, theirs.checkpoint, self.indexes)
+        done = compare_tensors(ours, theirs, list(pairs), reading, recorded, self.sums, work)
+        return recorded, done
 
 
 def _other_grid(one: Checkpoint, other: Checkpoint) -> bool:

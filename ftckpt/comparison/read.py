@@ -52,31 +52,56 @@ class ShardResult:
     Attributes:
         tally: what was counted.
         error: why it could not be read to its end.
+        equal: elements that are equal.
+        nbytes: of one side that were compared here.
+        elsewhere: whether other machines compare some of it.
     """
 
     tally: Tally = field(default_factory=Tally)
     error: FtckptError | None = None
     equal: list[tuple[int, int]] = field(default_factory=list)
+    nbytes: int = 0
+    elsewhere: bool = False
 
 
-class _Part(NamedTuple):
+class ComparedRange(NamedTuple):
+    """Elements of a pair.
+
+    Attributes:
+        pair: of which.
+        start, stop: which elements.
+        equal: whether they are known to be equal, and only their norm is wanted.
+    """
+
     pair: ShardPair
     start: int
     stop: int
-    equal: bool  # whether it is known to be equal, and only its norm is wanted
+    equal: bool
 
     @property
     def nbytes(self) -> int:
+        """Bytes of one side."""
         return self.pair.ours[1].dtype.nbytes(self.stop - self.start)
 
 
-class _Done(NamedTuple):
+class RangeResult(NamedTuple):
+    """What became of a range.
+
+    Attributes:
+        name: of its pair.
+        tally: what was counted.
+        nbytes: of one side that were compared.
+        equal: elements that are equal.
+        error: why it could not be read.
+        runs: what was read of each checkpoint.
+    """
+
     name: str
     tally: Tally
     nbytes: int
     equal: list[tuple[int, int]]
     error: FtckptError | None = None
-    runs: Sequence[Sequence[ByteRun]] = ()  # what was read of each checkpoint
+    runs: Sequence[Sequence[ByteRun]] = ()
 
 
 class Readers:
@@ -120,36 +145,48 @@ class Readers:
                 where a side is decoded.
         """
         found = {name: ShardResult() for name in shards}
+        division = work.division
 
-        def compare(task: Sequence[_Part], _: Counter) -> Sequence[_Done]:
+        def compare(task: Sequence[ComparedRange], _: Counter) -> Sequence[RangeResult]:
             return [self._try(part, tolerance) for part in task]
 
-        def carry_out(parts: Iterable[Sequence[_Part]]) -> None:
-            for task in work.spread(_batched(parts), compare):
+        def carry_out(tasks: Iterable[Sequence[ComparedRange]]) -> None:
+            for task in work.spread(tasks, compare):
                 for done in task:
                     result = found[done.name]
                     result.tally.add(done.tally)
                     result.equal += done.equal
                     result.error = result.error or done.error
+                    result.nbytes += done.nbytes
                     for sums, runs in zip(self._sums, done.runs, strict=False):
                         sums.take(runs)
                     work.counter.add(done.nbytes)
 
-        def wanted() -> Iterator[Sequence[_Part]]:
+        def wanted() -> Iterator[Sequence[ComparedRange]]:
             for several in self._side_by_side(shards.values()):
-                parts = [part for part in several if found[part.pair.name].error is None]
+                # Other machines cannot know of an error here: theirs are the same tasks.
+                parts = [
+                    part
+                    for part in several
+                    if division is not None or found[part.pair.name].error is None
+                ]
                 if parts:
                     yield parts
 
-        def owed() -> Iterator[Sequence[_Part]]:
+        def owed() -> Iterator[Sequence[ComparedRange]]:
             for name, result in found.items():
-                if result.tally.changed and result.error is None:
+                if (result.tally.changed or result.elsewhere) and result.error is None:
                     for start, stop in result.equal:
                         for place in _cut(shards[name].ours[1], start, stop, _TASK):
-                            yield (_Part(shards[name], *place, True),)
+                            yield (ComparedRange(shards[name], *place, True),)
 
-        carry_out(wanted())
-        carry_out(owed())
+        carry_out(_batched(wanted()))
+        if division is not None and division.partial:
+            for task in _batched(wanted()):
+                if not division.takes(task):
+                    for part in task:
+                        found[part.pair.name].elsewhere = True
+        carry_out(_alone(owed()) if division is not None else _batched(owed()))
         return found
 
     def close(self) -> None:
@@ -157,7 +194,7 @@ class Readers:
         for side in self._sides:
             side.close()
 
-    def _side_by_side(self, shards: Iterable[ShardPair]) -> Iterator[Sequence[_Part]]:
+    def _side_by_side(self, shards: Iterable[ShardPair]) -> Iterator[Sequence[ComparedRange]]:
         """Yield all parts of all pairs, those together of which some help to decode the others."""
         if not any(one.decoding.helpers() for one in self._checkpoints):
             for pair in shards:
@@ -178,15 +215,15 @@ class Readers:
             return pair.name
         return self._checkpoints[second].tensors[shard.fills[0].key].name
 
-    def _try(self, part: _Part, tolerance: Tolerance | None) -> _Done:
+    def _try(self, part: ComparedRange, tolerance: Tolerance | None) -> RangeResult:
         try:
             done = self._norm(part) if part.equal else self._compare(part, tolerance)
         except FtckptError as error:
-            done = _Done(part.pair.name, Tally(), 0, [], error)
+            done = RangeResult(part.pair.name, Tally(), 0, [], error)
         runs = [sums.drain() for sums in self._sums]
         return done if part.equal else done._replace(runs=runs)  # else it was summed up before
 
-    def _compare(self, part: _Part, tolerance: Tolerance | None) -> _Done:
+    def _compare(self, part: ComparedRange, tolerance: Tolerance | None) -> RangeResult:
         (one, ours), (two, theirs) = part.pair.ours, part.pair.theirs
         tally = Tally()
         equal: list[tuple[int, int]] = []
@@ -203,27 +240,33 @@ class Readers:
                     equal.append((start, stop))
                 continue
             tally.add(measure((ours.dtype, mine), (theirs.dtype, other), count, tolerance))
-        return _Done(part.pair.name, tally, part.nbytes, equal)
+        return RangeResult(part.pair.name, tally, part.nbytes, equal)
 
-    def _norm(self, part: _Part) -> _Done:
+    def _norm(self, part: ComparedRange) -> RangeResult:
         one, ours = part.pair.ours
         tally = Tally()
         for start, stop in _cut(ours, part.start, part.stop, self._block):
             data = buffer(ours.dtype.nbytes(stop - start), _OURS_SLOT)
             self._sides[one].fill(ours, start, stop, data)
             tally.add(unchanged(ours.dtype, data, stop - start))
-        return _Done(part.pair.name, tally, 0, [])
+        return RangeResult(part.pair.name, tally, 0, [])
 
 
-def _parts(pair: ShardPair, nbytes: int) -> Iterator[_Part]:
+def _parts(pair: ShardPair, nbytes: int) -> Iterator[ComparedRange]:
     shard = pair.ours[1]
     for start, stop in _cut(shard, 0, shard.numel, nbytes):
-        yield _Part(pair, start, stop, False)
+        yield ComparedRange(pair, start, stop, False)
 
 
-def _batched(parts: Iterable[Sequence[_Part]]) -> Iterator[Sequence[_Part]]:
+def _alone(parts: Iterable[Sequence[ComparedRange]]) -> Iterator[Sequence[ComparedRange]]:
+    """Make a task of every range: machines that know different ones name each the same."""
+    for several in parts:
+        yield from ((one,) for one in several)
+
+
+def _batched(parts: Iterable[Sequence[ComparedRange]]) -> Iterator[Sequence[ComparedRange]]:
     """Put small parts together: handing a task over costs as much as comparing kilobytes."""
-    task: list[_Part] = []
+    task: list[ComparedRange] = []
     nbytes = 0
     for several in parts:
         task += several

@@ -14,6 +14,7 @@ from ftckpt.retention.apply.check import newest_verified
 from ftckpt.retention.scan.contents import list_entry, sum_up
 from ftckpt.retention.scan.entries import EntryClass, EntryContents, RootEntry
 from ftckpt.retention.scan.entry import Run, ScannedEntry, ScanOptions
+from ftckpt.retention.scan.leftovers import dead_plans
 from ftckpt.retention.scan.read import read_entries
 from ftckpt.storage import is_leftover
 from ftckpt.storage.local.oserror import translate
@@ -68,6 +69,7 @@ class Survey:
         free: bytes that the filesystem has left; None on object stores.
         run: as retention reads it, the files of its entries listed; None where nothing was read.
         scrub: what the runs of a scrub have found; None if none was run.
+        dead_parts: paths of the records of divided operations that nobody went on with.
     """
 
     url: str
@@ -77,11 +79,12 @@ class Survey:
     free: int | None
     run: Run | None = None
     scrub: ScrubHistory | None = None
+    dead_parts: tuple[str, ...] = ()
 
     @property
-    def leftovers(self) -> tuple[SurveyedEntry, ...]:
-        """Temporary files that killed runs of ftckpt have left."""
-        return tuple(one for one in self.held if is_leftover(one.entry.name))
+    def leftovers(self) -> tuple[str, ...]:
+        """Names of temporary files that killed runs of ftckpt have left."""
+        return tuple(one.entry.name for one in self.held if is_leftover(one.entry.name))
 
     def of(self, *classes: EntryClass) -> tuple[SurveyedEntry, ...]:
         """Return the entries of some classes."""
@@ -123,7 +126,8 @@ def survey(root: Root, how: ScanOptions, *, counter: Counter = NULL) -> Survey:
     newest = newest_verified(run.members, how.now)
     verified = next((h for h in held if newest and h.entry.name == newest.entry.name), None)
     dangling = tuple((p.name, p.says) for p in root.pointers if p.dangling)
-    return Survey(root.url, tuple(held), verified, dangling, _free(root), run)
+    dead = tuple(path[len(root.base) :].lstrip("/") for path in dead_plans(root, how.now))
+    return Survey(root.url, tuple(held), verified, dangling, _free(root), run, dead_parts=dead)
 
 
 def _listed(root: Root, found: ScannedEntry) -> tuple[ScannedEntry, SurveyedEntry] | None:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from ftckpt.errors import ExitCode, FtckptError, RefusedError
 
-from .shares import Shares
+from .shares import WHO_MEETS_IT, Shares
 from .units import dumped, key_of, loaded, part_of
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ class OwnShare:
 
     def takes(self, task: Any) -> bool:
         """Say whether a task is this part's."""
-        return part_of(task, self._shares) == self._number
+        return part_of(task, self._shares) in (self._number, WHO_MEETS_IT)
 
 
 class FromRecords:

@@ -22,6 +22,11 @@ from ftckpt.storage.local.oserror import translate
 from ftckpt.storage.source import Source
 from ftckpt.version import __version__
 
+# Of how work is cut into tasks, what they are called, and what their results say. Two versions of
+# ftckpt with one number may share a plan only if they also have one version; raise it with every
+# change (`tests/parts/test_plan_format.py` sees one).
+FORMAT = 2
+
 
 class WorkPlan(NamedTuple):
     """What is divided.
@@ -59,7 +64,7 @@ def plan_of(
     """
     target = identity_of(checkpoint.source)
     places = [identity_of(other.source) for other in others]
-    request = _digest([target, verb, flags, __version__, places])
+    request = _digest([target, verb, flags, __version__, FORMAT, places])
     rows: list[Any] = [row_of(checkpoint.source, name) for name in names_of(checkpoint, sealed)]
     if sealed is not None:
         rows.append(["manifest", [[f.path, f.size, f.digest.hex()] for f in sealed.files]])
@@ -86,7 +91,7 @@ def plan_of_files(
         other: what is read beside it.
     """
     target = identity_of(source)
-    request = _digest([target, verb, flags, __version__, identity_of(other)])
+    request = _digest([target, verb, flags, __version__, FORMAT, identity_of(other)])
     rows: list[Any] = [row_of(source, file.path) for file in sealed.files]
     rows.append([[file.path, file.size, file.digest.hex()] for file in sealed.files])
     return WorkPlan(verb, target, request, _digest(rows))

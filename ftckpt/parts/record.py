@@ -62,6 +62,8 @@ class ShareRecord:
     code: ExitCode = ExitCode.OK
     raised: Mapping[str, Any] | None = None
     tool: str = f"ftckpt {__version__}"
+    # The digest of its bytes, where it was written or read: a million tasks take seconds to write.
+    _stamps: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def dump(self) -> bytes:
         """Return the file's bytes."""
@@ -84,11 +86,15 @@ class ShareRecord:
         rows = ",\n".join(json.dumps([key, self.units[key]]) for key in sorted(self.units))
         units = f"\n{rows}\n" if rows else ""
         data = ("{\n" + "".join(lines) + f'"units": [{units}],\n').encode()
-        return data + f'"digest": "{file_digest(data).hex()}"\n}}\n'.encode()
+        data += f'"digest": "{file_digest(data).hex()}"\n}}\n'.encode()
+        self._stamps[:] = [file_digest(data).hex()]
+        return data
 
     def stamp(self) -> str:
         """Return a digest of the whole record: what another process has made of it names it."""
-        return file_digest(self.dump()).hex()
+        if not self._stamps:
+            self.dump()
+        return self._stamps[0]
 
     def differs(self, other: ShareRecord) -> str:
         """Return a task of which another record of the same part says something else; or "".
@@ -109,7 +115,9 @@ def parse_record(data: bytes, name: str) -> ShareRecord:
         RefusedError: it is cut, was edited, or is something else.
     """
     try:
-        return _record(data)
+        record = _record(data)
+        record._stamps.append(file_digest(data).hex())
+        return record
     except JsonError as error:
         raise RefusedError(
             f"{name} is not a whole record of a part: {error}",

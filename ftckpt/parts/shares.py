@@ -70,6 +70,8 @@ class FilesAlone(NamedTuple):
 
 
 NOTHING: Mapping[str, int] = {}
+# What follows from a task of a part, which no other knows of: the part that meets it does it.
+WHO_MEETS_IT = -1
 
 
 class Shares:
@@ -102,7 +104,11 @@ class Shares:
     def of_tensor(self, key: str) -> int:
         """Return the part that a tensor belongs to; one of a checkpoint beside it too."""
         info = self._all.get(key)
-        return self._tensors.part(key, 0, 0 if info is None else info.nbytes, self.parts)
+        return self.of_elements(key, 0, 0 if info is None else info.nbytes)
+
+    def of_elements(self, key: str, offset: int, length: int) -> int:
+        """Return the part that bytes of a tensor's elements belong to."""
+        return self._tensors.part(key, offset, length, self.parts)
 
     @cached_property
     def _tensors(self) -> ByteRow:

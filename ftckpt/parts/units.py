@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ftckpt import errors
+from ftckpt.comparison.read import ComparedRange
 from ftckpt.digests.blocks import Block, BlockDigest
 from ftckpt.digests.files import BlockFailure
 from ftckpt.errors import ExitCode, FtckptError
@@ -25,6 +25,8 @@ from ftckpt.verification.selfchecks import ChosenSelfCheck, SelfCheckDone
 from ftckpt.verification.sums import RecordStream, Spans, Sums
 from ftckpt.verification.values import Numbers, NumbersOf
 
+from .compared import dump_ranges, key_of_ranges, load_ranges, part_of_ranges
+from .error_records import dump_error, load_error
 from .shares import Shares
 
 
@@ -68,29 +70,6 @@ def loaded(task: Any, value: Any) -> Any:
     return _kind(task).load(task, value)
 
 
-def dump_error(error: FtckptError | None) -> Any:
-    """Return an error in JSON's types."""
-    if error is None:
-        return None
-    fields = ("message", "hint", "kind", "file", "tensor", "offset", "length")
-    return {"error": type(error).__name__} | {name: getattr(error, name) for name in fields}
-
-
-def load_error(value: Any) -> FtckptError | None:
-    """Return an error from JSON's types.
-
-    Raises:
-        ValueError, TypeError, KeyError: it is none.
-    """
-    if value is None:
-        return None
-    fields = dict(value)
-    kind = getattr(errors, fields.pop("error"))
-    if not (isinstance(kind, type) and issubclass(kind, FtckptError)):
-        raise ValueError("it is not an error")
-    return kind(fields.pop("message"), **fields)
-
-
 def dump_finding(found: Finding) -> list[Any]:
     """Return a finding in JSON's types."""
     return [
@@ -111,6 +90,8 @@ def load_finding(value: Any) -> Finding:
 
 def _kind(task: Any) -> _Kind:
     if isinstance(task, Sequence) and not hasattr(task, "_fields"):
+        if isinstance(task[0], ComparedRange):
+            return _COMPARED
         return _RANGES if isinstance(task[0], ProofRange) else _SELF_CHECKS
     return _KINDS[type(task)]
 
@@ -272,6 +253,7 @@ _SELF_CHECKS = _Kind(_key_checks, _part_checks, _dump_checks, _load_checks)
 _RANGES = _Kind(
     _key_ranges, _part_ranges, lambda done: None if done is None else list(done), _load_changes
 )
+_COMPARED = _Kind(key_of_ranges, part_of_ranges, dump_ranges, load_ranges)
 _SUMS = _Kind(_key_sums, _part_sums, _dump_sums, _load_sums)
 _KINDS: dict[type, _Kind] = {
     Block: _Kind(
@@ -318,5 +300,5 @@ _DUMPS: dict[str, Callable[[Any], Any]] = {
     "hash": _dump_block, "crc": _dump_sums, "pair": _dump_pair, "tensors": _dump_tensors,
     "sha256": _dump_file, "copies": dump_error, "values": _dump_numbers, "decode": _dump_checks,
     "prove": _RANGES.dump, "known": lambda done: None,
-    "judge": lambda done: done[1],
+    "judge": lambda done: done[1], "differ": dump_ranges,
 }  # fmt: skip

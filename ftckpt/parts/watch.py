@@ -16,6 +16,7 @@ from ftckpt.storage.store import Store
 from ftckpt.strict_json import JsonError, decode
 
 from . import as_array
+from .finish import MOST_AGE
 from .place import PARTS, ListedRecord, list_records
 from .proofs import PROOF, SILENT, WRITE
 
@@ -77,6 +78,7 @@ class DividedState(NamedTuple):
         nodes: by name.
         left: seconds until the end, roughly; None where nobody knows.
         finished: what the whole answered, where it did.
+        dead: whether nothing was written for so long that its records speak for nothing any more.
     """
 
     plan: str
@@ -91,6 +93,7 @@ class DividedState(NamedTuple):
     nodes: Sequence[NodeShare]
     left: float | None
     finished: Mapping[str, Any] | None
+    dead: bool = False
 
 
 def watch(url: str, options: StoreOptions) -> list[DividedState]:
@@ -147,6 +150,7 @@ def _state(store: Store, path: str) -> DividedState:
         nodes=_nodes(heads),
         left=_left(heads, of, len(numbers), len(alive)),
         finished=_small(store, f"{path}/finished.json"),
+        dead=bool(times) and now - max(times) > MOST_AGE,
     )
 
 

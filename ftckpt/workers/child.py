@@ -58,7 +58,7 @@ def live(
         for number in FOR_THE_FIRST:
             signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        _die_with(parent)
+        die_with(parent)
         line = _Line(connection)
         try:
             for made in stream(line.dealt(tasks), line, 1):
@@ -75,7 +75,7 @@ def live(
         os._exit(code)
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Let the system end this process when the first one ends, by whatever."""
     import ctypes
 

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from ftckpt.errors import CorruptError, RefusedError, TruncatedError
 from ftckpt.findings import finding
 from ftckpt.parts import WorkPart
+from ftckpt.parts.error_records import dump_error, load_error
 from ftckpt.parts.place import PartsPlace
 from ftckpt.parts.plan import WorkPlan
 from ftckpt.parts.record import ShareRecord, parse_record
 from ftckpt.parts.shares import ByteRow
-from ftckpt.parts.units import dump_error, dump_finding, load_error, load_finding
+from ftckpt.parts.units import dump_finding, load_finding
 from ftckpt.storage import open_store
 
 PLAN = WorkPlan("verify", "/ckpt/step-1", "a" * 32, "b" * 32)

@@ -75,3 +75,13 @@ def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
         watch(str(tmp_path), StoreOptions())
     assert answer("status")[0].code is ExitCode.USAGE
+
+
+def test_a_dead_plan_is_named_and_not_lost(place: PartsPlace, tmp_path: Path) -> None:
+    done(place, 0, "n1", 100, 2.0)
+    place.note("1-12.running", {"host": "n4", "bytes": 1})
+    for path in (tmp_path / "parts").rglob("*.json"):
+        os.utime(path, (time.time() - 8 * 86400,) * 2)
+    result, document = answer("status", "--parts", tmp_path)
+    assert result.code is ExitCode.OK
+    assert document["divided"][0]["dead"] is True

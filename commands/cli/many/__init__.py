@@ -38,7 +38,23 @@ class ManyOptions:
         bool, typer.Option("--finish-last", help="After its part, the last one finishes.")
     ] = False
 
+    cluster: Annotated[
+        str,
+        typer.Option(
+            "--cluster",
+            metavar="WHERE",
+            help="Do all parts by a cluster: ADDRESS of a Dask scheduler, local:N, slurm:jobs=4,…,"
+            " ray://…",
+        ),
+    ] = ""
+    shares: Annotated[
+        int,
+        typer.Option(
+            "--shares", metavar="N", min=0, help="Parts of --cluster; 0: some for each worker."
+        ),
+    ] = 0
+
     @property
     def asked(self) -> bool:
         """Whether the work is divided at all."""
-        return bool(self.part or self.finish or self.finish_last)
+        return bool(self.part or self.finish or self.finish_last or self.cluster)

@@ -70,6 +70,14 @@ class DividedCopy:
             )
         job = prepare(self.checkpoint, self.destination, self.options, self.invocation.stores)
         place = self._place(job, many.parts)
+        if many.cluster:
+            from .cluster import on_cluster
+
+            stages = [WRITE, PROOF] if self.options.proof else [WRITE]
+            return on_cluster(
+                self.invocation, place, sum(job.sizes.values()), stages,
+                lambda number: self._finish(job, place, number),
+            )  # fmt: skip
         if finishes(many):
             return self._finish(job, place, named_count(many.part))
         part = named_part(self.invocation, many.part)

@@ -14,12 +14,12 @@ from ftckpt.findings import Severity, as_error, counted, finding
 from ftckpt.manifest.seal import utc_now
 from ftckpt.parts import WorkPart, parse_part
 from ftckpt.parts.division import OF_THE_MACHINE, VERDICTS, FromRecords, OwnShare
+from ftckpt.parts.error_records import dump_error
 from ftckpt.parts.finish import Gathered, consume, elected, gather, is_complete
 from ftckpt.parts.place import Heartbeat, PartsPlace, host, parts_place
 from ftckpt.parts.plan import WorkPlan
 from ftckpt.parts.record import ShareRecord
 from ftckpt.parts.shares import Divisible, Shares
-from ftckpt.parts.units import dump_error
 
 from . import ManyOptions
 
@@ -60,6 +60,16 @@ class Divided:
         """
         options = self.invocation.options(ManyOptions)
         stores = self.invocation.stores
+        if options.cluster:
+            from .cluster import on_cluster
+
+            source = self.checkpoint.source
+            place = parts_place(source, self.plan, options.parts, stores)
+            names = [name for name in self.names if name in source.entries]
+            nbytes = sum(source.entries[name].size for name in names)
+            return on_cluster(
+                self.invocation, place, nbytes, [""], lambda number: self._finish(place, number)
+            )
         if finishes(options):
             place = parts_place(self.checkpoint.source, self.plan, options.parts, stores)
             return self._finish(place, named_count(options.part))
@@ -139,7 +149,7 @@ def is_last(invocation: Invocation, place: PartsPlace, part: WorkPart, *, again:
 
 def use_up(invocation: Invocation, place: PartsPlace, gathered: Gathered, result: Result) -> None:
     """Remove the records that have given a good answer; what is left is a warning."""
-    if result.code is not ExitCode.OK:
+    if result.code not in (ExitCode.OK, ExitCode.DIFFERENT):
         return
     try:
         consume(place, gathered, {"code": int(result.code), "message": result.message})

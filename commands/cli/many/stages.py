@@ -88,7 +88,8 @@ def units_of(blocks: Iterable[BlockMade], built: str) -> dict[str, Any]:
     units: dict[str, Any] = {"built": built}
     for made in blocks:
         sums = [list(one) for one in made.sums]
-        units[f"made {made.number} {made.file}"] = [made.digest.hex(), sums]
+        note = [made.note] if made.note else []
+        units[f"made {made.number} {made.file}"] = [made.digest.hex(), sums, *note]
     return units
 
 
@@ -104,9 +105,10 @@ def blocks_of(record: ShareRecord) -> Sequence[BlockMade]:
             word, _, rest = key.partition(" ")
             if word == "made":
                 number, _, file = rest.partition(" ")
-                digest, sums = value
+                digest, sums, *note = value
                 parts = tuple(Sum(int(a), int(b), int(c)) for a, b, c in sums)
-                found.append(BlockMade(file, int(number), bytes.fromhex(digest), parts))
+                said = "".join(map(str, note))
+                found.append(BlockMade(file, int(number), bytes.fromhex(digest), parts, said))
     except (ValueError, TypeError) as error:
         raise RefusedError(
             f"the record of part {record.part} holds a block that is none"

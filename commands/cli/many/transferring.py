@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.errors import RefusedError
 from ftckpt.findings import Severity, as_error
-from ftckpt.manifest.seal import utc_now
 from ftckpt.parts import WorkPart
 from ftckpt.parts.division import FromRecords, OwnShare
-from ftckpt.parts.finish import gather
-from ftckpt.parts.place import Heartbeat, PartsPlace, host, place_beside
+from ftckpt.parts.place import Heartbeat, PartsPlace, place_beside
 from ftckpt.parts.plan import names_of, plan_of
-from ftckpt.parts.proofs import PROOF, WRITE, Neighbours, is_ready
 from ftckpt.parts.record import MEASURED, ShareRecord
 from ftckpt.parts.shares import ByteRow, Shares
 from ftckpt.storage import open_store
@@ -24,20 +20,12 @@ from ftckpt.transfer.run import BuiltByParts, FilesOfPart
 from ftckpt.transfer.write.files import Built
 from ftckpt.transfer.write.journal import layout_digest
 
-from . import ManyOptions
-from .run import (
-    finishes,
-    is_last,
-    named_count,
-    named_part,
-    require_same_number,
-    tell_part,
-    use_up,
-)
-from .stages import POLL, all_written, units_of
+from .building import DividedBuild, volume
+from .stages import AllWritten, units_of
 
 if TYPE_CHECKING:
     from ftckpt.api.writing import LaidOut
+    from ftckpt.parts.finish import Gathered
     from ftckpt.transfer.run import TransferReport
     from ftckpt.verification import VerifyReport
     from ftckpt.workers import Work
@@ -60,16 +48,17 @@ class Measures(Protocol):
 
 
 @dataclass(frozen=True)
-class DividedTransfer:
+class DividedTransfer(DividedBuild):
     """A conversion, divided.
 
     Attributes:
         invocation: of the verb.
+        work: of this process.
+        proof: whether source and result are checked.
+        destination: where it goes.
         prepared: what is written, and where.
         to: name of the target format.
-        work: of this process.
         device: where elements are placed.
-        proof: whether source and result are checked.
         check: verifies the source.
         told: tells what the whole check of the source found, and returns it.
         show: renders what the whole did.
@@ -77,43 +66,31 @@ class DividedTransfer:
     """
 
     invocation: Invocation
+    work: Work
+    proof: bool
+    destination: str
     prepared: LaidOut
     to: str
-    work: Work
     device: str
-    proof: bool
     check: Check
     told: Callable[[VerifyReport], VerifyReport]
     show: Callable[[TransferReport], Result]
     measures: Sequence[Measures] = ()
 
-    def run(self) -> Result:
-        """Do what the options of the verb ask for.
+    @property
+    def proves(self) -> bool:
+        """Whether its elements are compared with the source's."""
+        return self.prepared.proves_by_elements
 
-        Raises:
-            FtckptError: see `ftckpt.transfer.run.transfer`, and `Divided.run`.
-        """
-        many = self.invocation.options(ManyOptions)
-        place = self._place(many.parts)
-        if finishes(many):
-            return self._finish(place, named_count(many.part))
-        part = named_part(self.invocation, many.part)
-        record = place.find(part, f".{WRITE}")
-        again = record is not None
-        with Heartbeat(place, part, self.work.counter) as beating:
-            if record is None:
-                require_same_number(place, part)
-                record = self._write(place, part, beating)
-            if self.proof and self.prepared.proves_by_elements:
-                self._prove(place, part, beating)
-            ready = is_ready([one for one in place.listed() if one.part.of == part.of], part)
-        if many.finish_last and ready and is_last(self.invocation, place, part, again=again):
-            return self._finish(place, part.of)
-        return tell_part(self.invocation, place, record, again=again, stage=f".{WRITE}")
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the result."""
+        return self.prepared.layout.nbytes
 
-    def _place(self, elsewhere: str) -> PartsPlace:
+    def place(self, elsewhere: str) -> PartsPlace:
+        """Return the place beside the destination, or elsewhere."""
         stores = self.invocation.stores
-        target = open_store(self.prepared.destination, stores)
+        target = open_store(self.destination, stores)
         local = target.local_path()
         flags = {
             "destination": local or target.identity(),
@@ -126,32 +103,20 @@ class DividedTransfer:
         plan = plan_of(checkpoint.as_stored, verb, flags, *checkpoint.made_from)
         return place_beside(local or target.describe(), plan, elsewhere, stores)
 
-    def _own(self, part: WorkPart, number: int) -> OwnShare:
-        stored = self.prepared.checkpoint.as_stored
-        content = self.prepared.layout.content or self.prepared.content
-        sizes = {
-            key: wanted.dtype.nbytes(_volume(wanted.shape))
-            for key, wanted in content.tensors.items()
-        }
-        return OwnShare(Shares(stored, names_of(stored), part.of, sizes), number)
-
-    def _write(self, place: PartsPlace, part: WorkPart, beating: Heartbeat) -> ShareRecord:
+    def write(
+        self,
+        part: WorkPart,
+        beating: Heartbeat,
+        needed: Callable[[], bool],
+        keep: Callable[[Mapping[str, Any], int], None],
+    ) -> None:
+        """Build a part's files, after its share of the source's check."""
         own = self._own(part, part.number)
         row = ByteRow.of((file.path, file.size) for file in self.prepared.layout.files)
-        began = time.monotonic()
-        kept: list[ShareRecord] = []
 
-        def keep(built: Built, called: str) -> None:
-            units = {**own.results, **units_of(built.blocks, called), **self._measured()}
-            nbytes = sum(file.size for file in built.digests)
-            kept.append(
-                place.create(
-                    ShareRecord(
-                        place.plan, part, units, stage=WRITE, host=host(), ended=utc_now(),
-                        seconds=time.monotonic() - began, nbytes=nbytes,
-                    )
-                )
-            )  # fmt: skip
+        def built(made: Built, called: str) -> None:
+            units = {**own.results, **units_of(made.blocks, called), **self._measured()}
+            keep(units, sum(file.size for file in made.digests))
 
         def check() -> None:
             if not self.proof:
@@ -163,56 +128,25 @@ class DividedTransfer:
         share = FilesOfPart(
             f"{part.number}-{part.of}",
             lambda file: row.part(file.path, 0, file.size, part.of) == part.number,
-            lambda: place.find(part, f".{WRITE}") is None,
-            keep,
+            needed,
+            built,
         )
         self.prepared.write_share(
             check=check, work=replace(self.work, counter=beating), device=self.device, share=share
         )
-        record = kept[0] if kept else place.find(part, f".{WRITE}")
-        assert record is not None
-        return record
 
-    def _prove(self, place: PartsPlace, part: WorkPart, beating: Heartbeat) -> None:
-        """Prove the share that the part before has roughly written, once all is there."""
-        other = WorkPart((part.number - 1) % part.of, part.of)
-        if place.find(other, f".{PROOF}") is not None or not self._all_written(
-            place, part, beating
-        ):
-            return
-        own = self._own(part, other.number)
-        began = time.monotonic()
+    def prove(
+        self, other: WorkPart, written: Gathered, beating: Heartbeat
+    ) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+        """Compare a part's tensors with the source."""
+        own = self._own(other, other.number)
         work = replace(self.work, division=own, counter=beating)
-        written = _written(gather(place, part.of, [WRITE]).records)
         versions = self.prepared.prove_share(work=work, device=self.device)
-        units = {**own.results, "versions": versions, "written": written, **self._measured()}
-        place.create(
-            ShareRecord(
-                place.plan, other, units, stage=PROOF, host=host(), ended=utc_now(),
-                seconds=time.monotonic() - began,
-            )
-        )  # fmt: skip
+        return {**own.results, **self._measured()}, versions
 
-    def _all_written(self, place: PartsPlace, part: WorkPart, beating: Heartbeat) -> bool:
-        """Wait until all parts are written, as long as those that are not get on."""
-        others = Neighbours(place, part)
-        pause, most = POLL
-        while True:
-            lacking = others.unwritten()
-            if not lacking:
-                return True
-            if not all(others.lives(number) for number in lacking):
-                return False
-            beating.add(0)
-            time.sleep(pause)
-            pause = min(2 * pause, most)
-
-    def _finish(self, place: PartsPlace, number: int | None) -> Result:
-        written = all_written(
-            place, number, proof=self.proof, done="proven", say=self.invocation.say
-        )
+    def whole(self, written: AllWritten, known: Mapping[str, Any]) -> Result:
+        """Prove what nobody has, and show the result."""
         self._hear([*written.records, *written.proofs])
-        known = FromRecords(self._proven(written.records, written.proofs))
         checked = FromRecords(written.all.results)
 
         def check() -> VerifyReport:
@@ -223,12 +157,9 @@ class DividedTransfer:
             work=self.work,
             device=self.device,
             restart=False,
-            parts=BuiltByParts(written.blocks, written.built, known),
+            parts=BuiltByParts(written.blocks, written.built, FromRecords(known)),
         )
-        taken = max(0, report.taken_over - written.nbytes)
-        result = self.show(replace(report, taken_over=taken))
-        use_up(self.invocation, place, written.all, result)
-        return result
+        return self.show(replace(report, taken_over=max(0, report.taken_over - written.nbytes)))
 
     def _measured(self) -> dict[str, Any]:
         return {MEASURED: [one.told() for one in self.measures]} if self.measures else {}
@@ -249,40 +180,11 @@ class DividedTransfer:
                     f"the record of part {record.part} does not say what it has measured"
                 ) from error
 
-    def _proven(
-        self, written: Sequence[ShareRecord], proofs: Sequence[ShareRecord]
-    ) -> dict[str, Any]:
-        """Return what was proven of what stands there now; of anything else nothing is known."""
-        store = open_store(self.prepared.destination, self.invocation.stores)
-        standing = {} if store.traits.local else {e.path: e.etag or "" for e in store.walk("")}
-        now = _written(written)
-        known: dict[str, Any] = {}
-        for record in proofs:
-            versions = record.units.get("versions")
-            same = isinstance(versions, dict) and all(
-                not etag or standing.get(file) == etag for file, etag in versions.items()
-            )
-            if same and record.units.get("written") == now:
-                known |= {
-                    k: v for k, v in record.units.items() if k.startswith(("prove ", "known "))
-                }
-        return known
-
-
-def _written(records: Sequence[ShareRecord]) -> str:
-    """Return a digest of the records of all that parts have written.
-
-    Not of the blocks alone: they are the same when a part has written them anew.
-    """
-    import xxhash
-
-    rows = sorted((record.part, record.stamp()) for record in records)
-    digest: str = xxhash.xxh3_128_hexdigest(repr(rows).encode())
-    return digest
-
-
-def _volume(shape: Sequence[int]) -> int:
-    volume = 1
-    for length in shape:
-        volume *= length
-    return volume
+    def _own(self, part: WorkPart, number: int) -> OwnShare:
+        stored = self.prepared.checkpoint.as_stored
+        content = self.prepared.layout.content or self.prepared.content
+        sizes = {
+            key: wanted.dtype.nbytes(volume(wanted.shape))
+            for key, wanted in content.tensors.items()
+        }
+        return OwnShare(Shares(stored, names_of(stored), part.of, sizes), number)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, TensorInfo, Topology
@@ -113,7 +114,8 @@ class Packing:
         limiter = options.work.limiter
         self._target = _Side(target, TensorBytes(target.checkpoint, limiter))
         self._base = None if base is None else _Side(base, TensorBytes(base.checkpoint, limiter))
-        self._known = {} if base is None else base.digests
+        self._known: Mapping[str, str] = {} if base is None else base.digests
+        self._told: Mapping[str, str] = {}
         self.gatherer = Gatherer(target.checkpoint, limiter)
         self._tied = tied(target.checkpoint)
         self.tensors: Sequence[TensorInfo] = list(own_tensors(target.checkpoint).values())
@@ -186,21 +188,31 @@ class Packing:
         digest: str = state.hexdigest()
         return digest
 
-    def plans(self) -> list[EncodingPlan]:
+    def plans(
+        self, known: Mapping[int, EncodingPlan] = MappingProxyType({})
+    ) -> Sequence[EncodingPlan]:
         """Choose how each tensor is stored.
+
+        Args:
+            known: what was chosen before, by place in the list of pairs.
 
         Raises:
             FtckptError: what reading the samples raises.
         """
         count = len(self.encoder.pairs)
-        self._work.counter.start("sampling", count, "tensors")
-        tasks = [range(at, min(at + _SAMPLED, count)) for at in range(0, count, _SAMPLED)]
+        plans = {**known, **self.plans_of([n for n in range(count) if n not in known])}
+        return [plans[number] for number in range(count)]
+
+    def plans_of(self, numbers: Sequence[int]) -> Mapping[int, EncodingPlan]:
+        """Choose how some tensors are stored, by their places in the list of pairs."""
+        self._work.counter.start("sampling", len(numbers), "tensors")
+        tasks = [numbers[at : at + _SAMPLED] for at in range(0, len(numbers), _SAMPLED)]
         plans: dict[int, EncodingPlan] = {}
         for chosen in self._work.spread(tasks, self._chosen):
             plans |= chosen
-        return [plans[number] for number in range(count)]
+        return plans
 
-    def _chosen(self, task: range, counter: Counter) -> dict[int, EncodingPlan]:
+    def _chosen(self, task: Sequence[int], counter: Counter) -> dict[int, EncodingPlan]:
         chosen = {number: self.encoder.plan(number) for number in task}
         counter.add(len(chosen))
         return chosen
@@ -297,17 +309,34 @@ class Packing:
             if one.base is not None:
                 sums = built.sums.get(number, (ElementSums(), ElementSums()))[1]
                 known[one.base] = self._digest(self._base_tensors[one.base], sums)
-        rest = [info for key, info in self._base_tensors.items() if key not in known]
+        rest = [info for info in self.unpaired() if info.key not in self._told]
+        self._known = known | dict(self._told) | self.digests_of(rest)
+        return self._known
+
+    def unpaired(self) -> Sequence[TensorInfo]:
+        """Return the tensors of the base that nothing is packed against, if it has no digests."""
+        if self._known:
+            return ()
+        paired = {one.base for one in self.encoder.pairs}
+        return [info for key, info in self._base_tensors.items() if key not in paired]
+
+    def digests_of(self, tensors: Sequence[TensorInfo]) -> dict[str, str]:
+        """Return the tensor digests of some tensors of the base, by key."""
+        if self._base is None:
+            return {}
         work, checkpoint = self._work, self._base.packable.checkpoint
-        work.counter.start("digesting the rest of the base", sum(info.nbytes for info in rest))
+        work.counter.start("digesting the rest of the base", sum(info.nbytes for info in tensors))
 
         def digest(info: TensorInfo, counter: Counter) -> tuple[str, str]:
             made = digest_tensor(checkpoint, info, work.limiter)
             counter.add(info.nbytes)
             return info.key, made
 
-        self._known = known | dict(work.spread(rest, digest))
-        return self._known
+        return dict(work.spread(tensors, digest))
+
+    def believe(self, digests: Mapping[str, str]) -> None:
+        """Take digests of tensors of the base for known: others have read them."""
+        self._told = dict(digests)
 
     @staticmethod
     def _digest(info: TensorInfo, sums: ElementSums) -> str:

@@ -6,7 +6,7 @@ can have. What an earlier run has finished is hashed again before it counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
@@ -29,6 +29,9 @@ from ftckpt.workers.threads import run
 
 from .partition import PackedFile
 
+# How each tensor is stored, by its place in the list of pairs; of those that are packed here.
+Plans = Sequence[EncodingPlan] | Mapping[int, EncodingPlan]
+
 _FLUSHES = 4  # files at a time that are being flushed, beside those being made
 
 
@@ -42,6 +45,7 @@ class BuiltFiles:
         digests: of the files, in the same order.
         sums: by tensor, those of the target's elements and of the base's.
         taken_over: bytes that an earlier run had made.
+        blocks: of the files.
     """
 
     rows: Rows
@@ -49,9 +53,14 @@ class BuiltFiles:
     digests: list[FileDigest] = field(default_factory=list)
     sums: dict[int, tuple[ElementSums, ElementSums]] = field(default_factory=dict)
     taken_over: int = 0
+    blocks: list[BlockMade] = field(default_factory=list)
 
-    def add(self, part: PackedFile, receipt: PartRecord) -> None:
-        """Take the rows and the sums of one file."""
+    def add(self, part: PackedFile, receipt: PartRecord, blocks: Sequence[BlockMade]) -> None:
+        """Take the rows and the sums of one file; files come in the order of their numbers."""
+        digests = b"".join(one.digest for one in blocks) if receipt.size else b""
+        self.files.append(DataFile(part.path, receipt.size))
+        self.digests.append(FileDigest(part.path, receipt.size, digests))
+        self.blocks += blocks
         for (tensor, block), stored in zip(part.blocks, receipt.blocks, strict=True):
             self.rows.put(tensor, block, stored)
         for tensor, (target, base) in receipt.sums.items():
@@ -73,20 +82,20 @@ class _Made(NamedTuple):
     Attributes:
         number: of its part.
         receipt: what was noted of it.
-        digests: of its blocks.
+        blocks: of it.
         found: whether an earlier run had made it.
     """
 
     number: int
     receipt: PartRecord
-    digests: bytes
+    blocks: Sequence[BlockMade]
     found: bool
 
 
 def build_files(
     parts: Sequence[PackedFile],
     encoder: DeltaEncoder,
-    plans: Sequence[EncodingPlan],
+    plans: Plans,
     staging: Staging,
     work: Work = ALONE,
 ) -> BuiltFiles:
@@ -105,22 +114,41 @@ def build_files(
         FtckptError: a source could not be read or the place not written; what was made stays.
     """
     built = BuiltFiles(Rows([pair.blocks for pair in encoder.pairs]))
-    done: dict[int, tuple[DataFile, FileDigest]] = {}
+    done: dict[int, _Made] = {}
     work.counter.start("packing", sum(part.nbytes for part in parts))
     made_of = partial(_files, encoder=encoder, plans=plans, staging=staging)
     work = work if staging.by_processes else replace(work, processes=0)
     for made in work.streamed(parts, made_of):
-        part, receipt = parts[made.number], made.receipt
-        built.add(part, receipt)
-        built.taken_over += receipt.size if made.found else 0
-        done[part.number] = (
-            DataFile(part.path, receipt.size),
-            FileDigest(part.path, receipt.size, made.digests),
-        )
+        done[made.number] = made
     for part in parts:
-        file, digest = done[part.number]
-        built.files.append(file)
-        built.digests.append(digest)
+        made = done[part.number]
+        built.add(part, made.receipt, made.blocks)
+        built.taken_over += made.receipt.size if made.found else 0
+    return built
+
+
+def built_before(
+    parts: Sequence[PackedFile], encoder: DeltaEncoder, plans: Plans, blocks: Iterable[BlockMade]
+) -> BuiltFiles | None:
+    """Return what others have built; None where that was by other plans, or not all of it.
+
+    Args:
+        parts: which blocks go into which file.
+        encoder: would encode them.
+        plans: how each tensor is stored.
+        blocks: of the files, as they were made.
+    """
+    held: dict[str, list[BlockMade]] = {}
+    for one in blocks:
+        held.setdefault(one.file, []).append(one)
+    built = BuiltFiles(Rows([pair.blocks for pair in encoder.pairs]))
+    for part in parts:
+        made = sorted(held.get(part.path, ()), key=lambda one: one.number)
+        fingerprint = plans_digest(plans, (tensor for tensor, _ in part.blocks))
+        receipt = PartRecord.parse(made[-1].note, fingerprint, len(part)) if made else None
+        if receipt is None or len(made) != max(1, block_count(receipt.size)):
+            return None
+        built.add(part, receipt, made)
     return built
 
 
@@ -130,7 +158,7 @@ def _files(
     jobs: int,
     *,
     encoder: DeltaEncoder,
-    plans: Sequence[EncodingPlan],
+    plans: Plans,
     staging: Staging,
 ) -> Iterator[_Made]:
     """Yield the file of each part; several threads make them."""
@@ -172,8 +200,7 @@ def _files(
             upload.finish(receipt.size)
             staging.finished(_file(part, receipt.size), blocks)
             del opened[part.number]
-        digests = b"".join(made.digest for made in blocks) if receipt.size else b""
-        return _Made(part.number, receipt, digests, found)
+        return _Made(part.number, receipt, blocks, found)
 
     try:
         # A disk takes a while to flush a file; who encodes the next one does not wait for it.

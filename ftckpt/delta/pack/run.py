@@ -8,11 +8,14 @@ only afterwards, so nothing is laid out before: data files are filled to their e
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.checkpoint.read_ahead import reading_ahead
+from ftckpt.delta.codec.choose_encoding import EncodingPlan
 from ftckpt.delta.index import NAME
 from ftckpt.delta.index.objects import RecordFile, record_digests
 from ftckpt.discovery.recognise import Format
@@ -26,7 +29,9 @@ from ftckpt.transfer.run import forgetting_failures, manifest_of, require_sound
 from ftckpt.transfer.staging import Staging
 from ftckpt.transfer.staging.local import LocalStaging
 from ftckpt.transfer.staging.remote import RemoteStaging
+from ftckpt.transfer.write.blocks import BlockMade
 from ftckpt.transfer.write.files import build, commit_bytes, digest_of_bytes
+from ftckpt.workers import Division
 
 from .assemble import Packable, Packing, PackOptions
 from .build import build_files
@@ -43,6 +48,7 @@ def pack(
     same_objects: SameObjects,
     options: PackOptions,
     store_options: StoreOptions,
+    parts: PackedByParts | None = None,
 ) -> PackReport:
     """Write a checkpoint as a delta of `base`, prove it, and make it visible at `destination`.
 
@@ -58,6 +64,7 @@ def pack(
         same_objects: how objects are compared.
         options: how.
         store_options: how to reach object stores.
+        parts: what others have built there and proven.
 
     Raises:
         ExistsError: something stands at the destination.
@@ -70,21 +77,8 @@ def pack(
         NoResourceError, DeniedError, UnavailableError: the place could not be written.
     """
     started, work = time.monotonic(), options.work
-    sources = [target.checkpoint] + ([base.checkpoint] if base is not None else [])
-    store = open_store(destination, store_options)
-    for source in sources:
-        require_apart_from_all(source, store)
-    require_outside(store)
-    staging: Staging
-    if store.traits.local:
-        staging = LocalStaging(absolute(store), single=False)
-    else:
-        staging = RemoteStaging(store)
-    url = absolute(store) if store.traits.local else store.url.rstrip("/")
-    with ExitStack() as closing:
-        closing.callback(staging.close)
-        packing = Packing(target, base, options)
-        closing.callback(packing.close)
+    with packed_at(target, base, destination, options, store_options) as begun:
+        sources, staging, url, packing = begun
         files = (
             [part.path for part in packing.parts] + [file.path for file in records.files] + [NAME]
         )
@@ -92,7 +86,10 @@ def pack(
         where = None if base is None else base.checkpoint.source.url
         if staging.begin(plan, dict.fromkeys(files, 0), restart=options.restart):
             return PackReport(destination, where, already_there=True)
-        with _blaming(sources):
+        if parts is not None:
+            staging.believe(parts.blocks, parts.place)
+            packing.believe(parts.base_digests)
+        with blaming(sources):
             for one in (target, base):
                 if one is not None and one.check is not None:
                     require_sound(one.check())
@@ -101,7 +98,7 @@ def pack(
                 for source in sources:
                     ahead = reading_ahead(source, limiter=work.limiter, jobs=work.threads)
                     reading.enter_context(ahead)
-                plans = packing.plans()
+                plans = packing.plans({} if parts is None else parts.plans)
                 staging.require_room(packing.estimate(plans) + records.nbytes)
                 built = build_files(packing.parts, packing.encoder, plans, staging, work)
                 small = build(Layout(files=records.files), packing.gatherer, staging)
@@ -113,8 +110,10 @@ def pack(
         opened = result.open(staging.source(commit))
         proof: Proof | None = None
         if options.proof:
-            with _blaming(sources), forgetting_failures(staging):
-                proof = prove(Content.of(target.checkpoint), opened, same_objects, work)
+            known = None if parts is None else parts.known
+            with blaming(sources), forgetting_failures(staging):
+                content = Content.of(target.checkpoint)
+                proof = prove(content, opened, same_objects, replace(work, division=known))
         for source in sources:
             changes.require_unchanged(source.source, source.members())
         digests = [*built.digests, *small.digests]
@@ -150,8 +149,70 @@ def pack(
         )
 
 
+@dataclass(frozen=True)
+class PackedByParts:
+    """What parts have built in a staging place.
+
+    Attributes:
+        blocks: of files.
+        place: what the place is called.
+        plans: how tensors are stored, by their places in the list of pairs.
+        base_digests: of tensors of the base that nothing is packed against.
+        known: knows what parts have proven.
+    """
+
+    blocks: Sequence[BlockMade]
+    place: str
+    plans: Mapping[int, EncodingPlan]
+    base_digests: Mapping[str, str]
+    known: Division | None = None
+
+
+class PackPlace(NamedTuple):
+    """A checkpoint that is about to be packed, and where.
+
+    Attributes:
+        sources: target and base.
+        staging: where the delta is built.
+        url: where it goes.
+        packing: what makes it.
+    """
+
+    sources: Sequence[Checkpoint]
+    staging: Staging
+    url: str
+    packing: Packing
+
+
 @contextmanager
-def _blaming(sources: Sequence[Checkpoint]) -> Iterator[None]:
+def packed_at(
+    target: Packable,
+    base: Packable | None,
+    destination: str,
+    options: PackOptions,
+    store_options: StoreOptions,
+) -> Iterator[PackPlace]:
+    """Find the place of a delta, and pair target and base; the arguments are those of `pack`."""
+    sources = [target.checkpoint] + ([base.checkpoint] if base is not None else [])
+    store = open_store(destination, store_options)
+    for source in sources:
+        require_apart_from_all(source, store)
+    require_outside(store)
+    staging: Staging
+    if store.traits.local:
+        staging = LocalStaging(absolute(store), single=False)
+    else:
+        staging = RemoteStaging(store)
+    url = absolute(store) if store.traits.local else store.url.rstrip("/")
+    with ExitStack() as closing:
+        closing.callback(staging.close)
+        packing = Packing(target, base, options)
+        closing.callback(packing.close)
+        yield PackPlace(sources, staging, url, packing)
+
+
+@contextmanager
+def blaming(sources: Sequence[Checkpoint]) -> Iterator[None]:
     """Say of a failure that a source is still being written, where one has changed meanwhile."""
     with ExitStack() as stack:
         for source in sources:

@@ -28,6 +28,7 @@ from ftckpt.retention.scan.classify import judged_by
 from ftckpt.retention.scan.contents import count_names
 from ftckpt.retention.scan.entries import EntryClass, RootEntry
 from ftckpt.retention.scan.entry import Bases, Run, ScannedEntry, ScanOptions, recorded_bases
+from ftckpt.retention.scan.leftovers import dead_plan_notes
 from ftckpt.retention.scan.read import read_entries
 from ftckpt.retention.scan.uploads import upload_notes
 from ftckpt.storage.store import join
@@ -158,6 +159,7 @@ class _Work:
             if p.dangling
         ]
         self.notes += upload_notes(root, self.now)
+        self.notes += dead_plan_notes(root, self.now)
         self.notes += [
             f"{root.store.describe(f.place.path)} holds {listed(f.left)}, left by a write of ftckpt"
             " that was killed: the next seal of it removes what is a day old"

@@ -15,7 +15,12 @@ from ftckpt.retention.policy import DAY
 from ftckpt.retention.policy.plan import Reason
 from ftckpt.retention.records import log, pins
 from ftckpt.retention.scan.entry import Bases, ScanOptions, recorded_bases
-from ftckpt.retention.scan.leftovers import leftovers, remove_leftovers
+from ftckpt.retention.scan.leftovers import (
+    dead_plans,
+    leftovers,
+    remove_dead_plans,
+    remove_leftovers,
+)
 from ftckpt.retention.scan.read import read_entries
 from ftckpt.retention.scan.uploads import abort_own
 from ftckpt.retention.trash import Trash, Trashed
@@ -60,7 +65,7 @@ def purge(
         UnsafeError: a link stands in place of a root's own files.
     """
     roots = open_runs(place, formats)
-    filled = [root for root in roots if open_trash(root).listed() or leftovers(root, now())]
+    filled = [root for root in roots if open_trash(root).listed() or has_remains(root, now())]
     with hold(filled, actor, now()) as trashes:
         require_clock(filled, now())
         how = ScanOptions(formats, now(), bases=bases)
@@ -105,12 +110,21 @@ def purge_held(
         note
         for root in roots
         if root.base in trashes
-        for note in (*abort_own(root, now()), *remove_leftovers(root, now()))
+        for note in (
+            *abort_own(root, now()),
+            *remove_leftovers(root, now()),
+            *remove_dead_plans(root, now()),
+        )
     ]
     purged = Purged(erased=tuple(erased), held=held, freed=freed, failed=failed, notes=tuple(notes))
     for root in roots:
         _log(root, purged, actor, now())
     return purged
+
+
+def has_remains(root: Root, now: float) -> bool:
+    """Say whether a root holds what runs of ftckpt have left and a purge removes."""
+    return bool(leftovers(root, now) or dead_plans(root, now))
 
 
 def _is_over(thing: Trashed, now: float, trash_ttl: float) -> bool:

@@ -18,14 +18,13 @@ from ftckpt.retention.policy.plan import Decision, RetentionPlan
 from ftckpt.retention.records import log, pins, tags
 from ftckpt.retention.scan.entries import EntryClass
 from ftckpt.retention.scan.entry import Bases, ScannedEntry, ScanOptions, recorded_bases
-from ftckpt.retention.scan.leftovers import leftovers
 from ftckpt.retention.scan.staleness import is_leaving, is_same, still_right
 from ftckpt.retention.trash import Trash, Trashed
 from ftckpt.retention.trash.open import open_trash
 
 from .check import surveyed
 from .outcome import Applied
-from .purge import purge_held, require_all
+from .purge import has_remains, purge_held, require_all
 from .recheck import Watch
 
 
@@ -74,7 +73,7 @@ def apply(
     wanted = [r for r in roots if r.base in concerned]
     if trash_ttl is not None:
         others = (r for r in roots if r.base not in concerned)
-        wanted += [r for r in others if open_trash(r).listed() or leftovers(r, now())]
+        wanted += [r for r in others if open_trash(r).listed() or has_remains(r, now())]
     identity = plan_id(plan)
     with hold(wanted, actor, now()) as trashes:
         require_clock(wanted, now())

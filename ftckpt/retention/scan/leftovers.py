@@ -1,21 +1,32 @@
-"""Temporary files of killed ftckpt runs in a root: report them, and remove old ones.
+"""What killed ftckpt runs have left in a root: report it, and remove what is old.
 
 ftckpt writes under a name that `stores.is_leftover` knows, and renames or deletes it a moment
 later. A file that is a day old belongs to no running process.
+
+Records of divided operations (`ftckpt.parts`) lie in a root's `.ftckpt`. One that is a week old
+speaks for nothing any more: who finishes refuses it. A part that runs says so every few seconds. So
+a plan of which nothing was written for a week is dead, and its files go. What its parts have built
+is a staging place like any other: gc takes it for an abandoned save.
 """
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 
 from ftckpt.discovery.roots import Root
-from ftckpt.errors import FtckptError, NotFoundError
+from ftckpt.errors import DeniedError, FtckptError, NotFoundError
 from ftckpt.findings import counted
-from ftckpt.retention.policy import GRACE
+from ftckpt.retention.policy import DAY, GRACE
 from ftckpt.retention.records import own_folder
 from ftckpt.storage import is_leftover
 from ftckpt.storage.store import Entry, EntryKind
+
+SILENT = 7 * DAY
+_PLAN = re.compile(r"[0-9a-f]{32}")
+_FILE = re.compile(r"(?:\d+-\d+(?:\.[a-z]+)?|finish-\d+|finished|now)\.json")
 
 WHY = "a run of ftckpt that was killed has left it; gc --apply and gc purge remove it after a day"
 
@@ -52,3 +63,72 @@ def _is_ours(entry: Entry, now: float) -> bool:
     return (
         plain and is_leftover(entry.path) and entry.mtime is not None and now - entry.mtime >= GRACE
     )
+
+
+def dead_plans(root: Root, now: float) -> dict[str, list[Entry]]:
+    """Return the files of dead plans, by the path of the plan.
+
+    A plan beside whose records something else lies is left alone.
+
+    Raises:
+        UnavailableError, DeniedError: it could not be listed.
+        UnsafeError: the root's `.ftckpt` is a link.
+    """
+    found: dict[str, list[Entry]] = {}
+    place = f"{own_folder(root)}/parts"
+    local = root.store.local_path(place)
+    if local is not None and os.path.islink(local):
+        return found
+    with suppress(NotFoundError):
+        for plan in root.store.children(place):
+            plain = plan.kind is not EntryKind.FILE and plan.link is None
+            if plain and _PLAN.fullmatch(_name(plan)):
+                with suppress(NotFoundError):
+                    files = root.store.children(plan.path)
+                    if all(_is_dead(one, now) for one in files):
+                        found[plan.path] = files
+    return found
+
+
+def dead_plan_notes(root: Root, now: float) -> Iterator[str]:
+    """Yield notes on dead plans for who reads a plan of gc."""
+    try:
+        found = dead_plans(root, now)
+    except DeniedError:
+        return  # a plan does not depend on them
+    if found:
+        yield (
+            f"{root.url} holds the records of {counted(len(found), 'divided operation')} that"
+            " nobody went on with for a week: gc --apply and gc purge remove them (the first:"
+            f" {root.store.describe(min(found))})"
+        )
+
+
+def remove_dead_plans(root: Root, now: float) -> Iterator[str]:
+    """Remove the files of dead plans; yield what was done."""
+    try:
+        found = dead_plans(root, now)
+    except FtckptError:
+        return  # nothing depends on them
+    paths = [one.path for files in found.values() for one in files]
+    errors = [error for error in root.store.delete(paths).values() if error]
+    for path in found:
+        local = root.store.local_path(path)
+        if local is not None:
+            with suppress(OSError):  # a part has begun anew
+                os.rmdir(local)
+    if found and not errors:
+        number = counted(len(found), "divided operation")
+        yield f"removed the records of {number} that nobody went on with in {root.url}"
+    for error in errors:
+        yield f"a record of a divided operation stays in {root.url}: {error}"
+
+
+def _is_dead(entry: Entry, now: float) -> bool:
+    ours = _FILE.fullmatch(_name(entry)) is not None or is_leftover(entry.path)
+    plain = entry.kind is EntryKind.FILE and entry.link is None
+    return ours and plain and entry.mtime is not None and now - entry.mtime >= SILENT
+
+
+def _name(entry: Entry) -> str:
+    return entry.path.rpartition("/")[2]

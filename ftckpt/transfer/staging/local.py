@@ -2,6 +2,7 @@
 
     .NAME.ftckpt-staging/journal.jsonl     which transfer this is, and which blocks are made; locked
     .NAME.ftckpt-staging/state/            the files of the result
+    .NAME.ftckpt-staging/state/.ftckpt/staging     what parts call it; removed before it is shown
 
 Killed at any instant, NAME is absent or whole. A directory is renamed onto its name, which fails
 where a directory with content stands; a single file is linked to it, which fails where any stands,
@@ -18,10 +19,10 @@ from contextlib import suppress
 from shlex import quote
 
 from ftckpt.digests.blocks import Block as StoredBlock
-from ftckpt.digests.blocks import block_length, hash_block
+from ftckpt.digests.blocks import block_count, block_length, hash_block
 from ftckpt.errors import ExistsError, FtckptError, NoResourceError, NotFoundError, RefusedError
 from ftckpt.extents import BLOCK
-from ftckpt.own_files import MANIFEST, SUFFIX
+from ftckpt.own_files import FOLDER, MANIFEST, SUFFIX
 from ftckpt.storage.local.atomic import link_new, sync_directory, write_new, write_over
 from ftckpt.storage.local.oserror import translate
 from ftckpt.storage.local.pagecache import read_cached
@@ -45,6 +46,7 @@ from ftckpt.transfer.write.journal import (
 from .lock import StagingLock, make_directories, make_directory
 
 _STATE = "state"
+_TOKEN = os.path.join(FOLDER, "staging")
 _SPARE = 16 << 20  # room for manifest, journal and directories
 
 
@@ -117,7 +119,8 @@ class LocalStaging(Staging):
             self._require_parent()
             if os.path.lexists(self._path):
                 raise self._exists()
-            journal = self._lock.join(header(plan, secrets.token_hex(8)))
+            token = secrets.token_hex(8)
+            journal = self._lock.join(header(plan, token), lambda: self._call(token))
             self._joined = True
             if os.path.lexists(self._path):  # who finished has done so meanwhile
                 raise self._exists()
@@ -127,7 +130,7 @@ class LocalStaging(Staging):
                     f"{self._place} holds what another transfer to {self._path} has built so far",
                     hint=f"run that one again to finish it, or remove {quote(self._place)}",
                 )
-            make_directory(self._state)
+            self._require_called(called)
             self._lock.take(part)
             self.require_room(sum(files.values()))
         except OSError as error:
@@ -148,10 +151,10 @@ class LocalStaging(Staging):
     def believe(self, blocks: Iterable[BlockMade], built: str) -> None:
         """Take blocks for made; who proves the result reads them."""
         if self._called != built:
-            raise RefusedError(
-                f"{self._place} was built anew since the parts were done",
-                hint="remove the records of the parts, and run them again",
-            )
+            raise self._built_anew()
+        # Killed between the last act and the one before: then it is what was about to be shown.
+        if self._shown is None or self._shown != os.lstat(self._state).st_ino:
+            self._require_called(built)
         for made in blocks:
             self._earlier.setdefault(made.file, {})[made.number] = made
             self._believed.add((made.file, made.number, made.digest))
@@ -159,11 +162,11 @@ class LocalStaging(Staging):
 
     def open(self, file: OutputFile, *, at_most: bool = False) -> StagedFile:
         """Open a file in the staging directory; its bytes are from earlier, or zero."""
-        shared = self._joined
+        shared, size = self._joined, file.size
         if file.path in self._of_parts:
             shared = True
-            self._require_whole(file)
-        upload = self._store.upload(file.path, file.size)
+            size = self._require_whole(file, at_most=at_most)
+        upload = self._store.upload(file.path, size)
         upload.shared = shared
         return StagedFile(upload, self._earlier.get(file.path, {}))
 
@@ -232,6 +235,7 @@ class LocalStaging(Staging):
                 if os.path.lexists(self._path):
                     raise self._exists()
                 self._about_to_show(self._state)
+                self._call("")
                 os.rename(self._state, self._path)
             sync_directory(self._parent)
         except OSError as error:
@@ -259,17 +263,51 @@ class LocalStaging(Staging):
             with suppress(OSError):  # it holds something now
                 os.rmdir(made)
 
-    def _require_whole(self, file: OutputFile) -> None:
-        """Refuse a file that parts have written and that is not there any more."""
+    def _call(self, token: str) -> None:
+        """Keep in the directory of the files what parts call it; "" removes that."""
+        path = os.path.join(self._state, _TOKEN)
+        if token:
+            make_directory(self._state)
+            write_over(path, token.encode())
+        elif os.path.lexists(path):
+            os.unlink(path)
+            with suppress(OSError):  # something of the result lies there too
+                os.rmdir(os.path.dirname(path))
+
+    def _require_called(self, token: str) -> None:
+        """Refuse files that are not those among which parts have written.
+
+        The journal alone cannot say it: somebody may have removed the files beside it.
+        """
+        try:
+            with open(os.path.join(self._state, _TOKEN), "rb") as file:
+                found = file.read(64).decode("ascii", "replace")
+        except (FileNotFoundError, NotADirectoryError):
+            found = ""
+        if found != token:
+            raise self._built_anew()
+
+    def _built_anew(self) -> RefusedError:
+        return RefusedError(
+            f"{self._place} was built anew since the parts were done, or its files were removed",
+            hint=f"remove {quote(self._place)} and the records of the parts, and run them again",
+        )
+
+    def _require_whole(self, file: OutputFile, *, at_most: bool) -> int:
+        """Return the size of a file that parts have written; refuse one that is not there now."""
         try:
             size = os.lstat(os.path.join(self._state, file.path)).st_size
         except FileNotFoundError:
             size = -1
-        if size != file.size:
+        blocks = len(self._earlier[file.path])
+        # Of a file whose size nobody knew before, the parts say how many blocks it has.
+        whole = max(1, block_count(size)) == blocks if at_most else size == file.size
+        if size < 0 or not whole:
             raise RefusedError(
                 f"{file.path} in {self._place} is not what the parts have written",
                 hint="remove the records of the parts, and run them again",
             )
+        return size
 
     def _require_parent(self) -> None:
         """Make the directory around the destination, unless its path looks mistyped."""
@@ -296,7 +334,14 @@ class LocalStaging(Staging):
 
     def _has_built(self) -> bool:
         """Say whether a run has come as far as its first file, and may have shown something."""
-        return self._shown is not None or any(names for *_, names in walk(self._state))
+        if self._shown is not None:
+            return True
+        token = os.path.join(self._state, _TOKEN)
+        return any(
+            os.path.join(folder, name) != token
+            for folder, _, names in walk(self._state)
+            for name in names
+        )
 
     def _publish_file(self, manifest: bytes) -> None:
         # The data is what makes it visible, so the manifest goes first; one that stands there
@@ -347,7 +392,7 @@ class LocalStaging(Staging):
         for folder, _, names in walk(self._state):
             for name in names:
                 path = os.path.join(folder, name)
-                if os.path.relpath(path, self._state) not in files:
+                if os.path.relpath(path, self._state) not in (*files, _TOKEN):
                     os.unlink(path)
 
     def _require_links(self) -> None:

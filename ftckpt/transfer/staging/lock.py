@@ -10,6 +10,7 @@ import shutil
 import stat
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from ftckpt.errors import DeniedError, RefusedError
@@ -106,10 +107,14 @@ class StagingLock:
                 raise
             self.release()
 
-    def join(self, header: bytes) -> bytes:
+    def join(self, header: bytes, first: Callable[[], None]) -> bytes:
         """Hold the directory together with other parts, and return its journal.
 
         Who comes first writes the first line, alone. A run that is not a part has it alone, too.
+
+        Args:
+            header: the first line.
+            first: called before that line is written, by the one that writes it.
 
         Raises:
             RefusedError: a run that is not a part has it, or something else lies there.
@@ -126,6 +131,7 @@ class StagingLock:
                         if whole and shared:
                             return data
                         if not (whole or shared):
+                            first()
                             self.begin_anew(header)
                 except FileNotFoundError:
                     if not os.path.isdir(os.path.dirname(self._place)):

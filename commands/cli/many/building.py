@@ -1,0 +1,231 @@
+"""What is built by parts and then proven by them: what part I wrote, another one compares."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from ftckpt.commands.cli.invocation import Invocation, Result
+from ftckpt.errors import NotFoundError
+from ftckpt.manifest.seal import utc_now
+from ftckpt.parts import WorkPart
+from ftckpt.parts.finish import Gathered, gather
+from ftckpt.parts.place import Heartbeat, PartsPlace, host
+from ftckpt.parts.proofs import PROOF, WRITE, Neighbours, is_ready
+from ftckpt.parts.record import ShareRecord
+from ftckpt.storage import open_store
+
+from . import ManyOptions
+from .run import (
+    finishes,
+    is_last,
+    named_count,
+    named_part,
+    require_same_number,
+    tell_part,
+    use_up,
+)
+from .stages import POLL, AllWritten, all_written
+
+if TYPE_CHECKING:
+    from ftckpt.workers import Work
+
+
+class DividedBuild(ABC):
+    """Something that is built by parts, divided.
+
+    Attributes:
+        invocation: of the verb.
+        work: of this process.
+        proof: whether sources and result are checked.
+        destination: where the result goes.
+    """
+
+    invocation: Invocation
+    work: Work
+    proof: bool
+    destination: str
+
+    @property
+    @abstractmethod
+    def proves(self) -> bool:
+        """Whether parts can prove shares of the result."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes that are read, roughly."""
+
+    @abstractmethod
+    def place(self, elsewhere: str) -> PartsPlace:
+        """Return where the records lie."""
+
+    @abstractmethod
+    def write(
+        self,
+        part: WorkPart,
+        beating: Heartbeat,
+        needed: Callable[[], bool],
+        keep: Callable[[Mapping[str, Any], int], None],
+    ) -> None:
+        """Build a part's files.
+
+        Args:
+            part: which.
+            beating: is told of the work.
+            needed: asked when no other process can do the same part: whether there is work.
+            keep: told of the units of what was made, and its bytes, while no other can do the same.
+        """
+
+    @abstractmethod
+    def prove(
+        self, other: WorkPart, written: Gathered, beating: Heartbeat
+    ) -> tuple[Mapping[str, Any], Mapping[str, str]] | None:
+        """Prove the share that a part has roughly written.
+
+        Returns:
+            The results, and the store's marks of the files; None where nothing can be proven.
+        """
+
+    @abstractmethod
+    def whole(self, written: AllWritten, known: Mapping[str, Any]) -> Result:
+        """Finish from what was written, and what is known to be proven."""
+
+    def run(self) -> Result:
+        """Do what the options of the verb ask for.
+
+        Raises:
+            FtckptError: what the verb raises, and `Divided.run`.
+        """
+        many = self.invocation.options(ManyOptions)
+        place = self.place(many.parts)
+        if many.cluster:
+            from .cluster import on_cluster
+
+            stages = [WRITE, PROOF] if self.proof and self.proves else [WRITE]
+            return on_cluster(
+                self.invocation, place, self.nbytes, stages,
+                lambda number: self._finish(place, number),
+            )  # fmt: skip
+        if finishes(many):
+            return self._finish(place, named_count(many.part))
+        part = named_part(self.invocation, many.part)
+        record = place.find(part, f".{WRITE}")
+        again = record is not None
+        with Heartbeat(place, part, self.work.counter) as beating:
+            if record is None:
+                require_same_number(place, part)
+                record = self._write(place, part, beating)
+            if self.proof and self.proves:
+                self._prove(place, part, beating)
+            ready = is_ready([one for one in place.listed() if one.part.of == part.of], part)
+        if many.finish_last and ready and is_last(self.invocation, place, part, again=again):
+            return self._finish(place, part.of)
+        return tell_part(self.invocation, place, record, again=again, stage=f".{WRITE}")
+
+    def _write(self, place: PartsPlace, part: WorkPart, beating: Heartbeat) -> ShareRecord:
+        began = time.monotonic()
+        kept: list[ShareRecord] = []
+
+        def keep(units: Mapping[str, Any], nbytes: int) -> None:
+            kept.append(
+                place.create(
+                    ShareRecord(
+                        place.plan, part, units, stage=WRITE, host=host(), ended=utc_now(),
+                        seconds=time.monotonic() - began, nbytes=nbytes,
+                    )
+                )
+            )  # fmt: skip
+
+        self.write(part, beating, lambda: place.find(part, f".{WRITE}") is None, keep)
+        record = kept[0] if kept else place.find(part, f".{WRITE}")
+        assert record is not None
+        return record
+
+    def _prove(self, place: PartsPlace, part: WorkPart, beating: Heartbeat) -> None:
+        """Prove the share that the part before has roughly written, once all is there."""
+        other = WorkPart((part.number - 1) % part.of, part.of)
+        if place.find(other, f".{PROOF}") is not None or not self._all_written(
+            place, part, beating
+        ):
+            return
+        began = time.monotonic()
+        all_of_them = gather(place, part.of, [WRITE])
+        proven = self.prove(other, all_of_them, beating)
+        if proven is None:
+            return
+        results, versions = proven
+        written = written_digest(all_of_them.records)
+        units = {**results, "versions": versions, "written": written}
+        place.create(
+            ShareRecord(
+                place.plan, other, units, stage=PROOF, host=host(), ended=utc_now(),
+                seconds=time.monotonic() - began,
+            )
+        )  # fmt: skip
+
+    def _all_written(self, place: PartsPlace, part: WorkPart, beating: Heartbeat) -> bool:
+        """Wait until all parts are written, as long as those that are not get on."""
+        others = Neighbours(place, part)
+        pause, most = POLL
+        while True:
+            lacking = others.unwritten()
+            if not lacking:
+                return True
+            if not all(others.lives(number) for number in lacking):
+                return False
+            beating.add(0)
+            time.sleep(pause)
+            pause = min(2 * pause, most)
+
+    def _finish(self, place: PartsPlace, number: int | None) -> Result:
+        written = all_written(
+            place, number, proof=self.proof, done="proven", say=self.invocation.say
+        )
+        result = self.whole(written, self._proven(written.records, written.proofs))
+        use_up(self.invocation, place, written.all, result)
+        return result
+
+    def _proven(
+        self, written: Sequence[ShareRecord], proofs: Sequence[ShareRecord]
+    ) -> dict[str, Any]:
+        """Return what was proven of what stands there now; of anything else nothing is known."""
+        store = open_store(self.destination, self.invocation.stores)
+        standing: dict[str, str] = {}
+        with suppress(NotFoundError):
+            standing = {} if store.traits.local else {e.path: e.etag or "" for e in store.walk("")}
+        now = written_digest(written)
+        known: dict[str, Any] = {}
+        for record in proofs:
+            versions = record.units.get("versions")
+            same = isinstance(versions, dict) and all(
+                not etag or standing.get(file) == etag for file, etag in versions.items()
+            )
+            if same and record.units.get("written") == now:
+                known |= {
+                    k: v for k, v in record.units.items() if k.startswith(("prove ", "known "))
+                }
+        return known
+
+
+def written_digest(records: Sequence[ShareRecord]) -> str:
+    """Return a digest of the records of all that parts have written.
+
+    Not of the blocks alone: they are the same when a part has written them anew.
+    """
+    import xxhash
+
+    rows = sorted((record.part, record.stamp()) for record in records)
+    digest: str = xxhash.xxh3_128_hexdigest(repr(rows).encode())
+    return digest
+
+
+def volume(shape: Sequence[int]) -> int:
+    """Return the number of elements of a shape."""
+    product = 1
+    for length in shape:
+        product *= length
+    return product

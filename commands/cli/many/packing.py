@@ -1,0 +1,208 @@
+"""Pack a delta by several machines: each fills data files, and proves what others filled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ftckpt.commands.cli.invocation import Invocation, Result
+from ftckpt.errors import FtckptError, RefusedError
+from ftckpt.findings import Severity, as_error
+from ftckpt.parts import WorkPart
+from ftckpt.parts.division import FromRecords, OwnShare
+from ftckpt.parts.place import Heartbeat, PartsPlace, place_beside
+from ftckpt.parts.plan import names_of, plan_of
+from ftckpt.parts.shares import ByteRow, Shares
+from ftckpt.storage import open_store
+from ftckpt.transfer.content import Content
+
+from .building import DividedBuild, volume
+from .stages import AllWritten, blocks_of, units_of
+
+if TYPE_CHECKING:
+    from ftckpt.checkpoint import Checkpoint, TensorInfo
+    from ftckpt.delta.codec.choose_encoding import EncodingPlan
+    from ftckpt.delta.pack.by_parts import ShareMade
+    from ftckpt.delta.pack.partition import PackedFile
+    from ftckpt.delta.pack.report import PackReport
+    from ftckpt.delta.pack.run import PackedByParts
+    from ftckpt.formats.delta.pack import PackJob
+    from ftckpt.parts.finish import Gathered
+    from ftckpt.parts.record import ShareRecord
+    from ftckpt.verification import VerifyReport
+    from ftckpt.workers import Division, Work
+
+Check = Callable[["Checkpoint", "Work"], "VerifyReport"]
+
+_DIGEST = 32  # hexadecimal digits of a tensor digest
+
+
+@dataclass(frozen=True)
+class DividedPack(DividedBuild):
+    """A delta that is packed, divided.
+
+    Attributes:
+        invocation: of the verb.
+        work: of this process.
+        proof: whether sources and result are checked.
+        destination: where it goes.
+        target: what is packed.
+        base: what it is packed against; None packs it whole.
+        flags: that decide the bytes.
+        job: returns what packs, for a check of the sources.
+        check: verifies a source.
+        told: tells what the whole check of a source found.
+        show: renders what the whole did.
+    """
+
+    invocation: Invocation
+    work: Work
+    proof: bool
+    destination: str
+    target: Checkpoint
+    base: Checkpoint | None
+    flags: Mapping[str, Any]
+    job: Callable[[Callable[[Checkpoint], VerifyReport]], PackJob]
+    check: Check
+    told: Callable[[Checkpoint, VerifyReport], None]
+    show: Callable[[PackReport], Result]
+
+    @property
+    def proves(self) -> bool:
+        """Yes: elements are compared with the target's."""
+        return True
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the target's tensors."""
+        return sum(info.nbytes for info in self.target.tensors.values())
+
+    def place(self, elsewhere: str) -> PartsPlace:
+        """Return the place beside the destination, or elsewhere."""
+        stores = self.invocation.stores
+        target = open_store(self.destination, stores)
+        local = target.local_path()
+        flags = {**self.flags, "destination": local or target.identity(), "proof": self.proof}
+        others = [] if self.base is None else [self.base]
+        plan = plan_of(self.target, self.invocation.verb, flags, *others)
+        return place_beside(local or target.describe(), plan, elsewhere, stores)
+
+    def write(
+        self,
+        part: WorkPart,
+        beating: Heartbeat,
+        needed: Callable[[], bool],
+        keep: Callable[[Mapping[str, Any], int], None],
+    ) -> None:
+        """Fill a part's data files, after its share of the sources' checks."""
+        from ftckpt.delta.pack.by_parts import PackShare, dump_plan
+
+        checked: dict[str, OwnShare] = {}
+
+        def check() -> None:
+            for word, source in self._sources() if self.proof else ():
+                own = checked[word] = _share_of(source, part, part.number)
+                work = replace(self.work, division=own, counter=beating)
+                for found in self.check(source, work).findings:
+                    if found.severity is Severity.ERROR:
+                        raise as_error(found, "nothing was written; ftckpt verify says more")
+
+        def built(made: ShareMade) -> None:
+            units = units_of(made.blocks, made.place)
+            units |= {f"plan {n}": dump_plan(plan) for n, plan in made.plans.items()}
+            units |= {f"digest {key}": digest for key, digest in made.base_digests.items()}
+            for word, own in checked.items():
+                units |= {f"{word} {key}": result for key, result in own.results.items()}
+            keep(units, made.nbytes)
+
+        def takes(files: Sequence[PackedFile], file: PackedFile) -> bool:
+            row = ByteRow.of((one.path, one.nbytes) for one in files)
+            return row.part(file.path, 0, file.nbytes, part.of) == part.number
+
+        def reads(tensors: Sequence[TensorInfo], info: TensorInfo) -> bool:
+            row = ByteRow.of((one.key, one.nbytes) for one in tensors)
+            return row.part(info.key, 0, info.nbytes, part.of) == part.number
+
+        share = PackShare(
+            f"{part.number}-{part.of}", takes, reads, part.number == 0, check, needed, built
+        )
+        job = self.job(lambda source: self.check(source, self.work))
+        job.write_share(share, replace(self.work, counter=beating))
+
+    def prove(
+        self, other: WorkPart, written: Gathered, beating: Heartbeat
+    ) -> tuple[Mapping[str, Any], Mapping[str, str]] | None:
+        """Compare a part's tensors, decoded, with the target's."""
+        content = Content.of(self.target)
+        sizes = {
+            key: wanted.dtype.nbytes(volume(wanted.shape))
+            for key, wanted in content.tensors.items()
+        }
+        own = _share_of(self.target, other, other.number, sizes)
+        blocks = [one for record in written.records for one in blocks_of(record)]
+        packed = _packed(written.records, blocks, "", None)
+        job = self.job(lambda source: self.check(source, self.work))
+        versions = job.prove_share(packed, replace(self.work, division=own, counter=beating))
+        return None if versions is None else (own.results, versions)
+
+    def whole(self, written: AllWritten, known: Mapping[str, Any]) -> Result:
+        """Prove what nobody has, and show the result."""
+        divisions = {word: FromRecords(_beginning(written, word)) for word, _ in self._sources()}
+
+        def check(source: Checkpoint) -> VerifyReport:
+            word = "target" if source is self.target else "base"
+            found = self.check(source, replace(self.work, division=divisions[word]))
+            self.told(source, found)
+            return found
+
+        parts = _packed(written.records, written.blocks, written.built, FromRecords(known))
+        report = self.job(check).write(parts)
+        return self.show(replace(report, taken_over=max(0, report.taken_over - written.nbytes)))
+
+    def _sources(self) -> Sequence[tuple[str, Checkpoint]]:
+        base = [] if self.base is None else [("base", self.base)]
+        return [("target", self.target), *base]
+
+
+def _share_of(
+    checkpoint: Checkpoint, part: WorkPart, number: int, sizes: Mapping[str, int] | None = None
+) -> OwnShare:
+    shares = Shares(checkpoint, names_of(checkpoint), part.of, sizes or {})
+    return OwnShare(shares, number)
+
+
+def _beginning(written: AllWritten, word: str) -> Mapping[str, Any]:
+    """Return the results of a source's check, by task."""
+    return {
+        key.removeprefix(f"{word} "): value
+        for key, value in written.all.results.items()
+        if key.startswith(f"{word} ")
+    }
+
+
+def _packed(
+    records: Sequence[ShareRecord], blocks: Sequence[Any], built: str, known: Division | None
+) -> PackedByParts:
+    """Return what parts have built, as their records say.
+
+    Raises:
+        RefusedError: a record holds something else.
+    """
+    from ftckpt.delta.pack.by_parts import load_plan
+    from ftckpt.delta.pack.run import PackedByParts
+
+    plans: dict[int, EncodingPlan] = {}
+    digests: dict[str, str] = {}
+    for record in records:
+        try:
+            for key, value in record.units.items():
+                word, _, rest = key.partition(" ")
+                if word == "plan":
+                    plans.setdefault(int(rest), load_plan(value))
+                elif word == "digest" and isinstance(value, str) and len(value) == _DIGEST:
+                    digests[rest] = value
+        except (ValueError, TypeError, KeyError, FtckptError) as error:
+            message = f"the record of part {record.part} holds a plan that is none"
+            raise RefusedError(message) from error
+    return PackedByParts(blocks, built, plans, digests, known)
