@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import UnsupportedError, UsageError
-from ftckpt.formats.huggingface.config import CONFIG, read_config
+from ftckpt.formats.huggingface.config import CONFIG, parsed_json, read_config
 from ftckpt.formats.megatron.rank_files.grid import Arguments
 from ftckpt.formats.pickles.inert import Inert
 from ftckpt.formats.state.stored_names import is_common
@@ -32,6 +32,15 @@ _CHANGES = {
     "moe_router_num_groups": "its router chooses groups of experts first",
     "moe_router_enable_expert_bias": "its router has a bias that is not a weight",
 }
+
+
+# What Meta's releases say of the model, and where `config.json` says it.
+PARAMETERS = "params.json"
+_PARAMETERS = {
+    "dim": "hidden_size", "n_layers": "num_hidden_layers", "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads", "vocab_size": "vocab_size", "norm_eps": "rms_norm_eps",
+    "rope_theta": "rope_theta",
+}  # fmt: skip
 
 
 class ModelFacts(NamedTuple):
@@ -110,7 +119,28 @@ def configured_model(config: Mapping[str, Any], name: str, checkpoint: Checkpoin
         raise UsageError(
             f"{CONFIG} says that the model is a {config.get('model_type')}, not a {found.name}"
         )
+    require_parameters(config, checkpoint)
     return ModelFacts(found, _heads_of_config(config, checkpoint), config, Arguments())
+
+
+def require_parameters(config: Mapping[str, Any], checkpoint: Checkpoint) -> None:
+    """Refuse a `config.json` that contradicts the `params.json` of one of Meta's releases.
+
+    Raises:
+        UsageError: the first field that differs.
+        CorruptError, UnsafeError: `params.json` is damaged or hostile.
+    """
+    said = parsed_json(checkpoint.source, PARAMETERS)
+    rotary = config.get("rope_parameters")
+    known = {**config, **(rotary if isinstance(rotary, dict) else {})}
+    for field, name in _PARAMETERS.items():
+        ours, theirs = known.get(name), said.get(field)
+        told = isinstance(ours, (int, float)) and isinstance(theirs, (int, float)) and theirs > 0
+        if told and ours != theirs:
+            raise UsageError(
+                f"{PARAMETERS} of {checkpoint.source.url} says {field} = {theirs!r}, and {CONFIG}"
+                f" says {name} = {ours!r}"
+            )
 
 
 def maxtext_family(config: Mapping[str, Any], name: str) -> Family:

@@ -6,6 +6,8 @@
   step, then `shard`, `rank` or `stage` and its number, padded or not, counted from 0 or from 1.
   Such files may be compressed: `rank_3.pt.zst`.
 
+- Meta's releases: `consolidated.00.pth`, of model-parallel ranks.
+
 Sources: verl `utils/checkpoint/fsdp_checkpoint_manager.py`; accelerate `utils/fsdp_utils.py`
 (`pytorch_model_fsdp_0_rank0.bin`); the other names are a convention of many trainers.
 """
@@ -98,6 +100,11 @@ class RankFile(NamedTuple):
         return "stage" if self.staged else "rank"
 
     @property
+    def of_meta(self) -> bool:
+        """Whether it has the name of a file that Meta releases."""
+        return self.spelling is not None and self.spelling.before == "consolidated."
+
+    @property
     def series(self) -> str:
         """What the files of one series have alike: all but the numbers of the rank."""
         folder = self.path.rpartition("/")[0]
@@ -123,6 +130,7 @@ _BY_HAND = re.compile(
     r"(?P<rank>\d{1,7})(?:(?P<between>[_-]of[_-]?)(?P<world>\d{1,7}))?"
     r"(?P<after>\.(?:pt|pth|bin))(?P<packed>\.(?:zst|lz4|gz))?"
 )
+_META = re.compile(r"(consolidated\.)(\d{2,3})(\.pth)")
 _OPTIMIZERS = re.compile(r"(?:optim|optimizer|opt)(?:_states?)?")
 _EXTRAS = re.compile(r"extra|(?:extra|rng|random|trainer|train|client|loader|dataloader)_states?")
 
@@ -132,6 +140,9 @@ def rank_file(path: str) -> RankFile | None:
     name = path.rpartition("/")[2]
     if match := _VERL.fullmatch(name):
         return RankFile(path, Role(match[1]), int(match[3]), int(match[2]))
+    if match := _META.fullmatch(name):
+        own = FileSpelling(match[1], len(match[2]), "", 0, match[3])
+        return RankFile(path, Role.WHOLE, int(match[2]), None, own)
     match = _BY_HAND.fullmatch(name)
     if match is None:
         return None

@@ -36,7 +36,7 @@ from .contents import Contents
 from .files import check_set, size_of
 from .names import CONFIG, METADATA, RankFile, Role, folder_order, rank_files
 from .parse_files import RecordedConfig, read_recorded, read_streams
-from .splits import Splits
+from .splits import Splits, meta_rules
 from .tensors import RankEntry, RankSplit, TensorIdentity, assemble, wrong_rank
 
 # verl's dataloader state beside them.
@@ -222,7 +222,10 @@ class RanksReader:
                 held_by.append(RankEntry(file.rank, file.path, held, storages, spec, part))
         plain = 0
         whole_here = _of_stages(groups) if _staged(read) else frozenset[str]()
-        splits = Splits(recorded, self._rules, component, groups, self.found.append)
+        rules = self._rules
+        if rules is None and read and all(one.file.of_meta for one, _ in read):
+            rules = meta_rules(groups)
+        splits = Splits(recorded, rules, component, groups, self.found.append)
         for identity, held_by in groups.values():
             whole = not any(isinstance(e.held, (Distributed, Listed)) for e in held_by)
             if sharded and whole and identity.kind is Kind.PARAM:

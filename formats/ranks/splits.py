@@ -15,6 +15,7 @@ from ftckpt.checkpoint.rules import Rules
 from ftckpt.checkpoint.sharding import Split as Cut
 from ftckpt.checkpoint.sharding import global_shape, part_shape
 from ftckpt.errors import CorruptError, UnsupportedError, UsageError
+from ftckpt.formats.state.rule_tables import built_in
 from ftckpt.formats.torch_files.dtensor import Placement, local_of
 from ftckpt.formats.torch_files.values import TensorRef
 
@@ -23,6 +24,22 @@ from .specs import Spec
 from .tensors import RankEntry, RankSplit, Report, TensorIdentity, odd
 
 Groups = Mapping[str, tuple[TensorIdentity, Sequence[RankEntry]]]
+
+
+def meta_rules(groups: Groups) -> Rules:
+    """Return how Meta's releases are cut; shapes say along which axis the embedding is.
+
+    Args:
+        groups: every tensor's entries, by key.
+    """
+    shapes: dict[str, set[tuple[int, ...]]] = {}
+    for name in ("tok_embeddings.weight", "norm.weight"):
+        found = groups.get(name)
+        entries = found[1] if found is not None else ()
+        shapes[name] = {getattr(entry.held, "shape", ()) for entry in entries}
+    whole = {shape[-1] for shape in shapes["norm.weight"] if len(shape) == 1}
+    held = {shape[-1] for shape in shapes["tok_embeddings.weight"] if len(shape) == 2}
+    return built_in("meta", {"columns": int(bool(whole) and bool(held) and whole != held)})
 
 
 class Splits:

@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -237,6 +238,57 @@ def test_experts_in_one_tensor_are_understood(name: str, tmp_path: Path) -> None
                 only="model", names="torchtitan",
             )  # fmt: skip
         require_equal(held(tmp_path / "titan-packed"), held(tmp_path / "titan-hf"))
+
+
+@pytest.mark.parametrize("columns", [True, False])
+def test_metas_ranks_become_one_model_and_ranks_again(columns: bool, tmp_path: Path) -> None:
+    """Two model-parallel ranks; up to Llama 2 they divide the columns of the embedding."""
+    import torch
+
+    weights = tensors_of(MODELS["llama"]["stored"] | {
+        "model.embed_tokens.weight": [64, 32], "lm_head.weight": [64, 32],
+    })  # fmt: skip
+    meta = {
+        key.replace("qkv_linear.", "").replace("lm_head", "output"): value
+        for key, value in titan_llama(weights, 4, 2).items()
+    }
+    (tmp_path / "llama").mkdir()
+    ranks = [meta_rank(meta, rank, columns) for rank in range(2)]
+    for rank, state in enumerate(ranks):
+        torch.save(
+            {**state, "rope.freqs": torch.ones(5)}, tmp_path / f"llama/consolidated.0{rank}.pth"
+        )
+    said = {"dim": 32, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "vocab_size": -1}
+    (tmp_path / "llama/params.json").write_text(json.dumps(said))
+    config = {**MODELS["llama"]["config"], "vocab_size": 64}
+    (tmp_path / "c.json").write_text(json.dumps(config))
+    convert = partial(api.convert, str(tmp_path / "llama"), str(tmp_path / "hf"), "safetensors")
+    convert(names="hf", config=str(tmp_path / "c.json"))
+    require_equal(held(tmp_path / "hf"), weights)
+    (tmp_path / "c.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
+    with pytest.raises(
+        UsageError, match=r"n_layers = 3, and config\.json says num_hidden_layers = 2"
+    ):
+        convert(names="hf", config=str(tmp_path / "c.json"))
+    if columns:
+        return
+    one = tmp_path / "one/consolidated.00.pth"
+    one.parent.mkdir()
+    api.convert(str(tmp_path / "hf"), str(one), "torchsave", names="meta")
+    api.reshard(str(one.parent), str(tmp_path / "two"), tp=2)
+    for rank, state in enumerate(ranks):
+        require_equal(torch.load(tmp_path / f"two/consolidated.0{rank}.pth"), state)
+
+
+def meta_rank(meta: Mapping[str, Any], rank: int, columns: bool) -> dict[str, Any]:
+    """The part of a model that one of Meta's two ranks saves."""
+    found = {}
+    for key, value in meta.items():
+        axis = 1 if key.endswith(("wo.weight", "w2.weight")) else 0
+        if key.startswith("tok_embeddings") and columns:
+            axis = 1
+        found[key] = value if "norm" in key else value.chunk(2, axis)[rank].clone()
+    return found
 
 
 BIASED = """
