@@ -33,7 +33,7 @@ def _run(run: Health, found: Status) -> dict[str, Any]:
         "bytes": run.nbytes,
         "counts": run.counts,
         "thinned": len(run.thinned),
-        "leftovers": [*(held.entry.name for held in run.survey.leftovers), *run.survey.dead_parts],
+        "leftovers": [*run.survey.leftovers, *run.survey.dead_parts],
         "free": run.survey.free,
         "tier": None
         if durable is None
