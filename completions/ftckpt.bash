@@ -56,6 +56,7 @@ _ftckpt() {
         "convert --only") words="model optimizer adapter" ;;
         "convert --also"|"convert --adapter"|"convert --beside"|"convert --like"|"convert --device") ask=1 ;;
         "convert --spelling"|"convert --config"|"convert --rename"|"convert --drop"|"convert --rules"|"convert --true-vocab-size"|"convert --tp"|"convert --pp"|"convert --vp"|"convert --dp"|"convert --ep"|"convert --zero-stage"|"convert --max-shard-size"|"convert --jobs"|"convert -j"|"convert --limit-rate"|"convert --max-memory"|"convert --part"|"convert --parts"|"convert --endpoint"|"convert --profile"|"convert --region"|"convert --retry-seconds"|"convert --progress") return ;;
+        "families --config"|"families --names"|"families --endpoint"|"families --profile"|"families --region"|"families --retry-seconds"|"families --progress") return ;;
         "copy --also") ask=1 ;;
         "copy --jobs"|"copy -j"|"copy --concurrency"|"copy --limit-rate"|"copy --max-memory"|"copy --part"|"copy --parts"|"copy --endpoint"|"copy --profile"|"copy --region"|"copy --retry-seconds"|"copy --progress") return ;;
         "sync --tag") ask=1 ;;
@@ -119,6 +120,7 @@ _ftckpt() {
             "restart") words="--world --gpus --scratch --verify --rules --jobs -j --limit-rate --max-memory --require --step-at-most --max-fallback --reuse --receipts --tp --pp --vp --dp --ep --zero-stage --max-shard-size --like --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "reshard") words="--also --only --drop --rules --true-vocab-size --tp --pp --vp --dp --ep --zero-stage --max-shard-size --like --dry-run --verbose -v --no-proof --restart --device --jobs -j --limit-rate --max-memory --part --parts --finish --finish-last --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "convert") words="--to --dtype --from-master --names --spelling --family --config --also --adapter --beside --rename --only --drop --rules --true-vocab-size --tp --pp --vp --dp --ep --zero-stage --max-shard-size --like --dry-run --verbose -v --no-proof --restart --device --jobs -j --limit-rate --max-memory --part --parts --finish --finish-last --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
+            "families") words="--config --names --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "copy") words="--also --include-bases --unmanaged --no-proof --restart --jobs -j --concurrency --limit-rate --max-memory --part --parts --finish --finish-last --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "sync") words="--every --newest --tag --again --dry-run --no-proof --restart --jobs -j --concurrency --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "repair") words="--from --to --dry-run --no-proof --restart --jobs -j --concurrency --limit-rate --max-memory --part --parts --finish --finish-last --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
@@ -155,7 +157,7 @@ _ftckpt() {
         esac
     elif [[ -z $words$ask ]]; then
         case $verb in
-            "") words="inspect ls du cat verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status guard replay doctor demo completions config help" ;;
+            "") words="inspect ls du cat verify seal latest promote restart reshard convert families copy sync repair diff gc pin unpin pins tag untag delta plan status guard replay doctor demo completions config help" ;;
             "cat") ask=1 ;;
             "gc") words="undelete purge" paths=1 ;;
             "gc undelete") ask=1 ;;
@@ -167,8 +169,8 @@ _ftckpt() {
             "plan") words="sweep elastic compress risk" ;;
             "replay") words="run compare audit" ;;
             "completions") words="bash zsh fish" ;;
-            "config") words="inspect ls du cat verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status guard replay doctor demo completions config help" ;;
-            "help") words="exit-codes environment inspect ls du cat verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status guard replay doctor demo completions config help" ;;
+            "config") words="inspect ls du cat verify seal latest promote restart reshard convert families copy sync repair diff gc pin unpin pins tag untag delta plan status guard replay doctor demo completions config help" ;;
+            "help") words="exit-codes environment inspect ls du cat verify seal latest promote restart reshard convert families copy sync repair diff gc pin unpin pins tag untag delta plan status guard replay doctor demo completions config help" ;;
             *) [[ $whole != */* && -e ${FTCKPT_CONFIG:-${XDG_CONFIG_HOME:-$HOME/.config}/ftckpt/config.toml} ]] && ask=1 ;;
         esac
     fi

@@ -89,7 +89,7 @@ BUDGET = {
     "formats.ranks": 4_759,
     "formats.safetensors": 2_580,
     "formats.torchsave": 750,
-    "formats.families": 2_860,
+    "formats.families": 3_400,
     "formats.adapters": 1_644,
     "formats.megatron": 9_203,
     "formats.deepspeed": 7_275,
@@ -100,7 +100,7 @@ BUDGET = {
     "formats": 790,
     "api": 4_975,
     "trainers": 105,
-    "commands": 14_940,
+    "commands": 15_060,
 }
 HEAVY = ("torch", "numpy", "s3fs", "fsspec", "rich", "botocore", "zstandard", "matplotlib")
 

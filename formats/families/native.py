@@ -383,7 +383,13 @@ class NativeTranslator:
             name = found.entry.names[dialect][0].fill(found.numbers) + rest
             whole = wanted.component, wanted.kind.value, name
             number = int(found.numbers["expert"]) if found.entry.stacked else 0
-            wholes.setdefault(whole, {})[number, found.part] = wanted
+            parts = wholes.setdefault(whole, {})
+            if (number, found.part) in parts:
+                raise UnsupportedError(
+                    f"{key} and {parts[number, found.part].key} become one tensor, {name}",
+                    tensor=key,
+                )
+            parts[number, found.part] = wanted
             places[whole] = found
         counters = 0
         for whole, parts in wholes.items():
@@ -413,6 +419,9 @@ class NativeTranslator:
                     return NativeMatch(entry, part, numbers)
         if any(known.numbers(name) is not None for known in self._family.derived):
             return None
+        if dialect == "packed":  # all but the experts have one name in memory and in files
+            own = Name.of(name)
+            return NativeMatch(_AS_IT_IS._replace(names={dialect: (own,)}, hf=(own,)), 0, {})
         raise UnsupportedError(
             f"{dialect}'s {self._family.name} has nothing for {name}",
             hint="--drop leaves it out",

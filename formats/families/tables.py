@@ -3,7 +3,7 @@
 One TOML file in `families/` for each model type of Hugging Face's `config.json`, by its name:
 
     extends = "llama"            # the other's entries follow this table's own
-    extends_native = true        # and so do its rows for other model code
+    extends_native = ["meta"]    # and so do its rows for this other model code
     prefix = "model."            # what a model saved without its head lacks in every name
 
     [config]                     # constants of its config.json
@@ -243,9 +243,19 @@ def _family(name: str, table: Mapping[str, Any]) -> Family:
         {**base.constants, **own.constants},
         (*own.arrays, *_others(base.arrays, own.arrays, table.get("maxtext_without", ()))),
         own.rotates,
-        (*own.natives, *(base.natives if table.get("extends_native", False) else ())),
+        (*own.natives, *_taken(base.natives, table.get("extends_native", ()))),
         _extended(base.shapes, own.shapes),
     )
+
+
+def _taken(natives: Sequence[NativeEntry], dialects: Sequence[str]) -> list[NativeEntry]:
+    """Return the rows of another table that are about some dialects, and about no others."""
+    found = []
+    for entry in natives:
+        names = {key: names for key, names in entry.names.items() if key in dialects}
+        if names:
+            found.append(entry._replace(names=names))
+    return found
 
 
 def _shapes(table: Mapping[str, Any]) -> ShapeTable | None:

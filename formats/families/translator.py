@@ -203,7 +203,12 @@ class Translator:
                 continue
             name = self._spelled(found) + rest
             whole = wanted.component, wanted.kind.value, name
-            wholes.setdefault(whole, {})[found.part] = wanted
+            parts = wholes.setdefault(whole, {})
+            if found.part in parts:
+                raise UnsupportedError(
+                    f"{key} and {parts[found.part].key} become one tensor, {name}", tensor=key
+                )
+            parts[found.part] = wanted
             places[whole] = found
             made[key] = [wanted._replace(name=name).key]
         results = [self._joined(w[2], parts, places[w]) for w, parts in wholes.items()]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from itertools import product
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -23,6 +25,7 @@ from ftckpt.errors import FtckptError, UnsupportedError, UsageError
 from ftckpt.formats.families import family_names
 from ftckpt.formats.families.tables import family
 from tests.builders.checkpoints import open_checkpoint
+from tests.json_run import ftckpt_json
 
 DATA = Path(__file__).parents[2] / "data" / "families"
 MODELS = json.loads((DATA / "models.json").read_text())["models"]
@@ -291,37 +294,19 @@ def meta_rank(meta: Mapping[str, Any], rank: int, columns: bool) -> dict[str, An
     return found
 
 
-BIASED = """
-extends = "llama"
-extends_native = true
-
-[config]
-model_type = "llama"
-
-[shapes]
-"model.layers.{layer}.self_attn.q_proj.bias" = "num_attention_heads*head_dim"
-"model.layers.{layer}.self_attn.k_proj.bias" = "num_key_value_heads*head_dim"
-
-[[native]]
-torchtitan = "layers.{layer}.attention.wq.bias"
-hf = "model.layers.{layer}.self_attn.q_proj.bias"
-rotated = "queries"
-
-[[native]]
-torchtitan = "layers.{layer}.attention.wk.bias"
-hf = "model.layers.{layer}.self_attn.k_proj.bias"
-rotated = "keys"
-"""
+def page_of_families() -> str:
+    """The table that docs/families.md shows."""
+    text = (Path(__file__).parents[3] / "docs/families.md").read_text()
+    return text.split("```toml\n")[1].split("```")[0]
 
 
 def test_a_table_of_ones_own_turns_biases_too(tmp_path: Path) -> None:
-    (tmp_path / "biased.toml").write_text(BIASED)
+    (tmp_path / "biased.toml").write_text(page_of_families())
     shapes = dict(MODELS["llama"]["stored"])
-    for layer in range(3):
-        shapes[f"model.layers.{layer}.self_attn.q_proj.bias"] = [40]
-        shapes[f"model.layers.{layer}.self_attn.k_proj.bias"] = [20]
+    for layer, (leaf, rows) in product(range(3), (("q", 40), ("k", 20), ("v", 20), ("o", 32))):
+        shapes[f"model.layers.{layer}.self_attn.{leaf}_proj.bias"] = [rows]
     weights = tensors_of(shapes)
-    save_folder(tmp_path / "hf", "llama", weights)
+    save_folder(tmp_path / "hf", "llama", weights, attention_bias=True)
     api.convert(
         str(tmp_path / "hf"), str(tmp_path / "t"), "dcp", names="torchtitan", only="model",
         family=str(tmp_path / "biased.toml"),
@@ -330,7 +315,7 @@ def test_a_table_of_ones_own_turns_biases_too(tmp_path: Path) -> None:
     for ours, theirs, heads in (("q", "wq", 4), ("k", "wk", 2)):
         bias = weights[f"model.layers.1.self_attn.{ours}_proj.bias"]
         assert (halves(there[f"layers.1.attention.{theirs}.bias"], heads) == bias).all()
-    with pytest.raises(UsageError, match=r"6 tensors too many \(.*q_proj.bias"):
+    with pytest.raises(UsageError, match=r"12 tensors too many \(.*_proj.bias"):
         api.convert(
             str(tmp_path / "hf"), str(tmp_path / "u"), "dcp", names="torchtitan", only="model"
         )
@@ -368,6 +353,62 @@ def test_any_bytes_of_a_turned_tensor_can_be_read(data: st.DataObject) -> None:
         one = rotary.Rotated("k", 2 * half, to_halves)
         rotary._fill(None, info, one, begin, memoryview(out))  # type: ignore[arg-type]
     assert bytes(out) == wanted[begin:end]
+
+
+@pytest.mark.parametrize("name", [*MODELS, "mine"])
+def test_each_table_fits_its_model(name: str, tmp_path: Path) -> None:
+    config = dict(MODELS.get(name, MODELS["llama"])["config"])
+    if name == "mine":
+        (tmp_path / "mine.toml").write_text(page_of_families())
+        config["attention_bias"] = True
+        name = str(tmp_path / "mine.toml")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    side = ("--names", "torchtitan") if name.endswith(".toml") else ()
+    found = ftckpt_json("families", name, "--config", str(tmp_path / "config.json"), *side)
+    assert found["result"]["code"] == 0
+    rows = {side["side"]: side["rows"] for side in found["sides"]}
+    assert not [side for side in found["sides"] if side["problems"]]
+    if "torchtitan" in rows:
+        count = sum(row["tensors"] for row in rows["torchtitan"])
+        shapes = family(name).shapes
+        assert shapes is not None
+        assert count == len(shapes.tensors(config))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("wv.bias", "wq.bias"), "become one tensor"),
+        (('rotated = "keys"', 'rotated = "queries"'), "does not hold 4 heads of width 10"),
+        (('hf = "model.layers.{layer}.self_attn.v_proj', 'hf = "model.v'), "has nothing for"),
+        (("[[native]]", "[[naive]]"), "has naive, which no table has"),
+        (("hidden_size", "hidden"), "says hidden = None"),
+        (('"model.layers.{layer}.self_attn.o_proj.bias" =', '"x" = 3 #'), "is given by 3"),
+        (('extends = "llama"', 'extends = "alpaca"'), "no family is called 'alpaca'"),
+        (("rotated", "= ="), "cannot be read as a table"),
+    ],
+)  # fmt: skip
+def test_a_table_that_does_not_fit_is_found(
+    change: tuple[str, str], says: str, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.toml").write_text(page_of_families().replace(*change))
+    config = {**MODELS["llama"]["config"], "attention_bias": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = ftckpt_json(
+        "families", str(tmp_path / "mine.toml"), "--config", str(tmp_path / "config.json"),
+        "--names", "torchtitan",
+    )  # fmt: skip
+    assert found["result"]["code"] == 2
+    assert re.search(says, found["result"]["message"]), found["result"]
+
+
+def test_the_list_of_tables() -> None:
+    found = ftckpt_json("families")
+    sides = {one["family"]: one["sides"] for one in found["families"]}
+    assert sides["gpt2"] == ["megatron"]
+    assert sides["llama"] == ["megatron", "torchtitan", "meta", "maxtext"]
+    for arguments in (("llama",), ("--config", "c.json")):
+        assert ftckpt_json("families", *arguments)["result"]["code"] == 2
 
 
 # --- what is refused ------------------------------------------------------------------------------
