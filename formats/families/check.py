@@ -106,7 +106,7 @@ def check_family(name: str, config: Mapping[str, Any], side: str = "") -> list[C
     rules = list(table.shapes.rules.values())
     found = []
     if table.entries and side in ("", "megatron"):
-        one = Translator(table, heads)
+        one = Translator(table, heads, config=config)
         problems, made = _tried(content, one.to_megatron, one.to_hugging_face)
         rows = _rows(rules, content, made, partial(_of_megatron, one), problems)
         found.append(CheckedSide("megatron", rows, _once(problems)))

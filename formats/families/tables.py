@@ -56,7 +56,7 @@ from .shapes import ShapeRule, ShapeTable
 DIALECTS = ("torchtitan", "meta", "packed")
 SPELLINGS = ("megatron", "transformer_engine", "local", "sequential", "grouped")
 _FLAGS = ("hf", "join", "transposed", "vocabulary")
-_ENTRY_KEYS = frozenset((*SPELLINGS, *_FLAGS))
+_ENTRY_KEYS = frozenset((*SPELLINGS, *_FLAGS, "layers"))
 _NATIVE_KEYS = frozenset((*DIALECTS, *_FLAGS, "rotated", "output"))
 _KEYS = frozenset(
     ("extends", "prefix", "config", "arguments", "model", "tensor", "derived", "maxtext",
@@ -75,6 +75,7 @@ class TableEntry(NamedTuple):
         join: how the parts make the whole.
         transposed: whether Hugging Face stores the other axis first.
         vocabulary: whether its rows may end in padding.
+        layers: which layers have it, as a rule of shapes says it; "" for all that it fits.
     """
 
     megatron: Mapping[str, Name]
@@ -82,6 +83,7 @@ class TableEntry(NamedTuple):
     join: Join
     transposed: bool
     vocabulary: bool
+    layers: str = ""
 
 
 class ArrayEntry(NamedTuple):
@@ -177,6 +179,11 @@ def family_names() -> tuple[str, ...]:
     """Return the names of the families, sorted."""
     folder = files("ftckpt.formats") / "families"
     return tuple(sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".toml")))
+
+
+def built_by_arguments() -> tuple[str, ...]:
+    """Return the names of the families whose model Megatron's arguments describe, sorted."""
+    return tuple(name for name in family_names() if family(name).arguments)
 
 
 @cache
@@ -322,6 +329,7 @@ def _entry(entry: Mapping[str, Any], name: str) -> TableEntry:
         Join(entry.get("join", "whole")),
         entry.get("transposed", False),
         entry.get("vocabulary", False),
+        entry.get("layers", ""),
     )
 
 

@@ -177,5 +177,5 @@ def test_what_is_refused(case: str, tmp_path: Path) -> None:
 
 def test_a_config_is_for_maxtext_alone(tmp_path: Path) -> None:
     shutil.copytree(DATA / "adamw", tmp_path / "3")
-    with pytest.raises(UsageError, match="--config is for checkpoints"):
+    with pytest.raises(UnsupportedError, match="no parameter that Megatron calls"):
         convert(tmp_path / "3", tmp_path / "hf", said("llama")["config"])
