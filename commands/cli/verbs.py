@@ -37,6 +37,7 @@ VERBS: dict[str, str] = {
     "restart": "Print a checkpoint that a job of N ranks loads: find, check, reshard if needed",
     "reshard": "Write a checkpoint for another number of ranks, optimizer included",
     "convert": "Write a checkpoint in another format: whole, or one part of it",
+    "families": "List the tables of model families, or check one against a model",
     "copy": "Copy a checkpoint between tiers: verified on the way, resumable, visible at the end",
     "sync": "Ship the checkpoints of a root to another tier, the oldest missing one first",
     "repair": "Repair a damaged checkpoint with the blocks of a replica",

@@ -15,7 +15,7 @@ from ftckpt.transfer.content import Content
 from .config import config_of
 from .facts import ModelFacts, configured_model, maxtext_family, model_of
 from .maxtext import from_maxtext, is_maxtext
-from .native import NativeTranslator, is_native
+from .native import NativeTranslator, is_native, require_model
 from .tables import family_names
 from .translator import DEFAULT_SPELLINGS, Translator
 
@@ -51,15 +51,13 @@ def to_hugging_face(
         return from_maxtext(content, maxtext_family(known, family), known)
     if (native := _native_model(content, family, config)) is not None:
         return _from_native(content, native, true_vocab_size)
-    if config is not None:
-        raise UsageError(
-            "--config is for checkpoints that do not say what the model is, with the names of other"
-            f" model code, and those of {content.checkpoint.source.url} are none of them",
-            hint="leave it out if the checkpoint says itself what its model is",
-        )
-    model = model_of(content.checkpoint, family)
+    model = model_of(content.checkpoint, family, config)
     rows = true_vocab_size or _true_rows(model, content)
-    made = Translator(model.family, model.heads, true_vocab_size=rows).to_hugging_face(content)
+    translator = Translator(model.family, model.heads, true_vocab_size=rows, config=model.config)
+    made = translator.to_hugging_face(content)
+    if config is not None:
+        require_model(model, made, rows)
+        return replace(made, beside={**made.beside, CONFIG: _typed(config, made, rows)})
     if model.config:
         if config_file(content.checkpoint) == CONFIG:
             return made  # it goes with the files beside the weights
@@ -92,14 +90,19 @@ def _from_native(content: Content, model: ModelFacts, true_vocab_size: int | Non
         model.family, model.heads, model.config, true_vocab_size=true_vocab_size
     )
     made = translator.to_hugging_face(content)
-    said = {**model.config}
-    if dtype := weights_dtype(made):
+    text = _typed(model.config, made, true_vocab_size)
+    return replace(made, beside={**made.beside, CONFIG: text})
+
+
+def _typed(config: Mapping[str, Any], content: Content, rows: int | None) -> bytes:
+    """Return a `config.json` that says the weights' type, and how many rows a vocabulary has."""
+    said = {**config}
+    if dtype := weights_dtype(content):
         said |= {"torch_dtype": dtype}
         said.pop("dtype", None)
-    if true_vocab_size:
-        said["vocab_size"] = true_vocab_size
-    text = json.dumps(said, indent=2, sort_keys=True).encode() + b"\n"
-    return replace(made, beside={**made.beside, CONFIG: text})
+    if rows:
+        said["vocab_size"] = rows
+    return json.dumps(said, indent=2, sort_keys=True).encode() + b"\n"
 
 
 def to_native(
@@ -174,6 +177,7 @@ def to_megatron(
         native = NativeTranslator(model.family, model.heads, model.config)
         content = native.to_hugging_face(content)
     translator = Translator(
-        model.family, model.heads, true_vocab_size=true_vocab_size, spellings=spellings
-    )
+        model.family, model.heads, true_vocab_size=true_vocab_size, spellings=spellings,
+        config=model.config,
+    )  # fmt: skip
     return translator.to_megatron(content)

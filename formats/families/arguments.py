@@ -44,6 +44,12 @@ def arguments_of_config(model: ModelFacts) -> dict[str, Any]:
         UnsupportedError: the model does what Megatron-core's of this family does not.
     """
     family, config = model.family, model.config
+    if not family.arguments:
+        raise UnsupportedError(
+            f"no table says which arguments of Megatron-core make a {family.name}: its names can be"
+            " written in other formats",
+            hint="--to safetensors or --to dcp",
+        )
     _require_plain(model)
     said: dict[str, Any] = {
         "add_position_embedding": True, "use_rotary_position_embeddings": False,

@@ -17,7 +17,7 @@ from ftckpt.formats.pickles.inert import Inert
 from ftckpt.formats.state.stored_names import is_common
 
 from .joins import Heads
-from .tables import Family, family, family_names
+from .tables import Family, built_by_arguments, family, family_names
 
 _MAX_HEADS = 1 << 20
 # Arguments of Megatron that change what the numbers mean, so that other names would not be enough.
@@ -59,18 +59,27 @@ class ModelFacts(NamedTuple):
     arguments: Arguments
 
 
-def model_of(checkpoint: Checkpoint, name: str = "") -> ModelFacts:
+def model_of(
+    checkpoint: Checkpoint, name: str = "", given: Mapping[str, Any] | None = None
+) -> ModelFacts:
     """Return what a checkpoint says of its model.
 
     Args:
         checkpoint: a Hugging Face folder, or one with the arguments of Megatron.
         name: of the family, where the user gives it.
+        given: a `config.json` that the user gives for it.
 
     Raises:
         UsageError: nothing says what the model is, or it is of another family than `name`.
         UnsupportedError: no table exists for it, or it does what no translation can keep.
         CorruptError, UnsafeError: the configuration is damaged or hostile.
     """
+    if given is not None:
+        model = configured_model(given, name, checkpoint)
+        arguments = arguments_of(checkpoint)
+        _require_form(arguments, model.family, checkpoint)
+        _require_like(model.family, arguments, checkpoint)
+        return model
     config = read_config(checkpoint)
     if config:
         found = family(name) if name else _family_of_config(config)
@@ -86,20 +95,32 @@ def model_of(checkpoint: Checkpoint, name: str = "") -> ModelFacts:
             f"nothing says what the model of {checkpoint.source.url} is: it has neither a "
             f"{CONFIG} nor the arguments of Megatron"
         )
-    for argument, meaning in _CHANGES.items():
-        if arguments.get(argument) not in (None, False):
-            raise UnsupportedError(
-                f"the model of {checkpoint.source.url} has no Hugging Face form: {meaning} "
-                f"({argument})"
-            )
     found = family(name) if name else _family_of_arguments(arguments, checkpoint)
-    if name and _differences(found, arguments):
-        key, wanted = _differences(found, arguments)[0]
-        raise UsageError(
-            f"the model of {checkpoint.source.url} is not a {name}: its arguments say {key} = "
-            f"{arguments.get(key)!r}, not {wanted!r}"
-        )
+    _require_form(arguments, found, checkpoint)
+    if name:
+        _require_like(found, arguments, checkpoint)
     return ModelFacts(found, _heads_of_arguments(arguments, checkpoint), {}, arguments)
+
+
+def _require_form(arguments: Arguments, found: Family, checkpoint: Checkpoint) -> None:
+    """Refuse a model that does what no translation can keep, unless its family does it, too."""
+    for argument, meaning in _CHANGES.items():
+        if arguments.get(argument) in (None, False) or argument in found.constants:
+            continue
+        raise UnsupportedError(
+            f"the model of {checkpoint.source.url} has no Hugging Face form: {meaning} ({argument})"
+        )
+
+
+def _require_like(found: Family, arguments: Arguments, checkpoint: Checkpoint) -> None:
+    """Refuse a family that Megatron's arguments contradict."""
+    if arguments.record is None or not _differences(found, arguments):
+        return
+    key, wanted = _differences(found, arguments)[0]
+    raise UsageError(
+        f"the model of {checkpoint.source.url} is not a {found.name}: its arguments say {key} = "
+        f"{arguments.get(key)!r}, not {wanted!r}"
+    )
 
 
 def configured_model(config: Mapping[str, Any], name: str, checkpoint: Checkpoint) -> ModelFacts:
@@ -201,10 +222,17 @@ def _family_of_config(config: Mapping[str, Any]) -> Family:
 
 
 def _family_of_arguments(arguments: Arguments, checkpoint: Checkpoint) -> Family:
-    for name in family_names():
+    for name in built_by_arguments():
         found = family(name)
         if found.model and not _differences(found, arguments):
             return found
+    for argument, meaning in _CHANGES.items():
+        if arguments.get(argument) not in (None, False):
+            raise UnsupportedError(
+                f"the model of {checkpoint.source.url} has no Hugging Face form that its arguments"
+                f" give: {meaning} ({argument})",
+                hint=f"--config FILE names the {CONFIG} of a model that a table knows",
+            )
     raise UnsupportedError(
         f"no family has a model like that of {checkpoint.source.url}",
         hint=f"known: {', '.join(family_names())}",

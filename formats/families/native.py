@@ -24,11 +24,13 @@ from ftckpt.checkpoint import Box, Checkpoint, Kind, Payload, Piece, TensorInfo
 from ftckpt.checkpoint.layer import CheckpointLayer
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.findings import counted, listed
+from ftckpt.formats.huggingface.config import CONFIG
 from ftckpt.formats.state.paths import RecordedPaths
 from ftckpt.transfer.content import Content, Copy, TargetTensor
 from ftckpt.transfer.request.parameters import parameter_names, parted
 
 from .array_view import ArrayView
+from .facts import ModelFacts
 from .joins import Heads, Join, part_rows, runs
 from .names import Name
 from .rotary import Rotated, rotated
@@ -383,7 +385,13 @@ class NativeTranslator:
             name = found.entry.names[dialect][0].fill(found.numbers) + rest
             whole = wanted.component, wanted.kind.value, name
             number = int(found.numbers["expert"]) if found.entry.stacked else 0
-            wholes.setdefault(whole, {})[number, found.part] = wanted
+            parts = wholes.setdefault(whole, {})
+            if (number, found.part) in parts:
+                raise UnsupportedError(
+                    f"{key} and {parts[number, found.part].key} become one tensor, {name}",
+                    tensor=key,
+                )
+            parts[number, found.part] = wanted
             places[whole] = found
         counters = 0
         for whole, parts in wholes.items():
@@ -413,6 +421,9 @@ class NativeTranslator:
                     return NativeMatch(entry, part, numbers)
         if any(known.numbers(name) is not None for known in self._family.derived):
             return None
+        if dialect == "packed":  # all but the experts have one name in memory and in files
+            own = Name.of(name)
+            return NativeMatch(_AS_IT_IS._replace(names={dialect: (own,)}, hf=(own,)), 0, {})
         raise UnsupportedError(
             f"{dialect}'s {self._family.name} has nothing for {name}",
             hint="--drop leaves it out",
@@ -503,6 +514,26 @@ class NativeTranslator:
                 new = wanted._replace(name=name)
                 if wanted.kind is Kind.PARAM and new.key not in made:
                     made[new.key] = new
+
+
+def require_model(model: ModelFacts, content: Content, rows: int | None) -> None:
+    """Refuse weights of Hugging Face's that are not exactly those of a `config.json`.
+
+    Args:
+        model: with its configuration.
+        content: under Hugging Face's names.
+        rows: of the vocabulary, where they are not what the configuration says.
+
+    Raises:
+        UsageError: they are not, or the table does not give the shapes.
+    """
+    if model.family.shapes is None:
+        raise UsageError(f"the table of {model.family.name} has no shapes to hold {CONFIG} to")
+    config = {**model.config, "vocab_size": rows} if rows else model.config
+    weights = _weights(content.tensors)
+    wanted = model.family.shapes.tensors(config)
+    tied = {name: shape for name, shape in weights.items() if name in content.aliases}
+    require_same({**tied, **wanted} if weights else {}, weights, model.family.name)
 
 
 def is_native(content: Content, family: Family) -> bool:

@@ -99,6 +99,15 @@ class ShapeTable(NamedTuple):
                 found[rule.name.fill(numbers)] = shape
         return found
 
+    def layers(self, text: str, config: Mapping[str, Any]) -> frozenset[int]:
+        """Return the layers that a rule's `layers` is about.
+
+        Raises:
+            UsageError: `config` does not say it.
+        """
+        fields = _Fields(config, self.defaults)
+        return frozenset(fields.layers(text, fields.amount(self.counts["layer"])))
+
     def _numbers(self, rule: ShapeRule, fields: _Fields) -> Iterator[dict[str, str]]:
         ranges: list[list[int]] = []
         words = rule.name.words

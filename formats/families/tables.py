@@ -3,7 +3,7 @@
 One TOML file in `families/` for each model type of Hugging Face's `config.json`, by its name:
 
     extends = "llama"            # the other's entries follow this table's own
-    extends_native = true        # and so do its rows for other model code
+    extends_native = ["meta"]    # and so do its rows for this other model code
     prefix = "model."            # what a model saved without its head lacks in every name
 
     [config]                     # constants of its config.json
@@ -62,7 +62,7 @@ DIALECTS = ("torchtitan", "meta", "packed")
 STORED = ("", "divided", "multiplied", "multiplied bfloat16", "one more")
 SPELLINGS = ("megatron", "transformer_engine", "local", "sequential", "grouped")
 _FLAGS = ("hf", "join", "transposed", "vocabulary")
-_ENTRY_KEYS = frozenset((*SPELLINGS, *_FLAGS))
+_ENTRY_KEYS = frozenset((*SPELLINGS, *_FLAGS, "layers"))
 _NATIVE_KEYS = frozenset((*DIALECTS, *_FLAGS, "rotated", "output"))
 _KEYS = frozenset(
     ("extends", "prefix", "config", "arguments", "model", "tensor", "derived", "maxtext",
@@ -82,6 +82,7 @@ class TableEntry(NamedTuple):
         join: how the parts make the whole.
         transposed: whether Hugging Face stores the other axis first.
         vocabulary: whether its rows may end in padding.
+        layers: which layers have it, as a rule of shapes says it; "" for all that it fits.
     """
 
     megatron: Mapping[str, Name]
@@ -89,6 +90,7 @@ class TableEntry(NamedTuple):
     join: Join
     transposed: bool
     vocabulary: bool
+    layers: str = ""
 
 
 class ArrayEntry(NamedTuple):
@@ -189,6 +191,11 @@ def family_names() -> tuple[str, ...]:
     return tuple(sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".toml")))
 
 
+def built_by_arguments() -> tuple[str, ...]:
+    """Return the names of the families whose model Megatron's arguments describe, sorted."""
+    return tuple(name for name in family_names() if family(name).arguments)
+
+
 @cache
 def family(name: str) -> Family:
     """Return a family by its name, or by the path of its TOML file.
@@ -253,9 +260,19 @@ def _family(name: str, table: Mapping[str, Any]) -> Family:
         {**base.constants, **own.constants},
         (*own.arrays, *_others(base.arrays, own.arrays, table.get("maxtext_without", ()))),
         own.rotates,
-        (*own.natives, *(base.natives if table.get("extends_native", False) else ())),
+        (*own.natives, *_taken(base.natives, table.get("extends_native", ()))),
         _extended(base.shapes, own.shapes),
     )
+
+
+def _taken(natives: Sequence[NativeEntry], dialects: Sequence[str]) -> list[NativeEntry]:
+    """Return the rows of another table that are about some dialects, and about no others."""
+    found = []
+    for entry in natives:
+        names = {key: names for key, names in entry.names.items() if key in dialects}
+        if names:
+            found.append(entry._replace(names=names))
+    return found
 
 
 def _shapes(table: Mapping[str, Any]) -> ShapeTable | None:
@@ -334,6 +351,7 @@ def _entry(entry: Mapping[str, Any], name: str) -> TableEntry:
         Join(entry.get("join", "whole")),
         entry.get("transposed", False),
         entry.get("vocabulary", False),
+        entry.get("layers", ""),
     )
 
 

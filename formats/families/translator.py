@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ftckpt.checkpoint import Box
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.findings import counted, listed
+from ftckpt.formats.huggingface.config import CONFIG
 from ftckpt.formats.state.transposing import transposed
 from ftckpt.transfer.content import Content, Copy, TargetTensor
 from ftckpt.transfer.request.parameters import parameter_names, parted
@@ -59,6 +60,7 @@ class Translator:
         *,
         true_vocab_size: int | None = None,
         spellings: Sequence[str] = DEFAULT_SPELLINGS,
+        config: Mapping[str, Any] | None = None,
     ) -> None:
         """Keep what every tensor is translated by.
 
@@ -67,15 +69,24 @@ class Translator:
             heads: shape of attention, which no tensor's shape shows.
             true_vocab_size: rows of a vocabulary that are no padding; None keeps all.
             spellings: of Megatron's side, where its implementations differ.
+            config: the model's `config.json`, for a family whose layers differ.
 
         Raises:
-            UnsupportedError: the table is of other names alone (`unknown-rule`).
+            UnsupportedError: the table has no rows of Megatron-core.
+            UsageError: `config` does not say which layers are which.
         """
         if not family.entries:
             raise UnsupportedError(
-                f"no table says what Megatron-core calls the parameters of {family.name}",
-                kind="unknown-rule",
+                f"no table says how Megatron-core stores {family.name}", kind="unknown-rule"
             )
+        self._layers: dict[str, frozenset[int]] = {}
+        for text in {entry.layers for entry in family.entries if entry.layers}:
+            if not config or family.shapes is None:
+                raise UsageError(
+                    f"layers of {family.name} differ, and nothing here says which is which",
+                    hint=f"--config FILE: the {CONFIG} of the model",
+                )
+            self._layers[text] = family.shapes.layers(text, config)
         self._family = family
         self._heads = heads
         self._rows = true_vocab_size
@@ -116,9 +127,12 @@ class Translator:
                 names = tuple(entry.megatron.values())
             for part, known in enumerate(names):
                 numbers = known.numbers(name)
-                if numbers is not None:
+                if numbers is not None and self._is_of(entry, numbers):
                     return TableMatch(entry, part if side is Naming.HUGGING_FACE else 0, numbers)
         return None
+
+    def _is_of(self, entry: TableEntry, numbers: Mapping[str, str]) -> bool:
+        return not entry.layers or int(numbers.get("layer", "0")) in self._layers[entry.layers]
 
     # --- to Hugging Face --------------------------------------------------------------------------
 
@@ -211,7 +225,12 @@ class Translator:
                 continue
             name = self._spelled(found) + rest
             whole = wanted.component, wanted.kind.value, name
-            wholes.setdefault(whole, {})[found.part] = wanted
+            parts = wholes.setdefault(whole, {})
+            if found.part in parts:
+                raise UnsupportedError(
+                    f"{key} and {parts[found.part].key} become one tensor, {name}", tensor=key
+                )
+            parts[found.part] = wanted
             places[whole] = found
             made[key] = [wanted._replace(name=name).key]
         results = [self._joined(w[2], parts, places[w]) for w, parts in wholes.items()]

@@ -25,6 +25,7 @@ LATENT = {
     "n_shared_experts": 2, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1,
     "num_key_value_heads": 4,
 }  # fmt: skip
+SPARSE = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": COMMON,
     "mistral": COMMON,
@@ -32,7 +33,16 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen2": PLAIN,
     "qwen3": COMMON | {"tie_word_embeddings": True},
     "qwen3_moe": COMMON | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    "deepseek_v2": PLAIN | LATENT | {"q_lora_rank": None},
     "deepseek_v3": PLAIN | LATENT,
+    "gemma2": COMMON | {"tie_word_embeddings": True},
+    "gemma3_text": COMMON | {"tie_word_embeddings": True},
+    "glm4_moe": COMMON | SPARSE | {
+        "attention_bias": True, "use_qk_norm": True, "n_shared_experts": 1,
+        "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+    },
+    "gpt_oss": COMMON | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "minimax_m2": COMMON | {"num_local_experts": 4, "num_experts_per_tok": 2},
 }  # fmt: skip
 
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import FtckptError, UnsupportedError, UsageError
-from ftckpt.formats.families import family_names, to_hugging_face, to_megatron
+from ftckpt.formats.families import to_hugging_face, to_megatron
 from ftckpt.formats.families.joins import Heads, Join, part_rows, runs
-from ftckpt.formats.families.tables import Family, family
+from ftckpt.formats.families.tables import Family, built_by_arguments, family
 from ftckpt.formats.safetensors.writer import SafetensorsWriter
 from ftckpt.formats.state.rule_tables import built_in
 from ftckpt.transfer.content import Content
@@ -31,8 +31,6 @@ LAYERS, EXPERTS, HIDDEN, VOCABULARY, FFN = 2, 3, 12, 20, 10
 HEADS = Heads(6, 2, 4)
 FLAT = Heads(6, 6, 4)  # where a family has no groups
 OLD = frozenset({"gpt2", "gpt_neox"})
-# Families whose table has Megatron-core's names.
-MEGATRON = tuple(name for name in family_names() if family(name).entries)
 
 
 def heads_of(name: str) -> Heads:
@@ -131,7 +129,7 @@ def grouped(parts: Iterable[Any], heads: Heads) -> Any:
     return torch.cat(tuple(split), dim=1).flatten(0, 1)
 
 
-@pytest.mark.parametrize("name", MEGATRON)
+@pytest.mark.parametrize("name", built_by_arguments())
 def test_there_and_back_gives_the_same_bits(name: str, tmp_path: Path) -> None:
     tensors = save_model(tmp_path / "hf", name)
     content = to_megatron(Content.of(open_checkpoint(tmp_path / "hf")))
@@ -457,7 +455,7 @@ RULES = {"gpt2": "gpt2", "gpt_neox": "neox", "llama": "llama", "llama3.1": "llam
          "qwen3": "qwen", "qwen3_moe": "qwen"}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MEGATRON)
+@pytest.mark.parametrize("name", built_by_arguments())
 def test_every_name_of_a_family_has_a_split_rule_that_fits_megatrons(name: str) -> None:
     """The two tables were written from two sources: they must cut the same parameters."""
     theirs, ours = built_in(RULES[name]), built_in("megatron", {"gated": 1})

@@ -222,11 +222,5 @@ def test_what_is_refused(case: str, tmp_path: Path) -> None:
 
 def test_a_config_is_for_maxtext_alone(tmp_path: Path) -> None:
     shutil.copytree(DATA / "adamw", tmp_path / "3")
-    with pytest.raises(UsageError, match="--config is for checkpoints"):
+    with pytest.raises(UnsupportedError, match="no parameter that Megatron calls"):
         convert(tmp_path / "3", tmp_path / "hf", said("llama")["config"])
-
-
-def test_a_table_without_megatrons_names_says_so(tmp_path: Path) -> None:
-    to = convert(place_of("gemma2"), tmp_path / "hf", said("gemma2")["config"])
-    with pytest.raises(UnsupportedError, match="what Megatron-core calls the parameters of gemma2"):
-        api.convert(str(to), str(tmp_path / "megatron"), "dcp", names="megatron")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from itertools import product
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -23,12 +25,15 @@ from ftckpt.errors import FtckptError, UnsupportedError, UsageError
 from ftckpt.formats.families import family_names
 from ftckpt.formats.families.tables import family
 from tests.builders.checkpoints import open_checkpoint
+from tests.json_run import ftckpt_json
 
 DATA = Path(__file__).parents[2] / "data" / "families"
 MODELS = json.loads((DATA / "models.json").read_text())["models"]
 JUDGED = "cc147342bc0292d234b9dc5c1ce609cff0dc9e5ef696fd24d7b2a53fdfb0fc55"
-TITAN = ("llama", "qwen3", "qwen3_moe", "deepseek_v3")
-PACKED = ("mixtral", "qwen3_moe", "deepseek_v3")
+BRIDGE = json.loads((DATA / "bridge.json").read_text())["families"]
+TITAN = ("llama", "qwen3", "qwen3_moe", "deepseek_v3", "gpt_oss")
+PACKED = ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3", "glm4_moe", "minimax_m2")
+MEGATRON = ("deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "glm4_moe", "minimax_m2")
 
 
 def tensors_of(shapes: Mapping[str, list[int]], seed: int = 3) -> dict[str, Any]:
@@ -207,16 +212,17 @@ def test_experts_in_one_tensor_are_understood(name: str, tmp_path: Path) -> None
 
     weights = tensors_of(MODELS[name]["stored"])
     memory = {}
+    sparse = name in ("mixtral", "minimax_m2")  # by Mixtral's names
     for key, shape in MODELS[name]["memory"].items():
         if not key.endswith(("gate_up_proj", "down_proj")):
-            memory[key] = weights[key.replace("mlp.gate", "block_sparse_moe.gate")]
+            memory[key] = weights[key.replace("mlp", "block_sparse_moe")]
             continue
         pre = key.rpartition(".")[0]
-        if name == "mixtral":
+        if sparse:
             pre = pre.replace("mlp", "block_sparse_moe")
-        parts: tuple[str, ...] = ("w1", "w3") if name == "mixtral" else ("gate_proj", "up_proj")
+        parts: tuple[str, ...] = ("w1", "w3") if sparse else ("gate_proj", "up_proj")
         if key.endswith("down_proj"):
-            parts = ("w2",) if name == "mixtral" else ("down_proj",)
+            parts = ("w2",) if sparse else ("down_proj",)
         experts = [
             torch.cat([weights[f"{pre}.{number}.{part}.weight"] for part in parts])
             for number in range(4)
@@ -224,7 +230,7 @@ def test_experts_in_one_tensor_are_understood(name: str, tmp_path: Path) -> None
         memory[key] = torch.stack(experts)
         assert list(memory[key].shape) == shape
     packed = {key: value for key, value in weights.items() if ".experts." not in key}
-    if name == "mixtral":
+    if sparse:
         packed = {key: value for key, value in packed.items() if "block_sparse" not in key}
     save_folder(tmp_path / "packed", name, packed | memory)
     api.convert(
@@ -291,37 +297,19 @@ def meta_rank(meta: Mapping[str, Any], rank: int, columns: bool) -> dict[str, An
     return found
 
 
-BIASED = """
-extends = "llama"
-extends_native = true
-
-[config]
-model_type = "llama"
-
-[shapes]
-"model.layers.{layer}.self_attn.q_proj.bias" = "num_attention_heads*head_dim"
-"model.layers.{layer}.self_attn.k_proj.bias" = "num_key_value_heads*head_dim"
-
-[[native]]
-torchtitan = "layers.{layer}.attention.wq.bias"
-hf = "model.layers.{layer}.self_attn.q_proj.bias"
-rotated = "queries"
-
-[[native]]
-torchtitan = "layers.{layer}.attention.wk.bias"
-hf = "model.layers.{layer}.self_attn.k_proj.bias"
-rotated = "keys"
-"""
+def page_of_families() -> str:
+    """The table that docs/families.md shows."""
+    text = (Path(__file__).parents[3] / "docs/families.md").read_text()
+    return text.split("```toml\n")[1].split("```")[0]
 
 
 def test_a_table_of_ones_own_turns_biases_too(tmp_path: Path) -> None:
-    (tmp_path / "biased.toml").write_text(BIASED)
+    (tmp_path / "biased.toml").write_text(page_of_families())
     shapes = dict(MODELS["llama"]["stored"])
-    for layer in range(3):
-        shapes[f"model.layers.{layer}.self_attn.q_proj.bias"] = [40]
-        shapes[f"model.layers.{layer}.self_attn.k_proj.bias"] = [20]
+    for layer, (leaf, rows) in product(range(3), (("q", 40), ("k", 20), ("v", 20), ("o", 32))):
+        shapes[f"model.layers.{layer}.self_attn.{leaf}_proj.bias"] = [rows]
     weights = tensors_of(shapes)
-    save_folder(tmp_path / "hf", "llama", weights)
+    save_folder(tmp_path / "hf", "llama", weights, attention_bias=True)
     api.convert(
         str(tmp_path / "hf"), str(tmp_path / "t"), "dcp", names="torchtitan", only="model",
         family=str(tmp_path / "biased.toml"),
@@ -330,7 +318,7 @@ def test_a_table_of_ones_own_turns_biases_too(tmp_path: Path) -> None:
     for ours, theirs, heads in (("q", "wq", 4), ("k", "wk", 2)):
         bias = weights[f"model.layers.1.self_attn.{ours}_proj.bias"]
         assert (halves(there[f"layers.1.attention.{theirs}.bias"], heads) == bias).all()
-    with pytest.raises(UsageError, match=r"6 tensors too many \(.*q_proj.bias"):
+    with pytest.raises(UsageError, match=r"12 tensors too many \(.*_proj.bias"):
         api.convert(
             str(tmp_path / "hf"), str(tmp_path / "u"), "dcp", names="torchtitan", only="model"
         )
@@ -368,6 +356,62 @@ def test_any_bytes_of_a_turned_tensor_can_be_read(data: st.DataObject) -> None:
         one = rotary.Rotated("k", 2 * half, to_halves)
         rotary._fill(None, info, one, begin, memoryview(out))  # type: ignore[arg-type]
     assert bytes(out) == wanted[begin:end]
+
+
+@pytest.mark.parametrize("name", [*MODELS, "mine"])
+def test_each_table_fits_its_model(name: str, tmp_path: Path) -> None:
+    config = dict(MODELS.get(name, MODELS["llama"])["config"])
+    if name == "mine":
+        (tmp_path / "mine.toml").write_text(page_of_families())
+        config["attention_bias"] = True
+        name = str(tmp_path / "mine.toml")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    side = ("--names", "torchtitan") if name.endswith(".toml") else ()
+    found = ftckpt_json("families", name, "--config", str(tmp_path / "config.json"), *side)
+    assert found["result"]["code"] == 0
+    rows = {side["side"]: side["rows"] for side in found["sides"]}
+    assert not [side for side in found["sides"] if side["problems"]]
+    if "torchtitan" in rows:
+        count = sum(row["tensors"] for row in rows["torchtitan"])
+        shapes = family(name).shapes
+        assert shapes is not None
+        assert count == len(shapes.tensors(config))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("wv.bias", "wq.bias"), "become one tensor"),
+        (('rotated = "keys"', 'rotated = "queries"'), "does not hold 4 heads of width 10"),
+        (('hf = "model.layers.{layer}.self_attn.v_proj', 'hf = "model.v'), "has nothing for"),
+        (("[[native]]", "[[naive]]"), "has naive, which no table has"),
+        (("hidden_size", "hidden"), "says hidden = None"),
+        (('"model.layers.{layer}.self_attn.o_proj.bias" =', '"x" = 3 #'), "is given by 3"),
+        (('extends = "llama"', 'extends = "alpaca"'), "no family is called 'alpaca'"),
+        (("rotated", "= ="), "cannot be read as a table"),
+    ],
+)  # fmt: skip
+def test_a_table_that_does_not_fit_is_found(
+    change: tuple[str, str], says: str, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.toml").write_text(page_of_families().replace(*change))
+    config = {**MODELS["llama"]["config"], "attention_bias": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = ftckpt_json(
+        "families", str(tmp_path / "mine.toml"), "--config", str(tmp_path / "config.json"),
+        "--names", "torchtitan",
+    )  # fmt: skip
+    assert found["result"]["code"] == 2
+    assert re.search(says, found["result"]["message"]), found["result"]
+
+
+def test_the_list_of_tables() -> None:
+    found = ftckpt_json("families")
+    sides = {one["family"]: one["sides"] for one in found["families"]}
+    assert sides["gpt2"] == ["megatron"]
+    assert sides["llama"] == ["megatron", "torchtitan", "meta", "maxtext"]
+    for arguments in (("llama",), ("--config", "c.json")):
+        assert ftckpt_json("families", *arguments)["result"]["code"] == 2
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -414,7 +458,7 @@ REFUSED: dict[
         dict, {"intermediate_size": None}, UsageError, "says intermediate_size = None",
     ),
     "a field that is no number": (dict, {"vocab_size": "61"}, UsageError, "vocab_size = '61'"),
-    "another family": (dict, {"model_type": "gpt2"}, UsageError, "none of them"),
+    "another family": (dict, {"model_type": "gpt2"}, UnsupportedError, "no parameter that Megatr"),
     "a family of nobody's": (dict, {"model_type": "x"}, UnsupportedError, "no table exists"),
 }  # fmt: skip
 
@@ -475,7 +519,10 @@ def test_a_folder_that_is_not_its_config_is_refused(
     assert not (tmp_path / "t").exists()
 
 
-@pytest.mark.parametrize("name", sorted(set(family_names()) - set(TITAN) - {"llama3.1", "mistral"}))
+WITHOUT_TITAN = sorted(set(family_names()) - {*TITAN, "llama3.1", "mistral", "kimi_k2"})
+
+
+@pytest.mark.parametrize("name", WITHOUT_TITAN)
 def test_a_family_without_rows_of_torchtitan_is_refused(name: str, tmp_path: Path) -> None:
     import torch
     from safetensors.torch import save_file
@@ -486,6 +533,57 @@ def test_a_family_without_rows_of_torchtitan_is_refused(name: str, tmp_path: Pat
     (tmp_path / "hf/config.json").write_text(json.dumps(MODELS.get(name, {}).get("config", config)))
     with pytest.raises(UnsupportedError, match="no table says how"):
         api.convert(str(tmp_path / "hf"), str(tmp_path / "t"), "dcp", names="torchtitan")
+
+
+# --- Megatron-core of families that its arguments alone do not give -------------------------------
+
+
+@pytest.mark.parametrize("name", BRIDGE)
+def test_megatron_bridge_gives_the_same_names(name: str) -> None:
+    """Each of its mappings is a row here, and its parts are in that order."""
+
+    def starred(text: str) -> str:
+        return re.sub(r"\{\w+\}", "*", text)
+
+    ours: dict[str, set[tuple[str, ...]]] = {}
+    for entry in family(name).entries:
+        for spelled in entry.megatron.values():
+            parts = tuple(starred(part.text) for part in entry.hf)
+            ours.setdefault(starred(spelled.text), set()).add(parts)
+    theirs = {key: tuple(parts) for key, parts in BRIDGE[name].items()}
+    theirs.pop("decoder.layers.*.mlp.shared_experts.router.weight", None)  # no such module
+    assert [key for key, parts in theirs.items() if parts not in ours.get(key, ())] == []
+
+
+@pytest.mark.parametrize("name", MEGATRON)
+def test_megatrons_names_there_and_back(name: str, tmp_path: Path) -> None:
+    weights = tensors_of(MODELS[name]["stored"])
+    save_folder(tmp_path / "hf", name, weights)
+    config = str(tmp_path / "hf/config.json")
+    api.convert(str(tmp_path / "hf"), str(tmp_path / "m"), "dcp", names="megatron")
+    there = open_checkpoint(tmp_path / "m")
+    if name == "glm4_moe":
+        first, later = (
+            there.tensors[f"decoder.layers.{n}.self_attention.linear_qkv.bias"].shape
+            for n in (0, 1)
+        )
+        assert first == later == (80,)
+        assert "decoder.layers.0.mlp.linear_fc1.layer_norm_weight" in there.tensors
+        assert "decoder.layers.1.pre_mlp_layernorm.weight" in there.tensors
+    convert = partial(api.convert, str(tmp_path / "m"), to="safetensors", names="hf")
+    convert(str(tmp_path / "back"), config=config)
+    require_equal(held(tmp_path / "back"), held(tmp_path / "hf"))
+    with pytest.raises(UsageError, match="nothing says what the model"):
+        convert(str(tmp_path / "none"))
+    said = json.loads(Path(config).read_text())
+    Path(config).write_text(json.dumps({**said, "num_hidden_layers": 4}))
+    with pytest.raises(UsageError, match=r"tensors? missing"):
+        convert(str(tmp_path / "more"), config=config)
+    with pytest.raises(UnsupportedError, match="which arguments of Megatron-core make"):
+        api.convert(
+            str(tmp_path / "hf"), str(tmp_path / "job"), "megatron", names="megatron", only="model"
+        )
+    assert not {"none", "more", "job"} & {one.name for one in tmp_path.iterdir()}
 
 
 # --- judges ---------------------------------------------------------------------------------------
@@ -519,7 +617,7 @@ def adapter_of(name: str) -> Iterator[Any]:
     model = SimpleNamespace(Config=object)
     put(
         f"torchtitan.models.{name}.model",
-        Llama3Model=model, Qwen3Model=model, DeepSeekV3Model=model,
+        Llama3Model=model, Qwen3Model=model, DeepSeekV3Model=model, GptOssModel=model,
     )  # fmt: skip
     try:
         yield importlib.import_module(f"torchtitan.models.{name}.state_dict_adapter")
@@ -529,11 +627,16 @@ def adapter_of(name: str) -> Iterator[Any]:
                 del sys.modules[module]
 
 
+# What its model has behind the names of its adapter.
+SUFFIXES = {
+    "mlp1_weight": "EGD", "s.mlp1_bias": "EG", "mlp2_weight": "EDF", "s.mlp2_bias": "ED",
+}  # fmt: skip
 ADAPTERS = {
     "llama": ("llama3", "Llama3StateDictAdapter"),
     "qwen3": ("qwen3", "Qwen3StateDictAdapter"),
     "qwen3_moe": ("qwen3", "Qwen3StateDictAdapter"),
     "deepseek_v3": ("deepseek_v3", "DeepSeekV3StateDictAdapter"),
+    "gpt_oss": ("gpt_oss", "GptOssStateDictAdapter"),
 }
 
 
@@ -552,7 +655,17 @@ def test_torchtitans_adapter_gives_the_same(name: str, tmp_path: Path) -> None:
         )
         moe = SimpleNamespace(moe=SimpleNamespace(num_experts=4), attention=attention)
         model = SimpleNamespace(dim=32, enable_weight_tying=tied, layers=[moe] * 3, mtp_layers=[])
-        wanted = getattr(module, ADAPTERS[name][1])(model, None).from_hf(dict(weights))
+        # Its GPT-OSS has the stored form of four bits, which is output first.
+        given = {
+            key + "_blocks" * key.endswith("_proj"): value.mT if key.endswith("_proj") else value
+            for key, value in weights.items()
+        }
+        wanted = getattr(module, ADAPTERS[name][1])(model, None).from_hf(given)
+        wanted = {key: value for key, value in wanted.items() if "inner_experts.mlp" not in key} | {
+            f"{key}_{SUFFIXES[key[-11:]]}": value.contiguous()
+            for key, value in wanted.items()
+            if "inner_experts.mlp" in key
+        }
     save_folder(tmp_path / "hf", name, weights)
     api.convert(str(tmp_path / "hf"), str(tmp_path / "t"), "dcp", names="torchtitan", only="model")
     require_equal(held(tmp_path / "t"), wanted)

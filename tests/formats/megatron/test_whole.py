@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import FtckptError, UnsupportedError, UsageError
-from ftckpt.formats.families import family_names, to_hugging_face, to_megatron
+from ftckpt.formats.families import to_hugging_face, to_megatron
 from ftckpt.formats.families.facts import arguments_of
+from ftckpt.formats.families.tables import built_by_arguments
 from ftckpt.formats.families.translator import DEFAULT_SPELLINGS
 from ftckpt.formats.writers import format_and_writer
 from ftckpt.transfer.content import Content
@@ -86,7 +87,7 @@ def require_back(model: Model, weights: Mapping[str, Any], there: Path, back: Pa
 
 @pytest.mark.parametrize("form", ["megatron", "megatron-dist"])
 @pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("name", family_names())
+@pytest.mark.parametrize("name", built_by_arguments())
 def test_there_and_back_gives_the_same_bits(
     name: str, sizes: str, form: str, tmp_path: Path
 ) -> None:
@@ -99,7 +100,7 @@ def test_there_and_back_gives_the_same_bits(
 @st.composite
 def models(draw: st.DrawFn) -> tuple[Model, dict[str, int], tuple[str, ...]]:
     tp, pp, vp = (draw(st.sampled_from([1, 2, 4])) for _ in range(3))
-    name = draw(st.sampled_from(family_names()))
+    name = draw(st.sampled_from(built_by_arguments()))
     groups = tp * draw(st.integers(1, 2))
     experts = 4 * draw(st.integers(1, 2))
     model = Model(
@@ -214,7 +215,7 @@ def test_the_arguments_build_the_model(form: str, tmp_path: Path) -> None:
     assert {name: found.get(name) for name in wanted} == wanted
 
 
-@pytest.mark.parametrize("name", family_names())
+@pytest.mark.parametrize("name", built_by_arguments())
 def test_the_arguments_say_what_the_configuration_said(name: str, tmp_path: Path) -> None:
     model = Model(name)
     model.save(tmp_path / "hf")
