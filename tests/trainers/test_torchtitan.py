@@ -50,10 +50,12 @@ def test_a_step_is_sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode:
         if isinstance(one, type) and "dcp_save" in vars(one)
     )  # fmt: skip
     path = tmp_path / "step-2"
-    manager = SimpleNamespace(pg=dist.new_group(backend="gloo"), sd_adapter=None, stager=None)
+    manager = SimpleNamespace(
+        pg=dist.new_group(backend="gloo"), sd_adapter=None, stager=None, states={}
+    )
     state = {"model": {"w": torch.randn(40, 7)}, "train_state": {"step": 2}}
     done = kind.dcp_save(manager, state, str(path), titan.AsyncMode(mode))
-    if done is not None:
+    if mode == "async":
         done.result()
     assert (path / MANIFEST).is_file()
     assert ftckpt.verify(str(path), require="content").code is ExitCode.OK
