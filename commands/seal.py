@@ -17,7 +17,7 @@ from ftckpt.commands.cli.many import ManyOptions
 from ftckpt.commands.cli.option_values import check_file
 from ftckpt.commands.cli.render import human_bytes, human_duration
 from ftckpt.commands.cli.target import PathArgument, open_checkpoint
-from ftckpt.errors import ExitCode
+from ftckpt.errors import ExitCode, UsageError
 from ftckpt.findings import counted
 
 from .cli import render
@@ -37,6 +37,7 @@ EXAMPLES = (
     ("ftckpt seal /ckpt/run7/step-1000", "check it, then write ftckpt.manifest.json beside it"),
     ("ftckpt seal s3://run7/ckpt/step-1000", "the same on object storage"),
     ("ftckpt seal /ro/step-9 --manifest /var/seals/step-9.json", "keep the manifest elsewhere"),
+    ("ftckpt seal run/iter_0001000 --integrity", "for Megatron's --verify-integrity too"),
     ("srun ftckpt seal /ckpt/step-9 --part auto --finish-last", "by all nodes of a job"),
 )
 CODES = {
@@ -44,7 +45,7 @@ CODES = {
     ExitCode.CORRUPT: "the check before sealing found damage; nothing was written",
     ExitCode.INCOMPLETE: "not committed, changed meanwhile, or parts missing; nothing was written",
     ExitCode.UNSAFE: "hostile or ambiguous content; nothing was written",
-    ExitCode.REFUSED: "another manifest stands there, or parts do not fit together",
+    ExitCode.REFUSED: "another manifest or integrity.json stands there, or parts do not fit",
     ExitCode.NOT_FOUND: "no checkpoint there",
     ExitCode.UNAVAILABLE: "",
     ExitCode.DENIED: "the place cannot be written; --manifest names another",
@@ -65,6 +66,9 @@ def command(
     level: Annotated[
         LevelChoice, typer.Option(help="What to check before sealing.")
     ] = LevelChoice.AUTO,
+    integrity: Annotated[
+        bool, typer.Option("--integrity", help="Write Megatron's integrity.json (SHA-256) too.")
+    ] = False,
     jobs: JobsOption = 0,
     limit_rate: RateOption = "",
     max_memory: MemoryOption = "1GiB",
@@ -89,9 +93,22 @@ def command(
     place = locate(manifest, checkpoint.source.name, invocation.stores) if manifest else None
     # An old manifest is not evidence here: whether the content still fits it is for `seal` to say.
     options = VerifyOptions(level=Level(level.value), use_manifest=False)
+    if integrity and checkpoint.format != "megatron-dist":
+        raise UsageError(
+            f"--integrity is for checkpoints of Megatron's torch_dist, and this is"
+            f" {checkpoint.format}",
+            hint="the manifest has digests of every format",
+        )
+    if integrity and invocation.options(ManyOptions).asked:
+        raise UsageError(
+            "--integrity is not divided into parts", hint="seal with --integrity in one process"
+        )
 
     def whole(work: Work) -> Result:
-        return _seal(invocation, checkpoint, options, place, work, force=force)
+        return _seal(
+            invocation, checkpoint, options, place, work, force=force,
+            integrity=path if integrity else "",
+        )  # fmt: skip
 
     if not invocation.options(ManyOptions).asked:
         return whole(work)
@@ -114,8 +131,9 @@ def _seal(
     work: Work,
     *,
     force: bool,
+    integrity: str,
 ) -> Result:
-    """Check and seal a checkpoint."""
+    """Check and seal a checkpoint; `integrity` is its path where Megatron's record is wanted."""
     from ftckpt.manifest import PassedCheck
     from ftckpt.manifest.seal import seal, utc_now
     from ftckpt.verification import verify
@@ -128,6 +146,11 @@ def _seal(
         return invocation.fail(
             report.code, f"not sealed: {report.message}", report.hint or "ftckpt verify PATH"
         )
+    if integrity:
+        from ftckpt.formats.dcp.integrity import write_integrity
+
+        if write_integrity(checkpoint.source, work=work):
+            checkpoint = open_checkpoint(invocation, integrity, newest=False)
     checks = [PassedCheck(report.level, report.evidence, utc_now())]
     sealed = seal(checkpoint, place=place, force=force, checks=checks, work=work)
     files = sealed.manifest.files

@@ -171,6 +171,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from verify' -k -a '(__ftckpt_plac
 complete -c ftckpt -n '__fish_seen_subcommand_from seal' -l manifest -r -d 'Write the manifest to this path or URL.'
 complete -c ftckpt -n '__fish_seen_subcommand_from seal' -l force -d 'Replace a manifest that says something else.'
 complete -c ftckpt -n '__fish_seen_subcommand_from seal' -l level -x -a 'auto\t structure\t content\t values\t' -d 'What to check before sealing.'
+complete -c ftckpt -n '__fish_seen_subcommand_from seal' -l integrity -d 'Write Megatron"s integrity.json (SHA-256) too.'
 complete -c ftckpt -n '__fish_seen_subcommand_from seal' -l jobs -s j -r -d 'Workers; 0: one a processor.'
 complete -c ftckpt -n '__fish_seen_subcommand_from seal' -l limit-rate -r -d 'Read no faster: 200MiB/s.'
 complete -c ftckpt -n '__fish_seen_subcommand_from seal' -l max-memory -r -d 'Memory limit.'

@@ -7,11 +7,14 @@ Source: megatron/core/dist_checkpointing/integrity.py (Megatron-LM, 2026); rank 
 
 from __future__ import annotations
 
+import json
 import re
 
-from ftckpt.errors import CorruptError, UnsupportedError
+from ftckpt.errors import CorruptError, IncompleteError, RefusedError, UnsupportedError
+from ftckpt.own_files import is_own
 from ftckpt.storage.source import Source, safe_name
 from ftckpt.strict_json import JsonLimits, parse, shown
+from ftckpt.workers import ALONE, Work
 
 from .names import INTEGRITY
 
@@ -53,3 +56,36 @@ def read_integrity(source: Source) -> dict[str, str]:
                 file=INTEGRITY,
             )
     return files
+
+
+def write_integrity(source: Source, *, work: Work = ALONE) -> bool:
+    """Write the record that Megatron checks with `--verify-integrity`; say whether it was written.
+
+    It lists the files that Megatron's own does: those at the top. A record that stands is never
+    replaced.
+
+    Raises:
+        RefusedError: one stands that does not list all files.
+        IncompleteError: a file changed meanwhile (`changed-file`).
+        FtckptError: a file cannot be read, or the record cannot be written.
+    """
+    from ftckpt.verification.file_digests import sha256_of
+
+    names = [n for n in source.entries if "/" not in n and n != INTEGRITY and not is_own(n)]
+    standing = read_integrity(source)
+    if INTEGRITY in source.entries:
+        lacking = sorted(set(names) - set(standing))
+        if lacking:
+            raise RefusedError(
+                f"{INTEGRITY} stands there and does not list {lacking[0]}",
+                hint="remove it if nothing needs it",
+            )
+        return False
+    files = sha256_of(source, names, work=work)
+    for name in source.changed(names):
+        raise IncompleteError(
+            f"{name} changed while it was being read", kind="changed-file", file=name
+        )
+    said = {"algorithm": _ALGORITHM, "files": files}
+    source.store.create(source.path(INTEGRITY), json.dumps(said, indent=2).encode())
+    return True

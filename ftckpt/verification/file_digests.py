@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -83,6 +83,23 @@ def check_file_digests(
     covered = sum(source.size(name) for name in listed)
     uncovered = sum(source.size(name) for name in bare)
     return ContentResult("sha256", read, covered, uncovered, sample, report.ok, bare)
+
+
+def sha256_of(source: Source, names: Iterable[str], *, work: Work = ALONE) -> dict[str, str]:
+    """Return the SHA-256 of whole files, by name, in hexadecimal digits.
+
+    Raises:
+        FtckptError: a file cannot be read.
+    """
+    taken = sorted(names)
+    work.counter.start("hashing for SHA-256", sum(source.size(name) for name in taken))
+    found = {}
+    for done in work.run([FileToHash(source, n, work.limiter) for n in taken], _hash_or_fail):
+        if done.error is not None:
+            raise done.error
+        work.counter.add(done.nbytes)
+        found[done.name] = done.digest
+    return found
 
 
 def with_records(result: ContentResult, records: ContentResult) -> ContentResult:

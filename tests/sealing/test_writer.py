@@ -133,7 +133,7 @@ def test_one_process_without_collectives_seals(tmp_path: Path) -> None:
 
 
 def test_what_has_changed_since_a_rank_left_it_is_read(tmp_path: Path) -> None:
-    save(small(), storage_writer=FileSystemWriter(tmp_path), no_dist=True)
+    save(small(), storage_writer=FileSystemWriter(tmp_path))
     data = tmp_path / "__0_0.distcp"
     wrong = {data.name: WrittenFile(data.stat().st_size, bytes(16))}
     ranks.leave(str(tmp_path), 3, wrong)

@@ -45,18 +45,20 @@ def test_a_step_is_sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode:
     for name in ("save", "async_save"):
         monkeypatch.setattr(dcp, name, getattr(dcp, name))
     seal_dcp(strict=True)
-    kind = next(
+    kind: Any = next(
         one for one in vars(titan).values()
         if isinstance(one, type) and "dcp_save" in vars(one)
     )  # fmt: skip
     path = tmp_path / "step-2"
-    manager = SimpleNamespace(pg=dist.new_group(backend="gloo"), sd_adapter=None, stager=None)
-    state = {"model": {"w": torch.randn(40, 7)}, "train_state": {"step": 2}}
+    manager = SimpleNamespace(
+        pg=dist.new_group(backend="gloo"), sd_adapter=None, stager=None, states={}
+    )
+    state: dict[str, Any] = {"model": {"w": torch.randn(40, 7)}, "train_state": {"step": 2}}
     done = kind.dcp_save(manager, state, str(path), titan.AsyncMode(mode))
-    if done is not None:
+    if mode == "async":
         done.result()
     assert (path / MANIFEST).is_file()
     assert ftckpt.verify(str(path), require="content").code is ExitCode.OK
-    loaded = {"model": {"w": torch.zeros(40, 7)}, "train_state": {"step": 0}}
+    loaded: dict[str, Any] = {"model": {"w": torch.zeros(40, 7)}, "train_state": {"step": 0}}
     kind.dcp_load(manager, loaded, str(path), from_hf=False, from_quantized=False)
-    assert torch.equal(loaded["model"]["w"], state["model"]["w"])  # type: ignore[index, arg-type]
+    assert torch.equal(loaded["model"]["w"], state["model"]["w"])

@@ -12,10 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
-from ftckpt.errors import ExitCode
+from ftckpt.errors import ExitCode, FtckptError, RefusedError
+from ftckpt.formats.dcp.integrity import write_integrity
 from ftckpt.formats.megatron.torch_dist import MegatronDist
+from ftckpt.storage import open_store
+from ftckpt.storage.source import Source
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, verify
+from tests.commands.golden import ftckpt
 from tests.conformance.formats import open_path
 from tests.formats.megatron.torch_dist.test_reader import of_data
 
@@ -130,3 +136,54 @@ def test_a_sample_takes_some_files_whole(saved: Path) -> None:
     )
     assert (report.code, report.evidence) == (ExitCode.OK, "sha256")
     assert 0 < report.bytes_read < report.bytes_covered
+
+
+def test_what_is_written_is_what_megatron_writes(saved: Path) -> None:
+    theirs = json.loads((saved / NAME).read_text())
+    (saved / NAME).unlink()
+    (saved / "ftckpt.manifest.json").write_text("{}")  # ours is not Megatron's to check
+    assert write_integrity(Source.directory(open_store(str(saved)))) is True
+    assert json.loads((saved / NAME).read_text()) == theirs
+    (saved / "ftckpt.manifest.json").unlink()
+    assert verified(saved).evidence == "sha256"
+    before = (saved / NAME).stat().st_mtime_ns
+    assert write_integrity(Source.directory(open_store(str(saved)))) is False
+    assert (saved / NAME).stat().st_mtime_ns == before
+
+
+def test_a_record_that_lists_less_is_not_replaced(saved: Path) -> None:
+    (saved / "modelopt.pt").write_bytes(b"later")
+    before = (saved / NAME).read_bytes()
+    with pytest.raises(RefusedError, match=r"modelopt\.pt"):
+        write_integrity(Source.directory(open_store(str(saved))))
+    assert (saved / NAME).read_bytes() == before
+
+
+def test_no_record_of_a_file_that_changes_meanwhile(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (saved / NAME).unlink()
+    source = Source.directory(open_store(str(saved)))
+    (saved / "common.pt").write_bytes((saved / "common.pt").read_bytes() + b"x")
+    with pytest.raises(FtckptError):
+        write_integrity(source)
+    assert not (saved / NAME).exists()
+
+
+def test_the_manifest_covers_the_record(saved: Path) -> None:
+    (saved / NAME).unlink()
+    done = ftckpt("seal", str(saved), "--integrity", cwd=saved)
+    assert done.returncode == 0, done.stderr
+    report = verified(saved)
+    assert (report.code, report.evidence) == (ExitCode.OK, "manifest")
+    listed = json.loads((saved / "ftckpt.manifest.json").read_text())["files"]
+    assert NAME in {entry["path"] for entry in listed}
+    assert ftckpt("seal", str(saved), "--integrity", cwd=saved).returncode == 0
+
+
+def test_other_formats_have_no_such_record(tmp_path: Path) -> None:
+    save_file({"w": torch.ones(3)}, tmp_path / "model.safetensors")
+    done = ftckpt("seal", str(tmp_path / "model.safetensors"), "--integrity", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "safetensors" in done.stderr
+    assert [one.name for one in tmp_path.iterdir()] == ["model.safetensors"]
