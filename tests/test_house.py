@@ -60,24 +60,24 @@ CIRCLES = {
 TWICE = 0  # public class names of more than one class
 # Lines of each package.
 BUDGET = {
-    "ground": 1_076,
+    "ground": 1_090,
     "workers": 1_224,
     "storage": 6_455,
     "checkpoint": 2_532,
     "digests": 600,
     "inspection": 880,
-    "manifest": 690,
-    "discovery": 3_395,
-    "verification": 3_790,
+    "manifest": 810,
+    "discovery": 3_440,
+    "verification": 3_810,
     "planning": 4_960,
-    "transfer": 6_363,
+    "transfer": 6_385,
     "comparison": 2_756,
     "delta": 5_145,
-    "retention": 5_930,
+    "retention": 6_620,
     "replication": 2_900,
     "parts": 1_880,
     "capabilities": 993,
-    "health": 1_112,
+    "health": 1_150,
     "alerting": 400,
     "replay": 5_125,
     "formats.pickles": 2_359,
@@ -99,9 +99,9 @@ BUDGET = {
     "formats.trainer_dirs": 1_498,
     "formats.delta": 2_050,
     "formats": 790,
-    "api": 4_966,
+    "api": 5_180,
     "trainers": 105,
-    "commands": 14_902,
+    "commands": 15_190,
 }
 HEAVY = ("torch", "numpy", "s3fs", "fsspec", "rich", "botocore", "zstandard", "matplotlib")
 

@@ -35,7 +35,7 @@ SHORT, FULL = 8, 30
 EVERY, STEPS = 6 * HOUR, 100
 KEEP = ["--keep-last", "4", "--keep-every", "400", "--thin-after", "2d"]
 # So many bytes a second, for so long: about half of what lies there.
-RATE, BUDGET = 50_000.0, 10.0
+RATE, BUDGET = 50_000.0, 14.0
 # Promised: every save is read once in so many days, one missed night included.
 WITHIN = 4 * DAY
 
