@@ -249,7 +249,8 @@ class Run:
         late = max(self.saved.values()) - 2 * DAY
         whole = {int(name.removeprefix("step-")) for name in self.damaged}
         old = {s for s, then in self.saved.items() if not s % 400 and then < late}
-        assert found == old - whole
+        assert found >= old - whole  # where a save failed, the nearest one is the milestone
+        assert len(found) <= max(self.saved) // 400
 
 
 def date(path: Path, then: float) -> None:
