@@ -35,7 +35,7 @@ _ftckpt() {
         "verify --level") words="auto structure content values" ;;
         "verify --require") words="content" ;;
         "verify --also"|"verify --against") ask=1 ;;
-        "verify --budget"|"verify --state"|"verify --manifest"|"verify --sample"|"verify --receipts"|"verify --jobs"|"verify -j"|"verify --limit-rate"|"verify --max-memory"|"verify --part"|"verify --parts"|"verify --endpoint"|"verify --profile"|"verify --region"|"verify --retry-seconds"|"verify --progress") return ;;
+        "verify --budget"|"verify --state"|"verify --manifest"|"verify --sample"|"verify --receipts"|"verify --jobs"|"verify -j"|"verify --limit-rate"|"verify --max-memory"|"verify --part"|"verify --parts"|"verify --on-alert"|"verify --alert-url"|"verify --alert-state"|"verify --endpoint"|"verify --profile"|"verify --region"|"verify --retry-seconds"|"verify --progress") return ;;
         "seal --level") words="auto structure content values" ;;
         "seal --manifest"|"seal --jobs"|"seal -j"|"seal --limit-rate"|"seal --max-memory"|"seal --part"|"seal --parts"|"seal --endpoint"|"seal --profile"|"seal --region"|"seal --retry-seconds"|"seal --progress") return ;;
         "latest --verify") words="structure content values" ;;
@@ -51,22 +51,21 @@ _ftckpt() {
         "reshard --drop"|"reshard --rules"|"reshard --true-vocab-size"|"reshard --tp"|"reshard --pp"|"reshard --vp"|"reshard --dp"|"reshard --ep"|"reshard --zero-stage"|"reshard --max-shard-size"|"reshard --jobs"|"reshard -j"|"reshard --limit-rate"|"reshard --max-memory"|"reshard --part"|"reshard --parts"|"reshard --endpoint"|"reshard --profile"|"reshard --region"|"reshard --retry-seconds"|"reshard --progress") return ;;
         "convert --to") words="dcp safetensors torchsave ranks megatron megatron-dist megatron-fsdp deepspeed deepspeed-universal orbax" ;;
         "convert --dtype") words="bf16 fp16 fp32" ;;
-        "convert --names") words="hf megatron torchtitan meta" ;;
-        "convert --family") words="deepseek_v3 gpt2 gpt_neox llama llama3.1 mistral mixtral qwen2 qwen3 qwen3_moe" ;;
+        "convert --names") words="hf megatron" ;;
+        "convert --family") words="gpt2 gpt_neox llama llama3.1 mistral mixtral qwen2 qwen3 qwen3_moe" ;;
         "convert --only") words="model optimizer adapter" ;;
         "convert --also"|"convert --adapter"|"convert --beside"|"convert --like"|"convert --device") ask=1 ;;
         "convert --spelling"|"convert --config"|"convert --rename"|"convert --drop"|"convert --rules"|"convert --true-vocab-size"|"convert --tp"|"convert --pp"|"convert --vp"|"convert --dp"|"convert --ep"|"convert --zero-stage"|"convert --max-shard-size"|"convert --jobs"|"convert -j"|"convert --limit-rate"|"convert --max-memory"|"convert --part"|"convert --parts"|"convert --endpoint"|"convert --profile"|"convert --region"|"convert --retry-seconds"|"convert --progress") return ;;
-        "families --config"|"families --names"|"families --endpoint"|"families --profile"|"families --region"|"families --retry-seconds"|"families --progress") return ;;
         "copy --also") ask=1 ;;
         "copy --jobs"|"copy -j"|"copy --concurrency"|"copy --limit-rate"|"copy --max-memory"|"copy --part"|"copy --parts"|"copy --endpoint"|"copy --profile"|"copy --region"|"copy --retry-seconds"|"copy --progress") return ;;
         "sync --tag") ask=1 ;;
-        "sync --every"|"sync --newest"|"sync --jobs"|"sync -j"|"sync --concurrency"|"sync --limit-rate"|"sync --max-memory"|"sync --endpoint"|"sync --profile"|"sync --region"|"sync --retry-seconds"|"sync --progress") return ;;
+        "sync --every"|"sync --newest"|"sync --jobs"|"sync -j"|"sync --concurrency"|"sync --limit-rate"|"sync --max-memory"|"sync --on-alert"|"sync --alert-url"|"sync --alert-state"|"sync --endpoint"|"sync --profile"|"sync --region"|"sync --retry-seconds"|"sync --progress") return ;;
         "repair --from"|"repair --to") ask=1 ;;
         "repair --jobs"|"repair -j"|"repair --concurrency"|"repair --limit-rate"|"repair --max-memory"|"repair --part"|"repair --parts"|"repair --endpoint"|"repair --profile"|"repair --region"|"repair --retry-seconds"|"repair --progress") return ;;
         "diff --tensor") ask=1 ;;
         "diff --component"|"diff --top"|"diff --rtol"|"diff --atol"|"diff --rename"|"diff --rules"|"diff --true-vocab-size"|"diff --plot"|"diff --jobs"|"diff -j"|"diff --limit-rate"|"diff --max-memory"|"diff --endpoint"|"diff --profile"|"diff --region"|"diff --retry-seconds"|"diff --progress") return ;;
         "gc --keep-tag") ask=1 ;;
-        "gc --trash-ttl"|"gc --keep-last"|"gc --keep-every"|"gc --keep-hourly"|"gc --keep-daily"|"gc --keep-weekly"|"gc --keep-monthly"|"gc --keep-within"|"gc --keep-best"|"gc --metric"|"gc --policy"|"gc --tier"|"gc --min-survivors"|"gc --max-delete"|"gc --free"|"gc --endpoint"|"gc --profile"|"gc --region"|"gc --retry-seconds"|"gc --progress") return ;;
+        "gc --trash-ttl"|"gc --keep-last"|"gc --keep-every"|"gc --keep-hourly"|"gc --keep-daily"|"gc --keep-weekly"|"gc --keep-monthly"|"gc --keep-within"|"gc --keep-best"|"gc --metric"|"gc --thin-after"|"gc --policy"|"gc --tier"|"gc --min-survivors"|"gc --max-delete"|"gc --free"|"gc --on-alert"|"gc --alert-url"|"gc --alert-state"|"gc --endpoint"|"gc --profile"|"gc --region"|"gc --retry-seconds"|"gc --progress") return ;;
         "gc undelete --endpoint"|"gc undelete --profile"|"gc undelete --region"|"gc undelete --retry-seconds"|"gc undelete --progress") return ;;
         "gc purge --trash-ttl"|"gc purge --endpoint"|"gc purge --profile"|"gc purge --region"|"gc purge --retry-seconds"|"gc purge --progress") return ;;
         "pin --reason"|"pin --owner"|"pin --endpoint"|"pin --profile"|"pin --region"|"pin --retry-seconds"|"pin --progress") return ;;
@@ -88,11 +87,11 @@ _ftckpt() {
         "plan compress --size"|"plan compress --ratio"|"plan compress --codec-bw"|"plan compress --storage-bw"|"plan compress --progress") return ;;
         "plan risk --gpus"|"plan risk --afr"|"plan risk --days"|"plan risk --restart"|"plan risk --progress") return ;;
         "status --tier") ask=1 ;;
-        "status --parts"|"status --expect-interval"|"status --late"|"status --slower"|"status --policy"|"status --scrub-every"|"status --state"|"status --prometheus"|"status --plot"|"status --endpoint"|"status --profile"|"status --region"|"status --retry-seconds"|"status --progress") return ;;
+        "status --parts"|"status --expect-interval"|"status --late"|"status --slower"|"status --policy"|"status --scrub-every"|"status --state"|"status --prometheus"|"status --plot"|"status --on-alert"|"status --alert-url"|"status --alert-state"|"status --endpoint"|"status --profile"|"status --region"|"status --retry-seconds"|"status --progress") return ;;
         "guard --verify") words="structure content values" ;;
         "guard --on-hang") words="warn kill exit" ;;
         "guard --tier") ask=1 ;;
-        "guard --timeout"|"guard --wait-lock"|"guard --nodes"|"guard --job"|"guard --require"|"guard --step-at-most"|"guard --max-fallback"|"guard --reuse"|"guard --receipts"|"guard --reshard-to-world"|"guard --scratch"|"guard --batch"|"guard --lr"|"guard --accumulation"|"guard --max-restarts"|"guard --backoff"|"guard --max-backoff"|"guard --grace"|"guard --save-signal"|"guard --notice-signal"|"guard --notice-time"|"guard --notices"|"guard --notice"|"guard --notice-every"|"guard --every"|"guard --settled"|"guard --limit-rate"|"guard --max-age"|"guard --on-alert"|"guard --prometheus"|"guard --iteration-file"|"guard --endpoint"|"guard --profile"|"guard --region"|"guard --retry-seconds"|"guard --progress") return ;;
+        "guard --timeout"|"guard --wait-lock"|"guard --nodes"|"guard --job"|"guard --require"|"guard --step-at-most"|"guard --max-fallback"|"guard --reuse"|"guard --receipts"|"guard --reshard-to-world"|"guard --scratch"|"guard --batch"|"guard --lr"|"guard --accumulation"|"guard --max-restarts"|"guard --backoff"|"guard --max-backoff"|"guard --grace"|"guard --save-signal"|"guard --notice-signal"|"guard --notice-time"|"guard --notices"|"guard --notice"|"guard --notice-every"|"guard --every"|"guard --settled"|"guard --limit-rate"|"guard --max-age"|"guard --on-alert"|"guard --alert-url"|"guard --prometheus"|"guard --iteration-file"|"guard --endpoint"|"guard --profile"|"guard --region"|"guard --retry-seconds"|"guard --progress") return ;;
         "replay run --checkpoint"|"replay run --baseline") ask=1 ;;
         "replay run --steps"|"replay run --at"|"replay run --runs"|"replay run --baseline-at"|"replay run --reference"|"replay run --every"|"replay run --timeout"|"replay run --dir"|"replay run --html"|"replay run --progress") return ;;
         "replay compare --reference"|"replay compare --pattern"|"replay compare --from"|"replay compare --to"|"replay compare --html"|"replay compare --progress") return ;;
@@ -113,19 +112,18 @@ _ftckpt() {
             "ls") words="--all --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "du") words="--depth -d --match --also --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "cat") words="--slice --format --also --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
-            "verify") words="--level --require --all --oldest-first --budget --state --also --against --manifest --sample --strict --fail-fast --remember --receipts --jobs -j --limit-rate --max-memory --part --parts --finish --finish-last --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
-            "seal") words="--manifest --force --level --integrity --jobs -j --limit-rate --max-memory --part --parts --finish --finish-last --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
-            "latest") words="--verify --world-size --or-reshard --wait --timeout --skip-unverified --skip-unsafe --pointer --allow-missing-tier --create-root --also --require --step-at-most --max-fallback --reuse --receipts --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
+            "verify") words="--level --require --all --oldest-first --budget --state --also --against --manifest --sample --strict --fail-fast --remember --receipts --jobs -j --limit-rate --max-memory --part --parts --finish --finish-last --on-alert --alert-url --alert-state --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
+            "seal") words="--manifest --force --level --jobs -j --limit-rate --max-memory --part --parts --finish --finish-last --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
+            "latest") words="--verify --world-size --or-reshard --wait --timeout --skip-unverified --skip-unsafe --weights --pointer --allow-missing-tier --create-root --also --require --step-at-most --max-fallback --reuse --receipts --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "promote") words="--pointer --verify --backwards --dry-run --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "restart") words="--world --gpus --scratch --verify --rules --jobs -j --limit-rate --max-memory --require --step-at-most --max-fallback --reuse --receipts --tp --pp --vp --dp --ep --zero-stage --max-shard-size --like --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "reshard") words="--also --only --drop --rules --true-vocab-size --tp --pp --vp --dp --ep --zero-stage --max-shard-size --like --dry-run --verbose -v --no-proof --restart --device --jobs -j --limit-rate --max-memory --part --parts --finish --finish-last --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "convert") words="--to --dtype --from-master --names --spelling --family --config --also --adapter --beside --rename --only --drop --rules --true-vocab-size --tp --pp --vp --dp --ep --zero-stage --max-shard-size --like --dry-run --verbose -v --no-proof --restart --device --jobs -j --limit-rate --max-memory --part --parts --finish --finish-last --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
-            "families") words="--config --names --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "copy") words="--also --include-bases --unmanaged --no-proof --restart --jobs -j --concurrency --limit-rate --max-memory --part --parts --finish --finish-last --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
-            "sync") words="--every --newest --tag --again --dry-run --no-proof --restart --jobs -j --concurrency --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
+            "sync") words="--every --newest --tag --again --dry-run --no-proof --restart --jobs -j --concurrency --limit-rate --max-memory --on-alert --alert-url --alert-state --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "repair") words="--from --to --dry-run --no-proof --restart --jobs -j --concurrency --limit-rate --max-memory --part --parts --finish --finish-last --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "diff") words="--component --tensor --stat --top --rtol --atol --rename --rules --true-vocab-size --layout-state --trust-recorded --plot --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
-            "gc") words="--apply --trash-ttl --purge-now --yes --keep-last --keep-every --keep-hourly --keep-daily --keep-weekly --keep-monthly --keep-within --keep-best --metric --keep-tag --policy --tier --min-survivors --max-delete --free --delete-corrupt --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
+            "gc") words="--apply --trash-ttl --purge-now --yes --keep-last --keep-every --keep-hourly --keep-daily --keep-weekly --keep-monthly --keep-within --keep-best --metric --keep-tag --thin-after --policy --tier --min-survivors --max-delete --free --delete-corrupt --on-alert --alert-url --alert-state --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "gc undelete") words="--all --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "gc purge") words="--trash-ttl --yes --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "pin") words="--reason --owner --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
@@ -143,8 +141,8 @@ _ftckpt() {
             "plan elastic") words="--from-gpus --to-gpus --batch --lr --accumulation --reshard --json --quiet -q --progress --debug --help -h" ;;
             "plan compress") words="--size --ratio --codec-bw --storage-bw --json --quiet -q --progress --debug --help -h" ;;
             "plan risk") words="--gpus --afr --days --restart --json --quiet -q --progress --debug --help -h" ;;
-            "status") words="--parts --expect-interval --late --slower --tier --policy --scrub-every --state --prometheus --plot --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
-            "guard") words="--tier --verify --timeout --allow-missing-tier --skip-unverified --wait-lock --skip-unsafe --nodes --job --no-lock --require --step-at-most --max-fallback --reuse --receipts --reshard-to-world --scratch --batch --lr --accumulation --max-restarts --backoff --max-backoff --grace --signal-group --zero-is-done --retry-suspected --save-signal --notice-signal --notice-time --notices --notice --notice-every --every --settled --limit-rate --max-age --on-hang --on-alert --prometheus --iteration-file --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
+            "status") words="--parts --expect-interval --late --slower --tier --policy --scrub-every --state --prometheus --plot --on-alert --alert-url --alert-state --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
+            "guard") words="--tier --verify --timeout --allow-missing-tier --skip-unverified --wait-lock --skip-unsafe --nodes --job --no-lock --require --step-at-most --max-fallback --reuse --receipts --reshard-to-world --scratch --batch --lr --accumulation --max-restarts --backoff --max-backoff --grace --signal-group --zero-is-done --retry-suspected --save-signal --notice-signal --notice-time --notices --notice --notice-every --every --settled --limit-rate --max-age --on-hang --on-alert --alert-url --prometheus --iteration-file --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "replay") words="--help -h" ;;
             "replay run") words="--steps --at --runs --checkpoint --baseline --baseline-at --reference --every --timeout --dir --html --json --quiet -q --progress --debug --help -h" ;;
             "replay compare") words="--reference --pattern --from --to --html --json --quiet -q --progress --debug --help -h" ;;
@@ -157,7 +155,7 @@ _ftckpt() {
         esac
     elif [[ -z $words$ask ]]; then
         case $verb in
-            "") words="inspect ls du cat verify seal latest promote restart reshard convert families copy sync repair diff gc pin unpin pins tag untag delta plan status guard replay doctor demo completions config help" ;;
+            "") words="inspect ls du cat verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status guard replay doctor demo completions config help" ;;
             "cat") ask=1 ;;
             "gc") words="undelete purge" paths=1 ;;
             "gc undelete") ask=1 ;;
@@ -169,8 +167,8 @@ _ftckpt() {
             "plan") words="sweep elastic compress risk" ;;
             "replay") words="run compare audit" ;;
             "completions") words="bash zsh fish" ;;
-            "config") words="inspect ls du cat verify seal latest promote restart reshard convert families copy sync repair diff gc pin unpin pins tag untag delta plan status guard replay doctor demo completions config help" ;;
-            "help") words="exit-codes environment inspect ls du cat verify seal latest promote restart reshard convert families copy sync repair diff gc pin unpin pins tag untag delta plan status guard replay doctor demo completions config help" ;;
+            "config") words="inspect ls du cat verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status guard replay doctor demo completions config help" ;;
+            "help") words="exit-codes environment inspect ls du cat verify seal latest promote restart reshard convert copy sync repair diff gc pin unpin pins tag untag delta plan status guard replay doctor demo completions config help" ;;
             *) [[ $whole != */* && -e ${FTCKPT_CONFIG:-${XDG_CONFIG_HOME:-$HOME/.config}/ftckpt/config.toml} ]] && ask=1 ;;
         esac
     fi

@@ -230,6 +230,8 @@ OF_THE_SCREEN = {"html", "plot", "top", "stat", "tensor", "tensors", "files", "s
                  "sort", "resume", "format", "verbose", "max_memory", "storage_rate"}  # fmt: skip
 # What divides a command line among the processes of many machines is about processes too.
 OF_MANY = {"part", "parts", "finish", "finish_last"}
+# A caller of a function has its answer, and tells others itself.
+OF_WHO_IS_TOLD = {"on_alert", "alert_url", "alert_state"}
 FLAGS = {
     name: flags
     for module in (choosing, deltas, restarting, retaining, transferring)
@@ -247,7 +249,7 @@ def test_the_flags_of_a_verb_are_arguments_of_its_function(verb: str) -> None:
             group = str(parameter.annotation).removeprefix("Unpack[").removesuffix("]")
             taken |= set(FLAGS[group].__annotations__)
     own = [one for one in verbs.load(verb).params if isinstance(one, TyperOption)]
-    shared = verbs.COMMON | verbs.STORAGE | OF_THE_SCREEN | OF_MANY
+    shared = verbs.COMMON | verbs.STORAGE | OF_THE_SCREEN | OF_MANY | OF_WHO_IS_TOLD
     # `all` is a function of Python's: here it is `all_`.
     missing = {
         name

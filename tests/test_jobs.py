@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -364,3 +365,42 @@ def test_what_starts_processes(
     assert done.returncode == 0, done.stderr
     assert (step / "ftckpt.manifest.json").exists()
     assert "sealed 2 files" in done.stdout
+
+
+def test_the_nightly_script_tells_once_and_goes_on(root: Path, path: str, tmp_path: Path) -> None:
+    told, tier = tmp_path / "told", tmp_path / "tier"
+    where = {
+        "ROOT": str(root), "TIER": str(tier), "TELL": f"cat >> '{told}'",
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+    }  # fmt: skip
+    script = ["sh", str(JOBS / "nightly.sh")]
+
+    def kinds() -> list[tuple[str, str, str]]:
+        lines = told.read_text().splitlines() if told.exists() else []
+        told.unlink(missing_ok=True)
+        found = [json.loads(line) for line in lines]
+        return [(one["verb"], one["event"], one["kind"]) for one in found]
+
+    # The tier is not mounted: sync and status say so, and all else is done.
+    done = run(script, path, **where)
+    assert (done.returncode, done.stdout) == (14, "")
+    first = kinds()
+    assert ("sync", "raised", "not-found") in first
+    assert sorted(one.name for one in root.glob("step-*")) == ["step-30", "step-40", "step-50"]
+    tier.mkdir()
+    done = run(script, path, **where)
+    assert ("sync", "cleared", "not-found") in kinds()
+    assert sorted(one.name for one in tier.glob("step-*")) == ["step-30", "step-40", "step-50"]
+    again = run(script, path, **where)
+    assert kinds() == []
+    assert again.returncode == done.returncode
+
+
+def test_the_nightly_timer_runs_the_script() -> None:
+    service = (JOBS / "ftckpt-nightly.service").read_text()
+    script = (JOBS / "nightly.sh").read_text()
+    for name in ("ROOT", "TIER", "TELL"):
+        assert f"{name}=" in service
+        assert f"${{{name}:" in script
+    assert "SuccessExitStatus=14" in service
+    assert "OnCalendar=" in (JOBS / "ftckpt-nightly.timer").read_text()

@@ -117,7 +117,7 @@ def run(arguments: Sequence[str], invocation: Invocation) -> Result:
     if invocation.on_end is not None:
         try:
             invocation.on_end(result)
-        except Exception as error:  # whoever is told, the verdict stays
+        except Exception as error:  # the verdict stays
             invocation.warn(f"alerts: {type(error).__name__}: {error}")
     return result
 

@@ -44,14 +44,14 @@ def state_file(verb: str, target: str) -> str:
     """Return the file in which it is remembered what a verb has told of a target.
 
     Raises:
-        UsageError: there is no home directory to put it in.
+        UsageError: nothing names a home directory to put it in.
     """
     home = os.environ.get("XDG_STATE_HOME", "")
     if not os.path.isabs(home):
         user = os.path.expanduser("~")
         if not os.path.isabs(user):
             raise UsageError(
-                "there is no home directory to remember in what was told",
+                "without a home directory it cannot be remembered what was told",
                 hint="--alert-state FILE",
             )
         home = os.path.join(user, ".local", "state")

@@ -72,7 +72,7 @@ class WeightsAlone:
 
         Raises:
             CorruptError: it is damaged; nothing is visible.
-            NoResourceError: there is no room, and nothing of it was left.
+            NoResourceError: the disk is full, and nothing of it was left.
             FtckptError: it could not be read or written; the next run goes on.
         """
         from ftckpt.verification import VerifyReport, verify

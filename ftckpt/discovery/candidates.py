@@ -24,13 +24,13 @@ from ftckpt.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from ftckpt.manifest.thinned import is_thinned
 from ftckpt.own_files import FOLDER, GO_ON, TRANSFER, under_way
 from ftckpt.storage.store import Entry, EntryKind
 
 from .lone_manifests import HINT, alone
 from .open_part import open_parts
 from .roots import Candidate, Child, Root, concurrently, newest_names_first
-from .thinned import is_thinned
 
 # Number of candidates whose headers are read at once; a smaller root is ordered by content alone.
 BATCH = 64
@@ -250,7 +250,7 @@ def newest_child(root: Root, note: Callable[[str], None] = lambda _: None) -> Ch
     """Return the newest committed checkpoint of a root, damaged or not.
 
     A root means this one if a verb needs one checkpoint. If none is committed, it is the newest
-    that a format recognises. One that gc has thinned is taken only if there is no other. `note` is
+    that a format recognises. One that gc has thinned is taken only without any other. `note` is
     called for newer uncommitted ones.
 
     Raises:

@@ -14,13 +14,13 @@ from typing import NamedTuple
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import ExitCode, FtckptError, NotFoundError, UnsafeError, worst
 from ftckpt.findings import Finding, finding
+from ftckpt.manifest.thinned import WEIGHTS_ALONE, is_thinned
 from ftckpt.storage.source import Source
 
 from .candidates import WALKED_OVER, Looked, Walk, gone
 from .open_part import open_parts
 from .roots import Candidate, Root
 from .step_names import says_other_step
-from .thinned import WEIGHTS_ALONE, is_thinned
 
 Check = Callable[[Checkpoint], tuple[ExitCode, str]]
 Note = Callable[[str], None]

@@ -153,5 +153,5 @@ def _thinned(row: object) -> ThinnedFrom:
 
 def _number(value: object, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
-        raise JsonError(f"its {what} is no number")
+        raise JsonError(f"its {what} is not a number")
     return value

@@ -16,10 +16,10 @@ from dataclasses import replace
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.discovery.open_part import open_parts
 from ftckpt.discovery.roots import Root, read_again
-from ftckpt.discovery.thinned import thinned_from
 from ftckpt.errors import CorruptError, ExistsError, FtckptError, NotFoundError, UnsupportedError
 from ftckpt.manifest import Manifest, ThinnedFrom
 from ftckpt.manifest.locate import find
+from ftckpt.manifest.thinned import thinned_from
 from ftckpt.own_files import MANIFEST, is_own, weights_of
 from ftckpt.replication.existing_destination import require_same
 from ftckpt.replication.options import ReplicationOptions

@@ -8,7 +8,6 @@ from ftckpt.checkpoint import Checkpoint, CommitState
 from ftckpt.discovery.candidates import BATCH, gone
 from ftckpt.discovery.open_part import open_parts
 from ftckpt.discovery.roots import concurrently
-from ftckpt.discovery.thinned import is_thinned
 from ftckpt.errors import (
     CorruptError,
     ExitCode,
@@ -19,6 +18,7 @@ from ftckpt.errors import (
 )
 from ftckpt.findings import Severity
 from ftckpt.manifest.locate import read
+from ftckpt.manifest.thinned import is_thinned
 from ftckpt.own_files import MANIFEST, SUFFIX
 from ftckpt.progress import NULL
 from ftckpt.retention.policy import GRACE

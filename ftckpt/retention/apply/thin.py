@@ -15,10 +15,10 @@ from dataclasses import replace
 from ftckpt.discovery.recognise import Format
 from ftckpt.discovery.resolve import Place
 from ftckpt.discovery.roots import Root
-from ftckpt.discovery.thinned import thinned_from
 from ftckpt.errors import FtckptError, NotFoundError, RefusedError
 from ftckpt.findings import counted
 from ftckpt.manifest import ThinnedFrom
+from ftckpt.manifest.thinned import thinned_from
 from ftckpt.own_files import SUFFIX, WEIGHTS, is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.retention.document import plan_id

@@ -12,8 +12,8 @@ from ftckpt.discovery.lone_manifests import alone, alone_of
 from ftckpt.discovery.open_part import open_parts, recognise_at
 from ftckpt.discovery.recognise import Listing, UnopenedPart, recognise
 from ftckpt.discovery.roots import Candidate, Child, Root
-from ftckpt.discovery.thinned import thinned_from
 from ftckpt.errors import CorruptError, IncompleteError, UnsafeError, UnsupportedError
+from ftckpt.manifest.thinned import thinned_from
 from ftckpt.own_files import MANIFEST, SUFFIX, TRANSFER, weights_of
 from ftckpt.retention.policy import GRACE
 from ftckpt.retention.policy.metrics import metric_of

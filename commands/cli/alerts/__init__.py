@@ -44,7 +44,7 @@ class AlertOptions:
             targets: what it is about, as typed.
 
         Raises:
-            UsageError: the webhook is no URL; no target; a place to remember in without a hook.
+            UsageError: the webhook is not a URL; a place to remember in without a hook.
         """
         from ftckpt.errors import UsageError
 
