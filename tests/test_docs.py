@@ -155,6 +155,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("plan --mtbf 3h --save 60s --simulate --runs 4 --failures-per-run 20", 0),
         ("plan --from ROOT --save 5s --mtbf 3h", 0),
         ("plan --presets", 0),
+        ("plan --mtbf 3h --params 7B --storage-bw 5GB/s --read-bw 10GB/s --restart 2m", 0),
         ("plan --save 60", 2),
         ("plan sweep --over gpus=1k..8k --gpu-mtbf 50000h --save 60s", 0),
         ("plan sweep --over save=1s..9h --mtbf 1h", 0),

@@ -48,6 +48,11 @@ EXAMPLES = (
     ),
     ("ftckpt plan --from /ckpt/run7 --mtbf 3.1h", "size, pace and cost as a root shows them"),
     ("ftckpt plan --from-log run7.jsonl --plot waste.svg", "all from the run's log; a picture"),
+    (
+        "ftckpt plan --from-log slurm-42.out --from-log sacct.txt --params 405B --storage-bw 2TB/s "
+        "--read-bw 4TB/s --restart 3m",
+        "failures by component from a run's logs; save and load from the size",
+    ),
     ("ftckpt plan --presets", "published failure rates with their sources; what is saved"),
 )
 CODES = {
@@ -76,8 +81,12 @@ def command(
         typer.Option("--from", metavar="ROOT", help="Measure size, pace and save time of a root."),
     ] = "",
     from_log: Annotated[
-        str, typer.Option(metavar="FILE", help="Measure costs and failures in a log of events.")
-    ] = "",
+        list[str] | None,
+        typer.Option(metavar="FILE", help="Measure costs and failures in a run's log. Repeatable."),
+    ] = None,
+    timezone: Annotated[
+        str, typer.Option(metavar="ZONE", help="Zone of a log's times without one: +02:00.")
+    ] = "UTC",
     simulate: Annotated[
         bool, typer.Option("--simulate", help="Check the answer by an independent simulation.")
     ] = False,
@@ -114,7 +123,7 @@ def command(
         check_path(plot)
     if law != "exponential" and not simulate:
         raise UsageError(f"--law {law} is of the simulation", hint="add --simulate")
-    notes = measure(invocation, from_, from_log)
+    notes = measure(invocation, from_, from_log or (), timezone)
     failing, costs = invocation.options(FailureOptions), invocation.options(CostOptions)
     bounds = invocation.options(BoundOptions)
     question = replace(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ftckpt.commands.cli.render import human_count
+from ftckpt.commands.cli.render import brief_duration, human_count
 from ftckpt.errors import UsageError
-from ftckpt.planning import Failures, Model, Plain, Silent, Spot, Tiered, quantities
+from ftckpt.planning import Failures, Model, Plain, Remedy, Silent, Spot, Tiered, quantities
 from ftckpt.planning.models import peers, storage
 from ftckpt.planning.models.inputs import CopyTier, Preemption
 from ftckpt.planning.state_size import bytes_per_parameter
@@ -69,9 +69,8 @@ def read_model(
     Raises:
         UsageError: an option cannot be understood, contradicts another, or one is missing.
     """
-    measured = notes.measured
     detect = read_detect(costs, notes)
-    restart = _duration(costs.restart, "--restart", measured.restart)
+    restart = _restart(costs, notes, nbytes)
     common: dict[str, Any] = {"mtbf": failures.mtbf, "detect": detect}
     notes.inputs |= {"detect_s": detect, "restart_s": restart}
     slowdown = quantities.share(costs.slowdown, "--slowdown")
@@ -112,6 +111,37 @@ def read_model(
     )
     notes.inputs["preemption"] = preemption
     return Spot(**common, preemption=preemption)
+
+
+def _restart(costs: CostOptions, notes: Notes, nbytes: float | None) -> float:
+    """Return the seconds from the replacement until training goes on: start, and load.
+
+    A load takes the bytes of a checkpoint over the bandwidth at which all ranks together read it.
+    """
+    measured = notes.measured
+    known = measured.restart
+    if known is not None and measured.whole_recovery and costs.detect:
+        known = max(0.0, known - quantities.duration(costs.detect, "--detect"))
+    restart = _duration(costs.restart, "--restart", known)
+    if not costs.read_bw:
+        return restart
+    if known is not None and not costs.restart:
+        raise UsageError(
+            f"{measured.source} says how long restarts take, with their loads; --read-bw would add "
+            "a second one",
+            hint="give --restart, the time to start without the load, too",
+        )
+    if nbytes is None:
+        raise UsageError("--read-bw needs the size of a checkpoint", hint="--params 405B")
+    pace = quantities.bandwidth(costs.read_bw, "--read-bw")
+    load = float(storage.transfer_seconds(nbytes, pace))
+    notes.remarks.append(
+        f"a recovery is detection, {brief_duration(restart)} to start and {brief_duration(load)} "
+        "to load"
+    )
+    notes.inputs |= {"start_s": restart, "load_s": load}
+    notes.remedies.append(Remedy("reading twice as fast", sooner=load / 2))
+    return restart + load
 
 
 def _save(

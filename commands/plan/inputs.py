@@ -39,6 +39,7 @@ def read_question(
         milestones=bounds.milestones,
         gpu_hour=_price(bounds.gpu_hour, "--gpu-hour"),
         tb_month=_price(bounds.tb_month, "--tb-month"),
+        remedies=tuple(notes.remedies),
     )
     if bounds.gpu_hour and gpus is None:
         raise UsageError("--gpu-hour needs the number of GPUs", hint="--gpus 16384")

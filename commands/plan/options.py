@@ -88,6 +88,10 @@ class CostOptions:
     storage_bw: Annotated[
         str, typer.Option(metavar="RATE", help="Write rate of the storage, all ranks: 80GB/s.")
     ] = ""
+    read_bw: Annotated[
+        str,
+        typer.Option(metavar="RATE", help="Read rate of the storage, all ranks; adds the load."),
+    ] = ""
     snapshot_bw: Annotated[
         str,
         typer.Option(metavar="RATE", help="GPU to host memory of one rank; makes saves async."),
@@ -113,7 +117,11 @@ class CostOptions:
         str, typer.Option(metavar="T", help="Time from a failure until a replacement is there.")
     ] = ""
     restart: Annotated[
-        str, typer.Option(metavar="T", help="Time to start and load, until training goes on.")
+        str,
+        typer.Option(
+            metavar="T",
+            help="Time to start and load, until training goes on; with --read-bw, to start alone.",
+        ),
     ] = ""
     notice: Annotated[
         str, typer.Option(metavar="T", help="Spot: warning before a preemption: 120s.")

@@ -30,3 +30,4 @@ from .failures import Failures as Failures
 from .failures import combine as combine
 from .question import IntervalRule as IntervalRule
 from .question import Question as Question
+from .question import Remedy as Remedy
