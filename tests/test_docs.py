@@ -154,6 +154,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("plan --mtbf 3h --tier name=a,cost=1s,covers=80% --tier name=b,cost=60s", 0),
         ("plan --mtbf 3h --save 60s --simulate --runs 4 --failures-per-run 20", 0),
         ("plan --from ROOT --save 5s --mtbf 3h", 0),
+        ("plan --mtbf 3h --save 60s --weights-between 3 --rewarm 5m", 0),
+        (
+            "plan --mtbf 3h --save 60s --silent-mtbf 9d --detection-latency 2h --simulate --runs 4",
+            0,
+        ),
+        ("plan --gpus 64 --gpu-mtbf 900h --save 60s --simulate --ageing gpu=0.7 --runs 4", 0),
         ("plan --presets", 0),
         ("plan --mtbf 3h --params 7B --storage-bw 5GB/s --read-bw 10GB/s --restart 2m", 0),
         ("plan --save 60", 2),

@@ -69,7 +69,7 @@ BUDGET = {
     "manifest": 690,
     "discovery": 3_395,
     "verification": 3_790,
-    "planning": 4_960,
+    "planning": 5_490,
     "transfer": 6_363,
     "comparison": 2_756,
     "delta": 5_145,
@@ -101,7 +101,7 @@ BUDGET = {
     "formats": 790,
     "api": 4_966,
     "trainers": 105,
-    "commands": 15_660,
+    "commands": 15_960,
 }
 HEAVY = ("torch", "numpy", "s3fs", "fsspec", "rich", "botocore", "zstandard", "matplotlib")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ftckpt.commands.cli.render import brief_duration, human_count
 from ftckpt.errors import UsageError
-from ftckpt.planning import Failures, Model, Plain, Remedy, Silent, Spot, Tiered, quantities
+from ftckpt.planning import Failures, Latent, Model, Plain, Remedy, Silent, Spot, Tiered, quantities
 from ftckpt.planning.models import peers, storage
 from ftckpt.planning.models.inputs import CopyTier, Preemption
 from ftckpt.planning.state_size import bytes_per_parameter
@@ -55,6 +55,8 @@ def read_model(
     nbytes: float | None,
     ranks: int | None,
     nodes: int | None,
+    latency: float | None = None,
+    keep_last: int = 1,
 ) -> Model:
     """Return the model that fits what is known of the job.
 
@@ -65,6 +67,8 @@ def read_model(
         nbytes: size of a checkpoint.
         ranks: that write it.
         nodes: of the cluster.
+        latency: mean seconds until a silent error is noticed.
+        keep_last: number of kept copies.
 
     Raises:
         UsageError: an option cannot be understood, contradicts another, or one is missing.
@@ -96,6 +100,9 @@ def read_model(
         if not costs.silent_mtbf:
             raise UsageError("--verify-cost needs --silent-mtbf: how often is there an error?")
         silent_rate = 1 / positive(costs.silent_mtbf, "--silent-mtbf")
+        if latency is not None and not costs.verify_cost:
+            notes.inputs |= {"silent_per_s": silent_rate, "latency_s": latency}
+            return Latent(**common, silent_rate=silent_rate, latency=latency, keep_last=keep_last)
         verify = _duration(costs.verify_cost, "--verify-cost", None)
         notes.inputs |= {"silent_per_s": silent_rate, "verify_s": verify}
         return Silent(**common, verify=verify, silent_rate=silent_rate)

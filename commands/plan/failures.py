@@ -148,9 +148,9 @@ def _parts(options: FailureOptions, gpus: int | None) -> Iterator[rates.Cause]:
                 f"--{name}-mtbf is one's, and nothing says how many there are", hint=f"{flag} 1024"
             )
         each = quantities.failure_rate(rate, f"--{name}-mtbf", per_node=per_node)
-        yield rates.Cause(name, each * many)
+        yield rates.Cause(name, each * many, many)
     for text in options.component or ():
         part = quantities.component(text, "--component", per_node=per_node)
-        yield rates.Cause(part.name, part.rate * part.number)
+        yield rates.Cause(part.name, part.rate * part.number, part.number)
     if options.job_mtbf:
         yield rates.Cause("software", 1 / positive(options.job_mtbf, "--job-mtbf"))

@@ -138,6 +138,19 @@ class CostOptions:
     verify_cost: Annotated[
         str, typer.Option(metavar="T", help="Checking for silent errors before each save.")
     ] = ""
+    weights_between: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Weights-only saves between two full ones.")
+    ] = 0
+    weights_save: Annotated[
+        str, typer.Option(metavar="T", help="Pause for one; else the weights' share of a save.")
+    ] = ""
+    rewarm: Annotated[
+        str,
+        typer.Option(
+            metavar="T",
+            help="Work lost by a restart from weights alone, besides: 1h. Else none is made.",
+        ),
+    ] = ""
     step_time: Annotated[str, typer.Option(metavar="T", help="One training step: 4.2s.")] = ""
 
 

@@ -20,6 +20,7 @@ from .answer import around as around
 from .answer import solve as solve
 from .bounds import Constraint as Constraint
 from .bounds import PlanBounds as PlanBounds
+from .choose_model import Latent as Latent
 from .choose_model import Model as Model
 from .choose_model import Plain as Plain
 from .choose_model import Silent as Silent

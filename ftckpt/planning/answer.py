@@ -11,7 +11,7 @@ from ftckpt.errors import UsageError
 from ftckpt.planning.models.outcome import Outcome
 
 from .bounds import Constraint, check
-from .choose_model import Model, Plain, Silent, Tiered
+from .choose_model import Latent, Model, Plain, Silent, Tiered
 from .models import classic, rounding
 from .quantities import shown_duration
 from .question import IntervalRule, Question, Remedy
@@ -271,7 +271,7 @@ def _improvements(question: Question, best: Forecast, outcome: Outcome) -> list[
 
 def _remedied(model: Model, remedy: Remedy) -> Model:
     better = model.scaled_mtbf(remedy.mtbf)
-    if remedy.sooner and isinstance(better, Plain | Silent):
+    if remedy.sooner and isinstance(better, Latent | Plain | Silent):
         return replace(better, restart=max(0.0, better.restart - remedy.sooner))
     return better
 
