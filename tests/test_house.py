@@ -69,7 +69,7 @@ BUDGET = {
     "manifest": 860,
     "discovery": 3_487,
     "verification": 3_850,
-    "planning": 4_960,
+    "planning": 5_490,
     "transfer": 6_446,
     "comparison": 2_857,
     "delta": 5_391,

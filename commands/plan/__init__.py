@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,8 +21,9 @@ from .measured import measure
 from .notes import positive
 from .options import BoundOptions, CostOptions, FailureOptions
 from .presets import show_presets
-from .simulation import read_law, simulation_text
+from .simulation import read_ageing, read_law, simulation_text
 from .text import headline, text_of
+from .weights import read_weights, weights_record, weights_text
 
 if TYPE_CHECKING:
     from ftckpt.planning.simulation import Simulated
@@ -48,6 +50,11 @@ EXAMPLES = (
     ),
     ("ftckpt plan --from /ckpt/run7 --mtbf 3.1h", "size, pace and cost as a root shows them"),
     ("ftckpt plan --from-log run7.jsonl --plot waste.svg", "all from the run's log; a picture"),
+    (
+        "ftckpt plan --from-log slurm-42.out --from-log sacct.txt --params 405B --storage-bw 2TB/s "
+        "--read-bw 4TB/s --restart 3m",
+        "failures by component from a run's logs; save and load from the size",
+    ),
     ("ftckpt plan --presets", "published failure rates with their sources; what is saved"),
 )
 CODES = {
@@ -59,7 +66,7 @@ CODES = {
     ExitCode.REFUSED: "a directory, or a file that is not the picture's, stands in the way",
     ExitCode.DENIED: "",
     ExitCode.NO_RESOURCE: "",
-    ExitCode.UNSUPPORTED: "a picture without matplotlib, or silent errors to be simulated",
+    ExitCode.UNSUPPORTED: "a picture without matplotlib",
 }
 
 
@@ -76,8 +83,12 @@ def command(
         typer.Option("--from", metavar="ROOT", help="Measure size, pace and save time of a root."),
     ] = "",
     from_log: Annotated[
-        str, typer.Option(metavar="FILE", help="Measure costs and failures in a log of events.")
-    ] = "",
+        list[str] | None,
+        typer.Option(metavar="FILE", help="Measure costs and failures in a run's log. Repeatable."),
+    ] = None,
+    timezone: Annotated[
+        str, typer.Option(metavar="ZONE", help="Zone of a log's times without one: +02:00.")
+    ] = "UTC",
     simulate: Annotated[
         bool, typer.Option("--simulate", help="Check the answer by an independent simulation.")
     ] = False,
@@ -88,6 +99,13 @@ def command(
             help="Simulated failures: exponential, weibull:0.7, lognormal:2, trace:FILE.",
         ),
     ] = "exponential",
+    ageing: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=K",
+            help="Simulated parts age, new at first, each renewed alone: gpu=0.7. Repeatable.",
+        ),
+    ] = None,
     runs: Annotated[int, typer.Option(metavar="N", min=2, help="Runs to simulate.")] = 100,
     failures_per_run: Annotated[
         int, typer.Option(metavar="N", min=1, help="Failures in each of them.")
@@ -114,7 +132,9 @@ def command(
         check_path(plot)
     if law != "exponential" and not simulate:
         raise UsageError(f"--law {law} is of the simulation", hint="add --simulate")
-    notes = measure(invocation, from_, from_log)
+    if ageing:
+        _refuse_ageing(invocation, law, simulate=simulate)
+    notes = measure(invocation, from_, from_log or (), timezone)
     failing, costs = invocation.options(FailureOptions), invocation.options(CostOptions)
     bounds = invocation.options(BoundOptions)
     question = replace(
@@ -125,9 +145,14 @@ def command(
     plan = answer(question)
     invocation.report(**record(plan, notes))
     parts = list(text_of(plan, notes, currency(bounds)))
+    between = read_weights(costs, plan)
+    if between is not None:
+        invocation.report(weights=weights_record(between))
+        parts.append(weights_text(between))
     simulated: list[Simulated] = []
     if simulate:
-        simulated = _simulate(invocation, plan, law, (runs, failures_per_run, seed), curve=plot)
+        size = runs, failures_per_run, seed
+        simulated = _simulate(invocation, plan, (law, ageing or ()), size, curve=plot)
         parts.append(simulation_text(simulated[0], float(plan.outcome.useful)))
     if plot == "-" or (not plot and terminal_width() is not None):
         parts.append(in_terminal(plan))
@@ -142,15 +167,36 @@ def command(
     return Result(ExitCode.OK, headline(plan))
 
 
+def _refuse_ageing(invocation: Invocation, law: str, *, simulate: bool) -> None:
+    """Refuse what contradicts parts that age."""
+    if not simulate:
+        raise UsageError("--ageing is of the simulation", hint="add --simulate")
+    if law != "exponential":
+        raise UsageError(f"--ageing and --law {law} both say how failures come", hint="give one")
+    if invocation.options(FailureOptions).burn_in != "1":
+        raise UsageError("--ageing and --burn-in both make new parts fail more often")
+    if invocation.options(CostOptions).preempt_mtbf:
+        raise UsageError("--ageing and --preempt-mtbf are not simulated together")
+
+
 def _simulate(
-    invocation: Invocation, plan: Plan, law: str, size: tuple[int, int, int], *, curve: str
+    invocation: Invocation,
+    plan: Plan,
+    failing: tuple[str, Sequence[str]],
+    size: tuple[int, int, int],
+    *,
+    curve: str,
 ) -> list[Simulated]:
     """Simulate the interval that is advised, and for a picture some around it."""
     from ftckpt.planning.simulation import agreement
     from ftckpt.planning.trial import simulated
 
     model, chosen = plan.question.model, plan.interval.chosen_s
-    drawn = read_law(law, plan.question.failures.mtbf)
+    law, ageing = failing
+    failures_of = plan.question.failures
+    drawn = read_law(law, failures_of.mtbf)
+    if ageing:
+        drawn = read_ageing(ageing, failures_of.rates.causes)
     runs, failures, seed = size
 
     def at(interval: float, seed: int) -> Simulated:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ftckpt.commands.cli.render import human_count
+from ftckpt.commands.cli.render import brief_duration, human_count
 from ftckpt.errors import UsageError
-from ftckpt.planning import Failures, Model, Plain, Silent, Spot, Tiered, quantities
+from ftckpt.planning import Failures, Latent, Model, Plain, Remedy, Silent, Spot, Tiered, quantities
 from ftckpt.planning.models import peers, storage
 from ftckpt.planning.models.inputs import CopyTier, Preemption
 from ftckpt.planning.state_size import bytes_per_parameter
@@ -55,6 +55,8 @@ def read_model(
     nbytes: float | None,
     ranks: int | None,
     nodes: int | None,
+    latency: float | None = None,
+    keep_last: int = 1,
 ) -> Model:
     """Return the model that fits what is known of the job.
 
@@ -65,13 +67,14 @@ def read_model(
         nbytes: size of a checkpoint.
         ranks: that write it.
         nodes: of the cluster.
+        latency: mean seconds until a silent error is noticed.
+        keep_last: number of kept copies.
 
     Raises:
         UsageError: an option cannot be understood, contradicts another, or one is missing.
     """
-    measured = notes.measured
     detect = read_detect(costs, notes)
-    restart = _duration(costs.restart, "--restart", measured.restart)
+    restart = _restart(costs, notes, nbytes)
     common: dict[str, Any] = {"mtbf": failures.mtbf, "detect": detect}
     notes.inputs |= {"detect_s": detect, "restart_s": restart}
     slowdown = quantities.share(costs.slowdown, "--slowdown")
@@ -97,6 +100,9 @@ def read_model(
         if not costs.silent_mtbf:
             raise UsageError("--verify-cost needs --silent-mtbf: how often is there an error?")
         silent_rate = 1 / positive(costs.silent_mtbf, "--silent-mtbf")
+        if latency is not None and not costs.verify_cost:
+            notes.inputs |= {"silent_per_s": silent_rate, "latency_s": latency}
+            return Latent(**common, silent_rate=silent_rate, latency=latency, keep_last=keep_last)
         verify = _duration(costs.verify_cost, "--verify-cost", None)
         notes.inputs |= {"silent_per_s": silent_rate, "verify_s": verify}
         return Silent(**common, verify=verify, silent_rate=silent_rate)
@@ -112,6 +118,37 @@ def read_model(
     )
     notes.inputs["preemption"] = preemption
     return Spot(**common, preemption=preemption)
+
+
+def _restart(costs: CostOptions, notes: Notes, nbytes: float | None) -> float:
+    """Return the seconds from the replacement until training goes on: start, and load.
+
+    A load takes the bytes of a checkpoint over the bandwidth at which all ranks together read it.
+    """
+    measured = notes.measured
+    known = measured.restart
+    if known is not None and measured.whole_recovery and costs.detect:
+        known = max(0.0, known - quantities.duration(costs.detect, "--detect"))
+    restart = _duration(costs.restart, "--restart", known)
+    if not costs.read_bw:
+        return restart
+    if known is not None and not costs.restart:
+        raise UsageError(
+            f"{measured.source} says how long restarts take, with their loads; --read-bw would add "
+            "a second one",
+            hint="give --restart, the time to start without the load, too",
+        )
+    if nbytes is None:
+        raise UsageError("--read-bw needs the size of a checkpoint", hint="--params 405B")
+    pace = quantities.bandwidth(costs.read_bw, "--read-bw")
+    load = float(storage.transfer_seconds(nbytes, pace))
+    notes.remarks.append(
+        f"a recovery is detection, {brief_duration(restart)} to start and {brief_duration(load)} "
+        "to load"
+    )
+    notes.inputs |= {"start_s": restart, "load_s": load}
+    notes.remedies.append(Remedy("reading twice as fast", sooner=load / 2))
+    return restart + load
 
 
 def _save(

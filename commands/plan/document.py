@@ -40,6 +40,7 @@ def record(plan: Plan, notes: Notes) -> dict[str, Any]:
         "improvements": plan.improvements,
         "storage": plan.upkeep,
         "money": None if plan.money is None else plan.money._asdict(),
+        "weights": None,
         "simulation": None,
     }
 
@@ -66,6 +67,7 @@ def simulation_record(found: Simulated, verdict: Agreement) -> dict[str, Any]:
         "runs": found.runs,
         "failures": found.failures,
         "segments": found.segments,
+        "unreached": found.unreached,
         "mean": found.mean,
         "se": found.error,
         "spread": found.spread,

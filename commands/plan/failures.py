@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ftckpt.commands.cli.render import brief_duration
 from ftckpt.errors import UsageError
-from ftckpt.planning import Counted, Failures, combine, quantities, rates
+from ftckpt.planning import Counted, Failures, Remedy, combine, quantities, rates
 from ftckpt.planning.presets import preset
 
 from .notes import Notes, positive
@@ -64,7 +64,7 @@ def read_failures(
     seen = notes.measured.failures
     if not known and not counted and seen is not None:
         wall = not notes.measured.exposed
-        counted.append(Counted("counted", *seen, detect=detect if wall else 0.0))
+        counted += _seen(seen, notes, detect if wall else 0.0)
         notes.remarks.append(
             f"{seen.failures} interruptions in {brief_duration(seen.seconds)}"
             f"{'' if wall else ' in which the job could fail'}, counted in {notes.measured.source}"
@@ -77,6 +77,31 @@ def read_failures(
     burn_in = quantities.factor(options.burn_in, "--burn-in")
     notes.inputs |= {"gpus": gpus, "burn_in": burn_in, "counted": counted}
     return combine(known, counted, burn_in=burn_in)
+
+
+# Below this share of all failures a component is not worth a line of its own.
+_WORTH = 0.1
+
+
+def _seen(seen: quantities.ObservedFailures, notes: Notes, detect: float) -> Iterator[Counted]:
+    """Yield the counted failures by component, and note what fewer of them would bring."""
+    parts = notes.measured.components
+    if not parts or set(parts) == {""}:
+        yield Counted("counted", *seen, detect=detect)
+    else:
+        for name, number in parts.items():
+            yield Counted(name or "unknown", number, seen.seconds, detect=detect)
+            share = number / seen.failures
+            if name and _WORTH <= share < 1:
+                change = f"failures of {name} half as often"
+                notes.remedies.append(Remedy(change, mtbf=1 / (1 - share / 2)))
+    for node, (number, mean) in notes.measured.lemons.items():
+        notes.remarks.append(
+            f"{node} fails more often than chance explains: {number} of {seen.failures} failures, "
+            f"where the mean of all nodes is {mean:.2g}"
+        )
+        better = seen.failures / max(1.0, seen.failures - number + mean)
+        notes.remedies.append(Remedy(f"{node} replaced by a node like the others", mtbf=better))
 
 
 def _preset(name: str, gpus: int, notes: Notes) -> Counted | rates.Cause:
@@ -123,9 +148,9 @@ def _parts(options: FailureOptions, gpus: int | None) -> Iterator[rates.Cause]:
                 f"--{name}-mtbf is one's, and nothing says how many there are", hint=f"{flag} 1024"
             )
         each = quantities.failure_rate(rate, f"--{name}-mtbf", per_node=per_node)
-        yield rates.Cause(name, each * many)
+        yield rates.Cause(name, each * many, many)
     for text in options.component or ():
         part = quantities.component(text, "--component", per_node=per_node)
-        yield rates.Cause(part.name, part.rate * part.number)
+        yield rates.Cause(part.name, part.rate * part.number, part.number)
     if options.job_mtbf:
         yield rates.Cause("software", 1 / positive(options.job_mtbf, "--job-mtbf"))

@@ -25,7 +25,17 @@ def read_question(
     nbytes = read_nbytes(costs, notes)
     ranks = quantities.count(costs.ranks, "--ranks", kilo=1024) if costs.ranks else gpus
     nodes = None if gpus is None else -(-gpus // failing.gpus_per_node)
-    model = read_model(costs, failures, notes, nbytes=nbytes, ranks=ranks, nodes=nodes)
+    late = bounds.detection_latency
+    model = read_model(
+        costs,
+        failures,
+        notes,
+        nbytes=nbytes,
+        ranks=ranks,
+        nodes=nodes,
+        latency=positive(late, "--detection-latency") if late else None,
+        keep_last=bounds.keep_last,
+    )
     measured_step = notes.measured.step
     question = Question(
         model=model,
@@ -39,6 +49,7 @@ def read_question(
         milestones=bounds.milestones,
         gpu_hour=_price(bounds.gpu_hour, "--gpu-hour"),
         tb_month=_price(bounds.tb_month, "--tb-month"),
+        remedies=tuple(notes.remedies),
     )
     if bounds.gpu_hour and gpus is None:
         raise UsageError("--gpu-hour needs the number of GPUs", hint="--gpus 16384")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ftckpt.amounts import decimal_bytes
@@ -12,25 +13,25 @@ from ftckpt.planning import quantities
 from ftckpt.planning.quantities import ObservedFailures
 
 from .notes import Measured, Notes
-from .options import CostOptions
+from .options import CostOptions, FailureOptions
 
 if TYPE_CHECKING:
     from ftckpt.health.cadence import Cadence
     from ftckpt.incidents.runlog import RunLog
 
 
-def measure(invocation: Invocation, root: str, log: str) -> Notes:
+def measure(invocation: Invocation, root: str, logs: Sequence[str], zone: str = "UTC") -> Notes:
     """Measure what was named; nothing where nothing was.
 
     Raises:
         NotFoundError: the root or the log is not there.
         UsageError: both are named, or the file is not a log.
     """
-    if root and log:
+    if root and logs:
         raise UsageError("--from and --from-log both say what was measured", hint="give one")
     if root:
         return _root(invocation, root)
-    return _log(invocation, log) if log else Notes()
+    return _logs(invocation, logs, zone) if logs else Notes()
 
 
 def _root(invocation: Invocation, path: str) -> Notes:
@@ -100,28 +101,44 @@ def _cadence_record(cadence: Cadence) -> dict[str, object]:
     }
 
 
-def _log(invocation: Invocation, path: str) -> Notes:
-    from ftckpt.incidents.runlog import read_log
-    from ftckpt.storage.local.oserror import translate
+def _logs(invocation: Invocation, paths: Sequence[str], zone: str) -> Notes:
+    from ftckpt.incidents import TOGETHER, read_logs, report_of
+    from ftckpt.incidents.reading.times import zone_of
+    from ftckpt.incidents.runlog import run_log_of
 
     costs = invocation.options(CostOptions)
     detect = quantities.duration(costs.detect, "--detect") if costs.detect else None
     restart = quantities.duration(costs.restart, "--restart") if costs.restart else None
-    try:
-        with open(path, encoding="utf-8", errors="replace") as lines:
-            log = read_log(lines, path, detect=detect, restart=restart)
-    except OSError as error:
-        raise translate(error, path, "read") from error
+    read = read_logs(paths, zone=zone_of(zone), counter=invocation.counter)
+    silent = [log for log in read.logs if log.lines and not log.entries]
+    if silent:
+        raise UsageError(
+            f"{silent[0].path}: no line says anything that is known",
+            hint="docs/incidents.md lists the logs and lines that are read",
+        )
+    nodes = None
+    failing = invocation.options(FailureOptions)
+    if failing.gpus:
+        gpus = quantities.count(failing.gpus, "--gpus", kilo=1024)
+        nodes = -(-gpus // failing.gpus_per_node)
+    report = report_of(read.collections, TOGETHER, detect=detect, restart=restart, nodes=nodes)
+    name = paths[0] if len(paths) == 1 else f"{len(paths)} logs"
+    log = run_log_of(report, name)
     invocation.report(measured=log)
-    return Notes(_of_log(log, path), list(_log_said(log, path)))
+    lemons = {one.node: (one.incidents, one.expected) for one in report.lemons}
+    remarks = list(_log_said(log, name))
+    remarks += [f"{one.path} ends too early: {one.cut}" for one in read.logs if one.cut]
+    if any(one.zoneless for one in read.logs):
+        remarks.append(f"times without a zone were read as {zone} (--timezone)")
+    return Notes(_of_log(log, name, lemons), remarks)
 
 
-def _of_log(log: RunLog, path: str) -> Measured:
+def _of_log(log: RunLog, name: str, lemons: Mapping[str, tuple[int, float]]) -> Measured:
     failures = None
     if log.exposed_s is not None:
         failures = ObservedFailures(log.exposed_failures, log.exposed_s)
     return Measured(
-        source=path,
+        source=name,
         save=log.save_s,
         snapshot=log.snapshot_s,
         flush=log.flush_s,
@@ -131,14 +148,25 @@ def _of_log(log: RunLog, path: str) -> Measured:
         step=log.step_s,
         failures=failures,
         exposed=True,
+        components=log.components,
+        lemons=lemons,
+        whole_recovery=log.whole_recovery,
     )
 
 
-def _log_said(log: RunLog, path: str) -> list[str]:
-    said = [f"{path} holds {log.saves} saves and {log.failures} failures"]
-    classes = ", ".join(f"{number} {name}" for name, number in log.classes.items() if name)
+def _log_said(log: RunLog, name: str) -> list[str]:
+    said = [f"{name} holds {log.saves} saves and {log.failures} failures"]
+    classes = ", ".join(f"{number} {what}" for what, number in log.classes.items() if what)
     if classes:
         said.append(f"failures by class: {classes}")
+    worst = [(node, number) for node, number in log.nodes.items() if node][:3]
+    if worst:
+        said.append("failures by node: " + ", ".join(f"{number} {node}" for node, number in worst))
+    if log.whole_recovery:
+        said.append(
+            "recoveries were measured from a failure's first line to the next step, detection "
+            "included; --detect is taken off them"
+        )
     if log.span_s is not None and log.failures and log.exposed_s is None:
         said.append("in none of its time could the job fail: it was down from the first failure on")
     if log.exposed_s is not None and log.exposed_failures < log.failures:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ftckpt.errors import UsageError
-from ftckpt.planning import quantities
+from ftckpt.planning import Remedy, quantities
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,10 @@ class Measured:
         failures: that were counted.
         exposed: whether their time is only that in which the job could fail, not the wall clock's.
         interval: seconds of work between two saves, as it is now.
+        components: the counted failures by what failed; empty where the source does not say it.
+        lemons: nodes that fail more often than chance explains: their failures, and those of a mean
+            node.
+        whole_recovery: whether `restart` was measured from the failure, detection included.
     """
 
     source: str
@@ -38,6 +43,9 @@ class Measured:
     failures: quantities.ObservedFailures | None = None
     exposed: bool = False
     interval: float | None = None
+    components: Mapping[str, int] = field(default_factory=dict)
+    lemons: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    whole_recovery: bool = False
 
 
 @dataclass
@@ -48,11 +56,13 @@ class Notes:
         measured: of a run; empty where nothing was.
         remarks: sentences about what was taken from where.
         inputs: every number that the plan rests on, in seconds, bytes and fractions.
+        remedies: further improvements to be planned.
     """
 
     measured: Measured = field(default_factory=lambda: Measured(source=""))
     remarks: list[str] = field(default_factory=list)
     inputs: dict[str, Any] = field(default_factory=dict)
+    remedies: list[Remedy] = field(default_factory=list)
 
 
 def positive(text: str, flag: str) -> float:

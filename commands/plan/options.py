@@ -88,6 +88,10 @@ class CostOptions:
     storage_bw: Annotated[
         str, typer.Option(metavar="RATE", help="Write rate of the storage, all ranks: 80GB/s.")
     ] = ""
+    read_bw: Annotated[
+        str,
+        typer.Option(metavar="RATE", help="Read rate of the storage, all ranks; adds the load."),
+    ] = ""
     snapshot_bw: Annotated[
         str,
         typer.Option(metavar="RATE", help="GPU to host memory of one rank; makes saves async."),
@@ -113,7 +117,11 @@ class CostOptions:
         str, typer.Option(metavar="T", help="Time from a failure until a replacement is there.")
     ] = ""
     restart: Annotated[
-        str, typer.Option(metavar="T", help="Time to start and load, until training goes on.")
+        str,
+        typer.Option(
+            metavar="T",
+            help="Time to start and load, until training goes on; with --read-bw, to start alone.",
+        ),
     ] = ""
     notice: Annotated[
         str, typer.Option(metavar="T", help="Spot: warning before a preemption: 120s.")
@@ -129,6 +137,19 @@ class CostOptions:
     ] = ""
     verify_cost: Annotated[
         str, typer.Option(metavar="T", help="Checking for silent errors before each save.")
+    ] = ""
+    weights_between: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Weights-only saves between two full ones.")
+    ] = 0
+    weights_save: Annotated[
+        str, typer.Option(metavar="T", help="Pause for one; else the weights' share of a save.")
+    ] = ""
+    rewarm: Annotated[
+        str,
+        typer.Option(
+            metavar="T",
+            help="Work lost by a restart from weights alone, besides: 1h. Else none is made.",
+        ),
     ] = ""
     step_time: Annotated[str, typer.Option(metavar="T", help="One training step: 4.2s.")] = ""
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ftckpt.commands.cli.render import brief_duration
 from ftckpt.errors import UsageError
 from ftckpt.planning import quantities
 
 from .text import percent, points
 
 if TYPE_CHECKING:
+    from ftckpt.planning.rates import Cause
     from ftckpt.planning.simulation import Law, Simulated
 
 
@@ -41,6 +44,38 @@ def read_law(text: str, mtbf: float) -> Law:
     )
 
 
+def read_ageing(texts: Sequence[str], causes: Sequence[Cause]) -> Law:
+    """Return the law of parts that age, of `gpu=0.7` for each.
+
+    Raises:
+        UsageError: it is of another form, or nothing says how many such parts there are.
+    """
+    from ftckpt.planning.simulation import AgeingParts, Fleet
+
+    shapes: dict[str, float] = {}
+    for text in texts:
+        name, _, shape = text.partition("=")
+        shapes[name.strip()] = quantities.factor(shape, f"--ageing {name}")
+    ageing, rest = [], 0.0
+    for cause in causes:
+        if cause.name not in shapes:
+            rest += cause.per_second
+        elif cause.parts is None:
+            raise UsageError(
+                f"--ageing {cause.name}: nothing says how many there are",
+                hint="--gpus 16384 --gpu-mtbf 50000h, or --component name=N@RATE",
+            )
+        else:
+            mean = cause.parts / cause.per_second
+            ageing.append(AgeingParts(cause.name, cause.parts, mean, shapes.pop(cause.name)))
+    if shapes:
+        raise UsageError(
+            f"--ageing {' and '.join(shapes)}: nothing says how often these fail",
+            hint=f"what fails: {', '.join(dict.fromkeys(c.name for c in causes))}",
+        )
+    return Fleet(ageing, rest)
+
+
 def _trace(path: str) -> list[float]:
     from ftckpt.storage.local.oserror import translate
 
@@ -70,4 +105,11 @@ def simulation_text(found: Simulated, closed: float) -> str:
     else:
         gap = points(found.mean - closed)
         lines.append(f"the closed form takes failures as exponential: {gap} from it")
+        seen = found.seconds * (1 - float(found.outcome.detection)) / found.failures
+        lines.append(f"a failure came every {brief_duration(seen)} of running and restarting")
+    if found.unreached is not None:
+        lines.append(
+            f"{percent(found.unreached)} of the silent errors were noticed when every kept copy "
+            "had them; an older one is taken to exist"
+        )
     return "\n".join(lines)

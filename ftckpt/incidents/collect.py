@@ -14,8 +14,9 @@ from ftckpt.errors import NoResourceError
 from .durations import Durations, Mean
 from .entries import LogEntry, LogEntryKind, Weight
 
-# A silence of this long, or of ten times the usual distance of two lines, ends a stretch.
-_SILENCE, _SILENCES = 300.0, 10.0
+# A silence of this long, or of ten times the usual distance of two lines, ends a stretch; an hour
+# where that is not known yet.
+_SILENCE, _SILENCES, _FIRST = 300.0, 10.0, 3600.0
 # After a failure's line, training that goes on within this has not stopped.
 _GOES_ON = 60.0
 _MOST = 500_000  # sightings, stretches, saves and starts together
@@ -44,7 +45,6 @@ class Stretch:
     last: int
     stride: int
     source: int
-    usual: float = 0.0  # seconds from line to line
     doubted: bool = False  # a failure's line came after its last step
 
 
@@ -108,6 +108,7 @@ class Collection:
         self.nodes: set[str] = set()
         self._open: dict[tuple[str, str, str], Sighting] = {}
         self._running: dict[tuple[int, int | None], Stretch] = {}
+        self._usual: dict[tuple[int, int | None], float] = {}  # seconds from line to line
         self._held = 0
 
     def take(self, entries: Iterable[LogEntry]) -> None:
@@ -199,7 +200,9 @@ class Collection:
         stretch = None
         took, weight = entry.seconds, 1.0
         if entry.time is not None and entry.step is not None:
-            goes_on = before is not None and self._continues(before, entry.time, entry.step)
+            goes_on = before is not None and self._continues(
+                before, self._usual.get(key, 0.0), entry.time, entry.step
+            )
             if before is None or not goes_on:
                 stretch = Stretch(entry.time, entry.time, entry.step, entry.step, 1, entry.source)
                 self._running[key] = stretch
@@ -211,19 +214,20 @@ class Collection:
                         took = gap / done
                     weight = float(min(done, _LONGEST_AVERAGE))
                     before.stride = done
-                    before.usual = gap if not before.usual else 0.9 * before.usual + 0.1 * gap
+                    usual = self._usual.get(key, gap)
+                    self._usual[key] = 0.9 * usual + 0.1 * gap
                 before.ended, before.last, before.doubted = entry.time, entry.step, False
         if took is not None:
             self._took(entry.rank, took, weight)
 
     @staticmethod
-    def _continues(before: Stretch, time: float, step: int) -> bool:
+    def _continues(before: Stretch, usual: float, time: float, step: int) -> bool:
         gap, done = time - before.ended, step - before.last
         if gap < 0 or done < 0:
             return False
         if before.doubted:
-            return gap <= max(_GOES_ON, 5 * before.usual) and done <= max(1, before.stride)
-        return gap <= max(_SILENCE, _SILENCES * before.usual)
+            return gap <= max(_GOES_ON, 5 * usual) and done <= max(1, before.stride)
+        return gap <= (max(_SILENCE, _SILENCES * usual) if usual else _FIRST)
 
     def _took(self, rank: int | None, seconds: float, weight: float) -> None:
         self.steps.add(seconds, weight)

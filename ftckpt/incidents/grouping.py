@@ -77,6 +77,8 @@ class Progress:
         self._stretches = sorted(collection.stretches, key=lambda one: one.began)
         self._began = [one.began for one in self._stretches]
         self._saves = sorted(time for time, _ in collection.saves if time is not None)
+        self._saved = sorted({step for _, step in collection.saves if step is not None})
+        self.step_s = collection.steps.quantile(0.5) or 0.0
         self._starts = sorted(
             (one for one in collection.starts if one.time is not None), key=_time_of
         )
@@ -121,6 +123,17 @@ class Progress:
         if place < len(self._starts) and self._started[place] <= before:
             return self._starts[place]
         return None
+
+    def resumed_at(self, stretch: Stretch, stride: int) -> int:
+        """Return the step from which a restart went on, whose first line is that of `stretch`.
+
+        A saved step between that line and the one before it; else, in a log of every tenth step,
+        step 1000 for a first line of 1010, and for one of 1001.
+        """
+        place = bisect_left(self._saved, stretch.first)
+        if place and self._saved[place - 1] >= stretch.first - stride:
+            return self._saved[place - 1]
+        return stretch.first - (stride if stretch.first % stride == 0 else 1)
 
     def highest(self, time: float) -> Stretch | None:
         """Return the stretch that had come furthest in the attempt that ran until `time`."""
@@ -257,26 +270,29 @@ def _measure(incident: Incident, progress: Progress, following: float) -> None:
     """Find out when training continued, and from which step."""
     if incident.time is None:
         return
-    after = incident.time
-    resumed = progress.resumed(after, following)
+    resumed = progress.resumed(incident.time, following)
     start = progress.started(incident.time, following)
+    before = progress.highest(incident.time)
+    first = min(resumed, key=lambda one: one.first, default=None)
+    resumed_at = None
+    if first is not None:
+        stride = max(one.stride for one in resumed if one.first == first.first)
+        if before is not None:
+            stride = max(stride, before.stride)
+        resumed_at = progress.resumed_at(first, stride)
+    if start is not None and start.step is not None:
+        resumed_at = start.step
     if incident.detect_s is not None or incident.restart_s is not None:
         incident.recovery_s = (incident.detect_s or 0.0) + (incident.restart_s or 0.0)
         incident.until = Until.RECORDED
-    elif resumed:
-        incident.recovery_s, incident.until = resumed[0].began - incident.time, Until.STEP
+    elif first is not None and resumed_at is not None:
+        # A line comes when its steps are done.
+        done = max(0, first.first - resumed_at) * progress.step_s
+        incident.recovery_s = max(0.0, first.began - done - incident.time)
+        incident.until = Until.STEP
     elif start is not None:
         incident.recovery_s, incident.until = _time_of(start) - incident.time, Until.START
     if incident.until is not Until.RECORDED and progress.has_steps and not resumed:
         incident.away_s = following - incident.time if following < float("inf") else None
-    before = progress.highest(incident.time)
-    if before is None:
-        return
-    stride = max(one.stride for one in [before, *resumed])
-    if start is not None and start.step is not None:
-        incident.rewound = max(0, before.last - start.step)
-    elif resumed:
-        first = min(one.first for one in resumed)
-        # Logs of every tenth step begin with step 1010, or with the first after a restart, 1001.
-        done = first - (stride if first % stride == 0 else 1)
-        incident.rewound = max(0, before.last - done)
+    if before is not None and resumed_at is not None:
+        incident.rewound = max(0, before.last - resumed_at)

@@ -353,9 +353,9 @@ def _wasted(incidents: Sequence[Incident], steps: Steps | None) -> Wasted | None
 def _lemons(rates: Sequence[Rate], known: int | None) -> tuple[Lemon, ...]:
     """Return the nodes with more incidents than chance explains, Bonferroni's way.
 
-    If all nodes were alike, each would have the mean number. A node stands out where the
-    chance that any of them has this many is below 5 % (compare "lemon nodes" in Kokolis et al.,
-    HPCA 2025).
+    If all nodes were alike, each would have the mean number. A node stands out where the chance
+    that any of them has this many is below 5 % (compare "lemon nodes" in Kokolis et al., HPCA
+    2025).
     """
     named = [one for one in rates if one.name != UNKNOWN]
     if known is None or known < 2 or not named:

@@ -36,6 +36,7 @@ class RunLog:
         nbytes: of the newest save.
         detect_s: mean from a failure until it was noticed.
         restart_s: mean from there until training continued.
+        whole_recovery: whether `restart_s` begins at the failure, detection included.
         step_s: median of a step.
         ignored: number of lines with other events.
     """
@@ -54,6 +55,7 @@ class RunLog:
     nbytes: float | None = None
     detect_s: float | None = None
     restart_s: float | None = None
+    whole_recovery: bool = False
     step_s: float | None = None
     ignored: int = 0
 
@@ -92,13 +94,13 @@ def run_log_of(report: IncidentReport, name: str) -> RunLog:
         span = (ends[-1] if ends else report.ended) - min(starts, default=report.began)
         if span < 0:
             raise UsageError(f"{name} ends before it starts")
-    detect, restart = log.detects.value, log.restarts.value
+    detect, restart, whole = log.detects.value, log.restarts.value, False
     if detect is None and restart is None and report.recovery is not None:
         # What was measured to the next start ends before the restart, to the next step after it.
         if report.recovery.until is Until.START:
             detect = report.recovery.mean_s
         else:
-            restart = report.recovery.mean_s
+            restart, whole = report.recovery.mean_s, True
     exposed = [one for one in report.incidents if one.exposed]
     return RunLog(
         saves=log.events[LogEntryKind.SAVE],
@@ -115,6 +117,7 @@ def run_log_of(report: IncidentReport, name: str) -> RunLog:
         nbytes=log.nbytes,
         detect_s=detect,
         restart_s=restart,
+        whole_recovery=whole,
         step_s=log.steps.quantile(0.5),
         ignored=log.events[LogEntryKind.OTHER],
     )

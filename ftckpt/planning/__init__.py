@@ -20,6 +20,7 @@ from .answer import around as around
 from .answer import solve as solve
 from .bounds import Constraint as Constraint
 from .bounds import PlanBounds as PlanBounds
+from .choose_model import Latent as Latent
 from .choose_model import Model as Model
 from .choose_model import Plain as Plain
 from .choose_model import Silent as Silent
@@ -30,3 +31,4 @@ from .failures import Failures as Failures
 from .failures import combine as combine
 from .question import IntervalRule as IntervalRule
 from .question import Question as Question
+from .question import Remedy as Remedy

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ftckpt.errors import UsageError
 from ftckpt.planning.models.outcome import Outcome
 
 from .bounds import Constraint, check
-from .choose_model import Model, Tiered
+from .choose_model import Latent, Model, Plain, Silent, Tiered
 from .models import classic, rounding
 from .quantities import shown_duration
-from .question import IntervalRule, Question
+from .question import IntervalRule, Question, Remedy
 from .upkeep import Upkeep, UpkeepCost, money_of, upkeep_of
 
 # Saves or flushes longer than this many mean times between failures are refused: the models still
@@ -130,7 +130,7 @@ def answer(question: Question) -> Plan:
         forecasts=forecasts,
         predicted=_predicted(model, question.rule, interval.chosen_s),
         constraints=tuple(check(model, outcome, question.limits, question.nbytes)),
-        improvements=tuple(_improvements(model, forecasts[0], outcome)),
+        improvements=tuple(_improvements(question, forecasts[0], outcome)),
         upkeep=upkeep,
         money=money_of(question, outcome, upkeep),
     )
@@ -256,15 +256,24 @@ def _scaled(question: Question, mtbf: float) -> Model:
     return question.model.scaled_mtbf(mtbf / question.failures.mtbf)
 
 
-def _improvements(model: Model, best: Forecast, outcome: Outcome) -> list[Improvement]:
+def _improvements(question: Question, best: Forecast, outcome: Outcome) -> list[Improvement]:
     """Return the gain of each improvement, and of the best interval itself."""
+    model = question.model
     gain = best.exact - float(outcome.useful)
     found = [Improvement("the best interval", best.interval_s, best.exact, gain)]
-    for change, better in model.improvements():
+    remedied = [(one.change, _remedied(model, one)) for one in question.remedies]
+    for change, better in (*model.improvements(), *remedied):
         interval = better.optimum()
         goodput = _goodput(better, interval)
         found.append(Improvement(change, interval, goodput, goodput - best.exact))
     return sorted(found, key=lambda improvement: -improvement.gain)
+
+
+def _remedied(model: Model, remedy: Remedy) -> Model:
+    better = model.scaled_mtbf(remedy.mtbf)
+    if remedy.sooner and isinstance(better, Latent | Plain | Silent):
+        return replace(better, restart=max(0.0, better.restart - remedy.sooner))
+    return better
 
 
 def around(interval: float, least: float, factors: Sequence[float]) -> list[float]:

@@ -17,7 +17,7 @@ from ftckpt.planning.models.outcome import Outcome
 from ftckpt.planning.models.tiers import optimum as best_pattern
 from ftckpt.planning.models.tiers import outcome as outcome_of_pattern
 
-from .models import asynchronous, exact, silent, spot
+from .models import asynchronous, exact, latent, silent, spot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,6 +275,72 @@ class Silent(Model):
         """Yield possible improvements, each with the improved job."""
         yield "saves in half the time", replace(self, save=self.save / 2)
         yield "verification in half the time", replace(self, verify=self.verify / 2)
+        yield "silent errors half as often", replace(self, silent_rate=self.silent_rate / 2)
+        yield from super().improvements()
+        if self.restart:
+            yield "restarts in half the time", replace(self, restart=self.restart / 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latent(Model):
+    """Failures, and silent errors that are noticed some time after they struck.
+
+    Attributes:
+        save: pause of training for a save.
+        silent_rate: silent errors per second of work.
+        latency: mean time until one is noticed.
+        keep_last: number of kept copies.
+        restart: from the replacement until training continues.
+    """
+
+    save: float
+    silent_rate: float
+    latency: float
+    keep_last: int = 1
+    restart: float = 0.0
+
+    @property
+    def stall(self) -> float:
+        """The save."""
+        return self.save
+
+    @property
+    def rollback_mtbf(self) -> float:
+        """Mean time between failures and errors."""
+        return 1 / (1 / self.mtbf + self.silent_rate)
+
+    @property
+    def reload(self) -> float:
+        """The restart."""
+        return self.restart
+
+    def optimum(self) -> float:
+        """See `ftckpt.planning.models.latent.optimum`."""
+        return latent.optimum(
+            self.save,
+            self.silent_rate,
+            1 / self.mtbf,
+            self.latency,
+            restart=self.restart,
+            detect=self.detect,
+        )
+
+    def outcome(self, interval: Real) -> Outcome:
+        """See `ftckpt.planning.models.latent.outcome`."""
+        return latent.outcome(
+            interval,
+            self.save,
+            self.silent_rate,
+            1 / self.mtbf,
+            self.latency,
+            restart=self.restart,
+            detect=self.detect,
+        )
+
+    def improvements(self) -> Iterator[tuple[str, Model]]:
+        """Yield possible improvements, each with the improved job."""
+        yield "saves in half the time", replace(self, save=self.save / 2)
+        yield "silent errors noticed in half the time", replace(self, latency=self.latency / 2)
         yield "silent errors half as often", replace(self, silent_rate=self.silent_rate / 2)
         yield from super().improvements()
         if self.restart:

@@ -93,6 +93,12 @@ def combine(
         UsageError: no cause is given, none of them ever failed, or a number is out of range.
     """
     seen = [rates.observed(c.failures, c.exposed, confidence) for c in counted]
+    # Counts in the same time are one count: a sum of Poisson numbers is one, and its limits are
+    # closer together than those of its parts added up.
+    together: dict[float, int] = {}
+    for one in seen:
+        together[one.seconds] = together.get(one.seconds, 0) + one.failures
+    pooled = [rates.observed(number, time, confidence) for time, number in together.items()]
     found = [rates.Cause(c.name, o.per_second) for c, o in zip(counted, seen, strict=True)]
     causes = sorted([*known, *found], key=lambda cause: -cause.per_second)
     hint = "--gpus 16384 --gpu-mtbf 50000h, --mtbf 3.1h, --failures 419/54d, or --preset llama3"
@@ -104,6 +110,6 @@ def combine(
     return Failures(
         total,
         confidence if counted else None,
-        total.per_second - burn_in * sum(o.per_second - o.low for o in seen),
-        total.per_second + burn_in * sum(o.high - o.per_second for o in seen),
+        total.per_second - burn_in * sum(o.per_second - o.low for o in pooled),
+        total.per_second + burn_in * sum(o.high - o.per_second for o in pooled),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from .bounds import PlanBounds
 from .choose_model import Model
@@ -17,6 +18,20 @@ class IntervalRule(StrEnum):
     YOUNG = "young"
     DALY = "daly"
     ETTR = "ettr"
+
+
+class Remedy(NamedTuple):
+    """A change of the job that its model does not know of.
+
+    Attributes:
+        change: in words.
+        mtbf: factor on the mean time between failures.
+        sooner: seconds by which a restart becomes shorter.
+    """
+
+    change: str
+    mtbf: float = 1.0
+    sooner: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +52,7 @@ class Question:
         milestones: number of other kept checkpoints.
         gpu_hour: price of one.
         tb_month: price of 10^12 bytes for a month.
+        remedies: further improvements to be planned.
     """
 
     model: Model
@@ -52,3 +68,4 @@ class Question:
     milestones: int = 0
     gpu_hour: float | None = None
     tb_month: float | None = None
+    remedies: tuple[Remedy, ...] = ()

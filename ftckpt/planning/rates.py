@@ -54,10 +54,17 @@ def _of(count: Real, rate: Real) -> Real:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One kind of failure; `per_second` counts those that stop the job."""
+    """One kind of failure.
+
+    Attributes:
+        name: of the component.
+        per_second: failures that stop the job.
+        parts: number of parts that fail so; None where nothing says it.
+    """
 
     name: str
     per_second: float
+    parts: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +104,7 @@ def combine(causes: Sequence[Cause], burn_in: float = 1.0) -> Rates:
     for cause in causes:
         require(f"the failure rate of {cause.name}", cause.per_second, at_least=0,
                 unit="per second")  # fmt: skip
-    scaled = tuple(Cause(cause.name, cause.per_second * burn_in) for cause in causes)
+    scaled = tuple(Cause(c.name, c.per_second * burn_in, c.parts) for c in causes)
     return Rates(scaled, sum(cause.per_second for cause in scaled))
 
 

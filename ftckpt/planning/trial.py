@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ftckpt.errors import UnsupportedError
 from ftckpt.planning.models.inputs import Costs
 from ftckpt.progress import NULL, Counter
 
-from .choose_model import Model, Plain, Spot, Tiered
-from .simulation import Law, Simulated, simulate, simulate_tiers
+from .choose_model import Latent, Model, Plain, Silent, Spot, Tiered
+from .simulation import Law, SilentJob, Simulated, simulate, simulate_silent, simulate_tiers
 
 
 def simulated(
@@ -27,7 +26,6 @@ def simulated(
     `law` replaces the model's mean time between failures; for the others see `simulation.simulate`.
 
     Raises:
-        UnsupportedError: silent errors are not simulated.
         UsageError: a number is out of range.
     """
     if isinstance(model, Tiered):
@@ -41,8 +39,19 @@ def simulated(
             seed=seed,
             counter=counter,
         )
-    if not isinstance(model, Plain):
-        raise UnsupportedError("silent errors are not simulated", hint="leave out --simulate")
+    if isinstance(model, Silent | Latent):
+        job = SilentJob(
+            interval=interval,
+            save=model.save,
+            verify=0.0 if isinstance(model, Latent) else model.verify,
+            rate=model.silent_rate,
+            restart=model.restart,
+            detect=model.detect,
+            latency=model.latency if isinstance(model, Latent) else None,
+            keep_last=model.keep_last if isinstance(model, Latent) else 1,
+        )
+        return simulate_silent(job, law, runs=runs, failures=failures, seed=seed, counter=counter)
+    assert isinstance(model, Plain)
     costs = Costs(
         save=model.save,
         restart=model.restart,

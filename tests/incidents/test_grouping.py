@@ -50,12 +50,12 @@ def test_lines_of_many_ranks_and_files_are_one_incident_of_its_cause(tmp_path: P
     (one,) = report.incidents
     assert (one.fault.name, one.node, one.lines, one.ranks) == ("gpu-lost", "n7", 67, 64)
     assert one.signs == ("Xid 79", "exitcode -6", "collective operation timeout ALLREDUCE")
-    # From the lost GPU to the line of the first step that was logged again.
-    assert (one.time, one.recovery_s) == (1767225600.0 + 600, 1400.0)
+    # From the lost GPU to the first of the ten steps whose line was the first again.
+    assert (one.time, one.recovery_s) == (1767225600.0 + 600, 1360.0)
     assert one.rewound == 40  # 101 to 140
     assert report.wasted is not None
     assert (report.wasted.steps, report.wasted.seconds) == (40, 160.0)
-    assert report.exposed_s == 600 + 360
+    assert report.exposed_s == 600 + 400
 
 
 def test_what_training_survives_is_none(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_the_same_failure_again_after_progress_is_another(tmp_path: Path) -> Non
     again = FAILED.replace("00:20:", "00:31:")
     report, _ = read(tmp_path, steps(10, 300, 0) + FAILED + steps(300, 350, 1600) + again)
     first, second = report.incidents
-    assert first.recovery_s == pytest.approx(399.6)
+    assert first.recovery_s == pytest.approx(359.6)
     assert second.recovery_s is None
     start = "[default0] INFO 2026-01-01 00:25:00 Rendezvous complete for workers. Result:\n"
     assert len(read(tmp_path, FAILED + start + again)[0].incidents) == 2

@@ -21,6 +21,7 @@ and raises UsageError for an argument that is out of range or not a number.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftckpt.errors import UsageError
@@ -28,26 +29,32 @@ from ftckpt.planning.models.arithmetic import require
 from ftckpt.planning.models.inputs import Costs, Pattern, Preemption, shares
 from ftckpt.progress import NULL, Counter
 
-from . import completion, steady, timeline
+from . import completion, silent, steady, timeline
+from .ageing import AgeingParts, Fleet
 from .jobs import Jobs, Recovery
 from .laws import Exponential, Law, Lognormal, Trace, Weibull
 from .result import Agreement, Completion, Simulated, agreement, completed, summarised
+from .silent import SilentJob
 
 if TYPE_CHECKING:
     import numpy as np
 
 __all__ = [
+    "AgeingParts",
     "Agreement",
     "Completion",
     "Exponential",
+    "Fleet",
     "Law",
     "Lognormal",
+    "SilentJob",
     "Simulated",
     "Trace",
     "Weibull",
     "agreement",
     "complete",
     "simulate",
+    "simulate_silent",
     "simulate_tiers",
 ]
 
@@ -102,6 +109,27 @@ def simulate_tiers(
     counter.start("simulate", runs * failures, "failures")
     steady.run(jobs, law, failures, rng, counter)
     return summarised(jobs.ledger, float(pattern.interval), law.name, failures)
+
+
+def simulate_silent(
+    job: SilentJob,
+    law: Law,
+    *,
+    runs: int = 40,
+    failures: int = 1000,
+    seed: int = 0,
+    counter: Counter = NULL,
+) -> Simulated:
+    """Simulate long runs with silent errors, verified before each save or noticed late.
+
+    `failures` counts all returns to a save, after failures and after errors.
+    """
+    require("the interval", job.interval, above=0)
+    rng = _generator(runs, failures, seed)
+    counter.start("simulate", runs * failures, "failures")
+    ledger, unreached = silent.run(job, law, runs, failures, rng, counter)
+    found = summarised(ledger, job.interval, law.name, failures)
+    return replace(found, unreached=unreached)
 
 
 def complete(

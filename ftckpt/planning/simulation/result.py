@@ -26,6 +26,8 @@ class Simulated:
         segments: bulks of work that were begun, in all runs.
         seconds: wall time, in all runs.
         law: of the times between failures.
+        unreached: share of silent errors that were noticed when every kept copy had them; None
+            where none was noticed late.
     """
 
     outcome: Outcome
@@ -38,6 +40,7 @@ class Simulated:
     segments: int
     seconds: float
     law: str
+    unreached: float | None = None
 
     @property
     def mean(self) -> float:

@@ -127,6 +127,19 @@ def run(line: str, capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
         ("plan --gpus 8 --mtbf 3h --save 60s --gpu-hour 2 --tb-month 2EUR", "EUR and USD"),
         ("plan --mtbf 3h --save 60s --host-ram 5GB", "--host-ram needs"),
         ("plan --mtbf 3h --save 60s --from a --from-log b", "give one"),
+        ("plan --mtbf 3h --save 60s --rewarm 5m", "--rewarm needs --weights-between"),
+        ("plan --mtbf 3h --save 60s --weights-between 2 --bytes-per-param 14", "weights-only save"),
+        ("plan --mtbf 3h --tier name=s,cost=60s --weights-between 2", "not planned for together"),
+        ("plan --mtbf 3h --save 60s --read-bw 1GB/s", "--read-bw needs the size"),
+        ("plan --mtbf 3h --save 60s --ageing gpu=0.7", "add --simulate"),
+        ("plan --mtbf 3h --save 60s --simulate --ageing job=0.7", "nothing says how many"),
+        ("plan --mtbf 3h --save 60s --simulate --ageing gpu=0.7", "how often these fail"),
+        (
+            "plan --gpus 8 --gpu-mtbf 9h --save 9s --simulate --ageing gpu=9 --burn-in 2",
+            "new parts",
+        ),
+        ("plan --gpus 8 --gpu-mtbf 9h --save 9s --simulate --ageing gpu", "above zero"),
+        ("plan --mtbf 3h --save 9s --simulate --law weibull:2 --ageing gpu=2", "give one"),
         ("plan sweep --over gpus", "this is not a range"),
         ("plan sweep --over gpu=1..2", "one of gpus, mtbf"),
         ("plan sweep --over gpus=8..8", "must rise"),
@@ -273,6 +286,41 @@ def test_from_a_log(tmp_path: Path) -> None:
     log.write_text('{"event": "save"}\nsoon\n')
     done = ftckpt("plan", "--from-log", str(log))
     assert (done.returncode, "line 2 of" in done.stderr) == (2, True)
+
+
+def test_a_recovery_is_detection_start_and_load() -> None:
+    line = "--mtbf 3h --bytes 6TB --storage-bw 100GB/s --read-bw 200GB/s --restart 2m --detect 1m"
+    answer = plan(line)
+    assert answer["inputs"]["load_s"] == 30
+    assert (answer["inputs"]["restart_s"], answer["inputs"]["start_s"]) == (150, 120)
+    alone = plan(line.replace("--read-bw 200GB/s ", "").replace("--restart 2m", "--restart 150s"))
+    assert answer["goodput"]["value"] == alone["goodput"]["value"]
+    assert "reading twice as fast" in [one["change"] for one in answer["improvements"]]
+
+
+def test_a_load_that_a_log_already_holds_is_not_added(tmp_path: Path) -> None:
+    log = tmp_path / "run.jsonl"
+    log.write_text('{"event": "failure", "time": 9e8, "detect": 60, "restart": 300}\n' * 2)
+    line = f"--from-log {log} --mtbf 3h --bytes 6TB --storage-bw 1TB/s --read-bw 1TB/s"
+    assert plan(line)["result"]["code"] == 2
+    assert plan(f"{line} --restart 4m")["inputs"]["restart_s"] == 246
+
+
+def test_what_weights_between_full_saves_are_worth() -> None:
+    weights = plan("--mtbf 3h --save 70s --weights-between 3 --rewarm 1m")["weights"]
+    assert weights["save_s"] == pytest.approx(10)  # 2 of 14 bytes
+    assert weights["gain"] > weights["cost"] > 0
+    assert plan("--mtbf 3h --save 70s --weights-between 3")["weights"]["gain"] == 0
+
+
+def test_errors_that_are_noticed_late_are_planned_and_simulated() -> None:
+    line = "--mtbf 3h --save 60s --silent-mtbf 30h --detection-latency 2h --keep-last 3 --simulate"
+    answer = plan(f"{line} --restart 5m --runs 20 --failures-per-run 200")
+    assert answer["simulation"]["agrees"]
+    assert 0 < answer["simulation"]["unreached"] < 1
+    verified = plan("--mtbf 3h --save 60s --silent-mtbf 30h --verify-cost 20s --simulate --runs 20")
+    assert verified["simulation"]["agrees"]
+    assert verified["simulation"]["unreached"] is None
 
 
 def test_detection_is_no_time_in_which_a_job_can_fail(tmp_path: Path) -> None:
