@@ -1,8 +1,7 @@
 """Run the benchmarks small, all of them, and print one table: `python -m benchmarks`.
 
     python -m benchmarks [--only NAME …] [--size 128MB] [--rounds 1] [--dir DIR] [--json] [--list]
-                         [--zipnn PYTHON] [--s5cmd PATH]
-                         [--deepspeed PYTHON] [--transformers PYTHON]
+                         [--zipnn PYTHON] [--s5cmd PATH] [--deepspeed PYTHON]
 
 Each benchmark runs as a process of its own, with little data and one round, so a row says in which
 order things come and nothing finer; the full size stands in docs/benchmarks.md. "ours is" says how
@@ -51,9 +50,9 @@ SMALL: dict[str, Small] = {
     "cold": Small(SIZED, "cat, sha256sum, cp, each from a cold page cache"),
     "crc": Small(SIZED, "zipfile.testzip, dcp.load"),
     "reshard": Small(
-        f"tp8-tp4 dcp-safetensors hf-dcp hf-shards zero2-universal {SIZED}",
-        "cp, dcp_to_torch_save, HuggingFaceStorageReader, transformers, ds_to_universal.py",
-        ("deepspeed", "transformers"),
+        f"tp8-tp4 dcp-safetensors hf-dcp zero2-universal {SIZED}",
+        "cp, dcp_to_torch_save, HuggingFaceStorageReader, ds_to_universal.py",
+        ("deepspeed",),
     ),
     "consolidate": Small(SIZED, "torch's _consolidate_hf_safetensors"),
     "replicas": Small(
