@@ -1,18 +1,21 @@
 """Copy a sealed checkpoint, beside `cp -r` on a disk and a plain parallel upload to an S3 service.
 
-    python benchmarks/replicas.py [local|s3] … [--size 2GB] [--rounds 3] [--json]
+    python benchmarks/replicas.py [local|s3] … [--size 2GB] [--rounds 3] [--json] [--s5cmd PATH]
 
 Ours ends with every byte hashed, compared with the manifest, and flushed to the disk; `cp` does
 neither, so `cp -r` and then `sync` stands beside it. The plain upload reads each file and puts its
 parts from as many threads as ours: what the service itself takes. Its client signs the SHA-256 of
-each part, as ours does, and reads no digest of its own. The service is OpenStack Swift's s3api,
-started on loopback by the tests' own code; it shares the processors with everyone.
+each part, as ours does, and reads no digest of its own. `rclone copy --checksum` and `s5cmd cp`
+run as commands, as `ftckpt copy` does, where they are installed. The service is OpenStack Swift's
+s3api, started on loopback by the tests' own code; it shares the processors with everyone.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -37,6 +40,8 @@ _REQUESTS = 4
 def main() -> None:
     parser = side_by_side.arguments(__doc__.splitlines()[0], size="2GB", rounds=3)
     parser.add_argument("cases", nargs="*", metavar="CASE", help="of local, s3")
+    parser.add_argument("--rclone", default="rclone", help="where it is; for s3")
+    parser.add_argument("--s5cmd", default="s5cmd", help="where it is; for s3")
     options = parser.parse_args()
     for name in options.cases or CASES:
         with workplace(options.dir) as place:
@@ -124,8 +129,53 @@ def _s3(place: Path, source: Path, options: Any) -> None:
             Contestant("ftckpt, read back", _ours(source, url, _REQUESTS, proof=True)),
             Contestant("plain parallel upload", lambda: _upload(service.client, BUCKET, source)),
         ]
+        commands, absent = _tools(source, BUCKET, options)
+        contestants += [Contestant(name, partial(_run, *words)) for name, words in commands.items()]
+        extra = {"left out": ", ".join(absent)} if absent else {}
         rows = compare([replace(c, prepare=clean) for c in contestants], options.rounds)
-        side_by_side.show("copy to an S3 service", rows, {}, as_json=options.json)
+        side_by_side.show("copy to an S3 service", rows, extra, as_json=options.json)
+
+
+def _tools(source: Path, bucket: str, options: Any) -> tuple[dict[str, tuple[str, ...]], list[str]]:
+    """Return what people copy with, as commands, and what of it is not installed."""
+    beside = os.pathsep.join((os.environ["PATH"], os.path.dirname(sys.executable)))
+    rclone, s5cmd = (shutil.which(name, path=beside) for name in (options.rclone, options.s5cmd))
+    ours = (*ftckpt_command(), "copy", str(source), f"s3://{bucket}/command/")
+    commands: dict[str, tuple[str, ...]] = {"ftckpt copy, the command, read back": ours}
+    at_once = str(_REQUESTS)
+    # A remote without a file of settings: the service's variables say the rest.
+    os.environ |= {
+        "RCLONE_CONFIG_BENCH_TYPE": "s3",
+        "RCLONE_CONFIG_BENCH_PROVIDER": "Other",
+        "RCLONE_CONFIG_BENCH_ENV_AUTH": "true",
+        "RCLONE_CONFIG_BENCH_ENDPOINT": os.environ["AWS_ENDPOINT_URL"],
+        "RCLONE_CONFIG_BENCH_REGION": os.environ["AWS_DEFAULT_REGION"],
+        "S3_ENDPOINT_URL": os.environ["AWS_ENDPOINT_URL"],
+        "AWS_REGION": os.environ["AWS_DEFAULT_REGION"],
+    }
+    if rclone:
+        commands["rclone copy --checksum"] = (
+            rclone, "copy", "--checksum", "--config", os.devnull, "--transfers", at_once,
+            "--s3-no-check-bucket", "--s3-chunk-size", "64Mi", str(source),
+            f"bench:{bucket}/rclone",
+        )  # fmt: skip
+    if s5cmd:
+        commands["s5cmd cp"] = (
+            s5cmd, "--numworkers", at_once, "cp", "--part-size", "64", f"{source}/",
+            f"s3://{bucket}/s5cmd/",
+        )  # fmt: skip
+    tools = {"rclone": rclone, "s5cmd": s5cmd}
+    return commands, [f"{name} is not installed" for name, path in tools.items() if not path]
+
+
+def _run(*command: str) -> int:
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, cwd=side_by_side.ROOT,
+        env=side_by_side.environment(),
+    )  # fmt: skip
+    if done.returncode:
+        raise SystemExit(f"{command[0]} ended with {done.returncode}: {done.stderr[-500:]}")
+    return 0
 
 
 def _upload(client: Any, bucket: str, source: Path) -> int:

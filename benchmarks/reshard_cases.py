@@ -18,6 +18,7 @@ from reshard_data import (
 from reshard_peers import (
     DCP_TO_TORCH_SAVE,
     DS_TO_UNIVERSAL,
+    HUGGING_FACE_READER,
     PRETRAINED,
     ZERO_TO_FP32,
     Peer,
@@ -86,6 +87,10 @@ CASES = {
         "Hugging Face shards of another size",
         _hugging_face, (*RESHARD, "--max-shard-size", "500MB"), "safetensors",
         LayoutRequest(max_shard_size=500_000_000), [PRETRAINED],
+    ),
+    "hf-dcp": Case(
+        "Hugging Face folder to DCP",
+        _hugging_face, (*CONVERT, "dcp"), "dcp", peers=[HUGGING_FACE_READER],
     ),
     "zero2-dp4-dp2": Case(
         "DeepSpeed ZeRO-2, dp 4 to 2",

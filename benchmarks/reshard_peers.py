@@ -81,6 +81,20 @@ DCP_TO_TORCH_SAVE = Peer(
     "from torch.distributed.checkpoint.format_utils import dcp_to_torch_save",
     "dcp_to_torch_save(source, out)",
 )
+HUGGING_FACE_READER = Peer(
+    "HuggingFaceStorageReader, then save",
+    "",
+    "import torch\n"
+    "from torch.distributed.checkpoint.filesystem import FileSystemWriter\n"
+    "from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader\n"
+    "from torch.distributed.checkpoint.state_dict_loader import load\n"
+    "from torch.distributed.checkpoint.state_dict_saver import save",
+    "reader = HuggingFaceStorageReader(source, thread_count=2)\n"
+    "held = reader.read_metadata().state_dict_metadata\n"
+    "state = {n: torch.empty(m.size, dtype=m.properties.dtype) for n, m in held.items()}\n"
+    "load(state, storage_reader=reader, no_dist=True)\n"
+    "save(state, storage_writer=FileSystemWriter(out, thread_count=2), no_dist=True)",
+)
 PRETRAINED = Peer(
     "transformers, load and save",
     "transformers",

@@ -76,17 +76,19 @@ def recorded(place: Path) -> list[Line]:
 def load(path: str) -> None:
     """Load a checkpoint as a trainer does; it raises where torch sees the damage."""
     import torch
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+    from torch.distributed.checkpoint.state_dict_loader import load as load_state
 
-    metadata = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+    metadata = FileSystemReader(path).read_metadata().state_dict_metadata
     state = {
         name: torch.empty(tuple(held.size), dtype=held.properties.dtype)
         for name, held in metadata.items()
-        if hasattr(held, "size")
+        if isinstance(held, TensorStorageMetadata)
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch remarks that there is one process
-        dcp.load(state, checkpoint_id=path, no_dist=True)
+        load_state(state, checkpoint_id=path, no_dist=True)
 
 
 def kind_of(text: str) -> str:

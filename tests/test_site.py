@@ -200,6 +200,7 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(site
     for page in site.rglob("*.html"):
         text = page.read_text()
         assert not re.search(r"<(?:script|img|iframe)[^>]*\bsrc=[\"']?(?:https?:)?//", text), page
+        assert not re.search(r"<td><code>[^<]*\\\|", text), f"{page.name}: a backslash is shown"
         assert not re.search(r"<link[^>]*stylesheet[^>]*href=[\"']?(?:https?:)?//", text), page
 
 
