@@ -156,6 +156,7 @@ def test_it_does_all_parts_itself(tmp_path: Path, flag: list[str]) -> None:
 @pytest.mark.parametrize("name", ["nowhere", "local:none", "slurm:jobs=none", "slurm:x", "ray:x"])
 def test_no_cluster_of_that_name(tmp_path: Path, name: str) -> None:
     line = ("verify", SOURCE, "--parts", tmp_path, "--cluster", name)
+    # What is not installed is said first.
     assert answer(*line)[0].code in (ExitCode.USAGE, ExitCode.UNSUPPORTED)
 
 
