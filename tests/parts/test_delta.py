@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import random
 import shutil
@@ -190,3 +191,21 @@ def test_unpacking(base: Path, source: Path, tmp_path: Path, to: tuple[str, ...]
     assert result == alone[0]
     assert {**document, "destination": ""} == {**alone[1], "destination": ""}
     assert files(target) == files(alone_at)
+
+
+def test_the_documents_of_parts_fit_their_schemas(base: Path, source: Path, tmp_path: Path) -> None:
+    from jsonschema import Draft202012Validator
+
+    schemas = Path(__file__).parents[2] / "docs" / "schemas"
+    for name, line in (
+        ("delta-pack", words(base, source, tmp_path / "made")),
+        ("diff", ["diff", base, source, "--parts", tmp_path]),
+    ):
+        schema = json.loads((schemas / f"{name}.schema.json").read_text())
+        for share in (["--part", "0/1"], ["--finish"]):
+            result, found = answer(*line, *share)
+            head = {"schema": f"ftckpt.{name}/1", "target": None, "format": None}
+            code = {"code": int(result.code), "name": "", "message": "", "hint": ""}
+            found = head | found | {"result": code}
+            wrong = Draft202012Validator(schema).iter_errors(found)
+            assert [e.message for e in wrong if list(e.path)[:1] != ["result"]] == []

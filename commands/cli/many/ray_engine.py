@@ -28,23 +28,11 @@ class RayEngine:
     dashboard = ""
 
     def __init__(self, text: str) -> None:
+        settings = _settings(text)
         with needing("--cluster ray:…", "--part I/N by any scheduler"):
             import ray
         self.name = text
         self._ray = ray
-        settings: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-        if text.startswith("ray://"):
-            settings["address"] = text
-        elif text == "ray:auto":
-            settings["address"] = "auto"
-        elif text == "ray:local":
-            settings["address"] = "local"
-        elif text.startswith("ray:local:") and text[10:].isdigit():
-            settings |= {"address": "local", "num_cpus": int(text[10:])}
-        else:
-            raise UsageError(
-                f"--cluster {text!r} names no cluster", hint="ray://HOST:10001, ray:auto, ray:local"
-            )
         try:
             found = ray.init(**settings)
         except (OSError, RuntimeError, ValueError) as error:
@@ -79,3 +67,22 @@ class RayEngine:
     def close(self) -> None:
         """Leave the cluster, and end one that was started here."""
         self._ray.shutdown()
+
+
+def _settings(text: str) -> dict[str, Any]:
+    """Return how Ray is reached.
+
+    Raises:
+        UsageError: no cluster is named.
+    """
+    settings: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    if text.startswith("ray://"):
+        return settings | {"address": text}
+    if text in ("ray:auto", "ray:local"):
+        return settings | {"address": text[4:]}
+    number = text.removeprefix("ray:local:")
+    if number != text and number.isascii() and number.isdigit() and int(number):
+        return settings | {"address": "local", "num_cpus": int(number)}
+    raise UsageError(
+        f"--cluster {text!r} names no cluster", hint="ray://HOST:10001, ray:auto, ray:local"
+    )
