@@ -86,7 +86,7 @@ BUDGET = {
     "formats.huggingface": 500,
     "formats.dcp": 2_935,
     "formats.quantised": 1_230,
-    "formats.ranks": 4_759,
+    "formats.ranks": 4_800,
     "formats.safetensors": 2_580,
     "formats.torchsave": 750,
     "formats.families": 3_400,

@@ -383,12 +383,22 @@ def test_each_table_fits_its_model(name: str, tmp_path: Path) -> None:
     [
         (("wv.bias", "wq.bias"), "become one tensor"),
         (('rotated = "keys"', 'rotated = "queries"'), "does not hold 4 heads of width 10"),
-        (('hf = "model.layers.{layer}.self_attn.v_proj', 'hf = "model.v'), "has nothing for"),
+        (("self_attn.v_proj.bias\"\n", "self_attn.v.bias\"\n"), "has nothing for"),
         (("[[native]]", "[[naive]]"), "has naive, which no table has"),
         (("hidden_size", "hidden"), "says hidden = None"),
         (('"model.layers.{layer}.self_attn.o_proj.bias" =', '"x" = 3 #'), "is given by 3"),
         (('extends = "llama"', 'extends = "alpaca"'), "no family is called 'alpaca'"),
         (("rotated", "= ="), "cannot be read as a table"),
+        (('"queries"', '"values"'), "says rotated = 'values': queries or keys"),
+        (("layers.{layer}.attention.wv", "attention.wv"), "does not have the numbers of"),
+        (("layers.{layer}.attention.wv", "layers.{expert}.{layer}.wv"), "not have the numbers"),
+        (('hf = "model.layers.{layer}.self_attn.v_proj.bias"', "hf = []"), "on one side alone"),
+        (('hf = "model.layers.{layer}.self_attn.v_proj.bias"', "hf = 3"), "be read as a table"),
+        (('rotated = "queries"', 'join = "sideways"'), "cannot be read as a table"),
+        (("[config]", "[defaults]\nhead_dim = 3\n[config]"), "gives head_dim .* no text"),
+        (("[config]", "[derived]\n[config]"), "has a derived that is not rows"),
+        (('[config]\nmodel_type = "llama"', "shapes = 1"), "cannot be read|not a section"),
+        (('extends = "llama"', 'extends = "mine.toml"'), "cannot read mine.toml"),
     ],
 )  # fmt: skip
 def test_a_table_that_does_not_fit_is_found(
