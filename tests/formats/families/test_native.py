@@ -205,6 +205,28 @@ def test_the_two_formulas_are_inverse() -> None:
     assert torch.equal(halves(turned["layers.0.attention.qkv_linear.wq.weight"], 3), rows)
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_plain_model_that_dcp_saved_is_held_to_its_config(tmp_path: Path) -> None:
+    """It has Hugging Face's names already: the folder gets a config.json that is true of it."""
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    weights = tensors_of(MODELS["qwen2"]["stored"])
+    save({"model": weights}, checkpoint_id=tmp_path / "run", no_dist=True)
+    config = MODELS["qwen2"]["config"]
+    (tmp_path / "c.json").write_text(json.dumps(config))
+    convert = partial(
+        api.convert, str(tmp_path / "run"), to="safetensors", names="hf",
+        config=str(tmp_path / "c.json"),
+    )  # fmt: skip
+    convert(str(tmp_path / "hf"))
+    require_equal(held(tmp_path / "hf"), weights)
+    assert json.loads((tmp_path / "hf/config.json").read_text())["torch_dtype"] == "bfloat16"
+    (tmp_path / "c.json").write_text(json.dumps({**config, "intermediate_size": 48}))
+    with pytest.raises(UsageError, match="9 shapes different"):
+        convert(str(tmp_path / "other"))
+    assert not (tmp_path / "other").exists()
+
+
 @pytest.mark.parametrize("name", PACKED)
 def test_experts_in_one_tensor_are_understood(name: str, tmp_path: Path) -> None:
     """A DCP of a model of transformers 5, whose experts are packed: to its files, and on."""
