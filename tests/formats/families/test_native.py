@@ -205,6 +205,29 @@ def test_the_two_formulas_are_inverse() -> None:
     assert torch.equal(halves(turned["layers.0.attention.qkv_linear.wq.weight"], 3), rows)
 
 
+def test_rows_of_padding_are_cut_and_types_cast(tmp_path: Path) -> None:
+    """The configuration, or --true-vocab-size, says which rows of the vocabulary are true."""
+    import torch
+    from safetensors.torch import save_file
+
+    weights = tensors_of(MODELS["llama"]["stored"])
+    padded = titan_llama({key: value.float() for key, value in weights.items()}, 4, 2)
+    for key in ("tok_embeddings.weight", "lm_head.weight"):
+        padded[key] = torch.cat([padded[key], torch.randn(3, 32)])
+    (tmp_path / "run").mkdir()
+    save_file(padded, tmp_path / "run/model.safetensors")
+    config = MODELS["llama"]["config"]
+    for name, said, rows in (("a", config, None), ("b", {**config, "vocab_size": 64}, 61)):
+        (tmp_path / "c.json").write_text(json.dumps(said))
+        api.convert(
+            str(tmp_path / "run"), str(tmp_path / name), "safetensors", names="hf", dtype="bf16",
+            config=str(tmp_path / "c.json"), true_vocab_size=rows,
+        )  # fmt: skip
+        require_equal(held(tmp_path / name), weights)
+        found = json.loads((tmp_path / name / "config.json").read_text())
+        assert (found["vocab_size"], found["torch_dtype"]) == (61, "bfloat16")
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_plain_model_that_dcp_saved_is_held_to_its_config(tmp_path: Path) -> None:
     """It has Hugging Face's names already: the folder gets a config.json that is true of it."""
