@@ -32,7 +32,16 @@ MODELS = json.loads((DATA / "models.json").read_text())["models"]
 JUDGED = "cc147342bc0292d234b9dc5c1ce609cff0dc9e5ef696fd24d7b2a53fdfb0fc55"
 BRIDGE = json.loads((DATA / "bridge.json").read_text())["families"]
 TITAN = ("llama", "qwen3", "qwen3_moe", "deepseek_v3", "gpt_oss")
-PACKED = ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3", "glm4_moe", "minimax_m2")
+PACKED = (
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "qwen3_next",
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4_moe",
+    "minimax_m2",
+)
 MEGATRON = ("deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "glm4_moe", "minimax_m2")
 
 
