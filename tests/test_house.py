@@ -88,7 +88,7 @@ BUDGET = {
     "formats.huggingface": 500,
     "formats.dcp": 2_984,
     "formats.quantised": 2_040,
-    "formats.ranks": 4_790,
+    "formats.ranks": 4_800,
     "formats.safetensors": 2_580,
     "formats.torchsave": 750,
     "formats.families": 3_400,

@@ -15,7 +15,7 @@ from ftckpt.transfer.content import Content
 from .config import config_of
 from .facts import ModelFacts, configured_model, maxtext_family, model_of
 from .maxtext import from_maxtext, is_maxtext
-from .native import NativeTranslator, is_native, require_model
+from .native import NativeTranslator, is_hugging_face, is_native, require_model
 from .tables import family_names
 from .translator import DEFAULT_SPELLINGS, Translator
 
@@ -34,7 +34,7 @@ def to_hugging_face(
     """Return the content as Hugging Face spells it, with a `config.json` where it has none.
 
     Args:
-        content: under Megatron-core's names, MaxText's, torchtitan's or Meta's.
+        content: under the names of Megatron-core, MaxText, torchtitan, Meta or Hugging Face.
         family: where the user says it; else what the arguments show.
         true_vocab_size: rows of the vocabulary that are no padding; None keeps as many as the
             `config.json` says that the model came with, else all.
@@ -69,7 +69,7 @@ def to_hugging_face(
 def _native_model(
     content: Content, family: str, config: Mapping[str, Any] | None
 ) -> ModelFacts | None:
-    """Return the model of a checkpoint with the names of torchtitan or Meta; else None."""
+    """Return the model, if its names are torchtitan's, Meta's or Hugging Face's; else None."""
     known = config or read_config(content.checkpoint)
     if not known:
         if any(wanted.name == _EMBEDDING for wanted in content.tensors.values()):
@@ -82,7 +82,8 @@ def _native_model(
     if config is None and known.get("model_type") not in family_names():
         return None
     model = configured_model(known, family, content.checkpoint)
-    return model if is_native(content, model.family) else None
+    own = is_native(content, model.family) or is_hugging_face(content, model.family)
+    return model if own else None
 
 
 def _from_native(content: Content, model: ModelFacts, true_vocab_size: int | None) -> Content:

@@ -90,7 +90,7 @@ def check_family(name: str, config: Mapping[str, Any], side: str = "") -> list[C
         side: the one that is tried; "" for all that the table has.
 
     Raises:
-        UsageError: there is no such table, it has no shapes, or `config` does not give them.
+        UsageError: the table does not exist or has no shapes, or `config` does not give them.
     """
     table = family(name)
     if table.shapes is None:

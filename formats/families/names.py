@@ -19,10 +19,14 @@ class Name(NamedTuple):
     def of(cls, text: str) -> Name:
         """Return the name; `{layer}` and `{expert}` match numbers."""
         parts = _NUMBERS.split(text)
-        pattern = "".join(
-            rf"(?P<{part}>\d+)" if index % 2 else re.escape(part)
-            for index, part in enumerate(parts)
-        )
+        named: set[str] = set()
+        pattern = ""
+        for index, part in enumerate(parts):
+            if index % 2 and part not in named:
+                pattern += rf"(?P<{part}>\d+)"
+                named.add(part)
+            else:
+                pattern += rf"(?P={part})" if index % 2 else re.escape(part)
         return cls(text, re.compile(pattern))
 
     @property

@@ -161,10 +161,10 @@ class NativeTranslator:
             true_vocab_size: rows of a vocabulary that are no padding; None for those of `config`.
 
         Raises:
-            UnsupportedError: the table has no rows for other model code.
+            UnsupportedError: the table has no shapes.
             UsageError: `config` gives no shapes.
         """
-        if not family.natives or family.shapes is None:
+        if family.shapes is None:
             raise UnsupportedError(
                 f"no table says how other model code stores {family.name}", kind="unknown-rule"
             )
@@ -534,6 +534,15 @@ def require_model(model: ModelFacts, content: Content, rows: int | None) -> None
     wanted = model.family.shapes.tensors(config)
     tied = {name: shape for name, shape in weights.items() if name in content.aliases}
     require_same({**tied, **wanted} if weights else {}, weights, model.family.name)
+
+
+def is_hugging_face(content: Content, family: Family) -> bool:
+    """Say whether parameters have Hugging Face's own names: a plain model that DCP has saved."""
+    known = family.shapes.rules.values() if family.shapes is not None else ()
+    return any(
+        any(rule.name.numbers(name) is not None for rule in known if rule.axes)
+        for name in parameter_names(content.tensors.values())
+    )
 
 
 def is_native(content: Content, family: Family) -> bool:

@@ -106,6 +106,8 @@ class ShapeTable(NamedTuple):
             UsageError: `config` does not say it.
         """
         fields = _Fields(config, self.defaults)
+        if "layer" not in self.counts:
+            raise UsageError("the table does not say how many layers a model has")
         return frozenset(fields.layers(text, fields.amount(self.counts["layer"])))
 
     def _numbers(self, rule: ShapeRule, fields: _Fields) -> Iterator[dict[str, str]]:

@@ -69,6 +69,8 @@ _KEYS = frozenset(
      "maxtext_turns", "maxtext_without", "rotates", "native", "extends_native", "defaults",
      "counts", "shapes")
 )  # fmt: skip
+_MAPS = ("config", "arguments", "model", "defaults", "counts", "shapes")
+_ROWS = ("tensor", "derived", "maxtext", "native")
 _MOST = 1 << 20  # bytes of a table
 _LAYERS, _TURN = re.escape("{layers}"), "{turn}"
 
@@ -223,15 +225,16 @@ def _own_table(path: str) -> Family:
         return _family(file.stem, table)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, RecursionError, re.error) as error:
         if isinstance(error, UsageError):
             raise
         raise UsageError(f"{path} cannot be read as a table of a family: {error}") from error
 
 
 def _family(name: str, table: Mapping[str, Any]) -> Family:
-    base = family(table["extends"]) if "extends" in table else None
     _require_known(table, _KEYS, name)
+    _require_sections(table, name)
+    base = family(table["extends"]) if "extends" in table else None
     own = Family(
         name,
         table.get("prefix", "") if base is None else base.prefix,
@@ -292,6 +295,48 @@ def _extended(base: ShapeTable | None, own: ShapeTable | None) -> ShapeTable | N
     )
 
 
+def _require_sections(table: Mapping[str, Any], name: str) -> None:
+    """Refuse a section of another form: a map, or rows."""
+    for key, held in table.items():
+        if key in _MAPS and not isinstance(held, dict):
+            raise UsageError(f"the table of {name} has a {key} that is not a section [{key}]")
+        if key in _ROWS and not (
+            isinstance(held, list) and all(isinstance(row, dict) for row in held)
+        ):
+            raise UsageError(f"the table of {name} has a {key} that is not rows [[{key}]]")
+        if key in ("defaults", "counts"):
+            wrong = [field for field, value in held.items() if not isinstance(value, str)]
+            if wrong:
+                raise UsageError(
+                    f"the table of {name} gives {wrong[0]} in [{key}] no text: {held[wrong[0]]!r}"
+                )
+
+
+def _require_numbers(names: Sequence[Name], hf: Sequence[Name], table: str, *, whole: bool) -> None:
+    """Refuse a row whose names do not have the same numbers.
+
+    Args:
+        names: of one side.
+        hf: of Hugging Face's.
+        table: of the row.
+        whole: whether all experts may be one tensor of `names`.
+    """
+    if not names or not hf:
+        raise UsageError(f"a row of {table} names a tensor on one side alone")
+    wanted = set(hf[0].words)
+    allowed = [wanted, wanted - {"expert"}] if whole else [wanted]
+    for name in (*names, *hf):
+        if len(set(name.words)) != len(name.words):
+            raise UsageError(f"{name.text} in the table of {table} has a number twice")
+    odd = [n for n in hf if set(n.words) != wanted] or [
+        n for n in names if set(n.words) not in allowed
+    ]
+    if odd:
+        raise UsageError(
+            f"{odd[0].text} in the table of {table} does not have the numbers of {hf[0].text}"
+        )
+
+
 def _require_known(table: Mapping[str, Any], known: frozenset[str], name: str) -> None:
     """Refuse a word that a table cannot have: it would be ignored."""
     wrong = sorted(table.keys() - known)
@@ -345,8 +390,10 @@ def _array(entry: Mapping[str, Any], turns: Sequence[str]) -> ArrayEntry:
 
 def _entry(entry: Mapping[str, Any], name: str) -> TableEntry:
     _require_known(entry, _ENTRY_KEYS, name)
+    spelled = {key: Name.of(entry[key]) for key in SPELLINGS if key in entry}
+    _require_numbers(tuple(spelled.values()), _names(entry["hf"]), name, whole=False)
     return TableEntry(
-        {key: Name.of(entry[key]) for key in SPELLINGS if key in entry},
+        spelled,
         _names(entry["hf"]),
         Join(entry.get("join", "whole")),
         entry.get("transposed", False),
@@ -357,11 +404,17 @@ def _entry(entry: Mapping[str, Any], name: str) -> TableEntry:
 
 def _native(entry: Mapping[str, Any], name: str) -> NativeEntry:
     _require_known(entry, _NATIVE_KEYS, name)
+    known = {key: _names(entry[key]) for key in DIALECTS if key in entry}
+    every = tuple(one for names in known.values() for one in names)
+    _require_numbers(every, _names(entry["hf"]), name, whole=True)
+    rotated = entry.get("rotated", "")
+    if rotated not in ("", "queries", "keys"):
+        raise UsageError(f"the table of {name} says rotated = {rotated!r}: queries or keys")
     return NativeEntry(
-        {key: _names(entry[key]) for key in DIALECTS if key in entry},
+        known,
         _names(entry["hf"]),
         Join(entry.get("join", "whole")),
-        entry.get("rotated", ""),
+        rotated,
         entry.get("transposed", False),
         entry.get("vocabulary", False),
         entry.get("output", False),

@@ -26,12 +26,20 @@ LATENT = {
     "num_key_value_heads": 4,
 }  # fmt: skip
 SPARSE = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+QWEN = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": COMMON,
     "mistral": COMMON,
     "mixtral": COMMON | {"num_local_experts": 4},
     "qwen2": PLAIN,
+    "qwen2_moe": PLAIN | QWEN | {"shared_expert_intermediate_size": 24},
     "qwen3": COMMON | {"tie_word_embeddings": True},
+    "qwen3_next": COMMON | QWEN | {
+        "shared_expert_intermediate_size": 24, "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4, "linear_key_head_dim": 5, "linear_value_head_dim": 6,
+        "linear_conv_kernel_dim": 4,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    },
     "qwen3_moe": COMMON | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
     "deepseek_v2": PLAIN | LATENT | {"q_lora_rank": None},
     "deepseek_v3": PLAIN | LATENT,

@@ -32,7 +32,16 @@ MODELS = json.loads((DATA / "models.json").read_text())["models"]
 JUDGED = "cc147342bc0292d234b9dc5c1ce609cff0dc9e5ef696fd24d7b2a53fdfb0fc55"
 BRIDGE = json.loads((DATA / "bridge.json").read_text())["families"]
 TITAN = ("llama", "qwen3", "qwen3_moe", "deepseek_v3", "gpt_oss")
-PACKED = ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3", "glm4_moe", "minimax_m2")
+PACKED = (
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "qwen3_next",
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4_moe",
+    "minimax_m2",
+)
 MEGATRON = ("deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "glm4_moe", "minimax_m2")
 
 
@@ -203,6 +212,51 @@ def test_the_two_formulas_are_inverse() -> None:
     rows = torch.randn(24, 5)
     turned = titan_llama({"model.layers.0.self_attn.q_proj.weight": rows}, 3, 1)
     assert torch.equal(halves(turned["layers.0.attention.qkv_linear.wq.weight"], 3), rows)
+
+
+def test_rows_of_padding_are_cut_and_types_cast(tmp_path: Path) -> None:
+    """The configuration, or --true-vocab-size, says which rows of the vocabulary are true."""
+    import torch
+    from safetensors.torch import save_file
+
+    weights = tensors_of(MODELS["llama"]["stored"])
+    padded = titan_llama({key: value.float() for key, value in weights.items()}, 4, 2)
+    for key in ("tok_embeddings.weight", "lm_head.weight"):
+        padded[key] = torch.cat([padded[key], torch.randn(3, 32)])
+    (tmp_path / "run").mkdir()
+    save_file(padded, tmp_path / "run/model.safetensors")
+    config = MODELS["llama"]["config"]
+    for name, said, rows in (("a", config, None), ("b", {**config, "vocab_size": 64}, 61)):
+        (tmp_path / "c.json").write_text(json.dumps(said))
+        api.convert(
+            str(tmp_path / "run"), str(tmp_path / name), "safetensors", names="hf", dtype="bf16",
+            config=str(tmp_path / "c.json"), true_vocab_size=rows,
+        )  # fmt: skip
+        require_equal(held(tmp_path / name), weights)
+        found = json.loads((tmp_path / name / "config.json").read_text())
+        assert (found["vocab_size"], found["torch_dtype"]) == (61, "bfloat16")
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_plain_model_that_dcp_saved_is_held_to_its_config(tmp_path: Path) -> None:
+    """It has Hugging Face's names already: the folder gets a config.json that is true of it."""
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    weights = tensors_of(MODELS["qwen2"]["stored"])
+    save({"model": weights}, checkpoint_id=tmp_path / "run", no_dist=True)
+    config = MODELS["qwen2"]["config"]
+    (tmp_path / "c.json").write_text(json.dumps(config))
+    convert = partial(
+        api.convert, str(tmp_path / "run"), to="safetensors", names="hf",
+        config=str(tmp_path / "c.json"),
+    )  # fmt: skip
+    convert(str(tmp_path / "hf"))
+    require_equal(held(tmp_path / "hf"), weights)
+    assert json.loads((tmp_path / "hf/config.json").read_text())["torch_dtype"] == "bfloat16"
+    (tmp_path / "c.json").write_text(json.dumps({**config, "intermediate_size": 48}))
+    with pytest.raises(UsageError, match="9 shapes different"):
+        convert(str(tmp_path / "other"))
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize("name", PACKED)
@@ -383,12 +437,22 @@ def test_each_table_fits_its_model(name: str, tmp_path: Path) -> None:
     [
         (("wv.bias", "wq.bias"), "become one tensor"),
         (('rotated = "keys"', 'rotated = "queries"'), "does not hold 4 heads of width 10"),
-        (('hf = "model.layers.{layer}.self_attn.v_proj', 'hf = "model.v'), "has nothing for"),
+        (("self_attn.v_proj.bias\"\n", "self_attn.v.bias\"\n"), "has nothing for"),
         (("[[native]]", "[[naive]]"), "has naive, which no table has"),
         (("hidden_size", "hidden"), "says hidden = None"),
         (('"model.layers.{layer}.self_attn.o_proj.bias" =', '"x" = 3 #'), "is given by 3"),
         (('extends = "llama"', 'extends = "alpaca"'), "no family is called 'alpaca'"),
         (("rotated", "= ="), "cannot be read as a table"),
+        (('"queries"', '"values"'), "says rotated = 'values': queries or keys"),
+        (("layers.{layer}.attention.wv", "attention.wv"), "does not have the numbers of"),
+        (("layers.{layer}.attention.wv", "layers.{expert}.{layer}.wv"), "not have the numbers"),
+        (('hf = "model.layers.{layer}.self_attn.v_proj.bias"', "hf = []"), "on one side alone"),
+        (('hf = "model.layers.{layer}.self_attn.v_proj.bias"', "hf = 3"), "be read as a table"),
+        (('rotated = "queries"', 'join = "sideways"'), "cannot be read as a table"),
+        (("[config]", "[defaults]\nhead_dim = 3\n[config]"), "gives head_dim .* no text"),
+        (("[config]", "[derived]\n[config]"), "has a derived that is not rows"),
+        (('[config]\nmodel_type = "llama"', "shapes = 1"), "cannot be read|not a section"),
+        (('extends = "llama"', 'extends = "mine.toml"'), "cannot read mine.toml"),
     ],
 )  # fmt: skip
 def test_a_table_that_does_not_fit_is_found(
