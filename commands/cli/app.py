@@ -7,7 +7,7 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, NamedTuple, NoReturn, cast
 
@@ -299,10 +299,16 @@ def document(invocation: Invocation, result: Result) -> dict[str, Any]:
     name = f"ftckpt.{invocation.verb.replace(' ', '-')}/1" if invocation.verb else "ftckpt/1"
     body = {"schema": name, "target": None, "format": None} | invocation.document
     if invocation.environment:
-        body["environment"] = dict(invocation.environment)
+        body["environment"] = _without_tokens(invocation.environment)
     if invocation.settings:
-        body["settings"] = dict(invocation.settings)
+        body["settings"] = _without_tokens(invocation.settings)
     remotes = named_in([*invocation.words, *invocation.environment.values()])
     if remotes:
         body["remotes"] = remotes
     return body | {"result": result_record(*result)}
+
+
+def _without_tokens(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out the addresses of webhooks: they hold what lets anybody post there."""
+    hidden = ("alert_url", "alert-url")
+    return {k: "(hidden)" if k.lower().endswith(hidden) else v for k, v in values.items()}

@@ -362,11 +362,12 @@ def thin_out(
     stores: StoreOptions = STORES,
     counter: Counter = NULL,
 ) -> Thinned:
-    """Leave the weights of what a plan thins (see `ftckpt.retention.thin`)."""
-    from ftckpt.retention import Thinned, thin
+    """Leave the weights of what a plan thins (see `ftckpt.retention.apply.thin`)."""
+    from ftckpt.retention import Thinned
 
     if not plan.thin:
         return Thinned()
+    from ftckpt.retention.apply.thin import thin
     from ftckpt.workers import Work
 
     from .thinning import WeightsAlone

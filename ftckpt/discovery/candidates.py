@@ -29,7 +29,7 @@ from ftckpt.own_files import FOLDER, GO_ON, TRANSFER, under_way
 from ftckpt.storage.store import Entry, EntryKind
 
 from .lone_manifests import HINT, alone
-from .open_part import open_parts
+from .open_part import files_of, open_parts
 from .roots import Candidate, Child, Root, concurrently, newest_names_first
 
 # Number of candidates whose headers are read at once; a smaller root is ordered by content alone.
@@ -54,7 +54,6 @@ class Looked(NamedTuple):
         step: by its content.
         error: why the headers could not be read.
         unknown: whether its files are of no known layout, and may be a save in flight.
-        thinned: whether it holds the weights alone, because gc has thinned it.
     """
 
     candidate: Candidate
@@ -62,7 +61,6 @@ class Looked(NamedTuple):
     step: int | None = None
     error: FtckptError | None = None
     unknown: bool = False
-    thinned: bool = False
 
     @property
     def rank(self) -> float:
@@ -161,9 +159,8 @@ def look(root: Root, candidate: Candidate) -> Looked | None:
             return _of_no_format(root, candidate)
         if _is_nameless_unsupported(child):
             return Looked(candidate, child)
-        opened = open_parts(root.store, child.parts)
-        thinned = any(is_thinned(checkpoint.source) for checkpoint in opened)
-        return Looked(candidate, child, _step(opened[0]), thinned=thinned)
+        steps = [_step(checkpoint) for checkpoint in open_parts(root.store, child.parts)]
+        return Looked(candidate, child, steps[0])
     except NotFoundError as error:
         return Looked(candidate, child, error=gone(root, candidate, error))
     except FtckptError as error:
@@ -267,7 +264,7 @@ def newest_child(root: Root, note: Callable[[str], None] = lambda _: None) -> Ch
         if error is not None and error.exit_code is ExitCode.INCOMPLETE:
             newer.append(f"{root.url_of(looked.candidate)} is newer and not committed")
             uncommitted += [looked.child] if looked.child is not None else []
-        elif looked.child is not None and looked.thinned:
+        elif looked.child is not None and _is_thinned(root, looked.child):
             newer.append(f"{root.url_of(looked.candidate)} holds weights alone")
             thinned.append(looked.child)
         elif looked.child is not None:
@@ -282,6 +279,14 @@ def newest_child(root: Root, note: Callable[[str], None] = lambda _: None) -> Ch
     for child in (*thinned[:1], *uncommitted, *walk.unsupported):
         return child
     raise NotFoundError(f"{root.url} holds no checkpoint of any known format")
+
+
+def _is_thinned(root: Root, child: Child) -> bool:
+    """Whether it holds the weights alone; asked of one, because it takes a listing."""
+    try:
+        return any(is_thinned(files_of(root.store, part.entry)) for part in child.parts)
+    except (NotFoundError, IncompleteError):
+        return False  # it is going, as opening it will show
 
 
 def choose_child(root: Root, which: str, note: Callable[[str], None] = lambda _: None) -> Child:

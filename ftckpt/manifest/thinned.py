@@ -6,7 +6,7 @@ name of such a checkpoint (`ftckpt.own_files.WEIGHTS`) counts as one without its
 
 from __future__ import annotations
 
-from ftckpt.errors import CorruptError, UnsafeError, UnsupportedError
+from ftckpt.errors import CorruptError, NotFoundError, UnsafeError, UnsupportedError
 from ftckpt.manifest import SCHEMA_THINNED, ThinnedFrom
 from ftckpt.manifest.locate import find
 from ftckpt.own_files import MANIFEST, weights_of
@@ -29,7 +29,10 @@ def is_thinned(source: Source) -> bool:
     listed = source.entries.get(MANIFEST)
     if listed is None:
         return False
-    head = source.store.read(listed.path, 0, min(_HEAD, listed.size))
+    try:
+        head = source.store.read(listed.path, 0, min(_HEAD, listed.size))
+    except (NotFoundError, CorruptError, UnsafeError):
+        return False  # who checks it says what is wrong with it
     return f'"schema": "{SCHEMA_THINNED}"'.encode() in head
 
 

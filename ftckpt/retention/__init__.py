@@ -10,7 +10,6 @@ from ftckpt.retention.apply.outcome import Applied, Purged, Thinned, Undeleted
 from ftckpt.retention.apply.prepare import Prepared, prepare, remember
 from ftckpt.retention.apply.purge import purge
 from ftckpt.retention.apply.run import apply
-from ftckpt.retention.apply.thin import thin
 from ftckpt.retention.apply.undelete import trashed, undelete
 from ftckpt.retention.policy.decide import decide
 from ftckpt.retention.policy.plan import BrokenFloor, Decision, Reason, RetentionPlan
@@ -55,7 +54,6 @@ __all__ = [
     "purge",
     "recorded_bases",
     "remember",
-    "thin",
     "trashed",
     "undelete",
 ]

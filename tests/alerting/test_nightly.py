@@ -94,8 +94,8 @@ class Run:
 
     def save(self, *, crash: bool = False) -> None:
         """Train, and save by torch; a crash leaves the marker out."""
-        import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint.state_dict import get_state_dict
+        from torch.distributed.checkpoint.state_dict_saver import save
 
         self.clock.now += EVERY
         self.step += STEPS
@@ -106,12 +106,14 @@ class Run:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             state = {"model": model, "optim": optimizer, "step": self.step}
-            dcp.save(state, checkpoint_id=path, no_dist=True)
+            save(state, checkpoint_id=path, no_dist=True)
         if crash:
             (path / ".metadata").unlink()
         else:
             self.saved[self.step] = self.clock.now
-            self.weights[self.step] = {k: v.clone() for k, v in model.items()}
+            self.weights[self.step] = {
+                key: value.clone() for key, value in self.model.state_dict().items()
+            }
         date(path, self.clock.now)
 
     def cron(self, *words: str) -> dict[str, Any]:
@@ -234,7 +236,8 @@ class Run:
 
     def check_weights(self) -> None:
         """Load every thinned milestone by torch, and compare it with what was saved."""
-        import torch.distributed.checkpoint as dcp
+
+        from torch.distributed.checkpoint.state_dict_loader import load
 
         found = set()
         for path in self.root.glob(f"*{WEIGHTS}"):
@@ -242,7 +245,7 @@ class Run:
             state = {"model": {k: self.torch.zeros_like(v) for k, v in self.weights[step].items()}}
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                dcp.load(state, checkpoint_id=path, no_dist=True)
+                load(state, checkpoint_id=path, no_dist=True)
             for key, value in self.weights[step].items():
                 assert self.torch.equal(state["model"][key], value)
             found.add(step)

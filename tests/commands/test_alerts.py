@@ -111,3 +111,13 @@ def test_a_hook_that_fails_changes_nothing(ops: Ops, capsys: pytest.CaptureFixtu
 def test_usage(ops: Ops, flags: tuple[str, ...]) -> None:
     verb, *rest = flags
     assert answer(verb, str(ops.root), *rest)["result"]["code"] == 2
+
+
+def test_the_token_of_a_webhook_is_not_in_the_answer(
+    ops: Ops, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FTCKPT_STATUS_ALERT_URL", "http://127.0.0.1:9/secret-token")
+    late = ("status", str(ops.root), "--expect-interval", "10m", "--alert-state", str(ops.state))
+    found = answer(*late)
+    assert found["environment"] == {"FTCKPT_STATUS_ALERT_URL": "(hidden)"}
+    assert "secret" not in json.dumps(found) + capsys.readouterr().err

@@ -14,7 +14,8 @@ from ftckpt.errors import ExitCode
 from ftckpt.formats.catalog import FORMATS
 from ftckpt.manifest import FileDigest, Manifest, ThinnedFrom
 from ftckpt.own_files import MANIFEST, TRANSFER
-from ftckpt.retention import Policy, Thinned, prepare, purge, thin, undelete
+from ftckpt.retention import Policy, Thinned, prepare, purge, undelete
+from ftckpt.retention.apply.thin import thin
 from ftckpt.retention.scan.entry import ScannedEntry
 from ftckpt.storage import StoreOptions
 from tests.builders.small_format import MARKER, Small, check

@@ -11,7 +11,8 @@ from typing import Any
 from ftckpt.api.thinning import WeightsAlone
 from ftckpt.discovery import resolve as opening
 from ftckpt.formats.catalog import FORMATS
-from ftckpt.retention import Policy, RetentionPlan, Thinned, apply, prepare, thin
+from ftckpt.retention import Policy, RetentionPlan, Thinned, apply, prepare
+from ftckpt.retention.apply.thin import thin
 from ftckpt.storage import StoreOptions
 from tests.retention.carrying import DAY, NOW
 

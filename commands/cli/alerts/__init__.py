@@ -14,8 +14,7 @@ from ftckpt.errors import ExitCode
 
 if TYPE_CHECKING:
     from ftckpt.alerting import AlertHook, Condition
-
-    from ..invocation import Invocation, Result
+    from ftckpt.commands.cli.invocation import Invocation, Result
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ DAY = 86400.0
 
 
 def policy_of(choose: Random) -> Policy:
-    fields = {
+    fields: dict[str, Any] = {
         "keep_last": choose.choice((None, 1, 3)),
         "keep_every": choose.choice((20, 100, 500)),
         "keep_daily": choose.choice((None, 5)),
@@ -31,7 +32,7 @@ def policy_of(choose: Random) -> Policy:
     }
     if "thin_after" in fields:
         fields["thin_after"] = choose.choice((0.0, DAY, 10 * DAY))
-    return Policy(**fields)  # type: ignore[arg-type]
+    return Policy(**fields)
 
 
 def after(plan: RetentionPlan) -> list[RootEntry]:
@@ -58,7 +59,7 @@ def test_what_is_thinned(seed: int) -> None:
         entry = decision.entry
         assert decision.keep
         assert entry.entry_class is EntryClass.COMMITTED
-        assert not (entry.pins or entry.pointers or entry.leases or entry.named)
+        assert not any((entry.pins, entry.pointers, entry.leases, entry.named))
         assert not entry.thinned
         assert {r.rule for r in decision.reasons} <= {*MILESTONES, "thin"}
         assert not any(entry.name in other.entry.bases for other in plan.keep)
