@@ -70,7 +70,7 @@ BUDGET = {
     "discovery": 3_395,
     "verification": 3_790,
     "planning": 4_960,
-    "transfer": 6_424,
+    "transfer": 6_430,
     "comparison": 2_857,
     "delta": 5_405,
     "retention": 6_028,
