@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.delta.original_files import OriginalFile
+from ftckpt.delta.original_files import OriginalFile, OriginalRuns
 from ftckpt.extents import Extent
 from ftckpt.storage.source import Source
 from ftckpt.transfer.content import Content
@@ -54,7 +53,7 @@ class OriginalProof:
         delta = self._writer.delta.source
         work.counter.start("proving what is not a tensor", original.rest_bytes)
 
-        def compare(task: _Runs) -> None:
+        def compare(task: OriginalRuns) -> None:
             if work.limiter is not None:
                 work.limiter.take(task.nbytes)
             _compare(task, result.source, _bytes_of(rest(task.start, task.nbytes), delta))
@@ -66,21 +65,7 @@ class OriginalProof:
         return proof
 
 
-class _Runs(NamedTuple):
-    """Bytes of files that are no tensor's.
-
-    Attributes:
-        start: where the first lies, when such bytes of all files lie one after the other.
-        nbytes: of all runs.
-        extents: where they lie in the files.
-    """
-
-    start: int
-    nbytes: int
-    extents: Sequence[Extent]
-
-
-def _runs(files: Iterable[OriginalFile], name: str | None) -> Iterator[_Runs]:
+def _runs(files: Iterable[OriginalFile], name: str | None) -> Iterator[OriginalRuns]:
     """Yield what lies beside tensors; where there is one file, it has a name of the user's."""
     start = at = 0
     held: list[Extent] = []
@@ -89,15 +74,15 @@ def _runs(files: Iterable[OriginalFile], name: str | None) -> Iterator[_Runs]:
             for begin in range(offset, offset + length, _TASK):
                 size = min(_TASK, offset + length - begin)
                 if held and (at - start + size > _TASK or len(held) == _MOST):
-                    yield _Runs(start, at - start, held)
+                    yield OriginalRuns(start, at - start, held)
                     start, held = at, []
                 held.append(Extent(name or file.path, begin, size))
                 at += size
     if held:
-        yield _Runs(start, at - start, held)
+        yield OriginalRuns(start, at - start, held)
 
 
-def _compare(task: _Runs, result: Source, wanted: bytes) -> None:
+def _compare(task: OriginalRuns, result: Source, wanted: bytes) -> None:
     at = 0
     for extent, data in zip(task.extents, result.read_many(task.extents), strict=True):
         if data != wanted[at : at + extent.length]:

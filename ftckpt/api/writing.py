@@ -149,17 +149,13 @@ class LaidOut:
 
     def prove_share(self, *, work: Work, device: str) -> Mapping[str, str]:
         """Prove a share of what parts have written; see `ftckpt.transfer.run.prove_share`."""
-        target, writer, _, same_objects = self.means
+        target, writer, prover, same_objects = self.means
         return prove_share(
             self.content, self.layout, self.destination, target, single=writer.single,
             same_objects=same_objects, options=self._options(work, device),
             store_options=self.stores,
+            prover=prover if self.layout.content is None else prove,
         )  # fmt: skip
-
-    @property
-    def proves_by_elements(self) -> bool:
-        """Whether its elements are compared with the source's, which parts can share."""
-        return self.means.prover is prove or self.layout.content is not None
 
     def _options(
         self, work: Work, device: str, *, proof: bool = True, restart: bool = False

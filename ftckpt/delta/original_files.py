@@ -128,6 +128,20 @@ class Original:
         return cls(single, files)
 
 
+class OriginalRuns(NamedTuple):
+    """Bytes of files that are no tensor's, to be compared.
+
+    Attributes:
+        start: where the first lies, when such bytes of all files lie one after the other.
+        nbytes: of all runs.
+        extents: where they lie in the files.
+    """
+
+    start: int
+    nbytes: int
+    extents: Sequence[Extent]
+
+
 def original_of(checkpoint: Checkpoint) -> Original | None:
     """Return the files of a checkpoint; None where too much in them is not a plain tensor.
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ftckpt.comparison.read import ComparedRange
+from ftckpt.delta.original_files import OriginalRuns
 from ftckpt.digests.blocks import Block, BlockDigest
 from ftckpt.digests.files import BlockFailure
 from ftckpt.errors import ExitCode, FtckptError
@@ -17,6 +18,7 @@ from ftckpt.findings import Finding, Severity
 from ftckpt.replication.damage import BlockToJudge
 from ftckpt.transfer.casting import Changes
 from ftckpt.transfer.forms import ResultTensor
+from ftckpt.transfer.prove.against_digests import DigestedRange
 from ftckpt.transfer.prove.against_source import ProofRange
 from ftckpt.verification.copies import CopiesOf
 from ftckpt.verification.file_digests import FileToHash, HashedFile
@@ -237,6 +239,12 @@ def _load_changes(task: Any, value: Any) -> Changes | None:
     return None if value is None else Changes(*map(int, value))
 
 
+def _load_digested(task: DigestedRange, value: Any) -> tuple[int, ...]:
+    if len(value) != 3 or not all(type(one) is int and one >= 0 for one in value):
+        raise ValueError("it is not a sum")
+    return task.number, *value
+
+
 def _load_nothing(task: Any, value: Any) -> None:
     if value is not None:
         raise ValueError("it is something")
@@ -291,6 +299,18 @@ _KINDS: dict[type, _Kind] = {
         lambda task: f"known {task.key}", lambda task, shares: shares.of_result(task.key, 0),
         lambda done: None, _load_nothing,
     ),
+    DigestedRange: _Kind(
+        lambda task: f"sum {task.start} {task.stop} {task.key}",
+        lambda task, shares: shares.of_result(
+            task.key, task.shard.dtype.nbytes((task.start + task.stop) // 2)
+        ),
+        lambda done: list(done[1:]), _load_digested,
+    ),
+    OriginalRuns: _Kind(
+        lambda task: f"rest {task.start} {task.nbytes}",
+        lambda task, shares: shares.of_result("", task.start),
+        lambda done: None, _load_nothing,
+    ),
     NumbersOf: _Kind(
         lambda task: f"values {task.tensor}", lambda task, shares: shares.of_tensor(task.tensor),
         _dump_numbers, _load_numbers,
@@ -301,4 +321,5 @@ _DUMPS: dict[str, Callable[[Any], Any]] = {
     "sha256": _dump_file, "copies": dump_error, "values": _dump_numbers, "decode": _dump_checks,
     "prove": _RANGES.dump, "known": lambda done: None,
     "judge": lambda done: done[1], "differ": dump_ranges,
+    "sum": lambda done: list(done[1:]), "rest": lambda done: None,
 }  # fmt: skip

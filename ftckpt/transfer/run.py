@@ -167,7 +167,7 @@ def transfer(
             result = target.open(staging.source(commit))
             proof = None
             if options.proof:
-                known = None if parts is None or prover is not prove else parts.known
+                known = None if parts is None else parts.known
                 with forgetting_failures(staging):
                     proof = prover(held, result, same_objects, replace(work, division=known))
         for one in (source, *source.made_from):
@@ -246,6 +246,7 @@ def prove_share(
     same_objects: SameObjects,
     options: TransferOptions,
     store_options: StoreOptions,
+    prover: Prover = prove,
 ) -> Mapping[str, str]:
     """Prove a share of a result that parts have built, as the work's division says.
 
@@ -260,7 +261,7 @@ def prove_share(
     layout, staging = _placed(content, layout, destination, store_options, single=single)
     with blaming_changes(content.checkpoint):
         made = staging.source(commit_bytes(layout.commit))
-        prove(held, target.open(made), same_objects, options.work)
+        prover(held, target.open(made), same_objects, options.work)
     return {file.path: made.entries[file.path].etag or "" for file in layout.files}
 
 

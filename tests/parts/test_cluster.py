@@ -151,6 +151,7 @@ def test_a_worker_with_another_plan(tmp_path: Path, engine: HereEngine) -> None:
 def test_it_does_all_parts_itself(tmp_path: Path, flag: list[str]) -> None:
     line = ("verify", SOURCE, "--parts", tmp_path, "--cluster", "local:2")
     assert answer(*line, *flag)[0].code is ExitCode.USAGE
+    assert answer(*line[:-2], "--shares", "3")[0].code is ExitCode.USAGE
 
 
 @pytest.mark.parametrize("name", ["nowhere", "local:none", "slurm:jobs=none", "slurm:x", "ray:x"])

@@ -44,6 +44,20 @@ def source(tmp_path: Path) -> Path:
     return shutil.copytree(DATA / "run/step-2", tmp_path / "a" / "step-2")
 
 
+@pytest.fixture
+def done_here(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tasks each finisher did itself."""
+    counts: list[int] = []
+    real = FromRecords.run
+
+    def counted(self: FromRecords, *given: Any) -> Any:
+        yield from real(self, *given)
+        counts.append(self.done_here)
+
+    monkeypatch.setattr(FromRecords, "run", counted)
+    return counts
+
+
 def words(*places: Any) -> list[Any]:
     return ["delta", "pack", *places, "-j1"]
 
@@ -77,22 +91,14 @@ def test_bytes_and_answer_are_those_of_one_machine(
 
 
 def test_the_proof_is_divided(
-    base: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    base: Path, source: Path, tmp_path: Path, done_here: list[int]
 ) -> None:
     line = words(base, source, tmp_path / "made")
     for number in (0, 1, 2, 0, 1):
         assert part(line, number) is ExitCode.OK
     assert records(tmp_path / "made", "*.proof") == ["0-3.proof", "1-3.proof", "2-3.proof"]
-    left: list[int] = []
-    real = FromRecords.run
-
-    def counted(self: FromRecords, *given: Any) -> Any:
-        yield from real(self, *given)
-        left.append(self.done_here)
-
-    monkeypatch.setattr(FromRecords, "run", counted)
     assert part(line, None) is ExitCode.OK
-    assert set(left) == {0}
+    assert set(done_here) == {0}
 
 
 def test_tensors_that_parts_store_otherwise(
@@ -179,16 +185,20 @@ def test_to_an_object_store(base: Path, source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("to", [(), ("--to", "safetensors", "--max-shard-size", "2000")])
-def test_unpacking(base: Path, source: Path, tmp_path: Path, to: tuple[str, ...]) -> None:
+def test_unpacking(
+    base: Path, source: Path, tmp_path: Path, to: tuple[str, ...], done_here: list[int]
+) -> None:
     delta, alone_at = tmp_path / "delta", tmp_path / "alone" / "made"
     assert answer(*words(base, source, delta))[0].code is ExitCode.OK
     alone = answer("delta", "unpack", delta, alone_at, *to, "-j1")
     target = tmp_path / "b" / "made"
     line = ["delta", "unpack", delta, target, *to, "-j1"]
-    for number in range(PARTS):
+    for number in (*range(PARTS), 0, 1):
         assert part(line, number) is ExitCode.OK
+    assert records(target, "*.proof") == ["0-3.proof", "1-3.proof", "2-3.proof"]
     result, document = answer(*line, "--finish")
     assert result == alone[0]
+    assert set(done_here) == {0}
     assert {**document, "destination": ""} == {**alone[1], "destination": ""}
     assert files(target) == files(alone_at)
 
@@ -209,3 +219,18 @@ def test_the_documents_of_parts_fit_their_schemas(base: Path, source: Path, tmp_
             found = head | found | {"result": code}
             wrong = Draft202012Validator(schema).iter_errors(found)
             assert [e.message for e in wrong if list(e.path)[:1] != ["result"]] == []
+
+
+def test_what_was_unpacked_wrongly_fails_the_proof(
+    base: Path, source: Path, tmp_path: Path
+) -> None:
+    delta, target = tmp_path / "delta", tmp_path / "b" / "made"
+    assert answer(*words(base, source, delta))[0].code is ExitCode.OK
+    line = ["delta", "unpack", delta, target, "-j1"]
+    for number in range(PARTS):
+        assert part(line, number) is ExitCode.OK
+    bad = max(staged(target).rglob("*.distcp"), key=lambda path: path.stat().st_size)
+    flip(bad, bad.stat().st_size // 2)
+    ends = [part(line, number) for number in (0, 1)]
+    assert ExitCode.CORRUPT in [*ends, part(line, None)]
+    assert not target.exists()

@@ -6,6 +6,7 @@ import itertools
 import os
 import random
 import shutil
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -223,3 +224,27 @@ def test_parts_are_of_one_adapter(tmp_path: Path) -> None:
     assert answer(*words, "--part", "1/2")[0].code is ExitCode.REFUSED
     assert answer(*words, "--finish")[0].code is ExitCode.INCOMPLETE
     assert not (tmp_path / "out").exists()
+
+
+def test_an_indexed_job_converts_for_a_bucket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that Megatron-Core wrote, by the pods of two Jobs, one after the other."""
+    for name in list(os.environ):
+        if name.startswith(("SLURM_", "OMPI_", "PMI_", "JOB_")) or name in ("RANK", "WORLD_SIZE"):
+            monkeypatch.delenv(name)
+    with tarfile.open(DATA / "megatron_dist/model_space_tp2.tar.xz") as tar:
+        tar.extractall(tmp_path, filter="data")
+    source = tmp_path / "model_space_tp2/iter_0000002"
+    flags = ("--to", "safetensors", "--only", "model", "--max-shard-size", "500")
+    alone, made = tmp_path / "alone/hf", tmp_path / "made/hf"
+    url = f"memory://indexed-{next(_numbers)}/b/hf"
+    assert answer("convert", source, alone, *flags)[0].code is ExitCode.OK
+    for line in (("convert", source, made, *flags), ("copy", made, url)):
+        for index in (1, 2, 0):
+            monkeypatch.setenv("JOB_COMPLETION_INDEX", str(index))
+            result, _ = answer(*line, "--part", f"auto/{PARTS}", "--finish-last")
+            assert result.code is ExitCode.OK
+    assert files(made) == files(alone)
+    assert len(files(alone)) > PARTS
+    assert objects(url) == files(alone)

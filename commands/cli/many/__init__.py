@@ -57,4 +57,4 @@ class ManyOptions:
     @property
     def asked(self) -> bool:
         """Whether the work is divided at all."""
-        return bool(self.part or self.finish or self.finish_last or self.cluster)
+        return bool(self.part or self.finish or self.finish_last or self.cluster or self.shares)

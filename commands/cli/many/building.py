@@ -33,6 +33,9 @@ from .stages import POLL, AllWritten, all_written
 if TYPE_CHECKING:
     from ftckpt.workers import Work
 
+# How the keys of a proof's tasks begin.
+_PROVEN = ("prove ", "known ", "sum ", "rest ")
+
 
 class DividedBuild(ABC):
     """Something that is built by parts, divided.
@@ -48,11 +51,6 @@ class DividedBuild(ABC):
     work: Work
     proof: bool
     destination: str
-
-    @property
-    @abstractmethod
-    def proves(self) -> bool:
-        """Whether parts can prove shares of the result."""
 
     @property
     @abstractmethod
@@ -105,7 +103,7 @@ class DividedBuild(ABC):
         if many.cluster:
             from .cluster import on_cluster
 
-            stages = [WRITE, PROOF] if self.proof and self.proves else [WRITE]
+            stages = [WRITE, PROOF] if self.proof else [WRITE]
             return on_cluster(
                 self.invocation, place, self.nbytes, stages,
                 lambda number: self._finish(place, number),
@@ -119,7 +117,7 @@ class DividedBuild(ABC):
             if record is None:
                 require_same_number(place, part)
                 record = self._write(place, part, beating)
-            if self.proof and self.proves:
+            if self.proof:
                 self._prove(place, part, beating)
             ready = is_ready([one for one in place.listed() if one.part.of == part.of], part)
         if many.finish_last and ready and is_last(self.invocation, place, part, again=again):
@@ -205,9 +203,7 @@ class DividedBuild(ABC):
                 not etag or standing.get(file) == etag for file, etag in versions.items()
             )
             if same and record.units.get("written") == now:
-                known |= {
-                    k: v for k, v in record.units.items() if k.startswith(("prove ", "known "))
-                }
+                known |= {k: v for k, v in record.units.items() if k.startswith(_PROVEN)}
         return known
 
 

@@ -69,11 +69,6 @@ class DividedPack(DividedBuild):
     show: Callable[[PackReport], Result]
 
     @property
-    def proves(self) -> bool:
-        """Yes: elements are compared with the target's."""
-        return True
-
-    @property
     def nbytes(self) -> int:
         """Bytes of the target's tensors."""
         return sum(info.nbytes for info in self.target.tensors.values())

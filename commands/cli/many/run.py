@@ -134,6 +134,8 @@ def finishes(options: ManyOptions) -> bool:
     Raises:
         UsageError: both ways to finish were named.
     """
+    if options.shares:
+        raise UsageError("--shares says how many parts --cluster has", hint="--cluster WHERE")
     if options.finish and options.finish_last:
         raise UsageError("--finish and --finish-last are two ways to end: name one")
     return options.finish

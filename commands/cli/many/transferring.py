@@ -78,11 +78,6 @@ class DividedTransfer(DividedBuild):
     measures: Sequence[Measures] = ()
 
     @property
-    def proves(self) -> bool:
-        """Whether its elements are compared with the source's."""
-        return self.prepared.proves_by_elements
-
-    @property
     def nbytes(self) -> int:
         """Bytes of the result."""
         return self.prepared.layout.nbytes

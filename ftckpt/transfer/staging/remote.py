@@ -111,7 +111,13 @@ class RemoteStaging(Staging):
         entry = self._entries.get(file.path)
         fits = entry is not None and (at_most or entry.size == file.size)
         if receipt in self._entries and entry is not None and fits:
-            data = self._store.read(receipt)
+            try:
+                data = self._store.read(receipt)
+            except NotFoundError as error:
+                raise RefusedError(
+                    f"another run to {self._store.url} has ended meanwhile",
+                    hint="run this again: it finds what is there",
+                ) from error
             if entry.etag is not None and self._is_receipt(data, entry.etag):
                 self._made[file.path] = entry.etag
                 return StagedFile(None, {made.number: made for made in read_blocks(data)})

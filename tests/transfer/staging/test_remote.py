@@ -116,3 +116,13 @@ def test_of_two_runs_of_one_transfer_the_second_finds_it_done(store: MemoryStore
     second.publish({}, manifest)
     assert {entry.path for entry in store.walk("")} == {"data", MANIFEST}
     assert TRANSFER not in {entry.path for entry in store.walk("")}
+
+
+def test_a_run_that_another_one_overtakes_writes_nothing(store: MemoryStore) -> None:
+    """It has listed what the other one sweeps away: else it would write over a checkpoint."""
+    one = _built(store)
+    two = _begun(store)
+    one.source({})
+    one.publish({}, CONTENT)
+    with pytest.raises(RefusedError, match="has ended meanwhile"):
+        two.open(FILE)
