@@ -1,6 +1,6 @@
 """Run the benchmarks small, all of them, and print one table: `python -m benchmarks`.
 
-    python -m benchmarks [--only NAME …] [--size 128MB] [--rounds 1] [--dir DIR] [--json] [--list]
+    python -m benchmarks [--only NAME …] [--size 64MB] [--rounds 1] [--dir DIR] [--json] [--list]
                          [--zipnn PYTHON] [--s5cmd PATH] [--deepspeed PYTHON]
 
 Each benchmark runs as a process of its own, with little data and one round, so a row says in which
@@ -50,7 +50,7 @@ SMALL: dict[str, Small] = {
     "cold": Small(SIZED, "cat, sha256sum, cp, each from a cold page cache"),
     "crc": Small(SIZED, "zipfile.testzip, dcp.load"),
     "reshard": Small(
-        f"tp8-tp4 dcp-safetensors hf-dcp zero2-universal {SIZED}",
+        f"dcp-safetensors hf-dcp zero2-universal {SIZED}",
         "cp, dcp_to_torch_save, HuggingFaceStorageReader, ds_to_universal.py",
         ("deepspeed",),
     ),
@@ -87,7 +87,7 @@ def main() -> None:
     )
     parser.add_argument("--only", nargs="+", choices=SMALL, metavar="NAME", help="these alone")
     parser.add_argument("--small", action="store_true", help="the default, and all there is")
-    parser.add_argument("--size", default="128MB", help="of the data of each")
+    parser.add_argument("--size", default="64MB", help="of the data of each")
     parser.add_argument("--rounds", type=int, default=1, help="after one to warm up")
     parser.add_argument("--dir", help="where to make the data; a temporary directory by default")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -134,6 +134,7 @@ def run(
             capture_output=True, text=True, cwd=side_by_side.ROOT, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
+        print(f"{name}: given up after {_LIMIT} s", file=sys.stderr)
         return [], [f"{_FAILED} {_LIMIT} s are over"]
     documents = list(documents_of(done.stdout))
     print(f"{name}: {time.perf_counter() - began:.0f} s", file=sys.stderr)

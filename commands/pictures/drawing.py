@@ -129,9 +129,8 @@ def save(
     kind = os.path.splitext(path)[1].lower().removeprefix(".")
     picture = io.BytesIO()
     if kind == "png":
-        figure.savefig(
-            picture, format="png", metadata={"Software": None, "Title": title, "Description": said}
-        )
+        about = {"Software": None, "Title": title, "Description": said}
+        figure.savefig(picture, format="png", metadata=about)
         data = picture.getvalue()
     else:
         # A date would make every picture of the same plan another file.
