@@ -9,17 +9,17 @@ imports, because machines are shared.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import shutil
 import statistics
 import subprocess
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import numpy as np
 import side_by_side
 from side_by_side import ROOT, arguments, environment, used_by, warm, workplace
 
@@ -73,14 +73,32 @@ class Way(NamedTuple):
     command: Sequence[str] = ()
 
 
-def save_shards(path: Path, nbytes: int) -> dict[str, int]:
-    """Write shards as `HuggingFaceStorageWriter(save_distributed=True)` does; return a mapping.
+def elsewhere(make: Callable[[Path, int], None], path: Path, nbytes: int) -> None:
+    """Write data in another process: what this one has held counts as held by those it starts."""
+    process = multiprocessing.get_context("spawn").Process(target=make, args=(path, nbytes))
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise SystemExit(process.exitcode)
 
-    Returns:
-        For each tensor the number of the file that it should go to, of about 500 MB.
-    """
+
+def count_of(nbytes: int) -> int:
+    """Return how many matrices of bfloat16 have so many bytes."""
+    return max(1, nbytes // (2 * ROWS * COLUMNS))
+
+
+def mapping_of(nbytes: int) -> dict[str, int]:
+    """Return for each tensor the number of the file that it should go to, of about 500 MB."""
+    each = count_of(500_000_000)
+    return {f"model.layers.{n}.weight": n // each + 1 for n in range(count_of(nbytes))}
+
+
+def save_shards(path: Path, nbytes: int) -> None:
+    """Write shards as `HuggingFaceStorageWriter(save_distributed=True)` does."""
+    import numpy as np
+
     path.mkdir()
-    count = max(1, nbytes // (2 * ROWS * COLUMNS))
+    count = count_of(nbytes)
     rows = ROWS // RANKS
     random = np.random.default_rng(1)
     for rank in range(RANKS):
@@ -99,8 +117,6 @@ def save_shards(path: Path, nbytes: int) -> dict[str, int]:
             file.write(len(text).to_bytes(8, "little") + text)
             for _ in names:
                 file.write(random.integers(0, 1 << 16, rows * COLUMNS, np.uint16).tobytes())
-    each = max(1, 500_000_000 // (2 * ROWS * COLUMNS))
-    return {f"model.layers.{n}.weight": n // each + 1 for n in range(count)}
 
 
 def save_state(path: Path, nbytes: int) -> None:
@@ -174,7 +190,9 @@ def show(title: str, ways: Sequence[Way], source: Path, asked: Any, **more: Any)
 def consolidate(place: Path, asked: Any) -> None:
     """Shards of ranks to whole files."""
     source = place / "shards"
-    mapping = save_shards(source, int(parse_bytes(asked.size)))
+    nbytes = int(parse_bytes(asked.size))
+    elsewhere(save_shards, source, nbytes)
+    mapping = mapping_of(nbytes)
     warm(source)
     words = (*side_by_side.ftckpt_command(), "convert", str(source), str(place / "out"))
     words += ("--to", "safetensors", "--max-shard-size", "500MB")
@@ -199,7 +217,7 @@ def consolidate(place: Path, asked: Any) -> None:
 def model(place: Path, asked: Any) -> None:
     """The weights out of a training state."""
     source = place / "step-1"
-    save_state(source, int(parse_bytes(asked.size)))
+    elsewhere(save_state, source, int(parse_bytes(asked.size)))
     warm(source)
     nbytes = sum(file.stat().st_size for file in source.iterdir())
     words = (*side_by_side.ftckpt_command(), "convert", str(source), str(place / "out"))
