@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 _RUN = 1 << 18  # elements of a block: what is between two steps stays in the cache
+_STEP = 1 << 15  # elements whose rounding is measured at once
 _KEPT = 256 << 20  # bytes of matrices that are kept for the next block
 _BLOCKS = 2  # computed blocks that a thread keeps: a request ends in the middle of one
 # Multiplications of one product: OpenBLAS uses one thread up to here.
@@ -178,15 +179,19 @@ class MergedWeights:
     def _note(self, name: str, first: int, values: Array, items: Array, dtype: DType) -> None:
         import numpy as np
 
-        off = cast(items, dtype, _SINGLE).view(np.float32)
-        off -= values
-        np.abs(off, out=off)
-        off /= np.abs(values)
-        largest = float(np.fmax.reduce(off, axis=None))  # of zeros it is NaN, and passed over
-        infinite = 0
-        if np.isinf(largest):  # beyond the type
-            infinite = int(np.count_nonzero(np.isinf(off)))
-            largest = float(off[np.isfinite(off)].max(initial=0.0))
+        largest, infinite = 0.0, 0
+        flat, made = values.reshape(-1), items.reshape(-1)
+        for start in range(0, flat.size, _STEP):  # what is between two steps stays in the cache
+            was = flat[start : start + _STEP]
+            off = cast(made[start : start + _STEP], dtype, _SINGLE).view(np.float32)
+            off -= was
+            off /= was
+            np.abs(off, out=off)
+            worst = float(np.fmax.reduce(off))  # of zeros it is NaN, and passed over
+            if np.isinf(worst):  # beyond the type
+                infinite += int(np.count_nonzero(np.isinf(off)))
+                worst = float(off[np.isfinite(off)].max(initial=0.0))
+            largest = max(largest, worst)
         if largest > self.rounding.largest or infinite:
             self._take(largest, name, {f"{first} {name}": infinite} if infinite else {})
 
