@@ -69,7 +69,7 @@ BUDGET = {
     "manifest": 690,
     "discovery": 3_395,
     "verification": 3_790,
-    "planning": 5_490,
+    "planning": 5_495,
     "transfer": 6_363,
     "comparison": 2_756,
     "delta": 5_145,

@@ -116,6 +116,30 @@ Root Cause (first observed failure):
 """
 
 
+# Of torchrun of torch 2.13 with gloo: rank 1 of 2 died of SIGKILL or SIGSEGV, raised an exception, or
+# wrote to a full device; rank 0 lost its connection.
+REAL = {
+    "kill": ("killed", ("exitcode -9 (SIGKILL)", "connection closed by peer", "ChildFailedError")),
+    "segv": ("crashed", ("exitcode -11", "signal 11", "connection closed by peer", "ChildFailedError")),
+    "raise": ("exception", ("ValueError", "connection closed by peer", "exitcode 1", "ChildFailedError")),
+    "full": ("disk-full", ("No space left on device", "connection closed by peer", "exitcode 1", "ChildFailedError")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_the_logs_of_real_crashes_name_the_first_cause(name: str) -> None:
+    path = Path(__file__).parents[1] / "data" / "job_logs" / f"{name}.log"
+    found = read_logs([str(path)])
+    report = report_of(found.collections, TOGETHER)
+    (one,) = report.incidents
+    assert (one.fault.name, one.signs) == REAL[name]
+    assert one.time == pytest.approx(1795707113, abs=100)
+    assert (one.node, one.rank) == ("localhost", 1)
+    assert report.steps is not None
+    assert report.steps.p50_s == 1
+    assert "secret" not in "".join(one.signs)
+
+
 def test_an_exception_is_named_by_its_type_alone(tmp_path: Path) -> None:
     (one,) = read(tmp_path, CRASH)[0].incidents
     assert one.fault.name == "exception"

@@ -21,7 +21,7 @@ HINT = re.compile(
     rb"Xid|ECC|NCCL|atchdog|eartbeat|exitcode|Signal \d|Kill|CANCELLED|oom|ut.[Oo]f.[Mm]emory|OutOfM"
     rb"|No space|uota|nput/output|Stale|Read-only|Traceback|Error|Exception|Interrupt"
     rb"|not responding|node failure|failed node|egmentation|dumped|Bus error|CUDA error|off the bus"
-    rb"|status=|Link down|^  (?:host|time|rank) +: |Exited with|Terminated"
+    rb"|by peer|status=|Link down|^  (?:host|time|rank) +: |Exited with|Terminated"
 )
 
 
@@ -58,7 +58,7 @@ MESSAGES: tuple[Message, ...] = (
     # slurmstepd, slurmctld, srun
     _said(rf"\*\*\* (?:JOB|STEP) \S+ ON (?P<node>{NAME}) CANCELLED AT \S+ DUE TO NODE FAILURE",
           faults.NODE, Weight.STOP, "cancelled: node failure"),
-    _said(rf"Nodes? (?P<node>{NAME})\S* not responding, setting DOWN", faults.NODE, Weight.FATAL, "node not responding"),
+    _said(rf"Nodes? (?:(?P<node>{NAME})|\S+) not responding, setting DOWN", faults.NODE, Weight.FATAL, "node not responding"),
     _said(r"requeue (?:job )?JobId=\S+ due to node failure", faults.NODE, Weight.STOP, "requeued: node failure"),
     _said(rf"[Kk]illing .{{0,40}}due to failed node (?P<node>{NAME})", faults.NODE, Weight.STOP, "killed: node failure"),
     _said(rf"\*\*\* (?:JOB|STEP) \S+ ON (?P<node>{NAME}) CANCELLED AT \S+ DUE TO PREEMPTION",
@@ -94,7 +94,8 @@ MESSAGES: tuple[Message, ...] = (
           faults.COLLECTIVE_TIMEOUT, Weight.STOP, "collective operation timeout {}"),
     _said(r"watchdog got stuck for \d+ sec|Heartbeat monitor timed out", faults.COLLECTIVE_TIMEOUT, Weight.STOP,
           "watchdog got stuck"),
-    _said(r"DistBackendError|NCCL communicator was aborted", faults.COLLECTIVE_ERROR, Weight.FATAL, "DistBackendError"),
+    _said(r"Connection (?:closed|reset) by peer", faults.COLLECTIVE_ERROR, Weight.FATAL, "connection closed by peer"),
+    _said(r"Dist(?:Backend|Network|Store)Error|NCCL communicator was aborted", faults.COLLECTIVE_ERROR, Weight.FATAL, "torch.distributed error"),
     # torchrun
     _said(r"failed \(exitcode: -(?:9|SIGKILL)\)|exitcode  : -9 |Signal 9 \(SIGKILL\) received", faults.KILLED,
           Weight.STOP, "exitcode -9 (SIGKILL)"),
