@@ -78,7 +78,7 @@ BUDGET = {
     "parts": 1_880,
     "capabilities": 993,
     "health": 1_112,
-    "incidents": 2_760,
+    "incidents": 2_815,
     "replay": 5_125,
     "formats.pickles": 2_359,
     "guard": 2_700,
@@ -101,7 +101,7 @@ BUDGET = {
     "formats": 790,
     "api": 4_966,
     "trainers": 105,
-    "commands": 15_960,
+    "commands": 15_965,
 }
 HEAVY = ("torch", "numpy", "s3fs", "fsspec", "rich", "botocore", "zstandard", "matplotlib")
 

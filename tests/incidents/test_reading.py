@@ -83,6 +83,33 @@ def test_a_line_says_what_failed_and_repeats_no_more(
     assert one.signs == (sign,)
 
 
+OTHERS = [
+    ("slurmctld: requeue job JobId=42 due to node failure", "node", ""),
+    ("slurmctld: Killing StepId=42.0 due to failed node n5", "node", "n5"),
+    ("slurmctld: error: Nodes n[5-7] not responding, setting DOWN", "node", ""),
+    ("srun: error: n4: task 3: Segmentation fault (core dumped)", "crashed", "n4"),
+    ("srun: error: n4: tasks 0-7: Killed", "killed", "n4"),
+    ("slurmstepd: error: Job 8430179 exceeded memory limit (10442128 > 10240000), being killed",
+     "host-memory", ""),
+    ("OSError: [Errno 122] Disk quota exceeded", "disk-full", ""),
+    ("OSError: [Errno 5] Input/output error", "storage", ""),
+    ("OSError: [Errno 116] Stale file handle", "storage", ""),
+    ("OSError: [Errno 30] Read-only file system: '/ckpt'", "storage", ""),
+    ("torch.distributed.DistBackendError: NCCL error in: x.cpp:1, unhandled system error", "collective-error", ""),
+    ("torch.distributed.DistStoreError: timed out", "collective-error", ""),
+    ("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up", "nvlink", ""),
+    ("train.sh: line 3: 4242 Segmentation fault      (core dumped) python train.py", "crashed", ""),
+    ("Memory cgroup out of memory: Killed process 7 (python)", "host-memory", ""),
+    ("kernel: NVRM: GPU at PCI:0000:83:00: GPU has fallen off the bus", "gpu-lost", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "name", "node"), OTHERS)
+def test_other_lines_are_known_too(tmp_path: Path, line: str, name: str, node: str) -> None:
+    (one,) = read(tmp_path, f"{line}\n")[0].incidents
+    assert (one.fault.name, one.node) == (name, node)
+
+
 @pytest.mark.parametrize(
     "line",
     [
