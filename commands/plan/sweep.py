@@ -77,6 +77,8 @@ def command(
         from ftckpt.commands.pictures.drawing import check_path
 
         check_path(plot)
+    if invocation.options(CostOptions).weights_between:
+        raise UsageError("--weights-between is of one plan", hint="ftckpt plan, without a sweep")
     if len(over) > 2:
         raise UsageError("a sweep has one or two ranges", hint="--over gpus=1k..128k")
     axes = [read_axis(text, number) for text in over]

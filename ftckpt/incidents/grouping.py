@@ -15,10 +15,12 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TypeVar
 
 from .collect import Collection, Sighting, Stretch
 from .entries import Fault, LogEntry, Weight
 
+_T = TypeVar("_T")
 # Stretches that begin this soon after the first one after a failure belong to the same restart.
 _SAME_RESTART = 60.0
 _SIGNS = 6
@@ -228,8 +230,9 @@ def _incident(group: Sequence[Sighting]) -> Incident:
     ordered = sorted(sure, key=cause)
     best = ordered[0].entry
     assert best.fault is not None
-    nodes = {node for one in group for node in one.nodes}
     ranks = {rank for one in group for rank in one.ranks}
+    node = best.node or _only(ordered[0].nodes) or _only(n for one in group for n in one.nodes)
+    rank = _only(ordered[0].ranks) if best.rank is None else best.rank
     records = [one.entry for one in group if one.entry.weight is Weight.RECORD]
     recorded = records[0] if records else None
     signs = [one.entry.sign for one in ordered if one.entry.sign]
@@ -241,10 +244,8 @@ def _incident(group: Sequence[Sighting]) -> Incident:
         if recorded and recorded.detect is not None
         else min(times, default=None),
         fault=best.fault,
-        node=best.node or (next(iter(nodes)) if len(nodes) == 1 else ""),
-        rank=best.rank
-        if best.rank is not None
-        else (next(iter(ranks)) if len(ranks) == 1 else None),
+        node=node or "",
+        rank=_only(ranks) if rank is None else rank,
         signs=tuple(dict.fromkeys(signs))[:_SIGNS],
         lines=sum(one.count for one in group),
         ranks=len(ranks),
@@ -252,6 +253,12 @@ def _incident(group: Sequence[Sighting]) -> Incident:
         restart_s=recorded.restart if recorded else None,
         last=max(ends, default=None),
     )
+
+
+def _only(names: Iterable[_T]) -> _T | None:
+    """Return the one name among all; None where there are several, or none."""
+    different = set(names)
+    return next(iter(different)) if len(different) == 1 else None
 
 
 def _stopped(

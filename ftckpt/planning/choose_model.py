@@ -17,7 +17,7 @@ from ftckpt.planning.models.outcome import Outcome
 from ftckpt.planning.models.tiers import optimum as best_pattern
 from ftckpt.planning.models.tiers import outcome as outcome_of_pattern
 
-from .models import asynchronous, exact, latent, silent, spot
+from .models import asynchronous, exact, silent, spot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,6 +316,8 @@ class Latent(Model):
 
     def optimum(self) -> float:
         """See `ftckpt.planning.models.latent.optimum`."""
+        from .models import latent
+
         return latent.optimum(
             self.save,
             self.silent_rate,
@@ -327,6 +329,8 @@ class Latent(Model):
 
     def outcome(self, interval: Real) -> Outcome:
         """See `ftckpt.planning.models.latent.outcome`."""
+        from .models import latent
+
         return latent.outcome(
             interval,
             self.save,

@@ -83,6 +83,33 @@ def test_a_line_says_what_failed_and_repeats_no_more(
     assert one.signs == (sign,)
 
 
+OTHERS = [
+    ("slurmctld: requeue job JobId=42 due to node failure", "node", ""),
+    ("slurmctld: Killing StepId=42.0 due to failed node n5", "node", "n5"),
+    ("slurmctld: error: Nodes n[5-7] not responding, setting DOWN", "node", ""),
+    ("srun: error: n4: task 3: Segmentation fault (core dumped)", "crashed", "n4"),
+    ("srun: error: n4: tasks 0-7: Killed", "killed", "n4"),
+    ("slurmstepd: error: Job 8430179 exceeded memory limit (10442128 > 10240000), being killed",
+     "host-memory", ""),
+    ("OSError: [Errno 122] Disk quota exceeded", "disk-full", ""),
+    ("OSError: [Errno 5] Input/output error", "storage", ""),
+    ("OSError: [Errno 116] Stale file handle", "storage", ""),
+    ("OSError: [Errno 30] Read-only file system: '/ckpt'", "storage", ""),
+    ("torch.distributed.DistBackendError: NCCL error in: x.cpp:1, unhandled system error", "collective-error", ""),
+    ("torch.distributed.DistStoreError: timed out", "collective-error", ""),
+    ("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up", "nvlink", ""),
+    ("train.sh: line 3: 4242 Segmentation fault      (core dumped) python train.py", "crashed", ""),
+    ("Memory cgroup out of memory: Killed process 7 (python)", "host-memory", ""),
+    ("kernel: NVRM: GPU at PCI:0000:83:00: GPU has fallen off the bus", "gpu-lost", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "name", "node"), OTHERS)
+def test_other_lines_are_known_too(tmp_path: Path, line: str, name: str, node: str) -> None:
+    (one,) = read(tmp_path, f"{line}\n")[0].incidents
+    assert (one.fault.name, one.node) == (name, node)
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -114,6 +141,30 @@ Root Cause (first observed failure):
   rank      : 17 (local_rank: 1)
   exitcode  : 1 (pid: 14750)
 """
+
+
+# Of torchrun of torch 2.13 with gloo: rank 1 of 2 died of SIGKILL or SIGSEGV, raised an exception, or
+# wrote to a full device; rank 0 lost its connection.
+REAL = {
+    "kill": ("killed", ("exitcode -9 (SIGKILL)", "connection closed by peer", "ChildFailedError")),
+    "segv": ("crashed", ("exitcode -11", "signal 11", "connection closed by peer", "ChildFailedError")),
+    "raise": ("exception", ("ValueError", "connection closed by peer", "exitcode 1", "ChildFailedError")),
+    "full": ("disk-full", ("No space left on device", "connection closed by peer", "exitcode 1", "ChildFailedError")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_the_logs_of_real_crashes_name_the_first_cause(name: str) -> None:
+    path = Path(__file__).parents[1] / "data" / "job_logs" / f"{name}.log"
+    found = read_logs([str(path)])
+    report = report_of(found.collections, TOGETHER)
+    (one,) = report.incidents
+    assert (one.fault.name, one.signs) == REAL[name]
+    assert one.time == pytest.approx(1795707113, abs=100)
+    assert (one.node, one.rank) == ("localhost", 1)
+    assert report.steps is not None
+    assert report.steps.p50_s == 1
+    assert "secret" not in "".join(one.signs)
 
 
 def test_an_exception_is_named_by_its_type_alone(tmp_path: Path) -> None:

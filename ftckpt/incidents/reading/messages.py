@@ -16,13 +16,17 @@ from typing import NamedTuple
 from ftckpt.incidents import faults
 from ftckpt.incidents.entries import Fault, Weight
 
-# Lines without any of these hold no failure; the search costs less than one of the table's.
-HINT = re.compile(
-    rb"Xid|ECC|NCCL|atchdog|eartbeat|exitcode|Signal \d|Kill|CANCELLED|oom|ut.[Oo]f.[Mm]emory|OutOfM"
-    rb"|No space|uota|nput/output|Stale|Read-only|Traceback|Error|Exception|Interrupt"
-    rb"|not responding|node failure|failed node|egmentation|dumped|Bus error|CUDA error|off the bus"
-    rb"|status=|Link down|^  (?:host|time|rank) +: |Exited with|Terminated"
-)
+# Lines without any of these words hold no failure.
+WORDS = (
+    b"Xid (", b"atchdog ", b"Heartbeat monitor", b"exitcode", b"Signal ", b"illed", b"illing ", b"CANCELLED AT",
+    b"oom_kill", b"oom-kill", b"ut of memory", b"Out Of Memory", b"emory limit", b"No space left", b"quota exceeded",
+    b"nput/output error", b"[Errno 5]", b"Stale file", b"Read-only file", b"Traceback (", b"BackendError",
+    b"NetworkError", b"StoreError", b"RemoteError", b"SystemError", b"LustreError", b"ChildFailed", b"not responding",
+    b"node failure", b"NODE FAILURE", b"failed node", b"egmentation fault", b"Bus error", b"Aborted", b"CUDA error",
+    b"HIP error", b"off the bus", b"uncorrectable", b"by peer", b"NET/IB", b"Link ", b"communicator was aborted",
+    b"  host  ", b"  time  ", b"  rank  ", b"Exited with", b"Terminated",
+)  # fmt: skip
+HINT = re.compile(b"|".join(map(re.escape, WORDS)))
 
 
 class Message(NamedTuple):
@@ -58,7 +62,7 @@ MESSAGES: tuple[Message, ...] = (
     # slurmstepd, slurmctld, srun
     _said(rf"\*\*\* (?:JOB|STEP) \S+ ON (?P<node>{NAME}) CANCELLED AT \S+ DUE TO NODE FAILURE",
           faults.NODE, Weight.STOP, "cancelled: node failure"),
-    _said(rf"Nodes? (?P<node>{NAME})\S* not responding, setting DOWN", faults.NODE, Weight.FATAL, "node not responding"),
+    _said(rf"Nodes? (?:(?P<node>{NAME})|\S+) not responding, setting DOWN", faults.NODE, Weight.FATAL, "node not responding"),
     _said(r"requeue (?:job )?JobId=\S+ due to node failure", faults.NODE, Weight.STOP, "requeued: node failure"),
     _said(rf"[Kk]illing .{{0,40}}due to failed node (?P<node>{NAME})", faults.NODE, Weight.STOP, "killed: node failure"),
     _said(rf"\*\*\* (?:JOB|STEP) \S+ ON (?P<node>{NAME}) CANCELLED AT \S+ DUE TO PREEMPTION",
@@ -94,7 +98,8 @@ MESSAGES: tuple[Message, ...] = (
           faults.COLLECTIVE_TIMEOUT, Weight.STOP, "collective operation timeout {}"),
     _said(r"watchdog got stuck for \d+ sec|Heartbeat monitor timed out", faults.COLLECTIVE_TIMEOUT, Weight.STOP,
           "watchdog got stuck"),
-    _said(r"DistBackendError|NCCL communicator was aborted", faults.COLLECTIVE_ERROR, Weight.FATAL, "DistBackendError"),
+    _said(r"Connection (?:closed|reset) by peer", faults.COLLECTIVE_ERROR, Weight.FATAL, "connection closed by peer"),
+    _said(r"Dist(?:Backend|Network|Store)Error|NCCL communicator was aborted", faults.COLLECTIVE_ERROR, Weight.FATAL, "torch.distributed error"),
     # torchrun
     _said(r"failed \(exitcode: -(?:9|SIGKILL)\)|exitcode  : -9 |Signal 9 \(SIGKILL\) received", faults.KILLED,
           Weight.STOP, "exitcode -9 (SIGKILL)"),

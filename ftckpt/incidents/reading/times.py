@@ -58,7 +58,7 @@ class Stamps:
     Args:
         zone: of times that name none.
         newest: seconds since the epoch that no time of the file exceeds (when it was last written);
-            it settles the year where a time has none.
+            it settles the year where a time has none and none before it had one.
 
     Attributes:
         zoneless: whether a time without a zone was read.
@@ -68,15 +68,16 @@ class Stamps:
     def __init__(self, zone: tzinfo, newest: float) -> None:
         self._zone, self._newest = zone, newest
         self.zoneless = self.yearless = False
+        self._dated: float | None = None  # the last time that had a year
 
     def of_line(self, line: bytes) -> float | None:
         """Return the time of a line in seconds since the epoch; None where it has none."""
         head = line[:_HEAD]
         if match := _ISO.search(head):
-            return self._iso(match)
+            return self._with_year(self._iso(match))
         if match := _CTIME.search(head):
             day, clock = int(match[2]), match.groups()[2:6]
-            return self._moment(int(match[7]), _MONTHS[match[1]], day, clock)
+            return self._with_year(self._moment(int(match[7]), _MONTHS[match[1]], day, clock))
         if match := _GLOG.search(head):
             return self._without_year(int(match[1]), int(match[2]), match.groups()[2:6])
         if match := _SYSLOG.match(head):
@@ -104,9 +105,19 @@ class Stamps:
             known = timezone(-offset if zone[:1] == b"-" else offset)
         return self._moment(year, month, day, match.groups()[3:7], known)
 
+    def _with_year(self, time: float | None) -> float | None:
+        self._dated = self._dated if time is None else time
+        return time
+
     def _without_year(self, month: int, day: int, clock: tuple[bytes | None, ...]) -> float | None:
         self.yearless = True
-        year = datetime.fromtimestamp(self._newest, UTC).year
+        near = self._newest if self._dated is None else self._dated
+        year = datetime.fromtimestamp(near, UTC).year
+        if self._dated is not None:
+            times = [self._moment(year + n, month, day, clock) for n in (-1, 0, 1)]
+            return min(
+                (t for t in times if t is not None), key=lambda t: abs(t - near), default=None
+            )
         time = self._moment(year, month, day, clock)
         # A day of room: the zone may be wrong by hours.
         if time is None or time > self._newest + 86400:

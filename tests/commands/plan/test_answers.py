@@ -127,6 +127,7 @@ def run(line: str, capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
         ("plan --gpus 8 --mtbf 3h --save 60s --gpu-hour 2 --tb-month 2EUR", "EUR and USD"),
         ("plan --mtbf 3h --save 60s --host-ram 5GB", "--host-ram needs"),
         ("plan --mtbf 3h --save 60s --from a --from-log b", "give one"),
+        ("plan sweep --over save=1s..9s --mtbf 3h --weights-between 2", "of one plan"),
         ("plan --mtbf 3h --save 60s --rewarm 5m", "--rewarm needs --weights-between"),
         ("plan --mtbf 3h --save 60s --weights-between 2 --bytes-per-param 14", "weights-only save"),
         ("plan --mtbf 3h --tier name=s,cost=60s --weights-between 2", "not planned for together"),
