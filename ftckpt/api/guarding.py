@@ -140,13 +140,12 @@ def guard(
     own = of_place(root)
     follows = node is not None and node.rank > 0
     lock = (
-        nullcontext(Hold(None, lambda: None))
-        if no_lock or follows
-        else held(own, actor(), wait=wait_lock, say=warn)
+        nullcontext(Hold()) if no_lock or follows else held(root, actor(), wait=wait_lock, say=warn)
     )
     journal = GuardJournal(own, warn, log_of(node.rank if node is not None else 0))
     told(journal)
     with lock as hold, tempfile.TemporaryDirectory(prefix="ftckpt-guard-") as folder:
+        place.also = hold.also
         journal.load()
         if retry_suspected:
             journal.add("cleared")
@@ -168,17 +167,22 @@ class _Place:
     warn: Note
     listed: Shown = field(default_factory=dict)
     started: bool = False
+    also: Callable[[Root], None] = lambda _: None
 
     def hooks(self, settings: GuardSettings | None) -> GuardedPlace:
         """Return what the guard does with it."""
         how = settings or GuardSettings()
 
         def watcher(
-            before: Shown, verifier: Verifier, tell: Callable[[NewSave | CheckedSave], None]
+            before: Shown,
+            verifier: Verifier,
+            tell: Callable[[NewSave | CheckedSave], None],
+            since: int | None,
         ) -> SaveWatcher:
             return SaveWatcher(
-                self.read, before, verifier.verify, tell, every=how.every, settled=how.settled
-            )
+                self.read, before, verifier.verify, tell,
+                every=how.every, settled=how.settled, since=since,
+            )  # fmt: skip
 
         return GuardedPlace(
             choose=self.choose, listed=self.begun, watcher=watcher,
@@ -191,8 +195,10 @@ class _Place:
         return self.listed
 
     def read(self) -> Root:
-        """Read the root anew."""
-        return read_root(self.choice.root, self.stores)
+        """Read the root anew, and hold the place of its steps too."""
+        root = read_root(self.choice.root, self.stores)
+        self.also(root)
+        return root
 
     def verifier(self) -> Verifier:
         """Return what verifies a save beside the training."""

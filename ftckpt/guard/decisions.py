@@ -19,6 +19,8 @@ LOOKS = 4.0
 STARTING = 900.0
 # A code above 128 says by which signal a command ended.
 _SIGNALLED = 128
+# What shells, `env` and the keeper end with where a command is no program, or is not found.
+_NOT_RUN = (126, 127)
 HELD_PLACE = "{}"
 
 
@@ -30,6 +32,7 @@ class CommandEnd(StrEnum):
     PREEMPTED = "preempted"
     HUNG = "hung"
     STOPPED = "stopped"
+    UNSTARTED = "unstarted"
 
 
 class OnHang(StrEnum):
@@ -62,12 +65,14 @@ class Circumstances(NamedTuple):
         stopped_by: a signal that told the guard to end; 0 for none.
         hung: it was ended because its saves had stopped coming.
         zero_is_done: a command that ends with 0 after a notice has finished its work.
+        saved: it has made a save.
     """
 
     noticed: bool = False
     stopped_by: int = 0
     hung: bool = False
     zero_is_done: bool = False
+    saved: bool = False
 
 
 class Limits(NamedTuple):
@@ -125,6 +130,8 @@ def ending_of(code: int, what: Circumstances) -> CommandEnd:
         return CommandEnd.HUNG
     if code == REQUEUE:  # its own word for the same
         return CommandEnd.PREEMPTED
+    if code in _NOT_RUN and not what.saved:
+        return CommandEnd.UNSTARTED
     return CommandEnd.DONE if code == 0 else CommandEnd.FAILED
 
 
@@ -146,6 +153,9 @@ def what_next(
         return Next(False, REQUEUE, 0.0, "preempted: the scheduler is to start the job again")
     if ending is CommandEnd.STOPPED:
         return Next(False, _SIGNALLED + by, 0.0, f"stopped by {signal.Signals(by).name}")
+    if ending is CommandEnd.UNSTARTED:
+        said = "is not found" if code == _NOT_RUN[1] else "cannot be run"
+        return Next(False, int(ExitCode.USAGE), 0.0, f"the command {said} (it ended with {code})")
     if ending is CommandEnd.HUNG and limits.on_hang is OnHang.EXIT:
         return Next(False, REQUEUE, 0.0, "it hung: the scheduler is to start the job elsewhere")
     if len(history) > limits.restarts:

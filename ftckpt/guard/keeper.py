@@ -1,13 +1,14 @@
 """Run one command for a guard, and end everything it started when the guard or the command ends.
 
-A program of its own, with the standard library alone: `python -I -S keeper.py CONTROL STATUS LOCK
+A program of its own, with the standard library alone: `python -I -S keeper.py CONTROL STATUS LOCKS
 COMMAND...`. It is the parent of the command and adopts its orphans (Linux), so that no process of
 the command is lost, none stays a zombie, and a signal never meets a stranger's process.
 
 - CONTROL: a pipe from the guard. A line `signal NUMBER WHOM` sends a signal. Its end means that the
   guard has ended, in whatever way: everything is killed.
 - STATUS: a pipe to the guard: `pid N`, and at the end, when no process is left, `exit STATUS`.
-- LOCK: a descriptor that is held as long as any process of the command lives; -1 for none.
+- LOCKS: descriptors, by commas, that are held as long as any process of the command lives; -1 for
+  none.
 """
 
 from __future__ import annotations
@@ -212,8 +213,8 @@ class _Keeper:
 
 def main() -> NoReturn:
     """Run the command that `sys.argv` names."""
-    control, status, lock = map(int, sys.argv[1:4])
-    for descriptor in (control, status, lock):
+    control, status = map(int, sys.argv[1:3])
+    for descriptor in (control, status, *map(int, sys.argv[3].split(","))):
         if descriptor >= 0:
             os.set_inheritable(descriptor, False)
     adopt_orphans()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
@@ -14,6 +15,8 @@ from ftckpt.retention.locks.claim import beating
 from ftckpt.retention.locks.local import lock_beside
 from ftckpt.retention.locks.remote import RemoteLock
 from ftckpt.storage.local.oserror import translate
+
+from .journal import of_place
 
 FOLDER, FILE = "guard-lock", "guard.lock"
 # A lease in an object store: the guard of a node that died holds it for this long.
@@ -27,16 +30,60 @@ class Hold(NamedTuple):
     """A root that is held.
 
     Attributes:
-        descriptor: of the lock, for the process that keeps the command; None in an object store.
-        check: raises RefusedError once the lease was lost to another guard.
+        descriptors: of the locks, for the process that keeps the command; none in an object store.
+        check: raises RefusedError once a lease was lost to another guard.
+        also: holds the directory below that the steps lie in, once there is one.
     """
 
-    descriptor: int | None
-    check: Callable[[], None]
+    descriptors: Sequence[int] = ()
+    check: Callable[[], None] = lambda: None
+    also: Callable[[Root], None] = lambda _: None
 
 
-def _never_lost() -> None:
-    """Return: a lock of the system ends with the last process that has it."""
+class _Held:
+    """The places of one root that a guard holds: what the user named, and where its steps lie.
+
+    Another guard may name that one, so that both must be held.
+    """
+
+    def __init__(self, actor: str, stack: ExitStack) -> None:
+        self._actor, self._stack = actor, stack
+        self._checks: list[Callable[[], None]] = []
+        self._bases: set[str] = set()
+        self._refused: FtckptError | None = None
+        self._changing = threading.Lock()
+        self.descriptors: list[int] = []
+
+    def take(self, root: Root) -> None:
+        """Hold a place.
+
+        Raises:
+            FtckptError: as of `held`.
+        """
+        if root.base in self._bases:
+            return
+        descriptor, check = _take(root, self._actor, self._stack)
+        self._bases.add(root.base)
+        if descriptor is not None:
+            self.descriptors.append(descriptor)
+        if check is not None:
+            self._checks.append(check)
+
+    def also(self, root: Root) -> None:
+        """Hold a place that has come; `check` tells whether another guard has it."""
+        with self._changing:
+            try:
+                self.take(root)
+            except RefusedError as error:
+                self._refused = error
+            except FtckptError:
+                return  # asked again at the next look
+
+    def check(self) -> None:
+        if self._refused is not None:
+            raise self._refused
+        for check in list(self._checks):
+            check()
 
 
 class _Renewal:
@@ -78,7 +125,7 @@ def held(root: Root, actor: str, *, wait: float, say: Callable[[str], None]) -> 
     """Hold a root for one guard.
 
     Args:
-        root: its `base` is the place that the user named.
+        root: with the directory that its steps lie in, which is held too.
         actor: who; a second guard is told.
         wait: seconds to wait for another guard to end: a killed one takes a moment to end its
             command; that of a node that died holds its lease in an object store, or its lock on a
@@ -95,7 +142,9 @@ def held(root: Root, actor: str, *, wait: float, say: Callable[[str], None]) -> 
     while True:
         with ExitStack() as stack:
             try:
-                hold = _take(root, actor, stack)
+                places = _Held(actor, stack)
+                for one in (of_place(root), root):
+                    places.take(one)
             except RefusedError as error:
                 if time.monotonic() >= until:
                     raise
@@ -103,12 +152,13 @@ def held(root: Root, actor: str, *, wait: float, say: Callable[[str], None]) -> 
                     say(f"{error.message}; waiting {wait:g} s for it to end")
                     told = True
             else:
-                yield hold
+                yield Hold(places.descriptors, places.check, places.also)
                 return
         time.sleep(_AGAIN if root.store.traits.local else _AGAIN_REMOTE)
 
 
-def _take(root: Root, actor: str, stack: ExitStack) -> Hold:
+def _take(root: Root, actor: str, stack: ExitStack) -> tuple[int | None, Callable[[], None] | None]:
+    """Hold one place; return the lock's descriptor, or what says that a lease was lost."""
     hint = "--no-lock goes without, where nothing else can start a second guard"
     path = root.store.local_path(root.base)
     try:
@@ -118,11 +168,11 @@ def _take(root: Root, actor: str, stack: ExitStack) -> Hold:
             stack.callback(lock.release)
             renewal = _Renewal(lock)
             stack.enter_context(beating(renewal.beat, LEASE / 6))
-            return Hold(None, renewal.check)
+            return None, renewal.check
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         stack.callback(os.close, folder)
         beside = lock_beside(folder, root.url, actor, name=FILE, work="guard")
-        return Hold(stack.enter_context(beside), _never_lost)
+        return stack.enter_context(beside), None
     except UnsupportedError as error:
         error.hint = f"{error.hint}; {hint}" if error.hint else hint
         raise

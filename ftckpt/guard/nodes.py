@@ -12,6 +12,7 @@ They meet below the root, in `.ftckpt/guard/JOB/`, so it must be a place that ev
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
 import threading
@@ -39,11 +40,14 @@ from .run import StartPoint, Team
 
 # Seconds between two signs of life, and until a node without one counts as lost.
 BEAT, LOST = 2.0, 60.0
+# Seconds after which what another job has left is removed; none of its nodes waits any more.
+LEFT = 7 * 24 * 3600.0
 # What the leader says once every node's command has ended.
 _AFTER = ("over", "deciding")
 # Where one node's command has ended so, those of the others end by themselves: they may still save.
 _BY_ITSELF = (CommandEnd.DONE, CommandEnd.PREEMPTED)
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+_OURS = re.compile(r"/guard/[^/]+/(node|attempt)-[0-9]+\.json$")
 # Rank, number of guards, and what names the job and this start of it.
 _LAUNCHERS = (
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS",
@@ -193,6 +197,9 @@ class Leader(_Meeting):
         """Wait for every node, choose, and publish the choice."""
         self._running = False
         self._say(state="deciding")
+        if not self._attempt:
+            with suppress(FtckptError):
+                self._clean()
         tokens = self._gather()
         chosen = choose()
         if chosen.code is ExitCode.UNAVAILABLE:
@@ -201,6 +208,28 @@ class Leader(_Meeting):
         self._tokens, self._told = tokens, False
         self._running = chosen.starts
         return chosen
+
+    def _clean(self) -> None:
+        """Remove what jobs have left in which no node has shown itself for long.
+
+        By the store's own clock: the age of each file against the one that this guard has just
+        written.
+        """
+        above = self._folder.rpartition("/")[0]
+        files = [e for e in self._store.walk(above) if _OURS.search(e.path)]
+        now = max(
+            (e.mtime or 0.0 for e in files if e.path.startswith(f"{self._folder}/")), default=0.0
+        )
+        newest: dict[str, float] = {}
+        for entry in files:
+            job = entry.path.rpartition("/")[0]
+            newest[job] = max(newest.get(job, 0.0), now if entry.mtime is None else entry.mtime)
+        old = {job for job, at in newest.items() if job != self._folder and at < now - LEFT}
+        self._store.delete([e.path for e in files if e.path.rpartition("/")[0] in old])
+        local = self._store.local_path(above)
+        for job in old if local is not None else ():
+            with suppress(OSError):  # not empty
+                os.rmdir(os.path.join(str(local), job.rpartition("/")[2]))
 
     def _gather(self) -> dict[str, str]:
         """Wait for every node to be ready, and return their tokens.

@@ -189,7 +189,9 @@ class GuardedPlace:
 
     choose: Callable[[frozenset[str]], StartPoint]
     listed: Callable[[], Shown]
-    watcher: Callable[[Shown, Verifier, Callable[[NewSave | CheckedSave], None]], SaveWatcher]
+    watcher: Callable[
+        [Shown, Verifier, Callable[[NewSave | CheckedSave], None], int | None], SaveWatcher
+    ]
     verifier: Callable[[], Verifier]
     keep: Callable[[str], None]
     interval: Callable[[], float | None]
@@ -280,6 +282,7 @@ class Guard:
         self._notice: Notice | None = None
         self._starts = 0
         self._last: CheckedSave | None = None
+        self._unseen = ""
         self._choosing = False
         self._before: dict[int, Any] = {}
 
@@ -354,6 +357,11 @@ class Guard:
         own: ExitCode | None = None
         last = self._last
         bad = (ExitCode.CORRUPT, ExitCode.INCOMPLETE, ExitCode.UNSAFE)
+        if after.code == 0 and self._unseen:
+            code = ExitCode.UNAVAILABLE
+            message = f"the command has finished, and its last save is not verified: {self._unseen}"
+            hint = "ftckpt latest ROOT --verify content, when the store answers"
+            return Ended(int(code), code, message, hint, self._restarts)
         if after.code == 0 and last is not None and last.code in bad:
             # 0 would say that all is well.
             message = f"the command has finished, and {last.save.path} is not good: {last.message}"
@@ -363,12 +371,16 @@ class Guard:
             own = ExitCode.OK
         elif after.code == ExitCode.REQUEUE:
             own = ExitCode.REQUEUE
+        elif ending is CommandEnd.UNSTARTED:
+            own = ExitCode.USAGE
         elif ending is CommandEnd.STOPPED and after.code in (
             ExitCode.INTERRUPTED,
             ExitCode.TERMINATED,
         ):
             own = ExitCode(after.code)
         hint = ""
+        if own is ExitCode.USAGE:
+            hint = "no checkpoint is to blame: name the program by its path, and install it"
         if own is None:
             self._alarm.raise_("failed", after.reason)
             hint = "its own output says why; .ftckpt/guard.jsonl of the root says what was tried"
@@ -466,19 +478,21 @@ class Guard:
             skipped=list(chosen.skipped),
             repaired=list(chosen.repaired),
         )  # fmt: skip
+        verifier = self._place.verifier()
+        watcher = None
+        if self._team.leads:
+            watcher = self._place.watcher(before, verifier, self._watched, chosen.step)
+            watcher.note()
         self._hold.check()  # the choice may have taken longer than a lease
         command = GuardedCommand(
             words, self._environment(chosen), token,
-            lock=self._hold.descriptor, stdout=self._settings.output,
+            locks=self._hold.descriptors, stdout=self._settings.output,
         )  # fmt: skip
         now = time.monotonic()
         running = _Running(command, now, now, None)
-        self._last = None
-        verifier = self._place.verifier()
-        watcher = None
+        self._last, self._unseen = None, ""
         try:
-            if self._team.leads:
-                watcher = self._place.watcher(before, verifier, self._watched)
+            if watcher is not None:
                 watcher.start()
                 threading.Thread(
                     target=self._measure, args=(running,), name="ftckpt-interval", daemon=True
@@ -498,8 +512,9 @@ class Guard:
         assert command.status is not None
         code = exit_code(command.status)
         what = Circumstances(
-            self._notice is not None, running.stopped_by, running.hung, self._settings.zero_is_done
-        )
+            self._notice is not None, running.stopped_by, running.hung,
+            self._settings.zero_is_done, bool(running.saves),
+        )  # fmt: skip
         ending = ending_of(code, what)
         self._journal.add(
             "ended", token=token, ending=ending, code=code,
@@ -511,14 +526,30 @@ class Guard:
         return self._notice is None and not running.stopped_by and not running.hung
 
     def _finish(self, watcher: SaveWatcher, running: _Running) -> None:
-        """Wait for the verdict on the last saves of a training that has finished."""
+        """Wait for the verdict on the last saves of a training that has finished.
+
+        A store that is away is waited for as long as before a start. Saves whose headers cannot be
+        read are looked at again, once what is in flight has settled: nobody writes them any more.
+        """
+        until: float | None = None
+        settled = time.monotonic() + self._settings.settled
         watcher.look()
-        while watcher.busy:
+        while watcher.busy or watcher.away or watcher.unread:
             for event in self._drain():
                 if isinstance(event, (signal.Signals, Notice)):
                     return  # the training is done; its last save stays unverified
                 self._take(event, running)
-            select.select([self._wake], [], [], _TICK)
+            now = time.monotonic()
+            if not watcher.away:
+                until = None
+            elif until is None:
+                until = now + self._settings.patience
+            elif now > until:
+                self._unseen = watcher.away
+                return
+            if watcher.away or (watcher.unread and now > settled):
+                watcher.look(last=now > settled)
+            select.select([self._wake], [], [], min(_TICK, self._settings.every))
 
     def _measure(self, running: _Running) -> None:
         """Find out how often the run saved before, where nothing else says what is late."""

@@ -36,7 +36,7 @@ class GuardedCommand:
         words: the command and its arguments.
         environment: all its variables.
         token: marks its processes, so that they can be found if everything else has failed.
-        lock: a descriptor that is held until its last process has ended.
+        locks: descriptors that are held until its last process has ended.
         stdout: where its output goes; None for ours.
 
     Raises:
@@ -49,7 +49,7 @@ class GuardedCommand:
         environment: Mapping[str, str],
         token: str,
         *,
-        lock: int | None = None,
+        locks: Sequence[int] = (),
         stdout: IO[bytes] | int | None = None,
     ) -> None:
         self._token = token
@@ -58,13 +58,12 @@ class GuardedCommand:
         self.pid = 0
         control, self._control = os.pipe()
         self._answers, status = os.pipe()
-        held = [] if lock is None else [lock]
         line = [sys.executable, "-I", "-S", str(KEEPER), str(control), str(status)]
         try:
             self._process = subprocess.Popen(
-                [*line, str(-1 if lock is None else lock), *words],
+                [*line, ",".join(map(str, locks)) or "-1", *words],
                 env={**environment, MARK: token},
-                pass_fds=[control, status, *held],
+                pass_fds=[control, status, *locks],
                 start_new_session=True,
                 stdout=stdout,
             )

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from typing import NamedTuple
 from ftckpt.discovery.candidates import look
 from ftckpt.discovery.roots import Root
 from ftckpt.errors import ExitCode, FtckptError
+from ftckpt.storage.store import Entry, EntryKind
 
 # Seconds until a save that does not pass is verified again.
 SETTLED = 30.0
@@ -65,15 +67,36 @@ class CheckedSave(NamedTuple):
     newest: bool = False
 
 
+# The files of a save: path, size, time and version of each.
+FilesOf = frozenset[tuple[str, int, float | None, str | None]]
+
+
+def files_of(root: Root, entry: Entry) -> FilesOf:
+    """Return what shows whether a save was written anew.
+
+    Raises:
+        FtckptError: it cannot be listed.
+    """
+    found = [entry] if entry.kind is EntryKind.FILE else root.store.walk(entry.path)
+    return frozenset((one.path, one.size, one.mtime, one.etag) for one in found)
+
+
 def shown(root: Root) -> Shown:
     """Return what the listing of a root shows of its candidates."""
     return {c.path: (c.entry.mtime, c.entry.size) for c in root.candidates}
 
 
-def new_saves(root: Root, before: Shown) -> list[NewSave]:
+class UnreadSave(NamedTuple):
+    """A save that was not there before, and whose headers cannot be read."""
+
+    save: NewSave
+    error: FtckptError
+
+
+def new_saves(root: Root, before: Shown, unread: list[UnreadSave] | None = None) -> list[NewSave]:
     """Return the committed saves that a root did not show before, by ascending step.
 
-    One that cannot be read is left for the next look.
+    One that cannot be read is left for the next look, and added to `unread`.
     """
     found = []
     for candidate in root.candidates:
@@ -84,7 +107,12 @@ def new_saves(root: Root, before: Shown) -> list[NewSave]:
             looked = look(root, candidate)
         except FtckptError:
             continue
-        if looked is None or looked.child is None or looked.error is not None or looked.unknown:
+        if looked is None or looked.unknown:
+            continue
+        if looked.child is None or looked.error is not None:
+            if looked.child is not None and looked.error is not None and unread is not None:
+                save = NewSave(candidate.path, root.url_of(candidate), looked.known_step)
+                unread.append(UnreadSave(save, looked.error))
             continue
         found.append(NewSave(candidate.path, root.url_of(candidate), looked.known_step))
     return sorted(found, key=lambda save: (save.step is not None, save.step or 0))
@@ -156,6 +184,7 @@ class SaveWatcher(threading.Thread):
         tell: is told of every new save and every verdict.
         every: seconds between two looks.
         settled: seconds until a save that does not pass is verified again.
+        since: the step that the command started from; None for a fresh start.
     """
 
     def __init__(
@@ -167,8 +196,11 @@ class SaveWatcher(threading.Thread):
         *,
         every: float,
         settled: float = SETTLED,
+        since: int | None = None,
     ) -> None:
         super().__init__(name="ftckpt-watch", daemon=True)
+        self._since, self._best = since, since
+        self._files: dict[str, FilesOf] = {}
         self._read, self._verify, self._tell = read, verify, tell
         self._every, self._settled = every, settled
         self._seen = dict(before)
@@ -177,6 +209,9 @@ class SaveWatcher(threading.Thread):
         self._count, self._good = 0, 0
         self._looking = threading.Lock()
         self._silent: dict[str, int] = {}
+        self._absent = self._unanswered = ""
+        self._unread: list[UnreadSave] = []
+        self._highest = -1
         self._ended, self._news = threading.Event(), threading.Event()
 
     def run(self) -> None:
@@ -188,24 +223,84 @@ class SaveWatcher(threading.Thread):
             self.look()
         checking.join()
 
+    def note(self) -> None:
+        """Note the files of what may be saved anew, before the command starts.
+
+        A directory that is only touched then shows no save.
+        """
+        if self._since is None:
+            return
+        with self._looking:
+            try:
+                root = self._read()
+            except FtckptError:
+                return
+            for candidate in root.candidates:
+                # What shows no time of its own shows no touch either.
+                known = candidate.path in self._seen and candidate.entry.mtime is not None
+                if known and candidate.step is not None and candidate.step >= self._since:
+                    with suppress(FtckptError):
+                        self._files[candidate.path] = files_of(root, candidate.entry)
+
+    def _is_old(self, root: Root, save: NewSave) -> bool:
+        """Whether a name shows nothing new: an older step, or files that are as they were."""
+        if save.step is not None and self._since is not None and save.step < self._since:
+            return True
+        before = self._files.pop(save.name, None)
+        if before is None:
+            return False
+        try:
+            entry = next(c.entry for c in root.candidates if c.path == save.name)
+            self._files[save.name] = files_of(root, entry)
+        except FtckptError:
+            return False
+        return self._files[save.name] == before
+
+    def _goes_back(self, save: NewSave) -> bool:
+        """Whether a save is of an older step than the last known good one."""
+        return save.step is not None and self._best is not None and save.step < self._best
+
     def _check_all(self) -> None:
         while not self._ended.is_set():
             self._news.wait(self._every)
             self._news.clear()
             self._check()
 
-    def look(self) -> None:
-        """Tell of saves that are new since the last look; a store that is away tells nothing."""
+    def look(self, *, last: bool = False) -> None:
+        """Tell of saves that are new since the last look; a store that is away tells nothing.
+
+        Args:
+            last: nobody writes any more, so saves that cannot be read are told of as they are.
+        """
         # When the command has ended the main thread looks too, and must not miss half a look.
         with self._looking:
+            unread: list[UnreadSave] = []
             try:
                 root = self._read()
                 listed = shown(root)
-                found = new_saves(root, self._seen)
-            except FtckptError:
+                found = new_saves(root, self._seen, unread)
+            except FtckptError as error:
+                self._absent = error.message
                 return
+            away = [one for one in unread if one.error.exit_code is ExitCode.UNAVAILABLE]
+            self._absent = away[0].error.message if away else ""
+            steps = [one.step for one in found if one.step is not None]
+            self._highest = max([self._highest, *steps])
+            self._unread = [
+                one
+                for one in unread
+                if one not in away and (one.save.step is None or one.save.step >= self._highest)
+            ]
+            cut, self._unread = (self._unread, []) if last else ([], self._unread)
+            for one in cut:
+                self._seen[one.save.name] = listed[one.save.name]
+                self._count += 1
+                numbered = one.save._replace(number=self._count)
+                self._tell(CheckedSave(numbered, one.error.exit_code, one.error.message, 0.0))
             for save in found:
                 self._seen[save.name] = listed[save.name]
+                if self._is_old(root, save):
+                    continue
                 self._count += 1
                 numbered = save._replace(number=self._count)
                 self._waiting.pop(save.name, None)
@@ -228,7 +323,9 @@ class SaveWatcher(threading.Thread):
                     continue
                 verdict = ExitCode.INTERNAL, "ftckpt verify gives no answer"
             code, message = verdict
-            if code in (ExitCode.UNAVAILABLE, ExitCode.NO_RESOURCE):
+            away = code in (ExitCode.UNAVAILABLE, ExitCode.NO_RESOURCE)
+            self._unanswered = message if away else ""
+            if away:
                 continue  # later
             doubt = code in (ExitCode.CORRUPT, ExitCode.INCOMPLETE, ExitCode.NOT_FOUND)
             if doubt and name not in self._doubtful:
@@ -237,12 +334,23 @@ class SaveWatcher(threading.Thread):
             self._doubtful.pop(name, None)
             if self._waiting.get(name) is save:  # else it was saved anew meanwhile
                 del self._waiting[name]
-            newest = code is ExitCode.OK and save.number > self._good
+            newest = code is ExitCode.OK and save.number > self._good and not self._goes_back(save)
             if newest:
                 self._good = save.number
+                self._best = self._best if save.step is None else save.step
             self._tell(CheckedSave(save, code, message, time.monotonic() - begun, newest))
             if any(one.number > save.number for one in list(self._waiting.values())):
                 return  # one that is newer has come
+
+    @property
+    def away(self) -> str:
+        """Why the store does not answer; "" if it does, as far as is known."""
+        return self._absent or (self._unanswered if self.busy else "")
+
+    @property
+    def unread(self) -> bool:
+        """Whether the last look found saves that cannot be read."""
+        return bool(self._unread)
 
     @property
     def busy(self) -> bool:

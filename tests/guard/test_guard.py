@@ -16,10 +16,13 @@ from typing import Any
 
 import pytest
 
+from ftckpt.api.choosing import read_root
+from ftckpt.discovery import root_marker
 from ftckpt.errors import ExitCode, MissingError, RefusedError, UnavailableError
 from ftckpt.guard.decisions import Limits, OnHang
 from ftckpt.guard.notices import Notice
 from ftckpt.retention.records import pins
+from ftckpt.storage import StoreOptions
 from tests import campaign
 from tests.guard.light_job import Job, quick
 
@@ -264,7 +267,7 @@ def test_75_of_the_command_is_passed_on(job: Job) -> None:
 
 def test_a_command_that_is_not_there(job: Job) -> None:
     ended = job.run(words=["/nowhere/train"], settings=quick(limits=Limits(0)))
-    assert (ended.code, ended.own) == (127, None)
+    assert (ended.code, ended.own, ended.restarts) == (2, ExitCode.USAGE, 0)
 
 
 def test_new_saves_are_verified_and_the_last_good_one_is_pinned(job: Job) -> None:
@@ -527,3 +530,84 @@ def test_killed_at_any_moment_it_goes_on_from_the_newest_good_one(job: Job) -> N
     assert not sleepers("sleep 301")
     for event in job.events("start"):
         assert not alive(event["pid"])
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [(["/nowhere/train"], 127), (["sh", "-c", "exit 126"], 126)]
+)
+def test_a_command_that_cannot_be_run_blames_no_checkpoint(
+    job: Job, words: list[str], code: int
+) -> None:
+    job.have(1, 2)
+    for _ in range(3):
+        ended = job.run(words=words, settings=quick(limits=Limits(2, 0.0, 0.0)))
+        assert (ended.code, ended.own, ended.restarts) == (2, ExitCode.USAGE, 0)
+    assert {one["code"] for one in job.logged("ended")} == {code}
+    assert job.run(3).code == 0
+    assert job.starts() == [2]
+
+
+def test_a_command_that_saved_and_then_ends_with_127_has_failed(job: Job) -> None:
+    faults = {1: {"pace": 0.15, "exit_after": 2, "code": 127}}
+    ended = job.run(3, quick(limits=Limits(0)), faults=faults)
+    assert (ended.code, ended.own) == (127, None)
+
+
+def test_the_last_look_at_a_store_that_is_away_has_an_end(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.have(1)
+    away = job.log.with_name("away")
+    words = ["sh", "-c", f'cp -r "{job.supply}/step-2" "{job.root}" && touch "{away}"']
+    read = read_root
+
+    def reads(path: str, *given: Any, **more: Any) -> Any:
+        if away.exists():
+            raise UnavailableError("the store does not answer")
+        return read(path, *given, **more)
+
+    monkeypatch.setattr("ftckpt.api.guarding.read_root", reads)
+    began = time.monotonic()
+    ended = job.run(words=words, settings=quick(patience=0.3, every=30.0))
+    assert (ended.code, ended.own) == (10, ExitCode.UNAVAILABLE)
+    assert "not verified" in ended.message
+    assert time.monotonic() - began < 60
+
+
+def test_a_last_save_whose_header_is_cut_is_told(job: Job) -> None:
+    job.have(1)
+    save = f'cp -r "{job.supply}/step-2" "{job.root}"; rm "{job.root}"/step-2/ftckpt*'
+    words = ["sh", "-c", f'{save}; truncate -s 20 "{job.root}/step-2/model.safetensors"']
+    ended = job.run(words=words, settings=quick(settled=0.1))
+    assert ended.own in (ExitCode.CORRUPT, ExitCode.INCOMPLETE)
+    assert "step-2" in ended.message
+
+
+def test_a_guard_of_the_directory_below_is_excluded_too(job: Job, tmp_path: Path) -> None:
+    job.have(1)
+    inner = job.root
+    outer = tmp_path / "outer"
+    outer.mkdir()
+    job.root = inner.rename(outer / "checkpoint")
+    root_marker.create_root(str(outer), StoreOptions())
+    below = Job(job.supply, job.root, job.log)
+    job.root = outer
+    seen: list[BaseException | int] = []
+
+    def second() -> None:
+        try:
+            seen.append(below.run(words=["true"]).code)
+        except RefusedError as error:
+            seen.append(error)
+
+    begun = tmp_path / "begun"
+    words = ["sh", "-c", f'touch "{begun}"; while ! [ -e "{tmp_path}/over" ]; do sleep 0.05; done']
+
+    def release() -> None:
+        second()
+        (tmp_path / "over").touch()
+
+    at_once(begun.exists, release)
+    assert job.run(words=words).code == 0
+    assert len(seen) == 1
+    assert isinstance(seen[0], RefusedError)

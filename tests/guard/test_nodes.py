@@ -233,3 +233,19 @@ def test_the_place_that_the_user_says() -> None:
     environment = {"JOB_COMPLETION_INDEX": "1", "HOSTNAME": "x"}
     assert node_place(environment, 4, "run7") == NodePlace(1, 4, "run7")
     assert node_place(environment, 1) is None
+
+
+def test_what_old_jobs_left_is_removed(crew: Job) -> None:
+    folder = crew.root / ".ftckpt" / "guard"
+    for name, age in (("old", 8 * 86400), ("recent", 86400)):
+        (folder / name).mkdir(parents=True)
+        for file in ("node-0.json", "attempt-1.json"):
+            (folder / name / file).write_text("{}")
+            at = time.time() - age
+            os.utime(folder / name / file, (at, at))
+    (folder / "old" / "kept.txt").write_text("a person's")
+    children = [node(crew, rank) for rank in (0, 1)]
+    assert [code(child) for child in children] == [0, 0]
+    assert sorted(one.name for one in folder.iterdir()) == ["j1", "old", "recent"]
+    assert [one.name for one in (folder / "old").iterdir()] == ["kept.txt"]
+    assert len(list((folder / "recent").iterdir())) == 2

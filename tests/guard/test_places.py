@@ -85,7 +85,7 @@ def test_a_lease_that_another_guard_took_ends_the_command(
 
     @contextmanager
     def lost(*args: Any, **kwargs: Any) -> Any:
-        yield guard_lock.Hold(None, check)
+        yield guard_lock.Hold((), check)
 
     monkeypatch.setattr(guarding, "held", lost)
     with pytest.raises(RefusedError):

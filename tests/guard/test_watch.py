@@ -110,3 +110,44 @@ def test_a_place_is_a_path(job: Job) -> None:
     job.have(3)
     (save,) = new_saves(listed(job), {})
     assert Path(save.path) == job.root / "step-3"
+
+
+def watcher_of(job: Job, told: list[NewSave | CheckedSave], since: int | None) -> SaveWatcher:
+    before = dict(shown(listed(job)))
+    watcher = SaveWatcher(
+        lambda: listed(job), before, lambda path: (ExitCode.OK, path), told.append,
+        every=60.0, since=since,
+    )  # fmt: skip
+    watcher.note()
+    return watcher
+
+
+def test_a_touched_directory_is_no_save(job: Job) -> None:
+    job.have(3, 5, 7)
+    told: list[NewSave | CheckedSave] = []
+    watcher = watcher_of(job, told, since=5)
+    for name in ("step-3", "step-5", "step-7"):
+        os.utime(job.root / name, (1, 1))
+    watcher.look()
+    assert told == []
+    file = job.root / "step-5" / "model.safetensors"  # the one that it started from, saved anew
+    file.write_bytes(file.read_bytes())
+    os.utime(job.root / "step-5", (2, 2))
+    job.have(9)
+    watcher.look()
+    assert [one.name for one in told if isinstance(one, NewSave)] == ["step-5", "step-9"]
+
+
+def test_what_is_older_than_the_last_known_good_one_never_becomes_it(job: Job) -> None:
+    job.have(5)
+    told: list[NewSave | CheckedSave] = []
+    watcher = watcher_of(job, told, since=5)
+    job.have(2)  # copied back from elsewhere
+    watcher.look()
+    assert told == []
+    for number in (9, 8):
+        job.have(number)
+        watcher.look()
+        watcher._check()
+    checked = [(one.save.step, one.newest) for one in told if isinstance(one, CheckedSave)]
+    assert checked == [(9, True), (8, False)]
