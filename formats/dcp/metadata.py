@@ -55,6 +55,7 @@ class DcpMetadata:
         tensors: stored name -> entry; its chunks know their items.
         objects: stored name of a byte item -> item, None if the metadata gives it no place.
         paths: stored name -> path of dict keys (str) and list indices (int) in the state_dict.
+        named: the same of numbered states, with the names that the file records (see `numbered`).
         planned: whether `planner_data` names a tensor or object, with a path or something else.
         orphans: (stored name, offsets or None) -> item, of items without an owner.
         copies: further copies of chunks and objects: of a save without collectives, and local
@@ -73,6 +74,7 @@ class DcpMetadata:
     tensors: dict[str, TensorEntry] = field(default_factory=dict)
     objects: dict[str, StoredItem | None] = field(default_factory=dict)
     paths: dict[str, Path] = field(default_factory=dict)
+    named: dict[str, Path] = field(default_factory=dict)
     planned: bool = False
     orphans: dict[tuple[str, Offsets | None], StoredItem] = field(default_factory=dict)
     copies: list[MetadataItem] = field(default_factory=list)

@@ -271,6 +271,7 @@ class DcpCheckpoint(Checkpoint):
             {key: paths.get(name, (name,)) for key, name in self.stored.items()},
             {name: paths.get(name, (name,)) for name in self.objects},
             self.homes,
+            {key: at for key, name in self.stored.items() if (at := self.meta.named.get(name))},
         )
 
     def recorded_items(self) -> Mapping[str, tuple[str, ...]]:
@@ -378,6 +379,10 @@ def open_dcp(source: Source, kind: type[C]) -> C:
     meta, markers = _read_metadata(source)
     with no_gc():
         notes = [*_replicas(meta), *_whole_copies(meta, source, markers[0])]
+        if any(path[-1:] == ("param_names",) for path in meta.paths.values()):
+            from .numbered import named_paths
+
+            meta.named = named_paths(meta, source)
         checkpoint = _build(source, meta, markers, kind)
     checkpoint.notes = [*checkpoint.notes, *notes]
     return checkpoint
@@ -386,6 +391,12 @@ def open_dcp(source: Source, kind: type[C]) -> C:
 def _build(source: Source, meta: DcpMetadata, markers: tuple[str, ...], kind: type[C]) -> C:
     homes = homes_of(meta)
     tensors, stored = logical_tensors(meta, homes)
+    if meta.named:
+        from ftckpt.formats.state.param_ids import states_fit
+
+        if not states_fit(tensors, [key for key, name in stored.items() if name in meta.named]):
+            meta.named = {}
+            return _build(source, meta, markers, kind)
     objects = {}
     for name, item in meta.objects.items():
         if item is not None:

@@ -40,7 +40,7 @@ def logical_tensors(
     """
     tensors: dict[str, TensorInfo] = {}
     stored: dict[str, str] = {}
-    paths = meta.paths
+    paths = {**meta.paths, **meta.named} if meta.named else meta.paths
     rows = [(name, paths.get(name, ()), entry.dtype) for name, entry in meta.tensors.items()]
     for (component, kind, said), (name, size, dtype, pieces) in zip(
         names_of(rows, homes), _rows(meta), strict=True
@@ -63,7 +63,7 @@ def inner_infos(
     rows: list[tuple[str, Path, DType]] = []
     parts: list[tuple[str, str, TensorRef, Piece]] = []
     for name, subclass in subclasses.items():
-        path = meta.paths.get(name) or (name,)
+        path = meta.named.get(name) or meta.paths.get(name) or (name,)
         for suffix, (ref, piece) in subclass.parts.items():
             rows.append((name + suffix, (*path[:-1], f"{path[-1]}{suffix}"), ref.dtype))
             parts.append((name, suffix, ref, piece))
@@ -77,7 +77,7 @@ def inner_infos(
 
 def homes_of(meta: DcpMetadata) -> Homes:
     """Find the models and optimizers below wrappers in the paths of `planner_data`."""
-    paths = meta.paths
+    paths = {**meta.paths, **meta.named} if meta.named else meta.paths
     tensors = {path: e.size for name, e in meta.tensors.items() if (path := paths.get(name))}
     return find_homes(tensors, [path for name in meta.objects if (path := paths.get(name))])
 

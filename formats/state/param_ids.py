@@ -8,7 +8,15 @@ is the one possible: a moment under the wrong name would be worse than a moment 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ftckpt.checkpoint import Kind
+from ftckpt.checkpoint.optimizer_states import StateShape, named_state
+
+if TYPE_CHECKING:
+    from ftckpt.checkpoint import TensorInfo
+    from ftckpt.transfer.content import TargetTensor
 
 Shape = tuple[int, ...]
 
@@ -88,3 +96,22 @@ def _by_shape(
             return None
         found.update((i, name) for i, (name, _) in zip(group, mine, strict=True))
     return found
+
+
+def states_fit(
+    tensors: Mapping[str, TensorInfo] | Mapping[str, TargetTensor], keys: Iterable[str]
+) -> bool:
+    """Whether every one of these states has a weight of its name, and of its shape.
+
+    A content without weights shows neither: then what is recorded of the names counts.
+    """
+    weights = {one.name: one.shape for one in tensors.values() if one.component == "model"}
+    for key in keys if weights else ():
+        one = tensors[key]
+        told = one.kind is not Kind.OTHER
+        named = None if told else named_state(one.name, weights)
+        shape = weights.get(named.parameter if named else one.name)
+        same = told or (named and named.state and named.state.shape is StateShape.SAME)
+        if shape is None or (same and shape != one.shape):
+            return False
+    return True

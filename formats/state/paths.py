@@ -20,9 +20,11 @@ from ftckpt.checkpoint.names import unwrapped
 from ftckpt.errors import UnsupportedError
 from ftckpt.formats.pickles.walk import Path, dotted
 from ftckpt.formats.state.homes import NO_HOMES, Homes, find_homes, names_of
+from ftckpt.formats.state.param_ids import states_fit
 from ftckpt.formats.state.stored_names import place
 from ftckpt.transfer.content import Content, TargetTensor
 
+_SAYING = (("params",), ("param_names",))
 LEAVES = {
     Kind.EXP_AVG: "exp_avg",
     Kind.EXP_AVG_SQ: "exp_avg_sq",
@@ -45,11 +47,14 @@ class RecordedPaths(NamedTuple):
         tensors: by key.
         objects: by name.
         homes: the models and optimizers below wrappers in these paths.
+        named: paths of numbered states with the names of parameters, by key, where the source's
+            objects (`param_names`) say these.
     """
 
     tensors: Mapping[str, Path]
     objects: Mapping[str, Path]
     homes: Homes = NO_HOMES
+    named: Mapping[str, Path] = {}
 
     @property
     def flat(self) -> bool:
@@ -183,14 +188,24 @@ def tensor_paths(
 
 def _leads_back(content: Content, recorded: RecordedPaths) -> bool:
     """Return whether a reader finds every tensor again by the recorded paths of what is left."""
+    if recorded.named and not _still_named(content, recorded):
+        return False
     if not recorded.homes.found:
         return True
-    left = {k: (p, content.tensors[k]) for k, p in recorded.tensors.items() if k in content.tensors}
+    paths = {**recorded.tensors, **recorded.named}
+    left = {k: (p, content.tensors[k]) for k, p in paths.items() if k in content.tensors}
     objects = [path for name, path in recorded.objects.items() if name in content.objects]
     homes = find_homes({path: wanted.shape for path, wanted in left.values()}, objects)
     rows = [(dotted(path), path, wanted.dtype) for path, wanted in left.values()]
     names = names_of(rows, homes)
     return all(key == tensor_key(*found) for key, found in zip(left, names, strict=True))
+
+
+def _still_named(content: Content, recorded: RecordedPaths) -> bool:
+    """Return whether what is left says the names of numbered states, as the source does."""
+    sayers = {n for n, path in recorded.objects.items() if path[-1:] in _SAYING}
+    whole = sayers <= content.objects.keys() and recorded.named.keys() <= content.tensors.keys()
+    return whole and states_fit(content.tensors, recorded.named)
 
 
 def is_divided(wanted: TargetTensor) -> bool:

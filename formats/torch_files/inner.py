@@ -20,14 +20,17 @@ from .values import Composite, SubclassRef, TensorRef
 
 # What holds a tensor's elements, whatever their type.
 _ELEMENTS = frozenset(
-    ("qdata", "codes", "int_data", "float8_data", "packed_weight", "quantized_data", "tensor")
+    ("qdata", "codes", "int_data", "float8_data", "packed_weight", "quantized_data", "tensor",
+     "_data", "_rowwise_data")
 )  # fmt: skip
 # What helps to read them.
 _HELPERS = frozenset((
     "scale", "scales", "scale_and_zero", "zero_point", "zero", "qmap", "act_pre_scale",
     "per_tensor_scale", "act_per_tensor_scale", "act_quant_scale", "act_quant_zero_point", "g_idx",
     "quantized_scalers", "quantization_factor", "scaler_mean", "nf4", "absmax", "nested_absmax",
-    "quant_map", "nested_quant_map",
+    "quant_map", "nested_quant_map", "_scale_inv",
+    "_rowwise_scale_inv", "_columnwise_data", "_columnwise_scale_inv", "_amax_rowwise",
+    "_amax_columnwise",
 ))  # fmt: skip
 
 

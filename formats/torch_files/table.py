@@ -13,11 +13,12 @@ from ftckpt.checkpoint.dtypes import BY_STORAGE, DTYPES
 from ftckpt.formats.pickles.inert import inert, refuse, sealed
 from ftckpt.formats.pickles.names import BUILTINS
 
+from . import transformer_engine
 from .classes import CLASSES
 from .rebuild import BUILDERS, wrong_arguments
 from .values import StorageType
 
-# --- the one getattr of real files --------------------------------------------------------------
+# --- the getattr of real files ------------------------------------------------------------------
 
 _SHARDED_TENSOR = inert("torch.distributed._shard.sharded_tensor.api.ShardedTensor")
 _PROCESS_GROUP_STATE = inert(
@@ -26,6 +27,10 @@ _PROCESS_GROUP_STATE = inert(
 
 
 def _getattr(owner: Any, name: Any = None, *default: Any) -> Any:
+    if name == transformer_engine.METHOD and isinstance(owner, type) and not default:
+        method = transformer_engine.METHODS.get(owner)
+        if method is not None:
+            return method
     if owner is not _SHARDED_TENSOR or name != "ProcessGroupState" or default:
         refuse("calls getattr, which no checkpoint needs; nothing was executed")
     return _PROCESS_GROUP_STATE
@@ -109,6 +114,8 @@ TABLE: Mapping[str, Any] = {
     "torch.Size": sealed(_size),
     "builtins.getattr": sealed(_getattr),
     "__builtin__.getattr": sealed(_getattr),
+    **transformer_engine.CLASSES,
+    **transformer_engine.FUNCTIONS,
     **{name: inert(name) for name in (*_QUIET, *CLASSES)},
     **{name: inert(name, refused=True) for name in _ACTIVATIONS},
     _SHARDED_TENSOR.qualname: _SHARDED_TENSOR,

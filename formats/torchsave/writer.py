@@ -89,7 +89,8 @@ def _nesting(content: Content) -> _Nesting:
     recorded = recorded_paths(checkpoint)
     if recorded.tensors and not recorded.flat and not recorded.homes.found:
         paths, lost = tensor_paths(content, recorded)
-        return _Nesting(paths, lost, recorded.objects, lambda path: True)
+        paths |= _by_number(content, recorded)
+        return _Nesting(paths, lost, recorded.objects, _lists_groups)
     if isinstance(checkpoint, TorchSaveCheckpoint):
         own = _own_paths(checkpoint)
         inside = _inside_records(content, checkpoint)
@@ -104,10 +105,43 @@ def _nesting(content: Content) -> _Nesting:
     bare = not content.objects and all(w.component == "model" for w in content.tensors.values())
     if bare and not any(w.name in (*MODELS, *OPTIMIZERS) for w in content.tensors.values()):
         return _Nesting({key: (w.name,) for key, w in content.tensors.items()}, [], {}, _never)
-    paths, lost = tensor_paths(content, RecordedPaths(numbered(content), {}))
+    by_number = {key: ("optimizer", *path[path.index("state") :])
+                 for key, path in _by_number(content, recorded, alone=True).items()}  # fmt: skip
+    paths, lost = tensor_paths(content, RecordedPaths(numbered(content) | by_number, {}))
     objects = {n: _GROUPS for n in content.objects if n == dotted(_GROUPS)}
-    own_lists = bool(recorded.homes.found)  # below wrappers, lists were flattened by their indices
-    return _Nesting(paths, lost, objects | dict(recorded.nested_objects()), lambda path: own_lists)
+    # Below wrappers, lists were flattened by their indices.
+    is_list = _lists_groups if recorded.homes.found else _never
+    return _Nesting(paths, lost, objects | dict(recorded.nested_objects()), is_list)
+
+
+def _by_number(
+    content: Content, recorded: RecordedPaths, *, alone: bool = False
+) -> dict[str, Path]:
+    """Return key -> path, with whole numbers, of the states that a distributed source numbered.
+
+    DCP's paths have texts for them, and an optimizer looks for its states by the numbers in
+    `params` of its groups. Only where the source says the names too: else no reader of the file
+    would name the states as the source does.
+
+    Args:
+        content: what is to be written.
+        recorded: its source's paths.
+        alone: whether two optimizers would collide.
+    """
+    kept = {key: recorded.tensors[key] for key in recorded.named if key in content.tensors}
+    groups = {path[:-3]: n for n, path in recorded.objects.items() if path[-1:] == ("params",)}
+    owners = {owner for owner, name in groups.items() if name in content.objects}
+    found: dict[str, Path] = {}
+    for key, path in kept.items() if len(owners) == 1 or not alone else ():
+        start = next((n for n in range(len(path)) if path[:n] in owners), None)
+        if start is not None:
+            found[key] = (*path[: start + 1], int(path[start + 1]), *path[start + 2 :])
+    return found
+
+
+def _lists_groups(path: Path) -> bool:
+    """Whether numbers below a path are places in a list; a state's are its parameters'."""
+    return path[-1:] != ("state",)
 
 
 def _own_paths(checkpoint: TorchSaveCheckpoint) -> dict[str, Path]:
