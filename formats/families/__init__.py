@@ -16,6 +16,7 @@ from .config import config_of
 from .facts import ModelFacts, configured_model, maxtext_family, model_of
 from .maxtext import from_maxtext, is_maxtext
 from .native import NativeTranslator, is_hugging_face, is_native, require_model
+from .tables import family as family_of
 from .tables import family_names
 from .translator import DEFAULT_SPELLINGS, Translator
 
@@ -79,11 +80,16 @@ def _native_model(
                 hint=f"--config FILE: the {CONFIG} of the model",
             )
         return None
-    if config is None and known.get("model_type") not in family_names():
+    if config is not None:
+        model = configured_model(known, family, content.checkpoint)
+        own = is_native(content, model.family) or is_hugging_face(content, model.family)
+        return model if own else None
+    name = str(family or known.get("model_type"))
+    if not name.endswith(".toml") and name not in family_names():
+        return None  # Megatron's tables are asked, and say what is wrong
+    if not is_native(content, family_of(name)):
         return None
-    model = configured_model(known, family, content.checkpoint)
-    own = is_native(content, model.family) or is_hugging_face(content, model.family)
-    return model if own else None
+    return configured_model(known, family, content.checkpoint)
 
 
 def _from_native(content: Content, model: ModelFacts, true_vocab_size: int | None) -> Content:

@@ -29,7 +29,7 @@ from ftckpt.formats.huggingface.config import CONFIG
 from .names import Name
 
 _MOST = 1 << 40
-_TENSORS = 1 << 22  # more than any model has
+_TENSORS = 1 << 20  # more than any model has
 
 
 class ShapeRule(NamedTuple):
@@ -97,6 +97,8 @@ class ShapeTable(NamedTuple):
             shape = tuple(fields.amount(axis) for axis in rule.axes)
             for numbers in self._numbers(rule, fields):
                 found[rule.name.fill(numbers)] = shape
+            if len(found) > _TENSORS:
+                raise UsageError(f"{CONFIG} describes more than {_TENSORS:,} tensors")
         return found
 
     def layers(self, text: str, config: Mapping[str, Any]) -> frozenset[int]:

@@ -521,6 +521,9 @@ REFUSED: dict[
     "a field that is not there": (
         dict, {"intermediate_size": None}, UsageError, "says intermediate_size = None",
     ),
+    "layers beyond belief": (
+        dict, {"num_hidden_layers": 1 << 21}, UsageError, "says 2,097,152 layers",
+    ),
     "a field that is no number": (dict, {"vocab_size": "61"}, UsageError, "vocab_size = '61'"),
     "another family": (dict, {"model_type": "gpt2"}, UnsupportedError, "no parameter that Megatr"),
     "a family of nobody's": (dict, {"model_type": "x"}, UnsupportedError, "no table exists"),
