@@ -3,7 +3,7 @@
 `consolidate` is against torch's `consolidate_safetensors_files`, with 1 and 2 threads: shards of
 four ranks in bfloat16. `model` is against `dcp_to_torch_save`, on a state of 14 bytes a parameter,
 and shows the bytes that were read. Processor time is compared, as a whole command and without
-imports, because machines are shared.
+imports, because machines are shared. `quantise` has no peer: it shows what one core does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import side_by_side
-from side_by_side import ROOT, arguments, environment, used_by, warm, workplace
+from side_by_side import ROOT, arguments, environment, run_ftckpt, used_by, warm, workplace
 
 from ftckpt.workers.limits import parse_bytes
 
@@ -236,7 +236,42 @@ def model(place: Path, asked: Any) -> None:
     )  # fmt: skip
 
 
-CASES = {"consolidate": consolidate, "model": model}
+def save_folder(path: Path, nbytes: int) -> None:
+    """Write a Hugging Face folder of bfloat16 weights of linear layers."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    path.mkdir()
+    random = np.random.default_rng(1)
+    held = {
+        f"model.layers.{n}.mlp.up_proj.weight": random.standard_normal((ROWS, COLUMNS), np.float32)
+        for n in range(count_of(nbytes))
+    }
+    save_file(held, path / "float32.safetensors")
+    (path / "config.json").write_text('{"model_type": "llama", "torch_dtype": "bfloat16"}')
+
+
+def quantise(place: Path, asked: Any) -> None:
+    """bfloat16 to FP8 in blocks, and back: what one core does."""
+    made, source, codes = place / "made", place / "bf16", place / "fp8"
+    elsewhere(save_folder, made, int(parse_bytes(asked.size)))
+    words = ("--to", "safetensors", "--no-proof", "--dtype")
+    run_ftckpt("convert", str(made), str(source), *words, "bf16")
+    run_ftckpt("convert", str(source), str(codes), *words, "fp8-block")
+    nbytes = sum(file.stat().st_size for file in source.iterdir()) / 1e9
+    for start, dtype in ((source, "fp8-block"), (codes, "bf16")):
+        warm(start)
+        options = {"dtype": dtype, "jobs": 1}
+        quick = {**options, "no_proof": True}
+        show(
+            f"{asked.size} of {start.name} to {dtype}",
+            [Way("ftckpt convert --no-proof", OURS, CONVERT, quick),
+             Way("ftckpt convert", OURS, CONVERT, options)],
+            start, asked, **{"GB of bfloat16": nbytes},
+        )  # fmt: skip
+
+
+CASES = {"consolidate": consolidate, "model": model, "quantise": quantise}
 
 
 def main() -> None:
