@@ -68,7 +68,7 @@ BUDGET = {
     "inspection": 880,
     "manifest": 690,
     "discovery": 3_395,
-    "verification": 3_790,
+    "verification": 3_810,
     "planning": 4_960,
     "transfer": 6_363,
     "comparison": 2_756,
@@ -80,11 +80,11 @@ BUDGET = {
     "health": 1_112,
     "replay": 5_125,
     "formats.pickles": 2_359,
-    "guard": 2_700,
+    "guard": 2_920,
     "formats.torch_files": 3_957,
     "formats.state": 1_940,
     "formats.huggingface": 500,
-    "formats.dcp": 2_935,
+    "formats.dcp": 2_980,
     "formats.quantised": 1_230,
     "formats.ranks": 4_759,
     "formats.safetensors": 2_580,
@@ -101,7 +101,7 @@ BUDGET = {
     "api": 4_620,
     "torch": 840,
     "trainers": 260,
-    "commands": 14_902,
+    "commands": 14_930,
 }
 HEAVY = ("torch", "numpy", "s3fs", "fsspec", "rich", "botocore", "zstandard", "matplotlib")
 
