@@ -84,7 +84,7 @@ BUDGET = {
     "formats.torch_files": 3_957,
     "formats.state": 1_940,
     "formats.huggingface": 500,
-    "formats.dcp": 2_980,
+    "formats.dcp": 3_000,
     "formats.quantised": 1_230,
     "formats.ranks": 4_759,
     "formats.safetensors": 2_580,
