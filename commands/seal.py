@@ -93,12 +93,10 @@ def command(
     place = locate(manifest, checkpoint.source.name, invocation.stores) if manifest else None
     # An old manifest is not evidence here: whether the content still fits it is for `seal` to say.
     options = VerifyOptions(level=Level(level.value), use_manifest=False)
-    if integrity and checkpoint.format != "megatron-dist":
-        raise UsageError(
-            f"--integrity is for checkpoints of Megatron's torch_dist, and this is"
-            f" {checkpoint.format}",
-            hint="the manifest has digests of every format",
-        )
+    if integrity:
+        from ftckpt.formats.dcp.integrity import require_checked
+
+        require_checked(checkpoint.format)
     if integrity and invocation.options(ManyOptions).asked:
         raise UsageError(
             "--integrity is not divided into parts", hint="seal with --integrity in one process"

@@ -10,7 +10,13 @@ from __future__ import annotations
 import json
 import re
 
-from ftckpt.errors import CorruptError, IncompleteError, RefusedError, UnsupportedError
+from ftckpt.errors import (
+    CorruptError,
+    IncompleteError,
+    RefusedError,
+    UnsupportedError,
+    UsageError,
+)
 from ftckpt.own_files import is_own
 from ftckpt.storage.source import Source, safe_name
 from ftckpt.strict_json import JsonLimits, parse, shown
@@ -56,6 +62,19 @@ def read_integrity(source: Source) -> dict[str, str]:
                 file=INTEGRITY,
             )
     return files
+
+
+def require_checked(format_name: str) -> None:
+    """Require a format whose framework checks the record.
+
+    Raises:
+        UsageError: no framework looks for it there.
+    """
+    if format_name != "megatron-dist":
+        raise UsageError(
+            f"--integrity is for checkpoints of Megatron's torch_dist, and this is {format_name}",
+            hint="the manifest has digests of every format",
+        )
 
 
 def write_integrity(source: Source, *, work: Work = ALONE) -> bool:

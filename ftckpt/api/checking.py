@@ -202,6 +202,7 @@ def seal(
     level: str = "auto",
     manifest: str = "",
     force: bool = False,
+    integrity: bool = False,
     jobs: int = 0,
     limit_rate: float | str = "",
     stores: StoreOptions = STORES,
@@ -214,6 +215,7 @@ def seal(
         level: how deep it is verified first, as in `verify`.
         manifest: path or URL to write to; "" for beside the data.
         force: replace a manifest that says something else.
+        integrity: write Megatron's `integrity.json` too, where there is none.
         jobs: threads; 0 for one a processor.
         limit_rate: bytes a second, or a text such as "200MiB/s".
         stores: how to reach object stores.
@@ -222,7 +224,8 @@ def seal(
     Raises:
         CorruptError, UnsafeError, UnverifiedError: it does not pass, and is not sealed.
         IncompleteError: not committed, or a file changed meanwhile.
-        RefusedError: another manifest stands there.
+        RefusedError: another manifest, or a shorter `integrity.json`, stands there.
+        UsageError: `integrity`, and it is not of Megatron's `torch_dist`.
         DeniedError: the place cannot be written.
     """
     from ftckpt.manifest import PassedCheck
@@ -236,11 +239,17 @@ def seal(
     depth = chosen(Level, level, "--level")
     # An old manifest is not evidence here: whether the content still fits it is for `seal` to say.
     options = VerifyOptions(level=depth, use_manifest=False)
+    if integrity:
+        from ftckpt.formats.dcp.integrity import require_checked, write_integrity
+
+        require_checked(target.format)
     report = check(target, options, work=work)
     if report.code is not ExitCode.OK:
         hint = report.hint or "ftckpt.verify(PATH).findings"
         raise error_of(report.code, f"not sealed: {report.message}", hint)
     checks = [PassedCheck(report.level, report.evidence, sealing.utc_now())]
+    if integrity and write_integrity(target.source, work=work):
+        target = opened(target.source.url, stores)
     return sealing.seal(target, place=place, force=force, checks=checks, work=work)
 
 

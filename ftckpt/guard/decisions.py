@@ -19,7 +19,7 @@ LOOKS = 4.0
 STARTING = 900.0
 # A code above 128 says by which signal a command ended.
 _SIGNALLED = 128
-# What shells, `env` and the keeper end with where a command is no program, or is not found.
+# What shells, `env` and the keeper end with where a command cannot be run, or is not found.
 _NOT_RUN = (126, 127)
 HELD_PLACE = "{}"
 

@@ -59,6 +59,8 @@ class SealingWriter(StorageWriter):
         self._wait = wait
         self._together = True
         self._rank = 0
+        self._unseals = True
+        self._gathered: dict[str, WrittenFile] = {}
         self._records: WorkersRecords | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -73,17 +75,24 @@ class SealingWriter(StorageWriter):
         self._writer.reset(checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Prepare this rank's writer, and remove an earlier save's seal."""
+        """Prepare this rank's writer."""
         self._together = kwargs.get("use_collectives", True)
         self._rank = kwargs.get("rank") or 0
+        self._unseals = is_coordinator or not self._together
+        self._files.written.clear()  # of an earlier save with this writer
+        self._gathered = {}
         self._writer.set_up_storage_writer(is_coordinator, *args, **kwargs)
-        # Before the first byte, and not in `prepare_global_plan`, which cached plans pass over.
-        if is_coordinator or not self._together:
-            self._guarded(self._remove_seal)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Prepare this rank's plan."""
-        return cast("SavePlan", self._writer.prepare_local_plan(plan))
+        """Prepare this rank's plan, and remove an earlier save's seal.
+
+        That is before the first byte and after the inner writer may have refused to overwrite; and
+        not in `prepare_global_plan`, which plans of Megatron and NVRx pass over.
+        """
+        prepared = cast("SavePlan", self._writer.prepare_local_plan(plan))
+        if self._unseals:
+            self._guarded(self._remove_seal)
+        return prepared
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Prepare the plan of all ranks, on the coordinator."""
@@ -127,8 +136,7 @@ class SealingWriter(StorageWriter):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write the metadata, on the coordinator, and publish the manifest last."""
         self._writer.finish(metadata, results)
-        for one in results:
-            self._files.written |= digests_of(one)
+        self._gathered = {path: file for one in results for path, file in digests_of(one).items()}
         if not self._wait:
             self.seal()
 
@@ -171,7 +179,7 @@ class SealingWriter(StorageWriter):
         start = place.rstrip("/") + "/"
         known = {
             posixpath.normpath(path[len(start) :]): file
-            for path, file in self._files.written.items()
+            for path, file in (self._gathered | self._files.written).items()
             if path.startswith(start)
         }
         if self._together or _alone():

@@ -56,7 +56,10 @@ class SealMegatron:
 
         class Sealed(kind):  # type: ignore[misc]  # its signature is asked for
             def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-                return _Writer(kind(*args, **kwargs), strict=strict, finished=finished)
+                inner = kind(*args, **kwargs)
+                if isinstance(inner, SealingWriter):  # by another `SealMegatron`
+                    return inner
+                return _Writer(inner, strict=strict, finished=finished)
 
         return Sealed
 

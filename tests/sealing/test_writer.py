@@ -175,6 +175,26 @@ def test_a_second_save_in_the_same_place(tmp_path: Path, monkeypatch: pytest.Mon
     assert not (tmp_path / "a" / MANIFEST).exists()
 
 
+def test_a_save_that_is_refused_leaves_the_seal_of_the_one_before(tmp_path: Path) -> None:
+    save(small(), storage_writer=SealingWriter(FileSystemWriter(tmp_path), strict=True))
+    again = SealingWriter(FileSystemWriter(tmp_path, overwrite=False), strict=True)
+    with pytest.raises(CheckpointException, match="already exists"):
+        save(small(), storage_writer=again)
+    assert code_of(tmp_path) is ExitCode.OK
+    assert (tmp_path / MANIFEST).exists()
+
+
+def test_digests_of_an_earlier_save_are_forgotten(tmp_path: Path) -> None:
+    writer = SealingWriter(FileSystemWriter(tmp_path), strict=True)
+    save(small(), storage_writer=writer)
+    stale = {str(tmp_path / "__0_0.distcp"): WrittenFile(1, bytes(16))}
+    writer._gathered = dict(stale)
+    writer._files.written.update({str(tmp_path / "__1_0.distcp"): WrittenFile(1, bytes(16))})
+    writer.set_up_storage_writer(True)
+    assert not writer._gathered
+    assert not writer._files.written
+
+
 @pytest.mark.parametrize("what", ["refused", "cut"])
 def test_a_seal_that_fails_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str

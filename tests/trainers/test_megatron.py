@@ -100,6 +100,7 @@ def test_a_save_is_sealed_when_megatron_has_finished(
     from ftckpt.trainers.megatron import SealMegatron
 
     SealMegatron(strict=True)
+    SealMegatron(strict=True)  # a second one changes nothing
     assert saved(core, tmp_path / "iter_0000001") is None
     require_covered(tmp_path / "iter_0000001")
     small = sum(f.stat().st_size for f in (tmp_path / "iter_0000001").glob("*.*")
