@@ -103,7 +103,7 @@ def _wasted(report: IncidentReport) -> str:
     if wasted is None:
         return UNKNOWN
     seconds = UNKNOWN if wasted.seconds is None else brief_duration(wasted.seconds)
-    said = f"{counted(wasted.steps, 'step')}, {seconds} of work, after {wasted.incidents}"
+    said = f"{wasted.steps:,} steps, {seconds} of work, after {wasted.incidents}"
     return f"{said} of {counted(wasted.incidents + wasted.unknown, 'incident')}"
 
 
