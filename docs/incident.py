@@ -65,11 +65,8 @@ def recorded(place: Path) -> list[Line]:
     )  # fmt: skip
     for command, output in zip(COMMANDS, done.stdout.split(_MARK)[:-1], strict=True):
         lines.append(Line("typed", f"$ {command}"))
-        lines += [
-            Line(kind_of(text), text)
-            for text in output.splitlines()
-            if not text.startswith(("note: ", "hint: "))  # what a first look does without
-        ]
+        # The answer alone: without notes, hints, and the progress that a slow machine is told of.
+        lines += [Line(kind, text) for text in output.splitlines() if (kind := kind_of(text))]
     return lines
 
 
@@ -92,10 +89,9 @@ def load(path: str) -> None:
 
 
 def kind_of(text: str) -> str:
-    """Return the class of a line of output."""
-    if text.startswith(("error: ", "ftckpt: ")):
-        return "bad"
-    return "warn" if text.startswith("skipped") else "good"
+    """Return the class of a line of output; "" for one that a first look does without."""
+    kinds = {"error: ": "bad", "ftckpt: ": "bad", "skipped ": "warn", "run7/": "good"}
+    return next((kind for start, kind in kinds.items() if text.startswith(start)), "")
 
 
 def drawn(lines: list[Line], columns: int) -> str:

@@ -170,8 +170,8 @@ def test_the_incident_of_the_readme_is_what_happens(tmp_path: Path) -> None:
     assert lines[-1] == ("good", "run7/step-20")
     for name, columns in incident.PICTURES.items():
         kept = (DOCS / name).read_text()
-        # Digests of the weights are those of this machine's arithmetic.
-        made, known = (re.sub(r"\b[0-9a-f]{8}\b", "", text)
+        # Digests are those of this machine's arithmetic, and offsets move by what pickle remembers.
+        made, known = (re.sub(r"\b[0-9a-f]{5,8}\b", "", text)
                        for text in (incident.drawn(lines, columns), kept))  # fmt: skip
         assert made == known, f"run: python docs/incident.py ({name})"
         assert len(kept) < 60_000

@@ -48,3 +48,18 @@ def test_a_benchmark_that_fails_is_named() -> None:
     done = command("--only", "diff", "--size", "nonsense")
     assert done.returncode == 1
     assert "  diff: failed: code " in done.stdout
+
+
+def test_a_row_of_processor_time_is_shown_too() -> None:
+    script = (
+        "import json, runpy, sys\n"
+        "made = runpy.run_path('benchmarks/__main__.py', run_name='other')\n"
+        "print('\\n'.join(made['table'](json.load(sys.stdin))))\n"
+    )
+    rows = [{"name": "ours", "command s": 2.0}, {"name": "theirs", "command s": 5.0}]
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60,
+        input=json.dumps([{"benchmark": "b", "rows": rows}]), cwd=ROOT,
+    )  # fmt: skip
+    words = [line.split() for line in done.stdout.splitlines()[-2:]]
+    assert words == [["ours", "2.000", "1.00x"], ["theirs", "5.000", "2.50x"]]
