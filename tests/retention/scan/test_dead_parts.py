@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
+import time
 from pathlib import Path
 
 import pytest
 
 from ftckpt.errors import ExitCode
-from tests.builders.checkpoints import save_dcp
-from tests.json_run import ftckpt_json
+from tests.commands.golden import DATA
+from tests.parts.answers import answer
 from tests.retention.carrying import DAY, NOW, apply_to, purge_in, save
 
 DEAD, ALIVE, ODD = "d" * 32, "a" * 32, "0" * 32
@@ -71,12 +73,10 @@ def test_links_are_not_followed(root: Path, tmp_path: Path, where: str) -> None:
 
 
 def test_gc_and_status_name_them(tmp_path: Path) -> None:
-    import time
-
     root = tmp_path / "run"
-    save_dcp(root / "step-1")
+    shutil.copytree(DATA / "run/step-1", root / "step-1")
     fill(root, DEAD, FILES, 8 * DAY, time.time())
-    plan = ftckpt_json("gc", str(root), "--keep-last", "1")
+    _, plan = answer("gc", root, "--keep-last", "1")
     assert any("1 divided operation" in note for note in plan["plan"]["notes"])
-    (run,) = ftckpt_json("status", str(root))["runs"]
-    assert run["leftovers"] == [f".ftckpt/parts/{DEAD}"]
+    _, status = answer("status", root)
+    assert status["runs"][0]["leftovers"] == [f".ftckpt/parts/{DEAD}"]
