@@ -13,8 +13,8 @@ from ftckpt.checkpoint.dtypes import BY_STORAGE, DTYPES
 from ftckpt.formats.pickles.inert import inert, refuse, sealed
 from ftckpt.formats.pickles.names import BUILTINS
 
-from . import transformer_engine
 from .classes import CLASSES
+from .inner import ENGINE_CLASSES, ENGINE_FUNCTIONS, ENGINE_METHOD, ENGINE_METHODS
 from .rebuild import BUILDERS, wrong_arguments
 from .values import StorageType
 
@@ -27,8 +27,8 @@ _PROCESS_GROUP_STATE = inert(
 
 
 def _getattr(owner: Any, name: Any = None, *default: Any) -> Any:
-    if name == transformer_engine.METHOD and isinstance(owner, type) and not default:
-        method = transformer_engine.METHODS.get(owner)
+    if name == ENGINE_METHOD and isinstance(owner, type) and not default:
+        method = ENGINE_METHODS.get(owner)
         if method is not None:
             return method
     if owner is not _SHARDED_TENSOR or name != "ProcessGroupState" or default:
@@ -114,8 +114,8 @@ TABLE: Mapping[str, Any] = {
     "torch.Size": sealed(_size),
     "builtins.getattr": sealed(_getattr),
     "__builtin__.getattr": sealed(_getattr),
-    **transformer_engine.CLASSES,
-    **transformer_engine.FUNCTIONS,
+    **ENGINE_CLASSES,
+    **ENGINE_FUNCTIONS,
     **{name: inert(name) for name in (*_QUIET, *CLASSES)},
     **{name: inert(name, refused=True) for name in _ACTIVATIONS},
     _SHARDED_TENSOR.qualname: _SHARDED_TENSOR,

@@ -24,7 +24,7 @@ from ftckpt.formats.pickles.write import Call, Global, Persistent, Scoped, dumps
 from ftckpt.transfer.content import Shard
 from ftckpt.transfer.layout import Elements, Literal, Segment, Stored, Zeros
 
-from . import transformer_engine
+from .inner import ENGINE, engine_call
 from .table import TABLE
 from .values import (
     Composite,
@@ -195,8 +195,8 @@ class _Carrier:
                 return Call(_WITH_STATE, (*made.args, value.state))
             kind = _global(value.type_name)
             return Call(_FROM_TYPE, (made.function, kind, made.args, value.state))
-        if type(base) is Composite and base.how == transformer_engine.HOW:
-            return transformer_engine.call_of(value)
+        if type(base) is Composite and base.how == ENGINE:
+            return engine_call(value)
         if type(base) is not Composite or base.how != "wrapper":
             raise UnsupportedError(f"a {value.type_name} cannot be written as torch.save writes it")
         parts, kind = base.parts, _global(value.type_name)
