@@ -172,10 +172,10 @@ class RunOptions:
 
 
 def narrowed(content: Content, options: PartOptions, *, masters: bool = False) -> Content:
-    """Return the part of a content that the user wants; an adapter from its masters if asked.
+    """Return the part of a content that the user wants, from its masters if asked.
 
     Raises:
-        NotFoundError: it has nothing of that part.
+        NotFoundError: it has nothing of that part, or a weight as its master alone.
         UsageError: a name to drop matches nothing.
     """
     from ftckpt.transfer.request.narrowing import Only, drop, only
@@ -186,7 +186,7 @@ def narrowed(content: Content, options: PartOptions, *, masters: bool = False) -
         content = drop(content, options.drop) if options.drop else content
         return adapter_alone(content, masters=masters)
     if options.only is not None:
-        content = only(content, Only(options.only.value))
+        content = only(content, Only(options.only.value), masters=masters)
     return drop(content, options.drop) if options.drop else content
 
 

@@ -333,10 +333,10 @@ def convert(
 
 
 def narrowed(checkpoint: Checkpoint, flags: PartFlags, *, masters: bool = False) -> Content:
-    """Return the part of a checkpoint that is asked for; an adapter from its masters if asked.
+    """Return the part of a checkpoint that is asked for, from its masters if asked.
 
     Raises:
-        NotFoundError: it has nothing of that part.
+        NotFoundError: it has nothing of that part, or a weight as its master alone.
         UsageError: a name to drop matches nothing.
     """
     from ftckpt.transfer.content import Content
@@ -351,7 +351,7 @@ def narrowed(checkpoint: Checkpoint, flags: PartFlags, *, masters: bool = False)
 
         return adapter_alone(drop(content, list(gone)) if gone else content, masters=masters)
     if part := flags.get("only"):
-        content = only(content, chosen(Only, part, "--only"))
+        content = only(content, chosen(Only, part, "--only"), masters=masters)
     return drop(content, list(gone)) if gone else content
 
 

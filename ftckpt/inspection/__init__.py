@@ -11,6 +11,7 @@ from operator import attrgetter
 
 from ftckpt.checkpoint import Checkpoint, Commit, Kind, TensorInfo, Topology
 from ftckpt.checkpoint.dtypes import DType
+from ftckpt.checkpoint.masters import masters_alone
 from ftckpt.checkpoint.optimizer_states import named_state
 from ftckpt.errors import NotFoundError
 from ftckpt.findings import Finding
@@ -48,7 +49,8 @@ class Inspection:
         files: number of files.
         tensors: number of logical tensors, without aliases.
         pieces: number of pieces.
-        parameters: number of elements of the model's parameters, without aliases.
+        parameters: number of elements of the model's parameters, without aliases; those that are
+            stored as masters alone count.
         objects: number of non-tensor objects.
         aliases: key -> key of the tensor that owns the same bytes.
         resume: what a restart from it has and lacks.
@@ -113,6 +115,9 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
     for key, weight in checkpoint.quantised.items():  # an element can hold several values
         parameters += prod(weight.shape) - checkpoint.tensors[key].numel
     total = sum(by_kind.values())
+    if trained and parameters:
+        alone = masters_alone(checkpoint.tensors, tied)
+        parameters += sum(checkpoint.tensors[key].numel for key in alone if key not in tied)
     known = parameters or trained
     counts = ByteCounts(
         total=total,

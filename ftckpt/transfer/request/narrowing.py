@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 
-from ftckpt.checkpoint import ObjectInfo
+from ftckpt.checkpoint import Kind, ObjectInfo
+from ftckpt.checkpoint.masters import masters_alone
 from ftckpt.checkpoint.rules import name_pattern
 from ftckpt.errors import NotFoundError, UsageError
 from ftckpt.findings import counted, listed
@@ -26,13 +27,30 @@ class Only(StrEnum):
 _OPTIMIZER_OBJECT = re.compile(r"(?:.*\.)?optim(?:izer)?(?:s|_states?|_state_dict|_\d+)?(?:\..*)?")
 
 
-def only(content: Content, part: Only) -> Content:
+def only(content: Content, part: Only, *, masters: bool = False) -> Content:
     """Keep the model's weights and buffers, or the optimizer's tensors and its own objects.
 
+    Args:
+        content: from which.
+        part: what is kept.
+        masters: whether a weight that is stored as its master alone is made from that.
+
     Raises:
-        NotFoundError: the content has nothing of that part.
+        NotFoundError: the content has nothing of that part, or a weight as its master alone.
     """
     kept = [wanted for wanted in content.tensors.values() if wanted.component == part.value]
+    alone = masters_alone(content.tensors, content.aliases) if part is Only.MODEL else []
+    if alone and not masters:
+        names = listed([content.tensors[key].name for key in alone], 3)
+        raise NotFoundError(
+            f"{content.checkpoint.source.url} holds {counted(len(alone), 'weight')} as masters"
+            f" alone: {names}",
+            hint="--from-master makes weights of them",
+        )
+    made = {key: content.tensors[key]._replace(component="model", kind=Kind.PARAM) for key in alone}
+    kept += made.values()
+    tied = {made[k].key: made[o].key for k, o in content.aliases.items() if k in made and o in made}
+    content = replace(content, aliases={**content.aliases, **tied})
     objects = {
         name: info
         for name, info in content.objects.items()

@@ -394,3 +394,22 @@ def test_transformers_loads_it_as_the_weights_that_it_stands_for(name: str, tmp_
         with torch.no_grad():
             logits.append(model.eval()(tokens).logits)
     assert torch.equal(*logits)
+
+
+def test_damage_of_the_source_is_found_although_its_values_are_only_computed_with(
+    model: Path, tmp_path: Path
+) -> None:
+    """The new file's checksums would hide it."""
+    stored = tmp_path / "one.pt"
+    ftckpt.convert(str(model), str(stored), "torchsave", jobs=1)
+    for beside in tmp_path.glob("*.json"):
+        beside.unlink()
+    data = bytearray(stored.read_bytes())
+    data[data.index(bytes_of(model)[f"{LAYER}.self_attn.o_proj.weight"])] ^= 1
+    stored.write_bytes(data)
+    with pytest.raises(CorruptError, match="o_proj"):
+        ftckpt.convert(
+            str(stored), str(tmp_path / "out"), "safetensors", dtype="fp8-block",
+            beside=str(model), jobs=1,
+        )  # fmt: skip
+    assert not (tmp_path / "out").exists()

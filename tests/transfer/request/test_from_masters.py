@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import NotFoundError
 from ftckpt.storage.local.store import LocalStore
 from ftckpt.transfer.request.from_masters import from_masters
+from ftckpt.transfer.request.narrowing import Only, only
 from tests.transfer.contents import content_of
 
 ROWS = 1 << 17  # 1 MiB of bfloat16 a weight: small beside it is what headers take
@@ -27,6 +29,44 @@ def test_a_float32_weight_stays_and_a_narrow_one_needs_its_master() -> None:
     assert (made.masters, dict(made.content.tensors)) == (0, dict(single.tensors))
     with pytest.raises(NotFoundError, match="no master for 1 weight: w"):
         from_masters(content_of({"w": ("model", "param", (3,), "bfloat16")}))
+
+
+ZERO_3 = Path(__file__).parents[2] / "data" / "deepspeed" / "z3" / "global_step2"
+
+
+def test_weights_of_zero_3_are_made_from_their_masters_or_refused(tmp_path: Path) -> None:
+    """Stage 3 stores buffers and what is frozen, which alone were "the model"."""
+    with pytest.raises(NotFoundError, match="6 weights as masters alone") as caught:
+        ftckpt.convert(str(ZERO_3), str(tmp_path / "refused"), "safetensors", only="model")
+    assert "--from-master" in caught.value.hint
+    assert not (tmp_path / "refused").exists()
+    out = str(tmp_path / "out")
+    ftckpt.convert(str(ZERO_3), out, "safetensors", only="model", from_master=True)
+    source, made = ftckpt.open(str(ZERO_3)), ftckpt.open(out)
+    frozen = {key: key for key, info in source.tensors.items() if info.component == "model"}
+    trained = {
+        key.removeprefix("master:"): key for key in source.tensors if key.startswith("master:")
+    }
+    assert set(made.tensors) == {*frozen, *trained}
+    for key, of in (frozen | trained).items():
+        assert read_tensor(made, key) == read_tensor(source, of), key
+    assert dict(made.aliases) == {"head.weight": "embed.weight"}
+    assert ftckpt.inspect(str(ZERO_3)).parameters == ftckpt.inspect(out).parameters == 79
+
+
+def test_masters_that_have_numbers_name_no_weight() -> None:
+    content = content_of(
+        dict.fromkeys(("embed", "head", "7"), ("optimizer", "master", (3,), "float32"))
+        | {"weight": ("model", "param", (3,), "bfloat16")}
+    )
+    tied = replace(content, aliases={"master:head": "master:embed"})
+    for one in (content, tied):
+        with pytest.raises(NotFoundError, match="2 weights as masters alone: embed, head"):
+            only(one, Only.MODEL)
+    made = only(tied, Only.MODEL, masters=True)
+    assert (list(made.tensors), dict(made.aliases)) == (
+        ["weight", "embed", "head"], {"head": "embed"},
+    )  # fmt: skip
 
 
 def saved(folder: Path) -> dict[str, Any]:
