@@ -7,12 +7,13 @@ Marks differ by shape and by colour (Okabe and Ito's, which the colour-blind tel
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.amounts import brief_duration
+from ftckpt.commands.pictures import webpage
+from ftckpt.commands.pictures.webpage import safe as _safe
 
 from .document import iso_time
 from .text import UNKNOWN, between, headline, notes_of, rows_of, seconds_of
@@ -34,27 +35,17 @@ _MARKS = {
 }  # fmt: skip
 
 _STYLE = """
-:root { color-scheme: light dark; --ground: #fff; --ink: #1c1c1c; --faint: #595959; --line: #d5d5d5;
-  --band: #f4f4f4; --bar: #0072b2; --gpu: #b34700; --hbm: #a3437c; --nvlink: #8f6200;
+:root { --band: #f4f4f4; --bar: #0072b2; --gpu: #b34700; --hbm: #a3437c; --nvlink: #8f6200;
   --network: #1f6f9f; --host: #00558a; --storage: #00694d; --software: #6b6100; --scheduler: #444;
   --unknown: #5a5a5a; }
-@media (prefers-color-scheme: dark) { :root { --ground: #171717; --ink: #e6e6e6; --faint: #a6a6a6;
-  --line: #3d3d3d; --band: #222; --bar: #56b4e9; --gpu: #ff9a57; --hbm: #e8a5c9; --nvlink: #f0b94d;
-  --network: #7cc8f2; --host: #5aa9e0; --storage: #3ccf9f; --software: #f0e442; --scheduler: #bbb;
-  --unknown: #a8a8a8; } }
+@media (prefers-color-scheme: dark) { :root { --band: #222; --bar: #56b4e9; --gpu: #ff9a57;
+  --hbm: #e8a5c9; --nvlink: #f0b94d; --network: #7cc8f2; --host: #5aa9e0; --storage: #3ccf9f;
+  --software: #f0e442; --scheduler: #bbb; --unknown: #a8a8a8; } }
 * { box-sizing: border-box; }
-body { font: 1rem/1.5 system-ui, sans-serif; color: var(--ink); background: var(--ground);
-  margin: 1.5rem auto; max-width: 72rem; padding: 0 1rem; overflow-wrap: anywhere; }
-h1 { font-size: 1.4rem; margin: 0 0 .3rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .3rem; }
-h3 { font-size: 1rem; margin: 1.2rem 0 .2rem; }
-p { margin: .4rem 0; } .faint { color: var(--faint); font-size: .875rem; }
-a { color: inherit; } :focus-visible { outline: 3px solid var(--bar); outline-offset: 2px; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; margin: .8rem 0; }
-dt { color: var(--faint); } dd { margin: 0; white-space: pre-line; }
-table { border-collapse: collapse; width: 100%; font-size: .9rem; margin: .4rem 0; }
-caption { text-align: left; color: var(--faint); font-size: .875rem; }
+h3 { font-size: 1rem; margin: 1.2rem 0 .2rem; } dd { white-space: pre-line; }
+table { width: 100%; margin: .4rem 0; } th { white-space: normal; }
 th, td { text-align: left; padding: .25rem .6rem .25rem 0; border-bottom: 1px solid var(--line);
-  vertical-align: top; } th { font-weight: 600; }
+  vertical-align: top; }
 td.chart { width: 38%; min-width: 8rem; vertical-align: middle; }
 .track { position: relative; height: 1.1rem; }
 .track i { position: absolute; top: 50%; height: 2px; background: var(--bar); }
@@ -125,9 +116,6 @@ def page(report: IncidentReport, read: Read, name: str) -> str:
     """Return the page."""
     said = headline(report)
     parts = [
-        "<!doctype html><html lang=en><head><meta charset=utf-8>",
-        "<meta name=viewport content='width=device-width, initial-scale=1'>",
-        f"<title>Incidents of {_safe(name)}</title><style>{_STYLE}</style></head><body><main>",
         f"<h1>Incidents of {_safe(name)}</h1><p>{_safe(said)}.</p><dl>",
         *(f"<dt>{_safe(row)}<dd>{_safe(words)}" for row, words in rows_of(report, read)),
         "</dl>",
@@ -150,7 +138,7 @@ def page(report: IncidentReport, read: Read, name: str) -> str:
     parts += _ranks(report)
     if report.incidents:
         parts += _table(report.incidents)
-    return "\n".join([*parts, "</main></body></html>\n"])
+    return webpage.page(f"Incidents of {name}", *parts, style=_STYLE)
 
 
 def _timeline(report: IncidentReport) -> Iterator[str]:
@@ -344,7 +332,3 @@ def _row(name: str, cells: Iterable[tuple[str, str]]) -> str:
     return f"<tr role=row><th scope=row role=rowheader>{_safe(name)}" + "".join(
         f"<td role=cell data-of='{_safe(column)}'>{_safe(cell)}" for column, cell in cells
     )
-
-
-def _safe(text: str) -> str:
-    return html.escape(text, quote=True)
