@@ -20,7 +20,6 @@ from ftckpt.checkpoint.names import unwrapped
 from ftckpt.errors import UnsupportedError
 from ftckpt.formats.pickles.walk import Path, dotted
 from ftckpt.formats.state.homes import NO_HOMES, Homes, find_homes, names_of
-from ftckpt.formats.state.param_ids import states_fit
 from ftckpt.formats.state.stored_names import place
 from ftckpt.transfer.content import Content, TargetTensor
 
@@ -203,6 +202,8 @@ def _leads_back(content: Content, recorded: RecordedPaths) -> bool:
 
 def _still_named(content: Content, recorded: RecordedPaths) -> bool:
     """Return whether what is left says the names of numbered states, as the source does."""
+    from .param_ids import states_fit  # only for an optimizer that numbers its states
+
     sayers = {n for n, path in recorded.objects.items() if path[-1:] in _SAYING}
     whole = sayers <= content.objects.keys() and recorded.named.keys() <= content.tensors.keys()
     return whole and states_fit(content.tensors, recorded.named)

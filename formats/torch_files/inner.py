@@ -20,15 +20,17 @@ tensor/*_tensor.py (1.12 to 2.x).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ftckpt.checkpoint import Kind
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.formats.pickles.inert import inert, sealed
-from ftckpt.formats.pickles.nodes import Call, Global
 from ftckpt.formats.pickles.walk import leaves
 
 from .values import Composite, SubclassRef, TensorRef
+
+if TYPE_CHECKING:
+    from ftckpt.formats.pickles.nodes import Call
 
 # What holds a tensor's elements, whatever their type.
 _ELEMENTS = frozenset(
@@ -144,7 +146,6 @@ def _builder(type_name: str, fields: tuple[str, ...], by: str) -> type:
     return sealed(build)
 
 
-_SIZE, _GETATTR = Global("torch", "Size"), Global("__builtin__", "getattr")
 _TENSORS = ("data", "scale_inv", "amax_rowwise", "amax_columnwise")
 ENGINE_CLASSES = {name: inert(name) for name in _CODES}
 ENGINE_FUNCTIONS: dict[str, type] = {}
@@ -160,14 +161,16 @@ for _name, (_modules, _function, _fields) in _KINDS.items():
 
 def engine_call(value: SubclassRef) -> Call:
     """Return the call that makes it again, as it was read."""
+    from ftckpt.formats.pickles.nodes import Call, Global
+
+    def name(qualname: str) -> Global:
+        module, _, last = qualname.rpartition(".")
+        return Global(module, last)
+
     parts = value.base.parts
-    shape = parts["shape"]
-    args = tuple(Call(_SIZE, ((*shape,),)) if one is shape else one for one in parts["args"])
+    shape, size = parts["shape"], name("torch.Size")
+    args = tuple(Call(size, ((*shape,),)) if one is shape else one for one in parts["args"])
     if parts["by"]:
-        return Call(_global(parts["by"]), args)
-    return Call(Call(_GETATTR, (_global(value.type_name), ENGINE_METHOD)), args)
-
-
-def _global(qualname: str) -> Global:
-    module, _, name = qualname.rpartition(".")
-    return Global(module, name)
+        return Call(name(parts["by"]), args)
+    method = Call(name("__builtin__.getattr"), (name(value.type_name), ENGINE_METHOD))
+    return Call(method, args)
