@@ -228,8 +228,9 @@ ONLY_VERBS |= {one for one in verbs.VERBS if one[:4] == "plan"}
 # function. A function that measures gives the rates of which the advice is made.
 OF_THE_SCREEN = {"html", "plot", "top", "stat", "tensor", "tensors", "files", "strict", "match",
                  "sort", "resume", "format", "verbose", "max_memory", "storage_rate"}  # fmt: skip
+ROWS_SHOWN = {"incidents": {"all"}}  # a report has all of them
 # What divides a command line among the processes of many machines is about processes too.
-OF_MANY = {"part", "parts", "finish", "finish_last"}
+OF_MANY = {"part", "parts", "finish", "finish_last", "cluster", "shares"}
 # A caller of a function has its answer, and tells others itself.
 OF_WHO_IS_TOLD = {"on_alert", "alert_url", "alert_state"}
 FLAGS = {
@@ -250,6 +251,7 @@ def test_the_flags_of_a_verb_are_arguments_of_its_function(verb: str) -> None:
             taken |= set(FLAGS[group].__annotations__)
     own = [one for one in verbs.load(verb).params if isinstance(one, TyperOption)]
     shared = verbs.COMMON | verbs.STORAGE | OF_THE_SCREEN | OF_MANY | OF_WHO_IS_TOLD
+    shared |= ROWS_SHOWN.get(verb, set())
     # `all` is a function of Python's: here it is `all_`.
     missing = {
         name

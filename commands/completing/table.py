@@ -41,15 +41,16 @@ DEVICES = ("cpu", "auto", "cuda")
 SWITCHES = frozenset(
     {
         "--advise", "--again", "--all", "--allow-gaps", "--allow-missing-tier", "--anonymous",
-        "--apply",
-        "--backwards", "--create-root", "--debug", "--delete-corrupt", "--dry-run",
+        "--apply", "--backwards", "--create-root", "--debug", "--delete-corrupt", "--dry-run",
         "--everybody", "--fail-fast", "--files", "--finish", "--finish-last", "--force",
-        "--from-master", "--full", "-h", "--help", "--include-bases", "--json",
+        "--from-master", "--full", "-h", "--help", "--include-bases",
+        "--integrity", "--json",
         "--layout-state", "--no-lock", "--no-proof", "--oldest-first", "--or-reshard",
         "--presets", "--purge-now", "-q", "--quiet", "--remember", "--requester-pays",
         "--restart", "--resume", "--retry-suspected", "--signal-group", "--simulate",
         "--skip-unsafe", "--skip-unverified", "--stat", "--strict", "--tensors",
-        "--trust-recorded", "--unmanaged", "-v", "--verbose", "--wait", "--yes",
+        "--trust-recorded", "--unmanaged", "-v", "--verbose", "--wait",
+        "--weights", "--yes",
         "--zero-is-done",
     }
 )  # fmt: skip

@@ -76,8 +76,8 @@ def command(
     incident, named after its cause. Rates have exact Poisson limits (95 %). What no log says is
     "unknown". Of a log's lines only fixed words are repeated.
     """
-    from ftckpt.incidents import read_logs, report_of
-    from ftckpt.incidents.reading.times import zone_of
+    from ftckpt.joblogs import read_logs, report_of
+    from ftckpt.joblogs.reading.times import zone_of
 
     from .document import document
     from .text import headline, text_of
@@ -111,7 +111,7 @@ def command(
         invocation.report(html=html)
         invocation.say(f"page: {html}")
     if prometheus:
-        from ftckpt.incidents.metrics import metrics
+        from ftckpt.joblogs.metrics import metrics
         from ftckpt.storage.local.atomic import write_over
 
         write_over(prometheus, metrics(report, name, time.time()).encode())

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ftckpt.incidents.grouping import Incident
-    from ftckpt.incidents.report import IncidentReport, Rate
-    from ftckpt.incidents.sources import Read
+    from ftckpt.joblogs.grouping import Incident
+    from ftckpt.joblogs.report import IncidentReport, Rate
+    from ftckpt.joblogs.sources import Read
 
 
 def iso_time(time: float) -> str:

@@ -19,9 +19,9 @@ from .document import iso_time
 from .text import UNKNOWN, between, headline, notes_of, rows_of, seconds_of
 
 if TYPE_CHECKING:
-    from ftckpt.incidents.grouping import Incident
-    from ftckpt.incidents.report import IncidentReport, Rate
-    from ftckpt.incidents.sources import Read
+    from ftckpt.joblogs.grouping import Incident
+    from ftckpt.joblogs.report import IncidentReport, Rate
+    from ftckpt.joblogs.sources import Read
 
 _MOST_ROWS = 2000  # of the table of incidents; --json has all
 _MOST_MARKS = 1500

@@ -12,9 +12,9 @@ from ftckpt.findings import counted, listed
 from .document import iso_time
 
 if TYPE_CHECKING:
-    from ftckpt.incidents.grouping import Incident
-    from ftckpt.incidents.report import IncidentReport, Rate
-    from ftckpt.incidents.sources import Read
+    from ftckpt.joblogs.grouping import Incident
+    from ftckpt.joblogs.report import IncidentReport, Rate
+    from ftckpt.joblogs.sources import Read
 
 _NEWEST = 20
 _NODES = 10

@@ -17,7 +17,7 @@ from .options import CostOptions, FailureOptions
 
 if TYPE_CHECKING:
     from ftckpt.health.cadence import Cadence
-    from ftckpt.incidents.runlog import RunLog
+    from ftckpt.joblogs.runlog import RunLog
 
 
 def measure(invocation: Invocation, root: str, logs: Sequence[str], zone: str = "UTC") -> Notes:
@@ -102,9 +102,9 @@ def _cadence_record(cadence: Cadence) -> dict[str, object]:
 
 
 def _logs(invocation: Invocation, paths: Sequence[str], zone: str) -> Notes:
-    from ftckpt.incidents import TOGETHER, read_logs, report_of
-    from ftckpt.incidents.reading.times import zone_of
-    from ftckpt.incidents.runlog import run_log_of
+    from ftckpt.joblogs import TOGETHER, read_logs, report_of
+    from ftckpt.joblogs.reading.times import zone_of
+    from ftckpt.joblogs.runlog import run_log_of
 
     costs = invocation.options(CostOptions)
     detect = quantities.duration(costs.detect, "--detect") if costs.detect else None

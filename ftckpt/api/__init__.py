@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .checking import cat, diff, du, inspect, seal, verify
     from .choosing import latest
     from .deltas import delta_info, delta_pack, delta_rebase, delta_unpack
+    from .learning import families, incidents
     from .marking import pin, pins, tag, unpin, untag
     from .opening import open_checkpoint
     from .opening import open_checkpoint as open  # noqa: A004
@@ -38,9 +39,11 @@ __all__ = [
     "diff",
     "doctor",
     "du",
+    "families",
     "gc",
     "gc_purge",
     "gc_undelete",
+    "incidents",
     "inspect",
     "latest",
     "ls",
@@ -78,6 +81,8 @@ HOMES = {
     "tag": "marking",
     "unpin": "marking",
     "untag": "marking",
+    "families": "learning",
+    "incidents": "learning",
     "open_checkpoint": "opening",
     "delta_info": "deltas",
     "delta_pack": "deltas",

@@ -8,7 +8,7 @@ from typing import Protocol
 from .pieces import Kind
 
 
-class NamedTensor(Protocol):
+class DescribedTensor(Protocol):
     """A tensor that says of what it is."""
 
     @property
@@ -24,7 +24,7 @@ class NamedTensor(Protocol):
         """As `TensorInfo` has it."""
 
 
-def masters_alone(tensors: Mapping[str, NamedTensor], aliases: Mapping[str, str]) -> list[str]:
+def masters_alone(tensors: Mapping[str, DescribedTensor], aliases: Mapping[str, str]) -> list[str]:
     """Return the keys of masters of parameters whose weights are not among the tensors.
 
     Masters that a state has by numbers name no parameter, and are left out.

@@ -11,7 +11,6 @@ from operator import attrgetter
 
 from ftckpt.checkpoint import Checkpoint, Commit, Kind, TensorInfo, Topology
 from ftckpt.checkpoint.dtypes import DType
-from ftckpt.checkpoint.masters import masters_alone
 from ftckpt.checkpoint.optimizer_states import named_state
 from ftckpt.errors import NotFoundError
 from ftckpt.findings import Finding
@@ -116,6 +115,8 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         parameters += prod(weight.shape) - checkpoint.tensors[key].numel
     total = sum(by_kind.values())
     if trained and parameters:
+        from ftckpt.checkpoint.masters import masters_alone  # few formats have any
+
         alone = masters_alone(checkpoint.tensors, tied)
         parameters += sum(checkpoint.tensors[key].numel for key in alone if key not in tied)
     known = parameters or trained

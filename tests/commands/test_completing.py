@@ -245,7 +245,7 @@ TYPED = {
     "ftckpt verify sub/a=b@l\t": ["verify", "sub/a=b@latest"],
     "ftckpt verify cold:a\t": ["verify", "cold:a=b/"],
     "ftckpt verify run --level=v\t": ["verify", "run", "--level=values"],
-    "ftckpt convert --family=qwen3_\t": ["convert", "--family=qwen3_moe"],
+    "ftckpt convert --family=minimax_\t": ["convert", "--family=minimax_m2"],
     "ftckpt convert --device=cp\t": ["convert", "--device=cpu"],
     "ftckpt untag run step-\t mi\t": ["untag", "run", "step-2", "milestone"],
     "ftckpt cat run@1 optimizer.param_groups.0.l\t": [

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.commands.golden import check_golden, ftckpt
-from tests.incidents.test_grouping import FAILED, XID, steps
+from tests.joblogs.test_grouping import FAILED, XID, steps
 from tests.json_run import ftckpt_json
 from tests.test_docs import validate
 

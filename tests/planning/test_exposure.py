@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from ftckpt.incidents.runlog import read_log
+from ftckpt.joblogs.runlog import read_log
 from ftckpt.planning import Counted
 from ftckpt.planning.exposure import Exposure, LogEvent, exposure
 from ftckpt.planning.poisson import mean_limits

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from ftckpt.errors import NotFoundError, RefusedError, UsageError
-from ftckpt.incidents import read_logs, report_of
-from ftckpt.incidents.durations import Durations
-from ftckpt.incidents.reading.lines import LONGEST, LineTally, lines_of
-from ftckpt.incidents.sources import TOGETHER
+from ftckpt.joblogs import read_logs, report_of
+from ftckpt.joblogs.durations import Durations
+from ftckpt.joblogs.reading.lines import LONGEST, LineTally, lines_of
+from ftckpt.joblogs.sources import TOGETHER
 from tests.campaign import examples
-from tests.incidents.test_reading import read
+from tests.joblogs.test_reading import read
 
 
 def titan(clock: str, step: int, rank: int = 0) -> str:

@@ -21,8 +21,8 @@ from datetime import datetime
 from typing import Any
 
 from ftckpt.errors import UsageError
-from ftckpt.incidents import faults
-from ftckpt.incidents.entries import LogEntry, LogEntryKind, Weight
+from ftckpt.joblogs import faults
+from ftckpt.joblogs.entries import LogEntry, LogEntryKind, Weight
 from ftckpt.strict_json import JsonError, decode
 
 from .lines import LONGEST

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from ftckpt.incidents.entries import LogEntryKind
+from ftckpt.joblogs.entries import LogEntryKind
 
 _ANSI = re.compile(r"\x1b\[[0-9;]{0,16}m")
 _MEGATRON = re.compile(

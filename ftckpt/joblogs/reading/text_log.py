@@ -6,8 +6,8 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from ftckpt.incidents import faults
-from ftckpt.incidents.entries import Fault, LogEntry, LogEntryKind, Weight
+from ftckpt.joblogs import faults
+from ftckpt.joblogs.entries import Fault, LogEntry, LogEntryKind, Weight
 
 from . import messages, training
 from .times import Stamps

@@ -1,6 +1,6 @@
 """What the logs of a run say about its failures.
 
-    from ftckpt.incidents import read_logs, report_of
+    from ftckpt.joblogs import read_logs, report_of
 
     read = read_logs(["slurm-42.out", "sacct.txt", "/ckpt/run7/.ftckpt/guard.jsonl"])
     report = report_of(read.collections, together=900.0)

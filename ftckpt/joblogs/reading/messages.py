@@ -13,8 +13,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from ftckpt.incidents import faults
-from ftckpt.incidents.entries import Fault, Weight
+from ftckpt.joblogs import faults
+from ftckpt.joblogs.entries import Fault, Weight
 
 # Lines without any of these words hold no failure.
 WORDS = (

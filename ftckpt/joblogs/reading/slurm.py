@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ftckpt.errors import NoResourceError, UsageError
-from ftckpt.incidents import faults
-from ftckpt.incidents.entries import Fault, LogEntry, LogEntryKind, Weight
+from ftckpt.joblogs import faults
+from ftckpt.joblogs.entries import Fault, LogEntry, LogEntryKind, Weight
 from ftckpt.strict_json import JsonError, decode
 
 from .times import Stamps

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ftckpt.errors import UsageError
-from ftckpt.incidents.runlog import RunLog, read_log
+from ftckpt.joblogs.runlog import RunLog, read_log
 
 
 def lines(*events: dict[str, Any]) -> list[str]:

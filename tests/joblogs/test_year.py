@@ -7,10 +7,10 @@ from random import Random
 
 import pytest
 
-from ftckpt.incidents import read_logs, report_of
-from ftckpt.incidents.runlog import read_log
-from ftckpt.incidents.sources import TOGETHER
-from ftckpt.incidents.trend import trend_of
+from ftckpt.joblogs import read_logs, report_of
+from ftckpt.joblogs.runlog import read_log
+from ftckpt.joblogs.sources import TOGETHER
+from ftckpt.joblogs.trend import trend_of
 from ftckpt.planning.poisson import mean_limits
 from tests.builders.incident_year import Year, simulate
 from tests.campaign import examples

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from ftckpt.errors import UsageError
-from ftckpt.incidents import IncidentReport, read_logs, report_of
-from ftckpt.incidents.entries import LogEntryKind
-from ftckpt.incidents.reading.times import Stamps, zone_of
-from ftckpt.incidents.reading.training import TrainingLine, training_line
-from ftckpt.incidents.sources import TOGETHER, Read
+from ftckpt.joblogs import IncidentReport, read_logs, report_of
+from ftckpt.joblogs.entries import LogEntryKind
+from ftckpt.joblogs.reading.times import Stamps, zone_of
+from ftckpt.joblogs.reading.training import TrainingLine, training_line
+from ftckpt.joblogs.sources import TOGETHER, Read
 
 WRITTEN = 1767312000.0  # 2026-01-02T00:00:00Z
 
@@ -272,7 +272,7 @@ def test_jobs_side_by_side_add_up_or_are_chosen(tmp_path: Path) -> None:
 
 def test_the_log_of_a_guard(tmp_path: Path) -> None:
     from ftckpt.guard import journal
-    from ftckpt.incidents.reading import records
+    from ftckpt.joblogs.reading import records
 
     assert journal.LOG.schema == records.GUARD
     lines = [

@@ -1,0 +1,90 @@
+"""What the logs of a run and the tables of families say: `incidents`, `families`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftckpt.errors import UnavailableError, UsageError
+from ftckpt.progress import NULL, Counter
+
+from .opening import seconds
+
+if TYPE_CHECKING:
+    from ftckpt.formats.families.check import CheckedSide
+    from ftckpt.joblogs import IncidentReport
+
+
+def incidents(
+    *logs: str,
+    job: str = "",
+    timezone: str = "UTC",
+    together: float | str = "15m",
+    nodes: int = 0,
+    run: str = "",
+    prometheus: str = "",
+    counter: Counter = NULL,
+) -> IncidentReport:
+    """Read the logs of one run, and count what failed, how often, where and at what cost.
+
+    Args:
+        logs: in any order; "-" is stdin.
+        job: the job in Slurm's accounting, by its name or ID.
+        timezone: of times without one.
+        together: lines no further apart may be of one failure, in seconds or as `15m`.
+        nodes: of the job; 0 for those that the logs name.
+        run: what metrics call the run; else the first log.
+        prometheus: a file to write metrics to, atomically.
+        counter: is told of what was read.
+
+    Raises:
+        UsageError: no log, or what an argument or a record says cannot be.
+        NotFoundError, RefusedError: a log does not exist, or is a directory.
+        UnavailableError: a compressed log ends too early.
+        NoResourceError: more failures than are kept.
+    """
+    from ftckpt.joblogs import read_logs, report_of
+    from ftckpt.joblogs.reading.times import zone_of
+
+    if not logs:
+        raise UsageError("no log is named")
+    apart = seconds(together, "--together")
+    if not apart > 0:
+        raise UsageError(f"--together {together}: this must be above zero")
+    read = read_logs(list(logs), together=apart, zone=zone_of(timezone), job=job, counter=counter)
+    for log in read.logs:
+        if log.cut:
+            raise UnavailableError(f"{log.path} ends too early: {log.cut}", file=log.path)
+    report = report_of(read.collections, apart, nodes=nodes or None)
+    if prometheus:
+        from ftckpt.joblogs.metrics import metrics
+        from ftckpt.storage.local.atomic import write_over
+
+        write_over(prometheus, metrics(report, run or logs[0], time.time()).encode())
+    return report
+
+
+def families(family: str, *, config: str, names: str = "") -> tuple[CheckedSide, ...]:
+    """Try a table of a model family on a model: names and shapes there and back.
+
+    Args:
+        family: a built-in table, or the path of a TOML file.
+        config: the path of a model's `config.json`.
+        names: one side of the table; "" for all that it has.
+
+    Returns:
+        Each side with its rows, and its problems where the table does not fit.
+
+    Raises:
+        UsageError: the table or the configuration cannot be read, or says too little.
+        UnsupportedError: the configuration is of a model that the table is not for.
+    """
+    from ftckpt.formats.families.check import check_family
+    from ftckpt.formats.huggingface.config import parsed_config
+
+    try:
+        text = Path(config).read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {config}: {error}") from error
+    return tuple(check_family(family, parsed_config(text, config), names))

@@ -1,1 +1,0 @@
-"""Readers of logs: each yields entries (`ftckpt.incidents.entries`) in bounded memory."""

@@ -1,0 +1,1 @@
+"""Readers of logs: each yields entries (`ftckpt.joblogs.entries`) in bounded memory."""
