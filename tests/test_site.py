@@ -94,6 +94,11 @@ def test_a_task_runs_as_pasted(page: Path, tmp_path: Path) -> None:
         shutil.copytree(case / "adapter", tmp_path / "adapter")
         shutil.rmtree(tmp_path / "run")
         in_training(case, tmp_path / "run" / "step-1000")
+    if page.stem == "ship-a-torchtitan-run":
+        shutil.rmtree(tmp_path / "run")
+        shutil.copytree(DATA / "families" / "torchtitan", tmp_path / "run")
+        said = json.loads((DATA / "families" / "torchtitan.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(said["config"]))
     if page.stem == "fp8-and-back":
         shutil.copytree(DATA / "quantised" / "fp8-block", tmp_path / "deepseek")
     pasted(page, tmp_path)
@@ -214,8 +219,8 @@ TASKS = {
     "merge lora adapter": ["tasks/merge-a-lora.html", "convert.html"],
     "keep three and every thousandth": ["tasks/keep-some.html"],
     "delete old checkpoints": ["tasks/keep-some.html"],
-    "ship a torchtitan run": ["frameworks/torchtitan.html"],
-    "torchtitan weights safetensors": ["frameworks/torchtitan.html"],
+    "ship a torchtitan run": ["tasks/ship-a-torchtitan-run.html"],
+    "torchtitan weights safetensors": ["tasks/ship-a-torchtitan-run.html"],
     "is my resume exact": ["tasks/is-my-resume-exact.html"],
     "deterministic resume": ["tasks/is-my-resume-exact.html"],
     "copy to a bucket and prove it": ["tasks/copy-to-a-bucket.html"],
