@@ -51,11 +51,11 @@ def test_a_restart_that_forgets_something(script: Path) -> None:
     assert answer["verdict"] == "state"
     assert [(c["component"], c["step"]) for c in answer["causes"]] == [("computation", 5)]
     text = page.read_text()
-    assert text.count("class='differs first'") == 1
+    assert text.count("class='bad first'") == 1
     # Losses of the interrupted run; losses and weights of U' and B; of A the first loss alone.
-    assert text.count("class=equal") == 3 + 2 * 4 + 2 * 4 + (1 + 4)
+    assert text.count("class=good>=") == 3 + 2 * 4 + 2 * 4 + (1 + 4)
     assert "<script" not in text
-    assert "http" not in text
+    assert "://" not in text
 
 
 def test_a_restart_that_crashes_after_a_difference(script: Path) -> None:
