@@ -8,7 +8,6 @@ and never both. Killed before that act, the next run finds the weights and goes 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -20,7 +19,7 @@ from ftckpt.errors import ExitCode, FtckptError, NotFoundError, RefusedError, er
 from ftckpt.findings import Finding, Severity, counted
 from ftckpt.manifest import Manifest, ThinnedFrom
 from ftckpt.manifest.thinned import thinned_manifest
-from ftckpt.own_files import SUFFIX, WEIGHTS, is_own
+from ftckpt.own_files import WEIGHTS
 from ftckpt.progress import NULL, Counter
 from ftckpt.retention.document import plan_id
 from ftckpt.retention.locks.claim import leased
@@ -28,13 +27,12 @@ from ftckpt.retention.locks.hold import hold, require_clock
 from ftckpt.retention.policy.plan import Decision, Reason, RetentionPlan
 from ftckpt.retention.policy.protections import group_entries
 from ftckpt.retention.records import log
-from ftckpt.retention.scan.contents import fingerprint_of, list_entry
+from ftckpt.retention.scan.contents import fingerprint_of, identity_of, list_entry
 from ftckpt.retention.scan.entries import EntryClass
 from ftckpt.retention.scan.entry import Bases, ScannedEntry, ScanOptions, recorded_bases
 from ftckpt.retention.scan.staleness import is_same
 from ftckpt.retention.trash import Trash
 from ftckpt.storage.source import Source
-from ftckpt.storage.store import Entry
 from ftckpt.verification.blocks import check_manifest, compare_listing
 from ftckpt.verification.evidence import Report
 from ftckpt.workers import ALONE, Work
@@ -179,7 +177,7 @@ class _Thinning:
             saved=found.entry.time,
             files=contents.files,
             nbytes=contents.nbytes,
-            fingerprint=_identity(files, found.place.path),
+            fingerprint=identity_of(files, found.place.path),
             left=(),
             metrics=_metrics(self.plan, found),
         )
@@ -357,19 +355,6 @@ def _errors_into(errors: list[Finding]) -> Callable[[Finding], None]:
             errors.append(found)
 
     return take
-
-
-def _identity(files: Sequence[Entry], base: str) -> str:
-    """Return a digest of the data files: where a store marks content, undelete does not change it.
-
-    A seal does not change it either.
-    """
-    digest = hashlib.blake2b(digest_size=16)
-    for file in sorted(files):
-        path = file.path[len(base) + 1 :]
-        if not is_own(path) and not file.path.endswith(SUFFIX):
-            digest.update(repr((path, file.size, file.etag or file.mtime)).encode() + b"\n")
-    return digest.hexdigest()
 
 
 def _metrics(plan: RetentionPlan, found: ScannedEntry) -> dict[str, float]:
