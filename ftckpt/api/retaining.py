@@ -372,8 +372,11 @@ def thin_out(
 
     from .thinning import WeightsAlone
 
-    alone = WeightsAlone(stores, Work.of(counter=counter))
-    return thin(plan, place, FORMATS, alone.take, actor=actor(), now=time.time, purge_now=purge_now)
+    work = Work.of(counter=counter)
+    return thin(
+        plan, place, FORMATS, WeightsAlone(stores, work).take, actor=actor(), now=time.time,
+        purge_now=purge_now, work=work,
+    )  # fmt: skip
 
 
 def gc_undelete(

@@ -129,12 +129,14 @@ class WeightsAlone:
 def require_weights(checkpoint: Checkpoint) -> None:
     """Refuse a checkpoint whose weights are not all in its model: what is left would lack them.
 
-    ZeRO 3 keeps the masters alone; some jobs train several models, or an average of one.
+    ZeRO 3 keeps the masters alone; some jobs train several models, or an average of one. Some
+    optimizers keep an average (ASGD), or what the weights are made of (schedule-free).
 
     Raises:
         UnsupportedError: what of it would be lost.
     """
     from ftckpt.checkpoint import Kind
+    from ftckpt.checkpoint.optimizer_states import holds_weights, named_state
     from ftckpt.findings import listed
 
     infos = checkpoint.tensors.values()
@@ -146,6 +148,15 @@ def require_weights(checkpoint: Checkpoint) -> None:
     lost = sorted(inside - numbers - names) or sorted(numbers)[len(names) :]
     if names and lost:
         raise UnsupportedError(f"its optimizer alone holds {listed(lost, 3)}")
+    states = [
+        named_state(i.name, names) for i in infos
+        if i.component == "optimizer" and i.kind is Kind.OTHER
+    ]  # fmt: skip
+    averages = sorted({state.leaf for state in states if holds_weights(state)})
+    if averages:
+        raise UnsupportedError(
+            f"its optimizer holds weights that the model does not: {listed(averages, 3)}"
+        )
     weights = {Kind.PARAM, Kind.BUFFER}
     others = sorted(
         {i.component for i in infos if i.component not in ("model", "optimizer")

@@ -11,6 +11,7 @@ pytorch-optimizer 4.1 and schedulefree 1.4.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Iterator, Mapping
 from enum import StrEnum
 from typing import NamedTuple
@@ -43,6 +44,8 @@ class KnownState(NamedTuple):
         unsigned: whether none of its values is ever negative.
         matrices: whether an optimizer keeps it of matrices alone.
         slot: the state whose part it is: a row and a column factor make one second moment.
+        weights: whether it is weights that the model does not hold: an average, or what an average
+            is made of. An evaluation may need them, and a checkpoint without them has lost them.
     """
 
     title: str
@@ -52,14 +55,17 @@ class KnownState(NamedTuple):
     unsigned: bool = False
     slot: str = ""
     matrices: bool = False
+    weights: bool = False
 
 
 _MASTER = KnownState("master weights", StateShape.SAME, Kind.MASTER, moment=False)
 _STEP = KnownState("counter", StateShape.SCALAR, moment=False)
 
 
-def _same(title: str, *, unsigned: bool = False, slot: str = "") -> KnownState:
-    return KnownState(title, StateShape.SAME, unsigned=unsigned, slot=slot)
+def _same(
+    title: str, *, unsigned: bool = False, slot: str = "", weights: bool = False
+) -> KnownState:
+    return KnownState(title, StateShape.SAME, unsigned=unsigned, slot=slot, weights=weights)
 
 
 def _factors(stem: str, title: str, slot: str) -> dict[str, KnownState]:
@@ -82,7 +88,7 @@ STATES: Mapping[str, KnownState] = {
     "exp_avg_diff": _same("moment of gradient differences"),  # Adan
     "previous_grad": _same("last gradient"),  # Adan
     "last_grad": _same("last gradient"),  # MARS
-    "z": _same("iterate"),  # schedule-free
+    "z": _same("iterate", weights=True),  # schedule-free
     # SGD, Muon, RMSprop, Adagrad, Adadelta, ASGD, Rprop
     "momentum_buffer": _same("momentum"),
     "momentum": _same("momentum"),
@@ -90,7 +96,11 @@ STATES: Mapping[str, KnownState] = {
     "grad_avg": _same("mean gradient"),
     "acc_delta": _same("squared updates", unsigned=True),
     "sum": _same("squared gradients"),
-    "ax": _same("averaged weights"),
+    "ax": _same("averaged weights", weights=True),
+    **dict.fromkeys(
+        ("slow_param", "slow_params", "slow_buffer", "lookahead_params"),
+        _same("slow weights", weights=True),  # Lookahead, Ranger
+    ),
     "prev": _same("last gradient"),
     "step_size": _same("step size", unsigned=True),
     # Adafactor (torch's, transformers') and CAME: a matrix's second moment in two factors
@@ -141,6 +151,8 @@ STATES: Mapping[str, KnownState] = {
 _PARTS = frozenset({"codes", "scale", "qmap"})
 # bitsandbytes keeps what FSDP must not gather one level deeper.
 _INSIDE = frozenset({"__bnb_optimizer_quant_state__"})
+# Averages of weights have names of many kinds: `ema`, `ema_param`, `swa_weights`, `shadow`.
+_AVERAGE = re.compile(r"(?:ema|swa|shadow|averaged?|polyak)(?:$|[_0-9])|param_(?:ema|avg)")
 KINDS: Mapping[str, Kind] = {
     name: state.kind for name, state in STATES.items() if state.kind is not Kind.OTHER
 }
@@ -190,6 +202,14 @@ def named_state(name: str, parameters: Container[str] = ()) -> NamedState:
     elif end > 0 and words[end - 1] in _INSIDE:
         end -= 1
     return _of(".".join(words[:end]), words[end:])
+
+
+def holds_weights(named: NamedState) -> bool:
+    """Say whether a state is weights that the model does not hold; by its name if it is unknown."""
+    if named.state is not None:
+        return named.state.weights
+    words = f"{named.parameter}.{named.leaf}".lower().split(".")
+    return any(_AVERAGE.match(word) for word in words)
 
 
 def _of(parameter: str, words: list[str]) -> NamedState:

@@ -7,7 +7,7 @@ name of such a checkpoint (`ftckpt.own_files.WEIGHTS`) counts as one without its
 from __future__ import annotations
 
 from ftckpt.errors import CorruptError, NotFoundError, UnsafeError, UnsupportedError
-from ftckpt.manifest import SCHEMA_THINNED, ThinnedFrom
+from ftckpt.manifest import SCHEMA_THINNED, Manifest, ThinnedFrom
 from ftckpt.manifest.locate import find
 from ftckpt.own_files import MANIFEST, weights_of
 from ftckpt.storage.source import Source
@@ -36,8 +36,8 @@ def is_thinned(source: Source) -> bool:
     return f'"schema": "{SCHEMA_THINNED}"'.encode() in head
 
 
-def thinned_from(source: Source) -> ThinnedFrom | None:
-    """Return what its manifest records of the checkpoint that was thinned; None without a record.
+def thinned_manifest(source: Source) -> Manifest | None:
+    """Return its manifest, if that records of which checkpoint it holds the weights; or None.
 
     Raises:
         UnavailableError, DeniedError: its manifest could not be read.
@@ -46,4 +46,14 @@ def thinned_from(source: Source) -> ThinnedFrom | None:
         manifest = find(source) if is_thinned(source) else None
     except (CorruptError, UnsafeError, UnsupportedError):
         return None
+    return None if manifest is None or manifest.thinned is None else manifest
+
+
+def thinned_from(source: Source) -> ThinnedFrom | None:
+    """Return what its manifest records of the checkpoint that was thinned; None without a record.
+
+    Raises:
+        UnavailableError, DeniedError: its manifest could not be read.
+    """
+    manifest = thinned_manifest(source)
     return None if manifest is None else manifest.thinned

@@ -13,6 +13,8 @@ from ftckpt.formats.support import LAYOUTS
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.request.narrowing import Only, only
 from tests.builders.checkpoints import open_checkpoint
+from tests.retention.carrying import DAY, NOW
+from tests.retention.thinning import date, gc, safetensors, save, weights
 
 DATA = Path(__file__).parents[1] / "data"
 SAMPLES = [s for row in LAYOUTS for s in row.samples if ":" not in s and row.format != "delta"]
@@ -38,3 +40,31 @@ def test_samples(sample: str) -> None:
     content = only(Content.of(checkpoint), Only.MODEL)
     params = {i.name for i in checkpoint.tensors.values() if i.kind is Kind.PARAM}
     assert {wanted.name for wanted in content.tensors.values()} >= params
+
+
+@pytest.mark.parametrize("state", ["ax", "z", "ema", "ema_param", "slow_params", "ema.w"])
+def test_weights_that_the_optimizer_holds_keep_it_whole(tmp_path: Path, state: str) -> None:
+    """An average, or what an average is made of: the model does not hold it."""
+    root = tmp_path / "run"
+    for step in (100, 200, 300):
+        path = save(root, step)
+        held = state if state.endswith(".w") else f"w.{state}"
+        data = safetensors(**{held: weights(step + 3), "w.momentum_buffer": weights(step + 4)})
+        (path / "optimizer/optimizer.safetensors").write_bytes(data)
+        date(path, NOW - (1000 - step) / 100 * DAY)
+    plan, done = gc(root)
+    assert not plan.thin
+    assert not done.thinned
+    (kept,) = [d.entry for d in plan.keep if d.entry.name == "step-100"]
+    assert "its optimizer holds weights" in kept.whole
+    assert state in kept.whole or state == "ema.w"
+
+
+def test_momentum_alone_does_not(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    for step in (100, 200, 300):
+        path = save(root, step)
+        data = safetensors(**{"w.momentum_buffer": weights(step + 4), "w.grad_avg": weights(step)})
+        (path / "optimizer/optimizer.safetensors").write_bytes(data)
+        date(path, NOW - (1000 - step) / 100 * DAY)
+    assert [d.entry.name for d in gc(root)[0].thin] == ["step-100"]

@@ -25,6 +25,9 @@ from ftckpt.storage import open_store
 from tests.commands.latest.test_latest import flip
 from tests.commands.latest.test_latest import save as torch_save
 from tests.commands.saves import DAY, answer, ended, save
+from tests.retention.thinning import date, safetensors
+from tests.retention.thinning import gc as thin
+from tests.retention.thinning import save as made_for_thinning
 from tests.servers.s3 import S3Service
 
 
@@ -395,3 +398,60 @@ def test_a_copy_that_was_killed_is_no_unknown_layout(s3_url: str) -> None:
     document = answer("latest", s3_url)
     assert document["result"]["code"] == 5, document["result"]
     assert "a transfer to" in document["result"]["message"]
+
+
+@pytest.fixture
+def thinned(tmp_path: Path, tier: Path) -> Path:
+    """A root that was shipped to the tier, and whose two oldest are thinned since."""
+    root, now = tmp_path / "old", time.time()
+    for step in (100, 200, 300, 400):
+        made_for_thinning(root, step, now)
+    assert set(states(answer("sync", str(root), str(tier))).values()) == {"shipped"}
+    thin(root, now=now)
+    return root
+
+
+WEIGHTS = "step-100.ftckpt-weights"
+
+
+def test_weights_of_what_the_tier_holds_whole(thinned: Path, tier: Path) -> None:
+    assert set(states(answer("sync", str(thinned), str(tier))).values()) == {"there"}
+    assert not (tier / WEIGHTS).exists()
+
+
+def test_a_cut_copy_of_what_was_thinned(thinned: Path, tier: Path) -> None:
+    os.truncate(tier / "step-100/model.safetensors", 9)
+    document = answer("sync", str(thinned), str(tier))
+    assert states(document)[WEIGHTS] == "failed"
+    assert document["result"]["code"] == 4
+
+
+def test_another_run_under_the_old_name(thinned: Path, tier: Path) -> None:
+    """Whatever has the name and a manifest may be of another run: the weights are shipped."""
+    shutil.rmtree(tier / "step-100")
+    other = made_for_thinning(tier, 100, time.time())
+    (other / "model.safetensors").write_bytes(safetensors(w=bytes(1024)))
+    assert ended("seal", str(other)) == 0
+    assert states(answer("sync", str(thinned), str(tier)))[WEIGHTS] == "shipped"
+    assert states(answer("sync", str(thinned), str(tier)))[WEIGHTS] == "there"
+
+
+def test_what_the_tier_has_thinned_itself(thinned: Path, tier: Path) -> None:
+    for path in sorted(tier.glob("step-*")):
+        date(path, time.time() - (1000 - int(path.name[5:])) / 100 * DAY)
+    thin(tier, now=time.time())
+    assert set(states(answer("sync", str(thinned), str(tier))).values()) == {"there"}
+    os.truncate(tier / WEIGHTS / "model.safetensors", 9)
+    assert states(answer("sync", str(thinned), str(tier)))[WEIGHTS] == "failed"
+
+
+def test_weights_of_another_run_at_the_tier(thinned: Path, tier: Path) -> None:
+    shutil.rmtree(tier)
+    for step in (100, 200, 300, 400):
+        path = made_for_thinning(tier, step, time.time())
+        (path / "model.safetensors").write_bytes(safetensors(w=bytes(1024)))
+        date(path, time.time() - (1000 - step) / 100 * DAY)
+    thin(tier, now=time.time())
+    document = answer("sync", str(thinned), str(tier))
+    assert states(document)[WEIGHTS] == "failed"
+    assert document["result"]["code"] == 8

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 from ftckpt.checkpoint import Topology
-from ftckpt.digests.blocks import WIDTH
 from ftckpt.discovery import resolve as opening
 from ftckpt.discovery.select import SelectionRules, select
 from ftckpt.errors import ExitCode
 from ftckpt.formats.catalog import FORMATS
-from ftckpt.manifest import FileDigest, Manifest, ThinnedFrom
+from ftckpt.manifest import Manifest, ThinnedFrom
 from ftckpt.own_files import MANIFEST, TRANSFER
 from ftckpt.retention import Policy, Thinned, prepare, purge, undelete
 from ftckpt.retention.apply.thin import thin
 from ftckpt.retention.scan.entry import ScannedEntry
 from ftckpt.storage import StoreOptions
+from ftckpt.transfer.write.files import digest_of_bytes
 from tests.builders.small_format import MARKER, Small, check
 from tests.retention.carrying import DAY
 from tests.retention.remote_roots import TimedStore, kill_points, place_of, saves
@@ -41,7 +41,7 @@ def take(found: ScannedEntry, path: str, record: ThinnedFrom) -> int:
     data = store.read(f"{found.place.path}/{MARKER}")
     store.put(f"{path}/{TRANSFER}", b"{}")
     store.put(f"{path}/{MARKER}", data)
-    digests = [FileDigest(MARKER, len(data), bytes(WIDTH))]
+    digests = [digest_of_bytes(MARKER, data)]
     manifest = Manifest("small", record.step, Topology(), digests, thinned=record)
     store.put(f"{path}/{MANIFEST}", manifest.dump())
     store.delete([f"{path}/{TRANSFER}"])
@@ -90,6 +90,28 @@ def test_it_comes_back_whole_and_goes_for_good() -> None:
     assert purged.code is ExitCode.OK
     assert seen(store) == {1: [WEIGHTS], 3: ["step-3"], 4: ["step-4"]}
     assert not [e.path for e in store.walk("") if e.path.startswith("step-1/")]
+
+
+def test_damaged_weights_go_to_the_trash_and_are_made_anew_after_it() -> None:
+    for store in kill_points(made, thinned):
+        path = f"{WEIGHTS}/{MARKER}"
+        if not any(e.path == f"{WEIGHTS}/{MANIFEST}" for e in store.walk("")):
+            continue
+        if seen(store)[1] == ["step-1"]:
+            break
+    data = store.read(path)
+    store.delete([path])
+    store.put(path, bytes(len(data)))
+    for _ in range(2):  # the second run finds them in the trash
+        store.now += 3600
+        assert list(thinned(store).failed) == ["step-1"]
+        assert seen(store)[1] == ["step-1"]
+    store.now += 2 * DAY
+    purge(place_of(store), [Small()], actor="tester", now=lambda: store.now)
+    assert seen(store)[1] == ["step-1"]
+    assert thinned(store).code is ExitCode.OK
+    assert seen(store)[1] == [WEIGHTS]
+    assert store.read(path) == data
 
 
 @pytest.mark.s3

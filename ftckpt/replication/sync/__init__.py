@@ -251,7 +251,7 @@ class _Sync:
             return replace(item, state=SyncState.DROPPED, why="gc of the tier has dropped it")
         try:
             unswept = ships and self.tier.left_behind(found)
-            if found.entry.thinned and (said := self.tier.has_of(found)):
+            if found.entry.thinned and (said := self.tier.has_of(found, record=ships)):
                 return replace(item, state=SyncState.THERE, why=said)
             if not unswept and self.tier.is_there(found, record=ships):
                 return replace(item, state=SyncState.THERE)

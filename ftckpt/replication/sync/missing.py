@@ -26,6 +26,7 @@ from ftckpt.replication.options import ReplicationOptions
 from ftckpt.retention import records
 from ftckpt.retention.policy import Policy, rules
 from ftckpt.retention.records import log
+from ftckpt.retention.scan.contents import fingerprint_of, identity_of, list_entry
 from ftckpt.retention.scan.entry import ScannedEntry
 from ftckpt.storage import StoreOptions
 from ftckpt.storage.source import Source
@@ -152,22 +153,61 @@ class DestinationTier:
         leftover = os.path.join(folder, staging_name(name))
         return bool(name) and os.path.lexists(leftover)
 
-    def has_of(self, found: ScannedEntry) -> str:
+    def has_of(self, found: ScannedEntry, *, record: bool) -> str:
         """Say what the tier holds of a checkpoint that was thinned; "" where it needs a copy.
 
-        The whole one was shipped before, or the tier's own gc has thinned it by itself.
+        The whole one was shipped before, or the tier's own gc has thinned it by itself. That a
+        checkpoint of its name stands there proves neither.
+
+        Args:
+            found: weights of the root.
+            record: as in `is_there`.
+
+        Raises:
+            CorruptError, ExistsError: as `is_there`.
         """
+        ours = thinned_from(Source.directory(self.root.store, found.place.path))
+        if ours is None:
+            return ""
         own = self._path(found)
-        whole = weights_of(own)
         with suppress(NotFoundError):
-            if whole and find(Source.directory(self.tier.store, whole)) is not None:
+            if weights_of(own) and self._has_whole(found, ours):
                 return "the tier holds it whole"
         with suppress(NotFoundError):
             standing = thinned_from(Source.directory(self.tier.store, own))
-            ours = thinned_from(Source.directory(self.root.store, found.place.path))
-            if standing is not None and ours is not None and _of_one(standing, ours):
-                return "" if standing == ours else "the tier has thinned it itself"
+            if standing is None or standing == ours:
+                return ""
+            if _of_one(standing, ours) and self.is_there(found, record=record):
+                return "the tier has thinned it itself"
         return ""
+
+    def _has_whole(self, found: ScannedEntry, ours: ThinnedFrom) -> bool:
+        """Say whether the tier holds the very checkpoint that was thinned, by what sync recorded.
+
+        Raises:
+            CorruptError: files of it are missing or of another size.
+            NotFoundError: it holds none.
+        """
+        standing = Source.directory(self.tier.store, weights_of(self._path(found)))
+        manifest = find(standing)
+        if manifest is None or manifest.format != ours.format:
+            return False
+        if manifest.step not in (None, ours.step):  # some formats hold no step
+            return False
+        name = weights_of(name_in(self.root, found))
+        shipped = any(
+            record.label == _LABEL
+            and record.text("identity", "") == ours.fingerprint
+            and record.text("manifest", "") == _digest(manifest)
+            for record in records.read(self.tier, _KIND, name)
+        )
+        if shipped:
+            try:
+                _require_sizes(standing, manifest)
+            except CorruptError as error:
+                error.hint = "remove it there, and the next sync ships the weights"
+                raise
+        return shipped
 
     def is_there(self, found: ScannedEntry, *, record: bool) -> bool:
         """Say whether the tier holds this very checkpoint.
@@ -227,7 +267,12 @@ class DestinationTier:
             if manifest is None:
                 return
             self.tier = read_again(self.tier)
+            files = list_entry(self.root.store, found.place)
+            if fingerprint_of(files) != found.entry.contents.fingerprint:
+                return
             fields = {
+                # Of the data alone: gc keeps it when it thins the checkpoint.
+                "identity": identity_of(files, found.place.path),
                 "listing": found.entry.contents.fingerprint,
                 "manifest": _digest(manifest),
                 "source": self.root.url,

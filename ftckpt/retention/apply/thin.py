@@ -8,18 +8,18 @@ and never both. Killed before that act, the next run finds the weights and goes 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from ftckpt.discovery.recognise import Format
 from ftckpt.discovery.resolve import Place
-from ftckpt.discovery.roots import Root
-from ftckpt.errors import FtckptError, NotFoundError, RefusedError
-from ftckpt.findings import counted
-from ftckpt.manifest import ThinnedFrom
-from ftckpt.manifest.thinned import thinned_from
-from ftckpt.own_files import SUFFIX, WEIGHTS, is_own
+from ftckpt.discovery.roots import Root, read_again
+from ftckpt.errors import ExitCode, FtckptError, NotFoundError, RefusedError, error_of
+from ftckpt.findings import Finding, Severity, counted
+from ftckpt.manifest import Manifest, ThinnedFrom
+from ftckpt.manifest.thinned import thinned_manifest
+from ftckpt.own_files import WEIGHTS
 from ftckpt.progress import NULL, Counter
 from ftckpt.retention.document import plan_id
 from ftckpt.retention.locks.claim import leased
@@ -27,13 +27,15 @@ from ftckpt.retention.locks.hold import hold, require_clock
 from ftckpt.retention.policy.plan import Decision, Reason, RetentionPlan
 from ftckpt.retention.policy.protections import group_entries
 from ftckpt.retention.records import log
-from ftckpt.retention.scan.contents import fingerprint_of, list_entry
+from ftckpt.retention.scan.contents import fingerprint_of, identity_of, list_entry
 from ftckpt.retention.scan.entries import EntryClass
 from ftckpt.retention.scan.entry import Bases, ScannedEntry, ScanOptions, recorded_bases
 from ftckpt.retention.scan.staleness import is_same
 from ftckpt.retention.trash import Trash
 from ftckpt.storage.source import Source
-from ftckpt.storage.store import Entry
+from ftckpt.verification.blocks import check_manifest, compare_listing
+from ftckpt.verification.evidence import Report
+from ftckpt.workers import ALONE, Work
 
 from .outcome import Thinned, ThinnedEntry
 from .prepare import Prepared, prepare
@@ -54,6 +56,7 @@ def thin(
     purge_now: bool = False,
     bases: Bases = recorded_bases,
     counter: Counter = NULL,
+    work: Work = ALONE,
 ) -> Thinned:
     """Thin a plan's milestones, the oldest first; one that cannot be thinned stays whole.
 
@@ -69,6 +72,7 @@ def thin(
         purge_now: free the whole ones at once instead of moving them to the trash.
         bases: returns a checkpoint's bases (see `ScanOptions`).
         counter: counts entries.
+        work: how weights that an earlier run has left are read again.
 
     Raises:
         UnavailableError, DeniedError: the root could not be read; nothing was touched.
@@ -78,21 +82,30 @@ def thin(
     policy = replace(plan.policy, reclaim=None)
     fresh = prepare(place, formats, policy, now(), bases=bases, known=plan, counter=counter)
     how = ScanOptions(formats, now(), policy.metric, bases)
-    work = _Thinning(plan, fresh, take_weights, how, actor, now, purge_now=purge_now)
+    run = _Thinning(plan, fresh, take_weights, how, actor, now, work, purge_now=purge_now)
     counter.start("thinning", len(plan.thin), "entries")
     for decision in plan.thin:
-        work.thin(decision)
+        run.thin(decision)
         counter.add(1)
     return Thinned(
-        thinned=tuple(work.thinned),
-        trashed=tuple(one for done in work.droppings for one in done.trashed),
-        absent=tuple(work.absent),
-        freed=sum(done.freed for done in work.droppings),
-        waiting=sum(done.waiting for done in work.droppings),
-        failed=work.failed,
-        notes=tuple(work.notes),
+        thinned=tuple(run.thinned),
+        trashed=tuple(one for done in run.droppings for one in done.trashed),
+        absent=tuple(run.absent),
+        freed=sum(done.freed for done in run.droppings),
+        waiting=sum(done.waiting for done in run.droppings),
+        failed=run.failed,
+        notes=tuple(run.notes),
     )
 
+
+class _Weights(NamedTuple):
+    """Weights of which a manifest says that they are finished."""
+
+    source: Source
+    manifest: Manifest
+
+
+_PURGE = "once the trash is freed (gc purge), they are made anew"
 
 # Of the weights of an entry that stands whole.
 _PENDING = (EntryClass.STAGING, EntryClass.ABANDONED)
@@ -109,6 +122,7 @@ class _Thinning:
         how: ScanOptions,
         actor: str,
         now: Callable[[], float],
+        work: Work,
         *,
         purge_now: bool,
     ) -> None:
@@ -120,6 +134,7 @@ class _Thinning:
         self.how = how
         self.actor = actor
         self.now = now
+        self.work = work
         self.purge_now = purge_now
         self.thinned: list[ThinnedEntry] = []
         self.droppings: list[Dropping] = []
@@ -162,7 +177,7 @@ class _Thinning:
             saved=found.entry.time,
             files=contents.files,
             nbytes=contents.nbytes,
-            fingerprint=_identity(files, found.place.path),
+            fingerprint=identity_of(files, found.place.path),
             left=(),
             metrics=_metrics(self.plan, found),
         )
@@ -173,39 +188,74 @@ class _Thinning:
         with hold([found.root], self.actor, self.now()) as trashes:
             require_clock([found.root], self.now())
             self._require_survivors(found)
-            known, _ = self._finished(found)
-            if known is None or not _is_of(known, record):
+            _require_shown(read_again(found.root), record.name)
+            weights = self._finished(found)
+            if weights is None or not _is_of(weights, record) or _listed_damage(weights):
                 raise RefusedError(f"{name} stays whole: its weights are not there any more")
             self._swap(decision, found, trashes, nbytes)
 
     def _made(self, found: ScannedEntry, record: ThinnedFrom) -> int | None:
-        """Return the bytes of weights that a killed run has made; drop those of another save."""
-        known, nbytes = self._finished(found)
-        if known is None:
+        """Return the bytes of weights that a killed run has made; drop damaged ones.
+
+        Those of another save are dropped, too. The manifest alone proves nothing: the files may
+        have been damaged since, and the whole one is about to go.
+        """
+        name, weights = found.entry.name, self._finished(found)
+        if weights is None:
             return None  # a transfer that was killed goes on where it was
-        if _is_of(known, record):
-            return nbytes
-        other = self.fresh.found.get(found.entry.name + WEIGHTS)
-        if other is None or other.entry.entry_class not in _PENDING:
-            raise RefusedError(f"{found.entry.name} stays whole: other weights stand beside it")
-        why = Reason("thin", f"its weights are not those of {found.entry.name} as it is now")
+        _require_shown(found.root, record.name)
+        damage = ""
+        if _is_of(weights, record):
+            with leased(found.root, record.name, f"{self.actor} (gc thins it)", self.now):
+                damage = self._damage(weights)
+            if not damage:
+                return weights.source.nbytes
+            why, told = f"its weights are damaged: {damage}", f"is damaged ({damage})"
+        else:
+            why = f"its weights are not those of {name} as it is now"
+            told = "held weights of another save"
+        other = self.fresh.found.get(name + WEIGHTS)
+        # Without its data no format knows it any more, and its manifest still says whose it is.
+        if other is None or not (damage or other.entry.entry_class in _PENDING):
+            raise RefusedError(f"{name} stays whole: {why}")
         with hold([found.root], self.actor, self.now()) as trashes:
             trashes[found.entry.group].discard(
                 other.now(contents=None),
-                Decision(other.entry, False, (why,)),
+                Decision(other.entry, False, (Reason("thin", why),)),
                 actor=self.actor,
                 now=self.now(),
             )
-        self.notes.append(f"{other.entry.name} held weights of another save: it is in the trash")
+        self.notes.append(f"{other.entry.name} {told}: it is in the trash")
+        if not found.root.store.traits.local:
+            # There the trash keeps the data in place: new weights would lie in the trash, too.
+            raise RefusedError(f"{name} stays whole: {why}", hint=_PURGE)
         return None
 
-    def _finished(self, found: ScannedEntry) -> tuple[ThinnedFrom | None, int]:
-        """Return what the finished weights beside an entry are of, and their bytes."""
+    def _damage(self, weights: _Weights) -> str:
+        """Read weights again; return what is damaged, "" if nothing is.
+
+        Raises:
+            FtckptError: they could not be read, which says nothing about them.
+        """
+        errors: list[Finding] = []
+        source, manifest = weights.source, weights.manifest
+        work = replace(self.work, counter=NULL)
+        check_manifest(source, manifest, emit=_errors_into(errors), work=work)
+        if not errors:
+            return ""
+        if any(one.code is not ExitCode.CORRUPT for one in errors):
+            other = next(one for one in errors if one.code is not ExitCode.CORRUPT)
+            raise error_of(other.code, f"{source.name} could not be checked: {other.message}")
+        return errors[0].message
+
+    def _finished(self, found: ScannedEntry) -> _Weights | None:
+        """Return the finished weights beside an entry."""
         try:
             source = Source.directory(found.root.store, found.place.path + WEIGHTS)
         except NotFoundError:
-            return None, 0
-        return thinned_from(source), sum(entry.size for entry in source.entries.values())
+            return None
+        manifest = thinned_manifest(source)
+        return None if manifest is None else _Weights(source, manifest)
 
     def _require_survivors(self, found: ScannedEntry) -> None:
         """Count the good checkpoints that are whole once more: others may have gone meanwhile."""
@@ -275,22 +325,36 @@ class _Thinning:
             self.notes.append(f"there was no room in the log of {root.url} for what was done")
 
 
-def _is_of(known: ThinnedFrom, record: ThinnedFrom) -> bool:
+def _require_shown(root: Root, name: str) -> None:
+    """Refuse weights that lie in the trash of an object store, which keeps its data in place.
+
+    They would not be shown without the whole one, and be deleted with the trash.
+    """
+    if name + WEIGHTS in root.tombs:
+        raise RefusedError(f"{name} stays whole: weights of it are in the trash", hint=_PURGE)
+
+
+def _is_of(weights: _Weights, record: ThinnedFrom) -> bool:
     """Whether weights are those of an entry as it is now, file by file."""
+    known = weights.manifest.thinned
+    assert known is not None
     return (known.name, known.fingerprint) == (record.name, record.fingerprint)
 
 
-def _identity(files: Sequence[Entry], base: str) -> str:
-    """Return a digest of the data files: where a store marks content, undelete does not change it.
+def _listed_damage(weights: _Weights) -> bool:
+    """Whether a file is missing or of another size than the manifest says; reads none."""
+    errors: list[Finding] = []
+    report = Report(weights.source, _errors_into(errors))
+    compare_listing(weights.source, weights.manifest, (), report)
+    return bool(errors)
 
-    A seal does not change it either.
-    """
-    digest = hashlib.blake2b(digest_size=16)
-    for file in sorted(files):
-        path = file.path[len(base) + 1 :]
-        if not is_own(path) and not file.path.endswith(SUFFIX):
-            digest.update(repr((path, file.size, file.etag or file.mtime)).encode() + b"\n")
-    return digest.hexdigest()
+
+def _errors_into(errors: list[Finding]) -> Callable[[Finding], None]:
+    def take(found: Finding) -> None:
+        if found.severity is Severity.ERROR:
+            errors.append(found)
+
+    return take
 
 
 def _metrics(plan: RetentionPlan, found: ScannedEntry) -> dict[str, float]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from ftckpt.errors import NotFoundError
-from ftckpt.own_files import SUFFIX
+from ftckpt.own_files import SUFFIX, is_own
 from ftckpt.storage.store import Entry, EntryKind, Store
 
 from .entries import EntryContents, SharedFile
@@ -75,4 +75,17 @@ def fingerprint_of(files: Sequence[Entry]) -> str:
     for file in sorted(files):
         identity = (file.path, str(file.kind), file.size, file.mtime, file.etag, file.link)
         digest.update(repr(identity).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def identity_of(files: Sequence[Entry], base: str) -> str:
+    """Return a digest of the data files of `base`, which a seal does not change.
+
+    Where a store marks content, undelete does not change it either.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for file in sorted(files):
+        path = file.path[len(base) + 1 :]
+        if not is_own(path) and not file.path.endswith(SUFFIX):
+            digest.update(repr((path, file.size, file.etag or file.mtime)).encode() + b"\n")
     return digest.hexdigest()

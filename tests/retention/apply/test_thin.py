@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +17,15 @@ from ftckpt.api.thinning import WeightsAlone
 from ftckpt.discovery import resolve as opening
 from ftckpt.errors import ExitCode, NoResourceError, RefusedError
 from ftckpt.formats.catalog import FORMATS
+from ftckpt.manifest import ThinnedFrom
 from ftckpt.manifest.locate import find
 from ftckpt.manifest.seal import seal
+from ftckpt.own_files import MANIFEST
 from ftckpt.retention import Policy, purge, undelete
+from ftckpt.retention.apply.thin import thin
 from ftckpt.retention.document import dump_plan, load_plan
 from ftckpt.retention.records import pins, tags
+from ftckpt.retention.scan.entry import ScannedEntry
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.source import Source
 from tests import campaign
@@ -313,3 +318,43 @@ def test_the_plan_as_a_document(root: Path) -> None:
     assert [d.entry.name for d in again.thin] == ["step-100", "step-200"]
     assert thin_of(root, again).code is ExitCode.OK
     assert names_in(root) == AFTER
+
+
+@pytest.mark.parametrize("damage", ["flip", "remove", "manifest"])
+def test_weights_that_a_killed_run_left_are_read_again(root: Path, damage: str) -> None:
+    def dies(*_: object) -> None:
+        raise RefusedError("killed here")
+
+    before = (root / "step-100/model.safetensors").read_bytes()
+    plan = plan_of(root)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules[thin.__module__]._Thinning, "_swap", dies)
+        assert set(thin_of(root, plan).failed) == {"step-100", "step-200"}
+    left = next((root / THIN[100]).glob("*.safetensors"))
+    if damage == "flip":
+        with left.open("r+b") as file:
+            file.seek(-8, os.SEEK_END)
+            file.write(b"XXXXXXXX")
+    elif damage == "remove":
+        left.unlink()
+    else:
+        (left.parent / MANIFEST).write_bytes(b"{}")
+    thinned = thin_of(root, plan_of(root, now=NOW + 3600), NOW + 3600, purge_now=True)
+    if damage == "manifest":
+        assert set(thinned.failed) == {"step-100"}
+        assert (root / "step-100/model.safetensors").read_bytes() == before
+        return
+    assert thinned.code is ExitCode.OK
+    assert "is damaged" in thinned.notes[0]
+    assert next((root / THIN[100]).glob("*.safetensors")).read_bytes()[-1024:] == before[-1024:]
+
+
+def test_weights_that_go_after_they_were_made_keep_it_whole(root: Path) -> None:
+    def take(found: ScannedEntry, path: str, record: ThinnedFrom) -> int:
+        done = WeightsAlone().take(found, path, record)
+        os.truncate(next((root / f"{found.entry.name}.ftckpt-weights").glob("*.safetensors")), 9)
+        return done
+
+    thinned = thin_of(root, plan_of(root), take=take)
+    assert set(thinned.failed) == {"step-100", "step-200"}
+    assert {"step-100", "step-200"} <= names_in(root)
