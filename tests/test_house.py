@@ -74,7 +74,7 @@ BUDGET = {
     "comparison": 2_857,
     "delta": 5_405,
     "retention": 6_696,
-    "replication": 3_060,
+    "replication": 3_100,
     "parts": 2_039,
     "capabilities": 993,
     "health": 1_150,
