@@ -7,19 +7,29 @@ replica: read with each file's name standing for another copy of it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftckpt.digests.files import hash_files
-from ftckpt.errors import CorruptError, UnsafeError, UnverifiedError, UsageError
-from ftckpt.extents import Extent
-from ftckpt.findings import Severity
+from ftckpt.errors import (
+    CorruptError,
+    DeniedError,
+    FtckptError,
+    UnavailableError,
+    UnsafeError,
+    UnverifiedError,
+    UsageError,
+)
+from ftckpt.extents import BLOCK, Extent
+from ftckpt.findings import Finding, Severity
 from ftckpt.manifest.locate import find
 from ftckpt.progress import NULL
 from ftckpt.storage import StoreOptions
 from ftckpt.storage.readonly import ReadOnlyStore
 from ftckpt.storage.source import Source
 from ftckpt.verification import Level, VerifyOptions, verify
+from ftckpt.verification.replica import BlockPair, compare_or_fail
 from ftckpt.workers import Work
 
 from .options import ReplicationOptions
@@ -46,11 +56,13 @@ def repair_from_own_copies(
     """Mend a checkpoint from the copies that it keeps itself; the arguments are those of `repair`.
 
     A block may be had from any of the copies that has it as it was sealed. If nothing is sealed,
-    a file is taken whole from a copy of which every record matches its CRC-32.
+    a file is taken whole from a copy of which every record matches its CRC-32, if the damaged file
+    shows that both are of one save: it is there, and they differ only in damaged records.
 
     Raises:
         UsageError: it keeps no copies.
         CorruptError: a block is damaged in all of them, or a file that is there once.
+        UnverifiedError: nothing is sealed, and nothing says which copy is right.
         FtckptError: as `repair`, and as opening raises it.
     """
     last: CorruptError | None = None
@@ -87,13 +99,18 @@ def _replicas(source: Source, opened: Open, work: Work) -> Iterator[Source]:
 def _sound(checkpoint: Checkpoint, work: Work) -> dict[str, str]:
     """Return for each file a copy in which no damage was found.
 
+    That a copy matches its own CRC-32s does not show that it is of this save. The damaged copy
+    shows it: see `_require_same_save`.
+
     Raises:
-        UnverifiedError: two of its copies differ, and neither shows damage.
+        UnverifiedError: two of its copies differ, and neither shows damage; or nothing shows that
+            the copies are of one save.
     """
     source, quiet = checkpoint.source, replace(work, counter=NULL)
     options = VerifyOptions(level=Level.CONTENT, use_manifest=False)
     report = verify(checkpoint, options, work=quiet)
-    bad = {f.file for f in report.findings if f.severity is Severity.ERROR}
+    damage = [f for f in report.findings if f.severity is Severity.ERROR]
+    bad = {f.file for f in damage}
     sound = [n for n in checkpoint.file_copies if n in source.entries and n not in bad]
     digests = hash_files(source, {name: source.size(name) for name in sound}, work=quiet)
     found = {}
@@ -107,7 +124,78 @@ def _sound(checkpoint: Checkpoint, work: Work) -> dict[str, str]:
                 file=differing,
             )
         found[name] = whole[0] if whole else name
+    taken = {name: place for name, place in found.items() if place != name and name not in digests}
+    if taken:
+        _require_same_save(checkpoint, taken, damage, quiet)
     return found
+
+
+def _require_same_save(
+    checkpoint: Checkpoint, taken: Mapping[str, str], damage: Sequence[Finding], work: Work
+) -> None:
+    """Demand that each damaged file shows that the copy taken for it is of the same save.
+
+    It does where both have the same bytes, but for records that do not match their CRC-32. Then
+    both have the same recorded CRC-32 for the damaged record too, and the copy matches it.
+
+    Args:
+        checkpoint: opened.
+        taken: copies to take, by the names of the damaged files.
+        damage: that was found.
+        work: how.
+
+    Raises:
+        UnverifiedError: a file is not there or has another length, or differs elsewhere.
+    """
+    source = checkpoint.source
+    for name, place in taken.items():
+        if name not in source.entries or source.size(name) != source.size(place):
+            raise _not_of_one_save(name, place)
+    failed = {
+        Extent(f.file, f.offset, f.length)
+        for f in damage
+        if f.kind == "bad-crc" and f.file is not None and f.offset is not None and f.length
+    }
+    extents: dict[str, list[Extent]] = {name: [] for name in taken}
+    with suppress(FtckptError):  # what lies behind that damage is compared
+        for record in checkpoint.records():
+            # The CRC-32s of a transformed stream are in the stream, which is damaged itself.
+            one = record.extent
+            if one in failed and one.file in taken and not record.transforms:
+                extents[one.file].append(one)
+    store = source.store
+    pairs = (
+        BlockPair(
+            (store, store), (source.path(name), source.path(place)), name, offset, length,
+            work.limiter,
+        )
+        for name, place in taken.items()
+        for offset, length in _between(extents[name], source.size(name))
+    )  # fmt: skip
+    for done in work.run(pairs, compare_or_fail):
+        if isinstance(done.error, (DeniedError, UnavailableError)):
+            raise done.error
+        if done.error is not None or done.first is not None:
+            raise _not_of_one_save(done.file, taken[done.file])
+
+
+def _between(extents: Sequence[Extent], size: int) -> Iterator[tuple[int, int]]:
+    """Yield offset and length of what lies between extents of a file, in blocks."""
+    at = 0
+    for start, end in (*sorted((e.offset, e.end) for e in extents), (size, size)):
+        while at < start:
+            length = min(BLOCK, start - at)
+            yield at, length
+            at += length
+        at = max(at, end)
+
+
+def _not_of_one_save(name: str, place: str) -> UnverifiedError:
+    return UnverifiedError(
+        f"no evidence says that {place} is of the same save as {name}, which is damaged or missing",
+        hint="--from names another copy of the checkpoint",
+        file=name,
+    )
 
 
 def _read_as(source: Source, places: Mapping[str, str]) -> Source:
