@@ -82,7 +82,7 @@ BUDGET = {
     "alerting": 400,
     "replay": 5_125,
     "formats.pickles": 2_359,
-    "guard": 2_920,
+    "guard": 2_990,
     "formats.torch_files": 4_110,
     "formats.state": 1_960,
     "formats.huggingface": 500,
