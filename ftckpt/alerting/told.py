@@ -22,6 +22,8 @@ from .deliver import AlertHook, alert_document, deliver
 SCHEMA = "ftckpt.told/1"
 _MAX_BYTES = 16 << 20
 _READABLE = 40
+# Of conditions of one kind, the messages of so many are told; `about` names what each is about.
+_MESSAGES = 10
 
 
 class Condition(NamedTuple):
@@ -190,11 +192,14 @@ def tell(
 
 def _merged(conditions: Sequence[Condition]) -> dict[str, Condition]:
     """Return one condition of each kind."""
-    found: dict[str, Condition] = {}
+    kinds: dict[str, list[Condition]] = {}
     for one in conditions:
-        same = found.get(one.kind)
-        if same is not None:
-            both = dict.fromkeys((*(same.about or ("",)), *(one.about or ("",))))
-            one = Condition(one.kind, f"{same.message}; {one.message}", same.hint, tuple(both))
-        found[one.kind] = one
+        kinds.setdefault(one.kind, []).append(one)
+    found = {}
+    for kind, same in kinds.items():
+        about = dict.fromkeys(subject for one in same for subject in one.about or ("",))
+        said = "; ".join(one.message for one in same[:_MESSAGES])
+        if len(same) > _MESSAGES:
+            said += f"; and {len(same) - _MESSAGES} more"
+        found[kind] = Condition(kind, said, same[0].hint, tuple(about))
     return found

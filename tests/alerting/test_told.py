@@ -74,6 +74,24 @@ def test_what_is_new_about_it_is_news_and_what_goes_is_not(desk: Desk) -> None:
     assert desk.run() == [(DOWN, "corrupt", ())]
 
 
+def test_many_are_one_message_that_can_be_read(desk: Desk) -> None:
+    told: list[Mapping[str, Any]] = []
+
+    def deliver(_: AlertHook, document: Mapping[str, Any]) -> list[str]:
+        told.append(document)
+        return []
+
+    many = [bad(f"step-{number}") for number in range(700)]
+    tell(
+        many, HOOK, AlertMemory(str(desk.path), desk.warned.append), AlertSource("gc", "/ckpt", 1),
+        complete=True, warn=desk.warned.append, deliver=deliver,
+    )  # fmt: skip
+    (one,) = told
+    assert len(one["about"]) == 700
+    assert one["message"].endswith("; and 690 more")
+    assert "step-9'" in one["message"]
+
+
 def test_a_run_that_could_not_look_says_of_nothing_that_it_is_over(desk: Desk) -> None:
     away = Condition("unavailable", "the store is away")
     desk.run(STALE)
