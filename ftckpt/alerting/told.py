@@ -174,19 +174,19 @@ def tell(
                 known[kind] = before | dict.fromkeys(news, source.now)
                 memory.write(told)  # a killed run does not tell it twice
         for kind, before in list(known.items()) if complete else ():
-            subjects = (now[kind].about or ("",)) if kind in now else ()
-            left = {subject: then for subject, then in before.items() if subject in subjects}
-            if left == before:
-                continue
-            if left:
-                known[kind] = left
-            else:
+            if kind in now:
+                subjects = now[kind].about or ("",)
+                left = {subject: then for subject, then in before.items() if subject in subjects}
+                # Where nothing is left its successor was not delivered: the kind is to be cleared.
+                if left and left != before:
+                    known[kind] = left
+                    memory.write(told)
+            elif hand_over(
+                event="cleared", kind=kind, message="it is over",
+                since=min(before.values(), default=source.now),
+            ):  # fmt: skip
                 del known[kind]
-            memory.write(told)
-            if kind not in now:
-                hand_over(
-                    event="cleared", kind=kind, message="it is over", since=min(before.values())
-                )
+                memory.write(told)
     return delivered
 
 

@@ -108,6 +108,16 @@ def test_what_was_not_delivered_is_news_again(desk: Desk) -> None:
     assert desk.run(STALE) == [(UP, "stale", ())]
 
 
+def test_an_end_that_was_not_delivered_is_told_later(desk: Desk) -> None:
+    desk.run(STALE, bad("a"))
+    desk.away = {"command"}
+    assert desk.run(bad("b")) == []  # nobody knows of it, so its kind is still to be cleared
+    desk.away = set()
+    assert desk.run() == [(DOWN, "stale", ()), (DOWN, "corrupt", ())]
+    assert desk.run() == []
+    assert desk.run(STALE) == [(UP, "stale", ())]
+
+
 def test_each_of_two_is_told_once(tmp_path: Path) -> None:
     desk = Desk(tmp_path / "told.json", AlertHook("command", "https://host/x"))
     desk.away = {"webhook"}
