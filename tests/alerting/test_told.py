@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -116,6 +118,35 @@ def test_an_end_that_was_not_delivered_is_told_later(desk: Desk) -> None:
     assert desk.run() == [(DOWN, "stale", ()), (DOWN, "corrupt", ())]
     assert desk.run() == []
     assert desk.run(STALE) == [(UP, "stale", ())]
+
+
+def test_two_runs_at_once_tell_once(desk: Desk) -> None:
+    told: list[str] = []
+
+    def deliver(_: AlertHook, document: Mapping[str, Any]) -> list[str]:
+        time.sleep(0.3)
+        told.append(document["kind"])
+        return []
+
+    def run(wait: float = 20.0) -> None:
+        tell(
+            [STALE], HOOK, AlertMemory(str(desk.path), desk.warned.append),
+            AlertSource("status", "/ckpt", 1.0), complete=True, warn=desk.warned.append,
+            deliver=deliver, wait=wait,
+        )  # fmt: skip
+
+    both = [threading.Thread(target=run) for _ in range(2)]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join()
+    assert told == ["stale"]
+    assert not desk.warned
+    desk.path.unlink()
+    with AlertMemory(str(desk.path), desk.warned.append).alone(0.0):
+        run(wait=0.0)  # it does not wait for ever for one that hangs
+    assert told == ["stale", "stale"]
+    assert "told twice" in desk.warned[0]
 
 
 def test_each_of_two_is_told_once(tmp_path: Path) -> None:
