@@ -104,7 +104,7 @@ def command(
     for item in report.items:
         if item.code is not ExitCode.OK:
             alerts.add("not-shipped", f"{item.name}: {item.why}", "", [item.name])
-    alerts.complete()
+    alerts.complete(acted=not dry_run)
     return _show(invocation, report)
 
 

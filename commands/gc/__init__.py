@@ -147,7 +147,8 @@ def command(
     if planned.order or planned.thin:
         more = ("--policy", known.file) if known else ()
         invocation.print(f"carry it out: {command_to_apply([*invocation.words, *more])}")
-    return _with_wish(invocation, planned, Result(ExitCode.OK, summary(planned)), alerts)
+    result = Result(ExitCode.OK, summary(planned))
+    return _with_wish(invocation, planned, result, alerts, acted=False)
 
 
 def _with_policy(
@@ -205,17 +206,17 @@ def _carry_out(
             first = next(iter(outcome.failed.values()))
             alerts.add(kind, first.message, first.hint, sorted(outcome.failed))
     result = ended(invocation, said, applied, *purged, thinned)
-    return _with_wish(invocation, plan, result, alerts)
+    return _with_wish(invocation, plan, result, alerts, acted=True)
 
 
 def _with_wish(
-    invocation: Invocation, plan: RetentionPlan, result: Result, alerts: Alerts
+    invocation: Invocation, plan: RetentionPlan, result: Result, alerts: Alerts, *, acted: bool
 ) -> Result:
     """Return how it ended; PARTIAL where all is well but for the wish for space."""
     short = short_of(plan)
     if short:
         alerts.add("not-enough", short, "a policy that keeps less frees more")
-    alerts.complete()
+    alerts.complete(acted=acted)
     if result.code is not ExitCode.OK or not short:
         return result
     return invocation.fail(ExitCode.PARTIAL, short, "a policy that keeps less frees more")

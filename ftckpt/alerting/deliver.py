@@ -21,6 +21,8 @@ from ftckpt.errors import UsageError
 
 SCHEMA = "ftckpt.alert/1"
 COMMAND_S, WEBHOOK_S = 60.0, 20.0
+# Characters of a message in a variable: the system refuses a command with a long one.
+_LONGEST = 1_000
 
 
 class AlertHook(NamedTuple):
@@ -114,9 +116,10 @@ def deliver(
 
 
 def _run(command: str, document: Mapping[str, Any], data: bytes, seconds: float) -> str:
+    message = str(document["message"]).replace("\0", " ")
     told = os.environ | {
         "FTCKPT_ALERT_KIND": str(document["kind"]),
-        "FTCKPT_ALERT": str(document["message"]),
+        "FTCKPT_ALERT": message if len(message) <= _LONGEST else f"{message[:_LONGEST]}...",
         "FTCKPT_ALERT_EVENT": str(document["event"]),
     }
     try:

@@ -10,11 +10,14 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from ftckpt.errors import FtckptError, UsageError
 from ftckpt.storage.local.atomic import write_over
+from ftckpt.storage.local.claim import claim
 from ftckpt.strict_json import JsonError, decode
 
 from .deliver import AlertHook, alert_document, deliver
@@ -22,6 +25,11 @@ from .deliver import AlertHook, alert_document, deliver
 SCHEMA = "ftckpt.told/1"
 _MAX_BYTES = 16 << 20
 _READABLE = 40
+# Seconds to wait for another run that tells of the same: longer than it has for one alert.
+WAIT = 100.0
+_LOOK = 0.1
+# Of conditions of one kind, the messages of so many are told; `about` names what each is about.
+_MESSAGES = 10
 
 
 class Condition(NamedTuple):
@@ -96,6 +104,45 @@ class AlertMemory:
             self._warn(f"alerts: {self.path} is not read ({error}): what was told is told again")
             return {}
 
+    @contextmanager
+    def alone(self, seconds: float) -> Iterator[None]:
+        """Keep other runs away that remember here: two at once would both tell what is news.
+
+        Where that is not possible it goes on beside them: told twice is better than never told.
+
+        Args:
+            seconds: to wait for another run.
+        """
+        path = os.path.abspath(self.path)
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError:  # nor can it be remembered, which is said then
+            yield
+            return
+        try:
+            if not self._claim(lock, time.monotonic() + seconds):
+                self._warn(
+                    f"alerts: another run holds {path}.lock for more than {seconds:g} s: they may"
+                    " be told twice"
+                )
+            yield
+        finally:
+            os.close(lock)
+
+    def _claim(self, lock: int, until: float) -> bool:
+        while True:
+            try:
+                claim(lock, self.path)
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    return False
+                time.sleep(_LOOK)
+            except (OSError, FtckptError):  # a filesystem without locks
+                return True
+            else:
+                return True
+
     def write(self, told: Told) -> None:
         """Remember; a failure is told, and nothing more."""
         data = json.dumps({"schema": SCHEMA, "told": told}, indent=1).encode() + b"\n"
@@ -128,6 +175,7 @@ def tell(
     complete: bool,
     warn: Callable[[str], None],
     deliver: Callable[[AlertHook, Mapping[str, Any]], list[str]] = deliver,
+    wait: float = WAIT,
 ) -> int:
     """Tell what is news, and what is over; return how many alerts were delivered.
 
@@ -142,7 +190,21 @@ def tell(
         complete: whether everything was looked at; if not, nothing is known to be over.
         warn: is told what went wrong.
         deliver: hands one document over.
+        wait: seconds to wait for another run that tells of the same.
     """
+    with memory.alone(wait):
+        return _tell(conditions, hook, memory, source, complete, warn, deliver)
+
+
+def _tell(
+    conditions: Sequence[Condition],
+    hook: AlertHook,
+    memory: AlertMemory,
+    source: AlertSource,
+    complete: bool,
+    warn: Callable[[str], None],
+    deliver: Callable[[AlertHook, Mapping[str, Any]], list[str]],
+) -> int:
     told = memory.read()
     delivered = 0
     now = _merged(conditions)
@@ -172,29 +234,32 @@ def tell(
                 known[kind] = before | dict.fromkeys(news, source.now)
                 memory.write(told)  # a killed run does not tell it twice
         for kind, before in list(known.items()) if complete else ():
-            subjects = (now[kind].about or ("",)) if kind in now else ()
-            left = {subject: then for subject, then in before.items() if subject in subjects}
-            if left == before:
-                continue
-            if left:
-                known[kind] = left
-            else:
+            if kind in now:
+                subjects = now[kind].about or ("",)
+                left = {subject: then for subject, then in before.items() if subject in subjects}
+                # Where nothing is left its successor was not delivered: the kind is to be cleared.
+                if left and left != before:
+                    known[kind] = left
+                    memory.write(told)
+            elif hand_over(
+                event="cleared", kind=kind, message="it is over",
+                since=min(before.values(), default=source.now),
+            ):  # fmt: skip
                 del known[kind]
-            memory.write(told)
-            if kind not in now:
-                hand_over(
-                    event="cleared", kind=kind, message="it is over", since=min(before.values())
-                )
+                memory.write(told)
     return delivered
 
 
 def _merged(conditions: Sequence[Condition]) -> dict[str, Condition]:
     """Return one condition of each kind."""
-    found: dict[str, Condition] = {}
+    kinds: dict[str, list[Condition]] = {}
     for one in conditions:
-        same = found.get(one.kind)
-        if same is not None:
-            both = dict.fromkeys((*(same.about or ("",)), *(one.about or ("",))))
-            one = Condition(one.kind, f"{same.message}; {one.message}", same.hint, tuple(both))
-        found[one.kind] = one
+        kinds.setdefault(one.kind, []).append(one)
+    found = {}
+    for kind, same in kinds.items():
+        about = dict.fromkeys(subject for one in same for subject in one.about or ("",))
+        said = "; ".join(one.message for one in same[:_MESSAGES])
+        if len(same) > _MESSAGES:
+            said += f"; and {len(same) - _MESSAGES} more"
+        found[kind] = Condition(kind, said, same[0].hint, tuple(about))
     return found

@@ -6,10 +6,11 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Unpack
 
+from ftckpt.alerting import AlertHook
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.discovery.select import Note, Selection, SelectionRules, select
 from ftckpt.errors import (
@@ -20,6 +21,7 @@ from ftckpt.errors import (
     RefusedError,
     UsageError,
 )
+from ftckpt.guard.alarm import Alarm
 from ftckpt.guard.journal import GuardJournal, log_of, of_place
 from ftckpt.guard.lock import WAIT, Hold, held
 from ftckpt.guard.nodes import NodePlace, team_of
@@ -135,23 +137,31 @@ def guard(
 
     if not command:
         raise UsageError("no command to guard", hint="ftckpt guard ROOT -- COMMAND...")
+    how = settings or GuardSettings()
     place = _Place(choice, flags, stores, counter, say, warn)
-    root = place.read()
-    own = of_place(root)
-    follows = node is not None and node.rank > 0
-    lock = (
-        nullcontext(Hold()) if no_lock or follows else held(root, actor(), wait=wait_lock, say=warn)
-    )
-    journal = GuardJournal(own, warn, log_of(node.rank if node is not None else 0))
-    told(journal)
-    with lock as hold, tempfile.TemporaryDirectory(prefix="ftckpt-guard-") as folder:
-        place.also = hold.also
-        journal.load()
-        if retry_suspected:
-            journal.add("cleared")
+    with ExitStack() as held_here:
+        try:
+            root = place.read()
+            own = of_place(root)
+            follows = node is not None and node.rank > 0
+            hold = Hold()
+            if not (no_lock or follows):
+                hold = held_here.enter_context(held(root, actor(), wait=wait_lock, say=warn))
+            journal = GuardJournal(own, warn, log_of(node.rank if node is not None else 0))
+            told(journal)
+            place.also = hold.also
+            journal.load()
+            if retry_suspected:
+                journal.add("cleared")
+        except FtckptError as error:
+            alarm = Alarm(AlertHook(how.on_alert, how.alert_url), choice.root, warn)
+            alarm.raise_("no-start", error.message)
+            alarm.close()
+            raise
+        folder = held_here.enter_context(tempfile.TemporaryDirectory(prefix="ftckpt-guard-"))
         return Guard(
-            command, place.hooks(settings), settings or GuardSettings(), journal, hold, folder,
-            say, warn, team_of(own, node, choice.timeout),
+            command, place.hooks(how), how, journal, hold, folder, say, warn,
+            team_of(own, node, choice.timeout),
         ).run()  # fmt: skip
 
 
@@ -169,9 +179,8 @@ class _Place:
     started: bool = False
     also: Callable[[Root], None] = lambda _: None
 
-    def hooks(self, settings: GuardSettings | None) -> GuardedPlace:
+    def hooks(self, how: GuardSettings) -> GuardedPlace:
         """Return what the guard does with it."""
-        how = settings or GuardSettings()
 
         def watcher(
             before: Shown,

@@ -140,6 +140,9 @@ def what_next(
 ) -> Next:
     """Decide what follows the end of a command.
 
+    A command that cannot be run ends the guard at its first start alone: one that has run before is
+    there, and a file system that is away comes back.
+
     Args:
         ending: why it ended.
         code: its exit code.
@@ -153,7 +156,7 @@ def what_next(
         return Next(False, REQUEUE, 0.0, "preempted: the scheduler is to start the job again")
     if ending is CommandEnd.STOPPED:
         return Next(False, _SIGNALLED + by, 0.0, f"stopped by {signal.Signals(by).name}")
-    if ending is CommandEnd.UNSTARTED:
+    if ending is CommandEnd.UNSTARTED and len(history) < 2:
         said = "is not found" if code == _NOT_RUN[1] else "cannot be run"
         return Next(False, int(ExitCode.USAGE), 0.0, f"the command {said} (it ended with {code})")
     if ending is CommandEnd.HUNG and limits.on_hang is OnHang.EXIT:

@@ -61,6 +61,8 @@ _STOPPING = (signal.SIGTERM, signal.SIGINT)
 _TICK = 1.0
 # Of the time that a notice leaves, what is kept for ending the command.
 _RESERVE_S, _RESERVE_SHARE = 10.0, 0.25
+# Verdicts that nobody needs to be told of: the scheduler or a person knows what follows.
+_QUIET = (ExitCode.OK, ExitCode.REQUEUE, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
 
 
 _IDLE = "preempted while no command ran: the scheduler is to start the job again"
@@ -280,7 +282,7 @@ class Guard:
         for descriptor in (self._wake, self._ring):
             os.set_blocking(descriptor, False)
         self._notice: Notice | None = None
-        self._starts = 0
+        self._starts, self._ran = 0, False
         self._last: CheckedSave | None = None
         self._unseen = ""
         self._choosing = False
@@ -304,12 +306,16 @@ class Guard:
                 self._team.begin(self._tell)
                 ended = self._attempts()
                 code = ended.code
+                self._tell_end(ended.own, ended.message)
                 return ended
             except FtckptError as error:
                 code = int(error.exit_code)
+                self._tell_end(error.exit_code, error.message)
                 raise
             except BaseException as error:
                 code = int(getattr(error, "code", code) or 0)
+                if isinstance(error, Exception):
+                    self._tell_end(ExitCode.INTERNAL, f"guard itself failed: {error!r}")
                 raise
             finally:
                 adopt_orphans(wanted=False)
@@ -321,6 +327,11 @@ class Guard:
                 os.close(self._wake)
                 os.close(self._ring)
 
+    def _tell_end(self, own: ExitCode | None, message: str) -> None:
+        """Alert of an end that is not as it should be, whatever led to it."""
+        if own not in _QUIET:
+            self._alarm.raise_("failed" if self._ran else "no-start", message)
+
     def _attempts(self) -> Ended:
         while True:
             chosen = self._choose()
@@ -328,8 +339,7 @@ class Guard:
             if stop is not None:
                 return stop
             if not chosen.starts:
-                if self._starts or chosen.code is not ExitCode.OK:
-                    self._alarm.raise_("no-start", chosen.message)
+                self._ran = False
                 return Ended(
                     int(chosen.code), chosen.code, chosen.message, chosen.hint, self._restarts
                 )
@@ -371,7 +381,7 @@ class Guard:
             own = ExitCode.OK
         elif after.code == ExitCode.REQUEUE:
             own = ExitCode.REQUEUE
-        elif ending is CommandEnd.UNSTARTED:
+        elif ending is CommandEnd.UNSTARTED and after.code == ExitCode.USAGE:
             own = ExitCode.USAGE
         elif ending is CommandEnd.STOPPED and after.code in (
             ExitCode.INTERRUPTED,
@@ -382,7 +392,6 @@ class Guard:
         if own is ExitCode.USAGE:
             hint = "no checkpoint is to blame: name the program by its path, and install it"
         if own is None:
-            self._alarm.raise_("failed", after.reason)
             hint = "its own output says why; .ftckpt/guard.jsonl of the root says what was tried"
         return Ended(after.code, own, after.reason, hint, self._restarts)
 
@@ -467,7 +476,7 @@ class Guard:
         """Run the command once; return why it ended, its code, and the signal that stopped it."""
         token = secrets.token_hex(8)
         words = filled(self._words, chosen.path)
-        self._starts += 1
+        self._starts, self._ran = self._starts + 1, True
         before = self._place.listed() if self._team.leads else {}
         self._say(_sentence(chosen, self._starts))
         # The log knows the token before any process has it.

@@ -23,12 +23,15 @@ from typing import NamedTuple
 from ftckpt.discovery.candidates import look
 from ftckpt.discovery.roots import Root
 from ftckpt.errors import ExitCode, FtckptError
+from ftckpt.own_files import WEIGHTS
 from ftckpt.storage.store import Entry, EntryKind
 
 # Seconds until a save that does not pass is verified again.
 SETTLED = 30.0
 # How often a verification may end without an answer.
 _SILENT = 3
+# Seconds that may pass before a start while the files of older saves are noted.
+NOTING = 20.0
 # What a listing shows of each name: it changes when a save of the same name is made again.
 Shown = Mapping[str, tuple[float | None, int]]
 
@@ -200,6 +203,7 @@ class SaveWatcher(threading.Thread):
     ) -> None:
         super().__init__(name="ftckpt-watch", daemon=True)
         self._since, self._best = since, since
+        self._before = frozenset(before)
         self._files: dict[str, FilesOf] = {}
         self._read, self._verify, self._tell = read, verify, tell
         self._every, self._settled = every, settled
@@ -224,31 +228,43 @@ class SaveWatcher(threading.Thread):
         checking.join()
 
     def note(self) -> None:
-        """Note the files of what may be saved anew, before the command starts.
+        """Note the files of what is there, before the command starts.
 
         A directory that is only touched then shows no save.
         """
-        if self._since is None:
-            return
         with self._looking:
             try:
                 root = self._read()
             except FtckptError:
                 return
-            for candidate in root.candidates:
-                # What shows no time of its own shows no touch either.
-                known = candidate.path in self._seen and candidate.entry.mtime is not None
-                if known and candidate.step is not None and candidate.step >= self._since:
-                    with suppress(FtckptError):
-                        self._files[candidate.path] = files_of(root, candidate.entry)
+            # What shows no time of its own shows no touch either.
+            known = [
+                c for c in root.candidates if c.path in self._seen and c.entry.mtime is not None
+            ]
+            # The newest first: a start does not wait for all that a large root has kept.
+            known.sort(key=lambda c: -1 if c.step is None else c.step, reverse=True)
+            until = time.monotonic() + NOTING
+            for candidate in known:
+                if self._is_lower(candidate.step) and time.monotonic() > until:
+                    return
+                with suppress(FtckptError):
+                    self._files[candidate.path] = files_of(root, candidate.entry)
+
+    def _is_lower(self, step: int | None) -> bool:
+        return step is not None and self._since is not None and step < self._since
 
     def _is_old(self, root: Root, save: NewSave) -> bool:
-        """Whether a name shows nothing new: an older step, or files that are as they were."""
-        if save.step is not None and self._since is not None and save.step < self._since:
-            return True
-        before = self._files.pop(save.name, None)
-        if before is None:
+        """Whether a name shows nothing new: it was there before, and its files are as they were.
+
+        The step does not decide: a training that goes on with the weights alone counts from 0.
+        """
+        if save.name.endswith(WEIGHTS):
+            return True  # gc has thinned one
+        if save.name not in self._before:
             return False
+        before = self._files.pop(save.name, None)
+        if before is None:  # not noted, so nobody knows
+            return self._is_lower(save.step)
         try:
             entry = next(c.entry for c in root.candidates if c.path == save.name)
             self._files[save.name] = files_of(root, entry)
@@ -284,7 +300,9 @@ class SaveWatcher(threading.Thread):
                 return
             away = [one for one in unread if one.error.exit_code is ExitCode.UNAVAILABLE]
             self._absent = away[0].error.message if away else ""
-            steps = [one.step for one in found if one.step is not None]
+            fresh = [save for save in found if not self._is_old(root, save)]
+            self._seen |= {save.name: listed[save.name] for save in found}
+            steps = [one.step for one in fresh if one.step is not None]
             self._highest = max([self._highest, *steps])
             self._unread = [
                 one
@@ -297,10 +315,7 @@ class SaveWatcher(threading.Thread):
                 self._count += 1
                 numbered = one.save._replace(number=self._count)
                 self._tell(CheckedSave(numbered, one.error.exit_code, one.error.message, 0.0))
-            for save in found:
-                self._seen[save.name] = listed[save.name]
-                if self._is_old(root, save):
-                    continue
+            for save in fresh:
                 self._count += 1
                 numbered = save._replace(number=self._count)
                 self._waiting.pop(save.name, None)

@@ -35,6 +35,15 @@ def test_a_command_gets_it_on_its_input(tmp_path: Path) -> None:
     assert second == "stale it is old raised"
 
 
+def test_a_long_message_is_cut_in_the_variable_alone(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    long = DOCUMENT | {"message": "\0" + "é" * 500_000}
+    command = f'cat > {said}; printf %s "$FTCKPT_ALERT" > {said}2'
+    assert deliver(AlertHook(command), long) == []
+    assert json.loads(said.read_text()) == long
+    assert len((tmp_path / "said2").read_text()) < 2_000
+
+
 @pytest.mark.parametrize(
     ("command", "said"),
     [

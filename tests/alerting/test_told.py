@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -74,6 +76,24 @@ def test_what_is_new_about_it_is_news_and_what_goes_is_not(desk: Desk) -> None:
     assert desk.run() == [(DOWN, "corrupt", ())]
 
 
+def test_many_are_one_message_that_can_be_read(desk: Desk) -> None:
+    told: list[Mapping[str, Any]] = []
+
+    def deliver(_: AlertHook, document: Mapping[str, Any]) -> list[str]:
+        told.append(document)
+        return []
+
+    many = [bad(f"step-{number}") for number in range(700)]
+    tell(
+        many, HOOK, AlertMemory(str(desk.path), desk.warned.append), AlertSource("gc", "/ckpt", 1),
+        complete=True, warn=desk.warned.append, deliver=deliver,
+    )  # fmt: skip
+    (one,) = told
+    assert len(one["about"]) == 700
+    assert one["message"].endswith("; and 690 more")
+    assert "step-9'" in one["message"]
+
+
 def test_a_run_that_could_not_look_says_of_nothing_that_it_is_over(desk: Desk) -> None:
     away = Condition("unavailable", "the store is away")
     desk.run(STALE)
@@ -88,6 +108,45 @@ def test_what_was_not_delivered_is_news_again(desk: Desk) -> None:
     assert desk.warned == ["alert stale (raised): command is away"]
     desk.away = set()
     assert desk.run(STALE) == [(UP, "stale", ())]
+
+
+def test_an_end_that_was_not_delivered_is_told_later(desk: Desk) -> None:
+    desk.run(STALE, bad("a"))
+    desk.away = {"command"}
+    assert desk.run(bad("b")) == []  # nobody knows of it, so its kind is still to be cleared
+    desk.away = set()
+    assert desk.run() == [(DOWN, "stale", ()), (DOWN, "corrupt", ())]
+    assert desk.run() == []
+    assert desk.run(STALE) == [(UP, "stale", ())]
+
+
+def test_two_runs_at_once_tell_once(desk: Desk) -> None:
+    told: list[str] = []
+
+    def deliver(_: AlertHook, document: Mapping[str, Any]) -> list[str]:
+        time.sleep(0.3)
+        told.append(document["kind"])
+        return []
+
+    def run(wait: float = 20.0) -> None:
+        tell(
+            [STALE], HOOK, AlertMemory(str(desk.path), desk.warned.append),
+            AlertSource("status", "/ckpt", 1.0), complete=True, warn=desk.warned.append,
+            deliver=deliver, wait=wait,
+        )  # fmt: skip
+
+    both = [threading.Thread(target=run) for _ in range(2)]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join()
+    assert told == ["stale"]
+    assert not desk.warned
+    desk.path.unlink()
+    with AlertMemory(str(desk.path), desk.warned.append).alone(0.0):
+        run(wait=0.0)  # it does not wait for ever for one that hangs
+    assert told == ["stale", "stale"]
+    assert "told twice" in desk.warned[0]
 
 
 def test_each_of_two_is_told_once(tmp_path: Path) -> None:

@@ -66,6 +66,8 @@ def test_gc(ops: Ops) -> None:
     few = ("gc", str(ops.root), "--keep-last", "1", "--apply")
     assert ops.run(*few) == (8, [("raised", "refused", [])])
     assert ops.run(*few) == (8, [])
+    for dry in (("--keep-last", "3"), ("--keep-last", "1", "--min-survivors", "1")):
+        assert ops.run("gc", str(ops.root), *dry) == (0, [])  # it tries nothing
     assert ops.run(*few, "--min-survivors", "1") == (0, [("cleared", "refused", [])])
 
 
@@ -86,6 +88,8 @@ def test_sync_and_a_scrub(ops: Ops, tmp_path: Path) -> None:
     assert ops.run(*scrub) == (4, [])
     sync = ("sync", str(ops.root), str(tier))
     assert ops.run(*sync) == (4, [("raised", "not-shipped", ["checkpoint-100"])])
+    assert ops.run(*sync) == (4, [])
+    assert ops.run(*sync, "--dry-run") == (0, [])
     assert ops.run(*sync) == (4, [])
     shutil.rmtree(path)
     assert ops.run(*scrub) == (0, [("cleared", "corrupt", [])])

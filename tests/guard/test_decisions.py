@@ -75,6 +75,14 @@ def test_what_follows(
     assert (found.again, found.code) == (again, result)
 
 
+def test_a_command_that_cannot_be_run_is_tried_again_once_it_has_run() -> None:
+    gone = CommandEnd.UNSTARTED
+    assert what_next(gone, 127, vain(1), Limits(restarts=3), 0)[:2] == (False, 2)
+    assert what_next(gone, 127, vain(2), Limits(restarts=3), 0).again
+    assert what_next(gone, 126, vain(4), Limits(restarts=3), 0)[:2] == (False, 126)
+    assert not suspects([GuardAttempt("x", gone, False)] * 5)
+
+
 def test_a_signal_or_a_policy_decides_what_follows() -> None:
     assert what_next(CommandEnd.STOPPED, 0, vain(1), Limits(), signal.SIGTERM).code == 143
     assert what_next(HUNG, 137, vain(1), Limits(on_hang=OnHang.EXIT), 0)[:2] == (False, 75)

@@ -18,9 +18,10 @@ import pytest
 
 from ftckpt.api.choosing import read_root
 from ftckpt.discovery import root_marker
-from ftckpt.errors import ExitCode, MissingError, RefusedError, UnavailableError
+from ftckpt.errors import ExitCode, FtckptError, MissingError, RefusedError, UnavailableError
 from ftckpt.guard.decisions import Limits, OnHang
 from ftckpt.guard.notices import Notice
+from ftckpt.guard.run import GuardSettings
 from ftckpt.retention.records import pins
 from ftckpt.storage import StoreOptions
 from tests import campaign
@@ -547,6 +548,39 @@ def test_a_command_that_cannot_be_run_blames_no_checkpoint(
     assert job.starts() == [2]
 
 
+def alerts_to(file: Path, **more: Any) -> GuardSettings:
+    return quick(on_alert=f'echo "$FTCKPT_ALERT_KIND" >> "{file}"', **more)
+
+
+def test_a_command_that_is_away_for_a_while_is_started_again(job: Job, tmp_path: Path) -> None:
+    job.have(1, 2)
+    told, tried = tmp_path / "alerts", tmp_path / "tried"
+    script = f"echo >> {tried}; case $(wc -l < {tried}) in 1) exit 1;; [23]) exit 127;; esac"
+    again = alerts_to(told, limits=Limits(3, 0.0, 0.0))
+    ended = job.run(words=["sh", "-c", script], settings=again)
+    assert (ended.code, ended.restarts) == (0, 3)
+    assert [one["step"] for one in job.logged("start")] == [2, 2, 2, 2]  # it is not to blame
+    script = script.replace("[23]", "*")
+    told.unlink()
+    tried.unlink()
+    ended = job.run(words=["sh", "-c", script], settings=alerts_to(told, limits=Limits(1, 0.0)))
+    assert (ended.code, ended.own, ended.restarts) == (127, None, 1)
+    assert sorted(told.read_text().split()) == ["failed", "restart"]
+
+
+def test_every_end_that_is_no_good_is_told(job: Job, tmp_path: Path) -> None:
+    told = tmp_path / "alerts"
+    ended = job.run(words=["/nowhere/train"], settings=alerts_to(told))
+    assert (ended.code, told.read_text()) == (2, "failed\n")
+    for words in (["true"], ["sh", "-c", "exit 75"]):
+        job.run(words=words, settings=alerts_to(told))
+    assert told.read_text() == "failed\n"
+    job.root.rename(job.root.with_name("elsewhere"))
+    with pytest.raises(FtckptError):
+        job.run(words=["true"], settings=alerts_to(told))
+    assert told.read_text() == "failed\nno-start\n"
+
+
 def test_a_command_that_saved_and_then_ends_with_127_has_failed(job: Job) -> None:
     faults = {1: {"pace": 0.15, "exit_after": 2, "code": 127}}
     ended = job.run(3, quick(limits=Limits(0)), faults=faults)
@@ -568,7 +602,9 @@ def test_the_last_look_at_a_store_that_is_away_has_an_end(
 
     monkeypatch.setattr("ftckpt.api.guarding.read_root", reads)
     began = time.monotonic()
-    ended = job.run(words=words, settings=quick(patience=0.3, every=30.0))
+    told = job.log.with_name("alerts")
+    ended = job.run(words=words, settings=alerts_to(told, patience=0.3, every=30.0))
+    assert told.read_text() == "failed\n"
     assert (ended.code, ended.own) == (10, ExitCode.UNAVAILABLE)
     assert "not verified" in ended.message
     assert time.monotonic() - began < 60

@@ -13,7 +13,9 @@ from ftckpt.api.choosing import read_root
 from ftckpt.api.opening import STORES
 from ftckpt.discovery.roots import Root
 from ftckpt.errors import ExitCode, UnavailableError
+from ftckpt.guard import watch
 from ftckpt.guard.watch import CheckedSave, NewSave, SaveWatcher, new_saves, shown
+from ftckpt.own_files import WEIGHTS
 from tests.builders.checkpoints import save_dcp
 from tests.guard.light_job import Job
 from tests.guard.test_processes import until
@@ -122,6 +124,10 @@ def watcher_of(job: Job, told: list[NewSave | CheckedSave], since: int | None) -
     return watcher
 
 
+def names_of(told: list[NewSave | CheckedSave]) -> list[str]:
+    return [one.name for one in told if isinstance(one, NewSave)]
+
+
 def test_a_touched_directory_is_no_save(job: Job) -> None:
     job.have(3, 5, 7)
     told: list[NewSave | CheckedSave] = []
@@ -142,12 +148,41 @@ def test_what_is_older_than_the_last_known_good_one_never_becomes_it(job: Job) -
     job.have(5)
     told: list[NewSave | CheckedSave] = []
     watcher = watcher_of(job, told, since=5)
-    job.have(2)  # copied back from elsewhere
-    watcher.look()
-    assert told == []
-    for number in (9, 8):
+    for number in (2, 9, 8):  # the first is copied back from elsewhere
         job.have(number)
         watcher.look()
         watcher._check()
     checked = [(one.save.step, one.newest) for one in told if isinstance(one, CheckedSave)]
-    assert checked == [(9, True), (8, False)]
+    assert checked == [(2, False), (9, True), (8, False)]
+
+
+def test_a_training_that_counts_from_zero_saves_too(job: Job) -> None:
+    job.have(3, 5)
+    told: list[NewSave | CheckedSave] = []
+    watcher = watcher_of(job, told, since=5)
+    job.have(1)
+    watcher.look()
+    assert names_of(told) == ["step-1"]
+    os.utime(job.root / "step-3", (1, 1))
+    watcher.look()
+    assert len(told) == 1
+    file = job.root / "step-3" / "model.safetensors"  # an old name, written over
+    file.write_bytes(file.read_bytes())
+    os.utime(job.root / "step-3", (2, 2))
+    shutil.copytree(job.supply / "step-2", job.root / f"step-2{WEIGHTS}")  # gc thins beside it
+    watcher.look()
+    assert names_of(told) == ["step-1", "step-3"]
+
+
+def test_an_old_save_that_there_was_no_time_to_note_counts_as_old(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "NOTING", -1.0)
+    job.have(3, 5)
+    told: list[NewSave | CheckedSave] = []
+    watcher = watcher_of(job, told, since=5)
+    for name in ("step-3", "step-5"):
+        os.utime(job.root / name, (1, 1))
+    job.have(2)
+    watcher.look()
+    assert names_of(told) == ["step-2"]

@@ -71,9 +71,11 @@ class Alerts:
 
     Attributes:
         found: conditions; None if the run did not get as far.
+        ends: whether what was told before and is not found now is over.
     """
 
     found: list[Condition] | None = None
+    ends: bool = False
     _more: list[Condition] = field(default_factory=list)
 
     def add(self, kind: str, message: str, hint: str = "", about: Sequence[str] = ()) -> None:
@@ -82,9 +84,13 @@ class Alerts:
 
         self._more.append(Condition(kind, message, hint, tuple(about)))
 
-    def complete(self) -> None:
-        """Note that all was looked at: what was told before and is not found now is over."""
-        self.found = self._more
+    def complete(self, *, acted: bool = True) -> None:
+        """Note that all was looked at: what was told before and is not found now is over.
+
+        Args:
+            acted: whether the run has tried what may fail. A dry run ends nothing.
+        """
+        self.found, self.ends = self._more, acted
 
     def conclude(
         self,
@@ -109,6 +115,6 @@ class Alerts:
             hook,
             AlertMemory(state, invocation.warn),
             AlertSource(verb, target, time.time()),
-            complete=self.found is not None,
+            complete=self.ends,
             warn=invocation.warn,
         )
