@@ -38,7 +38,7 @@ def to_hugging_face(
         content: under the names of Megatron-core, MaxText, torchtitan, Meta or Hugging Face.
         family: where the user says it; else what the arguments show.
         true_vocab_size: rows of the vocabulary that are no padding; None keeps as many as the
-            `config.json` says that the model came with, else all.
+            `config.json` of a Megatron or MaxText model says, else all.
         config: the `config.json` of the model, where the checkpoint does not say what it is; None
             for the checkpoint's own.
 
@@ -49,6 +49,8 @@ def to_hugging_face(
     """
     if is_maxtext(content):
         known = config or read_config(content.checkpoint)
+        if known and true_vocab_size:
+            known = {**known, "vocab_size": true_vocab_size}
         return from_maxtext(content, maxtext_family(known, family), known)
     if (native := _native_model(content, family, config)) is not None:
         return _from_native(content, native, true_vocab_size)
@@ -181,7 +183,9 @@ def to_megatron(
     """
     model = model_of(content.checkpoint, family)
     if is_native(content, model.family):  # experts in one tensor
-        native = NativeTranslator(model.family, model.heads, model.config)
+        native = NativeTranslator(
+            model.family, model.heads, model.config, true_vocab_size=true_vocab_size
+        )
         content = native.to_hugging_face(content)
     translator = Translator(
         model.family, model.heads, true_vocab_size=true_vocab_size, spellings=spellings,

@@ -83,6 +83,7 @@ def from_maxtext(content: Content, family: Family, config: Mapping[str, Any]) ->
     view = _Shown(ArrayView.of(content.checkpoint), {}, config)
     sizes = _sizes(config, content)
     made: dict[str, TargetTensor] = {}
+    padding: list[str] = []
     for key, wanted in content.tensors.items():
         entry, layers = _entry(family, wanted, sizes)
         info = content.checkpoint.tensors[key]
@@ -92,12 +93,19 @@ def from_maxtext(content: Content, family: Family, config: Mapping[str, Any]) ->
             name = view.show(entry, info, one, family.rotates)
             shown = view.view.shown[name]
             rows = min(shown.shape[0], sizes["vocabulary"]) if entry.vocabulary else shown.shape[0]
+            if rows < shown.shape[0]:
+                padding.append(
+                    f"{shown.shape[0] - rows} rows of padding of the vocabulary in {key}"
+                )
             box = Box((0,) * len(shown.shape), (rows, *shown.shape[1:]))
             made[name] = TargetTensor(
                 "model", name, Kind.PARAM, box.sizes, wanted.dtype, (Copy(box, name, box),)
             )
     _require_all(family, made, sizes, config)
-    found = replace(content, checkpoint=view.finished(), tensors=made, aliases={}, objects={})
+    found = replace(
+        content, checkpoint=view.finished(), tensors=made, aliases={}, objects={},
+        dropped=(*content.dropped, *padding),
+    )  # fmt: skip
     said = {**config, "torch_dtype": weights_dtype(found)}
     said.pop("dtype", None)
     text = json.dumps(said, indent=2, sort_keys=True).encode() + b"\n"

@@ -158,7 +158,8 @@ class NativeTranslator:
             family: the table.
             heads: shape of attention.
             config: of the model, which gives the shape of every tensor.
-            true_vocab_size: rows of a vocabulary that are no padding; None for those of `config`.
+            true_vocab_size: rows of a vocabulary that are no padding, where the user says so; the
+                others are cut. None cuts nothing: rows that `config` does not have are refused.
 
         Raises:
             UnsupportedError: the table has no shapes.
@@ -170,8 +171,9 @@ class NativeTranslator:
             )
         self._family = family
         self._heads = heads
-        self._rows = true_vocab_size or config.get("vocab_size")
-        self._shapes = family.shapes.tensors({**config, "vocab_size": self._rows})
+        self._rows = true_vocab_size
+        rows = true_vocab_size or config.get("vocab_size")
+        self._shapes = family.shapes.tensors({**config, "vocab_size": rows})
 
     # --- to Hugging Face --------------------------------------------------------------------------
 
@@ -203,7 +205,7 @@ class NativeTranslator:
                         f"two tensors of the source become {new.key}", tensor=new.key
                     )
                 made[new.key] = new
-        self._require_model(_weights(made))
+        self._require_model(_weights(made), cuts=True)
         said = _left_out(left_out)
         return replace(
             content, checkpoint=views.finished(), tensors=made, aliases={},
@@ -241,7 +243,15 @@ class NativeTranslator:
         if entry.rotated:
             self._require_heads(wanted, entry)
             wanted = views.rotate(wanted, self._heads.width, halves=True)
-        for numbers in self._experts(place):
+        experts = list(self._experts(place))
+        known = entry.hf[0].fill(experts[0]) in self._shapes  # else refused as too many
+        if entry.stacked and known and wanted.shape[:1] != (len(experts),):
+            raise UsageError(
+                f"{wanted.key} of {list(wanted.shape)} does not hold the {len(experts)} experts"
+                f" that {CONFIG} describes",
+                tensor=wanted.key,
+            )
+        for numbers in experts:
             whole = wanted
             if entry.stacked or (entry.transposed and len(wanted.shape) > 1):
                 whole = self._slice(wanted, entry, numbers, views)
@@ -256,12 +266,7 @@ class NativeTranslator:
         axes = list(range(len(info.shape)))
         fixed = {}
         if entry.stacked:
-            index = int(numbers["expert"])
-            if index >= info.shape[0]:
-                raise UsageError(
-                    f"{wanted.key} of {list(info.shape)} has no expert {index}", tensor=wanted.key
-                )
-            fixed = {axes.pop(0): index}
+            fixed = {axes.pop(0): int(numbers["expert"])}
         if entry.transposed and len(axes) > 1:
             axes[-2:] = axes[:-3:-1]
         key = views.show(info, fixed, [[axis] for axis in axes])
@@ -319,10 +324,14 @@ class NativeTranslator:
                 tensor=wanted.key,
             )
 
-    def _require_model(self, weights: Mapping[str, tuple[int, ...]]) -> None:
+    def _require_model(self, weights: Mapping[str, tuple[int, ...]], *, cuts: bool = False) -> None:
         """Refuse weights that are not exactly those of the configuration.
 
         A tied model may have its output layer, too: torchtitan saves it.
+
+        Args:
+            weights: shapes by Hugging Face's names.
+            cuts: whether the user could have had rows of padding cut.
         """
         if not weights:  # an optimizer alone
             return
@@ -331,7 +340,13 @@ class NativeTranslator:
             if entry.output and entry.hf[0].text in weights:
                 embedding = next(e for e in self._family.natives if e.vocabulary)
                 wanted.setdefault(entry.hf[0].text, wanted.get(embedding.hf[0].text, ()))
-        require_same(wanted, weights, self._family.name)
+        hint = ""
+        for entry in self._family.natives:
+            name = entry.hf[0].text
+            ours, theirs = wanted.get(name, ()), weights.get(name, ())
+            if cuts and entry.vocabulary and ours[:1] < theirs[:1] and ours[1:] == theirs[1:]:
+                hint = f"--true-vocab-size {ours[0]} cuts the rows behind, where they are padding"
+        require_same(wanted, weights, self._family.name, hint)
 
     # --- from Hugging Face ------------------------------------------------------------------------
 

@@ -199,7 +199,10 @@ class _Fields:
 
 
 def require_same(
-    wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], family: str
+    wanted: Mapping[str, tuple[int, ...]],
+    found: Mapping[str, tuple[int, ...]],
+    family: str,
+    hint: str = "",
 ) -> None:
     """Refuse a model that is not what its configuration says.
 
@@ -207,6 +210,7 @@ def require_same(
         wanted: shapes by Hugging Face's names.
         found: likewise, of the checkpoint.
         family: of the model.
+        hint: what the user can do.
 
     Raises:
         UsageError: a tensor too many, one missing, or another shape; the first few are named.
@@ -228,5 +232,6 @@ def require_same(
     if said:
         raise UsageError(
             f"the model is not the {family} that {CONFIG} describes: {'; '.join(said)}",
+            hint=hint,
             tensor=(missing or more or [name for name in wanted if found[name] != wanted[name]])[0],
         )

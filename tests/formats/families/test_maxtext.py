@@ -20,6 +20,7 @@ from ftckpt import api
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import FtckptError, UnsupportedError, UsageError
 from tests.builders.checkpoints import open_checkpoint
+from tests.json_run import ftckpt_json
 
 DATA = Path(__file__).parents[2] / "data" / "orbax"
 MODELS = ("llama31", "llama", "mixtral", "qwen3", "qwen2", "gemma2", "gemma3")
@@ -224,3 +225,23 @@ def test_a_config_is_for_maxtext_alone(tmp_path: Path) -> None:
     shutil.copytree(DATA / "adamw", tmp_path / "3")
     with pytest.raises(UnsupportedError, match="no parameter that Megatron calls"):
         convert(tmp_path / "3", tmp_path / "hf", said("llama")["config"])
+
+
+def test_rows_of_padding_are_listed(tmp_path: Path) -> None:
+    """MaxText pads its vocabulary; what is left out is said, and the flag goes before the file."""
+    config = said("qwen3")["config"]
+    rows = config["vocab_size"]
+    (tmp_path / "c.json").write_text(json.dumps({**config, "vocab_size": rows - 3}))
+    for flags in ([], ["--true-vocab-size", str(rows - 5)]):
+        report = ftckpt_json(
+            "convert", str(place_of("qwen3")), str(tmp_path / f"hf{len(flags)}"), "--to",
+            "safetensors", "--names", "hf", "--only", "model", "--config",
+            str(tmp_path / "c.json"), *flags,
+        )  # fmt: skip
+        left = 5 if flags else 3
+        words = f"{left} rows of padding of the vocabulary in params.token_embedder.embedding"
+        assert words in report["dropped"]
+        held = open_checkpoint(tmp_path / f"hf{len(flags)}").tensors
+        assert held["model.embed_tokens.weight"].shape[0] == rows - left
+        found = json.loads((tmp_path / f"hf{len(flags)}/config.json").read_text())
+        assert found["vocab_size"] == rows - left

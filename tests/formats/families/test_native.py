@@ -214,8 +214,8 @@ def test_the_two_formulas_are_inverse() -> None:
     assert torch.equal(halves(turned["layers.0.attention.qkv_linear.wq.weight"], 3), rows)
 
 
-def test_rows_of_padding_are_cut_and_types_cast(tmp_path: Path) -> None:
-    """The configuration, or --true-vocab-size, says which rows of the vocabulary are true."""
+def test_rows_of_padding_are_cut_on_demand_alone(tmp_path: Path) -> None:
+    """A larger vocabulary may be a trained one: without --true-vocab-size it is refused."""
     import torch
     from safetensors.torch import save_file
 
@@ -226,15 +226,37 @@ def test_rows_of_padding_are_cut_and_types_cast(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     save_file(padded, tmp_path / "run/model.safetensors")
     config = MODELS["llama"]["config"]
-    for name, said, rows in (("a", config, None), ("b", {**config, "vocab_size": 64}, 61)):
+    convert = partial(
+        api.convert, str(tmp_path / "run"), to="safetensors", names="hf", dtype="bf16",
+        config=str(tmp_path / "c.json"),
+    )  # fmt: skip
+    for name, said in (("a", config), ("b", {**config, "vocab_size": 64})):
         (tmp_path / "c.json").write_text(json.dumps(said))
-        api.convert(
-            str(tmp_path / "run"), str(tmp_path / name), "safetensors", names="hf", dtype="bf16",
-            config=str(tmp_path / "c.json"), true_vocab_size=rows,
-        )  # fmt: skip
+        convert(str(tmp_path / name), true_vocab_size=61)
         require_equal(held(tmp_path / name), weights)
         found = json.loads((tmp_path / name / "config.json").read_text())
         assert (found["vocab_size"], found["torch_dtype"]) == (61, "bfloat16")
+    (tmp_path / "c.json").write_text(json.dumps(config))
+    with pytest.raises(
+        UsageError, match=r"2 shapes different.*\[64, 32\] is to be \[61"
+    ) as refused:
+        convert(str(tmp_path / "c"))
+    assert refused.value.hint.startswith("--true-vocab-size 61 ")
+    assert not (tmp_path / "c").exists()
+
+
+def test_experts_that_the_config_does_not_have_are_refused(tmp_path: Path) -> None:
+    """A stack of four for a configuration of three: the last one would be left out in silence."""
+    save_folder(tmp_path / "hf", "qwen3_moe", tensors_of(MODELS["qwen3_moe"]["stored"]))
+    api.convert(str(tmp_path / "hf"), str(tmp_path / "titan"), "dcp", names="torchtitan")
+    for number in (3, 5):
+        config = {**MODELS["qwen3_moe"]["config"], "num_experts": number}
+        (tmp_path / "c.json").write_text(json.dumps(config))
+        with pytest.raises(UsageError, match=f"does not hold the {number} experts"):
+            api.convert(
+                str(tmp_path / "titan"), str(tmp_path / "out"), "safetensors", names="hf",
+                config=str(tmp_path / "c.json"),
+            )  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
