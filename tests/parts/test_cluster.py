@@ -19,6 +19,7 @@ from ftckpt.commands.cli.many import cluster
 from ftckpt.commands.cli.many.share_process import ShareEnd, ShareFailedError, ShareTask, do_share
 from ftckpt.errors import ExitCode, UnavailableError
 from tests.commands.golden import DATA
+from tests.replay.test_running import alive
 
 from .answers import answer
 from .test_copy import files, records
@@ -220,9 +221,9 @@ def test_a_share_ends_with_its_worker(tmp_path: Path) -> None:
     worker.kill()
     worker.wait()
     until = time.monotonic() + 10
-    while Path(f"/proc/{children[0]}").exists() and time.monotonic() < until:
+    while alive(int(children[0])) and time.monotonic() < until:
         time.sleep(0.05)
-    assert not Path(f"/proc/{children[0]}").exists()
+    assert not alive(int(children[0]))
 
 
 # ---- Dask itself
