@@ -74,7 +74,7 @@ BUDGET = {
     "comparison": 2_857,
     "delta": 5_410,
     "retention": 6_816,
-    "replication": 3_120,
+    "replication": 3_141,
     "parts": 2_039,
     "capabilities": 993,
     "health": 1_150,
