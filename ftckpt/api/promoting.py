@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.discovery import resolve as opening
-from ftckpt.errors import ExitCode, UsageError
+from ftckpt.errors import ExitCode, RefusedError, UsageError
 from ftckpt.formats.catalog import FORMATS
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
@@ -104,7 +105,7 @@ def promote(
     Raises:
         UsageError: a root without a selector, or a place that lies in no root.
         NotFoundError: no such checkpoint.
-        RefusedError: a pointer says a later step, or was changed meanwhile.
+        RefusedError: it holds weights alone, a pointer says a later step, or was changed meanwhile.
         DeniedError: the root cannot be written.
     """
     from ftckpt.discovery.open_part import open_parts
@@ -114,6 +115,7 @@ def promote(
 
     depth = chosen(Level, verify, "--verify")
     root, child = checkpoint_of_root(checkpoint, stores)
+    _require_whole(root, child)
     name, url = child.candidate.path, root.url_of(child.candidate)
     step = child.candidate.step
     found(url, child.parts[0].format.name)
@@ -138,3 +140,23 @@ def promote(
                     fields = {"entry": name, "step": step, "verified": depth.value}
                     move(now, to_move, actor=actor(), now=time.time(), fields=fields)
     return Promotion(url, step, wanted, reports, dry_run=False)
+
+
+def _require_whole(root: Root, child: Child) -> None:
+    """Refuse weights alone: a job that follows its pointer would begin without an optimizer.
+
+    Raises:
+        RefusedError: gc has thinned the checkpoint.
+    """
+    from ftckpt.discovery.open_part import files_of
+    from ftckpt.manifest.thinned import WEIGHTS_ALONE, is_thinned
+    from ftckpt.own_files import weights_of
+
+    if any(is_thinned(files_of(root.store, part.entry)) for part in child.parts):
+        name = child.candidate.path
+        whole = weights_of(name) or name
+        raise RefusedError(
+            f"{name} {WEIGHTS_ALONE}, and no run goes on from it",
+            hint="while the trash has the whole one, this has it back: "
+            + shlex.join(["ftckpt", "gc", "undelete", root.url, whole]),
+        )
