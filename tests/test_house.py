@@ -70,9 +70,9 @@ BUDGET = {
     "discovery": 3_487,
     "verification": 3_850,
     "planning": 5_495,
-    "transfer": 6_490,
+    "transfer": 6_560,
     "comparison": 2_857,
-    "delta": 5_410,
+    "delta": 5_415,
     "retention": 6_816,
     "replication": 3_141,
     "parts": 2_039,
@@ -102,7 +102,7 @@ BUDGET = {
     "formats": 790,
     "api": 5_200,
     "trainers": 260,
-    "commands": 17_831,
+    "commands": 17_881,
     "torch": 840,
 }
 HEAVY = ("torch", "numpy", "s3fs", "fsspec", "rich", "botocore", "zstandard", "matplotlib")

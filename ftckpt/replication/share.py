@@ -9,13 +9,12 @@ finishes: `copy` with what the parts have made.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.digests.blocks import Block, block_count, block_length
 from ftckpt.digests.files import BlockFailure, hash_or_fail
-from ftckpt.errors import CorruptError, NotFoundError
+from ftckpt.errors import CorruptError
 from ftckpt.extents import BLOCK
 from ftckpt.transfer.request.source_changes import blamed, require_unchanged
 from ftckpt.transfer.write.blocks import BlockMade
@@ -143,18 +142,6 @@ def prove_share(
                     hint="remove the record of that part, and run it again",
                 )
         found[key] = wanted[key]
-    return found
-
-
-def versions_of(job: CopyJob, files: Iterable[str]) -> dict[str, str]:
-    """Return the store's own marks of the content of built files, where it has any."""
-    store = job.staging.built
-    found: dict[str, str] = {}
-    for file in sorted(set(files)):
-        with suppress(NotFoundError):
-            etag = store.stat(file).etag
-            if etag is not None:
-                found[file] = etag
     return found
 
 

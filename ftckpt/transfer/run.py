@@ -251,18 +251,21 @@ def prove_share(
     """Prove a share of a result that parts have built, as the work's division says.
 
     Returns:
-        The store's own marks of the content of the files, where it has any.
+        Marks of the files, as they were before they were read (see `staging.marks`).
 
     Raises:
         CorruptError: it is not what was to be written (`failed-proof`).
         FtckptError: it could not be read.
     """
+    from .staging.marks import marks_of
+
     held = layout.content or content
     layout, staging = _placed(content, layout, destination, store_options, single=single)
     with blaming_changes(content.checkpoint):
         made = staging.source(commit_bytes(layout.commit))
+        marks = marks_of(staging.built, [file.path for file in layout.files])
         prover(held, target.open(made), same_objects, options.work)
-    return {file.path: made.entries[file.path].etag or "" for file in layout.files}
+    return marks
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,12 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ftckpt.commands.cli.many.copying import _spans
 from ftckpt.errors import ExitCode
 from ftckpt.parts import WorkPart, proofs
 from ftckpt.parts.place import PartsPlace
@@ -97,6 +99,30 @@ def test_one_file_by_parts(tmp_path: Path) -> None:
     assert ends == [ExitCode.OK] * PARTS
     assert part(source, target, None) is ExitCode.OK
     assert target.read_bytes() == source.read_bytes()
+
+
+@pytest.mark.parametrize("keep_time", [False, True])
+def test_what_changes_after_its_proof_is_proven_again(
+    source: Path, target: Path, keep_time: bool
+) -> None:
+    for number in (*range(PARTS), 0):
+        assert part(source, target, number) is ExitCode.OK
+    assert len(records(target, "*.proof")) == PARTS
+    victim = max(staged(target).rglob("*.distcp"), key=lambda path: path.stat().st_size)
+    found = victim.stat()
+    flip(victim, found.st_size // 2)
+    if keep_time:
+        os.utime(victim, ns=(found.st_atime_ns, found.st_mtime_ns))
+    assert part(source, target, None) is ExitCode.CORRUPT
+    assert not target.exists()
+
+
+def test_parts_that_write_one_file_are_known() -> None:
+    """Who proves it before they have ended does it in vain: its mark changes."""
+    job: Any = SimpleNamespace(sizes={"a": 100_000, "b": 900_000, "c": 0})
+    assert _spans(job, 2) == {range(2)}
+    assert _spans(job, 1) == set()
+    assert _spans(job, 10) == {range(1, 10)}
 
 
 def test_a_proof_of_an_earlier_copy_proves_nothing(source: Path, target: Path) -> None:

@@ -90,6 +90,18 @@ def test_bytes_and_answer_are_those_of_one_machine(
     assert document == alone[1]
 
 
+def test_what_changes_after_its_proof_is_proven_again(
+    base: Path, source: Path, tmp_path: Path
+) -> None:
+    line = words(base, source, tmp_path / "made")
+    for number in (0, 1, 2, 0, 1):
+        assert part(line, number) is ExitCode.OK
+    victim = max(staged(tmp_path / "made").rglob("*.blocks"), key=lambda p: p.stat().st_size)
+    flip(victim, victim.stat().st_size // 2)
+    assert part(line, None) is ExitCode.CORRUPT
+    assert not (tmp_path / "made").exists()
+
+
 def test_the_proof_is_divided(
     base: Path, source: Path, tmp_path: Path, done_here: list[int]
 ) -> None:

@@ -78,6 +78,15 @@ def test_bytes_and_answer_are_those_of_one_machine(
         assert files(target) == files(alone_at)
 
 
+def test_what_changes_after_its_proof_is_proven_again(source: Path, target: Path) -> None:
+    for number in (0, 1, 2, 0, 1):
+        assert part(CONVERT, source, target, number) is ExitCode.OK
+    victim = max(staged(target).rglob("*.safetensors"), key=lambda path: path.stat().st_size)
+    flip(victim, victim.stat().st_size - 1)
+    assert part(CONVERT, source, target, None) is ExitCode.CORRUPT
+    assert not target.exists()
+
+
 def test_the_proof_is_divided(source: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Started again when all is written, each part proves what the one before it wrote."""
     for number in (0, 1, 2, 0, 1):

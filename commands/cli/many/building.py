@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ftckpt.commands.cli.invocation import Invocation, Result
-from ftckpt.errors import NotFoundError
 from ftckpt.manifest.seal import utc_now
 from ftckpt.parts import WorkPart
 from ftckpt.parts.finish import Gathered, gather
@@ -17,6 +15,9 @@ from ftckpt.parts.place import Heartbeat, PartsPlace, host
 from ftckpt.parts.proofs import PROOF, WRITE, Neighbours, is_ready
 from ftckpt.parts.record import ShareRecord
 from ftckpt.storage import open_store
+from ftckpt.transfer.places import absolute
+from ftckpt.transfer.staging.local import built_below
+from ftckpt.transfer.staging.marks import marks_of, same
 
 from . import ManyOptions
 from .run import (
@@ -85,7 +86,8 @@ class DividedBuild(ABC):
         """Prove the share that a part has roughly written.
 
         Returns:
-            The results, and the store's marks of the files; None where nothing can be proven.
+            The results, and marks of the files as they were before; None where nothing can be
+            proven.
         """
 
     @abstractmethod
@@ -155,9 +157,9 @@ class DividedBuild(ABC):
         proven = self.prove(other, all_of_them, beating)
         if proven is None:
             return
-        results, versions = proven
+        results, marks = proven
         written = written_digest(all_of_them.records)
-        units = {**results, "versions": versions, "written": written}
+        units = {**results, "marks": marks, "written": written}
         place.create(
             ShareRecord(
                 place.plan, other, units, stage=PROOF, host=host(), ended=utc_now(),
@@ -191,18 +193,15 @@ class DividedBuild(ABC):
         self, written: Sequence[ShareRecord], proofs: Sequence[ShareRecord]
     ) -> dict[str, Any]:
         """Return what was proven of what stands there now; of anything else nothing is known."""
-        store = open_store(self.destination, self.invocation.stores)
-        standing: dict[str, str] = {}
-        with suppress(NotFoundError):
-            standing = {} if store.traits.local else {e.path: e.etag or "" for e in store.walk("")}
         now = written_digest(written)
+        proofs = [one for one in proofs if one.units.get("written") == now]
+        store = open_store(self.destination, self.invocation.stores)
+        if store.traits.local:
+            store = built_below(absolute(store))
+        standing = marks_of(store, (file for one in proofs for file in one.units.get("marks", ())))
         known: dict[str, Any] = {}
         for record in proofs:
-            versions = record.units.get("versions")
-            same = isinstance(versions, dict) and all(
-                not etag or standing.get(file) == etag for file, etag in versions.items()
-            )
-            if same and record.units.get("written") == now:
+            if same(record.units.get("marks"), standing):
                 known |= {k: v for k, v in record.units.items() if k.startswith(_PROVEN)}
         return known
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ftckpt.commands.cli.invocation import Invocation, Result
+from ftckpt.digests.blocks import block_count, block_length
 from ftckpt.errors import UsageError
 from ftckpt.manifest.seal import utc_now
 from ftckpt.parts import WorkPart
@@ -18,8 +19,9 @@ from ftckpt.parts.proofs import PROOF, WRITE, Neighbours
 from ftckpt.parts.record import ShareRecord
 from ftckpt.parts.shares import ByteRow, Shares
 from ftckpt.replication.copy import CopyJob, CopyReport, copy, prepare
-from ftckpt.replication.share import CopiedShare, copy_share, prove_share, versions_of
+from ftckpt.replication.share import CopiedShare, copy_share, prove_share
 from ftckpt.storage import open_store
+from ftckpt.transfer.staging.marks import marks_of
 
 from . import ManyOptions
 from .run import (
@@ -152,9 +154,17 @@ class DividedCopy:
         self, job: CopyJob, place: PartsPlace, neighbours: Neighbours, beating: Heartbeat
     ) -> None:
         work = replace(self.options.work, counter=beating)
+        of = neighbours.part.of
+        spans = _spans(job, of) if job.staging.parts_of_files() else set()
         pause, most = POLL
         while True:
             other, wait = neighbours.next()
+            if other is not None and any(
+                any(other.number in span and number in span for span in spans)
+                and neighbours.lives(number)
+                for number in neighbours.unwritten()
+            ):
+                other, wait = None, True  # what is proven now would be read again at the end
             if other is not None:
                 self._prove(job, place, other, replace(work, counter=beating))
                 pause, _ = POLL
@@ -171,10 +181,10 @@ class DividedCopy:
             return
         began = time.monotonic()
         made = list(blocks_of(record))
-        versions = versions_of(job, (one.file for one in made))
+        marks = marks_of(job.staging.built, (one.file for one in made))
         digests = prove_share(job, [(m.file, m.number, m.digest) for m in made], work)
         units: dict[str, Any] = {f"hash {n} {f}": d.hex() for (f, n), d in digests.items()}
-        units |= {f"etag {file}": etag for file, etag in versions.items()}
+        units |= {f"mark {file}": mark for file, mark in marks.items()}
         units["of"] = record.stamp()
         place.create(
             ShareRecord(
@@ -210,12 +220,29 @@ def _results(
     known: dict[str, Any] = {}
     for record in written:
         known |= {key: value for key, value in record.units.items() if key.startswith("crc ")}
-    read = {key: value for record in proofs for key, value in record.units.items()}
-    etags = {key[5:]: value for key, value in read.items() if key.startswith("etag ")}
-    now = versions_of(job, etags)
-    moved = {file for file, etag in etags.items() if now.get(file) != etag}
-    for key, value in read.items():
-        word, _, rest = key.partition(" ")
-        if word == "hash" and rest.partition(" ")[2] not in moved:
-            known[key] = value
+    marks = [
+        {key[5:]: value for key, value in one.units.items() if key.startswith("mark ")}
+        for one in proofs
+    ]
+    standing = marks_of(job.staging.built, (file for files in marks for file in files))
+    for record, files in zip(proofs, marks, strict=True):
+        for key, value in record.units.items():
+            word, _, rest = key.partition(" ")
+            file = rest.partition(" ")[2]
+            if word == "hash" and files.get(file) and files[file] == standing[file]:
+                known[key] = value
     return known
+
+
+def _spans(job: CopyJob, of: int) -> set[range]:
+    """Return the parts that write blocks of one file, for each file that several write."""
+    row = ByteRow.of(job.sizes.items())
+    found: set[range] = set()
+    for path, size in job.sizes.items():
+        if size:
+            last = block_length(size, block_count(size) - 1)
+            begin = row.part(path, 0, block_length(size, 0), of)
+            end = row.part(path, size - last, last, of)
+            if begin != end:
+                found.add(range(begin, end + 1))
+    return found

@@ -27,6 +27,7 @@ from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, Literal, OutputFile
 from ftckpt.transfer.prove.against_source import SameObjects, prove
 from ftckpt.transfer.request import source_changes as changes
+from ftckpt.transfer.staging.marks import marks_of
 from ftckpt.transfer.write.blocks import BlockMade
 from ftckpt.transfer.write.files import build, commit_bytes
 from ftckpt.workers import Work
@@ -142,8 +143,8 @@ def prove_packed_share(
     The other arguments are as in `ftckpt.delta.pack.run.pack`.
 
     Returns:
-        The store's own marks of the content of the files, where it has any; None where parts chose
-        otherwise for a tensor, and nothing can be proven before that is mended.
+        Marks of the files, as they were before they were read (see `transfer.staging.marks`); None
+        where parts chose otherwise for a tensor, and nothing can be proven before that is mended.
 
     Raises:
         CorruptError: it is not what was packed (`failed-proof`).
@@ -162,9 +163,10 @@ def prove_packed_share(
             index = packing.index(plans, built, records, held, name)
             commit = commit_bytes([OutputFile(NAME, [Literal(index.dump())])])
             made = staging.source(commit)
+            paths = [*(part.path for part in packing.parts), *(file.path for file in records.files)]
+            marks = marks_of(staging.built, paths)
             prove(Content.of(target.checkpoint), result.open(made), same_objects, work)
-        paths = [*(part.path for part in packing.parts), *(file.path for file in records.files)]
-        return {path: made.entries[path].etag or "" for path in paths}
+        return marks
 
 
 def dump_plan(plan: EncodingPlan) -> Any:

@@ -50,6 +50,12 @@ _TOKEN = os.path.join(FOLDER, "staging")
 _SPARE = 16 << 20  # room for manifest, journal and directories
 
 
+def built_below(path: str) -> LocalStore:
+    """Return where the files of a destination lie while parts build them."""
+    parent, name = os.path.split(path)
+    return LocalStore(os.path.join(parent, staging_name(name), _STATE))
+
+
 class LocalStaging(Staging):
     """Builds one directory or one file of this machine.
 
@@ -66,7 +72,7 @@ class LocalStaging(Staging):
         self._single = single
         self._place = os.path.join(self._parent, staging_name(self._name))
         self._state = os.path.join(self._place, _STATE)
-        self._store = LocalStore(self._state)
+        self._store = built_below(path)
         self._lock = StagingLock(self._place, self._path)
         self._earlier: dict[str, dict[int, BlockMade]] = {}
         self._shown: int | None = None
