@@ -79,7 +79,7 @@ BUDGET = {
     "capabilities": 993,
     "health": 1_150,
     "joblogs": 2_815,
-    "alerting": 470,
+    "alerting": 500,
     "replay": 5_125,
     "formats.pickles": 2_359,
     "guard": 2_990,

@@ -12,10 +12,11 @@ import os
 import signal
 import subprocess
 import threading
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from ftckpt.errors import UsageError
 
@@ -48,6 +49,7 @@ class AlertHook(NamedTuple):
             parts = urlsplit(self.url)
             right = parts.scheme in ("http", "https") and bool(parts.hostname)
             _ = parts.port
+            right = right and all(" " < letter != "\x7f" for letter in self.url)
         except ValueError:
             right = False
         if not right:
@@ -157,6 +159,17 @@ def _post(url: str, data: bytes, seconds: float) -> str:
     return said[0] if said else f"--alert-url did not answer within {seconds:g} s"
 
 
+def _apart(url: str) -> tuple[str, dict[str, str]]:
+    """Return a URL without its user and password, and the header that sends them."""
+    parts = urlsplit(url)
+    who, at, host = parts.netloc.rpartition("@")
+    if not at:
+        return url, {}
+    user, _, word = who.partition(":")
+    pair = b64encode(unquote_to_bytes(user) + b":" + unquote_to_bytes(word)).decode()
+    return parts._replace(netloc=host).geturl(), {"Authorization": f"Basic {pair}"}
+
+
 def _posted(url: str, data: bytes, seconds: float) -> str:
     import ssl
     from http.client import HTTPException
@@ -170,8 +183,9 @@ def _posted(url: str, data: bytes, seconds: float) -> str:
             return None
 
     opener = build_opener(NoRedirect, HTTPSHandler(context=ssl.create_default_context()))
-    head = {"Content-Type": "application/json", "User-Agent": "ftckpt"}
     try:
+        url, secret = _apart(url)
+        head = {"Content-Type": "application/json", "User-Agent": "ftckpt", **secret}
         with opener.open(Request(url, data, head, method="POST"), timeout=seconds) as answer:
             answer.read(1)
     except HTTPError as error:
@@ -179,7 +193,10 @@ def _posted(url: str, data: bytes, seconds: float) -> str:
             if 300 <= error.code < 400:
                 return f"--alert-url answers {error.code}: redirects are not followed"
             return f"--alert-url answers {error.code}"
-    except (OSError, HTTPException, ValueError) as error:
+    except OSError as error:
         reason = getattr(error, "reason", None) or error
         return f"--alert-url failed: {type(error).__name__}: {reason}"
+    except (HTTPException, ValueError) as error:
+        # Their words quote the URL, or the answer of the server.
+        return f"--alert-url failed: {type(error).__name__}"
     return ""

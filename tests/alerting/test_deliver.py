@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -67,10 +68,12 @@ class Answers(BaseHTTPRequestHandler):
     """Answers as its path says."""
 
     got: ClassVar[list[tuple[str, bytes]]] = []
+    who: ClassVar[list[str | None]] = []
 
     def do_POST(self) -> None:
         data = self.rfile.read(int(self.headers["Content-Length"]))
         Answers.got.append((self.path, data))
+        Answers.who.append(self.headers["Authorization"])
         code = int(self.path.strip("/").split("-")[0])
         if code == 0:  # it answers byte by byte, and never ends
             for _ in range(200):
@@ -90,7 +93,7 @@ class Answers(BaseHTTPRequestHandler):
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    Answers.got = []
+    Answers.got, Answers.who = [], []
     with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as running:
         running.daemon_threads = True
         threading.Thread(target=running.serve_forever, daemon=True).start()
@@ -131,9 +134,32 @@ def test_nobody_there_and_a_certificate_that_nobody_vouches_for(server: str) -> 
 
 
 @pytest.mark.parametrize(
-    "url", ["file:///etc/passwd", "ftp://host/x", "https://", "hooks.example.com/x", "http://[::1"]
-)
+    "url",
+    [
+        "file:///etc/passwd", "ftp://host/x", "https://", "hooks.example.com/x", "http://[::1",
+        "http://host:secret/x", "http://me:secret@host:port/x", "http://host/a secret",
+        "https://host/secret\n",
+    ],
+)  # fmt: skip
 def test_what_is_no_webhook_is_refused_without_its_words(url: str) -> None:
     with pytest.raises(UsageError) as refused:
         AlertHook(url=url).require()
     assert url not in refused.value.message
+    assert "secret" not in str(refused.value) + refused.value.hint
+
+
+def test_a_password_in_the_url_is_sent_and_not_told(server: str) -> None:
+    url = server.replace("http://", "http://me:s%3Acr@et@")
+    AlertHook(url=url).require()
+    assert deliver(AlertHook(url=f"{url}/200"), DOCUMENT) == []
+    assert Answers.who == ["Basic " + b64encode(b"me:s:cr@et").decode()]
+    for wrong in ("http://me:s3cret@host:port/x", "http://host/s3cret here", "s3cret"):
+        (problem,) = deliver(AlertHook(url=wrong), DOCUMENT)
+        assert problem.startswith("--alert-url failed")
+        assert "s3cret" not in problem
+
+
+def test_a_redirect_with_a_password_is_not_followed(server: str) -> None:
+    (problem,) = deliver(AlertHook(url=server.replace("//", "//me:s3cret@") + "/302"), DOCUMENT)
+    assert "not followed" in problem
+    assert len(Answers.got) == 1
