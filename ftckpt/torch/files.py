@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -104,7 +104,8 @@ class HashingStream:
     """A stream that is written from front to back, hashed by blocks on the way.
 
     Another thread hashes a large write while this one hands it on, and both wait for each other:
-    the buffer is the caller's.
+    the buffer is the caller's. Where no thread can be started, this one hashes. Nothing that goes
+    wrong with a hash fails the write: the file is unknown then.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -113,7 +114,8 @@ class HashingStream:
         self._stream = stream
         self._new = xxhash.xxh3_128
         self._state = xxhash.xxh3_128()
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread: Executor | None = None
+        self._alone = False  # no thread could be started
         self._size = 0
         self._blocks: list[bytes] = []
         self._known = True
@@ -123,17 +125,17 @@ class HashingStream:
 
     def write(self, data: Any) -> int:
         """Write bytes, and hash those that were taken."""
-        view = memoryview(data).cast("B")
-        if len(view) < _APART:
+        view = self._bytes_of(data) if self._known else None
+        if view is None:
+            return cast("int", self._stream.write(data))
+        hashing = self._begin(view) if len(view) >= _APART else None
+        try:
             taken = self._stream.write(data)
-            self._add(view)
-        else:
-            self._thread = self._thread or ThreadPoolExecutor(1, "ftckpt-seal")
-            hashing = self._thread.submit(self._add, view)
-            try:
-                taken = self._stream.write(data)
-            finally:
+        finally:
+            if hashing is not None:
                 hashing.result()
+        if hashing is None:
+            self._follow(view)
         if taken != len(view) and taken is not None:
             self._known = False  # a raw stream took a part: its end is not what was hashed
         return len(view) if taken is None else cast("int", taken)
@@ -159,6 +161,38 @@ class HashingStream:
             return None
         last = [self._state.digest()] if self._size % BLOCK else []
         return WrittenFile(self._size, b"".join((*self._blocks, *last)))
+
+    def _bytes_of(self, data: Any) -> memoryview | None:
+        try:
+            return memoryview(data).cast("B")
+        except Exception:  # such as an array without elements, which a file takes
+            self._known = False
+            return None
+
+    def _begin(self, view: memoryview) -> Future[None] | None:
+        """Hash in another thread; None if there is none to be had, as when the script has ended.
+
+        `ThreadPoolExecutor` takes nothing then, and an asynchronous save may still be writing.
+        """
+        if self._alone:
+            return None
+        try:
+            from ftckpt.workers.threads import DaemonThreads
+
+            self._thread = self._thread or DaemonThreads(1)
+            return self._thread.submit(self._follow, view)
+        except Exception:
+            self._alone = True  # what was submitted may still lie there: never that executor again
+            if self._thread is not None:
+                self._thread.shutdown(wait=False, cancel_futures=True)
+            self._thread = None
+            return None
+
+    def _follow(self, view: memoryview) -> None:
+        try:
+            self._add(view)
+        except Exception:
+            self._known = False
 
     def _add(self, view: memoryview) -> None:
         while len(view):

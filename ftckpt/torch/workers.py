@@ -93,8 +93,12 @@ class WorkersRecords:
 
     def take(self) -> dict[str, WrittenFile]:
         """Return what was left, by path."""
-        found = {}
-        for name in os.listdir(self._place):
+        found: dict[str, WrittenFile] = {}
+        try:
+            names = os.listdir(self._place)
+        except OSError:  # something cleaned up: the files are read once more
+            return found
+        for name in names:
             with suppress(OSError, ValueError, KeyError, TypeError):
                 with open(os.path.join(self._place, name), encoding="utf-8") as file:
                     said = json.load(file)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import io
 import os
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +20,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
+from xxhash import xxh3_128_digest
 
 import ftckpt
 from ftckpt.errors import ExitCode, NotFoundError
@@ -26,6 +29,7 @@ from ftckpt.manifest.locate import find
 from ftckpt.manifest.seal import seal
 from ftckpt.own_files import MANIFEST
 from ftckpt.torch import SealingWriter, SealWarning, WrittenFile, ranks, seal_after, seal_dcp
+from ftckpt.torch.files import HashingStream
 from tests.builders.checkpoints import flip
 
 pytestmark = pytest.mark.filterwarnings(
@@ -105,6 +109,61 @@ def test_async_saves(tmp_path: Path, kind: str) -> None:
         done: Any = async_save(state(), storage_writer=writer)
         done.result()
     require_covered(tmp_path / kind)
+
+
+def test_a_save_that_outlives_the_script(tmp_path: Path) -> None:
+    """Python waits for torch's thread, and `ThreadPoolExecutor` takes no calls by then."""
+    program = """
+import sys, time, torch
+from concurrent.futures import thread
+from torch.distributed.checkpoint import FileSystemWriter, async_save
+from ftckpt.torch import SealingWriter
+class Slow(FileSystemWriter):
+    def write_data(self, *given):
+        while not thread._shutdown:  # the script has ended
+            time.sleep(0.01)
+        return super().write_data(*given)
+writer = SealingWriter(Slow(sys.argv[1]), strict=True)
+async_save({"a": torch.arange(100000)}, storage_writer=writer)
+"""
+    told = [sys.executable, "-W", "ignore", "-c", program, str(tmp_path / "a")]
+    subprocess.run(told, check=True, timeout=120, cwd=Path(__file__).parents[2])
+    assert (tmp_path / "a" / ".metadata").exists()
+    require_covered(tmp_path / "a")
+
+
+def test_a_save_without_a_second_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    saved = {"a": torch.arange(100_000), "b": torch.arange(100_000)}
+    stream = io.BytesIO()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        files = HashingStream(stream)
+        files.write(saved["a"].numpy())
+    files.write(saved["b"].numpy())  # now there is one again: nothing is hashed twice
+    files.end()
+    assert files.file() == WrittenFile(1_600_000, xxh3_128_digest(stream.getvalue()))
+
+
+def test_a_hash_that_fails_does_not_fail_the_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(HashingStream, "_add", fail)
+    save({"a": torch.arange(100_000)}, storage_writer=SealingWriter(FileSystemWriter(tmp_path)))
+    require_covered(tmp_path)  # by reading
+
+
+def test_an_array_without_elements_is_written(tmp_path: Path) -> None:
+    with open(tmp_path / "a", "wb") as file:
+        stream = HashingStream(file)
+        stream.write(torch.zeros(0, 3).numpy())
+        stream.end()
+    assert stream.file() is None
 
 
 def test_two_ranks(tmp_path: Path) -> None:
