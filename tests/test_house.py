@@ -88,7 +88,7 @@ BUDGET = {
     "formats.huggingface": 500,
     "formats.dcp": 3_104,
     "formats.quantised": 2_040,
-    "formats.ranks": 4_800,
+    "formats.ranks": 4_870,
     "formats.safetensors": 2_580,
     "formats.torchsave": 775,
     "formats.families": 3_400,

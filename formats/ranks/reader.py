@@ -24,6 +24,7 @@ from ftckpt.checkpoint.names import unwrapped
 from ftckpt.checkpoint.rules import Rules
 from ftckpt.errors import CorruptError, ExitCode, NotFoundError
 from ftckpt.findings import Finding, finding, from_error
+from ftckpt.formats.huggingface.config import parsed_json
 from ftckpt.formats.state.stored_names import StoredName
 from ftckpt.formats.state.tied import aliases_of
 from ftckpt.formats.torch_files.sharded import Distributed, Held, Listed
@@ -36,7 +37,7 @@ from .contents import Contents
 from .files import check_set, size_of
 from .names import CONFIG, METADATA, RankFile, Role, folder_order, rank_files
 from .parse_files import RecordedConfig, read_recorded, read_streams
-from .splits import Splits, meta_rules
+from .splits import PARAMETERS, Splits, check_release, meta_rules
 from .tensors import RankEntry, RankSplit, TensorIdentity, assemble, wrong_rank
 
 # verl's dataloader state beside them.
@@ -223,7 +224,8 @@ class RanksReader:
         plain = 0
         whole_here = _of_stages(groups) if _staged(read) else frozenset[str]()
         rules = self._rules
-        if rules is None and read and all(one.file.of_meta for one, _ in read):
+        of_meta = bool(read) and all(one.file.of_meta for one, _ in read)
+        if rules is None and of_meta:
             rules = meta_rules(groups)
         splits = Splits(recorded, rules, component, groups, self.found.append)
         for identity, held_by in groups.values():
@@ -244,12 +246,23 @@ class RanksReader:
                 self.tensors[tensor.key] = tensor
             if split is not None and len(made) == 1:
                 self.splits[made[0].key] = split
+        if of_meta and component == "model":
+            self._check_release(read[0][0].file.path.rpartition("/")[0])
         if plain:
             what = (
                 f"nothing records how {plain} tensors are split over the ranks: they are kept one a"
                 " rank, as extra:rank<R>, and not merged"
             )
             self.notes.append(finding("note", what, file=recorded.path or None))
+
+    def _check_release(self, folder: str) -> None:
+        file = f"{folder}/{PARAMETERS}".lstrip("/")
+        said: dict[str, Any] = {}
+        try:
+            said = parsed_json(self.source, file)
+        except CorruptError as error:
+            self.found.append(from_error(error))
+        self.found += check_release(self.tensors, said, file)
 
     def _beside(self, folders: Sequence[str]) -> None:
         """Add what verl keeps beside the ranks: the dataloader's state, the tokenizer."""

@@ -7,14 +7,17 @@ the same shape of both; its counters have no axis, so each rank has the whole of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
+from typing import Any
 
-from ftckpt.checkpoint import Kind, tensor_key
+from ftckpt.checkpoint import Kind, TensorInfo, tensor_key
 from ftckpt.checkpoint.rules import Rules
 from ftckpt.checkpoint.sharding import Split as Cut
 from ftckpt.checkpoint.sharding import global_shape, part_shape
 from ftckpt.errors import CorruptError, UnsupportedError, UsageError
+from ftckpt.findings import Finding, finding
 from ftckpt.formats.state.rule_tables import built_in
 from ftckpt.formats.torch_files.dtensor import Placement, local_of
 from ftckpt.formats.torch_files.values import TensorRef
@@ -22,6 +25,10 @@ from ftckpt.formats.torch_files.values import TensorRef
 from .parse_files import RecordedConfig
 from .specs import Spec
 from .tensors import RankEntry, RankSplit, Report, TensorIdentity, odd
+
+PARAMETERS = "params.json"  # of Meta's releases
+_EMBEDDING, _OUTPUT, _NORM = "tok_embeddings.weight", "output.weight", "norm.weight"
+_QUERIES = re.compile(r"layers\.\d+\.attention\.wq\.weight")
 
 Groups = Mapping[str, tuple[TensorIdentity, Sequence[RankEntry]]]
 
@@ -33,13 +40,59 @@ def meta_rules(groups: Groups) -> Rules:
         groups: every tensor's entries, by key.
     """
     shapes: dict[str, set[tuple[int, ...]]] = {}
-    for name in ("tok_embeddings.weight", "norm.weight"):
+    for name in (_EMBEDDING, _NORM):
         found = groups.get(name)
         entries = found[1] if found is not None else ()
         shapes[name] = {getattr(entry.held, "shape", ()) for entry in entries}
-    whole = {shape[-1] for shape in shapes["norm.weight"] if len(shape) == 1}
-    held = {shape[-1] for shape in shapes["tok_embeddings.weight"] if len(shape) == 2}
+    whole = {shape[-1] for shape in shapes[_NORM] if len(shape) == 1}
+    held = {shape[-1] for shape in shapes[_EMBEDDING] if len(shape) == 2}
     return built_in("meta", {"columns": int(bool(whole) and bool(held) and whole != held)})
+
+
+def check_release(
+    tensors: Mapping[str, TensorInfo], said: Mapping[str, Any], file: str
+) -> Iterator[Finding]:
+    """Yield where a release of Meta's is not what its `params.json` says.
+
+    Nothing else says how many files it has: without its last ones, joined tensors are too small.
+
+    Args:
+        tensors: joined, by key.
+        said: the content of `params.json`; empty where there is none.
+        file: its path.
+    """
+    dim, rows, heads = (_count(said, field) for field in ("dim", "vocab_size", "n_heads"))
+    norm = tensors.get(_NORM)
+    width = dim or (norm.shape[0] if norm is not None and len(norm.shape) == 1 else 0)
+    known = f"{file} says" if dim else f"{_NORM} is"
+    for name in (_EMBEDDING, _OUTPUT):
+        info = tensors.get(name)
+        if info is None or len(info.shape) != 2:
+            continue
+        if rows and info.shape[0] != rows:
+            yield _odd(info, info.shape[0], rows, "rows", f"{file} says vocab_size = {rows}")
+        if width and info.shape[1] != width:
+            yield _odd(info, info.shape[1], width, "columns", f"{known} {width}")
+    wide = _count(said, "head_dim") or (dim // heads if heads else 0)
+    for name, info in tensors.items():
+        # More rows are wider heads, which not every file of parameters names.
+        if _QUERIES.fullmatch(name) and info.shape and info.shape[0] < heads * wide:
+            said_of = f"{file} says {heads} heads of width {wide}"
+            yield _odd(info, info.shape[0], heads * wide, "rows", said_of)
+            return  # the other layers have as few
+
+
+def _count(said: Mapping[str, Any], field: str) -> int:
+    value = said.get(field)
+    return value if type(value) is int and value > 0 else 0
+
+
+def _odd(info: TensorInfo, has: int, wanted: int, axis: str, why: str) -> Finding:
+    """Return the finding of one tensor: files are missing, or they are of another model."""
+    what = f"{info.key} of all files together has {has} {axis}, and {why}"
+    if has < wanted:
+        return finding("missing-rank", f"{what}: files are missing", tensor=info.key)
+    return finding("shape-mismatch", what, tensor=info.key)
 
 
 class Splits:

@@ -342,6 +342,7 @@ def test_metas_ranks_become_one_model_and_ranks_again(columns: bool, tmp_path: P
         )
     said = {"dim": 32, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "vocab_size": -1}
     (tmp_path / "llama/params.json").write_text(json.dumps(said))
+    assert ftckpt_json("verify", str(tmp_path / "llama"))["result"]["code"] == 0
     config = {**MODELS["llama"]["config"], "vocab_size": 64}
     (tmp_path / "c.json").write_text(json.dumps(config))
     convert = partial(api.convert, str(tmp_path / "llama"), str(tmp_path / "hf"), "safetensors")
@@ -360,6 +361,42 @@ def test_metas_ranks_become_one_model_and_ranks_again(columns: bool, tmp_path: P
     api.reshard(str(one.parent), str(tmp_path / "two"), tp=2)
     for rank, state in enumerate(ranks):
         require_equal(torch.load(tmp_path / f"two/consolidated.0{rank}.pth"), state)
+
+
+@pytest.mark.parametrize(
+    ("columns", "said", "kind"),
+    [
+        (True, {"dim": 32, "vocab_size": -1}, "missing-rank"),
+        (True, None, "missing-rank"),  # its norms are as wide as the model
+        (False, {"dim": 32, "vocab_size": 64, "n_heads": 4}, "missing-rank"),
+        (False, {"dim": 32, "vocab_size": -1, "n_heads": 4, "head_dim": 10}, "missing-rank"),
+        (False, {"dim": 32, "vocab_size": 24}, "shape-mismatch"),
+        (False, {"dim": 32, "vocab_size": True, "n_heads": 0, "head_dim": -3}, ""),
+    ],
+)
+def test_a_release_without_its_last_files(
+    columns: bool, said: dict[str, int] | None, kind: str, tmp_path: Path
+) -> None:
+    """Two of four ranks: only params.json, or the width of a norm, says that more were saved."""
+    import torch
+
+    weights = tensors_of(MODELS["llama"]["stored"] | {
+        "model.embed_tokens.weight": [64, 32], "lm_head.weight": [64, 32],
+    })  # fmt: skip
+    meta = {
+        key.replace("qkv_linear.", "").replace("lm_head", "output"): value
+        for key, value in titan_llama(weights, 4, 2).items()
+    }
+    for rank in range(2):
+        part = meta_rank(meta_rank(meta, 0, columns), rank, columns)
+        torch.save(part, tmp_path / f"consolidated.0{rank}.pth")
+    if said is not None:
+        (tmp_path / "params.json").write_text(json.dumps(said))
+    found = ftckpt_json("verify", str(tmp_path))
+    assert {one["kind"] for one in found["findings"] if one["severity"] == "error"} == (
+        {kind} if kind else set()
+    )
+    assert found["result"]["code"] == {"missing-rank": 5, "shape-mismatch": 4, "": 0}[kind]
 
 
 def meta_rank(meta: Mapping[str, Any], rank: int, columns: bool) -> dict[str, Any]:
