@@ -182,7 +182,7 @@ def test_steps_of_each_trainer() -> None:
         ("[rank0]:[titan] 2025-12-13 06:45:34,345 - root - INFO - \x1b[31mstep: 530 \x1b[32m loss:  5.9866",
          TrainingLine(step, 530)),
         ("[2024-04-30 22:06:35,1] [INFO] [logging.py:96] step=10, skipped=0, lr=[0.1]", TrainingLine(step, 10)),
-        (" 14%|x| 7/50 [1:14:33<7:38:27, 639.71s/it]", TrainingLine(step, 7, 639.71)),
+        (" 14%|x| 7/50 [1:14:33<7:38:27, 639.71s/it]", TrainingLine(step, 7, 639.71, bar=True)),
         ("  successfully loaded checkpoint from /c [ t 1/2, p 1/1 ] at iteration 900",
          TrainingLine(LogEntryKind.START, 900)),
         ("  successfully saved checkpoint from iteration     100 to /c", TrainingLine(LogEntryKind.SAVE, 100)),

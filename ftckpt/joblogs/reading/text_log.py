@@ -99,6 +99,7 @@ class TextLog:
             time,
             step=found.step,
             seconds=found.seconds,
+            bar=found.bar,
             rank=None if rank is None else _rank(rank),
             source=self._source,
             line=number,
