@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -172,6 +173,51 @@ def test_an_exception_is_named_by_its_type_alone(tmp_path: Path) -> None:
     assert one.fault.name == "exception"
     assert one.signs == ("DataError", "ValueError", "exitcode 1", "ChildFailedError")
     assert (one.node, one.lines, one.ranks) == ("n9.example", 5, 3)
+
+
+TRACEBACKS = [
+    # `kubectl logs --timestamps`: the time of each line is another.
+    ("2026-01-01T00:16:40.00000000{0}Z [rank3]: ", "RuntimeError: x", ("RuntimeError",), 3),
+    ("2026-01-01T00:16:4{0}Z ", "RuntimeError", ("RuntimeError",), None),
+    ("2026-01-01T00:16:4{0}Z 3: ", "mypkg.DataError: x", ("DataError",), 3),
+    # Classes that are not called errors.
+    ("", "subprocess.TimeoutExpired: Command died", ("TimeoutExpired",), None),
+    ("[rank3]: ", "botocore.exceptions.ReadTimeout: x", ("ReadTimeout",), 3),
+    ("", "mylib.SaveFailed", ("SaveFailed",), None),
+    ("", "SaveFailed:", ("SaveFailed",), None),
+    ("", "zlib.error: -3", ("error",), None),
+]
+
+
+@pytest.mark.parametrize(("before", "last", "signs", "rank"), TRACEBACKS)
+def test_an_exception_behind_a_time_or_of_any_name_is_one(
+    tmp_path: Path, before: str, last: str, signs: tuple[str, ...], rank: int | None
+) -> None:
+    frames = ("Traceback (most recent call last):", '  File "x.py", line 1', "    save()", last)
+    text = "".join(f"{before.format(n)}{line}\n" for n, line in enumerate(frames))
+    (one,) = read(tmp_path, text)[0].incidents
+    assert (one.fault.name, one.signs, one.rank) == ("exception", signs, rank)
+
+
+def test_other_lines_in_a_traceback_do_not_end_it(tmp_path: Path) -> None:
+    others = (
+        "INFO: going on", "loss: 2.0", "2026-01-01 00:00:10 Step: 3  step: 3  loss: 2.0", "WARNING",
+        "During handling of the above exception, another exception occurred:", "http://a.b:80",
+    )  # fmt: skip
+    text = "Traceback (most recent call last):\n  File\n" + "\n".join(others) + "\n"
+    assert read(tmp_path, text)[0].incidents == ()
+    (one,) = read(tmp_path, text + "a.SaveFailed: x\n")[0].incidents
+    assert one.signs == ("SaveFailed",)
+    interrupted = "Traceback (most recent call last):\n  File\nKeyboardInterrupt\n"
+    assert read(tmp_path, interrupted)[0].incidents == ()
+
+
+def test_hostile_lines_in_a_traceback_take_no_longer(tmp_path: Path) -> None:
+    hostile = ["a." * 30_000, "a" * 60_000, "a" + " " * 60_000 + "x", "1: " * 20_000, "A_" * 30_000]
+    text = "Traceback (most recent call last):\n" + "\n".join(hostile * 3) + "\n"
+    begun = time.process_time()
+    assert read(tmp_path, text)[0].incidents == ()
+    assert time.process_time() - begun < 3
 
 
 def test_steps_of_each_trainer() -> None:
