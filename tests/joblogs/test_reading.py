@@ -220,6 +220,18 @@ def test_hostile_lines_in_a_traceback_take_no_longer(tmp_path: Path) -> None:
     assert time.process_time() - begun < 3
 
 
+def test_numbers_of_the_accounting_that_cannot_be_are_unknown(tmp_path: Path) -> None:
+    huge = "1" + "0" * 399
+    job = (
+        '{"jobs": [{"job_id": %s, "state": ["FAILED"], "time": {"start": 1767225600, "end": %s},'
+        ' "exit_code": {"return_code": {"set": true, "number": %s}, "signal": {"id": %s}}}]}'
+    )
+    for numbers in ((1, 1767235600, huge, 9), (1, 1767235600, f"-{huge}", "1e308")):
+        (one,) = read(tmp_path, job % numbers)[0].incidents
+        assert one.time == 1767235600
+    assert read(tmp_path, job % (huge, huge, 0, huge))[0].incidents == ()
+
+
 def test_steps_of_each_trainer() -> None:
     step = LogEntryKind.STEP
     for line, shown in (
