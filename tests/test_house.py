@@ -78,7 +78,7 @@ BUDGET = {
     "parts": 2_039,
     "capabilities": 993,
     "health": 1_150,
-    "joblogs": 2_815,
+    "joblogs": 3_000,
     "alerting": 500,
     "replay": 5_125,
     "formats.pickles": 2_359,

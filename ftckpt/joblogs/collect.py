@@ -37,6 +37,8 @@ class Stretch:
         last: of the last.
         stride: steps from line to line.
         source: number of the file.
+        rank: that says so; None where the lines name none.
+        bar: whether its count begins anew with each epoch or evaluation.
     """
 
     began: float
@@ -45,6 +47,8 @@ class Stretch:
     last: int
     stride: int
     source: int
+    rank: int | None = None
+    bar: bool = False
     doubted: bool = False  # a failure's line came after its last step
 
 
@@ -204,7 +208,9 @@ class Collection:
                 before, self._usual.get(key, 0.0), entry.time, entry.step
             )
             if before is None or not goes_on:
-                stretch = Stretch(entry.time, entry.time, entry.step, entry.step, 1, entry.source)
+                stretch = Stretch(
+                    entry.time, entry.time, entry.step, entry.step, 1, *key, bar=entry.bar
+                )
                 self._running[key] = stretch
                 self.stretches.append(stretch)
             else:

@@ -70,6 +70,7 @@ class LogEntry(NamedTuple):
         source: number of the file.
         line: number of the line in it.
         planned: an end that a person or a time limit brought.
+        bar: a step of a progress bar, whose count begins anew with each epoch or evaluation.
     """
 
     kind: LogEntryKind
@@ -89,3 +90,4 @@ class LogEntry(NamedTuple):
     source: int = 0
     line: int = 0
     planned: bool = False
+    bar: bool = False

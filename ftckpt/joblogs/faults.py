@@ -30,6 +30,8 @@ COLLECTIVE_TIMEOUT = Fault(
 )
 COLLECTIVE_ERROR = Fault("collective-error", "unknown", 75, "a rank lost the others")
 FAILED = Fault("failed", "unknown", 90, "the job ended with an error, and nothing says why")
+# Training began anew at an earlier step: a node that loses its power writes no line.
+UNSAID = Fault("unknown", "unknown", 95, "steps were done again, and no line says why")
 
 ALL = (
     GPU_LOST, GPU_MEMORY, NVLINK, GPU_DRIVER, NODE, HOST_MEMORY, DISK_FULL, STORAGE, PREEMPTED,

@@ -6,7 +6,8 @@ nothing between them shows that training went on: no step, no save, no start. It
 the line nearest to the cause (`Fault.order`). A record of a whole failure (JSONL, sacct, a guard)
 joins such lines, and never another record of its own file.
 
-Lines that training survives are no incident: every later step within `together` says so.
+Lines that training survives are no incident: every later step within `together` says so. Where
+steps are done again and neither a failure nor an end lies between, that is an incident of its own.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import TypeVar
 
 from .collect import Collection, Sighting, Stretch
 from .entries import Fault, LogEntry, Weight
+from .faults import UNSAID
+from .rewinds import Rewind, rewinds_of
 
 _T = TypeVar("_T")
 # Stretches that begin this soon after the first one after a failure belong to the same restart.
@@ -169,14 +172,41 @@ def incidents_of(collection: Collection, together: float) -> tuple[list[Incident
     for group in _groups(timed, progress, together):
         incident = _incident(group)
         (found if _stopped(group, incident, progress, together) else survived).append(incident)
+    untimed = [*_untimed(one for one in collection.sightings if one.entry.time is None)]
+    # A record without a time may tell of any of them.
+    told = sum(max(one.entry.weight for one in group) > Weight.HINT for group in untimed)
+    found += _unsaid(collection, found)[told:]
+    found.sort(key=lambda one: one.time or 0.0)
     for place, incident in enumerate(found):
         following = found[place + 1].time if place + 1 < len(found) else None
         _measure(incident, progress, float("inf") if following is None else following)
-    for group in _untimed(one for one in collection.sightings if one.entry.time is None):
+    for group in untimed:
         incident = _incident(group)
         strongest = max(one.entry.weight for one in group)
         (found if strongest > Weight.HINT else survived).append(incident)
     return found, survived
+
+
+def _unsaid(collection: Collection, found: Sequence[Incident]) -> list[Incident]:
+    """Return an incident for each time that steps went back and nothing in the logs says why."""
+    told = sorted((one.time, one.last or one.time) for one in found if one.time is not None)
+    told += [(one.time, one.time) for one in collection.ends if one.time is not None]
+    told.sort()
+    begins = [begin for begin, _ in told]
+    latest: list[float] = []  # the furthest end of all up to each
+    for _, end in told:
+        latest.append(max(end, latest[-1]) if latest else end)
+
+    def explained(one: Rewind) -> bool:
+        # Whole seconds and the clocks of two machines differ.
+        place = bisect_right(begins, one.before + 1.0)
+        return place > 0 and latest[place - 1] >= max(one.since, one.after - _SAME_RESTART)
+
+    return [
+        Incident(one.after, UNSAID, signs=("steps done again",), last=one.after)
+        for one in rewinds_of(collection.stretches)
+        if not explained(one)
+    ]
 
 
 def _groups(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -174,6 +175,63 @@ def test_an_exception_is_named_by_its_type_alone(tmp_path: Path) -> None:
     assert (one.node, one.lines, one.ranks) == ("n9.example", 5, 3)
 
 
+TRACEBACKS = [
+    # `kubectl logs --timestamps`: the time of each line is another.
+    ("2026-01-01T00:16:40.00000000{0}Z [rank3]: ", "RuntimeError: x", ("RuntimeError",), 3),
+    ("2026-01-01T00:16:4{0}Z ", "RuntimeError", ("RuntimeError",), None),
+    ("2026-01-01T00:16:4{0}Z 3: ", "mypkg.DataError: x", ("DataError",), 3),
+    # Classes that are not called errors.
+    ("", "subprocess.TimeoutExpired: Command died", ("TimeoutExpired",), None),
+    ("[rank3]: ", "botocore.exceptions.ReadTimeout: x", ("ReadTimeout",), 3),
+    ("", "mylib.SaveFailed", ("SaveFailed",), None),
+    ("", "SaveFailed:", ("SaveFailed",), None),
+    ("", "zlib.error: -3", ("error",), None),
+]
+
+
+@pytest.mark.parametrize(("before", "last", "signs", "rank"), TRACEBACKS)
+def test_an_exception_behind_a_time_or_of_any_name_is_one(
+    tmp_path: Path, before: str, last: str, signs: tuple[str, ...], rank: int | None
+) -> None:
+    frames = ("Traceback (most recent call last):", '  File "x.py", line 1', "    save()", last)
+    text = "".join(f"{before.format(n)}{line}\n" for n, line in enumerate(frames))
+    (one,) = read(tmp_path, text)[0].incidents
+    assert (one.fault.name, one.signs, one.rank) == ("exception", signs, rank)
+
+
+def test_other_lines_in_a_traceback_do_not_end_it(tmp_path: Path) -> None:
+    others = (
+        "INFO: going on", "loss: 2.0", "2026-01-01 00:00:10 Step: 3  step: 3  loss: 2.0", "WARNING",
+        "During handling of the above exception, another exception occurred:", "http://a.b:80",
+    )  # fmt: skip
+    text = "Traceback (most recent call last):\n  File\n" + "\n".join(others) + "\n"
+    assert read(tmp_path, text)[0].incidents == ()
+    (one,) = read(tmp_path, text + "a.SaveFailed: x\n")[0].incidents
+    assert one.signs == ("SaveFailed",)
+    interrupted = "Traceback (most recent call last):\n  File\nKeyboardInterrupt\n"
+    assert read(tmp_path, interrupted)[0].incidents == ()
+
+
+def test_hostile_lines_in_a_traceback_take_no_longer(tmp_path: Path) -> None:
+    hostile = ["a." * 30_000, "a" * 60_000, "a" + " " * 60_000 + "x", "1: " * 20_000, "A_" * 30_000]
+    text = "Traceback (most recent call last):\n" + "\n".join(hostile * 3) + "\n"
+    begun = time.process_time()
+    assert read(tmp_path, text)[0].incidents == ()
+    assert time.process_time() - begun < 3
+
+
+def test_numbers_of_the_accounting_that_cannot_be_are_unknown(tmp_path: Path) -> None:
+    huge = "1" + "0" * 399
+    job = (
+        '{"jobs": [{"job_id": %s, "state": ["FAILED"], "time": {"start": 1767225600, "end": %s},'
+        ' "exit_code": {"return_code": {"set": true, "number": %s}, "signal": {"id": %s}}}]}'
+    )
+    for numbers in ((1, 1767235600, huge, 9), (1, 1767235600, f"-{huge}", "1e308")):
+        (one,) = read(tmp_path, job % numbers)[0].incidents
+        assert one.time == 1767235600
+    assert read(tmp_path, job % (huge, huge, 0, huge))[0].incidents == ()
+
+
 def test_steps_of_each_trainer() -> None:
     step = LogEntryKind.STEP
     for line, shown in (
@@ -182,7 +240,7 @@ def test_steps_of_each_trainer() -> None:
         ("[rank0]:[titan] 2025-12-13 06:45:34,345 - root - INFO - \x1b[31mstep: 530 \x1b[32m loss:  5.9866",
          TrainingLine(step, 530)),
         ("[2024-04-30 22:06:35,1] [INFO] [logging.py:96] step=10, skipped=0, lr=[0.1]", TrainingLine(step, 10)),
-        (" 14%|x| 7/50 [1:14:33<7:38:27, 639.71s/it]", TrainingLine(step, 7, 639.71)),
+        (" 14%|x| 7/50 [1:14:33<7:38:27, 639.71s/it]", TrainingLine(step, 7, 639.71, bar=True)),
         ("  successfully loaded checkpoint from /c [ t 1/2, p 1/1 ] at iteration 900",
          TrainingLine(LogEntryKind.START, 900)),
         ("  successfully saved checkpoint from iteration     100 to /c", TrainingLine(LogEntryKind.SAVE, 100)),

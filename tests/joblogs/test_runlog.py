@@ -74,6 +74,11 @@ def test_nothing_is_said_of_what_is_not_there() -> None:
         '{"event": "save", "seconds": "60s"}',
         '{"event": "failure", "time": "2026-01-01T00:00:00"}',
         '{"event": "failure", "time": "yesterday"}',
+        # Beyond what a calendar holds.
+        '{"event": "failure", "time": 1e250}',
+        '{"event": "failure", "time": 4.2e9}',
+        '{"event": "end", "time": "9999-12-31T23:59:59-23:59"}',
+        '{"event": "start", "time": "0001-01-01T00:00:00+23:59"}',
         '{"event": "save", "bytes": ' + "9" * 400 + "}",
         "[" * 50_000,
         " " * (1 << 17),

@@ -113,11 +113,13 @@ MESSAGES: tuple[Message, ...] = (
 # What ends a job as planned: no failure.
 PLANNED = re.compile(r"CANCELLED AT \S+(?: DUE TO (?:TIME LIMIT|JOB REQUEUE))? \*\*\*")
 
-# The last line of a traceback: the type alone is repeated.
+# The last line of a traceback, which is the first one that is not indented: the type alone is
+# repeated. Its name may end in anything (`subprocess.TimeoutExpired`).
 EXCEPTION = re.compile(
-    r"^(?P<type>(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Za-z_]\w{0,60}(?:Error|Exception|Interrupt|Exit|Iteration))"
-    r"(?::|\s*$)"
+    r"^(?P<type>(?:[A-Za-z_]\w{0,60}+\.){0,8}+[A-Za-z_]\w{0,60}+)(?::(?!\S)|\s{0,8}$)"
 )
+# Of a name without a module: `INFO: ` and `loss: ` between the lines of a traceback are none.
+CLASS = re.compile(r"[A-Z]\w*[a-z]")
 TRACEBACK = "Traceback (most recent call last)"
 # A person's Ctrl-C, and exits that a program asks for.
 NO_FAILURE = frozenset({"KeyboardInterrupt", "SystemExit", "StopIteration", "GeneratorExit"})
@@ -125,6 +127,8 @@ NO_FAILURE = frozenset({"KeyboardInterrupt", "SystemExit", "StopIteration", "Gen
 RANK = re.compile(
     r"\[(?:rank|Rank )(?P<rank>\d{1,7})\]|^(?P<task>\d{1,7}): |\[PG [^\]]{0,80}?Rank (?P<pg>\d{1,7})\]"
 )
+# What launchers and `kubectl logs --timestamps` put before a line.
+STAMP = re.compile(r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)? ")
 PREFIX = re.compile(r"^(?:\[(?:rank|default)\d{1,7}\]:\s?|\d{1,7}: )+")
 # Syslog: the host behind the time.
 SYSLOG_HOST = re.compile(

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ftckpt.errors import UsageError
@@ -39,6 +39,7 @@ _NUMBERS = {
 _WHOLE = ("step", "rank")
 _NAME = 200
 _LATEST = 4.1e9
+_EPOCH, _NONE = datetime(1970, 1, 1, tzinfo=UTC), timedelta()
 
 
 def is_record(line: bytes) -> bool:
@@ -193,5 +194,12 @@ def _time(value: Any, place: str) -> float:
                 f"{place}: {value[:80]!r} is not a time",
                 hint="write 2026-01-01T00:00:00Z, with its zone",
             )
-        return moment.timestamp()
-    return _number(value, "time", place)
+        # Python 3.11 subtracts the zone within the years 1 to 9999, and fails beyond them.
+        seconds = (
+            moment.replace(tzinfo=UTC) - _EPOCH - (moment.utcoffset() or _NONE)
+        ).total_seconds()
+    else:
+        seconds = _number(value, "time", place)
+    if not 0 <= seconds < _LATEST:
+        raise UsageError(f"{place}: {value!r:.80} is not a time between 1970 and 2099")
+    return seconds

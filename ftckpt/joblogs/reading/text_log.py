@@ -57,7 +57,8 @@ class TextLog:
                 if self._tracebacks and number > self._forget:
                     self._tracebacks.clear()
                 if self._tracebacks or (suspicious and messages.HINT.search(line) is not None):
-                    entry = self._failure(line.decode("utf-8", "replace"), line, number)
+                    text = messages.STAMP.sub("", line.decode("utf-8", "replace"))
+                    entry = self._failure(text, line, number)
                     if entry is not None:
                         yield entry
                         self._above.append(line)
@@ -99,6 +100,7 @@ class TextLog:
             time,
             step=found.step,
             seconds=found.seconds,
+            bar=found.bar,
             rank=None if rank is None else _rank(rank),
             source=self._source,
             line=number,
@@ -140,8 +142,12 @@ class TextLog:
         match = messages.EXCEPTION.match(messages.PREFIX.sub("", text))
         if match is None:
             return None
+        module, _, name = match["type"].rpartition(".")
+        if not module and not messages.CLASS.match(name):
+            return None
+        if training.may_show(line) and training.training_line(text) is not None:
+            return None
         self._tracebacks.discard(head)
-        name = match["type"].rpartition(".")[2]
         if name in messages.NO_FAILURE:
             return None
         return self._said(text, line, number, faults.EXCEPTION, Weight.FATAL, name)
@@ -153,7 +159,7 @@ class TextLog:
         block, self._block = self._block, {}
         in_block = "exitcode" in text and "exitcode  :" in text
         rank = messages.RANK.search(text)
-        host = messages.SYSLOG_HOST.match(text)
+        host = messages.SYSLOG_HOST.match(line.decode("utf-8", "replace"))
         time = self._stamps.of_text(block["time"]) if in_block and "time" in block else None
         return LogEntry(
             LogEntryKind.FAILURE,

@@ -48,12 +48,14 @@ class TrainingLine(NamedTuple):
         step: its number.
         seconds: of a step, or of a save.
         average: whether `seconds` is the mean of all steps since the last such line.
+        bar: whether it is a progress bar, whose count begins anew with each epoch or evaluation.
     """
 
     kind: LogEntryKind
     step: int | None = None
     seconds: float | None = None
     average: bool = False
+    bar: bool = False
 
 
 def may_show(line: bytes) -> bool:
@@ -97,5 +99,5 @@ def training_line(text: str) -> TrainingLine | None:
         each = float(match["each"])
         if match["unit"] == "it/s":
             each = 1 / each if each else 0.0
-        return TrainingLine(LogEntryKind.STEP, int(match["step"]), each or None)
+        return TrainingLine(LogEntryKind.STEP, int(match["step"]), each or None, bar=True)
     return None
