@@ -308,7 +308,7 @@ def _thinned(source: Source) -> ThinnedFrom | None:
     Nothing else records it, and without it they would pass for a checkpoint to train on from.
     """
     try:
-        standing = None if source.single else _standing(source.store, beside(source))
+        standing = _standing(source.store, beside(source))
     except NotFoundError:
         return None
     return None if standing is None else standing.thinned

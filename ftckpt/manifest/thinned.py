@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ftckpt.errors import CorruptError, NotFoundError, UnsafeError, UnsupportedError
 from ftckpt.manifest import SCHEMA_THINNED, Manifest, ThinnedFrom
-from ftckpt.manifest.locate import find
+from ftckpt.manifest.locate import beside, find
 from ftckpt.own_files import MANIFEST, weights_of
 from ftckpt.storage.source import Source
 
@@ -22,15 +22,12 @@ def is_thinned(source: Source) -> bool:
     Raises:
         UnavailableError, DeniedError: its manifest could not be read.
     """
-    if source.single:
-        return False
-    if weights_of(source.name):
+    if not source.single and weights_of(source.name):
         return True
-    listed = source.entries.get(MANIFEST)
-    if listed is None:
+    if not source.single and MANIFEST not in source.entries:
         return False
     try:
-        head = source.store.read(listed.path, 0, min(_HEAD, listed.size))
+        head = source.store.read(beside(source), 0, _HEAD)  # no manifest is shorter
     except (NotFoundError, CorruptError, UnsafeError):
         return False  # who checks it says what is wrong with it
     return f'"schema": "{SCHEMA_THINNED}"'.encode() in head

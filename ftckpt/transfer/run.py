@@ -21,6 +21,7 @@ from ftckpt.errors import (
 from ftckpt.findings import listed
 from ftckpt.manifest import FileDigest, Manifest, PassedCheck, ThinnedFrom
 from ftckpt.manifest.seal import utc_now
+from ftckpt.manifest.thinned import thinned_from
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.store import Store
 from ftckpt.transfer.prove.against_source import Proof, Prover, SameObjects, prove
@@ -175,7 +176,8 @@ def transfer(
         small = [digest_of_bytes(path, data) for path, data in commit.items()]
         manifest = replace(
             manifest_of(result, [*built.digests, *small], proven=proof is not None),
-            thinned=options.thinned,
+            # What is made of weights alone is weights alone: no run goes on from it either.
+            thinned=options.thinned or thinned_from(source.source),
         )
         staging.publish(commit, manifest.dump())
         return TransferReport(

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
+from ftckpt.api.deltas import delta_pack, delta_unpack
 from ftckpt.api.thinning import require_weights
+from ftckpt.api.transferring import convert, reshard
 from ftckpt.checkpoint import Kind
 from ftckpt.errors import UnsupportedError
 from ftckpt.formats.support import LAYOUTS
+from ftckpt.manifest.thinned import is_thinned
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.request.narrowing import Only, only
 from tests.builders.checkpoints import open_checkpoint
+from tests.commands.saves import answer, ended
 from tests.retention.carrying import DAY, NOW
 from tests.retention.thinning import date, gc, safetensors, save, weights
 
@@ -68,3 +73,41 @@ def test_momentum_alone_does_not(tmp_path: Path) -> None:
         (path / "optimizer/optimizer.safetensors").write_bytes(data)
         date(path, NOW - (1000 - step) / 100 * DAY)
     assert [d.entry.name for d in gc(root)[0].thin] == ["step-100"]
+
+
+@pytest.fixture
+def thinned(tmp_path: Path) -> Path:
+    root = tmp_path / "run"
+    for step in (100, 200, 300):
+        save(root, step)
+    gc(root)
+    return root / "step-100.ftckpt-weights"
+
+
+def test_what_is_made_of_weights_alone_says_so(thinned: Path, tmp_path: Path) -> None:
+    """Else `latest` takes it for a checkpoint to go on from."""
+    new = tmp_path / "new"
+    new.mkdir()
+    convert(str(thinned), str(new / "step-1"), "safetensors")
+    convert(str(thinned), str(new / "step-2.safetensors"))
+    reshard(str(thinned), str(new / "step-3"))
+    delta_pack(None, str(thinned), str(new / "step-4"))
+    delta_unpack(str(new / "step-4"), str(new / "step-5"))
+    names = {path.name for path in new.iterdir() if not path.name.endswith(".json")}
+    assert len(names) == 5
+    for name in sorted(names):
+        assert is_thinned(open_checkpoint(new / name).source), name
+    assert ended("seal", str(new / "step-2.safetensors"), "--force") == 0
+    assert is_thinned(open_checkpoint(new / "step-2.safetensors").source)
+    assert answer("latest", str(new))["result"]["code"] == 6
+
+
+def test_no_pointer_is_moved_to_weights_alone(thinned: Path) -> None:
+    root = thinned.parent
+    (root / "latest").write_text("step-300")
+    document = answer("promote", str(thinned), "--backwards")
+    assert document["result"]["code"] == 8
+    assert "gc undelete" in document["result"]["hint"]
+    copied = shutil.copytree(thinned, root / "step-400")
+    assert answer("promote", str(copied))["result"]["code"] == 8
+    assert (root / "latest").read_text() == "step-300"

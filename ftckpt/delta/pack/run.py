@@ -19,6 +19,7 @@ from ftckpt.delta.codec.choose_encoding import EncodingPlan
 from ftckpt.delta.index import NAME
 from ftckpt.delta.index.objects import RecordFile, record_digests
 from ftckpt.discovery.recognise import Format
+from ftckpt.manifest.thinned import thinned_from
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, Literal, OutputFile
@@ -118,7 +119,10 @@ def pack(
             changes.require_unchanged(source.source, source.members())
         digests = [*built.digests, *small.digests]
         digests += [digest_of_bytes(path, data) for path, data in commit.items()]
-        manifest = manifest_of(opened, digests, proven=proof is not None)
+        manifest = replace(
+            manifest_of(opened, digests, proven=proof is not None),
+            thinned=thinned_from(target.checkpoint.source),
+        )
         staging.publish(commit, manifest.dump())
         bytes_in = sum(info.nbytes for info in packing.tensors) + records.bytes_in
         bytes_out = sum(file.size for file in manifest.files)
