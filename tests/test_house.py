@@ -73,7 +73,7 @@ BUDGET = {
     "transfer": 6_560,
     "comparison": 2_857,
     "delta": 5_415,
-    "retention": 6_696,
+    "retention": 6_730,
     "replication": 3_100,
     "parts": 2_039,
     "capabilities": 993,
