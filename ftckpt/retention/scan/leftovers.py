@@ -5,7 +5,8 @@ later. A file that is a day old belongs to no running process.
 
 Records of divided operations (`ftckpt.parts`) lie in a root's `.ftckpt`. One that is a week old
 speaks for nothing any more: who finishes refuses it. A part that runs says so every few seconds. So
-a plan of which nothing was written for a week is dead, and its files go. What its parts have built
+a plan of which nothing was written for a week is dead, and its files go. Before they go, the
+store's own clock is asked: that of this machine may be days ahead. What its parts have built
 is a staging place like any other: gc takes it for an abandoned save.
 """
 
@@ -13,15 +14,17 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 from collections.abc import Iterator
 from contextlib import suppress
 
 from ftckpt.discovery.roots import Root
-from ftckpt.errors import DeniedError, FtckptError, NotFoundError
+from ftckpt.errors import DeniedError, FtckptError, NotFoundError, UnsupportedError
 from ftckpt.findings import counted
 from ftckpt.retention.policy import DAY, GRACE
 from ftckpt.retention.records import own_folder
 from ftckpt.storage import is_leftover
+from ftckpt.storage.local.atomic import TEMPORARY
 from ftckpt.storage.store import Entry, EntryKind
 
 SILENT = 7 * DAY
@@ -108,6 +111,8 @@ def remove_dead_plans(root: Root, now: float) -> Iterator[str]:
     """Remove the files of dead plans; yield what was done."""
     try:
         found = dead_plans(root, now)
+        if found:
+            found = dead_plans(root, min(now, _store_time(root)))
     except FtckptError:
         return  # nothing depends on them
     paths = [one.path for files in found.values() for one in files]
@@ -122,6 +127,23 @@ def remove_dead_plans(root: Root, now: float) -> Iterator[str]:
         yield f"removed the records of {number} that nobody went on with in {root.url}"
     for error in errors:
         yield f"a record of a divided operation stays in {root.url}: {error}"
+
+
+def _store_time(root: Root) -> float:
+    """Return the time by the clock that dates the files of a root; this machine's may be ahead.
+
+    Raises:
+        FtckptError: a probe could not be written, or has no time.
+    """
+    probe = f"{own_folder(root)}/{TEMPORARY}clock-{secrets.token_hex(8)}"
+    root.store.create(probe, b"")
+    try:
+        now = root.store.stat(probe).mtime
+    finally:
+        root.store.delete([probe])
+    if now is None:
+        raise UnsupportedError(f"{root.url} keeps no times")
+    return now
 
 
 def _is_dead(entry: Entry, now: float) -> bool:

@@ -18,7 +18,8 @@ DEAD, ALIVE, ODD = "d" * 32, "a" * 32, "0" * 32
 FILES = ("0-3.json", "1-3.write.json", "2-3.running.json", "finish-1.json", "finished.json")
 
 
-def fill(root: Path, plan: str, names: tuple[str, ...], age: float, now: float = NOW) -> Path:
+def fill(root: Path, plan: str, names: tuple[str, ...], age: float, now: float = 0.0) -> Path:
+    now = now or min(NOW, time.time())  # the store says how old they are
     place = root / ".ftckpt/parts" / plan
     place.mkdir(parents=True, exist_ok=True)
     for name in names:
@@ -54,6 +55,14 @@ def test_dead_ones_are_removed_and_nothing_else(root: Path, how: str) -> None:
     assert len(list(odd.iterdir())) == len(FILES) + 1
 
 
+def test_a_clock_that_is_ahead_removes_nothing(root: Path) -> None:
+    """The files are dated by the store."""
+    now = time.time()
+    young = fill(root, ALIVE, FILES, 60, now)
+    assert purge_in(root, now + 8 * DAY).notes == ()
+    assert len(list(young.iterdir())) == len(FILES)
+
+
 @pytest.mark.parametrize("where", ["parts", DEAD, "file"])
 def test_links_are_not_followed(root: Path, tmp_path: Path, where: str) -> None:
     away = fill(tmp_path / "away", DEAD, FILES, 8 * DAY)
@@ -67,7 +76,7 @@ def test_links_are_not_followed(root: Path, tmp_path: Path, where: str) -> None:
     else:
         place = fill(root, DEAD, FILES[1:], 8 * DAY)
         (place / FILES[0]).symlink_to(away / FILES[0])
-        os.utime(place / FILES[0], (NOW - 8 * DAY,) * 2, follow_symlinks=False)
+        os.utime(place / FILES[0], (min(NOW, time.time()) - 8 * DAY,) * 2, follow_symlinks=False)
     assert purge_in(root, NOW).notes == ()
     assert len(list(away.iterdir())) == len(FILES)
 
@@ -75,7 +84,7 @@ def test_links_are_not_followed(root: Path, tmp_path: Path, where: str) -> None:
 def test_gc_and_status_name_them(tmp_path: Path) -> None:
     root = tmp_path / "run"
     shutil.copytree(DATA / "run/step-1", root / "step-1")
-    fill(root, DEAD, FILES, 8 * DAY, time.time())
+    fill(root, DEAD, FILES, 8 * DAY)
     _, plan = answer("gc", root, "--keep-last", "1")
     assert any("1 divided operation" in note for note in plan["plan"]["notes"])
     _, status = answer("status", root)
