@@ -28,7 +28,7 @@ _READABLE = 40
 # Seconds to wait for another run that tells of the same: longer than it has for one alert.
 WAIT = 100.0
 _LOOK = 0.1
-# Of the conditions of one kind at most this number of messages is told; `about` names what each is about.
+# How many messages of one kind are told; `about` names what each is about.
 _MESSAGES = 10
 
 
