@@ -33,8 +33,9 @@ def seal_after(
     """Seal a checkpoint that this process has just finished; call it on one rank, after a barrier.
 
     Files without known digests are read once more. Known are those in `written`, and those that
-    ranks hashed which saved without collectives (`ftckpt.torch.ranks`). Nothing is verified: the
-    seal says what was written, or what the files hold now.
+    ranks hashed which saved without collectives (`ftckpt.torch.ranks`); if one of those ranks left
+    none, nothing is sealed. Nothing is verified: the seal says what was written, or what the files
+    hold now.
 
     Args:
         path: directory, file or URL of the checkpoint.
@@ -55,6 +56,7 @@ def seal_after(
 
         checkpoint = open_checkpoint(place)
         left = ranks.left_in(checkpoint.source)
+        left.require_all()
         known = {**left.files, **(written or {})}
         digests = [FileDigest(name, file.size, file.blocks) for name, file in known.items()]
         report = sealing.seal(checkpoint, force=True, known=digests)

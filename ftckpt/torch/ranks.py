@@ -2,9 +2,10 @@
 
     .ftckpt/sealing/rank-3.json    in the checkpoint: what rank 3 wrote, created last
 
-No rank knows when such a save is whole. `ftckpt.torch.seal_after` takes the digests, on one rank
-and after a barrier, and removes them when the seal stands. A file that has changed since, by its
-size, its time or its version, is read instead.
+No rank knows when such a save is whole, so each record says how many ranks there were.
+`ftckpt.torch.seal_after` takes the digests, on one rank and after a barrier, and removes them when
+the seal stands. A file that has changed since, by its size, its time or its version, is read
+instead.
 """
 
 from __future__ import annotations
@@ -41,8 +42,18 @@ def remove(place: str, rank: int) -> None:
         open_store(place).delete([name_of(rank)])
 
 
-def leave(place: str, rank: int, written: Mapping[str, WrittenFile]) -> None:
-    """Leave the digests of the files that a rank wrote, by their relative paths."""
+def remove_all(place: str) -> None:
+    """Remove the records of all ranks: the save that begins here leaves none."""
+    from ftckpt.errors import NotFoundError
+    from ftckpt.storage import open_store
+
+    store = open_store(place)
+    with suppress(NotFoundError):
+        store.delete([entry.path for entry in store.children(_PLACE)])
+
+
+def leave(place: str, rank: int, written: Mapping[str, WrittenFile], world: int) -> None:
+    """Leave the digests of the files that a rank of `world` wrote, by their relative paths."""
     from ftckpt.storage import open_store
 
     store = open_store(place)
@@ -56,7 +67,8 @@ def leave(place: str, rank: int, written: Mapping[str, WrittenFile]) -> None:
                 "mtime": entry.mtime,
                 "etag": entry.etag,
             }
-    store.put(name_of(rank), json.dumps({"schema": _SCHEMA, "files": files}).encode())
+    said = {"schema": _SCHEMA, "world": world, "files": files}
+    store.put(name_of(rank), json.dumps(said).encode())
 
 
 @dataclass(frozen=True)
@@ -66,6 +78,29 @@ class LeftDigests:
     source: Source
     records: list[str] = field(default_factory=list)
     files: dict[str, WrittenFile] = field(default_factory=dict)
+    worlds: dict[str, int] = field(default_factory=dict)
+
+    def require_all(self) -> None:
+        """Refuse records of several saves, and those of less than all ranks.
+
+        Raises:
+            IncompleteError: a rank left none, or none that can be read.
+        """
+        from ftckpt.errors import IncompleteError
+
+        if not self.records:
+            return
+        world = max(self.worlds.values(), default=0)
+        wanted = {name_of(rank) for rank in range(world)}
+        right = {name for name, said in self.worlds.items() if said == world} & wanted
+        wrong = sorted(({*self.records} | wanted) - right)
+        if wrong:
+            raise IncompleteError(
+                f"{wrong[0]} is not the record of one of {world} ranks that saved together, or is"
+                " absent: a rank did not finish, or another save left it",
+                kind="missing-rank",
+                hint="save again, into a directory of its own",
+            )
 
     def remove(self) -> None:
         """Remove the records."""
@@ -91,6 +126,7 @@ def left_in(source: Source) -> LeftDigests:
             said = json.loads(source.read(name))
             if said["schema"] == _SCHEMA:
                 left.files.update(_unchanged(source, said["files"]))
+                left.worlds[name] = int(said["world"])
     return left
 
 

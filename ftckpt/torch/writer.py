@@ -169,9 +169,11 @@ class SealingWriter(StorageWriter):
         path = self._files.concat_path(self._path, MANIFEST)
         if self._files.exists(path):
             self._files.rm_file(path)
-        if not self._together:
-            from . import ranks
+        from . import ranks
 
+        if self._together:
+            ranks.remove_all(self.place)
+        else:
             ranks.remove(self.place, self._rank)
 
     def _seal(self) -> None:
@@ -182,12 +184,13 @@ class SealingWriter(StorageWriter):
             for path, file in (self._gathered | self._files.written).items()
             if path.startswith(start)
         }
-        if self._together or _alone():
+        world = _world()
+        if self._together or world == 1:
             seal_after(place, written=known, strict=True)
             return
         from . import ranks
 
-        ranks.leave(place, self._rank, known)
+        ranks.leave(place, self._rank, known, world)
 
     def _drop_records(self) -> None:
         if self._records is not None:
@@ -198,12 +201,12 @@ class SealingWriter(StorageWriter):
         return guarded(do, self.place, strict=self._strict, stacklevel=4)
 
 
-def _alone() -> bool:
-    """Whether this process is the only rank."""
+def _world() -> int:
+    """Return the number of ranks of this job."""
     from torch import distributed
 
     there = distributed.is_available() and distributed.is_initialized()
-    return not there or distributed.get_world_size() == 1
+    return distributed.get_world_size() if there else 1
 
 
 class _Results(list[Any]):

@@ -195,15 +195,34 @@ def test_what_has_changed_since_a_rank_left_it_is_read(tmp_path: Path) -> None:
     save(small(), storage_writer=FileSystemWriter(tmp_path))
     data = tmp_path / "__0_0.distcp"
     wrong = {data.name: WrittenFile(data.stat().st_size, bytes(16))}
-    ranks.leave(str(tmp_path), 3, wrong)
-    ranks.leave(str(tmp_path), 4, {"__0_0.distcp": WrittenFile(1, bytes(16))})  # never so short
-    (tmp_path / ".ftckpt/sealing/rank-5.json").write_text('{"schema": "ftckpt.sealing/1"}')
+    ranks.leave(str(tmp_path), 0, wrong, 2)
+    never = {"__0_0.distcp": WrittenFile(1, bytes(16))}  # it was never so short
+    ranks.leave(str(tmp_path), 1, never, 2)
     os.utime(data, (1, 1))  # written again
     report = seal_after(tmp_path, strict=True)
     assert report is not None
     assert report.bytes_read > data.stat().st_size
     assert code_of(tmp_path) is ExitCode.OK
     assert not list(tmp_path.glob(".ftckpt/sealing/*"))
+
+
+@pytest.mark.parametrize(
+    "worlds", [{0: 2}, {1: 2}, {0: 1, 1: 2}, {0: 1, 1: 1}, {0: 2, 1: 2, 2: 3}, {0: 1, 1: None}]
+)
+def test_a_save_that_lacks_a_rank_is_not_sealed(
+    tmp_path: Path, worlds: dict[int, int | None]
+) -> None:
+    save(small(), storage_writer=FileSystemWriter(tmp_path))
+    for rank, world in worlds.items():
+        ranks.leave(str(tmp_path), rank, {}, world or 1)
+        if world is None:
+            (tmp_path / ranks.name_of(rank)).write_text('{"schema": "ftckpt.sealing/1"}')
+    with pytest.warns(SealWarning, match="is not sealed: .ftckpt/sealing/rank-"):
+        assert seal_after(tmp_path) is None
+    assert not (tmp_path / MANIFEST).exists()
+    # The next save with collectives leaves none, and is whole.
+    save(small(), storage_writer=SealingWriter(FileSystemWriter(tmp_path), strict=True))
+    require_covered(tmp_path)
 
 
 @pytest.mark.parametrize("consolidate", [False, True])
