@@ -856,3 +856,39 @@ def meta_forward(w: Mapping[str, Any], tokens: Any, queries: int, keys: int, wid
         up = y @ w[f"{at}feed_forward.w3.weight"].T
         x = x + (gate * up) @ w[f"{at}feed_forward.w2.weight"].T
     return rms_norm(x, x.shape[-1:], w["norm.weight"], 1e-6) @ w["lm_head.weight"].T
+
+
+HOSTILE = {
+    "doubling": (
+        "[defaults]\na0 = '1'\n" + "".join(f"a{n} = 'a{n - 1}*a{n - 1}'\n" for n in range(1, 40)),
+        "a39", "",
+    ),
+    "deep": (
+        "[defaults]\na0 = '1'\n" + "".join(f"a{n} = 'a{n - 1}'\n" for n in range(1, 3000)),
+        "a2999", "50 deep",
+    ),
+    "many factors": ("", "*".join(["99999999"] * 50), "more than any shape has"),
+    "a long number": ("", "9" * 5000, "needs a number"),
+    "extends": ("extends = 5\n", "1", "extends no text"),
+    "layers": (
+        "[[tensor]]\nmegatron = 'x.{layer}'\nhf = 'm.{layer}'\nlayers = 5\n", "1", "layers = 5",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_table_of_the_users_ends_in_bounded_time(case: str, tmp_path: Path) -> None:
+    text, axis, says = HOSTILE[case]
+    path = tmp_path / "own.toml"
+    path.write_text(f'{text}[shapes]\n"w" = "{axis}"\n')
+
+    def shapes() -> Any:
+        table = family(str(path)).shapes
+        assert table is not None
+        return table.tensors({})
+
+    if not says:
+        assert shapes() == {"w": (1,)}
+        return
+    with pytest.raises(UsageError, match=says):
+        shapes()
