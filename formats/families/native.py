@@ -22,6 +22,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from ftckpt.checkpoint import Box, Checkpoint, Kind, Payload, Piece, TensorInfo
 from ftckpt.checkpoint.layer import CheckpointLayer
+from ftckpt.checkpoint.read_tensor import read_box, slabs
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.findings import counted, listed
 from ftckpt.formats.huggingface.config import CONFIG
@@ -37,6 +38,7 @@ from .rotary import Rotated, rotated
 from .shapes import require_same
 from .tables import Family, NativeEntry
 
+_SLAB = 16 << 20  # bytes that are compared at once
 _AS_IT_IS = NativeEntry({}, (), Join.WHOLE, "", False, False, False)
 
 
@@ -206,6 +208,7 @@ class NativeTranslator:
                     )
                 made[new.key] = new
         self._require_model(_weights(made), cuts=True)
+        self._require_tied(made, views.checkpoint)
         said = _left_out(left_out)
         return replace(
             content, checkpoint=views.finished(), tensors=made, aliases={},
@@ -347,6 +350,24 @@ class NativeTranslator:
             if cuts and entry.vocabulary and ours[:1] < theirs[:1] and ours[1:] == theirs[1:]:
                 hint = f"--true-vocab-size {ours[0]} cuts the rows behind, where they are padding"
         require_same(wanted, weights, self._family.name, hint)
+
+    def _require_tied(self, made: Mapping[str, TargetTensor], checkpoint: Checkpoint) -> None:
+        """Refuse an output layer of its own where the configuration ties it to the embedding.
+
+        A loader would take the embedding in its place.
+        """
+        natives = self._family.natives
+        weights = {w.name: w for w in made.values() if w.component == "model"}
+        firsts = [e.hf[0].text for e in natives if e.vocabulary and not e.output]
+        outputs = dict.fromkeys(e.hf[0].text for e in natives if e.output)
+        for name in outputs.keys() - self._shapes.keys() if firsts else ():
+            output, embedding = weights.get(name), weights.get(firsts[0])
+            if output and embedding and not _equal(output, embedding, checkpoint):
+                raise UsageError(
+                    f"{CONFIG} ties {name} to {embedding.name}, and their values differ",
+                    hint='"tie_word_embeddings": false says that the model has both',
+                    tensor=name,
+                )
 
     # --- from Hugging Face ------------------------------------------------------------------------
 
@@ -561,12 +582,17 @@ def is_hugging_face(content: Content, family: Family) -> bool:
 
 
 def is_native(content: Content, family: Family) -> bool:
-    """Say whether parameters have names of other model code, and not Hugging Face's."""
+    """Say whether parameters have names of other model code, and not Hugging Face's.
+
+    A model without its head lacks the prefix of its names: `norm.weight` is torchtitan's, too.
+    """
     hf = [name for native in family.natives for name in native.hf]
     hf += [name for entry in family.entries for name in entry.hf]
     return any(
         next(_matches(family, name), None) is not None
-        and not any(known.numbers(name) is not None for known in hf)
+        and not any(
+            known.numbers(own) is not None for known in hf for own in (name, family.prefix + name)
+        )
         for name in parameter_names(content.tensors.values())
     )
 
@@ -584,6 +610,24 @@ def _weights(tensors: Mapping[str, TargetTensor]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the model's weights and buffers, by name."""
     kinds = (Kind.PARAM, Kind.BUFFER)
     return {w.name: w.shape for w in tensors.values() if w.component == "model" and w.kind in kinds}
+
+
+def _equal(one: TargetTensor, other: TargetTensor, checkpoint: Checkpoint) -> bool:
+    """Say whether two tensors, neither turned nor joined, have the same bits."""
+    if one.copies == other.copies:
+        return True
+    if len(one.copies) != 1 or len(other.copies) != 1 or one.shape != other.shape:
+        return False
+    (first,), (second,) = one.copies, other.copies
+    ours, theirs = (checkpoint.tensors.get(copy.key) for copy in (first, second))
+    if ours is None or theirs is None or ours.dtype != theirs.dtype:
+        return False
+    if first.source != second.source or first.box != second.box:
+        return False
+    return all(
+        read_box(checkpoint, ours, box).tobytes() == read_box(checkpoint, theirs, box).tobytes()
+        for box in slabs(first.source, _SLAB, ours.dtype.itemsize)
+    )
 
 
 def _is_scalar(wanted: TargetTensor) -> bool:

@@ -29,6 +29,7 @@ from ftckpt.formats.huggingface.config import CONFIG
 from .names import Name
 
 _MOST = 1 << 40
+_DEEPEST = 50  # defaults that refer to each other
 _TENSORS = 1 << 20  # more than any model has
 
 
@@ -136,6 +137,7 @@ class _Fields:
         self._config = config
         self._defaults = defaults
         self._asked: list[str] = []
+        self._known: dict[str, int] = {}  # what defaults give: each is computed once
 
     def flag(self, field: str) -> bool:
         """Whether a field is there, and neither false nor zero; one with a default has that."""
@@ -160,6 +162,8 @@ class _Fields:
         value = 1
         for factor in text.split("*"):
             value *= self._one(factor)
+            if value >= _MOST * _MOST:
+                raise UsageError(f"{CONFIG} gives {text[:80]} more than any shape has")
         for divisor in divisors:
             by = self._one(divisor)
             if not by or value % by:
@@ -168,12 +172,16 @@ class _Fields:
         return value
 
     def _one(self, word: str) -> int:
-        if word.isdigit():
+        if word.isdecimal() and len(word) < 20:
             return int(word)
         value = self._config.get(word)
+        if value is None:
+            value = self._known.get(word)
         if value is None and word in self._defaults and word not in self._asked:
+            if len(self._asked) >= _DEEPEST:
+                raise UsageError(f"the defaults of a table refer to each other {_DEEPEST} deep")
             self._asked.append(word)
-            value = self.amount(self._defaults[word])
+            value = self._known[word] = self.amount(self._defaults[word])
             self._asked.pop()
         if type(value) is not int or not 0 <= value < _MOST:
             raise UsageError(f"{CONFIG} says {word} = {value!r}, and the table needs a number")

@@ -70,6 +70,7 @@ _KEYS = frozenset(
      "counts", "shapes")
 )  # fmt: skip
 _MAPS = ("config", "arguments", "model", "defaults", "counts", "shapes")
+_TEXTS = ("extends", "prefix")
 _ROWS = ("tensor", "derived", "maxtext", "native")
 _MOST = 1 << 20  # bytes of a table
 _LAYERS, _TURN = re.escape("{layers}"), "{turn}"
@@ -225,7 +226,9 @@ def _own_table(path: str) -> Family:
         return _family(file.stem, table)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, TypeError, LookupError, RecursionError, re.error) as error:
+    except (
+        ValueError, TypeError, LookupError, AttributeError, RecursionError, re.error,
+    ) as error:  # fmt: skip
         if isinstance(error, UsageError):
             raise
         raise UsageError(f"{path} cannot be read as a table of a family: {error}") from error
@@ -298,6 +301,8 @@ def _extended(base: ShapeTable | None, own: ShapeTable | None) -> ShapeTable | N
 def _require_sections(table: Mapping[str, Any], name: str) -> None:
     """Refuse a section of another form: a map, or rows."""
     for key, held in table.items():
+        if key in _TEXTS and not isinstance(held, str):
+            raise UsageError(f"the table of {name} gives in {key} no text: {held!r}")
         if key in _MAPS and not isinstance(held, dict):
             raise UsageError(f"the table of {name} has a {key} that is not a section [{key}]")
         if key in _ROWS and not (
@@ -390,6 +395,8 @@ def _array(entry: Mapping[str, Any], turns: Sequence[str]) -> ArrayEntry:
 
 def _entry(entry: Mapping[str, Any], name: str) -> TableEntry:
     _require_known(entry, _ENTRY_KEYS, name)
+    if not isinstance(entry.get("layers", ""), str):
+        raise UsageError(f"a row of {name} says layers = {entry['layers']!r}, which is no text")
     spelled = {key: Name.of(entry[key]) for key in SPELLINGS if key in entry}
     _require_numbers(tuple(spelled.values()), _names(entry["hf"]), name, whole=False)
     return TableEntry(

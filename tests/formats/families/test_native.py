@@ -856,3 +856,76 @@ def meta_forward(w: Mapping[str, Any], tokens: Any, queries: int, keys: int, wid
         up = y @ w[f"{at}feed_forward.w3.weight"].T
         x = x + (gate * up) @ w[f"{at}feed_forward.w2.weight"].T
     return rms_norm(x, x.shape[-1:], w["norm.weight"], 1e-6) @ w["lm_head.weight"].T
+
+
+HOSTILE = {
+    "doubling": (
+        "[defaults]\na0 = '1'\n" + "".join(f"a{n} = 'a{n - 1}*a{n - 1}'\n" for n in range(1, 40)),
+        "a39", "",
+    ),
+    "deep": (
+        "[defaults]\na0 = '1'\n" + "".join(f"a{n} = 'a{n - 1}'\n" for n in range(1, 3000)),
+        "a2999", "50 deep",
+    ),
+    "many factors": ("", "*".join(["99999999"] * 50), "more than any shape has"),
+    "a long number": ("", "9" * 5000, "needs a number"),
+    "extends": ("extends = 5\n", "1", "extends no text"),
+    "layers": (
+        "[[tensor]]\nmegatron = 'x.{layer}'\nhf = 'm.{layer}'\nlayers = 5\n", "1", "layers = 5",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_table_of_the_users_ends_in_bounded_time(case: str, tmp_path: Path) -> None:
+    text, axis, says = HOSTILE[case]
+    path = tmp_path / "own.toml"
+    path.write_text(f'{text}[shapes]\n"w" = "{axis}"\n')
+
+    def shapes() -> Any:
+        table = family(str(path)).shapes
+        assert table is not None
+        return table.tensors({})
+
+    if not says:
+        assert shapes() == {"w": (1,)}
+        return
+    with pytest.raises(UsageError, match=says):
+        shapes()
+
+
+def test_an_output_layer_of_its_own_is_not_tied(tmp_path: Path) -> None:
+    """A loader would take the embedding in its place; equal ones are kept."""
+    import torch
+    from safetensors.torch import save_file
+
+    weights = titan_llama(tensors_of(MODELS["llama"]["stored"]), 4, 2)
+    tied = {**MODELS["llama"]["config"], "tie_word_embeddings": True}
+    (tmp_path / "c.json").write_text(json.dumps(tied))
+    (tmp_path / "run").mkdir()
+    convert = partial(
+        api.convert, str(tmp_path / "run"), str(tmp_path / "hf"), "safetensors", names="hf",
+        config=str(tmp_path / "c.json"),
+    )  # fmt: skip
+    weights["tok_embeddings.weight"] = weights["lm_head.weight"].clone()
+    weights["tok_embeddings.weight"][-1, -1] += 1
+    save_file(weights, tmp_path / "run/model.safetensors")
+    with pytest.raises(UsageError, match=r"ties lm_head\.weight to .*, and their values differ"):
+        convert()
+    assert not (tmp_path / "hf").exists()
+    weights["tok_embeddings.weight"] = weights["lm_head.weight"].clone()
+    save_file(weights, tmp_path / "run/model.safetensors")
+    convert()
+    assert torch.equal(held(tmp_path / "hf")["lm_head.weight"], weights["lm_head.weight"])
+
+
+def test_a_model_without_its_head_is_not_torchtitans(tmp_path: Path) -> None:
+    """AutoModel saves `norm.weight`, which is torchtitan's name, too."""
+    weights = {
+        name.removeprefix("model."): value
+        for name, value in tensors_of(MODELS["llama"]["stored"]).items()
+        if name != "lm_head.weight"
+    }
+    save_folder(tmp_path / "hf", "llama", weights)
+    api.convert(str(tmp_path / "hf"), str(tmp_path / "out"), "dcp", names="megatron", only="model")
+    assert "decoder.final_layernorm.weight" in open_checkpoint(tmp_path / "out").tensors
