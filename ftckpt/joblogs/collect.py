@@ -163,8 +163,6 @@ class Collection:
         self._running.clear()
 
     def _failure(self, entry: LogEntry) -> None:
-        self.detects.add(entry.detect)
-        self.restarts.add(entry.restart)
         if entry.weight >= Weight.STOP:
             self._running.clear()
         elif entry.weight is Weight.FATAL:
@@ -173,6 +171,11 @@ class Collection:
         assert entry.fault is not None
         key = (entry.fault.name, entry.node, entry.sign)
         seen = self._open.get(key)
+        if seen is None or not (
+            seen.entry.told_by_another_rank(entry) and self._repeats(seen, entry)
+        ):  # what each rank says of one failure counts once
+            self.detects.add(entry.detect)
+            self.restarts.add(entry.restart)
         if seen is None or entry.weight is Weight.RECORD or not self._repeats(seen, entry):
             seen = Sighting(entry, entry.time, 0)
             self.sightings.append(seen)

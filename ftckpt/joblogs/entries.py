@@ -91,3 +91,9 @@ class LogEntry(NamedTuple):
     line: int = 0
     planned: bool = False
     bar: bool = False
+
+    def told_by_another_rank(self, other: LogEntry) -> bool:
+        """Return whether two records differ only in their rank, time and line."""
+        if self.rank is None or other.rank is None or self.rank == other.rank:
+            return False
+        return self._replace(rank=0, time=None, line=0) == other._replace(rank=0, time=None, line=0)

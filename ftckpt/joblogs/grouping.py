@@ -4,7 +4,7 @@ A lost GPU lets hundreds of ranks time out ten minutes later, torchrun give up o
 Slurm cancel the job. Lines are of one incident where they are no further apart than `together` and
 nothing between them shows that training went on: no step, no save, no start. Its class is that of
 the line nearest to the cause (`Fault.order`). A record of a whole failure (JSONL, sacct, a guard)
-joins such lines, and never another record of its own file.
+joins such lines, and another record of its own file only where that differs in the rank alone.
 
 Lines that training survives are no incident: every later step within `together` says so. Where
 steps are done again and neither a failure nor an end lies between, that is an incident of its own.
@@ -214,26 +214,34 @@ def _groups(
 ) -> Iterable[list[Sighting]]:
     group: list[Sighting] = []
     last = 0.0
-    recorded: set[int] = set()
+    recorded: dict[int, tuple[LogEntry, set[int | None]]] = {}  # by file: the first, all ranks
     for one in sightings:
         time = _time_of(one.entry)
         record = one.entry.weight is Weight.RECORD
         apart = (
             not group
             or time - last > together
-            or (record and one.entry.source in recorded)
+            or (record and not _same_record(recorded.get(one.entry.source), one.entry))
             or progress.between(last, time)
         )
         if apart:
             if group:
                 yield group
-            group, recorded, last = [], set(), time
+            group, recorded, last = [], {}, time
         group.append(one)
         last = max(last, one.last or time)
         if record:
-            recorded.add(one.entry.source)
+            recorded.setdefault(one.entry.source, (one.entry, set()))[1].add(one.entry.rank)
     if group:
         yield group
+
+
+def _same_record(before: tuple[LogEntry, set[int | None]] | None, record: LogEntry) -> bool:
+    """Return whether a record is of the failure that those of its file before it tell of."""
+    if before is None:
+        return True
+    first, ranks = before
+    return record.rank not in ranks and first.told_by_another_rank(record)
 
 
 def _untimed(sightings: Iterable[Sighting]) -> Iterable[list[Sighting]]:

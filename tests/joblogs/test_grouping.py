@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import random
 import tracemalloc
 from pathlib import Path
@@ -118,6 +119,30 @@ def test_a_node_that_fails_too_often_is_named(tmp_path: Path) -> None:
     lines = [failure.format(1e9 + n * 1e5, n % 10 if n % 3 else 99) for n in range(30)]
     report, _ = read(tmp_path, "".join(lines))
     assert [one.node for one in report.lemons] == ["n99"]
+
+
+def test_a_failure_that_each_rank_records_is_one(tmp_path: Path) -> None:
+    def failure(rank: int | None, time: int = 0, **more: object) -> str:
+        record = {"event": "failure", "time": 1767230000 + time, "class": "gpu", "node": "n7"}
+        return json.dumps({**record, "rank": rank, "detect": 90, **more}) + "\n"
+
+    eight = "".join(failure(rank, rank) for rank in range(8))
+    report, found = read(tmp_path, eight + failure(None, 2000, detect=10))
+    assert [(one.ranks, one.lines, one.detect_s) for one in report.incidents] == [
+        (8, 8, 90), (0, 1, 10),
+    ]  # fmt: skip
+    assert found.collections[0].detects.value == 50
+    save = '{"event": "save", "time": 1767230010}\n'
+    for others in (
+        failure(0) + failure(0, 1),  # twice
+        failure(None) + failure(None, 1),
+        failure(0) + failure(1, 1, node="n8"),
+        failure(0) + failure(1, 1, **{"class": "nic"}),
+        failure(0) + failure(1, 901),
+        failure(0) + save + failure(1, 20),
+    ):
+        assert len(read(tmp_path, others)[0].incidents) == 2
+    assert len(read(tmp_path, failure(0) + failure(1, 20), save)[0].incidents) == 2
 
 
 def test_nothing_known_is_unknown_and_not_zero(tmp_path: Path) -> None:
