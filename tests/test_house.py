@@ -86,7 +86,7 @@ BUDGET = {
     "formats.torch_files": 4_110,
     "formats.state": 1_960,
     "formats.huggingface": 500,
-    "formats.dcp": 3_104,
+    "formats.dcp": 3_140,
     "formats.quantised": 2_040,
     "formats.ranks": 4_870,
     "formats.safetensors": 2_580,

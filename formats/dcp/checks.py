@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 from ftckpt.errors import FtckptError
-from ftckpt.findings import Finding, finding, from_error
+from ftckpt.findings import Finding, counted, finding, from_error
 from ftckpt.formats.pickles.inert import one_bit_from
 from ftckpt.formats.torch_files.inner import outer_view
 from ftckpt.formats.torch_files.local_headers import check_local_headers, local_extents
@@ -23,6 +23,7 @@ from ftckpt.storage.source import Source
 
 from .items import Item, misshapen, only_tensor, opaque_note, windows
 from .metadata import DcpMetadata
+from .names import RANK_METADATA
 from .records import TABLE
 
 # Allowed delay of data after the commit marker, for inexact clocks and copies.
@@ -72,6 +73,24 @@ def check_names(meta: DcpMetadata, marker: str) -> Iterator[Finding]:
         if near:
             message = f"{marker} names {name}, one bit from {near}: the bit flipped"
             yield finding("bad-metadata", message, file=marker)
+
+
+def check_rank_metadata(markers: Sequence[str]) -> Iterator[Finding]:
+    """Check that no rank is missing between those that wrote metadata of their own."""
+    ranks = {int(found[1]) for name in markers if (found := RANK_METADATA.search(name))}
+    if not ranks:
+        return
+    last = max(ranks)
+    absent = last + 1 - len(ranks)
+    if absent:
+        rank = next(rank for rank in range(last) if rank not in ranks)
+        message = f"{counted(absent, 'rank')} below {last} left no metadata, the first is {rank}"
+        yield finding("missing-rank", message, file=f"__{rank}.metadata", rank=rank)
+    yield finding(
+        "count-unknown",
+        f"nothing records how many ranks saved without collectives: {last + 1} is what the"
+        " highest number in a name implies",
+    )
 
 
 def by_file(meta: DcpMetadata) -> Mapping[str, list[tuple[int, int, str]]]:

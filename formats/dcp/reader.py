@@ -175,7 +175,14 @@ class DcpCheckpoint(Checkpoint):
 
     def _check(self, counter: Counter) -> Iterator[Finding]:
         """Yield the same, with the metadata's own names for tensors."""
-        from .checks import check_items, check_keys, check_names, check_tiling, check_write_order
+        from .checks import (
+            check_items,
+            check_keys,
+            check_names,
+            check_rank_metadata,
+            check_tiling,
+            check_write_order,
+        )
 
         yield from check_keys(self.meta, self.markers[0])
         yield from check_names(self.meta, self.markers[0])
@@ -186,6 +193,7 @@ class DcpCheckpoint(Checkpoint):
             yield found
         yield from check_items(self.source, self.meta, self.metadata_items(), counter, other)
         yield from check_write_order(self.source, self.markers)
+        yield from check_rank_metadata(self.markers)
         named = self.meta.files
         # A separate checkpoint in a directory below is not a shard of this one.
         places = {name.rpartition("/")[0] for name in named}

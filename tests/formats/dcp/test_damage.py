@@ -18,7 +18,7 @@ import torch
 from ftckpt.errors import CorruptError, ExitCode, IncompleteError, UnsafeError
 from ftckpt.findings import Finding, Severity, Strictness
 from ftckpt.formats.dcp import Dcp
-from ftckpt.formats.dcp.checks import check_names
+from ftckpt.formats.dcp.checks import check_names, check_rank_metadata
 from ftckpt.formats.dcp.metadata import parse_metadata
 from ftckpt.formats.dcp.records import TABLE
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, verify
@@ -512,3 +512,13 @@ def test_another_name_of_torch_that_is_called_is_refused(path: Path) -> None:
         (path / ".metadata").write_bytes(good.replace(b"TensorStorageMetadata", near))
         with pytest.raises(UnsafeError, match="which no checkpoint needs"):
             open_path(Dcp(), path)
+
+
+def test_the_number_of_ranks_without_collectives_is_unknown(tmp_path: Path) -> None:
+    assert [f.kind for f in check_rank_metadata((".metadata",))] == []
+    assert [f.kind for f in check_rank_metadata(("__0.metadata",))] == ["count-unknown"]
+    found = list(check_rank_metadata(("__0.metadata", f"__{10**15}.metadata")))
+    assert [(f.kind, f.rank) for f in found] == [("missing-rank", 1), ("count-unknown", None)]
+    place = shutil.copytree(DATA / "ranklocal" / "step-3", tmp_path / "step-3")
+    (place / "__0.metadata").unlink()
+    assert verify(open_path(Dcp(), place)).code is ExitCode.CORRUPT
