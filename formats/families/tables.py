@@ -396,7 +396,7 @@ def _array(entry: Mapping[str, Any], turns: Sequence[str]) -> ArrayEntry:
 def _entry(entry: Mapping[str, Any], name: str) -> TableEntry:
     _require_known(entry, _ENTRY_KEYS, name)
     if not isinstance(entry.get("layers", ""), str):
-        raise UsageError(f"a row of {name} says layers = {entry['layers']!r}, which is no text")
+        raise UsageError(f"a row of {name} says layers = {entry['layers']!r}, not a text")
     spelled = {key: Name.of(entry[key]) for key in SPELLINGS if key in entry}
     _require_numbers(tuple(spelled.values()), _names(entry["hf"]), name, whole=False)
     return TableEntry(
