@@ -46,7 +46,11 @@ class MegatronDist:
                 return None
             return Recognition(self.name, f"has {CONFIGURATION} of torch_dist",
                                CommitState.COMMITTED)  # fmt: skip
-        if COMMON in names and (MARKER in names or any(n.endswith(".distcp") for n in names)):
+        # A save that ends at its start leaves the common state alone.
+        begun = set(names) == {COMMON}
+        if COMMON in names and (
+            begun or MARKER in names or any(n.endswith(".distcp") for n in names)
+        ):
             return Recognition(
                 self.name, f"has {COMMON} but no {CONFIGURATION}", CommitState.UNCOMMITTED
             )

@@ -329,6 +329,18 @@ def test_without_its_configuration_a_save_did_not_finish(tmp_path: Path) -> None
         open_path(MegatronDist(), path)
 
 
+def test_a_save_that_ends_at_its_start_is_no_checkpoint(tmp_path: Path) -> None:
+    """It leaves `common.pt` alone, which by itself is a file of torch.save without tensors."""
+    step = tmp_path / "iter_0000001"
+    step.mkdir()
+    torch.save({"iteration": 1}, step / "common.pt")
+    found = recognise(FORMATS, listing_of_path(step))
+    assert found is not None
+    assert (found[1].format, found[1].commit) == ("megatron-dist", CommitState.UNCOMMITTED)
+    with pytest.raises(IncompleteError, match="did not finish"):
+        open_path(MegatronDist(), step)
+
+
 def test_the_common_state_in_the_store_tells_the_same(tmp_path: Path) -> None:
     state = {"w": numbered(2), "common_state/shard_0_1": [{"iteration": 3}]}
     path = store(tmp_path / "c", state)
