@@ -5,15 +5,19 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.manifest.seal import utc_now
 from ftckpt.parts import WorkPart
+from ftckpt.parts.division import OwnShare
 from ftckpt.parts.finish import Gathered, gather
 from ftckpt.parts.place import Heartbeat, PartsPlace, host
+from ftckpt.parts.plan import names_of
 from ftckpt.parts.proofs import PROOF, WRITE, Neighbours, is_ready
 from ftckpt.parts.record import ShareRecord
+from ftckpt.parts.shares import Shares
 from ftckpt.storage import open_store
 from ftckpt.transfer.places import absolute
 from ftckpt.transfer.staging.local import built_below
@@ -29,9 +33,12 @@ from .run import (
     tell_part,
     use_up,
 )
-from .stages import POLL, AllWritten, all_written
+from .stages import POLL, AllWritten, Keep, all_written, place_of, write_once
 
 if TYPE_CHECKING:
+    from ftckpt.checkpoint import Checkpoint
+    from ftckpt.parts.plan import WorkPlan
+    from ftckpt.transfer.content import Content
     from ftckpt.workers import Work
 
 # How the keys of a proof's tasks begin.
@@ -59,8 +66,8 @@ class DividedBuild(ABC):
         """Bytes that are read, roughly."""
 
     @abstractmethod
-    def place(self, elsewhere: str) -> PartsPlace:
-        """Return where the records lie."""
+    def plan(self, destination: str) -> WorkPlan:
+        """Return the plan, given the destination however it was spelled."""
 
     @abstractmethod
     def write(
@@ -68,7 +75,7 @@ class DividedBuild(ABC):
         part: WorkPart,
         beating: Heartbeat,
         needed: Callable[[], bool],
-        keep: Callable[[Mapping[str, Any], int], None],
+        keep: Keep,
     ) -> None:
         """Build a part's files.
 
@@ -101,7 +108,7 @@ class DividedBuild(ABC):
             FtckptError: what the verb raises, and `Divided.run`.
         """
         many = self.invocation.options(ManyOptions)
-        place = self.place(many.parts)
+        place = place_of(self.destination, many.parts, self.invocation.stores, self.plan)
         if many.cluster:
             from .cluster import on_cluster
 
@@ -118,32 +125,13 @@ class DividedBuild(ABC):
         with Heartbeat(place, part, self.work.counter) as beating:
             if record is None:
                 require_same_number(place, part)
-                record = self._write(place, part, beating)
+                record = write_once(place, part, partial(self.write, part, beating))
             if self.proof:
                 self._prove(place, part, beating)
             ready = is_ready([one for one in place.listed() if one.part.of == part.of], part)
         if many.finish_last and ready and is_last(self.invocation, place, part, again=again):
             return self._finish(place, part.of)
         return tell_part(self.invocation, place, record, again=again, stage=f".{WRITE}")
-
-    def _write(self, place: PartsPlace, part: WorkPart, beating: Heartbeat) -> ShareRecord:
-        began = time.monotonic()
-        kept: list[ShareRecord] = []
-
-        def keep(units: Mapping[str, Any], nbytes: int) -> None:
-            kept.append(
-                place.create(
-                    ShareRecord(
-                        place.plan, part, units, stage=WRITE, host=host(), ended=utc_now(),
-                        seconds=time.monotonic() - began, nbytes=nbytes,
-                    )
-                )
-            )  # fmt: skip
-
-        self.write(part, beating, lambda: place.find(part, f".{WRITE}") is None, keep)
-        record = kept[0] if kept else place.find(part, f".{WRITE}")
-        assert record is not None
-        return record
 
     def _prove(self, place: PartsPlace, part: WorkPart, beating: Heartbeat) -> None:
         """Prove the share that the part before has roughly written, once all is there."""
@@ -218,9 +206,17 @@ def written_digest(records: Sequence[ShareRecord]) -> str:
     return digest
 
 
-def volume(shape: Sequence[int]) -> int:
-    """Return the number of elements of a shape."""
-    product = 1
-    for length in shape:
-        product *= length
-    return product
+def share_of(
+    checkpoint: Checkpoint, part: WorkPart, number: int, content: Content | None = None
+) -> OwnShare:
+    """Return a part's share of the tasks on a checkpoint.
+
+    Args:
+        checkpoint: whose files are divided.
+        part: of how many parts.
+        number: of the part whose share it is.
+        content: tensors that are written, and divided too.
+    """
+    tensors = {} if content is None else content.tensors
+    sizes = {key: wanted.nbytes for key, wanted in tensors.items()}
+    return OwnShare(Shares(checkpoint, names_of(checkpoint), part.of, sizes), number)

@@ -13,14 +13,13 @@ from ftckpt.errors import UsageError
 from ftckpt.manifest.seal import utc_now
 from ftckpt.parts import WorkPart
 from ftckpt.parts.division import FromRecords, OwnShare
-from ftckpt.parts.place import Heartbeat, PartsPlace, host, place_beside
-from ftckpt.parts.plan import names_of, plan_of, row_of
+from ftckpt.parts.place import Heartbeat, PartsPlace, host
+from ftckpt.parts.plan import WorkPlan, names_of, plan_of, row_of
 from ftckpt.parts.proofs import PROOF, WRITE, Neighbours
 from ftckpt.parts.record import ShareRecord
 from ftckpt.parts.shares import ByteRow, Shares
 from ftckpt.replication.copy import CopyJob, CopyReport, copy, prepare
 from ftckpt.replication.share import CopiedShare, copy_share, prove_share
-from ftckpt.storage import open_store
 from ftckpt.transfer.staging.marks import marks_of
 
 from . import ManyOptions
@@ -33,7 +32,7 @@ from .run import (
     tell_part,
     use_up,
 )
-from .stages import POLL, all_written, blocks_of, units_of
+from .stages import POLL, Keep, all_written, blocks_of, place_of, units_of, write_once
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint
@@ -90,16 +89,16 @@ class DividedCopy:
 
     def _place(self, job: CopyJob, elsewhere: str) -> PartsPlace:
         source = self.checkpoint.source
-        stores = self.invocation.stores
-        target = open_store(job.destination, stores)
-        local = target.local_path()
-        flags = {
-            "destination": local or target.identity(),
-            "proof": self.options.proof,
-            "beside": [row_of(source, file.name) for file in job.contents.beside],
-        }
-        plan = plan_of(self.checkpoint, "copy", flags, sealed=job.manifest)
-        return place_beside(local or target.describe(), plan, elsewhere, stores)
+
+        def plan(destination: str) -> WorkPlan:
+            flags = {
+                "destination": destination,
+                "proof": self.options.proof,
+                "beside": [row_of(source, file.name) for file in job.contents.beside],
+            }
+            return plan_of(self.checkpoint, "copy", flags, sealed=job.manifest)
+
+        return place_of(job.destination, elsewhere, self.invocation.stores, plan)
 
     def _own(
         self, job: CopyJob, place: PartsPlace, part: WorkPart
@@ -126,29 +125,18 @@ class DividedCopy:
         names = names_of(self.checkpoint, job.manifest)
         own = OwnShare(Shares(self.checkpoint, names, part.of), part.number)
         row = ByteRow.of(job.sizes.items())
-        began = time.monotonic()
-        kept: list[ShareRecord] = []
 
-        def keep(share: CopiedShare) -> None:
-            units = {**own.results, **units_of(share.blocks, share.built)}
-            kept.append(
-                place.create(
-                    ShareRecord(
-                        place.plan, part, units, stage=WRITE, host=host(), ended=utc_now(),
-                        seconds=time.monotonic() - began, nbytes=share.nbytes,
-                    )
-                )
+        def write(needed: Callable[[], bool], keep: Keep) -> None:
+            def kept(share: CopiedShare) -> None:
+                keep({**own.results, **units_of(share.blocks, share.built)}, share.nbytes)
+
+            copy_share(
+                self.checkpoint, job, f"{part.number}-{part.of}",
+                lambda path, at, n: row.part(path, at, n, part.of) == part.number,
+                replace(self.options.work, counter=beating), known=own, needed=needed, keep=kept,
             )  # fmt: skip
 
-        copy_share(
-            self.checkpoint, job, f"{part.number}-{part.of}",
-            lambda path, at, n: row.part(path, at, n, part.of) == part.number,
-            replace(self.options.work, counter=beating), known=own,
-            needed=lambda: place.find(part, f".{WRITE}") is None, keep=keep,
-        )  # fmt: skip
-        record = kept[0] if kept else place.find(part, f".{WRITE}")
-        assert record is not None
-        return record
+        return write_once(place, part, write)
 
     def _read_back(
         self, job: CopyJob, place: PartsPlace, neighbours: Neighbours, beating: Heartbeat

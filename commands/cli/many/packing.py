@@ -11,14 +11,13 @@ from ftckpt.errors import FtckptError, RefusedError
 from ftckpt.findings import Severity, as_error
 from ftckpt.parts import WorkPart
 from ftckpt.parts.division import FromRecords, OwnShare
-from ftckpt.parts.place import Heartbeat, PartsPlace, place_beside
-from ftckpt.parts.plan import names_of, plan_of
-from ftckpt.parts.shares import ByteRow, Shares
-from ftckpt.storage import open_store
+from ftckpt.parts.place import Heartbeat
+from ftckpt.parts.plan import WorkPlan, plan_of
+from ftckpt.parts.shares import ByteRow
 from ftckpt.transfer.content import Content
 
-from .building import DividedBuild, volume
-from .stages import AllWritten, blocks_of, units_of
+from .building import DividedBuild, share_of
+from .stages import AllWritten, Keep, blocks_of, units_of
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint, TensorInfo
@@ -73,22 +72,18 @@ class DividedPack(DividedBuild):
         """Bytes of the target's tensors."""
         return sum(info.nbytes for info in self.target.tensors.values())
 
-    def place(self, elsewhere: str) -> PartsPlace:
-        """Return the place beside the destination, or elsewhere."""
-        stores = self.invocation.stores
-        target = open_store(self.destination, stores)
-        local = target.local_path()
-        flags = {**self.flags, "destination": local or target.identity(), "proof": self.proof}
+    def plan(self, destination: str) -> WorkPlan:
+        """Return the plan, given the destination however it was spelled."""
+        flags = {**self.flags, "destination": destination, "proof": self.proof}
         others = [] if self.base is None else [self.base]
-        plan = plan_of(self.target, self.invocation.verb, flags, *others)
-        return place_beside(local or target.describe(), plan, elsewhere, stores)
+        return plan_of(self.target, self.invocation.verb, flags, *others)
 
     def write(
         self,
         part: WorkPart,
         beating: Heartbeat,
         needed: Callable[[], bool],
-        keep: Callable[[Mapping[str, Any], int], None],
+        keep: Keep,
     ) -> None:
         """Fill a part's data files, after its share of the sources' checks."""
         from ftckpt.delta.pack.by_parts import PackShare, dump_plan
@@ -97,7 +92,7 @@ class DividedPack(DividedBuild):
 
         def check() -> None:
             for word, source in self._sources() if self.proof else ():
-                own = checked[word] = _share_of(source, part, part.number)
+                own = checked[word] = share_of(source, part, part.number)
                 work = replace(self.work, division=own, counter=beating)
                 for found in self.check(source, work).findings:
                     if found.severity is Severity.ERROR:
@@ -129,12 +124,7 @@ class DividedPack(DividedBuild):
         self, other: WorkPart, written: Gathered, beating: Heartbeat
     ) -> tuple[Mapping[str, Any], Mapping[str, str]] | None:
         """Compare a part's tensors, decoded, with the target's."""
-        content = Content.of(self.target)
-        sizes = {
-            key: wanted.dtype.nbytes(volume(wanted.shape))
-            for key, wanted in content.tensors.items()
-        }
-        own = _share_of(self.target, other, other.number, sizes)
+        own = share_of(self.target, other, other.number, Content.of(self.target))
         blocks = [one for record in written.records for one in blocks_of(record)]
         packed = _packed(written.records, blocks, "", None)
         job = self.job(lambda source: self.check(source, self.work))
@@ -158,13 +148,6 @@ class DividedPack(DividedBuild):
     def _sources(self) -> Sequence[tuple[str, Checkpoint]]:
         base = [] if self.base is None else [("base", self.base)]
         return [("target", self.target), *base]
-
-
-def _share_of(
-    checkpoint: Checkpoint, part: WorkPart, number: int, sizes: Mapping[str, int] | None = None
-) -> OwnShare:
-    shares = Shares(checkpoint, names_of(checkpoint), part.of, sizes or {})
-    return OwnShare(shares, number)
 
 
 def _beginning(written: AllWritten, word: str) -> Mapping[str, Any]:

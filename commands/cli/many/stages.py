@@ -2,19 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ftckpt.errors import RefusedError
 from ftckpt.findings import counted
+from ftckpt.manifest.seal import utc_now
+from ftckpt.parts import WorkPart
 from ftckpt.parts.finish import Gathered, gather
-from ftckpt.parts.place import PartsPlace
+from ftckpt.parts.place import PartsPlace, host, place_beside
+from ftckpt.parts.plan import WorkPlan
 from ftckpt.parts.proofs import PROOF, WRITE
 from ftckpt.parts.record import ShareRecord
+from ftckpt.storage import StoreOptions, open_store
 from ftckpt.transfer.write.blocks import BlockMade, Sum
 
 POLL = (0.2, 15.0)  # seconds between looks at a part that is waited for: the first and the most
+
+
+# Is told of the units of what a part has made, and of its bytes.
+Keep = Callable[[Mapping[str, Any], int], None]
+
+
+def place_of(
+    destination: str, elsewhere: str, stores: StoreOptions, plan: Callable[[str], WorkPlan]
+) -> PartsPlace:
+    """Return the place of the records of what is written: beside it, or elsewhere.
+
+    Args:
+        destination: where the result goes.
+        elsewhere: the place that the user names; "" for beside it.
+        stores: how to reach object stores.
+        plan: returns the plan, given the destination however it was spelled.
+    """
+    target = open_store(destination, stores)
+    local = target.local_path()
+    made = plan(local or target.identity())
+    return place_beside(local or target.describe(), made, elsewhere, stores)
+
+
+def write_once(
+    place: PartsPlace, part: WorkPart, write: Callable[[Callable[[], bool], Keep], None]
+) -> ShareRecord:
+    """Write a part; return its record, or the one that another process made of the same part.
+
+    Args:
+        place: of the records.
+        part: which.
+        write: is given what says, when no other process can do the same part, whether there is
+            work, and what keeps the record of the work while none can.
+    """
+    began = time.monotonic()
+    kept: list[ShareRecord] = []
+
+    def keep(units: Mapping[str, Any], nbytes: int) -> None:
+        kept.append(
+            place.create(
+                ShareRecord(
+                    place.plan, part, units, stage=WRITE, host=host(), ended=utc_now(),
+                    seconds=time.monotonic() - began, nbytes=nbytes,
+                )
+            )
+        )  # fmt: skip
+
+    write(lambda: place.find(part, f".{WRITE}") is None, keep)
+    record = kept[0] if kept else place.find(part, f".{WRITE}")
+    assert record is not None
+    return record
 
 
 @dataclass(frozen=True)

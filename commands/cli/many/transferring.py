@@ -11,17 +11,16 @@ from ftckpt.errors import RefusedError
 from ftckpt.findings import Severity, as_error
 from ftckpt.parts import WorkPart
 from ftckpt.parts.division import FromRecords, OwnShare
-from ftckpt.parts.place import Heartbeat, PartsPlace, place_beside
-from ftckpt.parts.plan import names_of, plan_of
+from ftckpt.parts.place import Heartbeat
+from ftckpt.parts.plan import WorkPlan, plan_of
 from ftckpt.parts.record import MEASURED, ShareRecord
-from ftckpt.parts.shares import ByteRow, Shares
-from ftckpt.storage import open_store
+from ftckpt.parts.shares import ByteRow
 from ftckpt.transfer.run import BuiltByParts, FilesOfPart
 from ftckpt.transfer.write.files import Built
 from ftckpt.transfer.write.journal import layout_digest
 
-from .building import DividedBuild, volume
-from .stages import AllWritten, units_of
+from .building import DividedBuild, share_of
+from .stages import AllWritten, Keep, units_of
 
 if TYPE_CHECKING:
     from ftckpt.api.writing import LaidOut
@@ -82,28 +81,23 @@ class DividedTransfer(DividedBuild):
         """Bytes of the result."""
         return self.prepared.layout.nbytes
 
-    def place(self, elsewhere: str) -> PartsPlace:
-        """Return the place beside the destination, or elsewhere."""
-        stores = self.invocation.stores
-        target = open_store(self.destination, stores)
-        local = target.local_path()
+    def plan(self, destination: str) -> WorkPlan:
+        """Return the plan, given the destination however it was spelled."""
         flags = {
-            "destination": local or target.identity(),
+            "destination": destination,
             "to": self.to,
             "layout": layout_digest(self.prepared.layout),
             "proof": self.proof,
         }
-        verb = self.invocation.verb
         checkpoint = self.prepared.checkpoint
-        plan = plan_of(checkpoint.as_stored, verb, flags, *checkpoint.made_from)
-        return place_beside(local or target.describe(), plan, elsewhere, stores)
+        return plan_of(checkpoint.as_stored, self.invocation.verb, flags, *checkpoint.made_from)
 
     def write(
         self,
         part: WorkPart,
         beating: Heartbeat,
         needed: Callable[[], bool],
-        keep: Callable[[Mapping[str, Any], int], None],
+        keep: Keep,
     ) -> None:
         """Build a part's files, after its share of the source's check."""
         own = self._own(part, part.number)
@@ -176,10 +170,5 @@ class DividedTransfer(DividedBuild):
                 ) from error
 
     def _own(self, part: WorkPart, number: int) -> OwnShare:
-        stored = self.prepared.checkpoint.as_stored
         content = self.prepared.layout.content or self.prepared.content
-        sizes = {
-            key: wanted.dtype.nbytes(volume(wanted.shape))
-            for key, wanted in content.tensors.items()
-        }
-        return OwnShare(Shares(stored, names_of(stored), part.of, sizes), number)
+        return share_of(self.prepared.checkpoint.as_stored, part, number, content)
