@@ -1,12 +1,12 @@
 """What killed ftckpt runs have left in a root: report it, and remove what is old.
 
 ftckpt writes under a name that `stores.is_leftover` knows, and renames or deletes it a moment
-later. A file that is a day old belongs to no running process.
+later. A file that is a day old belongs to no running process. Before anything goes, the store's
+own clock is asked: that of this machine may be days ahead.
 
 Records of divided operations (`ftckpt.parts`) lie in a root's `.ftckpt`. One that is a week old
 speaks for nothing any more: who finishes refuses it. A part that runs says so every few seconds. So
-a plan of which nothing was written for a week is dead, and its files go. Before they go, the
-store's own clock is asked: that of this machine may be days ahead. What its parts have built
+a plan of which nothing was written for a week is dead, and its files go. What its parts have built
 is a staging place like any other: gc takes it for an abandoned save.
 """
 
@@ -51,6 +51,8 @@ def remove_leftovers(root: Root, now: float) -> Iterator[str]:
     """Remove leftovers of at least a day; yield what was done."""
     try:
         found = leftovers(root, now)
+        if found:
+            found = leftovers(root, _earlier(root, now))
     except FtckptError:
         return  # nothing depends on them
     errors = [error for error in root.store.delete([e.path for e in found]).values() if error]
@@ -112,7 +114,7 @@ def remove_dead_plans(root: Root, now: float) -> Iterator[str]:
     try:
         found = dead_plans(root, now)
         if found:
-            found = dead_plans(root, min(now, _store_time(root)))
+            found = dead_plans(root, _earlier(root, now))
     except FtckptError:
         return  # nothing depends on them
     paths = [one.path for files in found.values() for one in files]
@@ -129,8 +131,8 @@ def remove_dead_plans(root: Root, now: float) -> Iterator[str]:
         yield f"a record of a divided operation stays in {root.url}: {error}"
 
 
-def _store_time(root: Root) -> float:
-    """Return the time by the clock that dates the files of a root; this machine's may be ahead.
+def _earlier(root: Root, now: float) -> float:
+    """Return the time by the clock that dates the files of a root, where this machine's is ahead.
 
     Raises:
         FtckptError: a probe could not be written, or has no time.
@@ -138,12 +140,12 @@ def _store_time(root: Root) -> float:
     probe = f"{own_folder(root)}/{TEMPORARY}clock-{secrets.token_hex(8)}"
     root.store.create(probe, b"")
     try:
-        now = root.store.stat(probe).mtime
+        theirs = root.store.stat(probe).mtime
     finally:
         root.store.delete([probe])
-    if now is None:
+    if theirs is None:
         raise UnsupportedError(f"{root.url} keeps no times")
-    return now
+    return min(now, theirs)
 
 
 def _is_dead(entry: Entry, now: float) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -25,11 +26,12 @@ def root(tmp_path: Path) -> Path:
     for step in (98, 99):
         save(root, f"step-{step}", step)
     (root / ".ftckpt").mkdir()
+    now = min(NOW, time.time())  # the store says how old they are
     for name, age in ((OLD, 2 * DAY), (YOUNG, DAY / 2), (DEEP, 2 * DAY), ("notes", 9 * DAY)):
         (root / name).write_text("x")
-        os.utime(root / name, (NOW - age, NOW - age))
+        os.utime(root / name, (now - age, now - age))
     (root / ".ftckpt-tmp-link").symlink_to(root / "notes")
-    os.utime(root / ".ftckpt-tmp-link", (NOW - 9 * DAY,) * 2, follow_symlinks=False)
+    os.utime(root / ".ftckpt-tmp-link", (now - 9 * DAY,) * 2, follow_symlinks=False)
     return root
 
 
@@ -45,6 +47,15 @@ def test_old_ones_are_removed_and_nothing_else(root: Path, how: str) -> None:
     assert left == {"step-98", "step-99", YOUNG, "notes", ".ftckpt", ".ftckpt-tmp-link"}
     assert not (root / DEEP).exists()
     assert names_in(root) == {"step-98", "step-99", "notes"}
+
+
+def test_a_clock_that_is_ahead_removes_nothing(root: Path) -> None:
+    """A writer may be about to give them their names; the store dates them."""
+    for name in (OLD, YOUNG, DEEP):
+        os.utime(root / name)
+    assert purge_in(root, time.time() + 3 * DAY).notes == ()
+    assert (root / OLD).exists()
+    assert (root / DEEP).exists()
 
 
 def test_one_that_cannot_be_removed_is_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
