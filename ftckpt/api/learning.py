@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftckpt.errors import UnavailableError, UsageError
 from ftckpt.progress import NULL, Counter
 
 from .opening import seconds
+from .tables import read_text
 
 if TYPE_CHECKING:
     from ftckpt.formats.families.check import CheckedSide
@@ -83,8 +83,4 @@ def families(family: str, *, config: str, names: str = "") -> tuple[CheckedSide,
     from ftckpt.formats.families.check import check_family
     from ftckpt.formats.huggingface.config import parsed_config
 
-    try:
-        text = Path(config).read_text("utf-8")
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {config}: {error}") from error
-    return tuple(check_family(family, parsed_config(text, config), names))
+    return tuple(check_family(family, parsed_config(read_text(config), config), names))

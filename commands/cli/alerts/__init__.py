@@ -70,19 +70,19 @@ class Alerts:
     """What a run has found that somebody should look at.
 
     Attributes:
-        found: conditions; None if the run did not get as far.
+        looked: whether the run got as far as to look at all.
         ends: whether what was told before and is not found now is over.
     """
 
-    found: list[Condition] | None = None
+    looked: bool = False
     ends: bool = False
-    _more: list[Condition] = field(default_factory=list)
+    _found: list[Condition] = field(default_factory=list)
 
     def add(self, kind: str, message: str, hint: str = "", about: Sequence[str] = ()) -> None:
         """Note something to look at."""
         from ftckpt.alerting import Condition
 
-        self._more.append(Condition(kind, message, hint, tuple(about)))
+        self._found.append(Condition(kind, message, hint, tuple(about)))
 
     def complete(self, *, acted: bool = True) -> None:
         """Note that all was looked at: what was told before and is not found now is over.
@@ -90,7 +90,7 @@ class Alerts:
         Args:
             acted: whether the run has tried what may fail. A dry run ends nothing.
         """
-        self.found, self.ends = self._more, acted
+        self.looked, self.ends = True, acted
 
     def conclude(
         self,
@@ -104,8 +104,8 @@ class Alerts:
         """Tell what is news; nothing of it changes how the run ends."""
         from ftckpt.alerting import AlertMemory, AlertSource, Condition, tell
 
-        conditions = list(self._more)
-        if self.found is None:
+        conditions = list(self._found)
+        if not self.looked:
             if result.code >= ExitCode.INTERRUPTED or result.code is ExitCode.CLOSED_PIPE:
                 return  # somebody has ended it
             kind = result.code.name.lower().replace("_", "-")
