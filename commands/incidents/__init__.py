@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated
 
 import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
 from ftckpt.commands.cli.option_values import check_file, parse_duration
-from ftckpt.errors import ExitCode, UsageError
+from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
 
 STORAGE = False
@@ -76,8 +75,7 @@ def command(
     incident, named after its cause. Rates have exact Poisson limits (95 %). What no log says is
     "unknown". Of a log's lines only fixed words are repeated.
     """
-    from ftckpt.joblogs import read_logs, report_of
-    from ftckpt.joblogs.reading.times import zone_of
+    from ftckpt.api.learning import read_run, write_metrics
 
     from .document import document
     from .text import headline, text_of
@@ -86,16 +84,13 @@ def command(
     for option, path in (("--html", html), ("--prometheus", prometheus)):
         if path:
             check_file(option, path)
-    apart = parse_duration(together, "--together")
-    if not apart > 0:
-        raise UsageError(f"--together {together}: this must be above zero")
     name = run or logs[0]
     invocation.report(target=name)
-    read = read_logs(
-        logs, together=apart, zone=zone_of(timezone), job=job, counter=invocation.counter
-    )
+    report, read = read_run(
+        logs, job=job, timezone=timezone, together=parse_duration(together, "--together"),
+        nodes=nodes, counter=invocation.counter,
+    )  # fmt: skip
     invocation.close()
-    report = report_of(read.collections, apart, nodes=nodes or None)
     invocation.report(**document(report, read))
     if not any(log.entries for log in read.logs):
         return invocation.fail(
@@ -111,10 +106,7 @@ def command(
         invocation.report(html=html)
         invocation.say(f"page: {html}")
     if prometheus:
-        from ftckpt.joblogs.metrics import metrics
-        from ftckpt.storage.local.atomic import write_over
-
-        write_over(prometheus, metrics(report, name, time.time()).encode())
+        write_metrics(prometheus, report, name)
     cut = [log for log in read.logs if log.cut]
     if cut:
         return invocation.fail(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -28,8 +27,6 @@ _ELSE = "safetensors"
 
 # A checkpoint that holds less than this share beside its weights is not worth a second writing.
 _WORTH = 0.1
-
-_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 
 
 class WeightsAlone:
@@ -136,7 +133,7 @@ def require_weights(checkpoint: Checkpoint) -> None:
         UnsupportedError: what of it would be lost.
     """
     from ftckpt.checkpoint import Kind
-    from ftckpt.checkpoint.optimizer_states import holds_weights, named_state
+    from ftckpt.checkpoint.optimizer_states import holds_weights, is_numbered, named_state
     from ftckpt.findings import listed
 
     infos = checkpoint.tensors.values()
@@ -144,7 +141,7 @@ def require_weights(checkpoint: Checkpoint) -> None:
     trained = {Kind.MASTER, Kind.EXP_AVG, Kind.EXP_AVG_SQ}
     inside = {i.name for i in infos if i.component == "optimizer" and i.kind in trained}
     # Some optimizers know parameters by their number: these say how many there are.
-    numbers = {name for name in inside if _NUMBER.fullmatch(name)}
+    numbers = {name for name in inside if is_numbered(name)}
     lost = sorted(inside - numbers - names) or sorted(numbers)[len(names) :]
     if names and lost:
         raise UnsupportedError(f"its optimizer alone holds {listed(lost, 3)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from .optimizer_states import is_numbered
 from .pieces import Kind
 
 
@@ -42,4 +43,4 @@ def masters_alone(tensors: Mapping[str, DescribedTensor], aliases: Mapping[str, 
         names = {tensors[one].name for one in (key, owner) if one in tensors}
         if names & weights:
             weights |= names
-    return [key for key, name in masters.items() if name not in weights and not name.isdigit()]
+    return [key for key, name in masters.items() if name not in weights and not is_numbered(name)]

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from .pieces import Kind
 
 Shape = tuple[int, ...]
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 
 
 class StateShape(StrEnum):
@@ -202,6 +203,11 @@ def named_state(name: str, parameters: Container[str] = ()) -> NamedState:
     elif end > 0 and words[end - 1] in _INSIDE:
         end -= 1
     return _of(".".join(words[:end]), words[end:])
+
+
+def is_numbered(name: str) -> bool:
+    """Say whether an optimizer knows a parameter by its number: `3`, or `0.3` within a group."""
+    return _NUMBER.fullmatch(name) is not None
 
 
 def holds_weights(named: NamedState) -> bool:

@@ -56,7 +56,7 @@ def test_weights_of_zero_3_are_made_from_their_masters_or_refused(tmp_path: Path
 
 def test_masters_that_have_numbers_name_no_weight() -> None:
     content = content_of(
-        dict.fromkeys(("embed", "head", "7"), ("optimizer", "master", (3,), "float32"))
+        dict.fromkeys(("embed", "head", "7", "0.7"), ("optimizer", "master", (3,), "float32"))
         | {"weight": ("model", "param", (3,), "bfloat16")}
     )
     tied = replace(content, aliases={"master:head": "master:embed"})
