@@ -17,26 +17,23 @@ Masters and moments follow their parameter. Elements change places and nothing e
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
-from ftckpt.checkpoint import Box, Checkpoint, Kind, Payload, Piece, TensorInfo
-from ftckpt.checkpoint.layer import CheckpointLayer
+from ftckpt.checkpoint import Box, Checkpoint, Kind
 from ftckpt.checkpoint.read_tensor import read_box, slabs
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.findings import counted, listed
 from ftckpt.formats.huggingface.config import CONFIG
-from ftckpt.formats.state.paths import RecordedPaths
 from ftckpt.transfer.content import Content, Copy, TargetTensor
 from ftckpt.transfer.request.parameters import parameter_names, parted
 
-from .array_view import ArrayView
 from .facts import ModelFacts
 from .joins import Heads, Join, part_rows, runs
 from .names import Name
-from .rotary import Rotated, rotated
 from .shapes import require_same
 from .tables import Family, NativeEntry
+from .views import FlatState, TensorViews
 
 _SLAB = 16 << 20  # bytes that are compared at once
 _AS_IT_IS = NativeEntry({}, (), Join.WHOLE, "", False, False, False)
@@ -54,93 +51,6 @@ class NativeMatch(NamedTuple):
     entry: NativeEntry
     part: int
     numbers: Mapping[str, str]
-
-
-@dataclass
-class _Views:
-    """What a translation shows besides the checkpoint's own tensors.
-
-    Attributes:
-        checkpoint: the source.
-        arrays: slices and transposed tensors; made when the first is wanted.
-        turned: tensors with rows in another order, by key.
-    """
-
-    checkpoint: Checkpoint
-    arrays: ArrayView | None = None
-    turned: dict[str, Rotated] = field(default_factory=dict)
-
-    def source(self, wanted: TargetTensor) -> TensorInfo:
-        """Return the tensor of the source that a tensor is, unchanged.
-
-        Raises:
-            UnsupportedError: it is put together from others.
-        """
-        if len(wanted.copies) == 1:
-            copy = wanted.copies[0]
-            info = self.checkpoint.tensors[copy.key]
-            if copy.box == copy.source == Box.whole(info.shape) and info.shape == wanted.shape:
-                return info
-        raise UnsupportedError(
-            f"{wanted.key} was changed before it was translated", tensor=wanted.key
-        )
-
-    def show(self, info: TensorInfo, fixed: Mapping[int, int], groups: list[list[int]]) -> str:
-        """Return the key of a view of an array."""
-        if self.arrays is None:
-            self.arrays = ArrayView.of(self.checkpoint)
-        place = "".join(f"[{index}]" for index in fixed.values())
-        name = f"{info.key} {place} as {groups}"
-        if name not in self.arrays.shown:
-            self.arrays.show(name, info, fixed, groups)
-        return name
-
-    def rotate(self, wanted: TargetTensor, width: int, *, halves: bool) -> TargetTensor:
-        """Return a tensor with its rows in the other order."""
-        info = self.source(wanted)
-        key = f"{info.key} rotated"
-        self.turned[key] = Rotated(info.key, width, halves)
-        box = Box.whole(wanted.shape)
-        return wanted._replace(copies=(Copy(box, key, box),))
-
-    def finished(self) -> Checkpoint:
-        """Return the checkpoint that shows all of it."""
-        base = self.checkpoint if self.arrays is None else self.arrays.finished()
-        return rotated(base, self.turned)
-
-
-@dataclass(kw_only=True, repr=False)
-class _FlatState(CheckpointLayer):
-    """A checkpoint whose parameters stand at the top of the state, as torchtitan saves them.
-
-    Attributes:
-        paths: key -> path, of the parameters.
-    """
-
-    format: ClassVar[str] = "flat state"
-
-    paths: Mapping[str, tuple[str, ...]]
-
-    @classmethod
-    def of(cls, base: Checkpoint, tensors: Mapping[str, TargetTensor]) -> _FlatState:
-        """Return a checkpoint of which `tensors` are written."""
-        paths = {key: (w.name,) for key, w in tensors.items() if w.component == "model"}
-        held = {f.name: getattr(base, f.name) for f in fields(Checkpoint) if f.init}
-        layer = cls(**held, base=base, paths=paths)
-        layer.step = base.step
-        return layer
-
-    def payload(self, piece: Piece) -> Payload:
-        """Find the elements of a piece."""
-        return self.base.payload(piece)
-
-    def recorded_paths(self) -> RecordedPaths:
-        """Return where everything stands in the saved state."""
-        return RecordedPaths(self.paths, {})
-
-    def recorded_items(self) -> Mapping[str, tuple[str, ...]]:
-        """Return no objects: none is an item by itself."""
-        return {}
 
 
 class NativeTranslator:
@@ -188,7 +98,7 @@ class NativeTranslator:
             UsageError: the model is not what its configuration says.
         """
         parameters = parameter_names(content.tensors.values())
-        views = _Views(content.checkpoint)
+        views = TensorViews(content.checkpoint)
         made: dict[str, TargetTensor] = {}
         left_out: list[str] = []
         for key, wanted in content.tensors.items():
@@ -234,7 +144,7 @@ class NativeTranslator:
         return found
 
     def _parts(
-        self, wanted: TargetTensor, place: NativeMatch, views: _Views
+        self, wanted: TargetTensor, place: NativeMatch, views: TensorViews
     ) -> Iterator[tuple[str, TargetTensor]]:
         """Yield the tensors of Hugging Face's in one of other model code, with their names."""
         entry = place.entry
@@ -262,7 +172,11 @@ class NativeTranslator:
             yield from self._split(whole, entry, numbers)
 
     def _slice(
-        self, wanted: TargetTensor, entry: NativeEntry, numbers: Mapping[str, str], views: _Views
+        self,
+        wanted: TargetTensor,
+        entry: NativeEntry,
+        numbers: Mapping[str, str],
+        views: TensorViews,
     ) -> TargetTensor:
         """Return one expert of a stack, axes exchanged where they are to be."""
         info = views.source(wanted)
@@ -341,8 +255,8 @@ class NativeTranslator:
         wanted = dict(self._shapes)
         for entry in self._family.natives:
             if entry.output and entry.hf[0].text in weights:
-                embedding = next(e for e in self._family.natives if e.vocabulary)
-                wanted.setdefault(entry.hf[0].text, wanted.get(embedding.hf[0].text, ()))
+                embedding = self._embedding().hf[0].text
+                wanted.setdefault(entry.hf[0].text, wanted.get(embedding, ()))
         hint = ""
         for entry in self._family.natives:
             name = entry.hf[0].text
@@ -351,17 +265,29 @@ class NativeTranslator:
                 hint = f"--true-vocab-size {ours[0]} cuts the rows behind, where they are padding"
         require_same(wanted, weights, self._family.name, hint)
 
+    def _embedding(self, dialect: str = "") -> NativeEntry:
+        """Return the row of the embedding, which a tied output layer is.
+
+        Raises:
+            UsageError: the table has none.
+        """
+        for entry in self._family.natives:
+            if entry.vocabulary and not entry.output and (not dialect or dialect in entry.names):
+                return entry
+        raise UsageError(
+            f"the table of {self._family.name} has an output layer and no embedding",
+            hint="its row has vocabulary = true",
+        )
+
     def _require_tied(self, made: Mapping[str, TargetTensor], checkpoint: Checkpoint) -> None:
         """Refuse an output layer of its own where the configuration ties it to the embedding.
 
         A loader would take the embedding in its place.
         """
-        natives = self._family.natives
         weights = {w.name: w for w in made.values() if w.component == "model"}
-        firsts = [e.hf[0].text for e in natives if e.vocabulary and not e.output]
-        outputs = dict.fromkeys(e.hf[0].text for e in natives if e.output)
-        for name in outputs.keys() - self._shapes.keys() if firsts else ():
-            output, embedding = weights.get(name), weights.get(firsts[0])
+        outputs = dict.fromkeys(e.hf[0].text for e in self._family.natives if e.output)
+        for name in outputs.keys() - self._shapes.keys():
+            output, embedding = weights.get(name), weights.get(self._embedding().hf[0].text)
             if output and embedding and not _equal(output, embedding, checkpoint):
                 raise UsageError(
                     f"{CONFIG} ties {name} to {embedding.name}, and their values differ",
@@ -404,7 +330,7 @@ class NativeTranslator:
 
     def _gathered(self, content: Content, dialect: str) -> Content:
         parameters = parameter_names(content.tensors.values())
-        views = _Views(content.checkpoint)
+        views = TensorViews(content.checkpoint)
         made: dict[str, TargetTensor] = {}
         wholes: dict[tuple[str, str, str], dict[tuple[int, int], TargetTensor]] = {}
         places: dict[tuple[str, str, str], NativeMatch] = {}
@@ -438,7 +364,7 @@ class NativeTranslator:
             left_out.append(f"{counted(counters, 'counter')} of parts, equal to their first part's")
         self._tie(made, dialect)
         return replace(
-            content, checkpoint=_FlatState.of(views.finished(), made), tensors=made, aliases={},
+            content, checkpoint=FlatState.of(views.finished(), made), tensors=made, aliases={},
             dropped=(*content.dropped, *_left_out(left_out)),
         )  # fmt: skip
 
@@ -472,7 +398,7 @@ class NativeTranslator:
         name: str,
         parts: Mapping[tuple[int, int], TargetTensor],
         entry: NativeEntry,
-        views: _Views,
+        views: TensorViews,
     ) -> TargetTensor:
         """Return one tensor of other model code, made of all its parts."""
         some = next(iter(parts.values()))
@@ -509,7 +435,7 @@ class NativeTranslator:
         name: str,
         ordered: list[TargetTensor],
         entry: NativeEntry,
-        views: _Views,
+        views: TensorViews,
         *,
         turned: bool,
     ) -> TargetTensor:
@@ -544,8 +470,7 @@ class NativeTranslator:
             if not entry.output or dialect not in entry.names:
                 continue
             name = entry.names[dialect][0].text
-            first = next(e for e in self._family.natives if e.vocabulary and dialect in e.names)
-            source = first.names[dialect][0].text
+            source = self._embedding(dialect).names[dialect][0].text
             for wanted in [w for w in made.values() if w.name == source]:
                 new = wanted._replace(name=name)
                 if wanted.kind is Kind.PARAM and new.key not in made:

@@ -528,6 +528,20 @@ def test_a_table_that_does_not_fit_is_found(
     assert re.search(says, found["result"]["message"]), found["result"]
 
 
+def test_an_output_layer_without_an_embedding_is_named(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[3] / "formats/families/llama.toml").read_text()
+    text = re.sub(r"(hf = \"model\.embed_tokens\.weight\"\n)vocabulary = true\n", r"\1", text)
+    (tmp_path / "mine.toml").write_text(text)
+    config = {**MODELS["llama"]["config"], "tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = ftckpt_json(
+        "families", str(tmp_path / "mine.toml"), "--config", str(tmp_path / "config.json"),
+        "--names", "torchtitan",
+    )  # fmt: skip
+    assert found["result"]["code"] == 2
+    assert "an output layer and no embedding" in found["result"]["message"]
+
+
 def test_the_list_of_tables() -> None:
     found = ftckpt_json("families")
     sides = {one["family"]: one["sides"] for one in found["families"]}
