@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ftckpt.api.guarding import GuardChoice
-    from ftckpt.guard.run import GuardSettings
+    from ftckpt.guard.terms import GuardSettings
 
 
 class HangPolicy(StrEnum):
@@ -172,7 +172,7 @@ def settings_of(invocation: Invocation, patience: float) -> GuardSettings:
     from ftckpt.api.guarding import signal_number
     from ftckpt.guard.decisions import Limits, OnHang
     from ftckpt.guard.notices import sources
-    from ftckpt.guard.run import GuardSettings
+    from ftckpt.guard.terms import GuardSettings
 
     again = invocation.options(RestartOptions)
     notice = invocation.options(NoticeOptions)

@@ -25,7 +25,8 @@ from ftckpt.guard.alarm import Alarm
 from ftckpt.guard.journal import GuardJournal, log_of, of_place
 from ftckpt.guard.lock import WAIT, Hold, held
 from ftckpt.guard.nodes import NodePlace, team_of
-from ftckpt.guard.run import Ended, Guard, GuardedPlace, GuardSettings, StartPoint
+from ftckpt.guard.run import Guard
+from ftckpt.guard.terms import Ended, GuardedPlace, GuardSettings, StartPoint
 from ftckpt.guard.watch import CheckedSave, NewSave, SaveWatcher, Shown, Verifier, shown
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions

@@ -36,7 +36,7 @@ from ftckpt.strict_json import JsonError, decode
 
 from .decisions import REQUEUE, CommandEnd, Next
 from .notices import Notice
-from .run import StartPoint, Team
+from .terms import StartPoint, Team
 
 # Seconds between two signs of life, and until a node without one counts as lost.
 BEAT, LOST = 2.0, 60.0

@@ -16,7 +16,7 @@ from ftckpt.errors import ExitCode
 from ftckpt.guard import watch
 from ftckpt.guard.decisions import Limits
 from ftckpt.guard.journal import GuardJournal
-from ftckpt.guard.run import Ended, GuardSettings
+from ftckpt.guard.terms import Ended, GuardSettings
 from ftckpt.verification import Level, VerifyOptions, verify
 
 TRAINER = Path(__file__).with_name("trainer.py")

@@ -21,7 +21,7 @@ from ftckpt.discovery import root_marker
 from ftckpt.errors import ExitCode, FtckptError, MissingError, RefusedError, UnavailableError
 from ftckpt.guard.decisions import Limits, OnHang
 from ftckpt.guard.notices import Notice
-from ftckpt.guard.run import GuardSettings
+from ftckpt.guard.terms import GuardSettings
 from ftckpt.retention.records import pins
 from ftckpt.storage import StoreOptions
 from tests import campaign

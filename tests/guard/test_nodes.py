@@ -16,7 +16,7 @@ from ftckpt.errors import ExitCode
 from ftckpt.guard import nodes
 from ftckpt.guard.decisions import Limits
 from ftckpt.guard.nodes import NodePlace, node_place
-from ftckpt.guard.run import GuardSettings
+from ftckpt.guard.terms import GuardSettings
 from tests.guard.light_job import Job, quick
 from tests.guard.test_processes import forked, until
 

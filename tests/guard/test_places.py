@@ -24,7 +24,7 @@ from ftckpt.guard import lock as guard_lock
 from ftckpt.guard.decisions import Limits
 from ftckpt.guard.journal import GuardJournal
 from ftckpt.guard.lock import held
-from ftckpt.guard.run import GuardSettings
+from ftckpt.guard.terms import GuardSettings
 from ftckpt.retention.locks import local
 from ftckpt.retention.records import pins
 from ftckpt.storage import StoreOptions

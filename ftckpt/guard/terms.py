@@ -1,0 +1,160 @@
+"""What a guard is given and returns: settings, the root, the team, where to start, how it ended."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO, NamedTuple
+
+from ftckpt.errors import ExitCode
+
+from .decisions import CommandEnd, Limits, Next
+from .notices import Notice, NoticeSource
+from .watch import CheckedSave, NewSave, SaveWatcher, Shown, Verifier
+
+
+class StartPoint(NamedTuple):
+    """What the command is to start from.
+
+    Attributes:
+        code: OK, NOT_FOUND for a fresh start, or why there is nothing to start from.
+        message: one sentence.
+        hint: what to do next.
+        path: of the checkpoint; None for a fresh start.
+        step: of it.
+        source: the checkpoint that `path` was resharded from; else `path` itself.
+        identity: of the source's files.
+        entry: the source's name in the root; "" if it lies elsewhere.
+        skipped: newer ones that were not taken, and why.
+        repaired: damaged ones that were mended.
+        environment: more variables for the command.
+    """
+
+    code: ExitCode
+    message: str = ""
+    hint: str = ""
+    path: str | None = None
+    step: int | None = None
+    source: str = ""
+    identity: str = ""
+    entry: str = ""
+    skipped: Sequence[str] = ()
+    repaired: Sequence[str] = ()
+    environment: Mapping[str, str] = {}
+
+    @property
+    def starts(self) -> bool:
+        """Whether the command may be started."""
+        return self.code in (ExitCode.OK, ExitCode.NOT_FOUND)
+
+
+class Ended(NamedTuple):
+    """How a guard ended.
+
+    Attributes:
+        code: the exit code.
+        own: the verdict that it is; None if it is the command's own code.
+        message: one sentence.
+        hint: what to do next.
+        restarts: how often the command was restarted.
+    """
+
+    code: int
+    own: ExitCode | None
+    message: str
+    hint: str = ""
+    restarts: int = 0
+
+
+@dataclass(frozen=True)
+class GuardSettings:
+    """How a command is guarded.
+
+    Attributes:
+        limits: how often it is restarted.
+        grace: seconds between SIGTERM and SIGKILL.
+        patience: seconds to wait for a store that is away.
+        every: seconds between looks for new saves.
+        settled: see `SaveWatcher`.
+        max_age: of the newest save; None for three of the usual intervals.
+        save_signal: asks the trainer to save.
+        notice_signals: announce a preemption.
+        notice_seconds: that such a signal leaves; None if not known.
+        sources: what else announces one.
+        notice_every: seconds between asking those.
+        to_group: pass signals on to the whole process group of the command.
+        zero_is_done: see `decisions.Circumstances`.
+        iteration_file: where the step of the newest save is written; "" for nowhere.
+        on_alert: a command of the user's.
+        alert_url: a webhook.
+        metrics: where Prometheus metrics are written; "" for nowhere.
+        output: where the command's stdout goes; None for ours.
+    """
+
+    limits: Limits = field(default_factory=Limits)
+    grace: float = 30.0
+    patience: float = 600.0
+    every: float = 15.0
+    settled: float = 30.0
+    max_age: float | None = None
+    save_signal: int = signal.SIGUSR1
+    notice_signals: Sequence[int] = ()
+    notice_seconds: float | None = None
+    sources: Sequence[NoticeSource] = ()
+    notice_every: float = 5.0
+    to_group: bool = False
+    zero_is_done: bool = False
+    iteration_file: str = ""
+    on_alert: str = ""
+    alert_url: str = ""
+    metrics: str = ""
+    output: IO[bytes] | int | None = None
+
+
+@dataclass(frozen=True)
+class GuardedPlace:
+    """What a guard does with the root; the caller knows formats and stores.
+
+    Attributes:
+        choose: returns what to start from; is given the suspected identities.
+        listed: returns what the root shows now.
+        watcher: makes the thread that looks for saves.
+        verifier: makes what verifies them.
+        keep: pins a save as the last known good one.
+        interval: returns the usual seconds between saves, by the root.
+    """
+
+    choose: Callable[[frozenset[str]], StartPoint]
+    listed: Callable[[], Shown]
+    watcher: Callable[
+        [Shown, Verifier, Callable[[NewSave | CheckedSave], None], int | None], SaveWatcher
+    ]
+    verifier: Callable[[], Verifier]
+    keep: Callable[[str], None]
+    interval: Callable[[], float | None]
+
+
+class Team:
+    """The guards of one job on several nodes; this one is alone, and decides."""
+
+    leads = True
+
+    def agree(self, choose: Callable[[], StartPoint]) -> StartPoint:
+        """Return what every node starts from."""
+        return choose()
+
+    def begin(self, tell: Callable[[object], None]) -> None:
+        """Begin to watch the other nodes: `tell` gets a Notice, or an CommandEnd."""
+
+    def conclude(
+        self, ending: CommandEnd, code: int, decide: Callable[[CommandEnd, int], Next]
+    ) -> Next:
+        """Return what follows on every node, after this one's command has ended."""
+        return decide(ending, code)
+
+    def noticed(self, notice: Notice) -> None:
+        """Tell the others of a notice."""
+
+    def close(self, code: int) -> None:
+        """Leave the job."""
