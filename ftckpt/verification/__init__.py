@@ -446,6 +446,8 @@ def _praise(
     files = sum(not is_own(name) for name in checkpoint.source.entries)
     tensors = f"{counted(len(checkpoint.tensors), 'tensor')} in {counted(files, 'file')}"
     share = "" if content.sampled is None else f" in a sample of {content.sampled:.3g}"
+    if options.used is not None:
+        share += " in what is carried"
     how = {
         "manifest": f"every block matches the manifest{share}",
         "digests": f"every block decodes to what was written{share}",

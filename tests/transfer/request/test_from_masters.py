@@ -18,6 +18,7 @@ from ftckpt.errors import NotFoundError
 from ftckpt.storage.local.store import LocalStore
 from ftckpt.transfer.request.from_masters import from_masters
 from ftckpt.transfer.request.narrowing import Only, only
+from tests.faults.cli import here
 from tests.transfer.contents import content_of
 
 ROWS = 1 << 17  # 1 MiB of bfloat16 a weight: small beside it is what headers take
@@ -52,6 +53,14 @@ def test_weights_of_zero_3_are_made_from_their_masters_or_refused(tmp_path: Path
         assert read_tensor(made, key) == read_tensor(source, of), key
     assert dict(made.aliases) == {"head.weight": "embed.weight"}
     assert ftckpt.inspect(str(ZERO_3)).parameters == ftckpt.inspect(out).parameters == 79
+
+
+def test_what_is_not_carried_is_not_called_checked(tmp_path: Path) -> None:
+    words = ("convert", str(ZERO_3), str(tmp_path / "out"), "--to", "safetensors")
+    said = here(*words, "--only", "model", "--from-master").stderr
+    assert "every record matches its CRC-32 in what is carried" in said
+    said = here(*words[:2], str(tmp_path / "all"), *words[3:]).stderr
+    assert "every record matches its CRC-32\n" in said
 
 
 def test_masters_that_have_numbers_name_no_weight() -> None:
