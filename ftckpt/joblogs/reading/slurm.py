@@ -161,7 +161,7 @@ def _value(value: Any) -> int | float | None:
     """Return a number, which newer versions wrap in an object that says whether it is set."""
     if isinstance(value, dict):
         value = value.get("number") if value.get("set", True) else None
-    # Beyond 64 bits it is no number of Slurm's, and an integer may be too large for a float.
+    # Slurm writes none beyond 64 bits, and an integer may be too large for a float.
     return value if type(value) in (int, float) and abs(value) < 1 << 63 else None
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -137,6 +136,8 @@ def _earlier(root: Root, now: float) -> float:
     Raises:
         FtckptError: a probe could not be written, or has no time.
     """
+    import secrets  # only where something old was found
+
     probe = f"{own_folder(root)}/{TEMPORARY}clock-{secrets.token_hex(8)}"
     root.store.create(probe, b"")
     try:
