@@ -207,10 +207,12 @@ def test_a_share_has_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_share_ends_with_its_worker(tmp_path: Path) -> None:
     """Else the same share would be done twice."""
-    words = ["verify", str(SOURCE), "--limit-rate", "1KB/s", "--json", "--part", "0/2"]
+    out = tmp_path / "out"
+    words = ["convert", str(SOURCE), str(out), *CONVERT]
+    words += ["--limit-rate", "1KB/s", "--json", "--part", "0/2"]
     code = (
         "from ftckpt.commands.cli.many.share_process import ShareTask, do_share;"
-        f"do_share(ShareTask(0, 2, {[*words, '--parts', str(tmp_path)]!r}, {{}}, '/'))"
+        f"do_share(ShareTask(0, 2, {words!r}, {{}}, '/'))"
     )
     worker = subprocess.Popen([sys.executable, "-c", code])
     while not list(tmp_path.rglob("*.running.json")):

@@ -47,7 +47,7 @@ class MegatronDist:
             return Recognition(self.name, f"has {CONFIGURATION} of torch_dist",
                                CommitState.COMMITTED)  # fmt: skip
         # A save that ends at its start leaves the common state alone.
-        begun = set(names) == {COMMON}
+        begun = set(listing.at_hand.files) == {COMMON}
         if COMMON in names and (
             begun or MARKER in names or any(n.endswith(".distcp") for n in names)
         ):
