@@ -15,6 +15,7 @@ import pytest
 from ftckpt.errors import ExitCode
 from ftckpt.parts import proofs
 from ftckpt.parts.division import FromRecords
+from ftckpt.storage import open_store
 from tests.builders.checkpoints import flip
 from tests.campaign import examples
 from tests.commands.golden import DATA
@@ -191,9 +192,18 @@ def test_to_an_object_store(source: Path, tmp_path: Path) -> None:
     assert objects(url) == files(tmp_path / "alone")
 
 
-def test_one_object_is_not_divided(source: Path) -> None:
+def test_one_object_is_proven_by_parts(source: Path, tmp_path: Path) -> None:
+    """One part writes it; the check before and the proof are divided."""
+    line = ("convert", "--to", "torchsave")
     url = f"memory://converted-{next(_numbers)}/b/made.pt"
-    assert part(("convert", "--to", "torchsave"), source, url, 0) is ExitCode.UNSUPPORTED
+    for number in (0, 1, 2, 0, 1):
+        assert part(line, source, url, number) is ExitCode.OK
+        assert answer("verify", url)[0].code is ExitCode.NOT_FOUND
+    assert part(line, source, url, None) is ExitCode.OK
+    alone = tmp_path / "made.pt"
+    assert answer(*words(line, source, alone))[0].code is ExitCode.OK
+    parent, _, name = url.rpartition("/")
+    assert open_store(parent).read(name) == alone.read_bytes()
 
 
 def test_restart_would_forget_others(source: Path, target: Path) -> None:
