@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -345,3 +346,25 @@ def killed(source: Path, url: str, number: int | None, point: int) -> ExitCode:
 
     S3Client._ask = ask  # type: ignore[method-assign]
     return part(source, url, number)
+
+
+@pytest.mark.parametrize("source", ["directory"], indirect=True)
+def test_what_everybody_has_given_up(
+    source: Path, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`status` names the upload, and `gc` aborts it, however it goes about the rest."""
+    root = target.rpartition("/")[0]
+    assert part(source, target, 0) is ExitCode.OK
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 9 * 86400)
+    assert answer("copy", source, f"{root}/step-3")[0].code is ExitCode.OK
+    said = answer("status", root)[1]
+    (run,) = said["runs"]
+    assert "step-2/model.safetensors" in run["leftovers"]
+    line = ("gc", root, "--keep-last", "1", "--apply", "--trash-ttl", "0s", "--yes")
+    for _ in range(3):
+        result, document = answer(*line)
+        assert result.code is ExitCode.OK, (result, document)
+    assert uploads(target) == []
+    left = {entry.path for entry in open_store(root).walk("")}
+    assert not [path for path in left if path.startswith("step-2/")], left

@@ -38,7 +38,7 @@ def own_uploads(store: Store, uploads: Sequence[Unfinished]) -> list[Unfinished]
     for upload in uploads:
         for place in _above(upload.path):
             if place not in markers:
-                markers[place] = _announced(store, place)
+                markers[place] = announced_at(store, place)
             if upload.path[len(place) + 1 :] in markers[place]:
                 found.append(upload)
                 break
@@ -80,7 +80,12 @@ def _above(path: str) -> Iterator[str]:
         yield path
 
 
-def _announced(store: Store, place: str) -> frozenset[str]:
+def announced_at(store: Store, place: str) -> frozenset[str]:
+    """Return what the marker of a transfer in a place says that it writes there; none without one.
+
+    Raises:
+        DeniedError, UnavailableError: it could not be read.
+    """
     from ftckpt.transfer.write.journal import read_announced
 
     path = f"{place}/{TRANSFER}"
