@@ -16,7 +16,7 @@ from ftckpt.retention.scan.entries import EntryClass, EntryContents, RootEntry
 from ftckpt.retention.scan.entry import Run, ScannedEntry, ScanOptions
 from ftckpt.retention.scan.leftovers import dead_plans
 from ftckpt.retention.scan.read import read_entries
-from ftckpt.retention.scan.uploads import old_uploads, own_uploads
+from ftckpt.retention.scan.uploads import dead_uploads
 from ftckpt.storage import is_leftover
 from ftckpt.storage.local.oserror import translate
 from ftckpt.storage.store import Entry
@@ -139,7 +139,7 @@ def survey(root: Root, how: ScanOptions, *, counter: Counter = NULL) -> Survey:
 def _uploads(root: Root, now: float) -> tuple[str, ...]:
     """Return what killed transfers still pay for; () where the store cannot say it."""
     try:
-        own = own_uploads(root.store, old_uploads(root, now))
+        own = dead_uploads(root, now)
     except (DeniedError, UnsupportedError):
         return ()
     return tuple(one.path[len(root.base) :].lstrip("/") for one in own)

@@ -268,6 +268,27 @@ def test_one_machine_begins_anew(source: Path, target: str) -> None:
     assert uploads(target) == []
 
 
+def test_a_straggler_sends_nothing_more(
+    source: Path, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its twin has ended, and others have joined the upload: it is told to run again."""
+    real, calls = MemoryJointUpload.write, itertools.count()
+
+    def slow(self: MemoryJointUpload, offset: int, view: memoryview) -> None:
+        if next(calls) == 1:
+            for number in range(PARTS):
+                assert part(source, target, number) is ExitCode.OK
+        real(self, offset, view)
+
+    with monkeypatch.context() as late:
+        late.setattr(MemoryJointUpload, "write", slow)
+        assert part(source, target, 0) is ExitCode.REFUSED
+    assert part(source, target, 0) is ExitCode.OK
+    assert part(source, target, None) is ExitCode.OK
+    assert built(target) == whole(source)
+    assert uploads(target) == []
+
+
 def test_a_part_that_cannot_send_leaves_no_record(
     source: Path, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

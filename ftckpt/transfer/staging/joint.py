@@ -98,18 +98,27 @@ class NotedUpload(Upload):
     Args:
         inner: joined.
         name: of the upload.
+        where: the store.
     """
 
     resumes = False
 
-    def __init__(self, inner: JointUpload, name: str) -> None:
+    def __init__(self, inner: JointUpload, name: str, where: Store) -> None:
         self._inner = inner
+        self._where = where
         self._name = name
         self.unit = inner.unit
 
     def write(self, offset: int, view: memoryview) -> None:
-        """Send a part."""
-        self._inner.write(offset, view)
+        """Send a part.
+
+        Raises:
+            RefusedError: the upload is gone: others have joined it, or it was aborted.
+        """
+        try:
+            self._inner.write(offset, view)
+        except NotFoundError as error:
+            raise ended(self._where) from error
 
     def noted(self, made: BlockMade) -> BlockMade:
         """Return a block that was sent, with what shows later that the store has it."""

@@ -149,7 +149,7 @@ class RemoteStaging(Staging):
         if upload.kept() is None:  # aborted, or finished by a run that died before it said so
             name = self._uploads.name(file.path, instead_of=name)
             upload = self._store.join_upload(file.path, file.size, name, {})
-        return StagedFile(NotedUpload(upload, name), {})
+        return StagedFile(NotedUpload(upload, name, self._store), {})
 
     def is_whole(self, plan: str, path: str) -> bool:
         """Say whether a receipt stands of the very object that stands there."""
