@@ -70,6 +70,18 @@ def test_links_lead_somewhere() -> None:
                 assert (page.parent / link).exists(), f"{page.name}: {link}"
 
 
+def test_the_pictures_are_of_one_style() -> None:
+    """Each says what it shows, and has the colours of the others, light and dark."""
+    from xml.etree import ElementTree
+
+    colours = set()
+    for picture in DOCS.glob("*.svg"):
+        tags = [one.tag.rpartition("}")[2] for one in ElementTree.parse(picture).getroot()]
+        assert tags[:3] == ["title", "desc", "style"], picture
+        colours.add(re.sub(r"\s+", " ", picture.read_text().split(":root")[1].split("} }")[0]))
+    assert len(colours) == 1
+
+
 def schema_of(name: str) -> dict[str, Any]:
     schema = json.loads((SCHEMAS / f"{name}.schema.json").read_text())
     assert isinstance(schema, dict)

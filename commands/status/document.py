@@ -33,7 +33,11 @@ def _run(run: Health, found: Status) -> dict[str, Any]:
         "bytes": run.nbytes,
         "counts": run.counts,
         "thinned": len(run.thinned),
-        "leftovers": [*run.survey.leftovers, *run.survey.dead_parts],
+        "leftovers": [
+            *run.survey.leftovers,
+            *run.survey.dead_parts,
+            *run.survey.uploads,
+        ],
         "free": run.survey.free,
         "tier": None
         if durable is None

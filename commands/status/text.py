@@ -64,6 +64,9 @@ def _rows(run: Health, found: Status) -> Iterator[tuple[str, object]]:
     if run.survey.dead_parts:
         plans = counted(len(run.survey.dead_parts), "divided operation")
         yield "left behind", f"records of {plans} that nobody went on with: gc removes them"
+    if run.survey.uploads:
+        uploads = counted(len(run.survey.uploads), "upload")
+        yield "left behind", f"{uploads} that nobody has finished for a day: gc purge aborts them"
     if run.survey.free is not None:
         yield "free", human_bytes(run.survey.free)
     if kept is not None:

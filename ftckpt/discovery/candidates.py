@@ -11,6 +11,7 @@ import math
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -26,7 +27,7 @@ from ftckpt.errors import (
 )
 from ftckpt.manifest.thinned import is_thinned
 from ftckpt.own_files import FOLDER, GO_ON, TRANSFER, under_way
-from ftckpt.storage.store import Entry, EntryKind
+from ftckpt.storage.store import Entry, EntryKind, join
 
 from .lone_manifests import HINT, alone
 from .open_part import files_of, open_parts
@@ -306,12 +307,16 @@ def nothing_known(root: Root, hint: str = "") -> FtckptError:
     `hint` is used if the place holds nothing at all.
 
     Returns:
-        CorruptError for a manifest whose data are all gone, UnsupportedError for checkpoints of an
+        CorruptError for a manifest whose data are all gone, IncompleteError for a transfer that has
+            shown no file yet, UnsupportedError for checkpoints of an
             unreadable format or layout, else NotFoundError.
     """
     lone = alone(root.store, root.base)
     if lone:
         return CorruptError(f"in {root.url} {lone}", hint=HINT, kind="missing-file")
+    with suppress(NotFoundError):
+        root.store.stat(join(root.base, TRANSFER))
+        return IncompleteError(under_way(root.url), hint=GO_ON, file=TRANSFER)
     named = [c for c in newest_names_first(root.candidates) if not c.staging]
     named = [c for c in named if c.step is not None] + [c for c in named if c.step is None]
     for candidate in named[:BATCH]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ftckpt.discovery.roots import Root, concurrently
-from ftckpt.errors import NotFoundError
+from ftckpt.errors import DeniedError, NotFoundError, UnsupportedError
 from ftckpt.own_files import SUFFIX, is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.retention.apply.check import newest_verified
@@ -16,6 +16,7 @@ from ftckpt.retention.scan.entries import EntryClass, EntryContents, RootEntry
 from ftckpt.retention.scan.entry import Run, ScannedEntry, ScanOptions
 from ftckpt.retention.scan.leftovers import dead_plans
 from ftckpt.retention.scan.read import read_entries
+from ftckpt.retention.scan.uploads import dead_uploads
 from ftckpt.storage import is_leftover
 from ftckpt.storage.local.oserror import translate
 from ftckpt.storage.store import Entry
@@ -70,6 +71,7 @@ class Survey:
         run: as retention reads it, the files of its entries listed; None where nothing was read.
         scrub: what the runs of a scrub have found; None if none was run.
         dead_parts: paths of the records of divided operations that nobody went on with.
+        uploads: keys of uploads that ftckpt began, and that nobody has finished for a day.
     """
 
     url: str
@@ -80,6 +82,7 @@ class Survey:
     run: Run | None = None
     scrub: ScrubHistory | None = None
     dead_parts: tuple[str, ...] = ()
+    uploads: tuple[str, ...] = ()
 
     @property
     def leftovers(self) -> tuple[str, ...]:
@@ -127,7 +130,19 @@ def survey(root: Root, how: ScanOptions, *, counter: Counter = NULL) -> Survey:
     verified = next((h for h in held if newest and h.entry.name == newest.entry.name), None)
     dangling = tuple((p.name, p.says) for p in root.pointers if p.dangling)
     dead = tuple(path[len(root.base) :].lstrip("/") for path in dead_plans(root, how.now))
-    return Survey(root.url, tuple(held), verified, dangling, _free(root), run, dead_parts=dead)
+    return Survey(
+        root.url, tuple(held), verified, dangling, _free(root), run, dead_parts=dead,
+        uploads=_uploads(root, how.now),
+    )  # fmt: skip
+
+
+def _uploads(root: Root, now: float) -> tuple[str, ...]:
+    """Return what killed transfers still pay for; () where the store cannot say it."""
+    try:
+        own = dead_uploads(root, now)
+    except (DeniedError, UnsupportedError):
+        return ()
+    return tuple(one.path[len(root.base) :].lstrip("/") for one in own)
 
 
 def _listed(root: Root, found: ScannedEntry) -> tuple[ScannedEntry, SurveyedEntry] | None:

@@ -8,7 +8,7 @@ could read back is left to who finishes.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from . import WorkPart
@@ -32,17 +32,22 @@ class Neighbours:
     part: WorkPart
     _seen: dict[int, tuple[object, float]] = field(default_factory=dict)
 
-    def next(self) -> tuple[WorkPart | None, bool]:
-        """Return a part to read back now, and whether to wait where there is none."""
+    def next(self, absent: Set[int] = frozenset()) -> tuple[WorkPart | None, bool]:
+        """Return a part to read back now, and whether to wait where there is none.
+
+        Args:
+            absent: numbers of parts of which something cannot be read.
+        """
         listed = [one for one in self.place.listed() if one.part.of == self.part.of]
         written = {one.part.number for one in listed if one.what == f".{WRITE}"}
         proven = {one.part.number for one in listed if one.what == f".{PROOF}"}
         running = {one.part.number for one in listed if one.what == ".running"}
         mine, of = self.part.number, self.part.of
         before = (mine - 1) % of
-        if before in written - proven:
+        left = written - proven - absent
+        if before in left:
             return WorkPart(before, of), False
-        for number in sorted(written - proven - {mine}):
+        for number in sorted(left - {mine}):
             reader = (number + 1) % of
             if reader in written and reader not in running:
                 return WorkPart(number, of), False

@@ -15,6 +15,7 @@ from ftckpt.progress import count_file
 from ftckpt.storage.chunks import chunks, size_for
 from ftckpt.storage.store import Store, Upload
 from ftckpt.transfer.staging import BlockSink, OpenFile, Staging
+from ftckpt.transfer.staging.joint import NotedUpload
 from ftckpt.transfer.write.blocks import BlockMade, CrcLedger, RunningSums
 from ftckpt.workers import Work
 from ftckpt.workers.threads import in_turn
@@ -148,8 +149,11 @@ class Mover:
         opened: dict[str, _Open] = {}
 
         def tasks(file: CopiedFile, numbers: Sequence[int]) -> Iterator[_Task]:
-            upload = self.staging.open(file.output).upload
-            assert upload is not None
+            staged = self.staging.open_cut(file.output)
+            upload = staged.upload
+            if upload is None:  # others have joined it, with what this part had sent
+                whole.extend(staged.earlier[number] for number in numbers)
+                return
             ledger = CrcLedger(self.evidence.ranges(file.path))
             current = opened[file.path] = _Open(file, upload, ledger, len(numbers))
             if not numbers:
@@ -160,13 +164,18 @@ class Mover:
         def carried(task: _Task) -> BlockMade:
             made = self._block(task)
             assert isinstance(made, BlockMade)
+            upload = task.opened.upload
+            if isinstance(upload, NotedUpload):
+                made = upload.noted(made)
             if task.opened.completes(made):
-                task.opened.upload.finish()
+                upload.finish()
             return made
 
+        whole: list[BlockMade] = []
         try:
             lists = (tasks(file, numbers) for file, numbers in wanted)
             yield from self.work.run(in_turn(lists, self.work.threads), carried)
+            yield from whole
         finally:
             for current in opened.values():
                 current.upload.close()
@@ -174,6 +183,8 @@ class Mover:
     def _tasks(self, file: CopiedFile, opened: dict[str, _Open], moved: Moved) -> Iterator[_Task]:
         staged = self.staging.open(file.output)
         if staged.upload is None:
+            for number in self.evidence.doubts(file.path, staged.earlier):
+                raise self.evidence.damage(file.path, number, block_length(file.size, number))
             moved.files[file.path] = _digest(file, [*staged.earlier.values()])
             moved.taken_over += file.size
             self.work.counter.add(file.size)

@@ -103,8 +103,17 @@ def prepare(
     destination: str,
     options: ReplicationOptions = _OPTIONS,
     stores: StoreOptions = _STORES,
+    *,
+    by_parts: bool = False,
 ) -> CopyJob:
     """Decide what a copy reads and writes, and where; nothing is written yet.
+
+    Args:
+        checkpoint: opened; never written.
+        destination: path or URL of the replica.
+        options: how.
+        stores: how to reach object stores.
+        by_parts: whether several machines write it.
 
     Raises:
         FtckptError: see `copy`.
@@ -137,7 +146,7 @@ def prepare(
         notes=followed_links(source, names),
     )
     require_other(source, destination, stores)
-    staging = staging_at(source, destination, stores)
+    staging = staging_at(source, destination, stores, by_parts=by_parts)
     place = open_store(destination, stores)
     require_outside(place)
     if options.proof:  # without it nothing that a delta depends on is asked for
@@ -188,7 +197,7 @@ def copy(
         NoResourceError, DeniedError, UnavailableError: it could not be read or written.
     """
     began = time.monotonic()
-    job = prepare(checkpoint, destination, options, stores)
+    job = prepare(checkpoint, destination, options, stores, by_parts=bool(built))
     source, manifest, contents, staging = checkpoint.source, job.manifest, job.contents, job.staging
     names, sizes, report = job.names, job.sizes, job.report
     try:

@@ -17,11 +17,13 @@ from ftckpt.transfer.places import (
     place_of,
     require_apart,
     require_apart_from_all,
+    staging_name,
 )
 from ftckpt.transfer.staging import Staging
 from ftckpt.transfer.staging.local import LocalStaging
 from ftckpt.transfer.staging.object import ObjectStaging
 from ftckpt.transfer.staging.remote import RemoteStaging
+from ftckpt.transfer.staging.staged_object import StagedObject
 
 
 def destination_of(source: Source, destination: str) -> str:
@@ -34,13 +36,16 @@ def destination_of(source: Source, destination: str) -> str:
     return destination + name_of(place_of(source))
 
 
-def staging_at(source: Source, destination: str, stores: StoreOptions) -> Staging:
+def staging_at(
+    source: Source, destination: str, stores: StoreOptions, *, by_parts: bool = False
+) -> Staging:
     """Return the staging place of a replica.
 
     Args:
         source: what is copied; a replica of one file is one file.
         destination: its path or URL.
         stores: how to reach object stores.
+        by_parts: whether several machines write it: then others must read it before it is shown.
 
     Raises:
         RefusedError: the destination lies inside the source, or around it.
@@ -52,7 +57,11 @@ def staging_at(source: Source, destination: str, stores: StoreOptions) -> Stagin
         return LocalStaging(absolute(store), single=source.single)
     if not source.single:
         return RemoteStaging(store)
-    return ObjectStaging(open_store(around(destination), stores), name_of(destination))
+    beside, name = around(destination), name_of(destination)
+    if by_parts:
+        staged = open_store(beside + staging_name(name), stores)
+        return StagedObject(open_store(beside, stores), name, staged)
+    return ObjectStaging(open_store(beside, stores), name)
 
 
 def require_apart_from_bases(opened: Callable[[], Checkpoint], destination: Store) -> None:

@@ -2,13 +2,14 @@
 
 Locally all parts write into one staging directory, each its own blocks of files that have their
 full size from the beginning. In an object store each part writes whole files, with the receipt that
-any copy leaves of a file. The commit marker of the format and all that is visible are left to who
-finishes: `copy` with what the parts have made.
+any copy leaves of a file; of a file that is larger than a share it sends blocks, and the last part
+that has sent some joins them. The commit marker of the format and all that is visible are left to
+who finishes: `copy` with what the parts have made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ftckpt.checkpoint import Checkpoint
@@ -23,6 +24,9 @@ from ftckpt.workers import Division, Work
 from .carry_files import Moved, Mover
 from .contents import CopiedFile
 from .copy import CopyJob, evidence_of, origin_in
+
+Others = Callable[[str], "Sequence[BlockMade] | None"]
+"""(path) -> the blocks of a file that other parts have sent; None if one of them has not ended."""
 
 Takes = Callable[[str, int, int], bool]
 """(path, offset, length) -> whether these bytes are of this part."""
@@ -50,6 +54,8 @@ def copy_share(
     takes: Takes,
     work: Work,
     *,
+    share: int,
+    others: Others,
     known: Division | None = None,
     needed: Callable[[], bool] = lambda: True,
     keep: Callable[[CopiedShare], None] = lambda share: None,
@@ -62,6 +68,8 @@ def copy_share(
         part: which, in a word.
         takes: says what is the part's.
         work: how.
+        share: bytes that a part has, roughly.
+        others: knows what other parts have sent of files that are cut.
         known: does its share of the checks that are made beforehand.
         needed: asked when no other process can do the same part: whether there is something to do.
         keep: told of what was copied, while no other process can do the same part.
@@ -85,19 +93,42 @@ def copy_share(
             mover = Mover(staging, origin_in(source), evidence, work)
             files = [f for f in (*contents.beside, *contents.files) if f.path != contents.marker]
             work.counter.start("copying", None)
-            if staging.parts_of_files():
-                wanted = [(f, n) for f in files if (n := _numbers(f, takes)) is not None]
-                blocks = list(mover.share(wanted))
-            else:
-                blocks = _whole_files(mover, [f for f in files if takes(f.path, 0, f.size)])
+            cut = [f for f in files if staging.cuts(f.size, share)]
+            whole = [f for f in files if not staging.cuts(f.size, share)]
+            wanted = [(f, n) for f in cut if (n := _numbers(f, takes)) is not None]
+            blocks = [
+                *mover.share(wanted),
+                *_whole_files(mover, [f for f in whole if takes(f.path, 0, f.size)]),
+            ]
+            cut = [f for f, _ in wanted]
+            _join(mover, job.plan, cut, blocks, built, others)
         require_unchanged(source, job.names)
         sizes = job.sizes
         nbytes = sum(block_length(sizes[made.file], made.number) for made in blocks)
-        share = CopiedShare(tuple(blocks), built, nbytes)
-        keep(share)
-        return share
+        copied = CopiedShare(tuple(blocks), built, nbytes)
+        keep(copied)
+        # Two that end at once have not seen each other's records before.
+        _join(mover, job.plan, cut, blocks, built, others)
+        return copied
     finally:
         staging.close()
+
+
+def _join(
+    mover: Mover,
+    plan: str,
+    cut: Sequence[CopiedFile],
+    own: Sequence[BlockMade],
+    built: str,
+    others: Others,
+) -> None:
+    """Make files whole of which this part has sent the last block."""
+    staging = mover.staging
+    for file in cut if staging.joins else ():
+        rest = None if staging.is_whole(plan, file.path) else others(file.path)
+        if rest is not None:
+            staging.believe([*(made for made in own if made.file == file.path), *rest], built)
+            mover.move([file], Moved())
 
 
 def prove_share(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from ftckpt.errors import ExistsError, FtckptError, NotFoundError, TruncatedError
 
 from .keys import children_of, safe_key
-from .store import Entry, EntryKind, Reader, Store, Traits, Upload, Usage
+from .store import Entry, EntryKind, JointUpload, Reader, Store, Traits, Unfinished, Upload, Usage
 
 if TYPE_CHECKING:
     from ftckpt.extents import Extent
@@ -22,12 +22,19 @@ class _Object(NamedTuple):
     version: int
 
 
+class _Joint(NamedTuple):
+    key: str
+    began: float
+    parts: dict[int, bytes]  # by offset
+
+
 class _Space:
     """The keys of one `memory://name`, shared by every store that opens it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.objects: dict[str, _Object] = {}
+        self.uploads: dict[str, _Joint] = {}  # by name
         self.version = 0
 
 
@@ -97,6 +104,50 @@ class MemoryUpload(Upload):
         """Let go; nothing is kept."""
 
 
+class MemoryJointUpload(JointUpload):
+    """An object whose parts several stores of this process send."""
+
+    unit = 2  # more than one byte, so that a block comes as one part
+    resumes = False
+
+    def __init__(self, store: MemoryStore, path: str, name: str, marks: Mapping[int, str]) -> None:
+        self._store = store
+        self._path = path
+        self._name = name
+        self._marks = dict(marks)
+
+    def write(self, offset: int, view: memoryview) -> None:
+        """Send a part."""
+        data = bytes(view)
+        self._parts()[offset] = data
+        self._marks[offset] = _digest(data)
+
+    def mark(self, offset: int) -> str:
+        """Return a digest of a part."""
+        return self._marks[offset]
+
+    def kept(self) -> Collection[int] | None:
+        """Compare what is known of the parts with those that are there."""
+        try:
+            there = {at: _digest(data) for at, data in self._parts().items()}
+        except NotFoundError:
+            return None
+        self._marks = {at: mark for at, mark in self._marks.items() if there.get(at) == mark}
+        return self._marks.keys()
+
+    def finish(self, size: int | None = None) -> None:
+        """Make it visible."""
+        parts = self._parts()
+        self._store.put(self._path, b"".join(parts[at] for at in sorted(self._marks)))
+        self._store.abort([Unfinished(self._path, self._name, 0.0)])
+
+    def close(self) -> None:
+        """Let go; others may go on with it."""
+
+    def _parts(self) -> dict[int, bytes]:
+        return self._store.parts_of(self._path, self._name)
+
+
 class MemoryStore(Store):
     """The keys below one `memory://name/prefix` of this process."""
 
@@ -107,7 +158,9 @@ class MemoryStore(Store):
         self._bytes_read = 0
         with _spaces_lock:
             self._space = _spaces.setdefault(name, _Space())
-        self.traits = Traits(local=False, conditional_put=True, gap=0, parallel=1)
+        self.traits = Traits(
+            local=False, conditional_put=True, gap=0, parallel=1, joint_uploads=True
+        )
 
     def __reduce__(self) -> str | tuple[object, ...]:
         """Refuse to be pickled: another process has other memory."""
@@ -184,6 +237,51 @@ class MemoryStore(Store):
         """Begin an object of `size` bytes; it is invisible until it is finished."""
         return MemoryUpload(self, path, size)
 
+    def begin_joint_upload(self, path: str) -> str:
+        """Begin an object to which several stores send parts."""
+        with self._space.lock:
+            self._space.version += 1
+            name = str(self._space.version)
+            self._space.uploads[name] = _Joint(self._key(path), time.time(), {})
+        return name
+
+    def join_upload(
+        self, path: str, size: int, upload: str, marks: Mapping[int, str]
+    ) -> MemoryJointUpload:
+        """Go on with an upload that was begun here."""
+        return MemoryJointUpload(self, path, upload, marks)
+
+    def parts_of(self, path: str, upload: str) -> dict[int, bytes]:
+        """Return the parts of a joint upload, by offset.
+
+        Raises:
+            NotFoundError: it is gone.
+        """
+        with self._space.lock:
+            found = self._space.uploads.get(upload)
+        if found is None:
+            raise NotFoundError(f"no such upload to {self.describe(path)}", file=path)
+        return found.parts
+
+    def unfinished(self, path: str = "") -> list[Unfinished]:
+        """Return the unfinished joint uploads below `path`, sorted."""
+        key = self._key(path)
+        skip = len(key) + 1 if key else 0
+        prefix = f"{path}/" if path else ""
+        with self._space.lock:
+            return sorted(
+                Unfinished(prefix + one.key[skip:], name, one.began)
+                for name, one in self._space.uploads.items()
+                if _below(one.key, key)
+            )
+
+    def abort(self, uploads: Sequence[Unfinished]) -> list[FtckptError | None]:
+        """Forget joint uploads."""
+        with self._space.lock:
+            for upload in uploads:
+                self._space.uploads.pop(upload.id, None)
+        return [None] * len(uploads)
+
     def duplicate(self, entry: Entry, copy: str) -> None:
         """Store the content of one key under another."""
         self.require_still(entry)
@@ -206,6 +304,13 @@ class MemoryStore(Store):
     def _store(self, key: str, data: bytes) -> None:
         self._space.version += 1
         self._space.objects[key] = _Object(bytes(data), time.time(), self._space.version)
+
+
+def _digest(data: bytes) -> str:
+    import xxhash
+
+    digest: str = xxhash.xxh3_128_hexdigest(data)
+    return digest
 
 
 def _below(key: str, prefix: str) -> bool:

@@ -19,7 +19,7 @@ Guarantees of every store (`tests/conformance/stores.py` tests each):
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
@@ -103,12 +103,14 @@ class Traits(NamedTuple):
         conditional_put: `create` holds against a race. None: not probed yet.
         gap: reads of ranges closer than this many bytes are better done as one.
         parallel: useful number of concurrent reads.
+        joint_uploads: whether several machines can send parts of one object (`Store.join_upload`).
     """
 
     local: bool
     conditional_put: bool | None
     gap: int
     parallel: int
+    joint_uploads: bool = False
 
 
 class Usage(NamedTuple):
@@ -188,6 +190,25 @@ class Upload(ABC):
     @abstractmethod
     def close(self) -> None:
         """Let go without finishing; the store keeps it for a resume, or sweeps it away."""
+
+
+class JointUpload(Upload):
+    """An upload to which several machines send parts; nothing is visible until one finishes it.
+
+    Letting it go does not end it.
+    """
+
+    @abstractmethod
+    def mark(self, offset: int) -> str:
+        """Return what the store says of the part that was sent at an offset, in one line."""
+
+    @abstractmethod
+    def kept(self) -> Collection[int] | None:
+        """Return the offsets of the known parts that the store still has; others are forgotten.
+
+        None where the upload is gone. Where it is gone because it was finished, and the object is
+        what the known parts make, all of them are kept.
+        """
 
 
 class Store(ABC):
@@ -283,6 +304,32 @@ class Store(ABC):
             NoResourceError: the store already knows that it has no room.
             DeniedError, UnavailableError: as `put`.
         """
+
+    def begin_joint_upload(self, path: str) -> str:
+        """Begin an object to which several machines send parts; return the upload's name.
+
+        Raises:
+            UnsupportedError: the store has no such uploads (`Traits.joint_uploads`).
+            DeniedError, UnavailableError: as `put`.
+        """
+        raise UnsupportedError(f"{self.url} takes an object from one machine alone")
+
+    def join_upload(
+        self, path: str, size: int, upload: str, marks: Mapping[int, str]
+    ) -> JointUpload:
+        """Go on with an upload that was begun anywhere.
+
+        Args:
+            path: of the object.
+            size: of the whole object.
+            upload: its name.
+            marks: of parts that others have sent, by offset.
+
+        Raises:
+            UnsupportedError: the store has no such uploads.
+            RefusedError: a mark is none.
+        """
+        raise UnsupportedError(f"{self.url} takes an object from one machine alone")
 
     def require_still(self, entry: Entry) -> None:
         """Check that a listed object is unchanged.

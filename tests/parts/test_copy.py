@@ -92,8 +92,11 @@ def test_bytes_and_answer_are_those_of_one_machine(
 
 def test_one_file_by_parts(tmp_path: Path) -> None:
     """Each part writes its own blocks of it."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
     source = tmp_path / "model.safetensors"
-    shutil.copy(DATA / "dcp/hsdp/step-3.safetensors", source)
+    save_file({"w": np.arange(6_000, dtype="<i4")}, source)
     target = tmp_path / "b" / "model.safetensors"
     ends = [part(source, target, number) for number in range(PARTS)]
     assert ends == [ExitCode.OK] * PARTS
@@ -119,10 +122,16 @@ def test_what_changes_after_its_proof_is_proven_again(
 
 def test_parts_that_write_one_file_are_known() -> None:
     """Who proves it before they have ended does it in vain: its mark changes."""
-    job: Any = SimpleNamespace(sizes={"a": 100_000, "b": 900_000, "c": 0})
-    assert _spans(job, 2) == {range(2)}
-    assert _spans(job, 1) == set()
-    assert _spans(job, 10) == {range(1, 10)}
+
+    def spans(of: int, cuts: Callable[[int, int], bool]) -> dict[str, range]:
+        sizes = {"a": 100_000, "b": 900_000, "c": 0}
+        job: Any = SimpleNamespace(sizes=sizes, staging=SimpleNamespace(cuts=cuts))
+        return _spans(job, of)
+
+    assert spans(2, lambda size, share: True) == {"b": range(2)}
+    assert spans(1, lambda size, share: True) == {}
+    assert spans(10, lambda size, share: True) == {"b": range(1, 10)}
+    assert spans(10, lambda size, share: False) == {}
 
 
 def test_a_proof_of_an_earlier_copy_proves_nothing(source: Path, target: Path) -> None:

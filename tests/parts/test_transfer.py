@@ -15,6 +15,7 @@ import pytest
 from ftckpt.errors import ExitCode
 from ftckpt.parts import proofs
 from ftckpt.parts.division import FromRecords
+from ftckpt.storage import open_store
 from tests.builders.checkpoints import flip
 from tests.campaign import examples
 from tests.commands.golden import DATA
@@ -191,9 +192,18 @@ def test_to_an_object_store(source: Path, tmp_path: Path) -> None:
     assert objects(url) == files(tmp_path / "alone")
 
 
-def test_one_object_is_not_divided(source: Path) -> None:
+def test_one_object_is_proven_by_parts(source: Path, tmp_path: Path) -> None:
+    """One part writes it; the check before and the proof are divided."""
+    line = ("convert", "--to", "torchsave")
     url = f"memory://converted-{next(_numbers)}/b/made.pt"
-    assert part(("convert", "--to", "torchsave"), source, url, 0) is ExitCode.UNSUPPORTED
+    for number in (0, 1, 2, 0, 1):
+        assert part(line, source, url, number) is ExitCode.OK
+        assert answer("verify", url)[0].code is ExitCode.NOT_FOUND
+    assert part(line, source, url, None) is ExitCode.OK
+    alone = tmp_path / "made.pt"
+    assert answer(*words(line, source, alone))[0].code is ExitCode.OK
+    parent, _, name = url.rpartition("/")
+    assert open_store(parent).read(name) == alone.read_bytes()
 
 
 def test_restart_would_forget_others(source: Path, target: Path) -> None:
@@ -238,7 +248,11 @@ def test_parts_are_of_one_adapter(tmp_path: Path) -> None:
 def test_an_indexed_job_converts_for_a_bucket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A store that Megatron-Core wrote, by the pods of two Jobs, one after the other."""
+    """A store that Megatron-Core wrote, by the pods of two Jobs, one after the other.
+
+    Pods are killed, and started again with the same index.
+    """
+    monkeypatch.setattr(proofs, "SILENT", 0.0)
     for name in list(os.environ):
         if name.startswith(("SLURM_", "OMPI_", "PMI_", "JOB_")) or name in ("RANK", "WORLD_SIZE"):
             monkeypatch.delenv(name)
@@ -252,7 +266,12 @@ def test_an_indexed_job_converts_for_a_bucket(
     for line in (("convert", source, made, *flags), ("copy", made, url)):
         for index in (1, 2, 0):
             monkeypatch.setenv("JOB_COMPLETION_INDEX", str(index))
-            result, _ = answer(*line, "--part", f"auto/{PARTS}", "--finish-last")
+            pod = (*line, "--part", f"auto/{PARTS}", "--finish-last")
+            if line[0] == "convert":  # the memory of a killed process is no bucket
+                for point in (5, 25):
+                    assert run_until(lambda pod=pod: answer(*pod), point) == KILLED  # type: ignore[misc]
+                    assert not made.exists()
+            result, _ = answer(*pod)
             assert result.code is ExitCode.OK
     assert files(made) == files(alone)
     assert len(files(alone)) > PARTS

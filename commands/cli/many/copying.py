@@ -21,6 +21,7 @@ from ftckpt.parts.shares import ByteRow, Shares
 from ftckpt.replication.copy import CopyJob, CopyReport, copy, prepare
 from ftckpt.replication.share import CopiedShare, copy_share, prove_share
 from ftckpt.transfer.staging.marks import marks_of
+from ftckpt.transfer.write.blocks import BlockMade
 
 from . import ManyOptions
 from .run import (
@@ -69,7 +70,9 @@ class DividedCopy:
                 "--restart would forget what other parts have copied",
                 hint="remove the records and the staging place of the parts instead",
             )
-        job = prepare(self.checkpoint, self.destination, self.options, self.invocation.stores)
+        job = prepare(
+            self.checkpoint, self.destination, self.options, self.invocation.stores, by_parts=True
+        )
         place = self._place(job, many.parts)
         if many.cluster:
             from .cluster import on_cluster
@@ -133,8 +136,21 @@ class DividedCopy:
             copy_share(
                 self.checkpoint, job, f"{part.number}-{part.of}",
                 lambda path, at, n: row.part(path, at, n, part.of) == part.number,
-                replace(self.options.work, counter=beating), known=own, needed=needed, keep=kept,
+                replace(self.options.work, counter=beating), share=_share(job, part.of),
+                others=others, known=own, needed=needed, keep=kept,
             )  # fmt: skip
+
+        def others(path: str) -> list[BlockMade] | None:
+            numbers = set(_spans(job, part.of).get(path, ())) - {part.number}
+            if numbers & set(Neighbours(place, part).unwritten()):
+                return None
+            found: list[BlockMade] = []
+            for number in sorted(numbers):
+                record = place.find(WorkPart(number, part.of), f".{WRITE}")
+                if record is None:
+                    return None
+                found += (made for made in blocks_of(record) if made.file == path)
+            return found
 
         return write_once(place, part, write)
 
@@ -143,16 +159,20 @@ class DividedCopy:
     ) -> None:
         work = replace(self.options.work, counter=beating)
         of = neighbours.part.of
-        spans = _spans(job, of) if job.staging.parts_of_files() else set()
+        spans, staging = _spans(job, of), job.staging
+        absent: set[int] = set()
         pause, most = POLL
         while True:
-            other, wait = neighbours.next()
-            if other is not None and any(
-                any(other.number in span and number in span for span in spans)
-                and neighbours.lives(number)
-                for number in neighbours.unwritten()
+            other, wait = neighbours.next(absent)
+            cut = {} if other is None else {p: s for p, s in spans.items() if other.number in s}
+            if any(
+                any(number in span for span in cut.values()) and neighbours.lives(number)
+                for number in (neighbours.unwritten() if cut else ())
             ):
                 other, wait = None, True  # what is proven now would be read again at the end
+            elif other is not None and not all(staging.is_whole(job.plan, path) for path in cut):
+                absent.add(other.number)  # nobody can read it before all of it is there
+                continue
             if other is not None:
                 self._prove(job, place, other, replace(work, counter=beating))
                 pause, _ = POLL
@@ -222,15 +242,20 @@ def _results(
     return known
 
 
-def _spans(job: CopyJob, of: int) -> set[range]:
+def _share(job: CopyJob, of: int) -> int:
+    """Return the bytes of a part, roughly."""
+    return -(-sum(job.sizes.values()) // of)
+
+
+def _spans(job: CopyJob, of: int) -> dict[str, range]:
     """Return the parts that write blocks of one file, for each file that several write."""
-    row = ByteRow.of(job.sizes.items())
-    found: set[range] = set()
+    row, share = ByteRow.of(job.sizes.items()), _share(job, of)
+    found: dict[str, range] = {}
     for path, size in job.sizes.items():
-        if size:
+        if size and job.staging.cuts(size, share):
             last = block_length(size, block_count(size) - 1)
             begin = row.part(path, 0, block_length(size, 0), of)
             end = row.part(path, size - last, last, of)
             if begin != end:
-                found.add(range(begin, end + 1))
+                found[path] = range(begin, end + 1)
     return found

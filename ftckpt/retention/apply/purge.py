@@ -96,6 +96,8 @@ def purge_held(
     erased: list[Trashed] = []
     failed: dict[str, FtckptError] = {}
     freed = 0
+    # Whose an upload is, is known by the marker of its transfer, which may lie in what is erased.
+    notes = [note for root in roots if root.base in trashes for note in abort_own(root, now())]
     counter.start("purging", len(due), "entries")
     for thing in due:
         try:
@@ -106,15 +108,11 @@ def purge_held(
         except FtckptError as error:
             failed[thing.path] = error
         counter.add(1)
-    notes = [
+    notes += [
         note
         for root in roots
         if root.base in trashes
-        for note in (
-            *abort_own(root, now()),
-            *remove_leftovers(root, now()),
-            *remove_dead_plans(root, now()),
-        )
+        for note in (*remove_leftovers(root, now()), *remove_dead_plans(root, now()))
     ]
     purged = Purged(erased=tuple(erased), held=held, freed=freed, failed=failed, notes=tuple(notes))
     for root in roots:

@@ -14,7 +14,7 @@ from ftckpt.discovery.recognise import Listing, UnopenedPart, recognise
 from ftckpt.discovery.roots import Candidate, Child, Root
 from ftckpt.errors import CorruptError, IncompleteError, UnsafeError, UnsupportedError
 from ftckpt.manifest.thinned import thinned_from
-from ftckpt.own_files import MANIFEST, SUFFIX, TRANSFER, weights_of
+from ftckpt.own_files import MANIFEST, SUFFIX, TRANSFER, is_own, weights_of
 from ftckpt.retention.policy import GRACE
 from ftckpt.retention.policy.metrics import metric_of
 from ftckpt.retention.policy.times import time_of_files, time_of_listing
@@ -26,11 +26,13 @@ from ftckpt.storage.store import Entry, EntryKind
 from .contents import list_entry, sum_up
 from .entries import EntryClass, EntryContents, RootEntry, ScanDepth
 from .entry import ScannedEntry, ScanOptions
+from .uploads import announced_at
 
 # The weights of a checkpoint that stands whole wait for it to be thinned, or for gc to drop them.
 PENDING = "it holds the weights of "
 
 # Names by which trainers load a checkpoint.
+_TRANSFER = "a transfer to it is under way, or was killed"
 _NAMED = re.compile(r"(?:last|latest|best|final|release|initial)(?:[-_.].*)?")
 
 
@@ -109,6 +111,8 @@ class _Candidate:
         listing = self._listing()
         child = self._recognise(listing)
         if child is None:
+            if self._is_transfer_alone(listing):
+                return self._unfinished(_TRANSFER, None)
             return self._of_no_format()
         if whole is not None:
             return self._unfinished(f"{PENDING}{whole.path}, which stands", child)
@@ -122,8 +126,17 @@ class _Candidate:
         if torn:
             return self._torn(child, torn[0].recognition.reason, listing)
         if MANIFEST not in listing.files and _in_transfer(listing):
-            return self._unfinished("a transfer to it is under way, or was killed", child)
+            return self._unfinished(_TRANSFER, child)
         return self._committed(child, listing)
+
+    def _is_transfer_alone(self, listing: Listing) -> bool:
+        """Say whether all that lies there is of a transfer that has shown too little so far."""
+        if self.files is None or MANIFEST in listing.files or not _in_transfer(listing):
+            return False
+        theirs = announced_at(self.root.store, self.place.path)
+        start = len(self.place.path) + 1
+        inside = [entry.path[start:] for entry in self.files]
+        return all(is_own(name) or name in theirs for name in inside)
 
     def _of_no_format(self) -> ScannedEntry:
         """Classify what no format knows; on an object store a killed seal leaves a manifest."""

@@ -33,16 +33,39 @@ def own_uploads(store: Store, uploads: Sequence[Unfinished]) -> list[Unfinished]
     Raises:
         DeniedError, UnavailableError: a marker could not be read.
     """
-    markers: dict[str, frozenset[str]] = {}
+    return [upload for upload, _ in _owned(store, uploads)]
+
+
+def dead_uploads(root: Root, now: float) -> list[Unfinished]:
+    """Return ftckpt's own uploads of at least a day, to whose places nothing was added for a day.
+
+    Parts of one transfer may take days for it, and an upload shows when it was begun alone.
+
+    Raises:
+        UnsupportedError: the service cannot list them.
+        DeniedError, UnavailableError: they could not be listed.
+    """
+    newest: dict[str, float] = {}
     found = []
+    for upload, place in _owned(root.store, old_uploads(root, now)):
+        if place not in newest:
+            times = [entry.mtime or 0.0 for entry in root.store.walk(place)]
+            newest[place] = max(times, default=0.0)
+        if now - newest[place] >= GRACE:
+            found.append(upload)
+    return found
+
+
+def _owned(store: Store, uploads: Sequence[Unfinished]) -> Iterator[tuple[Unfinished, str]]:
+    """Yield those that a transfer of ftckpt has begun, each with the place of its marker."""
+    markers: dict[str, frozenset[str]] = {}
     for upload in uploads:
         for place in _above(upload.path):
             if place not in markers:
-                markers[place] = _announced(store, place)
+                markers[place] = announced_at(store, place)
             if upload.path[len(place) + 1 :] in markers[place]:
-                found.append(upload)
+                yield upload, place
                 break
-    return found
 
 
 def upload_notes(root: Root, now: float) -> Iterator[str]:
@@ -62,12 +85,12 @@ def upload_notes(root: Root, now: float) -> Iterator[str]:
 
 
 def abort_own(root: Root, now: float) -> Iterator[str]:
-    """Abort ftckpt's own uploads of at least a day; yield what was done.
+    """Abort ftckpt's own uploads that are dead; yield what was done.
 
     A transfer that is run again writes such a file anew, from its beginning.
     """
     try:
-        own = own_uploads(root.store, old_uploads(root, now))
+        own = dead_uploads(root, now)
     except FtckptError:
         return  # the next plan reports them again
     for upload, error in zip(own, root.store.abort(own), strict=True):
@@ -80,7 +103,12 @@ def _above(path: str) -> Iterator[str]:
         yield path
 
 
-def _announced(store: Store, place: str) -> frozenset[str]:
+def announced_at(store: Store, place: str) -> frozenset[str]:
+    """Return what the marker of a transfer in a place says that it writes there; none without one.
+
+    Raises:
+        DeniedError, UnavailableError: it could not be read.
+    """
     from ftckpt.transfer.write.journal import read_announced
 
     path = f"{place}/{TRANSFER}"

@@ -18,6 +18,7 @@ from .copy import copy_object
 from .delete import Doomed, delete_objects, honours_conditions, still_there
 from .errors import archived
 from .hidden import abort_uploads, list_unfinished, list_versions
+from .joint_upload import S3JointUpload
 from .object import S3Object
 from .read import S3Reader, Version, head_object, read_bytes
 from .upload import S3Upload
@@ -50,7 +51,9 @@ class S3Store(Store):
         self._bucket = bucket
         self._prefix = prefix.rstrip("/")
         self.client = S3Client(options)
-        self.traits = Traits(local=False, conditional_put=None, gap=1 << 20, parallel=PARALLEL)
+        self.traits = Traits(
+            local=False, conditional_put=None, gap=1 << 20, parallel=PARALLEL, joint_uploads=True
+        )
         # Keys that a listing of this store showed; opening them needs no request of its own.
         self._seen: dict[str, bool] = {}
         self._conditional_delete: bool | None = None
@@ -144,6 +147,21 @@ class S3Store(Store):
     def upload(self, path: str, size: int) -> S3Upload:
         """Begin an object in parts; it is invisible until it is finished."""
         return S3Upload(self.client, self.at(path), size)
+
+    def begin_joint_upload(self, path: str) -> str:
+        """Begin a multipart upload, and return its id."""
+        at = self.at(path)
+        begun = self.client.call(
+            "create_multipart_upload", url=at.url, file=at.path, doing="write",
+            Bucket=at.bucket, Key=at.key,
+        )  # fmt: skip
+        return str(self.client.run(begun)["UploadId"])
+
+    def join_upload(
+        self, path: str, size: int, upload: str, marks: Mapping[int, str]
+    ) -> S3JointUpload:
+        """Go on with a multipart upload that was begun anywhere."""
+        return S3JointUpload(self.client, self.at(path), size, upload, marks)
 
     def duplicate(self, entry: Entry, copy: str) -> None:
         """Let the service copy one key to another; the copy is visible when it is whole."""

@@ -23,7 +23,9 @@ _MOST_PARTS = 10_000
 _ONE_PUT = 8 << 20  # up to this size one PUT at the end costs less than an upload's requests
 
 
-class _Part(NamedTuple):
+class SentPart(NamedTuple):
+    """A part as the service has taken it."""
+
     etag: str
     md5: bytes | None  # of the sent bytes, if the service does not check digests
 
@@ -49,7 +51,7 @@ class S3Upload(Upload):
         self._id = ""
         self._closed = False
         self._whole: bytes | None = b"" if size <= _ONE_PUT else None
-        self._parts: dict[int, _Part] = {}
+        self._parts: dict[int, SentPart] = {}
         if -(-size // self.unit) > _MOST_PARTS:
             raise UnsupportedError(
                 f"{at.url} would need {-(-size // self.unit)} parts and the service takes "
@@ -71,7 +73,7 @@ class S3Upload(Upload):
             part["ContentMD5"] = base64.b64encode(md5).decode()
         answer = self._call("upload_part", "write", Body=view, **part)
         with self._lock:
-            self._parts[number] = _Part(str(answer["ETag"]), md5)
+            self._parts[number] = SentPart(str(answer["ETag"]), md5)
 
     def finish(self, size: int | None = None) -> None:
         """Join the parts and compare size and ETag of the stored object."""
@@ -94,7 +96,7 @@ class S3Upload(Upload):
         self._require_stored([part for _, part in parts])
         self._id = ""
 
-    def _require_stored(self, parts: Sequence[_Part]) -> None:
+    def _require_stored(self, parts: Sequence[SentPart]) -> None:
         head = self._call("head_object", "look up")
         if head["ContentLength"] != self._size or differs(head, _etag_of(parts)):
             raise UnavailableError(
@@ -142,7 +144,7 @@ class S3Upload(Upload):
         )
 
 
-def _etag_of(parts: Sequence[_Part]) -> str:
+def _etag_of(parts: Sequence[SentPart]) -> str:
     """Return the ETag of several parts by the service's own rule; "" if its rule differs.
 
     It is the MD5 of their MD5s, and their number. Without our own MD5s it shows that the service

@@ -87,10 +87,13 @@ class Staging(ABC):
     Attributes:
         shows_before_proof: whether nobody can read the result back before it is visible.
         by_processes: whether a copy of this process may `open` its files too, and `add` to them.
+        joins: whether a file whose blocks several parts have written must be joined by one of them,
+            before it can be read.
     """
 
     shows_before_proof = False
     by_processes = False
+    joins = False
 
     @abstractmethod
     def begin(self, plan: str, files: Mapping[str, int], *, restart: bool) -> bool:
@@ -148,9 +151,31 @@ class Staging(ABC):
         """
         raise UnsupportedError("one object is written by one machine")
 
-    def parts_of_files(self) -> bool:
-        """Say whether parts may write blocks of one file; else each file is of one part."""
+    def cuts(self, size: int, share: int) -> bool:
+        """Say whether parts write blocks of one file; else it is of one part.
+
+        Args:
+            size: of the file.
+            share: bytes that each part has, roughly.
+        """
         return False
+
+    def open_cut(self, file: OutputFile) -> StagedFile:
+        """Begin or go on with a file of which other parts write blocks too; from any thread.
+
+        Returns:
+            What takes its bytes; None and all blocks where the file is whole already.
+        """
+        return self.open(file)
+
+    def is_whole(self, plan: str, path: str) -> bool:
+        """Say whether a file that parts have cut can be read now; also before `join`.
+
+        Args:
+            plan: fingerprint of the transfer.
+            path: of the file.
+        """
+        return True
 
     def require_room(self, nbytes: int) -> None:  # noqa: B027 - where nobody knows it, none fails
         """Refuse early what is known not to fit.

@@ -145,7 +145,7 @@ class LocalStaging(Staging):
             raise translate(error, self._path, "write") from error
         return called
 
-    def parts_of_files(self) -> bool:
+    def cuts(self, size: int, share: int) -> bool:
         """Say yes: files have their full size from the beginning, and blocks their own places."""
         return True
 

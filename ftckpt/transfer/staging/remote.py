@@ -2,18 +2,25 @@
 
     DST/.ftckpt/transfer.json        which transfer is under way; readers answer "incomplete" (5)
     DST/.ftckpt/transfer/<hash>      one small object a finished file: its block digests
+    DST/.ftckpt/transfer/<hash>.upload   of a file that parts write together: its upload's name
     DST/…                            the files; then the format's own index; then the manifest
 
 The manifest is the last PUT and the act that makes it visible; what is under `.ftckpt/` is removed
 afterwards. Two runs of one transfer at once write the same bytes under the same keys.
+
+A file that is larger than a part's share is one upload, whose name the first part publishes. Each
+part sends blocks and keeps in its record what the store said of them. Who sees that all are there
+joins them; what the store does not have as a record says is sent again by who finishes.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from ftckpt.digests.blocks import block_count
 from ftckpt.errors import ExistsError, NotFoundError, RefusedError
+from ftckpt.extents import BLOCK
 from ftckpt.manifest.locate import read
 from ftckpt.manifest.parse import parse_manifest
 from ftckpt.own_files import FOLDER, MANIFEST, TRANSFER
@@ -36,6 +43,17 @@ from ftckpt.transfer.write.journal import (
 )
 from ftckpt.workers.threads import run
 
+from .joint import (
+    SENT,
+    UPLOAD,
+    NotedUpload,
+    PublishedUploads,
+    digest_of,
+    ended,
+    is_sent_to,
+    mark_of,
+)
+
 _RECEIPTS = f"{FOLDER}/transfer"
 
 
@@ -46,6 +64,8 @@ class RemoteStaging(Staging):
         store: opened at the destination.
     """
 
+    joins = True
+
     def __init__(self, store: Store) -> None:
         self._store = store
         self._plan = ""
@@ -53,10 +73,15 @@ class RemoteStaging(Staging):
         self._joined = False
         self._entries: dict[str, Entry] = {}
         self._made: dict[str, str | None] = {}
+        self._files: Mapping[str, int] = {}
+        self._uploads = PublishedUploads(store, self._receipt)
+        self._sent: dict[str, dict[int, BlockMade]] = {}  # by parts, by file and number
+        self._kept: dict[str, set[int]] = {}
 
     def begin(self, plan: str, files: Mapping[str, int], *, restart: bool) -> bool:
         """Put the marker, or find our own; see `Staging.begin`."""
-        self._plan = plan
+        self._plan, self._files = plan, files
+        self._uploads.plan = plan
         marker = header(plan) + announced(files)
         try:
             self._entries = {e.path: e for e in self._store.walk("")}
@@ -104,6 +129,32 @@ class RemoteStaging(Staging):
             raise self._exists()
         return plan  # receipts say of each object whether it is still the same
 
+    def cuts(self, size: int, share: int) -> bool:
+        """Say yes of a file that alone is more than a share, where the store can join parts."""
+        return self._store.traits.joint_uploads and size > share and block_count(size) > 1
+
+    def believe(self, blocks: Iterable[BlockMade], built: str) -> None:
+        """Take in what parts have sent; what the store has of it is not sent again."""
+        for made in blocks:
+            if made.note.startswith(SENT):
+                self._sent.setdefault(made.file, {})[made.number] = made
+
+    def open_cut(self, file: OutputFile) -> StagedFile:
+        """Join the upload of a file, unless it is whole."""
+        blocks = self._whole(self._plan, file.path)
+        if blocks is not None:
+            return StagedFile(None, {made.number: made for made in blocks})
+        name = self._uploads.name(file.path)
+        upload = self._store.join_upload(file.path, file.size, name, {})
+        if upload.kept() is None:  # aborted, or finished by a run that died before it said so
+            name = self._uploads.name(file.path, instead_of=name)
+            upload = self._store.join_upload(file.path, file.size, name, {})
+        return StagedFile(NotedUpload(upload, name, self._store), {})
+
+    def is_whole(self, plan: str, path: str) -> bool:
+        """Say whether a receipt stands of the very object that stands there."""
+        return self._whole(plan, path) is not None
+
     def open(self, file: OutputFile, *, at_most: bool = False) -> StagedFile:
         """Begin an upload, unless a receipt says that the very object is there."""
         self._touched = True
@@ -114,18 +165,17 @@ class RemoteStaging(Staging):
             try:
                 data = self._store.read(receipt)
             except NotFoundError as error:
-                raise RefusedError(
-                    f"another run to {self._store.url} has ended meanwhile",
-                    hint="run this again: it finds what is there",
-                ) from error
-            if entry.etag is not None and self._is_receipt(data, entry.etag):
+                raise ended(self._store) from error
+            if entry.etag is not None and self._is_receipt(data, entry.etag, self._plan):
                 self._made[file.path] = entry.etag
                 return StagedFile(None, {made.number: made for made in read_blocks(data)})
+        if file.path in self._sent:
+            return self._go_on(file)
         return StagedFile(self._store.upload(file.path, file.size), {})
 
     def holds(self, file: OutputFile, made: BlockMade) -> bool:
-        """Say no: only whole files are taken over here."""
-        return False
+        """Say whether it is a block that a part has sent, and that the store still has."""
+        return made.number in self._kept.get(file.path, ())
 
     def add(self, made: BlockMade) -> None:
         """Do nothing: a part of an unfinished upload cannot be found again."""
@@ -206,16 +256,43 @@ class RemoteStaging(Staging):
             data = self._store.read(self._receipt(path))
         except NotFoundError:
             return False
-        return etag is not None and self._is_receipt(data, etag)
+        return etag is not None and self._is_receipt(data, etag, self._plan)
 
-    def _is_receipt(self, data: bytes, etag: str | None) -> bool:
-        if read_plan(data) != self._plan:
+    def _is_receipt(self, data: bytes, etag: str, plan: str) -> bool:
+        if read_plan(data) != plan:
             return False
         return bool(decode(data.partition(b"\n")[0]).get("etag") == etag)
+
+    def _whole(self, plan: str, path: str) -> Sequence[BlockMade] | None:
+        """Return the blocks of a file as its receipt has them, if it is of the object now there."""
+        try:
+            data = self._store.read(self._receipt(path))
+            etag = self._store.stat(path).etag
+        except NotFoundError:
+            return None
+        if etag is None or not self._is_receipt(data, etag, plan):
+            return None
+        return [*read_blocks(data)]
+
+    def _go_on(self, file: OutputFile) -> StagedFile:
+        """Go on with a file of which parts have sent blocks: with those that the store has."""
+        path, size, sent = file.path, file.size, self._sent[file.path]
+        name = self._uploads.name(path)
+        mine = {number: made for number, made in sent.items() if is_sent_to(name, made)}
+        marks = {number * BLOCK: mark_of(made) for number, made in mine.items()}
+        upload = self._store.join_upload(path, size, name, marks)
+        kept = upload.kept()
+        if kept is None:
+            name = self._uploads.name(path, instead_of=name)
+            upload, kept = self._store.join_upload(path, size, name, {}), ()
+        self._kept[path] = {offset // BLOCK for offset in kept}
+        return StagedFile(upload, {number: mine[number] for number in self._kept[path]})
 
     def _sweep(self) -> None:
         """Remove receipts, then the marker; a failure leaves a checkpoint that is whole."""
         receipts = [k for k in self._entries if k.startswith(f"{_RECEIPTS}/")]
+        if any(key.endswith(UPLOAD) for key in receipts):
+            self._uploads.abort(self._files)
         if not any(self._store.delete(receipts).values()):
             self._store.delete([TRANSFER])
 
@@ -233,6 +310,8 @@ class RemoteStaging(Staging):
                 hint="remove what is under this prefix by hand, or choose another",
             ) from error
         rest = [k for k in self._entries if k in theirs or k.startswith(f"{_RECEIPTS}/")]
+        if any(key.endswith(UPLOAD) for key in rest):
+            self._uploads.abort(theirs)
         for keys in (rest, [TRANSFER]):
             for outcome in self._store.delete(keys).values():
                 if outcome is not None:
@@ -240,9 +319,7 @@ class RemoteStaging(Staging):
         self._entries = {}
 
     def _receipt(self, path: str) -> str:
-        import xxhash
-
-        return f"{_RECEIPTS}/{xxhash.xxh3_128_hexdigest(path.encode())}"
+        return f"{_RECEIPTS}/{digest_of(path)}"
 
     def _exists(self) -> ExistsError:
         return ExistsError(

@@ -17,9 +17,9 @@ from ftckpt.own_files import SUFFIX, TRANSFER
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Entry, Store
 from ftckpt.transfer.places import staging_name
-from ftckpt.transfer.staging import Staging
 from ftckpt.transfer.write.journal import read_blocks, read_plan
 
+from .joint import UPLOAD
 from .object import claim, require_free
 from .remote import RemoteStaging
 
@@ -58,10 +58,6 @@ class StagedObject(RemoteStaging):
             return True
         return super().begin(plan, files, restart=restart)
 
-    def join(self, plan: str, files: Mapping[str, int], part: str) -> str:
-        """Refuse: one object is written by one machine."""
-        return Staging.join(self, plan, files, part)
-
     def source(self, commit: Mapping[str, bytes]) -> Source:
         """Return the object as it was built."""
         self._built = self._store.stat(self._name)
@@ -98,5 +94,9 @@ class StagedObject(RemoteStaging):
         The receipt and the marker stay as long as the bytes do, so that the next run, which knows
         by them that it has finished, tries again.
         """
+        receipt = self._receipt(self._name)
+        if receipt + UPLOAD in self._entries:
+            self._uploads.abort([self._name])
         if self._store.delete([self._name])[self._name] is None:
-            self._store.delete([self._receipt(self._name), TRANSFER])
+            self._store.delete([receipt, receipt + UPLOAD])
+            self._store.delete([TRANSFER])

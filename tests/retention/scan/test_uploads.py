@@ -10,7 +10,13 @@ import pytest
 
 from ftckpt.discovery.roots import Root
 from ftckpt.errors import DeniedError, UnavailableError
-from ftckpt.retention.scan.uploads import abort_own, old_uploads, own_uploads, upload_notes
+from ftckpt.retention.scan.uploads import (
+    abort_own,
+    dead_uploads,
+    old_uploads,
+    own_uploads,
+    upload_notes,
+)
 from ftckpt.storage import open_store
 from ftckpt.storage.s3.store import S3Store
 from ftckpt.transfer.staging.remote import RemoteStaging
@@ -56,6 +62,20 @@ def test_only_old_ones_and_ours_are_aborted(root: Root) -> None:
     (done,) = abort_own(root, later)
     assert done.endswith("step-3/weights/shard-1 was aborted")
     assert paths(old_uploads(root, later)) == ["step-3/weights/other", "theirs/file"]
+
+
+def test_those_of_a_transfer_that_gets_on_stay(root: Root) -> None:
+    """Parts of one take days for a file, and other files of it grow meanwhile."""
+    later = time.time() + 2 * DAY
+    (own,) = dead_uploads(root, later)
+    real = S3Store.walk
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            S3Store, "walk", lambda s, p: [e._replace(mtime=later - 60) for e in real(s, p)]
+        )
+        assert dead_uploads(root, later) == []
+        assert list(abort_own(root, later)) == []
+    assert dead_uploads(root, later) == [own]
 
 
 def test_they_are_in_the_notes_of_a_plan(root: Root) -> None:
