@@ -485,6 +485,7 @@ _WARNINGS = {
         "{} tensors that may be parameters are not finite",
     ),
     "stale-shard": ("1 shard of an earlier save", "{} shards of an earlier save"),
+    "renamed-file": ("1 file bears another's name", "{} files bear others' names"),
     "pointer-disagrees": ("1 pointer to another step", "{} pointers to another step"),
     "count-unknown": ("1 number of files is not recorded", "{} numbers of files are not recorded"),
     "state-unknown": (
