@@ -298,3 +298,18 @@ def test_shards_without_their_index_never_pass(make: Make, tmp_path: Path) -> No
             file.unlink()
         if any(place.iterdir()):
             assert findings(place)[0] in (ExitCode.INCOMPLETE, ExitCode.CORRUPT)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [(b"", "is empty"), (b"\0" * 60, "nothing but zeros"), (b'{"a": 1', "is not JSON")],
+)
+def test_a_configuration_that_a_crash_left(content: bytes, why: str, tmp_path: Path) -> None:
+    """No reader of ftckpt needs a Trainer's `config.json`; transformers does."""
+    place = data("trainer_dirs/trainer")(tmp_path)
+    (place / "config.json").write_bytes(content)
+    report = verify(open_checkpoint(place), VerifyOptions(level=Level.STRUCTURE))
+    assert report.code is ExitCode.CORRUPT
+    (found,) = (f for f in report.findings if f.code)
+    assert (found.kind, found.file) == ("bad-index", "config.json")
+    assert why in found.message
