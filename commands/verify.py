@@ -134,7 +134,7 @@ def command(
         typer.Option(
             metavar="[=CLASS,...]",
             help="Treat warnings as errors, or those alone of replicas, masters, values, stale, "
-            "steps, pointers, counts, sizes, links, opaque, odd.",
+            "steps, names, pointers, counts, sizes, links, opaque, odd.",
         ),
     ] = None,
     fail_fast: Annotated[

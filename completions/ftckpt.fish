@@ -145,7 +145,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from verify' -l also -x -a '(__ftc
 complete -c ftckpt -n '__fish_seen_subcommand_from verify' -l against -x -a '(__ftckpt_ask)' -d 'A replica to compare with, byte by byte.'
 complete -c ftckpt -n '__fish_seen_subcommand_from verify' -l manifest -r -d 'A manifest that is kept elsewhere.'
 complete -c ftckpt -n '__fish_seen_subcommand_from verify' -l sample -r -d 'Read only this share of the content: 5%.'
-complete -c ftckpt -n '__fish_seen_subcommand_from verify' -l strict -d 'Treat warnings as errors, or those alone of replicas, masters, values, stale, steps, pointers, counts, sizes, links, opaque, odd.'
+complete -c ftckpt -n '__fish_seen_subcommand_from verify' -l strict -d 'Treat warnings as errors, or those alone of replicas, masters, values, stale, steps, names, pointers, counts, sizes, links, opaque, odd.'
 complete -c ftckpt -n '__fish_seen_subcommand_from verify' -l fail-fast -d 'Stop at the first error.'
 complete -c ftckpt -n '__fish_seen_subcommand_from verify' -l remember -d 'Keep a receipt for `latest --reuse`; implies --require content.'
 complete -c ftckpt -n '__fish_seen_subcommand_from verify' -l receipts -r -d 'Where --remember keeps it.'

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from ftckpt.checkpoint.rules import Rules
 
 # What is known by name and refused comes last, so that it never hides what can be read.
-# A directory of several parts comes before the formats that would read one part of it.
+# A directory of several parts comes before the formats that would read one part of it, and what a
+# job saved to go on before weights alone, which people export into the same directory.
 _PARTS: tuple[Format, ...] = (
     MegatronDist(),
     MegatronFsdp(),
@@ -46,13 +47,13 @@ FORMATS: tuple[Format, ...] = (
     MegatronFsdp(),  # and so is this
     Dcp(),
     Bundle(_PARTS),
-    Safetensors(),
-    Ranks(),
     Megatron(),
     DeepSpeedUniversal(),
     DeepSpeed(),
     NvrxLocal(),
     Orbax(),
+    Ranks(),
+    Safetensors(),
     TorchSave(),
     *RECOGNISED,
 )

@@ -26,6 +26,7 @@ class Strictness(StrEnum):
     VALUES = "values"
     STALE = "stale"
     STEPS = "steps"
+    NAMES = "names"
     POINTERS = "pointers"
     COUNTS = "counts"
     SIZES = "sizes"
@@ -99,6 +100,7 @@ KINDS: dict[str, KindInfo] = {
     # ranks and steps
     "missing-rank": KindInfo(_C, _E, _C, "A rank's file is not there; 5 where nothing says that the save was finished."),
     "wrong-rank": KindInfo(_C, _E, _C, "A file's content is of another rank than its name says."),
+    "renamed-file": KindInfo(_OK, _W, _C, "A file was saved under the name of another one that is there; 4 where they hold different kinds of state.", Strictness.NAMES),
     "world-size": KindInfo(_C, _E, _C, "Files of different world sizes, or fewer ranks than recorded."),
     "count-unknown": KindInfo(_OK, _W, ExitCode.UNVERIFIED, "Nothing records how many files (ranks, stages, shards) there are, or what does contradicts itself; what is present implies it.", Strictness.COUNTS),
     "state-unknown": KindInfo(_OK, _W, ExitCode.UNVERIFIED, "State that a trainer saves with what is there is not there: lost, or never saved; nothing records which.", Strictness.COUNTS),

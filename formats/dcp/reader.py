@@ -54,7 +54,7 @@ from .names import (
     TRAIN_STATE,
 )  # fmt: skip
 from .scalars import read_scalars
-from .state import StateDicts, unfinished
+from .state import StateDicts, unfinished, unnamed
 from .subclasses import Subclass, find_subclasses
 from .tensors import homes_of, inner_infos, logical_tensors
 
@@ -338,16 +338,17 @@ def open_plain(source: Source) -> DcpCheckpoint:
 
     Raises:
         IncompleteError: it is Megatron's, and not finished.
+        CorruptError: it is Megatron's, and what says so is damaged (`bad-index`).
     """
     checkpoint = open_dcp(source, DcpCheckpoint)
     subclasses = find_subclasses(source, checkpoint.meta)
     if subclasses:
         with_subclasses(checkpoint, subclasses)
     common = (name for name in checkpoint.objects if name != COMMON and is_common(name))
-    if CONFIGURATION not in source.entries and any(common):
+    if any(common):
         # Its names alone look like a plain store's. Megatron has `common.pt` as a file alone: an
         # item of that name is of a conversion, where nothing lay in the state.
-        raise unfinished()
+        raise unfinished() if CONFIGURATION not in source.entries else unnamed()
     return checkpoint
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ftckpt.checkpoint import Scalar, StepRole, Topology
 from ftckpt.checkpoint.dtypes import decode_scalar
 from ftckpt.checkpoint.steps import is_counter, role_of
-from ftckpt.errors import FtckptError, IncompleteError
+from ftckpt.errors import CorruptError, FtckptError, IncompleteError
 from ftckpt.formats.pickles.unpickle import Inert
 from ftckpt.formats.pickles.walk import field_names, leaves
 from ftckpt.formats.state.stored_names import is_common
@@ -120,6 +120,16 @@ def unfinished() -> IncompleteError:
         f"{CONFIGURATION} is absent: Megatron writes it last, so the save did not finish",
         hint="wait for the save, or use an earlier checkpoint",
         kind="uncommitted",
+        file=CONFIGURATION,
+    )
+
+
+def unnamed() -> CorruptError:
+    """Return the error for Megatron's store where the file beside it does not name its backend."""
+    return CorruptError(
+        f"{CONFIGURATION} does not name the backend torch_dist, and the store is Megatron's, which"
+        " reads none without that name",
+        kind="bad-index",
         file=CONFIGURATION,
     )
 

@@ -251,7 +251,7 @@ class ExpertLayers:
         found: dict[int, int] = {}
         # A group of which the rank holds padding alone names nothing: it takes what is left.
         for number, names in sorted(enumerate(state.slices), key=lambda item: not item[1]):
-            fits = [n for n in left if names <= groups[n].keys()]
+            fits = [n for n in left if names.keys() <= groups[n].keys()]
             own = group_ep(state.groups[number]) if number < len(state.groups) else None
             if own is not None:
                 fits = [

@@ -105,7 +105,8 @@ class OptimizerState:
         stage: of ZeRO.
         partitions: number of partitions of each group; one number for all in stage 3.
         groups: the base optimizer's parameter groups, as far as they are recorded.
-        slices: names of the parameters of which it holds elements, of each group.
+        slices: name of each parameter of which it holds elements -> how many, and where the first
+            lies in its flat tensor, of each group; None where that is not told.
         masters: flat fp32 weights of each group, or sub-group of stage 3.
         states: state name -> value of each group: flat tensors, counters.
         gaps: elements after each parameter of each group, where they were recorded.
@@ -116,7 +117,7 @@ class OptimizerState:
     stage: int
     partitions: tuple[int, ...]
     groups: tuple[Any, ...]
-    slices: tuple[frozenset[str], ...]
+    slices: tuple[Mapping[str, tuple[int, int] | None], ...]
     masters: tuple[TensorRef, ...]
     states: tuple[Mapping[str, Any], ...]
     gaps: tuple[tuple[int, ...], ...]
@@ -246,7 +247,7 @@ def read_optimizer(file: DeepSpeedFile, tree: Any, storages: Storages) -> Optimi
         partitions=tuple(c for c in map(_natural, counts) if c),
         groups=tuple(listed(groups)),
         slices=tuple(
-            frozenset(name for name in group if isinstance(name, str))
+            {name: _address(told) for name, told in group.items() if isinstance(name, str)}
             for group in listed(inner.get("param_slice_mappings"))
             if isinstance(group, dict)
         ),
@@ -257,6 +258,14 @@ def read_optimizer(file: DeepSpeedFile, tree: Any, storages: Storages) -> Optimi
         ),
         gaps=tuple(tuple(g) for g in gaps),
     )
+
+
+def _address(value: Any) -> tuple[int, int] | None:
+    """Return (elements, first) of a `fragment_address`."""
+    told = value.state if isinstance(value, Inert) else None
+    found = tuple(told.get(key) for key in ("numel", "start")) if isinstance(told, dict) else ()
+    numel, start = map(_natural, found) if found else (None, None)
+    return None if numel is None or start is None else (numel, start)
 
 
 def read_expert_optimizer(file: DeepSpeedFile, tree: Any) -> Any:

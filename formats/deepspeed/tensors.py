@@ -14,7 +14,7 @@ from ftckpt.checkpoint import Box, Extent, Kind, Piece, TensorInfo
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.checkpoint.optimizer_states import KINDS as STATE_KINDS
 from ftckpt.errors import UnsupportedError
-from ftckpt.findings import finding
+from ftckpt.findings import counted, finding
 from ftckpt.formats.deepspeed.zero.partition import FlatGroup, FlatRun, Shape, SlicedGroup
 from ftckpt.formats.ranks.tensors import PieceBoxes, RankEntry, Report, TensorIdentity, odd
 from ftckpt.formats.torch_files.dtensor import Patch
@@ -143,14 +143,15 @@ class Partitions:
         if state.stage == 3:
             self._add_stage3(state, groups)
         else:
-            self._add_groups(state, groups)
+            self._add_groups(state, model)
 
-    def _add_groups(self, state: OptimizerState, groups: Sequence[Mapping[str, Shape]]) -> None:
-        file, dp = state.file, state.file.dp or 0
+    def _add_groups(self, state: OptimizerState, model: ModelState) -> None:
+        file, dp, groups = state.file, state.file.dp or 0, model.groups
         if len(groups) != len(state.masters):
             self._odd("bad-metadata", file, f"has {len(state.masters)} parameter groups where the"
                       f" model's file lists {len(groups)}")  # fmt: skip
             return
+        held: list[tuple[_Group, FlatGroup, int, list[FlatRun]]] = []
         for number, place in enumerate(self._experts.ordered(state, groups)):
             ep, shapes, ranks, rank = self._experts.partition(groups[place], dp)
             group = _Group(file.mp, place, ep)
@@ -160,11 +161,17 @@ class Partitions:
                 if gaps and len(gaps) != len(shapes):
                     self._odd("bad-metadata", file, f"records {len(gaps)} gaps between the"
                               f" {len(shapes)} parameters of group {number}")  # fmt: skip
-                    continue
-                layout = FlatGroup(shapes, ranks, gaps)
-                self._layouts[group] = layout
+                    return
+                layout = self._layouts[group] = FlatGroup(shapes, ranks, gaps)
             runs = list(layout.runs(rank))
-            self._members.setdefault(group, list(shapes))
+            told = state.slices[number] if number < len(state.slices) else {}
+            if what := _contradiction(told, runs, shapes, model.called):
+                self._odd("wrong-rank", file, f"records that it holds {what} of group {number}: it"
+                          f" is not the file of partition {rank}")  # fmt: skip
+                return
+            held.append((group, layout, rank, runs))
+        for number, (group, layout, rank, runs) in enumerate(held):
+            self._members.setdefault(group, list(layout.shapes))
             for kind, leaf, flat in self._flats(state, number, group):
                 # With the padding or without: both forms are in use, even in one file.
                 if self._fits(flat, layout.held(rank), layout.size, (kind, leaf), number):
@@ -291,6 +298,34 @@ class Partitions:
     def _odd(self, kind: str, file: DeepSpeedFile | FlatTensor, what: str) -> None:
         rank = file.rank if isinstance(file, FlatTensor) else self._grid.rank(file.mp, file.dp)
         self._report(finding(kind, f"{file.path} {what}", file=file.path, rank=rank))
+
+
+def _contradiction(
+    told: Mapping[str, tuple[int, int] | None],
+    runs: Sequence[FlatRun],
+    shapes: Mapping[str, Shape],
+    called: Mapping[str, str],
+) -> str:
+    """Return what a rank's record of its own elements says that its place does not; "" for nothing.
+
+    Args:
+        told: parameter -> (elements, first), by the names of the optimizer's file.
+        runs: what a file of this name holds.
+        shapes: of the group's parameters.
+        called: name -> that of the optimizer's file, where they differ.
+    """
+    if not told or not told.keys() <= {called.get(name, name) for name in shapes}:
+        return ""  # not recorded, or under names of another kind
+    places = {called.get(run.name, run.name): (run.stop - run.start, run.at) for run in runs}
+    for name in dict.fromkeys((*told, *places)):
+        has, needs = told.get(name), places.get(name)
+        if has is None and name in told:
+            continue
+        if has is None:
+            return f"nothing of {name}"
+        if has != needs:
+            return f"{counted(has[0], 'element')} of {name} from {has[1]} on"
+    return ""
 
 
 def _pieces(flat: FlatTensor, part: ParameterPart, run: FlatRun) -> list[Piece]:

@@ -7,6 +7,7 @@ Nothing marks the end of a save, so a missing rank is a defect of the set and no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -15,12 +16,16 @@ from ftckpt.discovery.recognise import Listing, Recognition
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import EntryKind
 
-from .names import FOLDERS, METADATA, rank_file, rank_files
+from .names import FOLDERS, METADATA, RankFile, rank_file, rank_files
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint.rules import Rules
 
     from .checkpoint import RanksCheckpoint
+
+# Of a model of Hugging Face's.
+CONFIG = "config.json"
+_WEIGHTS = frozenset(("model.safetensors", "model.safetensors.index.json"))
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class Ranks:
             if not files and name in listing.directories:
                 folder = name + "/"
                 files = rank_files(listing.inside(name).files)
-        if not files:
+        if not files or (not folder and _of_hugging_face(listing, files)):
             return None
         if len({file.step for file in files}) > 1:
             return None  # several steps in one directory: each is a checkpoint
@@ -101,3 +106,13 @@ def _of_one_step(source: Source) -> Source:
         and (file.step, file.staged) == (mine.step, mine.staged)
     ]
     return Source.some_of(source.store, source.base, name, entries)
+
+
+def _of_hugging_face(listing: Listing, files: Sequence[RankFile]) -> bool:
+    """Whether a model of Hugging Face's is published with its release beside it.
+
+    Mistral's and Meta's repositories hold `consolidated.00.pth` in this way. verl's names are a
+    trainer's, whatever was exported beside them.
+    """
+    whole = _WEIGHTS & listing.files.keys()
+    return bool(whole) and CONFIG in listing.files and all(f.spelling is not None for f in files)

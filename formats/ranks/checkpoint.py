@@ -14,7 +14,7 @@ from ftckpt.checkpoint.steps import Allowance
 from ftckpt.errors import CorruptError, NotFoundError
 from ftckpt.findings import Finding
 from ftckpt.formats.pickles.walk import at
-from ftckpt.formats.torch_files.parse_files import check_streams
+from ftckpt.formats.torch_files.parse_files import check_saved_names, check_streams
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.progress import NULL, Counter
 
@@ -58,6 +58,7 @@ class RanksCheckpoint(Checkpoint):
         """Yield missing ranks, mixed worlds, wrong ranks, shapes that disagree, odd archives."""
         yield from self.open_findings
         yield from check_streams(self.source, self.streams)
+        yield from check_saved_names(self.streams, self.ranks)
 
     def load_object(self, name: str) -> Any:
         """Return one object as inert data; see `Checkpoint.load_object`."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import pairwise
 
 from ftckpt.checkpoint import Extent
-from ftckpt.errors import CorruptError
-from ftckpt.findings import Finding, finding
+from ftckpt.errors import CorruptError, ExitCode
+from ftckpt.findings import Finding, Severity, finding
 from ftckpt.storage.source import Source
 
 from .local_headers import check_local_headers, local_extents
@@ -17,6 +21,8 @@ from .zip_directory import Archive, serialization_id
 # Local headers of a remote file cost a request each where they lie far apart.
 _REMOTE_RECORDS = 1024
 _ID = ".data/serialization_id"
+_DIGITS = re.compile(r"\d+", re.ASCII)
+_PACKED = re.compile(r"\.(?:gz|zst|zstd|lz4)$")
 
 
 def parse_files(source: Source, names: Sequence[str]) -> dict[str, TorchStream | CorruptError]:
@@ -59,6 +65,65 @@ def check_streams(source: Source, streams: Mapping[str, TorchStream]) -> Iterato
                 offset=stream.archive.members[unused[0]].offset,
                 length=stream.archive.members[unused[0]].size,
             )
+
+
+def check_saved_names(
+    streams: Mapping[str, TorchStream], of_ranks: Collection[str]
+) -> Iterator[Finding]:
+    """Yield files that `torch.save` wrote under the name of another one that is there.
+
+    It calls the folder in an archive as the file, so that a file which a script or a restore put in
+    another's place still says whose it is. Files that were numbered anew together keep their order,
+    and are where they belong.
+
+    Args:
+        streams: of one checkpoint, by path.
+        of_ranks: files of which each is one rank's own: nothing else can stand there. Layers and
+            experts may be copied on purpose, which is a warning.
+    """
+    named = {(_folder(file), _saved_as(file)): file for file in streams}
+    series: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for file, stream in streams.items():
+        if stream.archive is not None:
+            series[_folder(file), _DIGITS.sub("#", _saved_as(file))].append(file)
+    for (folder, form), files in series.items():
+        inside = {file: _root(streams[file]) for file in files}
+        if all(_DIGITS.sub("#", root) == form for root in inside.values()):
+            order = sorted(files, key=lambda file: _numbers(_saved_as(file)))
+            if all(_numbers(inside[a]) < _numbers(inside[b]) for a, b in pairwise(order)):
+                continue
+        for file, root in inside.items():
+            other = named.get((folder, root), file)
+            if other != file:
+                yield _put_elsewhere(file, other, of_ranks)
+
+
+def _put_elsewhere(file: str, other: str, of_ranks: Collection[str]) -> Finding:
+    what = f"{file} was saved as {other.rpartition('/')[2]}, which is there too"
+    if file in of_ranks and other in of_ranks:
+        return finding("wrong-rank", f"{what}: it is another rank's file", file=file)
+    found = finding("renamed-file", what, file=file)
+    if _DIGITS.sub("#", _saved_as(file)) == _DIGITS.sub("#", _saved_as(other)):
+        return found
+    return replace(found, severity=Severity.ERROR, code=ExitCode.CORRUPT)
+
+
+def _folder(file: str) -> str:
+    return file.rpartition("/")[0]
+
+
+def _saved_as(file: str) -> str:
+    """Return what torch calls the folder in the archive of a file of that name."""
+    name = _PACKED.sub("", file.rpartition("/")[2])
+    return name.rpartition(".")[0] or name
+
+
+def _root(stream: TorchStream) -> str:
+    return stream.archive.prefix.rstrip("/") if stream.archive is not None else ""
+
+
+def _numbers(name: str) -> tuple[int, ...]:
+    return tuple(map(int, _DIGITS.findall(name)))
 
 
 def _check_local(source: Source, file: str, archive: Archive) -> Iterator[Finding]:

@@ -16,6 +16,8 @@ from ftckpt.formats.huggingface.names import is_beside
 from ftckpt.formats.pickles.walk import field_names
 from ftckpt.formats.ranks.training_tree import MAX_NAMES
 from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
+from ftckpt.formats.torch_files.parse_files import check_saved_names
+from ftckpt.formats.torchsave.reader import TorchSaveCheckpoint
 from ftckpt.progress import NULL, Counter
 
 from .names import (
@@ -235,6 +237,15 @@ class BundleCheckpoint(Checkpoint):
                     moved = part.moved(found)
                     if moved not in known:
                         yield moved
+        # Each state file is a part by itself: only here are they seen beside one another. A random
+        # state may have been copied for further processes, so that none is one rank's alone.
+        streams = {
+            part.prefix + file: stream
+            for part in self.parts
+            if isinstance(part.checkpoint, TorchSaveCheckpoint)
+            for file, stream in part.checkpoint.streams.items()
+        }
+        yield from check_saved_names(streams, ())
 
     def records(self) -> Iterator[Record]:
         """Yield the records of all parts."""

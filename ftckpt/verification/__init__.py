@@ -410,7 +410,7 @@ def _verdict(
             return code, f"{first.message}{more}; {older}", _SAVED_AGAIN
         return code, f"{first.message}{more}", _hint(code, level)
     warned = _warned(findings)
-    sentence = _praise(checkpoint, options, content, level, sound=not warned)
+    sentence = _praise(checkpoint, options, findings, content, level, sound=not warned)
     if not warned:
         return ExitCode.OK, sentence, ""
     classes = sorted({str(KINDS[kind].of) for kind in warned})
@@ -425,19 +425,26 @@ def _lacking(checkpoint: Checkpoint, findings: list[Finding], content: ContentRe
         return "the structure is whole, but no digest or CRC exists to check the content against"
     if any(f.kind == "no-crc" for f in findings):
         return "some records carry no CRC, so that not all content can be checked"
-    if content.bare:
-        held = {piece.extent.file for info in checkpoint.tensors.values() for piece in info.pieces}
-        held |= {item.extent.file for item in checkpoint.objects.values()}
-        without = sorted(held & set(content.bare))
-        if without:
-            more = f" and {len(without) - 1} more files" if len(without) > 1 else ""
-            return f"no digest or CRC covers {without[0]}{more}, so that not all content is checked"
-    return ""
+    without = _bare(checkpoint, content)
+    return f"no digest or CRC covers {without}, so that not all content is checked" * bool(without)
+
+
+def _bare(checkpoint: Checkpoint, content: ContentResult, used: UsedBytes | None = None) -> str:
+    """Return in words which files hold tensors or objects that no evidence covers; "" for none."""
+    if not content.bare:
+        return ""
+    held = {piece.extent.file for info in checkpoint.tensors.values() for piece in info.pieces}
+    held |= {item.extent.file for item in checkpoint.objects.values()}
+    size = checkpoint.source.size
+    without = [f for f in sorted(held & set(content.bare)) if not used or used.takes(f, 0, size(f))]
+    more = f" and {counted(len(without) - 1, 'more file')}" if len(without) > 1 else ""
+    return f"{without[0]}{more}" if without else ""
 
 
 def _praise(
     checkpoint: Checkpoint,
     options: VerifyOptions,
+    findings: Iterable[Finding],
     content: ContentResult,
     level: Level,
     *,
@@ -458,6 +465,11 @@ def _praise(
     }[content.evidence]
     if content.evidence == "digests" and content.bare:
         how = f"every checksum in the files matches{share}, and none covers the rest"
+    elif content.evidence in ("sha256", "crc32"):
+        if bare := _bare(checkpoint, content, options.used):
+            how += f", and none covers {bare}"
+        if any(f.kind == "no-crc" for f in findings):
+            how += ", and some carry none"
     if content.decoded:
         how += " and decodes to what was written"
     if options.level is Level.STRUCTURE:
@@ -485,6 +497,7 @@ _WARNINGS = {
         "{} tensors that may be parameters are not finite",
     ),
     "stale-shard": ("1 shard of an earlier save", "{} shards of an earlier save"),
+    "renamed-file": ("1 file bears another's name", "{} files bear others' names"),
     "pointer-disagrees": ("1 pointer to another step", "{} pointers to another step"),
     "count-unknown": ("1 number of files is not recorded", "{} numbers of files are not recorded"),
     "state-unknown": (

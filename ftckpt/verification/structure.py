@@ -5,6 +5,7 @@ A sealed checkpoint is also compared with the names and sizes of its manifest.
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -13,7 +14,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from ftckpt.checkpoint import Checkpoint, CommitState, Piece, TensorInfo
+from ftckpt.checkpoint import Checkpoint, CommitState, Extent, Piece, TensorInfo
 from ftckpt.checkpoint.coverage import check_coverage
 from ftckpt.checkpoint.steps import SCALARS_A_FILE, mixed_steps
 from ftckpt.discovery.step_names import says_other_step, step_in_name
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 # Files of tensors or state, for "this file shows no step"; the rest is configuration.
 _DATA = re.compile(r"\.(?:distcp|pt|pth|bin|ckpt|safetensors|pkl)$")
 _STRAYS_NAMED = 10
+# A tokenizer's JSON can be large; of that the begin is enough to tell zeros.
+_MOST_JSON = 1 << 20
 
 # Findings that a file written anew after the manifest can cause.
 _DIFFERS = frozenset({"truncated-file", "trailing-bytes", "added-file", "bad-digest"})
@@ -87,7 +90,9 @@ def _check(checkpoint: Checkpoint, counter: Counter) -> Iterator[Finding]:
         yield found
     if "link-followed" not in told | {kind for kind, _ in reported}:
         yield from followed_links(checkpoint.source, members)
-    yield from _check_strays(checkpoint, members, {file for _, file in reported})
+    seen = {file for _, file in reported}
+    yield from _check_configuration(checkpoint, members - seen)
+    yield from _check_strays(checkpoint, members, seen)
     yield from _check_tensors(checkpoint, counter, reported)
     yield from _check_steps(checkpoint)
 
@@ -110,6 +115,34 @@ def _check_members(checkpoint: Checkpoint, members: set[str]) -> Iterator[Findin
             yield finding(
                 "archived-object", f"{name} is in an archive tier: restore it first", file=name
             )
+
+
+def _check_configuration(checkpoint: Checkpoint, members: Iterable[str]) -> Iterator[Finding]:
+    """Yield JSON files that are none: formats read some of them, trainers and libraries the rest.
+
+    A crash leaves small files empty, cut, or full of zeros, although their names are there.
+    """
+    entries = checkpoint.source.entries
+    wanted = [
+        Extent(name, 0, min(entry.size, _MOST_JSON))
+        for name in sorted(members)
+        if name.endswith(".json")
+        and (entry := entries.get(name)) is not None
+        and entry.kind is EntryKind.FILE
+    ]
+    for extent, data in zip(wanted, checkpoint.source.read_many(wanted), strict=True):
+        why = ""
+        if not data.strip(b"\0 \t\r\n"):
+            why = "holds nothing but zeros" if data else "is empty"
+        elif extent.length < _MOST_JSON:
+            try:
+                json.loads(data)
+            except RecursionError:
+                pass  # JSON all the same
+            except ValueError as error:
+                why = f"is not JSON: {error}"
+        if why:
+            yield finding("bad-index", f"{extent.file} {why}", file=extent.file)
 
 
 def _check_strays(

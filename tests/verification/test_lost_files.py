@@ -298,3 +298,39 @@ def test_shards_without_their_index_never_pass(make: Make, tmp_path: Path) -> No
             file.unlink()
         if any(place.iterdir()):
             assert findings(place)[0] in (ExitCode.INCOMPLETE, ExitCode.CORRUPT)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [(b"", "is empty"), (b"\0" * 60, "nothing but zeros"), (b'{"a": 1', "is not JSON")],
+)
+def test_a_configuration_that_a_crash_left(content: bytes, why: str, tmp_path: Path) -> None:
+    """No reader of ftckpt needs a Trainer's `config.json`; transformers does."""
+    place = data("trainer_dirs/trainer")(tmp_path)
+    (place / "config.json").write_bytes(content)
+    report = verify(open_checkpoint(place), VerifyOptions(level=Level.STRUCTURE))
+    assert report.code is ExitCode.CORRUPT
+    (found,) = (f for f in report.findings if f.code)
+    assert (found.kind, found.file) == ("bad-index", "config.json")
+    assert why in found.message
+
+
+@pytest.mark.parametrize(
+    ("place", "one", "two", "code"),
+    [
+        ("trainer_zero2", "rng_state_0.pth", "rng_state_1.pth", ExitCode.OK),
+        ("accelerate_two", "optimizer.bin", "optimizer_1.bin", ExitCode.CORRUPT),
+    ],
+)
+def test_state_files_in_each_others_place(
+    place: str, one: str, two: str, code: ExitCode, tmp_path: Path
+) -> None:
+    """Random states are copied for further processes, which is a warning; optimizers are not."""
+    copied = data(f"trainer_dirs/{place}")(tmp_path)
+    (copied / one).rename(copied / "aside")
+    (copied / two).rename(copied / one)
+    (copied / "aside").rename(copied / two)
+    report = verify(open_checkpoint(copied), VerifyOptions(level=Level.STRUCTURE))
+    found = {f.file: f.code for f in report.findings if f.kind == "renamed-file"}
+    assert found == {one: code, two: code}
+    assert report.code is code

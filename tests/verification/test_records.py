@@ -25,6 +25,8 @@ from ftckpt.workers import Work
 from ftckpt.workers.limits import RateLimit
 from tests.builders.checkpoints import copy, flip, open_checkpoint, save_dcp
 
+DATA = Path(__file__).parents[1] / "data"
+
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -201,6 +203,14 @@ def test_absent_crcs_are_no_evidence_and_no_damage(tmp_path: Path) -> None:
     assert "2 records of f (200 bytes)" in found[0].message
     given[3] = Record(Extent("f", 200, 0), 5, "empty and wrong")
     assert [f.tensor for f in errors(check(fake(tmp_path, given))[1])] == ["empty and wrong"]
+
+
+def test_files_without_a_crc_are_named_beside_those_with_one() -> None:
+    """A Trainer's weights are safetensors: only the state beside them carries CRC-32s."""
+    report = verify(open_checkpoint(DATA / "trainer_dirs" / "trainer"))
+    assert (report.code, report.evidence) == (ExitCode.OK, "crc32")
+    how = "every record matches its CRC-32, and none covers model.safetensors and 1 more file"
+    assert report.message.endswith(how)
 
 
 def test_nothing_recorded_is_no_evidence(tmp_path: Path) -> None:

@@ -42,7 +42,10 @@ class MegatronDist:
         if listing.single:
             return None
         if CONFIGURATION in names:
-            if not _BACKEND.search(listing.head(CONFIGURATION, 4096)):
+            # With the common state it is Megatron's, whatever is left of what the file said.
+            if not _BACKEND.search(listing.head(CONFIGURATION, 4096)) and not (
+                COMMON in names and MARKER in names
+            ):
                 return None
             return Recognition(self.name, f"has {CONFIGURATION} of torch_dist",
                                CommitState.COMMITTED)  # fmt: skip

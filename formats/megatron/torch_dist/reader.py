@@ -17,7 +17,7 @@ from ftckpt.formats.dcp.items import misshapen
 from ftckpt.formats.dcp.metadata import DcpMetadata
 from ftckpt.formats.dcp.names import COMMON, CONFIGURATION, MARKER
 from ftckpt.formats.dcp.reader import DcpCheckpoint, open_dcp
-from ftckpt.formats.dcp.state import unfinished
+from ftckpt.formats.dcp.state import unfinished, unnamed
 from ftckpt.formats.state.stored_names import is_common
 from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
 from ftckpt.storage.source import Source
@@ -183,7 +183,7 @@ def _configuration(source: Source) -> Mapping[str, Any]:
 
     Raises:
         UnsupportedError: another backend or version.
-        CorruptError, UnsafeError: it is not JSON that can be trusted.
+        CorruptError, UnsafeError: it is not JSON that can be trusted, or not of this store.
     """
     size = source.size(CONFIGURATION)
     if size > _MOST_BYTES:
@@ -192,6 +192,8 @@ def _configuration(source: Source) -> Mapping[str, Any]:
     said = parse(raw, _JSON, file=CONFIGURATION, what="configuration", bad="bad-index",
                  unsafe="unsafe-index")  # fmt: skip
     if not isinstance(said, dict) or said.get("sharded_backend") != "torch_dist":
+        if MARKER in source.entries:
+            raise unnamed()
         raise UnsupportedError(f"{CONFIGURATION} names a backend other than torch_dist",
                                file=CONFIGURATION)  # fmt: skip
     version = said.get("sharded_backend_version", _VERSION)

@@ -361,7 +361,7 @@ def test_a_configuration_without_a_store_is_damage(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ('{"sharded_backend": "zarr", "sharded_backend_version": 1}', UnsupportedError),
+        ('{"sharded_backend": "zarr", "sharded_backend_version": 1}', CorruptError),
         ('{"sharded_backend": "torch_dist", "sharded_backend_version": 2}', UnsupportedError),
         ('{"sharded_backend": "torch_dist", "x": {"sharded_backend": "torch_dist"', CorruptError),
         ('{"sharded_backend": "torch_dist", "sharded_backend": "torch_dist"}', UnsafeError),
@@ -378,8 +378,26 @@ def test_another_configuration_is_refused(
     assert caught.value.file == "metadata.json"
 
 
-def test_another_backend_or_another_file_of_that_name_is_not_recognised(tmp_path: Path) -> None:
-    path = of_data("singleton", tmp_path).path
-    for text in ('{"sharded_backend": "zarr"}', "{}", ""):
-        (path / "metadata.json").write_text(text)
-        assert MegatronDist().recognise(listing_of_path(path)) is None
+@pytest.mark.parametrize("text", ["", "\0" * 60, '{"sharded_backend": "torch_d', "{}"])
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_configuration_that_a_crash_left_empty_is_damage(
+    text: str, beside: bool, tmp_path: Path
+) -> None:
+    """Megatron reads nothing without it, and by its other files it is a plain store's."""
+    if beside:
+        path = of_data("singleton", tmp_path).path
+    else:
+        path = store(tmp_path / "c", {"w": numbered(2), "common_state/shard_0_1": [{"i": 3}]})
+    (path / "metadata.json").write_text(text)
+    found = recognise(FORMATS, listing_of_path(path))
+    assert found is not None
+    with pytest.raises(CorruptError) as caught:
+        open_path(found[0], path)
+    assert (caught.value.kind, caught.value.file) == ("bad-index", "metadata.json")
+
+
+def test_another_file_of_that_name_is_no_mark_of_megatron(tmp_path: Path) -> None:
+    path = store(tmp_path / "c", {"w": numbered(2)})
+    (path / "metadata.json").write_text('{"run": 7}')
+    assert MegatronDist().recognise(listing_of_path(path)) is None
+    assert list(open_path(Dcp(), path).tensors) == ["w"]
