@@ -85,9 +85,14 @@ LAYOUTS = (
     Support("bundle", "NeMo 2: `MODEL--step=N…/` with `weights/` and `context/`", False, (),
            "a store of core 0.16 in the places of NeMo 2.6", ()),
     Support("bundle", "steps with a DCP store in a folder: xtuner's `weights/`, prime-rl's"
-           " `trainer/`, RLinf's `actor/dcp_checkpoint/`", False, (),
-           "torch 2.13 in the places of xtuner, prime-rl and RLinf of 2026",
+           " `trainer/`, RLinf's `actor/dcp_checkpoint/`, miles' `model/` and `optimizer/`",
+           False, (), "torch 2.13 in the places of xtuner, prime-rl, RLinf and miles of 2026",
            ()),
+    Support("bundle", "RLinf's other stores: one file a rank in `local_shard_checkpoint/`,"
+           " Megatron's `actor/iter_N/`; components of SAC and IQL", False, (),
+           "torch 2.13 and a store of core 0.16 in the places of RLinf of August 2026", ()),
+    Support("bundle", "miles with LoRA: `iter_N/adapter/`, a PEFT adapter and a file of each rank",
+           False, (), "torch 2.13 in the places of miles of August 2026", ()),
     Support("bundle", "verl with Megatron: `actor/` with `dist_ckpt/`, or with"
            " `ckpt_contents.json` and a store each", False, (),
            "a store of core 0.16 in the places of verl of 2025 and 2026", ()),
@@ -114,6 +119,9 @@ LAYOUTS = (
            "core 0.16",
            ("mcore_torchdist_tp2pp2:", "mcore_torchdist_tp2dp2_fullyreshard_bf16:",
             "mcore0161_tp2dp2_dpreshard:")),
+    Support("megatron-dist", "roots of slime, and of miles with Megatron: `iter_N/` or `release/`,"
+           " and `rollout/`", True, ("tp", "pp", "vp", "dp", "ep"),
+           "a store of core 0.16 in the places of slime of August 2026", ()),
     Support("megatron-dist", "with local replicas: `__shadow_R__NAME`, `NAME.__tp_replica_R`",
            False, (), "core 0.16 with the names of pull requests 5556 and 3392", ()),
     Support("megatron-fsdp", "Megatron-FSDP: `fsdp_dtensor`, a DCP store of a Megatron job", True,

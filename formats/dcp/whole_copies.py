@@ -66,7 +66,7 @@ def relate(meta: DcpMetadata, entries: Mapping[str, Entry], file: str) -> list[F
     notes = [finding(
         "note",
         f"the data files lie there {number} times, in copy-0 to copy-{number - 1}:"
-        " `verify --level values` compares them",
+        " `verify --level content` compares them",
     )]  # fmt: skip
     if first:
         lost = _lost(entries, needed, 0)

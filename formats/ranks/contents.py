@@ -11,6 +11,7 @@ from ftckpt.checkpoint.steps import role_of
 from ftckpt.errors import FtckptError
 from ftckpt.formats.pickles.walk import Path, leaves
 from ftckpt.formats.pickles.walk import at as inner_at
+from ftckpt.formats.state.fsdp_local import OPTIMIZERS, is_local, placed
 from ftckpt.formats.state.rank_optimizer import is_optimizer, states
 from ftckpt.formats.state.stored_names import StoredName, place
 from ftckpt.formats.torch_files.sharded import Distributed, Held, HeldReader, Listed
@@ -93,7 +94,9 @@ class Contents:
             self._state(tree, (), "")
         elif role is Role.WHOLE and is_training_state(tree):
             for key, value in tree.items():
-                if key in _OPTIMIZERS and is_optimizer(value):
+                if key == OPTIMIZERS and is_local(tree):
+                    self._local(value, key)
+                elif key in _OPTIMIZERS and is_optimizer(value):
                     own = [(f.where.name, f.held) for f in self.tensors
                            if f.where.component == "model"]  # fmt: skip
                     self._optimizer(value, (key,), own)
@@ -151,6 +154,21 @@ class Contents:
             if key != "state":
                 self._state(tree[key], (*at, key), f"optimizer.{key}")
 
+    def _local(self, optimizers: list[Any], key: str) -> None:
+        """Sort the optimizers of FSDP, and give the local shards before them their places."""
+        weights = [(f.where.name, f.held) for f in self.tensors if f.where.component == "model"]
+        places = placed(optimizers, weights, self._read_entry)
+        self.tensors = [
+            f._replace(held=places.get(f.where.name, f.held)) if f.where.component == "model" else f
+            for f in self.tensors
+        ]
+        own = [(name, places.get(name, held)) for name, held in weights]
+        for number, one in enumerate(optimizers):
+            if len(optimizers) == 1:
+                self._optimizer(one, (key, number), own)
+            else:  # which parameters each has, nothing says
+                self._state(one, (key, number), f"{key}.{number}")
+
     def _read_entry(self, value: Any) -> Held | None:
         key = data_key(value)
         return self._reader.read(value[key] if key else value)
@@ -163,7 +181,10 @@ class Contents:
             if isinstance(value, _TENSORS):
                 held = self._held(value, name)
                 whose = f"{self._whose}{name or 'tensor'}"  # an actor's is not its critic's
-                where = StoredName(f"extra:rank{self.file.rank}", Kind.OTHER, whose)
+                # A part with a record of its place is one of the same tensor in all ranks.
+                parts = isinstance(held, (Distributed, Listed))
+                own = "extra:state" if parts else f"extra:rank{self.file.rank}"
+                where = StoredName(own, Kind.OTHER, whose)
                 self.tensors.append(RankTensor(where, name, held))
             else:
                 inside = at or path[:1]

@@ -12,7 +12,7 @@
   lie beside are written from the same model a second time.
 - NeMo 2, `MODEL--step=N…/`: Megatron-Core's torch_dist in `weights/`, and in `context/` the
   configuration of model and trainer (`io.json`, `model.yaml`, a tokenizer).
-- xtuner, prime-rl and RLinf: a DCP store in a folder and files beside it (see `nested`).
+- xtuner, prime-rl, miles and RLinf: stores in folders and files beside them (see `nested`).
 - verl with Megatron, `actor/` and `critic/`: one such store or several, listed in
   `ckpt_contents.json` (see `verl`).
 
@@ -76,8 +76,8 @@ class Bundle:
             return Recognition(self.name, f"has {CONTENTS}", CommitState.COMMITTED)
         nest = nest_in(listing)
         if nest is not None:
-            inside = (at(listing, store) for store in nest.stores)
-            stores = [r for one in inside if one is not None and (r := self._of(one)) is not None]
+            inside = (at(listing, store.place) for store in nest.stores)
+            stores = [r for one in inside if one is not None and (r := self._in(one)) is not None]
             if stores:
                 commits = {r.commit for r in stores}
                 lacks = nest.last and nest.last not in listing.files
@@ -119,6 +119,10 @@ class Bundle:
         if weights is not None:
             seen.insert(0, weights.reason[4:])
         return Recognition(self.name, f"has {' and '.join(seen[:3])}", commit)
+
+    def _in(self, listing: Listing) -> Recognition | None:
+        """Recognise a store, whose folder has nothing else in it."""
+        return next((r for f in self._formats if (r := f.recognise(listing)) is not None), None)
 
     def _of(self, listing: Listing) -> Recognition | None:
         fitting = (f for f in self._formats if fits_here(f.name, listing.files))

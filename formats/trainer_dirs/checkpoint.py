@@ -43,12 +43,16 @@ class OpenedPart(NamedTuple):
         checkpoint: the opened part.
         rank: whose state it is, where it is kept by rank.
         model: the component of a further model of the job (`model_1`); "" for the first one's.
+        copy: the number of a copy of a further model, which every rank saves; 0 for the first.
+        again: whether it holds a further model's weights a second time.
     """
 
     prefix: str
     checkpoint: Checkpoint
     rank: int | None = None
     model: str = ""
+    copy: int = 0
+    again: bool = False
 
     def named(self, info: TensorInfo) -> TensorInfo:
         """Return a tensor's record under the names of the whole checkpoint."""
@@ -126,6 +130,7 @@ class BundleCheckpoint(Checkpoint):
         owners: name of an object -> its part and its name there.
         state: what trainer_state.json holds; None where there is none.
         beside: further files that belong to it.
+        numbers: steps that such files say.
     """
 
     format: ClassVar[str] = "bundle"
@@ -134,6 +139,7 @@ class BundleCheckpoint(Checkpoint):
     owners: Mapping[str, tuple[OpenedPart, str]]
     state: Any = None
     beside: frozenset[str] = frozenset()
+    numbers: Sequence[Scalar] = ()
 
     @property
     def loads_at_any_world(self) -> bool:
@@ -269,6 +275,7 @@ class BundleCheckpoint(Checkpoint):
         step = self.state.get("global_step") if isinstance(self.state, dict) else None
         if type(step) is int:
             yield Scalar("trainer_state.json", "global_step", float(step), StepRole.ITERATION)
+        yield from self.numbers
         for part in self.parts:
             for scalar in part.checkpoint.scalars(limit):
                 yield scalar._replace(file=part.prefix + scalar.file)

@@ -5,14 +5,24 @@
     step-3/train_state.json                written after them
     step_3/trainer/                        prime-rl: a DCP store
     step_3/orchestrator/progress.pt        of the process that makes the rollouts
+    iter_0000003/model/, optimizer/, lr_scheduler/    miles with FSDP: three DCP stores
+    iter_0000003/rng.pt, meta.json         the second is written last
+    iter_0000003/adapter/                  miles with LoRA: a PEFT adapter
+    iter_0000003/adapter/training_state_rank0.pt, adapter_megatron_rank0.pt    of each rank
     global_step_3/actor/dcp_checkpoint/    RLinf: a DCP store
+    global_step_3/actor/local_shard_checkpoint/    in its place: one file a rank
+    global_step_3/actor/iter_0000003/      in its place: Megatron's store, with its tracker
     global_step_3/actor/model_state_dict/full_weights.pt    the weights a second time
+    global_step_3/actor/sac_components/    SAC: a temperature, a target model, replay buffers
+    global_step_3/actor/actor_policy/, critic/, value/, iql_components/    IQL: a role each
     global_step_3/critic/                  the same of a critic
     global_step_3/data/data.pt             the position in the data
 
 Sources, of 2026: xtuner/v1/train/trainer.py (`_maybe_save_dcp`); prime_rl/trainer/ckpt.py and
-prime_rl/orchestrator/ckpt.py; rlinf/hybrid_engines/fsdp/strategy/base.py (`save_checkpoint`) and
-rlinf/runners/reasoning_runner.py.
+prime_rl/orchestrator/ckpt.py; miles/backends/fsdp_utils/checkpoint.py and
+miles/backends/megatron_utils/lora_utils.py (`save_lora_checkpoint`); of RLinf
+hybrid_engines/fsdp/strategy/base.py, hybrid_engines/megatron/megatron_model_manager.py
+(`save_checkpoint`), runners/reasoning_runner.py, workers/actor/fsdp_{sac,iql}_policy_worker.py.
 """
 
 from __future__ import annotations
@@ -24,8 +34,24 @@ from typing import NamedTuple
 from ftckpt.discovery.recognise import Listing
 from ftckpt.own_files import is_own
 
-_DCP = "dcp_checkpoint"
+_DCP, _SHARDS = "dcp_checkpoint", "local_shard_checkpoint"
+_ITERATION = re.compile(r"iter_\d{7,10}")
 _ROLES = ("actor", "critic")
+_OF_IQL = ("actor_policy", "critic", "value")
+
+
+class StoreFolder(NamedTuple):
+    """One of the folders that hold tensors.
+
+    Attributes:
+        place: the folder.
+        model: what its model is called beside the trained one; "" for that one.
+        beside: the folder whose `Nest.copies` are of its weights, and a slash; "" for the step.
+    """
+
+    place: str
+    model: str = ""
+    beside: str = ""
 
 
 class Nest(NamedTuple):
@@ -38,50 +64,85 @@ class Nest(NamedTuple):
         copies: names of files with the weights of the store before them, written a second time.
         beside: names of other files that belong to it.
         last: the file that is written last; "" for the store's own marker.
+        models: names of torch.save files with a further model, of each rank the same: `name` is
+            what it is called.
     """
 
     trainer: str
-    stores: tuple[str, ...]
+    stores: tuple[StoreFolder, ...]
     state: re.Pattern[str]
     copies: re.Pattern[str]
     beside: re.Pattern[str]
     last: str = ""
+    models: re.Pattern[str] = re.compile(r"(?!)")
 
     def owns(self, name: str) -> bool:
         """Say whether a file outside the stores belongs to the step."""
-        patterns = (self.state, self.copies, self.beside)
+        patterns = (self.state, self.copies, self.beside, self.models)
         return name == self.last or any(p.fullmatch(name) for p in patterns)
 
 
 _NONE = re.compile(r"(?!)")
 _XTUNER = Nest(
     "xtuner",
-    ("weights",),
+    (StoreFolder("weights"),),
     re.compile(r"dataloader|lr_scheduler|sft_dataloader"),
     _NONE,
     re.compile(r"trainer_config\.(?:json|bin)|sft_train_state\.json"),
     "train_state.json",
 )
 _PRIME = Nest(
-    "prime-rl", ("trainer",), re.compile(r"orchestrator/progress\.pt"), _NONE, _NONE
+    "prime-rl", (StoreFolder("trainer"),), re.compile(r"orchestrator/progress\.pt"), _NONE, _NONE
 )  # fmt: skip
-_FULL = r"model_state_dict/full_weights\.pt"
-_RLINF_STEP = Nest(
-    "RLinf",
-    tuple(f"{role}/{_DCP}" for role in _ROLES),
-    re.compile(r"data/data\.pt"),
-    re.compile(rf"(?:actor|critic)/{_FULL}"),
+_MILES = Nest(
+    "miles",
+    (StoreFolder("model"), StoreFolder("optimizer"), StoreFolder("lr_scheduler")),
+    re.compile(r"rng\.pt"),
     _NONE,
+    re.compile(r"debug_events/.+"),
+    "meta.json",
 )
-_RLINF_ROLE = Nest("RLinf", (_DCP,), _NONE, re.compile(_FULL), _NONE)
+_MILES_LORA = Nest(
+    "miles",
+    (StoreFolder("adapter"),),
+    re.compile(r"adapter/(?:training_state|adapter_megatron)_rank\d{1,6}\.pt"),
+    _NONE,
+    re.compile(r"debug_events/.+"),
+)
+_FULL = r"model_state_dict/full_weights\.pt"
+_IQL = r"iql_components/"
+_SAC = r"(?:sac|dagger)_components/"
+# Configuration that is saved with a model, Megatron's tracker, Hugging Face's form of the weights.
+_BESIDE = (
+    r"(?:[\w.-]+\.(?:json|txt|jinja|model)|hf_checkpoint/.+"
+    rf"|{_SAC}replay_buffer/.+|local_shard_checkpoint/(?!checkpoint_rank_)[^/]+)"
+)
 
 
-def nest_of(files: Collection[str], folders: Callable[[str], Collection[str]]) -> Nest | None:
+def _rlinf(stores: tuple[StoreFolder, ...], roles: str) -> Nest:
+    """Return the layout of a step, or of one role's folder (`roles` is what leads to one)."""
+    return Nest(
+        "RLinf",
+        stores,
+        re.compile(rf"data/data\.pt|{roles}{_IQL}state\.pt"),
+        re.compile(roles + _FULL),
+        re.compile(roles + _BESIDE),
+        models=re.compile(
+            rf"{roles}(?:{_SAC}(?P<ranked>target_model)/checkpoint_rank_\d{{1,6}}"
+            rf"|{_IQL}(?P<one>target_critic))\.pt"
+        ),
+    )
+
+
+_Folders = Callable[[str], Collection[str]]
+
+
+def nest_of(files: Collection[str], folders: _Folders) -> Nest | None:
     """Return how a directory is laid out, by its names alone; None if no trainer does so.
 
     Args:
         files: names of the files directly inside.
-        folders: the names of the directories in one of them, or in the directory itself ("").
+        folders: the names of the directories in a folder below, or in the directory itself ("").
     """
     top = folders("")
     files = {name for name in files if not is_own(name)}
@@ -89,18 +150,63 @@ def nest_of(files: Collection[str], folders: Callable[[str], Collection[str]]) -
         return _XTUNER
     if "trainer" in top and ("orchestrator" in top or not files):
         return _PRIME
-    if _DCP in top:
-        return _RLINF_ROLE
-    if any(role in top and _DCP in folders(role) for role in _ROLES):
-        return _RLINF_STEP
-    return None
+    if {"optimizer", "lr_scheduler"} & set(top) and (_MILES.last in files or "model" in top):
+        return _MILES
+    if "adapter" in top and not files and set(top) <= {"adapter", "debug_events"}:
+        return _MILES_LORA
+    return _of_rlinf(top, folders)
+
+
+def _of_rlinf(top: Collection[str], folders: _Folders) -> Nest | None:
+    store = _store(top)
+    if store and not _ITERATION.fullmatch(store):  # a root of Megatron's is one
+        return _rlinf((StoreFolder(store), *_alpha("", folders, top)), "")
+    if _OF_IQL[0] in top:
+        found = tuple(s for role in _OF_IQL for s in _of_role(role, role, folders))
+        return _rlinf(found, r"(?:\w+/)?") if found else None
+    stores: list[StoreFolder] = []
+    for role in _ROLES:
+        if role not in top:
+            continue
+        inner = folders(role)
+        if _OF_IQL[0] in inner:
+            for part in _OF_IQL:
+                stores += _of_role(f"{role}/{part}", part, folders)
+        else:
+            stores += _of_role(role, role, folders)
+            stores += _alpha(f"{role}/", folders, inner)
+    return _rlinf(tuple(stores), r"(?:actor|critic)/(?:\w+/)?") if stores else None
+
+
+def _store(names: Collection[str]) -> str:
+    """Return the folder with the store of a role; "" if there is none, or several iterations."""
+    if found := [name for name in (_DCP, _SHARDS) if name in names]:
+        return found[0]
+    iterations = [name for name in names if _ITERATION.fullmatch(name)]
+    return iterations[0] if len(iterations) == 1 else ""
+
+
+def _of_role(place: str, role: str, folders: _Folders) -> tuple[StoreFolder, ...]:
+    store = _store(folders(place))
+    model = "" if role in (_ROLES[0], _OF_IQL[0]) else role
+    return (StoreFolder(f"{place}/{store}", model, f"{place}/"),) if store else ()
+
+
+def _alpha(place: str, folders: _Folders, top: Collection[str]) -> tuple[StoreFolder, ...]:
+    """Return the store of the temperature that SAC trains beside its policy."""
+    below = f"{place}sac_components"
+    if "sac_components" not in top or "alpha" not in folders(below):
+        return ()
+    store = _store(folders(f"{below}/alpha"))
+    return (StoreFolder(f"{below}/alpha/{store}", "alpha", f"{below}/alpha/"),) if store else ()
 
 
 def nest_in(listing: Listing) -> Nest | None:
     """Return how a listed directory is laid out (see `nest_of`)."""
 
     def folders(name: str) -> Collection[str]:
-        return listing.inside(name).directories if name else listing.directories
+        inner = at(listing, name) if name else listing
+        return inner.directories if inner is not None else ()
 
     return nest_of(listing.files, folders)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import (
     Checkpoint,
@@ -51,9 +52,12 @@ from .names import (
     not_there,
 )
 from .nested import Nest, nest_among
-from .second_copy import second_copy
+from .second_copy import copy_of_model, second_copy
 from .tags import choose_tag, step_of_tag, tags_in
 from .verl import parts_of, read_contents
+
+if TYPE_CHECKING:
+    from .open_nest import OpenedNest
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _MAX_STATE = 256 << 20
@@ -76,8 +80,12 @@ def open_bundle(source: Source, formats: Sequence[Format], reads_tag: Format) ->
     if lists_stores(names, top):
         return _listed(source, formats)
     nest = nest_among(source.entries)
-    if nest is not None and any(_holds(source, store) for store in nest.stores):
-        return _nested(source, nest, formats)
+    if nest is not None and any(_holds(source, store.place) for store in nest.stores):
+        from .open_nest import open_nest
+
+        return _nested(
+            source, nest, open_nest(source, nest, lambda at: _folder(source, at, formats))
+        )
     store = folder_of_store(names, top)
     if store:
         return _merged(source, [_folder(source, store, formats)], "")
@@ -114,35 +122,15 @@ def _holds(source: Source, folder: str) -> bool:
     return any(name.startswith(f"{folder}/") for name in source.entries)
 
 
-def _nested(source: Source, nest: Nest, formats: Sequence[Format]) -> BundleCheckpoint:
-    """Open the stores of a step, and what the trainer saved beside them."""
-    if nest.last and nest.last not in source.entries:
-        raise IncompleteError(
-            f"{nest.last} is not there: {nest.trainer} writes it last, so the save did not finish",
-            hint="an earlier checkpoint is complete",
-            kind="uncommitted",
-            file=nest.last,
-        )
-    parts: list[OpenedPart] = []
-    for store in nest.stores:
-        if _holds(source, store):
-            role = store.rpartition("/")[0]
-            further = role if parts else ""
-            parts.append(_folder(source, store, formats)._replace(model=further))
-            beside = f"{role}/" if role else ""
-            for name in source.entries:
-                if nest.copies.fullmatch(name) and name.startswith(beside):
-                    inside = replace(source, entries={name: source.entries[name]}, single=False)
-                    copy = OpenedPart("", open_files(inside, [name], role="model"))
-                    parts.append(copy._replace(model=further))
-    for name in source.entries:
-        if nest.state.fullmatch(name):
-            label = name.rpartition("/")[2].partition(".")[0]
-            inside = replace(source, entries={name: source.entries[name]}, single=False)
-            parts.append(OpenedPart("", open_files(inside, [name], role="state", label=label)))
-    checkpoint = _merged(source, parts, "")
+def _nested(source: Source, nest: Nest, opened: OpenedNest) -> BundleCheckpoint:
+    """Put the stores of a step together, and what the trainer saved beside them."""
+    checkpoint = _merged(source, opened.parts, "", opened.wrong)
+    checkpoint.notes = [*checkpoint.notes, *opened.notes]
     checkpoint.dialect = f"written by {nest.trainer}"
     checkpoint.beside = frozenset(name for name in source.entries if nest.owns(name))
+    checkpoint.numbers = opened.numbers
+    if opened.numbers:
+        checkpoint.step = step_of(checkpoint.scalars(SCALARS_A_FILE))
     if nest.last:
         checkpoint.commit = Commit(CommitState.COMMITTED, nest.last)
     return checkpoint
@@ -332,12 +320,17 @@ def _merged(
         found: Checkpoint = part.checkpoint
         if resumed not in (None, part) and not part.model and _has_model(found):
             second = second_copy(found, tensors, aliases)
+        elif part.again:
+            second = copy_of_model(found, part.model, tensors)
+        else:
+            second = None
+        if second is not None:
             tensors.update(second.tensors)
             copies |= second.files
             damage += second.findings
             notes += second.notes
         else:
-            _take(part, tensors, damage)
+            _take(part, tensors, damage, copies)
             if not part.model:
                 aliases.update(found.aliases)
         for name, info_ in found.objects.items():
@@ -395,14 +388,23 @@ def _has_model(found: Checkpoint) -> bool:
     return any(info.component == "model" for info in found.tensors.values())
 
 
-def _take(part: OpenedPart, tensors: dict[str, TensorInfo], damage: list[Finding]) -> None:
-    """Add the tensors of a part; what another part holds too is damage."""
+def _take(
+    part: OpenedPart, tensors: dict[str, TensorInfo], damage: list[Finding], copies: set[str]
+) -> None:
+    """Add the tensors of a part; what another part holds too is damage, or a rank's copy."""
     for info in part.checkpoint.tensors.values():
         moved = part.named(info)
-        if tensors.setdefault(moved.key, moved) is not moved:
-            file = part.prefix or next(iter(part.checkpoint.source.entries))
-            what = f"{moved.key} is in {file} and in another part of the checkpoint"
-            damage.append(finding("duplicate-tensor", what, file=file, tensor=moved.key))
+        held = tensors.setdefault(moved.key, moved)
+        if held is moved:
+            continue
+        file = part.prefix or next(iter(part.checkpoint.source.entries))
+        if part.copy and (held.shape, held.dtype) == (moved.shape, moved.dtype):
+            more = [p._replace(replica=part.copy + p.replica, rank=part.copy) for p in moved.pieces]
+            tensors[held.key] = held._replace(pieces=[*held.pieces, *more])
+            copies.update(piece.extent.file for piece in more)
+            continue
+        what = f"{moved.key} is in {file} and in another part of the checkpoint"
+        damage.append(finding("duplicate-tensor", what, file=file, tensor=moved.key))
 
 
 def _writer(parts: Sequence[OpenedPart], marker: str) -> str:

@@ -1,6 +1,6 @@
 """Weights that one save wrote twice: for the resumption, and in Hugging Face's layout beside that.
 
-The first are in DeepSpeed's tag, or FSDP's gathered `pytorch_model_fsdp.bin`.
+The first are in DeepSpeed's tag, FSDP's gathered `pytorch_model_fsdp.bin`, or RLinf's stores.
 """
 
 from __future__ import annotations
@@ -8,9 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 
-from ftckpt.checkpoint import Box, Checkpoint, Kind, TensorInfo
+from ftckpt.checkpoint import Box, Checkpoint, Kind, Piece, TensorInfo
 from ftckpt.findings import Finding, counted, finding, listed
+from ftckpt.formats.torch_files.values import is_dense, reach
 
 COMPONENT = "extra:huggingface"
 # PEFT leaves the adapter's own name out of the names in its file (`get_peft_model_state_dict`).
@@ -67,8 +69,8 @@ def second_copy(
             made.findings.append(finding("shape-mismatch", what, file=file, tensor=key))
         elif first is not None:
             first = tag[aliases.get(first.key, first.key)]
-            if _comparable(first, info):
-                copies = [piece._replace(replica=1) for piece in info.pieces]
+            copies = _cut_alike(first, info)
+            if copies:
                 made.tensors[first.key] = first._replace(pieces=[*first.pieces, *copies])
                 made.files.update(piece.extent.file for piece in copies)
                 continue
@@ -86,7 +88,57 @@ def second_copy(
     return made
 
 
-def _comparable(first: TensorInfo, second: TensorInfo) -> bool:
-    """Say whether both hold one whole tensor, of one type, in one piece each."""
-    whole = [p for p in first.pieces if p.box == Box.whole(first.shape) and p.flat is None]
-    return first.dtype == second.dtype and bool(whole) and len(second.pieces) == 1
+def _cut_alike(first: TensorInfo, second: TensorInfo) -> list[Piece]:
+    """Return the second copy as replicas of the first one's pieces; none if it cannot be cut so.
+
+    The second must hold the whole tensor in one dense piece, of the same type. Shards of the first
+    are compared with their parts of it.
+    """
+    (*others, piece) = second.pieces or (None,)
+    whole = Box.whole(second.shape)
+    if others or piece is None or first.dtype != second.dtype or first.dtype.itemsize < 1:
+        return []
+    if piece.box != whole or piece.flat is not None or not first.pieces:
+        return []
+    if any(p.flat is not None for p in first.pieces):
+        return []
+    boxes = list(dict.fromkeys(p.box for p in first.pieces if not p.replica))
+    if boxes == [whole]:
+        return [piece._replace(replica=1)]
+    if piece.strides is not None:
+        return []
+    strides = [1] * len(second.shape)
+    for axis in range(len(strides) - 1, 0, -1):
+        strides[axis - 1] = strides[axis] * second.shape[axis]
+    size = first.dtype.itemsize
+    found = []
+    for box in boxes:
+        at = sum(n * stride for n, stride in zip(box.offsets, strides, strict=True))
+        dense = is_dense(box.sizes, tuple(strides))
+        length = prod(box.sizes) if dense else reach(box.sizes, tuple(strides))
+        extent = piece.extent._replace(offset=piece.extent.offset + at * size, length=length * size)
+        found.append(Piece(box, extent, None, None if dense else tuple(strides), 1))
+    return found
+
+
+def copy_of_model(found: Checkpoint, name: str, tensors: Mapping[str, TensorInfo]) -> SecondCopy:
+    """Join weights that one save wrote twice of a further model (see `second_copy`).
+
+    Args:
+        found: the opened file.
+        name: what the model is called.
+        tensors: all tensors of the step so far, by key.
+    """
+    component = f"extra:{name}"
+    own = [
+        info._replace(component="model")
+        for info in tensors.values()
+        if info.component == component and info.kind in (Kind.PARAM, Kind.BUFFER)
+    ]
+    made = second_copy(found, {info.key: info for info in own}, {})
+    named = [
+        info._replace(component=component if info.component == "model" else f"{component}.again")
+        for info in made.tensors.values()
+    ]
+    made.tensors = {info.key: info for info in named}
+    return made

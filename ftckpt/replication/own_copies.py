@@ -1,7 +1,8 @@
 """Mend a checkpoint from the copies of its files that it keeps itself.
 
 Some writers store every data file several times below one metadata. Such a checkpoint is its own
-replica: read with each file's name standing for another copy of it.
+replica: read with each file's name standing for another copy of it. Where several ranks wrote the
+same shards, damaged ones are read from the others (see `own_replicas`).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from ftckpt.verification.replica import BlockPair, compare_or_fail
 from ftckpt.workers import Work
 
 from .options import ReplicationOptions
+from .own_replicas import has_replicas, spliced
 from .repair import RepairReport, repair
 from .trusted_manifest import Open
 
@@ -58,9 +60,10 @@ def repair_from_own_copies(
     A block may be had from any of the copies that has it as it was sealed. If nothing is sealed,
     a file is taken whole from a copy of which every record matches its CRC-32, if the damaged file
     shows that both are of one save: it is there, and they differ only in damaged records.
+    A damaged shard may be had from a replica whose bytes have its recorded CRC-32.
 
     Raises:
-        UsageError: it keeps no copies.
+        UsageError: it keeps no copies, neither of files nor of shards.
         CorruptError: a block is damaged in all of them, or a file that is there once.
         UnverifiedError: nothing is sealed, and nothing says which copy is right.
         FtckptError: as `repair`, and as opening raises it.
@@ -82,8 +85,12 @@ def _replicas(source: Source, opened: Open, work: Work) -> Iterator[Source]:
     checkpoint = opened(source)
     copies = checkpoint.file_copies
     if not copies:
+        if has_replicas(checkpoint):
+            yield spliced(checkpoint, replace(work, counter=NULL))
+            return
         raise UsageError(
-            f"{source.url} keeps no copies of its files", hint="--from names another copy of it"
+            f"{source.url} keeps no copies of its files or shards",
+            hint="--from names another copy of it",
         )
     try:
         sealed = find(source) is not None
@@ -109,7 +116,9 @@ def _sound(checkpoint: Checkpoint, work: Work) -> dict[str, str]:
     source, quiet = checkpoint.source, replace(work, counter=NULL)
     options = VerifyOptions(level=Level.CONTENT, use_manifest=False)
     report = verify(checkpoint, options, work=quiet)
-    damage = [f for f in report.findings if f.severity is Severity.ERROR]
+    # That two copies differ does not say which is damaged.
+    errors = (f for f in report.findings if f.severity is Severity.ERROR)
+    damage = [f for f in errors if f.kind != "copies-differ"]
     bad = {f.file for f in damage}
     sound = [n for n in checkpoint.file_copies if n in source.entries and n not in bad]
     digests = hash_files(source, {name: source.size(name) for name in sound}, work=quiet)

@@ -288,10 +288,30 @@ def _check_content(
     work: Work,
     seal: Seal,
 ) -> ContentResult:
-    """Use the strongest evidence: a named replica, a manifest, digests of files, CRC-32s."""
+    """Check by the strongest evidence, and compare the copies that the checkpoint keeps."""
     manifest = None
     with suppress(FtckptError):  # the structure check has reported it
         manifest = seal.manifest()
+    found = _check_by_evidence(checkpoint, options, collector, work, manifest)
+    if options.against is not None or options.used is not None or not checkpoint.file_copies:
+        return found
+    from .file_copies import check_file_copies
+
+    bad = {f.file for f in collector.findings if f.severity is Severity.ERROR and f.file}
+    read, alike = check_file_copies(
+        checkpoint, emit=collector.add, work=work, manifest=manifest, sample=options.sample, bad=bad
+    )
+    return replace(found, bytes_read=found.bytes_read + read, ok=found.ok and alike)
+
+
+def _check_by_evidence(
+    checkpoint: Checkpoint,
+    options: VerifyOptions,
+    collector: _Collector,
+    work: Work,
+    manifest: Manifest | None,
+) -> ContentResult:
+    """Use the strongest evidence: a named replica, a manifest, digests of files, CRC-32s."""
     if options.against is not None:
         from .replica import check_against, check_tensors_against
 

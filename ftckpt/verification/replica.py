@@ -138,16 +138,38 @@ def _pairs(
     report: Report,
     limiter: RateLimit | None,
 ) -> Iterator[BlockPair]:
-    stores = source.store, replica.store
     for name in names:
-        paths = source.path(name), replica.path(name)
         size = min(source.size(name), replica.size(name))
-        for number in range(block_count(size)):
-            if report.failed(name):
-                break
-            if chosen.takes(name, number, first=number == 0):
-                length = block_length(size, number)
-                yield BlockPair(stores, paths, name, number * BLOCK, length, limiter)
+        places = (source.store, source.path(name)), (replica.store, replica.path(name))
+        yield from pairs_of(places, name, size, chosen, report, limiter)
+
+
+def pairs_of(
+    places: tuple[tuple[Store, str], tuple[Store, str]],
+    name: str,
+    size: int,
+    chosen: Sample,
+    report: Report,
+    limiter: RateLimit | None,
+) -> Iterator[BlockPair]:
+    """Yield the blocks of two files that are to be compared.
+
+    Args:
+        places: the store and the key of both.
+        name: what the findings call the file.
+        size: bytes to compare.
+        chosen: which blocks.
+        report: knows whether to go on.
+        limiter: bounds the rate.
+    """
+    (ours, theirs) = places
+    for number in range(block_count(size)):
+        if report.failed(name):
+            break
+        if chosen.takes(name, number, first=number == 0):
+            stores, paths = (ours[0], theirs[0]), (ours[1], theirs[1])
+            length = block_length(size, number)
+            yield BlockPair(stores, paths, name, number * BLOCK, length, limiter)
 
 
 def compare_or_fail(pair: BlockPair) -> ReplicaDifference:

@@ -71,7 +71,8 @@ def test_layouts_without_a_sample_are_made_by_other_tests() -> None:
     # torch writes compressed items and legacy streams, in the tests of dcp and torchsave;
     # trainer_dirs/test_nemo.py and test_verl.py put a real store in NeMo's and verl's places;
     # local replicas, Megatron-FSDP and nvrx are archives.
-    # What trainers put beside a DCP store is in archives (trainer_dirs/test_dialects.py).
+    # What trainers put beside a DCP store is in archives (trainer_dirs/test_dialects.py), and
+    # trainers of RL over Megatron are laid out by a builder (trainer_dirs/test_rl_roots.py).
     unsampled = [row.what for row in LAYOUTS if not row.samples]
     assert unsampled == [
         "with a file of each rank beside it: VeOmni's `extra_state/`, prime-rl's `dataloader/`,"
@@ -81,9 +82,13 @@ def test_layouts_without_a_sample_are_made_by_other_tests() -> None:
         "one torch.save file before torch 1.6 (legacy stream)",
         "NeMo 2: `MODEL--step=N…/` with `weights/` and `context/`",
         "steps with a DCP store in a folder: xtuner's `weights/`, prime-rl's `trainer/`, RLinf's"
-        " `actor/dcp_checkpoint/`",
+        " `actor/dcp_checkpoint/`, miles' `model/` and `optimizer/`",
+        "RLinf's other stores: one file a rank in `local_shard_checkpoint/`, Megatron's"
+        " `actor/iter_N/`; components of SAC and IQL",
+        "miles with LoRA: `iter_N/adapter/`, a PEFT adapter and a file of each rank",
         "verl with Megatron: `actor/` with `dist_ckpt/`, or with `ckpt_contents.json` and a store"
         " each",
+        "roots of slime, and of miles with Megatron: `iter_N/` or `release/`, and `rollout/`",
         "with local replicas: `__shadow_R__NAME`, `NAME.__tp_replica_R`",
         "Megatron-FSDP: `fsdp_dtensor`, a DCP store of a Megatron job",
         "NVIDIA resiliency extension: `SESSION/RANK/iter_0000010_3_local.pt`",

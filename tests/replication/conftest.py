@@ -17,6 +17,7 @@ import ftckpt.replication.evidence
 import ftckpt.replication.repair
 import ftckpt.transfer.staging.local
 import ftckpt.verification.blocks
+import ftckpt.verification.replica
 from tests.commands.golden import RUN
 from tests.replication.replicas import sealed
 
@@ -38,6 +39,7 @@ def small_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         ftckpt.replication.repair,
         ftckpt.transfer.staging.local,
         ftckpt.verification.blocks,
+        ftckpt.verification.replica,
     )
     for module in modules:
         monkeypatch.setattr(module, "BLOCK", SMALL)

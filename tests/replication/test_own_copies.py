@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import shutil
 import tarfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ftckpt import api
+from ftckpt.checkpoint.replicas import copies_of
 from ftckpt.errors import CorruptError, ExitCode, UnverifiedError, UsageError
+from ftckpt.extents import Extent
 from ftckpt.own_files import MANIFEST
+from ftckpt.verification import file_copies
 from tests.builders.checkpoints import flip, open_checkpoint
 
 DATA = Path(__file__).parents[1] / "data"
@@ -49,9 +53,9 @@ def in_tensors(path: Path, file: str) -> Iterator[int]:
 def passes(step: Path, at: int) -> bool:
     """Whether a flipped bit of A is in no checksum."""
     flip(step / A, at)
-    code = api.verify(str(step)).code
+    found = api.verify(str(step)).findings
     flip(step / A, at)
-    return code is ExitCode.OK
+    return {f.kind for f in found if f.severity == "error"} <= {"copies-differ"}
 
 
 @pytest.mark.parametrize(
@@ -170,9 +174,113 @@ def test_every_tensor_of_a_copy_may_be_damaged(step: Path) -> None:
 
 
 def test_what_keeps_no_copies_needs_another_place(tmp_path: Path) -> None:
-    shutil.copytree(DATA / "dcp/hsdp/step-3", tmp_path / "step-3")
+    shutil.copytree(DATA / "dcp/fsdp2/step-3", tmp_path / "step-3")
     with pytest.raises(UsageError, match="keeps no copies"):
         api.repair(str(tmp_path / "step-3"))
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_copy_of_another_step_is_found_without_looking_at_values(
+    sealed: bool, step: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(step.with_name("step-2") / B, step / B)
+    if sealed:  # by a release that did not compare copies
+        with monkeypatch.context() as old:
+            old.setattr(file_copies, "check_file_copies", lambda *_, **__: (0, True))
+            api.seal(str(step))
+    report = api.verify(str(step), level="content")
+    assert report.code is ExitCode.CORRUPT
+    found = [f for f in report.findings if f.kind == "copies-differ"]
+    assert {f.file for f in found} == {B}
+    assert f"{A} and {B}, copies of one file, differ" in found[0].message
+    if not sealed:
+        mine, other = (step / A).read_bytes(), (step / B).read_bytes()
+        at = found[0].offset
+        assert at is not None
+        assert mine[at] != other[at]
+
+
+def test_a_copy_that_is_damaged_is_named_once(step: Path) -> None:
+    flip(step / B, in_tensor(step, B))
+    report = api.verify(str(step), level="content")
+    errors = [f.kind for f in report.findings if f.file == B and f.severity == "error"]
+    assert errors == ["bad-crc"]
+
+
+# --- replicas of shards ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shadows(tmp_path: Path) -> Path:
+    """A step of Megatron-core in which each rank wrote what it reads."""
+    with tarfile.open(DATA / "megatron_dist/shadows.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    return tmp_path / "shadows/iter_0000002"
+
+
+def record_and_replica(path: Path) -> tuple[Extent, Extent]:
+    """Return where a shard's elements lie, and where they lie again."""
+    checkpoint = open_checkpoint(path)
+    for info in checkpoint.tensors.values():
+        for held in copies_of(info):
+            if len(held.pieces) > 1 and held.box.volume > 8:
+                first, other = (checkpoint.payload(piece).extent for piece in held.pieces[:2])
+                return first, other
+    raise AssertionError
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_shard_comes_from_its_local_replica_and_back(
+    which: int, sealed: bool, shadows: Path
+) -> None:
+    whole = content(shadows)
+    if sealed:
+        api.seal(str(shadows))
+    bad = record_and_replica(shadows)[which]
+    flip(shadows / bad.file, bad.offset)
+    assert api.verify(str(shadows), level="content").code is ExitCode.CORRUPT
+    report = api.repair(str(shadows))
+    assert report.done
+    assert report.evidence == ("manifest" if sealed else "crc32")
+    assert content(shadows) == whole
+    assert api.verify(str(shadows), level="values").code is ExitCode.OK
+
+
+def test_a_replica_of_another_step_mends_nothing(shadows: Path) -> None:
+    first, other = record_and_replica(shadows)
+    data = bytearray((shadows / other.file).read_bytes())
+    old = zlib.crc32(data[other.offset : other.end])
+    data[other.offset] ^= 4
+    new = zlib.crc32(data[other.offset : other.end])
+    # As the other step's file would have it: right in itself.
+    data = data.replace(old.to_bytes(4, "little"), new.to_bytes(4, "little"))
+    (shadows / other.file).write_bytes(data)
+    assert api.verify(str(shadows), level="content").code is ExitCode.OK
+    flip(shadows / first.file, first.offset)
+    before = content(shadows)
+    with pytest.raises((CorruptError, UnverifiedError)):
+        api.repair(str(shadows))
+    assert content(shadows) == before
+
+
+def test_a_shard_that_is_damaged_everywhere_stays(shadows: Path) -> None:
+    api.seal(str(shadows))
+    for extent in record_and_replica(shadows):
+        flip(shadows / extent.file, extent.offset)
+    before = content(shadows)
+    with pytest.raises(CorruptError, match="cannot be had"):
+        api.repair(str(shadows))
+    assert content(shadows) == before
+
+
+def test_a_lost_file_is_not_made_of_its_replicas(shadows: Path) -> None:
+    api.seal(str(shadows))
+    (shadows / record_and_replica(shadows)[1].file).unlink()
+    before = content(shadows)
+    with pytest.raises(CorruptError):
+        api.repair(str(shadows))
+    assert content(shadows) == before
 
 
 def test_the_metadata_is_there_once(step: Path) -> None:

@@ -1,4 +1,4 @@
-"""Steps of VeOmni, prime-rl, pith-train, xtuner and RLinf, and S3StorageWriter's copies.
+"""Steps of VeOmni, prime-rl, pith-train, xtuner, miles and RLinf, and S3StorageWriter's copies.
 
 `tests/data/dialects/make_dialects.py` wrote them with torch's own saves.
 """
@@ -33,6 +33,9 @@ KINDS = {
     "pith": ("step-00000003", "rng-rank-00001.pt"),
     "xtuner": ("step-3", "weights/__1_0.distcp"),
     "rlinf": ("global_step_3", "critic/dcp_checkpoint/__1_0.distcp"),
+    "rlinf_sac": ("global_step_3", "actor/sac_components/target_model/checkpoint_rank_1.pt"),
+    "rlinf_iql": ("global_step_3", "actor/critic/local_shard_checkpoint/checkpoint_rank_1.pt"),
+    "miles": ("iter_0000003", "optimizer/__1_0.distcp"),
     "copies": ("step-3", "copy-1/__1_0.distcp"),
 }
 EVERY = pytest.mark.parametrize("kind", KINDS)
@@ -87,7 +90,8 @@ def test_a_step_is_one_checkpoint_of_its_root(kind: str, tmp_path: Path) -> None
     plan = ftckpt("gc", str(path.parent), "--keep-last", "1", "--min-survivors", "1", "--json",
                   cwd=tmp_path)  # fmt: skip
     assert plan.returncode == 0, plan.stderr
-    steps = [one["step"] for one in json.loads(plan.stdout)["plan"]["decisions"]]
+    decisions = json.loads(plan.stdout)["plan"]["decisions"]
+    steps = [one["step"] for one in decisions if one["entry_class"] != "FOREIGN"]
     assert sorted(steps) == [2, 3]
     status = ftckpt("status", str(path.parent), cwd=tmp_path)
     assert f"newest     step 3, {path.name}, " in status.stdout
@@ -125,7 +129,9 @@ def test_what_a_rank_lost_is_named(kind: str, tmp_path: Path) -> None:
     lost = KINDS[kind][1]
     (path / lost).unlink()
     report = verified(path, Level.STRUCTURE)
-    assert report.code is ExitCode.CORRUPT
+    # Without a marker nothing proves that the save ended.
+    marked = opened(path).commit.state is CommitState.COMMITTED
+    assert report.code is (ExitCode.CORRUPT if marked else ExitCode.INCOMPLETE)
     assert lost in {f.file for f in report.findings}
 
 
@@ -133,24 +139,49 @@ def test_what_a_rank_lost_is_named(kind: str, tmp_path: Path) -> None:
 def test_a_flipped_bit_of_a_rank_is_found(kind: str, tmp_path: Path) -> None:
     path = of(kind, tmp_path)
     file = path / KINDS[kind][1]
-    record = file.read_bytes()
-    at = record.index(b"/data/") if b"/data/" in record else record.index(b"data.pkl")
-    data = bytearray(record)
-    data[at + 200] ^= 1
+    held_there = sorted(
+        piece.extent.offset
+        for info in opened(path).tensors.values()
+        for piece in info.pieces
+        if piece.extent.file == KINDS[kind][1]
+    )
+    data = bytearray(file.read_bytes())
+    data[held_there[0] if held_there else data.index(b"data.pkl") + 200] ^= 1
     file.write_bytes(data)
     report = verified(path, Level.CONTENT)
     assert report.code in (ExitCode.CORRUPT, ExitCode.UNSAFE)
     assert KINDS[kind][1] in {f.file for f in report.findings}
 
 
-@pytest.mark.parametrize("kind", ["veomni", "rlinf", "copies"])
+@pytest.mark.parametrize("kind", ["veomni", "rlinf", "rlinf_sac", "rlinf_iql", "miles", "copies"])
 def test_files_of_two_steps_are_caught(kind: str, tmp_path: Path) -> None:
     path = of(kind, tmp_path)
-    name = KINDS[kind][1].replace("critic", "actor")
+    name = KINDS[kind][1].replace("critic/dcp", "actor/dcp")
     earlier = path.with_name(path.name.replace("3", "2"))
     shutil.copy(earlier / name, path / name)
     report = verified(path)
     assert report.code is ExitCode.CORRUPT, report.message
+
+
+def test_weights_of_another_step_are_no_second_copy(tmp_path: Path) -> None:
+    path = of("rlinf", tmp_path)
+    for role in ("actor", "critic"):
+        name = f"{role}/model_state_dict/full_weights.pt"
+        shutil.copy(path.with_name("global_step_2") / name, path / name)
+        report = verified(path)
+        assert report.code is ExitCode.CORRUPT, role
+        assert {f.file for f in report.findings if f.kind == "copy-differs"} == {name}
+        (path / name).unlink()
+        assert verified(path).code is ExitCode.OK
+
+
+def test_a_step_without_its_actor_is_damaged(tmp_path: Path) -> None:
+    path = of("rlinf", tmp_path)
+    shutil.rmtree(path / "actor")
+    report = verified(path, Level.STRUCTURE)
+    assert report.code is ExitCode.CORRUPT
+    assert "actor's store is missing" in report.message
+    assert "up.weight" not in opened(path).tensors  # the critic is not taken for the model
 
 
 # --- the parts ----------------------------------------------------------------------------------
@@ -187,7 +218,8 @@ def test_the_critic_is_a_component_of_its_own(tmp_path: Path) -> None:
     path = of("rlinf", tmp_path)
     found = held(path)
     assert found["extra:critic:up.weight"] == truth()["up.weight"]
-    assert found["extra:huggingface:up.weight"] == truth()["up.weight"]
+    files = {p.extent.file for p in opened(path).tensors["up.weight"].pieces if p.replica}
+    assert files == {"actor/model_state_dict/full_weights.pt"}
     alone = held(path / "actor")
     require_truth(alone)
 
@@ -200,6 +232,41 @@ def test_a_step_of_xtuner_is_committed_by_its_last_file(tmp_path: Path) -> None:
         opened(path)
     latest = ftckpt("latest", str(path.parent), cwd=tmp_path)
     assert latest.stdout.strip().endswith("step-2")
+
+
+@pytest.mark.parametrize("name", ["meta.json", "model", "lr_scheduler"])
+def test_what_a_step_of_miles_cannot_lack(name: str, tmp_path: Path) -> None:
+    path = of("miles", tmp_path)
+    (path / name).unlink() if name == "meta.json" else shutil.rmtree(path / name)
+    if name == "meta.json":
+        assert verified_code(path) == 5
+        latest = ftckpt("latest", str(path.parent), cwd=tmp_path)
+        assert latest.returncode != 0 or latest.stdout.strip().endswith("iter_0000002")
+    elif name == "model":
+        assert verified_code(path) in (4, 5)
+    else:
+        report = verified(path, Level.STRUCTURE)
+        assert [f.file for f in report.findings if f.kind == "state-unknown"] == ["lr_scheduler"]
+
+
+def verified_code(path: Path) -> int:
+    return ftckpt("verify", str(path), "--level", "structure", cwd=path.parent).returncode
+
+
+def test_the_step_of_miles_is_what_its_last_file_says(tmp_path: Path) -> None:
+    path = of("miles", tmp_path)
+    shutil.copy(path.with_name("iter_0000002") / "meta.json", path / "meta.json")
+    report = verified(path, Level.STRUCTURE)
+    assert [f.message for f in report.findings if f.kind == "step-name"] == [
+        "the name iter_0000003 says step 3, the content says 2"
+    ]
+
+
+def test_local_shards_have_the_places_of_their_moments(tmp_path: Path) -> None:
+    path = of("rlinf_iql", tmp_path) / "actor/value/local_shard_checkpoint"
+    require_truth(held(path))
+    (path / "checkpoint_rank_1.pt").unlink()
+    assert verified(path, Level.STRUCTURE).code in (ExitCode.CORRUPT, ExitCode.INCOMPLETE)
 
 
 def test_prime_rl_without_its_orchestrator_is_a_step_too(tmp_path: Path) -> None:
