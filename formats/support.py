@@ -58,6 +58,8 @@ LAYOUTS = (
            False, (), "safetensors 0.8, zstd", ("by_hand/packed/model.safetensors.zst",)),
     Support("safetensors", "DCP's Hugging Face shards", False, (), "torch 2.13",
            ("dcp_hf:sharded",)),
+    Support("safetensors", "the same with the consolidated files (`enable_consolidation=True`)",
+           False, (), "torch 2.13: 2, 3 and 4 ranks, FSDP2, HSDP", ("consolidated/three",)),
     Support("torchsave", "one torch.save file (zip)", True, (), "torch 2.13",
            ("trainer_dirs/trainer/optimizer.pt",)),
     Support("torchsave", "one torch.save file before torch 1.6 (legacy stream)", False, (),

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from math import prod
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Box, Extent, Piece, TensorInfo
+from ftckpt.checkpoint.coverage import check_coverage
 from ftckpt.errors import CorruptError
-from ftckpt.findings import Finding, finding, from_error
+from ftckpt.findings import Finding, counted, finding, from_error, listed
 from ftckpt.storage.source import Source
 
 from . import dcp_shards
@@ -28,6 +28,7 @@ from .names import SHARDED, shard_place
 from .parse_headers import read_headers
 
 _BELOW = f"{SHARDED}/"
+_OF_SEVERAL = {"overlap": ": shards of several saves lie together"}
 
 
 class Shards(NamedTuple):
@@ -90,13 +91,21 @@ def join(
 ) -> tuple[dict[str, TensorInfo], list[Finding]]:
     """Return the consolidated tensors with their second copies, and those that only shards hold.
 
-    A finding names every tensor that is in one of the two alone, or has another shape or type.
+    A finding names every tensor that is in one of the two alone, or has another shape or type, and
+    every one that the shards do not tile: torch consolidates every file that it finds in
+    `sharded/`, so what an earlier save on more ranks left is in the consolidated files too.
     """
     joined, found = dict(tensors), list(shards.findings)
     if not shards.tensors:
         return joined, found
+    scalars = []
     for name, info in shards.tensors.items():
         whole = tensors.get(name)
+        gaps = list(check_coverage(info.shape, info.pieces))
+        for gap in gaps:
+            file = info.pieces[gap.piece or 0].extent.file
+            what = f"in the shards of the ranks {gap.message}{_OF_SEVERAL.get(gap.kind, '')}"
+            found.append(finding(gap.kind, what, file=file, tensor=name))
         if whole is None:
             joined[name] = info
             what = f"{name} is in the shards of the ranks and not in the consolidated files"
@@ -108,25 +117,31 @@ def join(
                 f"{info.dtype.name}{list(info.shape)} in the shards"
             )
             found.append(finding(kind, what, file=whole.pieces[0].extent.file, tensor=name))
-        else:
+        elif not gaps:
             joined[name] = whole._replace(pieces=_twice(whole, info))
+            if not info.shape:
+                scalars.append(name)
+    # Of a shard that cannot be read nobody knows what it holds, and its own finding says so.
+    kind = "note" if shards.findings else "missing-tensor"
     for name in sorted(tensors.keys() - shards.tensors.keys()):
         if tensors[name].component == "model":
             file = tensors[name].pieces[0].extent.file
             what = f"{name} is in the consolidated files and not in the shards of the ranks"
-            found.append(finding("note", what, file=file, tensor=name))
+            found.append(finding(kind, what, file=file, tensor=name))
+    if scalars:
+        what = (
+            f"{counted(len(scalars), 'tensor')} without axes ({listed(sorted(scalars), 3)}): torch "
+            "2.13 writes zero for them into the consolidated files; they are read from the shards"
+        )
+        found.append(finding("note", what))
     return joined, found
 
 
 def _twice(whole: TensorInfo, shards: TensorInfo) -> list[Piece]:
-    """Return the ranks' parts, and as their copies the consolidated tensor, cut as they are.
-
-    Where the parts do not tile the tensor, it is only the consolidated one.
-    """
+    """Return the ranks' parts, and as their copies the consolidated tensor, cut as they are."""
     (one,) = whole.pieces
-    main = {piece.box for piece in shards.pieces if piece.box.volume}
     parts = [p for p in shards.pieces if p.box.volume]
-    if not main or sum(box.volume for box in main) != prod(whole.shape):
+    if not parts:
         return [one]
     times = 1 + max(piece.replica for piece in parts)
     boxes = dict.fromkeys(piece.box for piece in parts)
