@@ -52,7 +52,7 @@ _ftckpt() {
         "convert --to") words="dcp safetensors torchsave ranks megatron megatron-dist megatron-fsdp deepspeed deepspeed-universal orbax" ;;
         "convert --dtype") words="bf16 fp16 fp32 fp8-block mxfp4" ;;
         "convert --names") words="hf megatron torchtitan meta" ;;
-        "convert --family") words="deepseek_v2 deepseek_v3 gemma2 gemma3_text glm4_moe gpt2 gpt_neox gpt_oss kimi_k2 llama llama3.1 minimax_m2 mistral mixtral qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next" ;;
+        "convert --family") words="deepseek_v2 deepseek_v3 gemma2 gemma3_text glm4_moe gpt2 gpt_neox gpt_oss kimi_k2 llama llama3.1 minimax_m2 mistral mixtral nemotron_h phi3 qwen2 qwen2_moe qwen3 qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next" ;;
         "convert --only") words="model optimizer adapter" ;;
         "convert --also"|"convert --adapter"|"convert --beside"|"convert --like"|"convert --device") ask=1 ;;
         "convert --quantised"|"convert --unquantised"|"convert --spelling"|"convert --config"|"convert --rename"|"convert --drop"|"convert --rules"|"convert --true-vocab-size"|"convert --tp"|"convert --pp"|"convert --vp"|"convert --dp"|"convert --ep"|"convert --zero-stage"|"convert --max-shard-size"|"convert --jobs"|"convert -j"|"convert --limit-rate"|"convert --max-memory"|"convert --part"|"convert --parts"|"convert --cluster"|"convert --shares"|"convert --endpoint"|"convert --profile"|"convert --region"|"convert --retry-seconds"|"convert --progress") return ;;

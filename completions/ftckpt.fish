@@ -330,7 +330,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l unquantised -r -d
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l from-master -d 'Round the weights from their fp32 masters.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l names -x -a 'hf\t megatron\t torchtitan\t meta\t' -d 'Whose names and layout the parameters get; else kept.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l spelling -r -d 'Megatron"s: transformer_engine or local, sequential or grouped. Repeatable.'
-complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l family -x -a 'deepseek_v2\t deepseek_v3\t gemma2\t gemma3_text\t glm4_moe\t gpt2\t gpt_neox\t gpt_oss\t kimi_k2\t llama\t llama3.1\t minimax_m2\t mistral\t mixtral\t qwen2\t qwen2_moe\t qwen3\t qwen3_moe\t qwen3_next\t' -d 'llama, mistral, … or a table"s FILE.toml; else what SRC shows.'
+complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l family -x -a 'deepseek_v2\t deepseek_v3\t gemma2\t gemma3_text\t glm4_moe\t gpt2\t gpt_neox\t gpt_oss\t kimi_k2\t llama\t llama3.1\t minimax_m2\t mistral\t mixtral\t nemotron_h\t phi3\t qwen2\t qwen2_moe\t qwen3\t qwen3_5_moe_text\t qwen3_5_text\t qwen3_moe\t qwen3_next\t' -d 'llama, mistral, … or a table"s FILE.toml; else what SRC shows.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l config -r -d 'config.json of the model, where SRC lacks it.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l also -x -a '(__ftckpt_ask)' -d 'Another place with files of the same checkpoint: another node"s disk. Repeatable.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l adapter -x -a '(__ftckpt_ask)' -d 'Merge this LoRA adapter of PEFT. Repeatable, in order.'

@@ -66,7 +66,7 @@ BUDGET = {
     "checkpoint": 2_619,
     "digests": 600,
     "inspection": 886,
-    "manifest": 1_080,
+    "manifest": 925,
     "discovery": 3_487,
     "verification": 3_990,
     "planning": 5_495,
@@ -91,9 +91,9 @@ BUDGET = {
     "formats.ranks": 4_890,
     "formats.safetensors": 2_580,
     "formats.torchsave": 775,
-    "formats.families": 3_444,
+    "formats.families": 4_200,
     "formats.adapters": 1_790,
-    "formats.megatron": 9_220,
+    "formats.megatron": 9_230,
     "formats.deepspeed": 7_320,
     "formats.nvrx": 700,
     "formats.orbax": 2_640,
@@ -103,7 +103,7 @@ BUDGET = {
     "api": 5_200,
     "trainers": 260,
     "commands": 17_881,
-    "torch": 755,
+    "torch": 905,
 }
 HEAVY = ("torch", "numpy", "s3fs", "fsspec", "rich", "botocore", "zstandard", "matplotlib")
 

@@ -29,6 +29,7 @@ _UNREAD = {
     "norm_epsilon": "--norm-epsilon", "use_rope_scaling": "--use-rope-scaling",
     "rope_scaling_factor": "--rope-scaling-factor",
     "rotary_seq_len_interpolation_factor": "--rotary-seq-len-interpolation-factor",
+    "moe_shared_expert_gate": "--moe-shared-expert-gate",
 }  # fmt: skip
 # The window of a model's class where `config.json` says nothing of it.
 _WINDOWS = {"mistral": 4096}
@@ -95,7 +96,10 @@ def flags_beside(arguments: Mapping[str, Any]) -> str:
 
 def _flattened(config: Mapping[str, Any], rotary: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the fields of `config.json`; since transformers 5 rotary ones stand in a dict."""
-    moved = {"rope_theta": "rope_theta", "rotary_pct": "partial_rotary_factor"}
+    moved = {
+        "rope_theta": "rope_theta", "rotary_pct": "partial_rotary_factor",
+        "partial_rotary_factor": "partial_rotary_factor",
+    }  # fmt: skip
     found = {field: rotary[name] for field, name in moved.items() if name in rotary}
     return {**config, **found}
 

@@ -187,7 +187,12 @@ def _of_megatron(translator: Translator, name: str) -> _There | None:
         return None
     spelled = found.entry.megatron
     text = next(spelled[key] for key in DEFAULT_SPELLINGS if key in spelled)
-    return _There(text.text, text.fill(found.numbers), _how(found.entry, found.part))
+    how = _how(found.entry, found.part)
+    if found.entry.stacked:
+        how = ", ".join(filter(None, (how, "experts apart")))
+    if found.entry.stored:
+        how = found.entry.stored
+    return _There(text.text, text.fill({"expert": "0", **found.numbers}), how)
 
 
 def _of_native(translator: NativeTranslator, dialect: str, name: str) -> _There | None:

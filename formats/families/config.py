@@ -70,7 +70,10 @@ def _scaling(model: ModelFacts, said: dict[str, Any]) -> None:
             "rope_type": "linear",
             "factor": float(args.get("rotary_seq_len_interpolation_factor")),
         }
-    if args.get("rotary_percent", 1.0) != 1.0 and "rotary_pct" not in said:
+    if (
+        args.get("rotary_percent", 1.0) != 1.0
+        and not {"rotary_pct", "partial_rotary_factor"} & said.keys()
+    ):
         raise UnsupportedError(
             f"{model.family.name} rotates whole heads, the arguments say "
             f"rotary_percent = {args.get('rotary_percent')!r}"

@@ -16,10 +16,14 @@ from ftckpt.formats.megatron.rank_files.grid import Arguments
 from ftckpt.formats.pickles.inert import Inert
 from ftckpt.formats.state.stored_names import is_common
 
-from .joins import Heads
+from .joins import Heads, LinearHeads
 from .tables import Family, built_by_arguments, family, family_names
 
 _MAX_HEADS = 1 << 20
+_LINEAR = (
+    "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
+    "linear_value_head_dim",
+)  # fmt: skip
 # Arguments of Megatron that change what the numbers mean, so that other names would not be enough.
 _CHANGES = {
     "layernorm_zero_centered_gamma": "its norms hold their weights less one",
@@ -31,6 +35,20 @@ _CHANGES = {
     "window_size": "its attention sees a window",
     "moe_router_num_groups": "its router chooses groups of experts first",
     "moe_router_enable_expert_bias": "its router has a bias that is not a weight",
+}
+
+
+# Models that Megatron-core does not have: names alone would not make one.
+_BESIDE = "its attention and its MLP stand side by side, and Megatron-core has one after the other"
+_BEHIND = (
+    "no norm stands in front of its attention, and those of queries and keys run over all heads,"
+    " while Megatron-core's run over one"
+)
+_WITHOUT = {
+    "falcon": f"{_BESIDE}, without ALiBi",
+    "phi": _BESIDE,
+    "olmo2": _BEHIND,
+    "olmo3": _BEHIND,
 }
 
 
@@ -212,6 +230,11 @@ def arguments_of(checkpoint: Checkpoint) -> Arguments:
 
 def _family_of_config(config: Mapping[str, Any]) -> Family:
     kind = config.get("model_type")
+    if isinstance(kind, str) and kind in _WITHOUT:
+        raise UnsupportedError(
+            f"no table exists for models of the type {kind!r}: {_WITHOUT[kind]}",
+            kind="unknown-rule",
+        )
     if not isinstance(kind, str) or kind not in family_names():
         raise UnsupportedError(
             f"no table exists for models of the type {kind!r}",
@@ -253,7 +276,21 @@ def _heads_of_config(config: Mapping[str, Any], checkpoint: Checkpoint) -> Heads
     queries = config.get("num_attention_heads", config.get("n_head"))
     groups = config.get("num_key_value_heads") or queries
     hidden = config.get("hidden_size", config.get("n_embd"))
-    return _heads(queries, groups, config.get("head_dim"), hidden, f"{CONFIG} of", checkpoint)
+    found = _heads(queries, groups, config.get("head_dim"), hidden, f"{CONFIG} of", checkpoint)
+    return found._replace(linear=_linear_heads(config, checkpoint))
+
+
+def _linear_heads(config: Mapping[str, Any], checkpoint: Checkpoint) -> LinearHeads | None:
+    """Return the shape of linear attention; None where a model has none."""
+    said: list[Any] = [config.get(field) for field in _LINEAR]
+    if said == [None] * len(_LINEAR):
+        return None
+    if not all(type(n) is int and 0 < n < _MAX_HEADS for n in said) or said[1] % said[0]:
+        raise UsageError(
+            f"{CONFIG} of {checkpoint.source.url} gives no linear attention: "
+            + ", ".join(f"{field} = {n!r}" for field, n in zip(_LINEAR, said, strict=True))
+        )
+    return LinearHeads(*said)
 
 
 def _heads_of_arguments(arguments: Arguments, checkpoint: Checkpoint) -> Heads:

@@ -6,14 +6,17 @@
     [counts]                         # how many numbers stand for {layer} and {expert}
     layer = "num_hidden_layers"
 
-    [shapes]                         # products and sums of the fields of config.json
+    [shapes]                         # products and sums of the fields of config.json; #field is the
+                                     # number of entries of a list
     "model.layers.{layer}.self_attn.q_proj.weight" = "num_attention_heads*head_dim hidden_size"
     "lm_head.weight" = {axes = "vocab_size hidden_size", unless = "tie_word_embeddings"}
     "model.layers.{layer}.mlp.gate.weight" = {axes = "…", layers = "first_k_dense_replace:"}
 
 `when` and `unless` name a field; `layers` gives a range, or `field=value` for the layers where a
-list (or a text, letter by letter) has that value. An empty text takes away what an extended table
-has.
+list (or a text, letter by letter) has that value. `field=value,value or other=value` takes the
+first of these fields that is there. Where none is, `every field` at the end means each layer whose
+number, from 1, that field divides, and `except every field` all others. An empty text takes away
+what an extended table has.
 """
 
 from __future__ import annotations
@@ -102,6 +105,23 @@ class ShapeTable(NamedTuple):
                 raise UsageError(f"{CONFIG} describes more than {_TENSORS:,} tensors")
         return found
 
+    def amount(self, word: str, config: Mapping[str, Any]) -> int:
+        """Return how many layers or experts a model has.
+
+        Args:
+            word: `layer` or `expert`.
+            config: its `config.json`.
+
+        Raises:
+            UsageError: neither the table nor `config` says it.
+        """
+        if word not in self.counts:
+            raise UsageError(f"the table does not say how many {word}s a model has")
+        count = _Fields(config, self.defaults).amount(self.counts[word])
+        if count > _TENSORS:
+            raise UsageError(f"{CONFIG} says {count:,} {word}s")
+        return count
+
     def layers(self, text: str, config: Mapping[str, Any]) -> frozenset[int]:
         """Return the layers that a rule's `layers` is about.
 
@@ -174,6 +194,9 @@ class _Fields:
     def _one(self, word: str) -> int:
         if word.isdecimal() and len(word) < 20:
             return int(word)
+        if word.startswith("#"):  # as many as a list has
+            entries = self._config.get(word[1:])
+            return len(entries) if isinstance(entries, list) else self._one(word[1:])
         value = self._config.get(word)
         if value is None:
             value = self._known.get(word)
@@ -193,17 +216,28 @@ class _Fields:
         Raises:
             UsageError: the field does not have one value a layer.
         """
-        field, equals, value = text.partition("=")
-        if equals:
+        if "=" in text:
+            ways = [way.partition("=") for way in text.split(" or ")]
+            there = [way for way in ways if self._config.get(way[0])]
+            if not there and not ways[-1][1]:
+                return self._every(ways[-1][0], count)
+            field, _, values = (there or ways)[0]
             said = self._config.get(field)
             if not isinstance(said, (str, list)) or len(said) != count:
                 raise UsageError(f"{CONFIG} says {field} = {said!r}, not one for each layer")
-            return [n for n, one in enumerate(said) if one == value]
+            return [n for n, one in enumerate(said) if one in values.split(",")]
         begin, colon, end = text.partition(":")
         if not colon:
             raise UsageError(f"a table says layers = {text!r}, which does not give a range")
         first = self._product(begin) if begin else 0
         return list(range(min(first, count), min(self._product(end), count) if end else count))
+
+    def _every(self, text: str, count: int) -> list[int]:
+        kept, _, field = text.rpartition("every ")
+        if kept not in ("", "except ") or not field:
+            raise UsageError(f"a table says layers = {text!r}, which does not give layers")
+        step = self.amount(field)
+        return [n for n in range(count) if ((n + 1) % step == 0) is (kept == "")]
 
 
 def require_same(

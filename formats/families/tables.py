@@ -16,6 +16,8 @@ One TOML file in `families/` for each model type of Hugging Face's `config.json`
     join = "grouped"             # how the one is made of the others: `family_joins`
     transposed = true            # Hugging Face stores [in, out]
     vocabulary = true            # the rows may end in padding
+    stored = "one less"          # than Hugging Face's elements; a word of `OFFSETS`
+    sections = ["query", "key"]  # torch_dist has these parts of it in tensors of their own
 
     [[derived]]
     hf = "model.rotary_emb.inv_freq"     # follows from the configuration: left out
@@ -36,7 +38,8 @@ One TOML file in `families/` for each model type of Hugging Face's `config.json`
     [shapes]                     # of Hugging Face's tensors: `shapes`
 
 Where implementations of Megatron-core differ, `transformer_engine` and `local`, or `sequential` and
-`grouped` experts, stand for `megatron`. `{layer}` and `{expert}` stand for numbers.
+`grouped` experts, stand for `megatron`. `{layer}` and `{expert}` stand for numbers. Where `hf` has
+no `{expert}` and the other names have, Hugging Face's tensor has all experts along its first axis.
 """
 
 from __future__ import annotations
@@ -60,9 +63,11 @@ DIALECTS = ("torchtitan", "meta", "packed")
 # How an array of MaxText differs from Hugging Face's tensor: not; divided by the root of a head's
 # width; multiplied by that of the hidden width, in float32 or as bfloat16 rounds it; one added.
 STORED = ("", "divided", "multiplied", "multiplied bfloat16", "one more")
+# What Megatron-core adds to Hugging Face's elements.
+OFFSETS = {"": 0.0, "one less": -1.0}
 SPELLINGS = ("megatron", "transformer_engine", "local", "sequential", "grouped")
 _FLAGS = ("hf", "join", "transposed", "vocabulary")
-_ENTRY_KEYS = frozenset((*SPELLINGS, *_FLAGS, "layers"))
+_ENTRY_KEYS = frozenset((*SPELLINGS, *_FLAGS, "layers", "stored", "sections"))
 _NATIVE_KEYS = frozenset((*DIALECTS, *_FLAGS, "rotated", "output"))
 _KEYS = frozenset(
     ("extends", "prefix", "config", "arguments", "model", "tensor", "derived", "maxtext",
@@ -86,6 +91,8 @@ class TableEntry(NamedTuple):
         transposed: whether Hugging Face stores the other axis first.
         vocabulary: whether its rows may end in padding.
         layers: which layers have it, as a rule of shapes says it; "" for all that it fits.
+        stored: how Megatron's elements differ from Hugging Face's, a word of `OFFSETS`.
+        sections: what follows its name where parts of its rows are tensors of their own, in order.
     """
 
     megatron: Mapping[str, Name]
@@ -94,6 +101,15 @@ class TableEntry(NamedTuple):
     transposed: bool
     vocabulary: bool
     layers: str = ""
+    stored: str = ""
+    sections: Sequence[str] = ()
+
+    @property
+    def stacked(self) -> bool:
+        """Whether Hugging Face's tensor holds all experts, each of which is one of Megatron's."""
+        return "expert" not in self.hf[0].words and any(
+            "expert" in name.words for name in self.megatron.values()
+        )
 
 
 class ArrayEntry(NamedTuple):
@@ -324,12 +340,14 @@ def _require_numbers(names: Sequence[Name], hf: Sequence[Name], table: str, *, w
         names: of one side.
         hf: of Hugging Face's.
         table: of the row.
-        whole: whether all experts may be one tensor of `names`.
+        whole: whether all experts may be one tensor of `names`; else they may be one of `hf`.
     """
     if not names or not hf:
         raise UsageError(f"a row of {table} names a tensor on one side alone")
     wanted = set(hf[0].words)
-    allowed = [wanted, wanted - {"expert"}] if whole else [wanted]
+    allowed = [wanted, wanted - {"expert"}]
+    if not whole:
+        allowed = [wanted | {"expert"}] if "expert" in names[0].words else [wanted]
     for name in (*names, *hf):
         if len(set(name.words)) != len(name.words):
             raise UsageError(f"{name.text} in the table of {table} has a number twice")
@@ -399,14 +417,36 @@ def _entry(entry: Mapping[str, Any], name: str) -> TableEntry:
         raise UsageError(f"a row of {name} says layers = {entry['layers']!r}, not a text")
     spelled = {key: Name.of(entry[key]) for key in SPELLINGS if key in entry}
     _require_numbers(tuple(spelled.values()), _names(entry["hf"]), name, whole=False)
-    return TableEntry(
+    found = TableEntry(
         spelled,
         _names(entry["hf"]),
         Join(entry.get("join", "whole")),
         entry.get("transposed", False),
         entry.get("vocabulary", False),
         entry.get("layers", ""),
+        entry.get("stored", ""),
+        tuple(entry.get("sections", ())),
     )
+    _require_possible(found, name)
+    return found
+
+
+def _require_possible(entry: TableEntry, name: str) -> None:
+    """Refuse a row whose words do not go together."""
+    said = entry.hf[0].text
+    if entry.stored not in OFFSETS:
+        raise UsageError(
+            f"the table of {name} says stored = {entry.stored!r} of {said}",
+            hint=f"known: {', '.join(list(OFFSETS)[1:])}",
+        )
+    if entry.stored and (entry.join is not Join.WHOLE or entry.stacked or entry.transposed):
+        raise UsageError(f"the table of {name} joins or turns {said}, which is stored otherwise")
+    if entry.stacked and (len(entry.hf) > 1 or entry.join not in (Join.WHOLE, Join.ALTERNATE)):
+        raise UsageError(f"the table of {name} joins {said}, which holds all experts")
+    if not entry.stacked and entry.join is Join.ALTERNATE:
+        raise UsageError(f"the table of {name} says that {said} alternates: only experts do")
+    if not all(isinstance(section, str) and section for section in entry.sections):
+        raise UsageError(f"the table of {name} gives {said} sections that are no names")
 
 
 def _native(entry: Mapping[str, Any], name: str) -> NativeEntry:

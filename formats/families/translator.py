@@ -1,8 +1,9 @@
 """Translate tensors between Megatron-core's spelling and Hugging Face's, optimizer state and all.
 
-A parameter of one side is one of the other, or is made of several (`family_joins`). Masters,
-moments and averages are made as their parameter is. Nothing is computed: every element of the
-result is an element of the source, so that going there and back gives the same bits.
+A parameter of one side is one of the other, or is made of several (`joins`, `experts`). Masters,
+moments and averages are made as their parameter is. Every element of the result is an element of
+the source, so that going there and back gives the same bits; the one exception is a row that says
+how its elements are `stored` (`offsets`).
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ from ftckpt.formats.state.transposing import transposed
 from ftckpt.transfer.content import Content, Copy, TargetTensor
 from ftckpt.transfer.request.parameters import parameter_names, parted
 
+from .experts import Stack, stacked, unstacked
 from .joins import Heads, part_rows, runs
 from .names import Name
-from .tables import Family, TableEntry
+from .offsets import added, is_changed
+from .sections import joined_sections
+from .tables import OFFSETS, Family, TableEntry
 
 
 class Naming(StrEnum):
@@ -87,6 +91,14 @@ class Translator:
                     hint=f"--config FILE: the {CONFIG} of the model",
                 )
             self._layers[text] = family.shapes.layers(text, config)
+        self._experts = 0
+        if any(entry.stacked for entry in family.entries):
+            if not config or family.shapes is None:
+                raise UsageError(
+                    f"nothing here says how many experts {family.name} has",
+                    hint=f"--config FILE: the {CONFIG} of the model",
+                )
+            self._experts = family.shapes.amount("expert", config)
         self._family = family
         self._heads = heads
         self._rows = true_vocab_size
@@ -144,10 +156,14 @@ class Translator:
                 that its axes can be exchanged.
             UsageError: a shape that does not fit the heads, fewer rows than the true vocabulary.
         """
+        content = joined_sections(content, self._family)
+        content = self._offset(content, Naming.MEGATRON)
         parameters = parameter_names(content.tensors.values())
         turned: dict[str, TargetTensor] = {}
         made: dict[str, list[str]] = {}
         results: list[TargetTensor] = []
+        wholes: dict[tuple[str, str, str], dict[int, TargetTensor]] = {}
+        stacks: dict[tuple[str, str, str], TableEntry] = {}
         left_out: list[str] = []
         for key, wanted in content.tensors.items():
             if _is_foreign(wanted):
@@ -158,15 +174,47 @@ class Translator:
             if found is None:
                 left_out.append(key)
                 continue
+            if found.entry.stacked:
+                name = found.entry.hf[0].fill(found.numbers) + rest
+                whole = wanted.component, wanted.kind.value, name
+                stacks[whole] = found.entry
+                number = int(found.numbers["expert"])
+                if number in wholes.setdefault(whole, {}):
+                    raise UnsupportedError(
+                        f"{key} and {wholes[whole][number].key} become one part of {name}",
+                        tensor=key,
+                    )
+                wholes[whole][number] = wanted
+                continue
             parts = list(self._parts(wanted, found.entry))
-            for name, part in zip(found.entry.hf, parts, strict=True):
-                new = part._replace(name=name.fill(found.numbers) + rest)
+            for part_name, part in zip(found.entry.hf, parts, strict=True):
+                new = part._replace(name=part_name.fill(found.numbers) + rest)
                 if found.entry.transposed and len(new.shape) == 2:
                     turned[new.key] = new
                 results.append(new)
                 made.setdefault(key, []).append(new.key)
-        content = _renamed(content, results, made, left_out)
+        counters = {w: next(iter(p.values())) for w, p in wholes.items() if _is_scalar_of(p)}
+        results += [one._replace(name=whole[2]) for whole, one in counters.items()]
+        content, more = stacked(
+            content,
+            {w: (stacks[w], parts) for w, parts in wholes.items() if w not in counters},
+            self._experts,
+        )
+        content = _renamed(content, [*results, *more], made, left_out)
         return transposed(content, turned)
+
+    def _offset(self, content: Content, side: Naming) -> Content:
+        """Return the content with the elements that the other side stores of them."""
+        if not any(entry.stored for entry in self._family.entries):
+            return content
+        numbers = {}
+        for key, wanted in content.tensors.items():
+            if not _is_foreign(wanted) and is_changed(wanted):
+                found = self.find(wanted.name, side)
+                if found is not None and found.entry.stored:
+                    number = OFFSETS[found.entry.stored]
+                    numbers[key] = number if side is Naming.HUGGING_FACE else -number
+        return added(content, numbers)
 
     def _parts(self, wanted: TargetTensor, entry: TableEntry) -> Iterator[TargetTensor]:
         """Yield the parts of one tensor of Megatron's, still under its name."""
@@ -207,8 +255,10 @@ class Translator:
                 parts, or that is not stored so that its axes can be exchanged.
             UsageError: a shape that does not fit the heads, fewer rows than the true vocabulary.
         """
+        content = self._offset(content, Naming.HUGGING_FACE)
         content = transposed(content, self._to_turn(content))
         parameters = parameter_names(content.tensors.values())
+        content, experts = unstacked(content, self._stacks(content))
         wholes: dict[tuple[str, str, str], dict[int, TargetTensor]] = {}
         places: dict[tuple[str, str, str], TableMatch] = {}
         made: dict[str, list[str]] = {}
@@ -222,6 +272,15 @@ class Translator:
             found = self.find(parameter, Naming.HUGGING_FACE)
             if found is None:
                 left_out.append(key)
+                continue
+            if key in experts:
+                others += experts[key]
+                made[key] = [one.key for one in experts[key]]
+                continue
+            if found.entry.stacked:  # a counter of all of them
+                for number in range(self._experts):
+                    name = self._spelled(found, number) + rest
+                    others.append(wanted._replace(name=name))
                 continue
             name = self._spelled(found) + rest
             whole = wanted.component, wanted.kind.value, name
@@ -245,13 +304,26 @@ class Translator:
         for key, wanted in content.tensors.items():
             if len(wanted.shape) == 2 and not _is_foreign(wanted):
                 found = self.find(parted(wanted, parameters)[0], Naming.HUGGING_FACE)
-                if found is not None and found.entry.transposed:
+                if found is not None and found.entry.transposed and not found.entry.stacked:
                     turned[key] = wanted
         return turned
 
-    def _spelled(self, found: TableMatch) -> str:
+    def _stacks(self, content: Content) -> Iterator[Stack]:
+        """Yield the tensors that hold all experts of a layer."""
+        parameters = parameter_names(content.tensors.values())
+        for wanted in content.tensors.values():
+            if _is_foreign(wanted) or _is_scalar(wanted):
+                continue
+            parameter, rest = parted(wanted, parameters)
+            found = self.find(parameter, Naming.HUGGING_FACE)
+            if found is not None and found.entry.stacked:
+                numbers = range(self._experts)
+                yield Stack(found.entry, wanted, [self._spelled(found, n) + rest for n in numbers])
+
+    def _spelled(self, found: TableMatch, expert: int | None = None) -> str:
         spelled = found.entry.megatron
-        return next(spelled[key] for key in self._spellings if key in spelled).fill(found.numbers)
+        numbers = found.numbers if expert is None else {**found.numbers, "expert": str(expert)}
+        return next(spelled[key] for key in self._spellings if key in spelled).fill(numbers)
 
     def _joined(
         self, name: str, parts: Mapping[int, TargetTensor], place: TableMatch
@@ -301,6 +373,10 @@ def _is_foreign(wanted: TargetTensor) -> bool:
 def _is_scalar(wanted: TargetTensor) -> bool:
     """Whether a tensor counts something of its parameter and is not shaped like it."""
     return wanted.shape in ((), (1,)) and wanted.kind == "other"
+
+
+def _is_scalar_of(parts: Mapping[int, TargetTensor]) -> bool:
+    return _is_scalar(next(iter(parts.values())))
 
 
 def _rows(shape: Sequence[int], begin: int, rows: int) -> Box:

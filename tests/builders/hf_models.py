@@ -48,7 +48,7 @@ class Model:
 
     @property
     def sparse(self) -> bool:
-        return self.name in ("mixtral", "qwen3_moe")
+        return self.name in ("mixtral", "qwen2_moe", "qwen3_moe")
 
     def config(self) -> dict[str, Any]:
         """Return what its `config.json` says, in transformers' own words."""
@@ -79,7 +79,9 @@ class Model:
             found["sliding_window"] = None
         if self.name == "mixtral":
             found |= {"num_local_experts": self.experts, "num_experts_per_tok": 2}
-        if self.name == "qwen3_moe":
+        if self.name == "qwen2_moe":
+            found["shared_expert_intermediate_size"] = self.ffn
+        if self.name in ("qwen2_moe", "qwen3_moe"):
             found |= {
                 "num_experts": self.experts, "num_experts_per_tok": 2, "norm_topk_prob": True,
                 "moe_intermediate_size": self.ffn, "decoder_sparse_step": 1, "mlp_only_layers": [],
@@ -95,7 +97,8 @@ class Model:
             "k_proj": keys, "v_proj": keys, "query_key_value": 3 * queries, "c_attn": 3 * queries,
             "gate_proj": self.ffn, "up_proj": self.ffn, "w1": self.ffn, "w3": self.ffn,
             "dense_h_to_4h": self.ffn, "c_fc": self.ffn, "gate": self.experts, "wpe": 16,
-            "q_norm": self.width, "k_norm": self.width,
+            "q_norm": self.width, "k_norm": self.width, "qkv_proj": queries + 2 * keys,
+            "gate_up_proj": 2 * self.ffn, "shared_expert_gate": 1,
         }.get(leaf, self.hidden)  # fmt: skip
         if leaf in ("embed_tokens", "lm_head", "embed_in", "embed_out", "wte"):
             rows = VOCAB

@@ -20,7 +20,7 @@ def rules_of(args: Arguments, held: Iterable[LocalTensor]) -> Rules:
         held: the model's tensors in the files of its ranks.
     """
     values = {"gated": int(any(args.flag(name) for name in _GATED))}
-    return built_in("megatron", values | _state_space(args) | _latent(args, held))
+    return built_in("megatron", values | _state_space(args) | _delta(args) | _latent(args, held))
 
 
 def _state_space(args: Arguments) -> dict[str, int]:
@@ -34,6 +34,19 @@ def _state_space(args: Arguments) -> dict[str, int]:
     if not heads or not groups:
         return {}
     return {"mamba_inner": heads * width, "mamba_groups": groups, "mamba_heads": heads}
+
+
+def _delta(args: Arguments) -> dict[str, int]:
+    """Return the sizes of the sub-blocks of linear attention; none where they are not recorded.
+
+    Source: `GatedDeltaNet` in megatron/core/ssm.
+    """
+    keys = args.count("linear_num_key_heads") * args.count("linear_key_head_dim")
+    heads = args.count("linear_num_value_heads")
+    values = heads * args.count("linear_value_head_dim")
+    if not keys or not values:
+        return {}
+    return {"delta_keys": keys, "delta_values": values, "delta_heads": heads}
 
 
 def _latent(args: Arguments, held: Iterable[LocalTensor]) -> dict[str, int]:

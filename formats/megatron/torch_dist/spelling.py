@@ -40,6 +40,10 @@ _LATENT = ".linear_kv_down_proj.weight"
 _OTHERWISE = (
     (re.compile(r".*\.experts\.weight[12]"), "all experts of a rank in one matrix"),
     (re.compile(r".*\.mixer\.(?:in_proj|conv1d)\b.*"), "the parts of a state-space layer packed"),
+    (
+        re.compile(r".*\.self_attention\.(?:in_proj|conv1d)\b.*"),
+        "the parts of linear attention packed",
+    ),
     (re.compile(r"language_model\..*|.*\.query_key_value\..*"), "names of before Megatron-Core"),
 )
 

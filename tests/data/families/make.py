@@ -27,6 +27,11 @@ LATENT = {
 }  # fmt: skip
 SPARSE = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 QWEN = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+DELTA = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 5,
+    "linear_value_head_dim": 6, "linear_conv_kernel_dim": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
     "llama": COMMON,
     "mistral": COMMON,
@@ -35,11 +40,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen2_moe": PLAIN | QWEN | {"shared_expert_intermediate_size": 24},
     "qwen3": COMMON | {"tie_word_embeddings": True},
     "qwen3_next": COMMON | QWEN | {
-        "shared_expert_intermediate_size": 24, "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4, "linear_key_head_dim": 5, "linear_value_head_dim": 6,
-        "linear_conv_kernel_dim": 4,
-        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "shared_expert_intermediate_size": 24, **DELTA,
     },
+    "qwen3_5_text": COMMON | DELTA,
+    "qwen3_5_moe_text": COMMON | QWEN | DELTA | {"shared_expert_intermediate_size": 24},
     "qwen3_moe": COMMON | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
     "deepseek_v2": PLAIN | LATENT | {"q_lora_rank": None},
     "deepseek_v3": PLAIN | LATENT,
@@ -50,6 +54,12 @@ MODELS: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
     },
     "gpt_oss": COMMON | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "phi3": PLAIN,
+    "nemotron_h": COMMON | SPARSE | {
+        "layers_block_type": ["linear_attention", "full_attention", "mlp", "moe"],
+        "ssm_state_size": 6, "mamba_num_heads": 4, "mamba_head_dim": 8, "n_groups": 2,
+        "conv_kernel": 4, "moe_shared_expert_intermediate_size": 24, "num_hidden_layers": None,
+    },
     "minimax_m2": COMMON | {"num_local_experts": 4, "num_experts_per_tok": 2},
 }  # fmt: skip
 

@@ -16,7 +16,7 @@ from ftckpt.checkpoint import Checkpoint
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import FtckptError, UnsupportedError, UsageError
 from ftckpt.formats.families import to_hugging_face, to_megatron
-from ftckpt.formats.families.joins import Heads, Join, part_rows, runs
+from ftckpt.formats.families.joins import Heads, Join, LinearHeads, part_rows, runs
 from ftckpt.formats.families.tables import Family, built_by_arguments, family
 from ftckpt.formats.safetensors.writer import SafetensorsWriter
 from ftckpt.formats.state.rule_tables import built_in
@@ -58,7 +58,7 @@ def shape_of(name: str, heads: Heads) -> tuple[int, ...]:
         "c_attn": heads.rows, "gate_proj": FFN, "up_proj": FFN, "w1": FFN, "w3": FFN,
         "dense_h_to_4h": FFN, "c_fc": FFN, "embed_tokens": VOCABULARY, "lm_head": VOCABULARY,
         "embed_in": VOCABULARY, "embed_out": VOCABULARY, "wte": VOCABULARY, "gate": EXPERTS,
-        "wpe": 7,
+        "wpe": 7, "qkv_proj": heads.rows, "gate_up_proj": 2 * FFN, "shared_expert_gate": 1,
     }.get(leaf, HIDDEN)  # fmt: skip
     inner = {"o_proj": queries, "down_proj": FFN, "w2": FFN, "dense_4h_to_h": FFN}
     into = inner.get(leaf, FFN if ".mlp.c_proj" in name else HIDDEN)
@@ -259,6 +259,9 @@ def test_what_the_configuration_gives_is_left_out_and_said(tmp_path: Path) -> No
             "no table exists for models of the type 'bert'",
         ),
         ([], {"model_type": None}, UnsupportedError, "no table exists for models"),
+        ([], {"model_type": [1]}, UnsupportedError, "no table exists for models"),
+        ([], {"model_type": "falcon"}, UnsupportedError, "'falcon': its attention and its MLP"),
+        ([], {"model_type": "olmo2"}, UnsupportedError, "'olmo2': no norm stands in front"),
         ([], {"num_attention_heads": 4, "num_key_value_heads": 3}, UsageError, "give no attention"),
         ([], {"num_attention_heads": 0}, UsageError, "give no attention"),
         ([], {"head_dim": "4"}, UsageError, "give no attention"),
@@ -360,6 +363,7 @@ def test_the_family_may_be_said_where_arguments_cannot_tell(tmp_path: Path) -> N
         ({}, "llama"),
         ({"add_qkv_bias": True}, "qwen2"),
         ({"qk_layernorm": True}, "qwen3"),
+        ({"add_qkv_bias": True, "num_experts": 4, "moe_shared_expert_gate": True}, "qwen2_moe"),
         ({"num_experts": 4}, "mixtral"),
         ({"qk_layernorm": True, "num_experts": 4}, "qwen3_moe"),
     ],
@@ -421,15 +425,25 @@ def test_real_checkpoints_of_megatron(name: str, tmp_path: Path) -> None:
 
 
 HEAD_COUNTS = st.builds(
-    lambda each, groups, width: Heads(each * groups, groups, width),
-    st.integers(1, 5), st.integers(1, 5), st.integers(1, 4),
+    lambda each, groups, width, wide: Heads(
+        each * groups, groups, width, LinearHeads(groups, each * groups, width, wide)
+    ),
+    st.integers(1, 5), st.integers(1, 5), st.integers(1, 4), st.integers(1, 4),
 )  # fmt: skip
 
 
 @given(HEAD_COUNTS, st.sampled_from(list(Join)), st.integers(1, 4))
 def test_runs_tile_the_whole_and_every_part(heads: Heads, join: Join, parts: int) -> None:
-    rows = {Join.WHOLE: 7, Join.STACKED: 6 * parts}.get(join, heads.rows)
-    count = {Join.WHOLE: 1, Join.STACKED: parts, Join.GROUPED: 3}.get(join, 1)
+    assert heads.linear is not None
+    rows = {
+        Join.WHOLE: 7, Join.STACKED: 6 * parts, Join.ALTERNATE: 2 * parts,
+        Join.GATED: heads.rows + heads.queries * heads.width,
+        Join.DELTA: heads.linear.keys * sum(heads.linear.blocks),
+    }.get(join, heads.rows)  # fmt: skip
+    counts = {
+        Join.STACKED: parts, Join.GROUPED: 3, Join.GATED: 3, Join.DELTA: 2 + 2 * (parts % 2),
+    }  # fmt: skip
+    count = counts.get(join, 1)
     sizes = part_rows(join, count, rows, heads)
     assert sizes is not None
     assert sum(sizes) == rows
@@ -448,14 +462,18 @@ def test_runs_tile_the_whole_and_every_part(heads: Heads, join: Join, parts: int
 def test_rows_that_do_not_fit_have_no_parts() -> None:
     assert part_rows(Join.STACKED, 2, 7, HEADS) is None
     assert part_rows(Join.GROUPED, 3, HEADS.rows + 1, HEADS) is None
+    assert part_rows(Join.GATED, 3, HEADS.rows, HEADS) is None
+    assert part_rows(Join.DELTA, 2, 10, HEADS) is None
+    assert part_rows(Join.DELTA, 2, 10, HEADS._replace(linear=LinearHeads(2, 4, 3, 5))) is None
+    assert part_rows(Join.ALTERNATE, 1, 5, HEADS) is None
 
 
 RULES = {"gpt2": "gpt2", "gpt_neox": "neox", "llama": "llama", "llama3.1": "llama",
          "mistral": "llama", "mixtral": "mixtral", "qwen2": "qwen",
-         "qwen3": "qwen", "qwen3_moe": "qwen"}  # fmt: skip
+         "qwen2_moe": "qwen", "qwen3": "qwen", "qwen3_moe": "qwen"}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", built_by_arguments())
+@pytest.mark.parametrize("name", RULES)
 def test_every_name_of_a_family_has_a_split_rule_that_fits_megatrons(name: str) -> None:
     """The two tables were written from two sources: they must cut the same parameters."""
     theirs, ours = built_in(RULES[name]), built_in("megatron", {"gated": 1})

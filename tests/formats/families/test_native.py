@@ -23,7 +23,7 @@ from ftckpt import api
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import FtckptError, UnsupportedError, UsageError
 from ftckpt.formats.families import family_names
-from ftckpt.formats.families.tables import family
+from ftckpt.formats.families.tables import built_by_arguments, family
 from tests.builders.checkpoints import open_checkpoint
 from tests.json_run import ftckpt_json
 
@@ -31,18 +31,23 @@ DATA = Path(__file__).parents[2] / "data" / "families"
 MODELS = json.loads((DATA / "models.json").read_text())["models"]
 JUDGED = "cc147342bc0292d234b9dc5c1ce609cff0dc9e5ef696fd24d7b2a53fdfb0fc55"
 BRIDGE = json.loads((DATA / "bridge.json").read_text())["families"]
+BRIDGED = json.loads((DATA / "bridge_tensors.json").read_text())
 TITAN = ("llama", "qwen3", "qwen3_moe", "deepseek_v3", "gpt_oss")
 PACKED = (
     "mixtral",
     "qwen2_moe",
     "qwen3_moe",
     "qwen3_next",
+    "qwen3_5_moe_text",
     "deepseek_v2",
     "deepseek_v3",
     "glm4_moe",
     "minimax_m2",
 )
-MEGATRON = ("deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "glm4_moe", "minimax_m2")
+MEGATRON = (
+    "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "glm4_moe", "gpt_oss", "minimax_m2",
+    "nemotron_h", "phi3", "qwen2_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next",
+)  # fmt: skip
 
 
 def tensors_of(shapes: Mapping[str, list[int]], seed: int = 3) -> dict[str, Any]:
@@ -50,10 +55,44 @@ def tensors_of(shapes: Mapping[str, list[int]], seed: int = 3) -> dict[str, Any]
     import torch
 
     torch.manual_seed(seed)
-    return {
+    found = {
         name: torch.randn(shape).to(torch.float32 if "bias" in name else torch.bfloat16)
         for name, shape in shapes.items()
     }
+    for name, value in found.items():  # near to one, so that one less is exact
+        if name.endswith("linear_attn.norm.weight"):
+            value.mul_(0.1).add_(1)
+    return found
+
+
+def judged(name: str) -> dict[str, Any]:
+    """The weights that Megatron-Bridge was asked about; some of them are rounded by one less."""
+    import torch
+
+    if name == "gpt_oss_mxfp4":
+        return mxfp4(tensors_of(MODELS["gpt_oss"]["stored"]))
+    weights = tensors_of(MODELS[name]["stored"])
+    for key, value in weights.items():
+        if key.endswith("linear_attn.norm.weight"):
+            value.copy_(torch.randn(value.shape))
+    return weights
+
+
+def mxfp4(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """GPT-OSS as it was published: codes and scales of 4 experts of width 64."""
+    import torch
+
+    found = dict(weights)
+    for key in weights:
+        rows, blocks = (128, 1) if key.endswith("gate_up_proj") else (32, 2)
+        if key.endswith(("gate_up_proj", "down_proj")):
+            del found[key]
+            code = torch.randint(256, (4, rows, blocks, 16), dtype=torch.uint8)
+            found[f"{key}_blocks"] = code
+            found[f"{key}_scales"] = torch.randint(119, 131, (4, rows, blocks), dtype=torch.uint8)
+        elif key.endswith("gate_up_proj_bias"):
+            found[key] = torch.randn(4, 128)
+    return found
 
 
 def save_folder(folder: Path, name: str, weights: Mapping[str, Any], **config: Any) -> Path:
@@ -716,14 +755,279 @@ def test_megatrons_names_there_and_back(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nothing says what the model"):
         convert(str(tmp_path / "none"))
     said = json.loads(Path(config).read_text())
-    Path(config).write_text(json.dumps({**said, "num_hidden_layers": 4}))
-    with pytest.raises(UsageError, match=r"tensors? missing"):
+    more: dict[str, Any] = {"num_hidden_layers": 4}
+    if name == "nemotron_h":
+        more = {"layers_block_type": [*said["layers_block_type"], "mlp"]}
+    Path(config).write_text(json.dumps({**said, **more}))
+    with pytest.raises(UsageError, match=r"tensors? missing|not one for each layer"):
         convert(str(tmp_path / "more"), config=config)
-    with pytest.raises(UnsupportedError, match="which arguments of Megatron-core make"):
+    Path(config).write_text(json.dumps(said))
+    if name in built_by_arguments():
+        return
+    with pytest.raises(
+        UnsupportedError, match=r"which arguments of Megatron-core|not a parameter of"
+    ):
         api.convert(
             str(tmp_path / "hf"), str(tmp_path / "job"), "megatron", names="megatron", only="model"
         )
     assert not {"none", "more", "job"} & {one.name for one in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize("name", BRIDGED)
+def test_megatron_bridge_makes_the_same_tensors(name: str, tmp_path: Path) -> None:
+    """`make_bridge_tensors.py` ran its mapping classes on these weights."""
+    import torch
+
+    weights = judged(name)
+    said: dict[str, Any] = {}
+    if name == "gpt_oss_mxfp4":
+        weights = {key: v.bfloat16() if v.is_floating_point() else v for key, v in weights.items()}
+        said = {"intermediate_size": 64, "quantization_config": {"quant_method": "mxfp4"}}
+    save_folder(tmp_path / "hf", name.removesuffix("_mxfp4"), weights, **said)
+    api.convert(
+        str(tmp_path / "hf"), str(tmp_path / "m"), "safetensors", only="model", names="megatron",
+        spelling=("grouped",), dtype="bf16" if said else "",
+    )  # fmt: skip
+    theirs = BRIDGED[name]["tensors"]
+    found = held(tmp_path / "m")
+    assert len(found) > 20
+    for key, value in found.items():
+        raw = value.contiguous().view(torch.uint8).numpy().tobytes()
+        assert hashlib.sha256(raw).hexdigest()[:32] == theirs[key], key
+    if said:
+        return
+    api.convert(
+        str(tmp_path / "m"), str(tmp_path / "back"), "safetensors", names="hf",
+        config=str(tmp_path / "hf/config.json"),
+    )  # fmt: skip
+    for key in weights:
+        if key.endswith("linear_attn.norm.weight"):
+            weights[key] = weights[key] - 1 + 1
+    require_equal(held(tmp_path / "back"), weights)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("qwen3_next", {"layer_types": None, "full_attention_interval": 2}),
+        ("qwen3_5_text", {"layer_types": None, "full_attention_interval": 2}),
+        ("nemotron_h", {
+            "layers_block_type": None, "hybrid_override_pattern": "M*-E", "num_hidden_layers": 4,
+        }),
+        ("nemotron_h", {"layers_block_type": ["mamba", "attention", "mlp", "moe"]}),
+    ],
+)  # fmt: skip
+def test_other_words_for_the_kinds_of_layers(name: str, change: dict[str, Any]) -> None:
+    """What stands in the `config.json` of published models."""
+    table = family(name)
+    assert table.shapes is not None
+    config = MODELS[name]["config"]
+    assert table.shapes.tensors({**config, **change}) == table.shapes.tensors(config)
+    rules = {entry.layers for entry in table.entries if entry.layers}
+    assert rules
+    for rule in rules:
+        wanted = table.shapes.layers(rule, config)
+        assert table.shapes.layers(rule, {**config, **change}) == wanted
+        assert len(wanted) in (1, 2)
+
+
+def test_experts_of_megatron_and_of_the_config_are_the_same(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    _, found = megatron_weights("gpt_oss", tmp_path)
+    said = MODELS["gpt_oss"]["config"]
+    config = tmp_path / "c.json"
+
+    def back(folder: str, weights: Mapping[str, Any], experts: int) -> None:
+        config.write_text(json.dumps({**said, "num_local_experts": experts}))
+        (tmp_path / folder).mkdir()
+        save_file(dict(weights), tmp_path / folder / "model.safetensors")
+        api.convert(
+            str(tmp_path / folder), str(tmp_path / f"{folder}-hf"), "safetensors", names="hf",
+            config=str(config),
+        )  # fmt: skip
+
+    fewer = {key: v for key, v in found.items() if "local_experts.2.linear_fc2.weight" not in key}
+    with pytest.raises(UnsupportedError, match="holds 4 experts; missing: 2"):
+        back("fewer", fewer, 4)
+    with pytest.raises(UnsupportedError, match="holds 3 experts; there: 3"):
+        back("more", found, 3)
+    with pytest.raises(UnsupportedError, match="holds 5 experts; missing: 4"):
+        back("less", found, 5)
+    key = "decoder.layers.0.mlp.experts.local_experts.1.linear_fc1.weight"
+    with pytest.raises(UnsupportedError, match="differ in type or shape"):
+        back("types", {**found, key: found[key].float()}, 4)
+    twice = {**found, "decoder.layers.0.mlp.experts.linear_fc1.weight1": found[key].clone()}
+    with pytest.raises(UnsupportedError, match="become one part of"):
+        back("twice", twice, 4)
+    (tmp_path / "hf/config.json").write_text(json.dumps({**said, "num_local_experts": 3}))
+    with pytest.raises(UsageError, match="does not hold the 3 experts"):
+        api.convert(str(tmp_path / "hf"), str(tmp_path / "m3"), "safetensors", names="megatron")
+
+
+@given(data=st.data())
+def test_any_bytes_of_moved_experts_can_be_read(data: st.DataObject) -> None:
+    """In pieces of any size: one expert of a stack, and a stack of experts."""
+    import numpy as np
+
+    from ftckpt.formats.families import experts
+
+    count, half, width = (data.draw(st.integers(1, 4)) for _ in range(3))
+    turned, alternate = data.draw(st.booleans()), data.draw(st.booleans())
+    shape = (2 * half, width) if turned or data.draw(st.booleans()) else (2 * half,)
+    apart = np.arange(count * np.prod(shape), dtype=np.float32).reshape(count, *shape)
+    mixed = apart
+    if alternate:
+        mixed = apart.reshape(count, 2, half, -1).swapaxes(1, 2).reshape(apart.shape)
+    whole = np.ascontiguousarray(mixed.swapaxes(1, 2) if turned else mixed)
+    dtype = SimpleNamespace(nbytes=lambda n: 4 * n, itemsize=4)
+    stack: Any = SimpleNamespace(key="s", shape=whole.shape, dtype=dtype, values=whole)
+    each: list[Any] = [
+        SimpleNamespace(key=str(n), shape=shape, dtype=dtype, values=one)
+        for n, one in enumerate(apart)
+    ]
+
+    def read_box(_: object, info: Any, box: Any) -> Any:
+        assert all(n > 0 for n in box.sizes)
+        places = zip(box.offsets, box.sizes, info.shape, strict=True)
+        assert all(0 <= begin < begin + size <= whole for begin, size, whole in places)
+        return info.values[tuple(slice(o, o + n) for o, n in zip(*box, strict=True))]
+
+    number = data.draw(st.integers(0, count - 1))
+    cut = experts._Moved([(stack, number)], shape, turned, int(alternate))
+    joined = experts._Moved([(one, None) for one in each], whole.shape[1:], turned, -alternate)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experts, "read_box", read_box)
+        patch.setattr(experts, "_BLOCK", data.draw(st.sampled_from([1, 16, 1 << 20])))
+        patch.setattr(experts, "_MOST", data.draw(st.sampled_from([0, 1 << 20])))
+        for moved, wanted in ((cut, apart[number].tobytes()), (joined, whole.tobytes())):
+            begin = data.draw(st.integers(0, len(wanted) - 1))
+            end = data.draw(st.integers(begin + 1, len(wanted)))
+            out = bytearray(end - begin)
+            experts._fill(experts._Kept(stack), stack, moved, begin, memoryview(out))
+            assert bytes(out) == wanted[begin:end]
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ('megatron = "a"\nhf = "b"\nstored = "two less"', "stored = 'two less'"),
+        (
+            'megatron = "a"\nhf = ["b", "c"]\njoin = "stacked"\nstored = "one less"',
+            "joins or turns",
+        ),
+        ('megatron = "a.{expert}"\nhf = ["b", "c"]\njoin = "stacked"', "holds all experts"),
+        ('megatron = "a"\nhf = "b"\njoin = "alternate"', "only experts do"),
+        ('megatron = "a"\nhf = "b"\nsections = [3]', "sections that are no names"),
+        ('sequential = "a.{expert}"\ngrouped = "b"\nhf = "c"', "does not have the numbers"),
+    ],
+)
+def test_words_that_do_not_go_together(row: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(f"[[tensor]]\n{row}\n")
+    with pytest.raises(UsageError, match=says):
+        family(str(tmp_path / "mine.toml"))
+
+
+SECTIONS = {
+    "qwen3_next": {
+        "self_attention.in_proj.weight": [
+            ("query", 10), ("key", 10), ("value", 24), ("z", 24), ("beta", 4), ("alpha", 4),
+        ],
+        "self_attention.conv1d.weight": [("query", 10), ("key", 10), ("value", 24)],
+    },
+    "nemotron_h": {
+        "mixer.in_proj.weight": [("z", 32), ("x", 32), ("B", 12), ("C", 12), ("dt", 4)],
+        "mixer.conv1d.weight": [("x", 32), ("B", 12), ("C", 12)],
+        "mixer.conv1d.bias": [("x", 32), ("B", 12), ("C", 12)],
+    },
+}  # fmt: skip
+
+
+def megatron_weights(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The same weights by Hugging Face's names and, in a folder, by Megatron-core's."""
+    weights = tensors_of(MODELS[name]["stored"])
+    save_folder(folder / "hf", name, weights)
+    api.convert(
+        str(folder / "hf"), str(folder / "m"), "safetensors", only="model", names="megatron"
+    )
+    return weights, held(folder / "m")
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_what_torch_dist_stores_in_sections_is_put_together(name: str, tmp_path: Path) -> None:
+    """`_split_tensor_factory` of megatron/core/ssm saves these parts under names of their own."""
+    from safetensors.torch import save_file
+
+    weights, found = megatron_weights(name, tmp_path)
+    for key in list(found):
+        for tail, sections in SECTIONS[name].items():
+            if key.endswith(tail):
+                parts = found.pop(key).split([rows for _, rows in sections])
+                for (section, _), part in zip(sections, parts, strict=True):
+                    found[f"{key}.{section}"] = part.clone()
+    convert = partial(
+        api.convert, to="safetensors", names="hf", config=str(tmp_path / "hf/config.json")
+    )
+    for folder in ("cut", "short"):
+        (tmp_path / folder).mkdir()
+    save_file(found, tmp_path / "cut/model.safetensors")
+    convert(str(tmp_path / "cut"), str(tmp_path / "back"))
+    require_equal(held(tmp_path / "back"), weights)
+    gone = next(key for key in found if key.endswith(f".{sections[1][0]}"))
+    del found[gone]
+    save_file(found, tmp_path / "short/model.safetensors")
+    with pytest.raises(UnsupportedError, match=r"is made of \d parts, and"):
+        convert(str(tmp_path / "short"), str(tmp_path / "none"))
+
+
+def tensor_rank(name: str, value: Any, rank: int) -> Any:
+    """The part of a tensor of Qwen3-Next that one of two tensor-parallel ranks has."""
+    import torch
+
+    def cut(parts: Any) -> Any:
+        return torch.cat([part.chunk(2)[rank] for part in parts])
+
+    for tail, sections in SECTIONS["qwen3_next"].items():
+        if name.endswith(tail):
+            return cut(value.split([rows for _, rows in sections]))
+    if name.endswith("linear_fc1.weight"):
+        return cut(value.chunk(2))
+    if name.endswith(("linear_fc2.weight", "linear_proj.weight", "out_proj.weight")):
+        return value.chunk(2, 1)[rank].clone()
+    if "norm" in name or name.endswith(("router.weight", "gate_weight")):
+        return value
+    if name.endswith(("word_embeddings.weight", "output_layer.weight")):  # padded
+        value = torch.cat([value, value[:1]])
+    return value.chunk(2)[rank].clone()
+
+
+def test_legacy_ranks_of_linear_attention(tmp_path: Path) -> None:
+    """Two tensor-parallel ranks, each with its own q, k, v, z, b and a."""
+    import torch
+
+    config = MODELS["qwen3_next"]["config"]
+    weights, found = megatron_weights("qwen3_next", tmp_path)
+    said = {
+        "num_layers": 3, "hidden_size": 32, "num_attention_heads": 4, "num_query_groups": 2,
+        "group_query_attention": True, "kv_channels": 10, "swiglu": True, "num_experts": 4,
+        "layernorm_zero_centered_gamma": True, "attention_output_gate": True,
+        "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 1, "world_size": 2,
+        **{key: value for key, value in config.items() if key.startswith("linear_")},
+    }  # fmt: skip
+    for rank in range(2):
+        state = {key: tensor_rank(key, value, rank) for key, value in found.items()}
+        place = tmp_path / f"iter_0000007/mp_rank_0{rank}"
+        place.mkdir(parents=True)
+        held_args = SimpleNamespace(**said)
+        torch.save(
+            {"model": state, "args": held_args, "iteration": 7, "checkpoint_version": 3.0},
+            place / "model_optim_rng.pt",
+        )
+    api.convert(
+        str(tmp_path / "iter_0000007"), str(tmp_path / "back"), "safetensors", names="hf",
+        only="model", config=str(tmp_path / "hf/config.json"),
+    )  # fmt: skip
+    require_equal(held(tmp_path / "back"), weights)
 
 
 # --- judges ---------------------------------------------------------------------------------------

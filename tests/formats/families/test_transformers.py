@@ -40,6 +40,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3": COMMON | {"tie_word_embeddings": True},
     "mixtral": COMMON | {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen3_moe": COMMON | MOE | {"num_experts": 4},
+    "qwen2_moe": {k: v for k, v in (COMMON | MOE).items() if k != "head_dim"} | {
+        "num_experts": 4, "shared_expert_intermediate_size": 20, "norm_topk_prob": False,
+    },
+    "phi3": {k: v for k, v in COMMON.items() if k != "head_dim"} | {
+        "partial_rotary_factor": 0.5, "pad_token_id": None, "eos_token_id": None,
+        "bos_token_id": None,
+    },
     "gpt_neox": {
         "vocab_size": 61, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
         "num_attention_heads": 6, "use_parallel_residual": False, "rotary_pct": 0.5,
@@ -174,6 +181,7 @@ class Megatron:
         self.eps = next(config[k] for k in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon")
                         if k in config)  # fmt: skip
         self.topk = config.get("num_experts_per_tok", 0)
+        self.before = not config.get("norm_topk_prob", True)  # the softmax
         tanh = config["model_type"] == "gpt2"
         self.gelu = {"approximate": "tanh"} if tanh else {}
 
@@ -249,10 +257,17 @@ class Megatron:
     def experts(self, at: str, x: Any) -> Any:
         import torch
 
-        scores, chosen = self.linear(f"{at}router", x).topk(self.topk, dim=-1)
-        shares = scores.softmax(dim=-1)
+        scores = self.linear(f"{at}router", x)
+        if self.before:
+            shares, chosen = scores.softmax(dim=-1).topk(self.topk, dim=-1)
+        else:
+            scores, chosen = scores.topk(self.topk, dim=-1)
+            shares = scores.softmax(dim=-1)
         made = torch.zeros_like(x)
         for expert in range(int(chosen.max()) + 1):
             share = (shares * (chosen == expert)).sum(dim=-1, keepdim=True)
             made = made + share * self.mlp(f"{at}experts.local_experts.{expert}.", x)
+        if f"{at}shared_experts.gate_weight" in self.w:
+            gate = torch.nn.functional.linear(x, self.w[f"{at}shared_experts.gate_weight"])
+            made = made + gate.sigmoid() * self.mlp(f"{at}shared_experts.", x)
         return made

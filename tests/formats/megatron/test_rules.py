@@ -18,6 +18,8 @@ from tests.builders.megatron_model import Job
 LAYER = "decoder.layers.3."
 MIXER = LAYER + "mixer."
 MAMBA = {"mamba_num_heads": 8, "mamba_head_dim": 16, "mamba_num_groups": 2, "mamba_state_dim": 32}
+DELTA = {"linear_num_key_heads": 2, "linear_key_head_dim": 5,
+         "linear_num_value_heads": 4, "linear_value_head_dim": 6}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -63,6 +65,11 @@ MAMBA = {"mamba_num_heads": 8, "mamba_head_dim": 16, "mamba_num_groups": 2, "mam
         (MIXER + "norm.weight", MAMBA, COLUMN),
         (MIXER + "out_proj.weight", MAMBA, ROW),
         (MIXER + "in_proj.weight", {"hidden_size": 64}, Split(0, (128, 128, 1024, 1024, 2))),
+        (LAYER + "self_attention.in_proj.weight", DELTA, Split(0, (10, 10, 24, 24, 4, 4))),
+        (LAYER + "self_attention.conv1d.weight", DELTA, Split(0, (10, 10, 24))),
+        (LAYER + "self_attention.dt_bias", DELTA, COLUMN),
+        (LAYER + "self_attention.out_norm.weight", DELTA, REPLICATED),
+        (LAYER + "self_attention.out_proj.weight", DELTA, ROW),
         ("mtp.layers.0.eh_proj.weight", {}, COLUMN),
         ("mtp.layers.0.enorm.weight", {}, REPLICATED),
         ("mtp.layers.0.transformer_layer.self_attention.linear_qkv.weight", {}, COLUMN),
@@ -74,7 +81,14 @@ def test_how_a_tensor_is_cut(name: str, args: dict[str, Any], split: Split) -> N
     assert rule.expert == (".experts." in name)
 
 
-@pytest.mark.parametrize("name", ["decoder.layers.0.novel.weight", MIXER + "in_proj.weight"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "decoder.layers.0.novel.weight",
+        MIXER + "in_proj.weight",
+        LAYER + "self_attention.conv1d.weight",
+    ],
+)
 def test_what_no_rule_knows_is_refused(name: str) -> None:
     with pytest.raises(UnsupportedError):
         rules_of(Arguments({}), ()).find(name)

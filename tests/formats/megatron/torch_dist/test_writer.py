@@ -452,6 +452,7 @@ def test_an_implementation_that_nothing_shows_is_asked_for() -> None:
 @pytest.mark.parametrize(
     "name",
     ["decoder.layers.0.mlp.experts.weight1", "decoder.layers.0.mixer.in_proj.weight",
+     "decoder.layers.0.self_attention.in_proj.weight",
      "language_model.encoder.layers.0.mlp.dense_h_to_4h.weight"],
 )  # fmt: skip
 def test_what_is_stored_in_another_shape_is_refused(name: str) -> None:
