@@ -91,7 +91,7 @@ BUDGET = {
     "formats.ranks": 4_870,
     "formats.safetensors": 2_580,
     "formats.torchsave": 775,
-    "formats.families": 3_444,
+    "formats.families": 4_080,
     "formats.adapters": 1_790,
     "formats.megatron": 9_207,
     "formats.deepspeed": 7_275,

@@ -15,9 +15,11 @@ from ftckpt.transfer.content import Content
 from .config import config_of
 from .facts import ModelFacts, configured_model, maxtext_family, model_of
 from .maxtext import from_maxtext, is_maxtext
-from .native import NativeTranslator, is_hugging_face, is_native, require_model
+from .native import NativeTranslator, is_hugging_face, is_native
 from .tables import family as family_of
 from .tables import family_names
+from .tied import require_model
+from .towers import from_hugging_face_parts, to_hugging_face_parts, tower_family
 from .translator import DEFAULT_SPELLINGS, Translator
 
 __all__ = ["family_names", "to_hugging_face", "to_megatron", "to_native"]
@@ -52,6 +54,15 @@ def to_hugging_face(
         if known and true_vocab_size:
             known = {**known, "vocab_size": true_vocab_size}
         return from_maxtext(content, maxtext_family(known, family), known)
+    known = config or read_config(content.checkpoint)
+    if (table := tower_family(known, family)) is not None:
+
+        def alone(language: Content, name: str, inner: Mapping[str, Any]) -> Content:
+            return to_hugging_face(
+                language, family=name, true_vocab_size=true_vocab_size, config=inner
+            )
+
+        return to_hugging_face_parts(content, table, known, true_vocab_size, alone)
     if (native := _native_model(content, family, config)) is not None:
         return _from_native(content, native, true_vocab_size)
     model = model_of(content.checkpoint, family, config)
@@ -142,12 +153,27 @@ def to_native(
             f"{content.checkpoint.source.url} does not say what its model is: {CONFIG} is missing",
             hint=f"--config FILE: the {CONFIG} of the model",
         )
+    if (table := tower_family(known, family)) is not None:
+
+        def alone(language: Content, name: str, inner: Mapping[str, Any]) -> Content:
+            model = configured_model(inner, name, content.checkpoint)
+            return _to_native(language, dialect, model, true_vocab_size)
+
+        return from_hugging_face_parts(content, table, known, dialect, alone)
     model = configured_model(known, family, content.checkpoint)
+    return _to_native(content, dialect, model, true_vocab_size)
+
+
+def _to_native(
+    content: Content, dialect: str, model: ModelFacts, true_vocab_size: int | None
+) -> Content:
     translator = NativeTranslator(
         model.family, model.heads, model.config, true_vocab_size=true_vocab_size
     )
     if is_native(content, model.family):
         content = translator.to_hugging_face(content)
+    if dialect == "packed" and not any(dialect in one.names for one in model.family.natives):
+        return translator.to_hugging_face(content)  # without experts both have the same names
     return translator.from_hugging_face(content, dialect)
 
 
@@ -181,7 +207,21 @@ def to_megatron(
         UnsupportedError: a model or a parameter that no table has, or that has no such form.
         CorruptError, UnsafeError: what says what the model is, is damaged or hostile.
     """
+    known = read_config(content.checkpoint)
+    if (table := tower_family(known, family)) is not None:
+
+        def alone(language: Content, name: str, inner: Mapping[str, Any]) -> Content:
+            model = configured_model(inner, name, content.checkpoint)
+            return _to_megatron(language, model, true_vocab_size, spellings)
+
+        return from_hugging_face_parts(content, table, known, "megatron", alone)
     model = model_of(content.checkpoint, family)
+    return _to_megatron(content, model, true_vocab_size, spellings)
+
+
+def _to_megatron(
+    content: Content, model: ModelFacts, true_vocab_size: int | None, spellings: Sequence[str]
+) -> Content:
     if is_native(content, model.family):  # experts in one tensor
         native = NativeTranslator(
             model.family, model.heads, model.config, true_vocab_size=true_vocab_size

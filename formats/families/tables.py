@@ -35,6 +35,11 @@ One TOML file in `families/` for each model type of Hugging Face's `config.json`
 
     [shapes]                     # of Hugging Face's tensors: `shapes`
 
+    languages = {qwen3_vl_text = "qwen3"}  # of a model with towers: whose table its text_config has
+    [[part]]                     # names that share a beginning: `parts` has the words
+    hf = "model.visual."
+    megatron = "vision_model."
+
 Where implementations of Megatron-core differ, `transformer_engine` and `local`, or `sequential` and
 `grouped` experts, stand for `megatron`. `{layer}` and `{expert}` stand for numbers.
 """
@@ -47,12 +52,14 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ftckpt.errors import UsageError
 
 from .joins import Join
 from .names import Name
+from .parts import ModelPart
 from .shapes import ShapeRule, ShapeTable
 
 # Whose model code `[[native]]` rows are about.
@@ -67,11 +74,11 @@ _NATIVE_KEYS = frozenset((*DIALECTS, *_FLAGS, "rotated", "output"))
 _KEYS = frozenset(
     ("extends", "prefix", "config", "arguments", "model", "tensor", "derived", "maxtext",
      "maxtext_turns", "maxtext_without", "rotates", "native", "extends_native", "defaults",
-     "counts", "shapes")
+     "counts", "shapes", "languages", "part")
 )  # fmt: skip
-_MAPS = ("config", "arguments", "model", "defaults", "counts", "shapes")
+_MAPS = ("config", "arguments", "model", "defaults", "counts", "shapes", "languages")
 _TEXTS = ("extends", "prefix")
-_ROWS = ("tensor", "derived", "maxtext", "native")
+_ROWS = ("tensor", "derived", "maxtext", "native", "part")
 _MOST = 1 << 20  # bytes of a table
 _LAYERS, _TURN = re.escape("{layers}"), "{turn}"
 
@@ -172,6 +179,9 @@ class Family(NamedTuple):
         rotates: whether MaxText's rotation works on neighbours.
         natives: rows for other model code; none where nothing is known of it.
         shapes: of the tensors on Hugging Face's side; None where the table does not say.
+        parts: of a model with towers beside a language model; none for a language model.
+        languages: whose table the language model has, by its `model_type`.
+        tied: whether output and embedding are one where `config.json` of such a model says nothing.
     """
 
     name: str
@@ -186,6 +196,9 @@ class Family(NamedTuple):
     rotates: bool = False
     natives: Sequence[NativeEntry] = ()
     shapes: ShapeTable | None = None
+    parts: Sequence[ModelPart] = ()
+    languages: Mapping[str, str] = MappingProxyType({})
+    tied: bool = False
 
 
 def family_names() -> tuple[str, ...]:
@@ -251,6 +264,9 @@ def _family(name: str, table: Mapping[str, Any]) -> Family:
         table.get("rotates", False),
         tuple(_native(entry, name) for entry in table.get("native", ())),
         _shapes(table),
+        tuple(ModelPart.of(entry, name) for entry in table.get("part", ())),
+        table.get("languages", {}),
+        table.get("defaults", {}).get("tie_word_embeddings") == "true",
     )
     if base is None:
         return own
@@ -268,6 +284,9 @@ def _family(name: str, table: Mapping[str, Any]) -> Family:
         own.rotates,
         (*own.natives, *_taken(base.natives, table.get("extends_native", ()))),
         _extended(base.shapes, own.shapes),
+        own.parts or base.parts,
+        {**base.languages, **own.languages},
+        own.tied or base.tied,
     )
 
 
@@ -309,7 +328,7 @@ def _require_sections(table: Mapping[str, Any], name: str) -> None:
             isinstance(held, list) and all(isinstance(row, dict) for row in held)
         ):
             raise UsageError(f"the table of {name} has a {key} that is not rows [[{key}]]")
-        if key in ("defaults", "counts"):
+        if key in ("defaults", "counts", "languages"):
             wrong = [field for field, value in held.items() if not isinstance(value, str)]
             if wrong:
                 raise UsageError(
