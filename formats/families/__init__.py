@@ -13,8 +13,9 @@ from ftckpt.formats.megatron.job.registration import EMBEDDING
 from ftckpt.transfer.content import Content
 
 from .config import config_of
-from .facts import ModelFacts, configured_model, maxtext_family, model_of
+from .facts import PARAMETERS, ModelFacts, configured_model, maxtext_family, model_of
 from .maxtext import from_maxtext, is_maxtext
+from .meta_parameters import meta_parameters
 from .native import NativeTranslator, is_hugging_face, is_native
 from .tables import family as family_of
 from .tables import family_names
@@ -161,7 +162,13 @@ def to_native(
 
         return from_hugging_face_parts(content, table, known, dialect, alone)
     model = configured_model(known, family, content.checkpoint)
-    return _to_native(content, dialect, model, true_vocab_size)
+    made = _to_native(content, dialect, model, true_vocab_size)
+    if dialect != "meta":
+        return made
+    rows = {"vocab_size": true_vocab_size} if true_vocab_size else {}
+    said = meta_parameters({**model.config, **rows})
+    text = json.dumps(said, indent=2, sort_keys=True).encode() + b"\n"
+    return replace(made, beside={**made.beside, PARAMETERS: text})
 
 
 def _to_native(
