@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ftckpt.errors import UsageError
 from ftckpt.formats.huggingface.config import CONFIG, config_file, read_config, weights_dtype
 from ftckpt.formats.megatron.job.registration import EMBEDDING
+from ftckpt.formats.ranks.meta.parameters import meta_parameters
 from ftckpt.transfer.content import Content
 
 from .config import config_of
 from .facts import PARAMETERS, ModelFacts, configured_model, maxtext_family, model_of
 from .maxtext import from_maxtext, is_maxtext
-from .meta_parameters import meta_parameters
+from .mtp import from_hugging_face_mtp, layout_of_mtp, to_hugging_face_mtp
 from .native import NativeTranslator, is_hugging_face, is_native
+from .tables import Family, family_names
 from .tables import family as family_of
-from .tables import family_names
 from .tied import require_model
 from .towers import from_hugging_face_parts, to_hugging_face_parts, tower_family
 from .translator import DEFAULT_SPELLINGS, Translator
@@ -64,6 +65,19 @@ def to_hugging_face(
             )
 
         return to_hugging_face_parts(content, table, known, true_vocab_size, alone)
+    if (found := _mtp_of(content, family, known)) is not None:
+
+        def longer(whole: Content, more: Mapping[str, Any]) -> Content:
+            return to_hugging_face(
+                whole, family=family, true_vocab_size=true_vocab_size, config=more
+            )
+
+        made = to_hugging_face_mtp(content, found.table, known, found.layout, longer)
+        said = json.loads(made.beside[CONFIG])
+        del said["first_mtp_layer"]
+        said["num_hidden_layers"] = known["num_hidden_layers"]
+        text = json.dumps(said, indent=2, sort_keys=True).encode() + b"\n"
+        return replace(made, beside={**made.beside, CONFIG: text})
     if (native := _native_model(content, family, config)) is not None:
         return _from_native(content, native, true_vocab_size)
     model = model_of(content.checkpoint, family, config)
@@ -79,6 +93,23 @@ def to_hugging_face(
         said = json.dumps(model.config, indent=2, sort_keys=True).encode() + b"\n"
         return replace(made, beside={**made.beside, CONFIG: said})
     return replace(made, beside={**made.beside, CONFIG: config_of(model, made)})
+
+
+class _FurtherLayers(NamedTuple):
+    """Layers that predict further tokens: the table that has them, and whose names they have."""
+
+    table: Family
+    layout: str
+
+
+def _mtp_of(content: Content, family: str, config: Mapping[str, Any]) -> _FurtherLayers | None:
+    """Return where a model's layers that predict further tokens are described; None for none."""
+    name = str(family or config.get("model_type"))
+    if not config or (not name.endswith(".toml") and name not in family_names()):
+        return None
+    table = family_of(name)
+    layout = layout_of_mtp(content, table, config)
+    return _FurtherLayers(table, layout) if layout else None
 
 
 def _native_model(
@@ -162,6 +193,13 @@ def to_native(
 
         return from_hugging_face_parts(content, table, known, dialect, alone)
     model = configured_model(known, family, content.checkpoint)
+    found = _mtp_of(content, family, known)
+    if found is not None and found.layout == "hf":
+
+        def longer(whole: Content, more: Mapping[str, Any]) -> Content:
+            return _to_native(whole, dialect, model._replace(config=more), true_vocab_size)
+
+        return from_hugging_face_mtp(content, found.table, known, dialect, longer)
     made = _to_native(content, dialect, model, true_vocab_size)
     if dialect != "meta":
         return made
@@ -223,6 +261,13 @@ def to_megatron(
 
         return from_hugging_face_parts(content, table, known, "megatron", alone)
     model = model_of(content.checkpoint, family)
+    found = _mtp_of(content, family, known)
+    if found is not None and found.layout == "hf":
+
+        def longer(whole: Content, more: Mapping[str, Any]) -> Content:
+            return _to_megatron(whole, model._replace(config=more), true_vocab_size, spellings)
+
+        return from_hugging_face_mtp(content, found.table, known, "megatron", longer)
     return _to_megatron(content, model, true_vocab_size, spellings)
 
 

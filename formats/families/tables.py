@@ -36,6 +36,7 @@ One TOML file in `families/` for each model type of Hugging Face's `config.json`
     [shapes]                     # of Hugging Face's tensors: `shapes`
 
     languages = {qwen3_vl_text = "qwen3"}  # of a model with towers: whose table its text_config has
+    [mtp]                        # layers that predict further tokens: `mtp`
     [[part]]                     # names that share a beginning: `parts` has the words
     hf = "model.visual."
     megatron = "vision_model."
@@ -74,9 +75,9 @@ _NATIVE_KEYS = frozenset((*DIALECTS, *_FLAGS, "rotated", "output"))
 _KEYS = frozenset(
     ("extends", "prefix", "config", "arguments", "model", "tensor", "derived", "maxtext",
      "maxtext_turns", "maxtext_without", "rotates", "native", "extends_native", "defaults",
-     "counts", "shapes", "languages", "part")
+     "counts", "shapes", "languages", "part", "mtp")
 )  # fmt: skip
-_MAPS = ("config", "arguments", "model", "defaults", "counts", "shapes", "languages")
+_MAPS = ("config", "arguments", "model", "defaults", "counts", "shapes", "languages", "mtp")
 _TEXTS = ("extends", "prefix")
 _ROWS = ("tensor", "derived", "maxtext", "native", "part")
 _MOST = 1 << 20  # bytes of a table
@@ -181,6 +182,7 @@ class Family(NamedTuple):
         shapes: of the tensors on Hugging Face's side; None where the table does not say.
         parts: of a model with towers beside a language model; none for a language model.
         languages: whose table the language model has, by its `model_type`.
+        mtp: what it says of layers that predict further tokens; empty where nothing is known.
         tied: whether output and embedding are one where `config.json` of such a model says nothing.
     """
 
@@ -199,6 +201,7 @@ class Family(NamedTuple):
     parts: Sequence[ModelPart] = ()
     languages: Mapping[str, str] = MappingProxyType({})
     tied: bool = False
+    mtp: Mapping[str, Any] = MappingProxyType({})
 
 
 def family_names() -> tuple[str, ...]:
@@ -267,6 +270,7 @@ def _family(name: str, table: Mapping[str, Any]) -> Family:
         tuple(ModelPart.of(entry, name) for entry in table.get("part", ())),
         table.get("languages", {}),
         table.get("defaults", {}).get("tie_word_embeddings") == "true",
+        _mtp(table.get("mtp", {}), name),
     )
     if base is None:
         return own
@@ -287,6 +291,7 @@ def _family(name: str, table: Mapping[str, Any]) -> Family:
         own.parts or base.parts,
         {**base.languages, **own.languages},
         own.tied or base.tied,
+        own.mtp or base.mtp,
     )
 
 
@@ -315,6 +320,21 @@ def _extended(base: ShapeTable | None, own: ShapeTable | None) -> ShapeTable | N
         {**base.defaults, **own.defaults},
         {**base.counts, **own.counts},
     )
+
+
+def _mtp(said: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return what a table says of layers that predict further tokens."""
+    if not said:
+        return {}
+    copies = said.get("copies", {})
+    sound = said.keys() <= {"count", "copies"} and isinstance(said.get("count"), str)
+    if (
+        not sound
+        or not isinstance(copies, dict)
+        or not all(isinstance(text, str) for text in copies.values())
+    ):
+        raise UsageError(f"the table of {name} has an [mtp] without a count, or with other words")
+    return {"count": said["count"], "copies": copies}
 
 
 def _require_sections(table: Mapping[str, Any], name: str) -> None:

@@ -23,8 +23,8 @@ from ftckpt import api
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import FtckptError, UnsupportedError, UsageError
 from ftckpt.formats.families import family_names
-from ftckpt.formats.families.meta_parameters import inner_width, meta_parameters
 from ftckpt.formats.families.tables import family
+from ftckpt.formats.ranks.meta.parameters import inner_width, meta_parameters
 from tests.builders.checkpoints import open_checkpoint
 from tests.json_run import ftckpt_json
 
