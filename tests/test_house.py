@@ -91,7 +91,7 @@ BUDGET = {
     "formats.ranks": 5_180,
     "formats.safetensors": 2_580,
     "formats.torchsave": 775,
-    "formats.families": 4_400,
+    "formats.families": 4_470,
     "formats.adapters": 1_790,
     "formats.megatron": 9_207,
     "formats.deepspeed": 7_275,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ftckpt.errors import UsageError
+from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.formats.huggingface.config import CONFIG, config_file, read_config, weights_dtype
 from ftckpt.formats.megatron.job.registration import EMBEDDING
 from ftckpt.formats.ranks.meta.parameters import meta_parameters
@@ -17,7 +17,8 @@ from .config import config_of
 from .facts import PARAMETERS, ModelFacts, configured_model, maxtext_family, model_of
 from .maxtext import from_maxtext, is_maxtext
 from .mtp import from_hugging_face_mtp, layout_of_mtp, to_hugging_face_mtp
-from .native import NativeTranslator, is_hugging_face, is_native
+from .names import renamed
+from .native import NativeTranslator, is_headless, is_hugging_face, is_native
 from .tables import Family, family_names
 from .tables import family as family_of
 from .tied import require_model
@@ -26,6 +27,7 @@ from .translator import DEFAULT_SPELLINGS, Translator
 
 __all__ = ["family_names", "to_hugging_face", "to_megatron", "to_native"]
 
+_TIED = "tie_word_embeddings"
 _EMBEDDING = "tok_embeddings.weight"  # in Meta's code, and in all that began as that
 
 
@@ -78,6 +80,17 @@ def to_hugging_face(
         said["num_hidden_layers"] = known["num_hidden_layers"]
         text = json.dumps(said, indent=2, sort_keys=True).encode() + b"\n"
         return replace(made, beside={**made.beside, CONFIG: text})
+    if (headless := _headless(content, family, known)) is not None:
+        made = to_hugging_face(
+            renamed(content, headless.prefix.__add__), family=family,
+            true_vocab_size=true_vocab_size, config={**known, _TIED: True},
+        )  # fmt: skip
+        said = {**json.loads(made.beside[CONFIG]), _TIED: known.get(_TIED)}
+        if _TIED not in known:
+            del said[_TIED]
+        text = json.dumps(said, indent=2, sort_keys=True).encode() + b"\n"
+        made = renamed(made, lambda name: name.removeprefix(headless.prefix))
+        return replace(made, beside={**made.beside, CONFIG: text})
     if (native := _native_model(content, family, config)) is not None:
         return _from_native(content, native, true_vocab_size)
     model = model_of(content.checkpoint, family, config)
@@ -110,6 +123,15 @@ def _mtp_of(content: Content, family: str, config: Mapping[str, Any]) -> _Furthe
     table = family_of(name)
     layout = layout_of_mtp(content, table, config)
     return _FurtherLayers(table, layout) if layout else None
+
+
+def _headless(content: Content, family: str, config: Mapping[str, Any]) -> Family | None:
+    """Return the table of a model that was saved without its head; None for another."""
+    name = str(family or config.get("model_type"))
+    if not config or (not name.endswith(".toml") and name not in family_names()):
+        return None
+    table = family_of(name)
+    return table if is_headless(content, table) else None
 
 
 def _native_model(
@@ -193,6 +215,11 @@ def to_native(
 
         return from_hugging_face_parts(content, table, known, dialect, alone)
     model = configured_model(known, family, content.checkpoint)
+    if is_headless(content, model.family):
+        raise UnsupportedError(
+            f"{content.checkpoint.source.url} is a {model.family.name} without its head, which has"
+            f" no form of {dialect}"
+        )
     found = _mtp_of(content, family, known)
     if found is not None and found.layout == "hf":
 
@@ -274,6 +301,9 @@ def to_megatron(
 def _to_megatron(
     content: Content, model: ModelFacts, true_vocab_size: int | None, spellings: Sequence[str]
 ) -> Content:
+    if is_headless(content, model.family):
+        content = renamed(content, model.family.prefix.__add__)
+        model = model._replace(config={**model.config, _TIED: True})
     if is_native(content, model.family):  # experts in one tensor
         native = NativeTranslator(
             model.family, model.heads, model.config, true_vocab_size=true_vocab_size

@@ -26,8 +26,9 @@ from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.findings import counted, listed
 from ftckpt.formats.huggingface.config import CONFIG
 from ftckpt.transfer.content import Content, TargetTensor
-from ftckpt.transfer.request.parameters import parameter_names, parted
+from ftckpt.transfer.request.parameters import parameter_names
 
+from .names import renamed
 from .tables import Family
 from .tied import equal
 
@@ -87,7 +88,7 @@ def to_hugging_face_mtp(
         rest, copies = _without_copies(content, table, first)
         made = translate(rest, longer)
         return made.with_tensors([*made.tensors.values(), *copies])
-    made = translate(_renamed(content, lambda name: _counted_on(name, layout, first)), longer)
+    made = translate(renamed(content, lambda name: _counted_on(name, layout, first)), longer)
     found = {w.name: w for w in made.tensors.values() if _is_weight(w)}
     again = []
     for number in range(first, longer["num_hidden_layers"]):
@@ -130,7 +131,7 @@ def from_hugging_face_mtp(
     rest, copies = _without_copies(content, table, first)
     _require_equal(content, table, copies)
     made = translate(rest, longer)
-    made = _renamed(made, lambda name: _counted_apart(name, layout, first))
+    made = renamed(made, lambda name: _counted_apart(name, layout, first))
     if not copies:
         return made
     said = f"equal to the embedding and the output layer: {listed([c.name for c in copies], 3)}"
@@ -184,17 +185,6 @@ def _counted_apart(name: str, layout: str, first: int) -> str:
     made = f"{begin}{int(number) - first}{dot}{rest}"
     assert pattern.fullmatch(made)
     return made
-
-
-def _renamed(content: Content, name: Callable[[str], str]) -> Content:
-    parameters = parameter_names(content.tensors.values())
-    made = []
-    for wanted in content.tensors.values():
-        if not wanted.component.startswith("extra:"):
-            parameter, rest = parted(wanted, parameters)
-            wanted = wanted._replace(name=name(parameter) + rest)
-        made.append(wanted)
-    return content.with_tensors(made)
 
 
 def _without_copies(

@@ -469,6 +469,24 @@ def is_hugging_face(content: Content, family: Family) -> bool:
     )
 
 
+def is_headless(content: Content, family: Family) -> bool:
+    """Say whether a model was saved without its head: each of its names lacks the prefix.
+
+    Experts may be packed, as the model has them in memory.
+    """
+    if not family.prefix or family.shapes is None:
+        return False
+    known = [rule.name for rule in family.shapes.rules.values() if rule.axes]
+    known += [name for entry in family.natives for name in entry.names.get("packed", ())]
+    known += family.derived
+    names = parameter_names(content.tensors.values())
+    return bool(names) and all(
+        not name.startswith(family.prefix)
+        and any(one.numbers(family.prefix + name) is not None for one in known)
+        for name in names
+    )
+
+
 def is_native(content: Content, family: Family) -> bool:
     """Say whether parameters have names of other model code, and not Hugging Face's.
 

@@ -23,7 +23,11 @@ from ftckpt import api
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import FtckptError, UnsupportedError, UsageError
 from ftckpt.formats.families import family_names
+from ftckpt.formats.families.arguments import arguments_of_config
+from ftckpt.formats.families.facts import ModelFacts
+from ftckpt.formats.families.joins import Heads
 from ftckpt.formats.families.tables import family
+from ftckpt.formats.megatron.rank_files.grid import Arguments
 from ftckpt.formats.ranks.meta.parameters import inner_width, meta_parameters
 from tests.builders.checkpoints import open_checkpoint
 from tests.json_run import ftckpt_json
@@ -1079,3 +1083,99 @@ def test_a_model_without_its_head_is_not_torchtitans(tmp_path: Path) -> None:
     save_folder(tmp_path / "hf", "llama", weights)
     api.convert(str(tmp_path / "hf"), str(tmp_path / "out"), "dcp", names="megatron", only="model")
     assert "decoder.final_layernorm.weight" in open_checkpoint(tmp_path / "out").tensors
+
+
+# --- a model without its head ---------------------------------------------------------------------
+
+
+def headless(name: str, *, packed: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what AutoModel has in files, and what it has in memory: experts packed."""
+    import torch
+
+    weights = {
+        key.removeprefix("model."): value
+        for key, value in tensors_of(MODELS[name]["stored"]).items()
+        if key != "lm_head.weight"
+    }
+    memory = {key: value for key, value in weights.items() if ".experts." not in key}
+    for key in MODELS[name]["memory"] if packed else ():
+        pre, _, last = key.removeprefix("model.").rpartition(".")
+        parts = ("gate_proj", "up_proj") if last == "gate_up_proj" else ("down_proj",)
+        memory[f"{pre}.{last}"] = torch.stack(
+            [
+                torch.cat([weights[f"{pre}.{number}.{part}.weight"] for part in parts])
+                for number in range(4)
+            ]
+        )
+    return weights, memory if packed else weights
+
+
+@pytest.mark.parametrize(("name", "packed"), [("qwen3_moe", True), ("llama", False)])
+def test_a_model_without_its_head_is_known(name: str, packed: bool, tmp_path: Path) -> None:
+    files, memory = headless(name, packed=packed)
+    save_folder(tmp_path / "run", name, memory)
+    for names in ("hf", "megatron"):
+        api.convert(
+            str(tmp_path / "run"), str(tmp_path / names), "safetensors", only="model", names=names
+        )
+    require_equal(held(tmp_path / "hf"), files)
+    said = json.loads((tmp_path / "hf/config.json").read_text())
+    assert said == {**MODELS[name]["config"], "torch_dtype": "bfloat16"}
+    there = held(tmp_path / "megatron")
+    assert "decoder.layers.0.self_attention.linear_qkv.weight" in there
+    assert "output_layer.weight" not in there
+    with pytest.raises(UnsupportedError, match="without its head"):
+        api.convert(
+            str(tmp_path / "run"), str(tmp_path / "t"), "dcp", only="model", names="torchtitan"
+        )
+
+
+def test_a_model_without_its_head_must_be_whole(tmp_path: Path) -> None:
+    _, memory = headless("qwen3_moe", packed=True)
+    del memory["layers.1.mlp.experts.down_proj"]
+    save_folder(tmp_path / "run", "qwen3_moe", memory)
+    with pytest.raises(UsageError, match="4 tensors missing"):
+        api.convert(
+            str(tmp_path / "run"), str(tmp_path / "hf"), "safetensors", only="model", names="hf"
+        )
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "llama"])
+def test_transformers_loads_a_model_without_its_head(name: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    import torch
+    from safetensors.torch import save_file
+
+    torch.manual_seed(4)
+    model = transformers.AutoModel.from_config(
+        transformers.AutoConfig.for_model(**MODELS[name]["config"])
+    ).eval()
+    model.save_pretrained(tmp_path / "own")
+    (tmp_path / "run").mkdir()
+    save_file(dict(model.state_dict()), tmp_path / "run/model.safetensors")
+    api.convert(
+        str(tmp_path / "run"), str(tmp_path / "hf"), "safetensors", names="hf",
+        config=str(tmp_path / "own/config.json"),
+    )  # fmt: skip
+    assert held(tmp_path / "hf").keys() == held(tmp_path / "own").keys()
+    again, told = transformers.AutoModel.from_pretrained(
+        tmp_path / "hf", output_loading_info=True, dtype="auto"
+    )
+    assert {key: list(value) for key, value in told.items() if value} == {}
+    require_equal(again.state_dict(), model.state_dict())
+    tokens = torch.arange(3, 15)[None]
+    with torch.no_grad():
+        assert torch.equal(again(tokens).last_hidden_state, model(tokens).last_hidden_state)
+
+
+def test_the_number_of_experts_has_two_names(tmp_path: Path) -> None:
+    """transformers 5 saves `num_local_experts` of Qwen3-MoE; Megatron would start a dense model."""
+    config = dict(MODELS["qwen3_moe"]["config"])
+    config["num_local_experts"] = config.pop("num_experts")
+    found = family("qwen3_moe")
+    assert found.shapes is not None
+    assert {k: list(v) for k, v in found.shapes.tensors(config).items()} == (
+        MODELS["qwen3_moe"]["stored"]
+    )
+    made = arguments_of_config(ModelFacts(found, Heads(4, 2, 10), config, Arguments()))
+    assert made["num_experts"] == 4
