@@ -444,6 +444,8 @@ def test_files_of_a_release_are_no_strays_and_its_md5_are_checked(tmp_path: Path
     found = ftckpt_json("verify", str(folder))
     assert (found["evidence"], found["result"]["code"]) == ("md5", 0)
     assert odd(found) == []
+    release(tmp_path / "other")
+    assert ftckpt_json("verify", str(tmp_path), "--all")["evidence"] == "md5"
     both = (folder / "checklist.chk").read_text()
     (folder / "checklist.chk").write_text(f"{both}{'0' * 32}  consolidated.01.pth\n")
     found = ftckpt_json("verify", str(folder))
