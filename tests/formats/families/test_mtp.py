@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,13 @@ from ftckpt.formats.families import to_hugging_face, to_native
 from ftckpt.formats.families.tables import family
 from ftckpt.transfer.content import Content
 from tests.builders.checkpoints import open_checkpoint
-from tests.formats.families.test_native import MODELS, held, require_equal, tensors_of
+from tests.formats.families.test_native import (
+    MODELS,
+    adapter_of,
+    held,
+    require_equal,
+    tensors_of,
+)
 
 LAYERS = MODELS["deepseek_v3"]["config"]["num_hidden_layers"]
 
@@ -95,6 +102,8 @@ def test_there_and_back_gives_the_same_bits(
     there = held(tmp_path / "there")
     assert wanted <= there.keys()
     assert not any("enorm" in key and "mtp" not in key for key in there)
+    (joined,) = [value for key, value in there.items() if "0.eh_proj" in key]
+    assert joined.equal(weights[f"model.layers.{LAYERS}.eh_proj.weight"])
     assert len([key for key in there if "word_embed" in key or "tok_embed" in key]) == 1
     api.convert(
         str(tmp_path / "there"), str(tmp_path / "back"), "safetensors", names="hf",
@@ -104,6 +113,24 @@ def test_there_and_back_gives_the_same_bits(
     said = json.loads((tmp_path / "back/config.json").read_text())
     assert said.pop("torch_dtype") == "bfloat16"
     assert said == config
+
+
+def test_torchtitans_adapter_gives_the_same(tmp_path: Path) -> None:
+    """It does not know what the files hold a second time."""
+    weights, config = weights_of("deepseek_v3", 2), config_of("deepseek_v3", 2)
+    save(tmp_path / "hf", weights, config)
+    api.convert(str(tmp_path / "hf"), str(tmp_path / "there"), "dcp", names="torchtitan")
+    again = ("embed_tokens.weight", "shared_head.head.weight")
+    given = {
+        key: value for key, value in weights.items()
+        if not (key.startswith("model.layers.") and key.endswith(again))
+    }  # fmt: skip
+    attention = SimpleNamespace(q_lora_rank=12, rope=object())
+    layer = SimpleNamespace(moe=SimpleNamespace(num_experts=4), attention=attention)
+    model = SimpleNamespace(layers=[layer] * LAYERS, mtp_layers=[layer] * 2)
+    with adapter_of("deepseek_v3") as module:
+        wanted = module.DeepSeekV3StateDictAdapter(model, None).from_hf(given)
+    require_equal(held(tmp_path / "there"), wanted)
 
 
 def test_a_model_may_lack_them(tmp_path: Path) -> None:
