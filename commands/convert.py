@@ -110,6 +110,7 @@ class NamesChoice(StrEnum):
     MEGATRON = "megatron"
     TORCHTITAN = "torchtitan"
     META = "meta"
+    PACKED = "packed"
 
 
 class SpellingChoice(StrEnum):

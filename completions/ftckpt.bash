@@ -51,8 +51,8 @@ _ftckpt() {
         "reshard --drop"|"reshard --rules"|"reshard --true-vocab-size"|"reshard --tp"|"reshard --pp"|"reshard --vp"|"reshard --dp"|"reshard --ep"|"reshard --zero-stage"|"reshard --max-shard-size"|"reshard --jobs"|"reshard -j"|"reshard --limit-rate"|"reshard --max-memory"|"reshard --part"|"reshard --parts"|"reshard --cluster"|"reshard --shares"|"reshard --endpoint"|"reshard --profile"|"reshard --region"|"reshard --retry-seconds"|"reshard --progress") return ;;
         "convert --to") words="dcp safetensors torchsave ranks megatron megatron-dist megatron-fsdp deepspeed deepspeed-universal orbax" ;;
         "convert --dtype") words="bf16 fp16 fp32 fp8-block mxfp4" ;;
-        "convert --names") words="hf megatron torchtitan meta" ;;
-        "convert --family") words="deepseek_v2 deepseek_v3 gemma2 gemma3_text glm4_moe gpt2 gpt_neox gpt_oss kimi_k2 llama llama3.1 minimax_m2 mistral mixtral nemotron_h phi3 qwen2 qwen2_moe qwen3 qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next" ;;
+        "convert --names") words="hf megatron torchtitan meta packed" ;;
+        "convert --family") words="deepseek_v2 deepseek_v3 gemma2 gemma3 gemma3_text glm4_moe glm4v_moe gpt2 gpt_neox gpt_oss kimi_k2 kimi_vl llama llama3.1 llava minimax_m2 mistral mistral3 mixtral mllama nemotron_h phi3 qwen2 qwen2_5_vl qwen2_moe qwen2_vl qwen3 qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next qwen3_vl" ;;
         "convert --only") words="model optimizer adapter" ;;
         "convert --also"|"convert --adapter"|"convert --beside"|"convert --like"|"convert --device") ask=1 ;;
         "convert --quantised"|"convert --unquantised"|"convert --spelling"|"convert --config"|"convert --rename"|"convert --drop"|"convert --rules"|"convert --true-vocab-size"|"convert --tp"|"convert --pp"|"convert --vp"|"convert --dp"|"convert --ep"|"convert --zero-stage"|"convert --max-shard-size"|"convert --jobs"|"convert -j"|"convert --limit-rate"|"convert --max-memory"|"convert --part"|"convert --parts"|"convert --cluster"|"convert --shares"|"convert --endpoint"|"convert --profile"|"convert --region"|"convert --retry-seconds"|"convert --progress") return ;;

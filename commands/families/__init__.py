@@ -81,6 +81,8 @@ def _listed(invocation: Invocation) -> Result:
         one = family(name)
         sides = [d for d in DIALECTS if any(d in entry.names for entry in one.natives)]
         sides += ["maxtext"] * bool(one.arrays)
+        held = {layout for part in one.parts for layout in part.beginnings} - {"hf"}
+        sides += sorted(held)
         found.append({"family": name, "sides": ["megatron"] * bool(one.entries) + sides})
     invocation.report(families=found)
     rows = [[one["family"], ", ".join(one["sides"])] for one in found]

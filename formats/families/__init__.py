@@ -5,23 +5,29 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from ftckpt.errors import UsageError
+from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.formats.huggingface.config import CONFIG, config_file, read_config, weights_dtype
 from ftckpt.formats.megatron.job.registration import EMBEDDING
+from ftckpt.formats.ranks.meta.parameters import meta_parameters
 from ftckpt.transfer.content import Content
 
 from .config import config_of
-from .facts import ModelFacts, configured_model, maxtext_family, model_of
+from .facts import PARAMETERS, ModelFacts, configured_model, maxtext_family, model_of
 from .maxtext import from_maxtext, is_maxtext
-from .native import NativeTranslator, is_hugging_face, is_native, require_model
+from .mtp import from_hugging_face_mtp, layout_of_mtp, to_hugging_face_mtp
+from .names import renamed
+from .native import NativeTranslator, is_headless, is_hugging_face, is_native
+from .tables import Family, family_names
 from .tables import family as family_of
-from .tables import family_names
+from .tied import require_model
+from .towers import from_hugging_face_parts, to_hugging_face_parts, tower_family
 from .translator import DEFAULT_SPELLINGS, Translator
 
 __all__ = ["family_names", "to_hugging_face", "to_megatron", "to_native"]
 
+_TIED = "tie_word_embeddings"
 _EMBEDDING = "tok_embeddings.weight"  # in Meta's code, and in all that began as that
 
 
@@ -52,6 +58,39 @@ def to_hugging_face(
         if known and true_vocab_size:
             known = {**known, "vocab_size": true_vocab_size}
         return from_maxtext(content, maxtext_family(known, family), known)
+    known = config or read_config(content.checkpoint)
+    if (table := tower_family(known, family)) is not None:
+
+        def alone(language: Content, name: str, inner: Mapping[str, Any]) -> Content:
+            return to_hugging_face(
+                language, family=name, true_vocab_size=true_vocab_size, config=inner
+            )
+
+        return to_hugging_face_parts(content, table, known, true_vocab_size, alone)
+    if (found := _mtp_of(content, family, known)) is not None:
+
+        def longer(whole: Content, more: Mapping[str, Any]) -> Content:
+            return to_hugging_face(
+                whole, family=family, true_vocab_size=true_vocab_size, config=more
+            )
+
+        made = to_hugging_face_mtp(content, found.table, known, found.layout, longer)
+        said = json.loads(made.beside[CONFIG])
+        del said["first_mtp_layer"]
+        said["num_hidden_layers"] = known["num_hidden_layers"]
+        text = json.dumps(said, indent=2, sort_keys=True).encode() + b"\n"
+        return replace(made, beside={**made.beside, CONFIG: text})
+    if (headless := _headless(content, family, known)) is not None:
+        made = to_hugging_face(
+            renamed(content, headless.prefix.__add__), family=family,
+            true_vocab_size=true_vocab_size, config={**known, _TIED: True},
+        )  # fmt: skip
+        said = {**json.loads(made.beside[CONFIG]), _TIED: known.get(_TIED)}
+        if _TIED not in known:
+            del said[_TIED]
+        text = json.dumps(said, indent=2, sort_keys=True).encode() + b"\n"
+        made = renamed(made, lambda name: name.removeprefix(headless.prefix))
+        return replace(made, beside={**made.beside, CONFIG: text})
     if (native := _native_model(content, family, config)) is not None:
         return _from_native(content, native, true_vocab_size)
     model = model_of(content.checkpoint, family, config)
@@ -67,6 +106,32 @@ def to_hugging_face(
         said = json.dumps(model.config, indent=2, sort_keys=True).encode() + b"\n"
         return replace(made, beside={**made.beside, CONFIG: said})
     return replace(made, beside={**made.beside, CONFIG: config_of(model, made)})
+
+
+class _FurtherLayers(NamedTuple):
+    """Layers that predict further tokens: the table that has them, and whose names they have."""
+
+    table: Family
+    layout: str
+
+
+def _mtp_of(content: Content, family: str, config: Mapping[str, Any]) -> _FurtherLayers | None:
+    """Return where a model's layers that predict further tokens are described; None for none."""
+    name = str(family or config.get("model_type"))
+    if not config or (not name.endswith(".toml") and name not in family_names()):
+        return None
+    table = family_of(name)
+    layout = layout_of_mtp(content, table, config)
+    return _FurtherLayers(table, layout) if layout else None
+
+
+def _headless(content: Content, family: str, config: Mapping[str, Any]) -> Family | None:
+    """Return the table of a model that was saved without its head; None for another."""
+    name = str(family or config.get("model_type"))
+    if not config or (not name.endswith(".toml") and name not in family_names()):
+        return None
+    table = family_of(name)
+    return table if is_headless(content, table) else None
 
 
 def _native_model(
@@ -142,12 +207,45 @@ def to_native(
             f"{content.checkpoint.source.url} does not say what its model is: {CONFIG} is missing",
             hint=f"--config FILE: the {CONFIG} of the model",
         )
+    if (table := tower_family(known, family)) is not None:
+
+        def alone(language: Content, name: str, inner: Mapping[str, Any]) -> Content:
+            model = configured_model(inner, name, content.checkpoint)
+            return _to_native(language, dialect, model, true_vocab_size)
+
+        return from_hugging_face_parts(content, table, known, dialect, alone)
     model = configured_model(known, family, content.checkpoint)
+    if is_headless(content, model.family):
+        raise UnsupportedError(
+            f"{content.checkpoint.source.url} is a {model.family.name} without its head, which has"
+            f" no form of {dialect}"
+        )
+    found = _mtp_of(content, family, known)
+    if found is not None and found.layout == "hf":
+
+        def longer(whole: Content, more: Mapping[str, Any]) -> Content:
+            return _to_native(whole, dialect, model._replace(config=more), true_vocab_size)
+
+        return from_hugging_face_mtp(content, found.table, known, dialect, longer)
+    made = _to_native(content, dialect, model, true_vocab_size)
+    if dialect != "meta":
+        return made
+    rows = {"vocab_size": true_vocab_size} if true_vocab_size else {}
+    said = meta_parameters({**model.config, **rows})
+    text = json.dumps(said, indent=2, sort_keys=True).encode() + b"\n"
+    return replace(made, beside={**made.beside, PARAMETERS: text})
+
+
+def _to_native(
+    content: Content, dialect: str, model: ModelFacts, true_vocab_size: int | None
+) -> Content:
     translator = NativeTranslator(
         model.family, model.heads, model.config, true_vocab_size=true_vocab_size
     )
     if is_native(content, model.family):
         content = translator.to_hugging_face(content)
+    if dialect == "packed" and not any(dialect in one.names for one in model.family.natives):
+        return translator.to_hugging_face(content)  # without experts both have the same names
     return translator.from_hugging_face(content, dialect)
 
 
@@ -181,7 +279,31 @@ def to_megatron(
         UnsupportedError: a model or a parameter that no table has, or that has no such form.
         CorruptError, UnsafeError: what says what the model is, is damaged or hostile.
     """
+    known = read_config(content.checkpoint)
+    if (table := tower_family(known, family)) is not None:
+
+        def alone(language: Content, name: str, inner: Mapping[str, Any]) -> Content:
+            model = configured_model(inner, name, content.checkpoint)
+            return _to_megatron(language, model, true_vocab_size, spellings)
+
+        return from_hugging_face_parts(content, table, known, "megatron", alone)
     model = model_of(content.checkpoint, family)
+    found = _mtp_of(content, family, known)
+    if found is not None and found.layout == "hf":
+
+        def longer(whole: Content, more: Mapping[str, Any]) -> Content:
+            return _to_megatron(whole, model._replace(config=more), true_vocab_size, spellings)
+
+        return from_hugging_face_mtp(content, found.table, known, "megatron", longer)
+    return _to_megatron(content, model, true_vocab_size, spellings)
+
+
+def _to_megatron(
+    content: Content, model: ModelFacts, true_vocab_size: int | None, spellings: Sequence[str]
+) -> Content:
+    if is_headless(content, model.family):
+        content = renamed(content, model.family.prefix.__add__)
+        model = model._replace(config={**model.config, _TIED: True})
     if is_native(content, model.family):  # experts in one tensor
         native = NativeTranslator(
             model.family, model.heads, model.config, true_vocab_size=true_vocab_size

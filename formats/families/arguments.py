@@ -60,6 +60,8 @@ def arguments_of_config(model: ModelFacts) -> dict[str, Any]:
     said |= {name: value for name, value in family.constants.items() if name != "num_experts"}
     rotary = config.get("rope_parameters") or config.get("rope_scaling") or {}
     known = _flattened(config, rotary)
+    defaults = family.shapes.defaults if family.shapes is not None else {}
+    known = {**{f: known[one] for f, one in defaults.items() if one in known}, **known}
     for first in (True, False):  # an argument is the field's that names it first
         for field, names in family.arguments.items():
             value = known.get(field)

@@ -24,6 +24,7 @@ from .facts import configured_model
 from .native import NativeTranslator
 from .shapes import ShapeRule
 from .tables import DIALECTS, NativeEntry, TableEntry, family
+from .towers import language_of
 from .translator import DEFAULT_SPELLINGS, Naming, Translator
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -93,6 +94,14 @@ def check_family(name: str, config: Mapping[str, Any], side: str = "") -> list[C
         UsageError: the table does not exist or has no shapes, or `config` does not give them.
     """
     table = family(name)
+    if table.parts:
+        name, config = language_of(table, config)
+        if not name:
+            raise UsageError(
+                f"the table of {table.name} carries every tensor by its name: there are no shapes"
+                " to judge"
+            )
+        table = family(name)
     if table.shapes is None:
         raise UsageError(
             f"the table of {table.name} has no shapes, so that it cannot be judged",

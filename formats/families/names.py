@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
+
+from ftckpt.transfer.content import Content
+from ftckpt.transfer.request.parameters import parameter_names, parted
 
 _NUMBERS = re.compile(r"\{(layer|expert)\}")
 
@@ -42,3 +45,15 @@ class Name(NamedTuple):
     def fill(self, numbers: Mapping[str, str]) -> str:
         """Return the name with its numbers."""
         return _NUMBERS.sub(lambda match: numbers[match[1]], self.text)
+
+
+def renamed(content: Content, name: Callable[[str], str]) -> Content:
+    """Return a content whose parameters have other names, their optimizer state with them."""
+    parameters = parameter_names(content.tensors.values())
+    made = []
+    for wanted in content.tensors.values():
+        if not wanted.component.startswith("extra:"):
+            parameter, rest = parted(wanted, parameters)
+            wanted = wanted._replace(name=name(parameter) + rest)
+        made.append(wanted)
+    return content.with_tensors(made)

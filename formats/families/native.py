@@ -20,22 +20,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ftckpt.checkpoint import Box, Checkpoint, Kind
-from ftckpt.checkpoint.read_tensor import read_box, slabs
+from ftckpt.checkpoint import Box, Kind
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.findings import counted, listed
 from ftckpt.formats.huggingface.config import CONFIG
 from ftckpt.transfer.content import Content, Copy, TargetTensor
 from ftckpt.transfer.request.parameters import parameter_names, parted
 
-from .facts import ModelFacts
 from .joins import Heads, Join, part_rows, runs
 from .names import Name
 from .shapes import require_same
 from .tables import Family, NativeEntry
+from .tied import outputs_of, require_tied, weights_of
 from .views import FlatState, TensorViews
 
-_SLAB = 16 << 20  # bytes that are compared at once
 _AS_IT_IS = NativeEntry({}, (), Join.WHOLE, "", False, False, False)
 
 
@@ -86,6 +84,7 @@ class NativeTranslator:
         self._rows = true_vocab_size
         rows = true_vocab_size or config.get("vocab_size")
         self._shapes = family.shapes.tensors({**config, "vocab_size": rows})
+        self._outputs = outputs_of(family)
 
     # --- to Hugging Face --------------------------------------------------------------------------
 
@@ -117,8 +116,8 @@ class NativeTranslator:
                         f"two tensors of the source become {new.key}", tensor=new.key
                     )
                 made[new.key] = new
-        self._require_model(_weights(made), cuts=True)
-        self._require_tied(made, views.checkpoint)
+        self._require_model(weights_of(made), cuts=True)
+        require_tied(self._outputs, made, self._shapes, views.checkpoint)
         said = _left_out(left_out)
         return replace(
             content, checkpoint=views.finished(), tensors=made, aliases={},
@@ -132,7 +131,8 @@ class NativeTranslator:
             UnsupportedError: the family has no such parameter.
         """
         found = next(_matches(self._family, name), None)
-        if found is None and name in self._shapes:  # its own name on Hugging Face's side
+        own = name in self._shapes or name in self._outputs  # its name on Hugging Face's side
+        if found is None and own:
             return NativeMatch(_AS_IT_IS._replace(hf=(Name.of(name),)), 0, {})
         if found is None and not any(d.numbers(name) is not None for d in self._family.derived):
             raise UnsupportedError(
@@ -253,10 +253,9 @@ class NativeTranslator:
         if not weights:  # an optimizer alone
             return
         wanted = dict(self._shapes)
-        for entry in self._family.natives:
-            if entry.output and entry.hf[0].text in weights:
-                embedding = self._embedding().hf[0].text
-                wanted.setdefault(entry.hf[0].text, wanted.get(embedding, ()))
+        for output, embedding in self._outputs.items():
+            if output in weights:
+                wanted.setdefault(output, wanted.get(embedding, ()))
         hint = ""
         for entry in self._family.natives:
             name = entry.hf[0].text
@@ -279,22 +278,6 @@ class NativeTranslator:
             hint="its row has vocabulary = true",
         )
 
-    def _require_tied(self, made: Mapping[str, TargetTensor], checkpoint: Checkpoint) -> None:
-        """Refuse an output layer of its own where the configuration ties it to the embedding.
-
-        A loader would take the embedding in its place.
-        """
-        weights = {w.name: w for w in made.values() if w.component == "model"}
-        outputs = dict.fromkeys(e.hf[0].text for e in self._family.natives if e.output)
-        for name in outputs.keys() - self._shapes.keys():
-            output, embedding = weights.get(name), weights.get(self._embedding().hf[0].text)
-            if output and embedding and not _equal(output, embedding, checkpoint):
-                raise UsageError(
-                    f"{CONFIG} ties {name} to {embedding.name}, and their values differ",
-                    hint='"tie_word_embeddings": false says that the model has both',
-                    tensor=name,
-                )
-
     # --- from Hugging Face ------------------------------------------------------------------------
 
     def from_hugging_face(self, content: Content, dialect: str) -> Content:
@@ -316,7 +299,7 @@ class NativeTranslator:
         derived = self._family.derived
         weights = {
             name: shape
-            for name, shape in _weights(content.tensors).items()
+            for name, shape in weights_of(content.tensors).items()
             if not any(known.numbers(name) is not None for known in derived)
         }
         prefix = self._family.prefix
@@ -477,32 +460,30 @@ class NativeTranslator:
                     made[new.key] = new
 
 
-def require_model(model: ModelFacts, content: Content, rows: int | None) -> None:
-    """Refuse weights of Hugging Face's that are not exactly those of a `config.json`.
-
-    Args:
-        model: with its configuration.
-        content: under Hugging Face's names.
-        rows: of the vocabulary, where they are not what the configuration says.
-
-    Raises:
-        UsageError: they are not, or the table does not give the shapes.
-    """
-    if model.family.shapes is None:
-        raise UsageError(f"the table of {model.family.name} has no shapes to hold {CONFIG} to")
-    config = {**model.config, "vocab_size": rows} if rows else model.config
-    weights = _weights(content.tensors)
-    wanted = model.family.shapes.tensors(config)
-    tied = {name: shape for name, shape in weights.items() if name in content.aliases}
-    require_same({**tied, **wanted} if weights else {}, weights, model.family.name)
-
-
 def is_hugging_face(content: Content, family: Family) -> bool:
     """Say whether parameters have Hugging Face's own names: a plain model that DCP has saved."""
     known = family.shapes.rules.values() if family.shapes is not None else ()
     return any(
         any(rule.name.numbers(name) is not None for rule in known if rule.axes)
         for name in parameter_names(content.tensors.values())
+    )
+
+
+def is_headless(content: Content, family: Family) -> bool:
+    """Say whether a model was saved without its head: each of its names lacks the prefix.
+
+    Experts may be packed, as the model has them in memory.
+    """
+    if not family.prefix or family.shapes is None:
+        return False
+    known = [rule.name for rule in family.shapes.rules.values() if rule.axes]
+    known += [name for entry in family.natives for name in entry.names.get("packed", ())]
+    known += family.derived
+    names = parameter_names(content.tensors.values())
+    return bool(names) and all(
+        not name.startswith(family.prefix)
+        and any(one.numbers(family.prefix + name) is not None for one in known)
+        for name in names
     )
 
 
@@ -529,30 +510,6 @@ def _matches(family: Family, name: str) -> Iterator[NativeMatch]:
                 numbers = known.numbers(name)
                 if numbers is not None:
                     yield NativeMatch(entry, 0, numbers)
-
-
-def _weights(tensors: Mapping[str, TargetTensor]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the model's weights and buffers, by name."""
-    kinds = (Kind.PARAM, Kind.BUFFER)
-    return {w.name: w.shape for w in tensors.values() if w.component == "model" and w.kind in kinds}
-
-
-def _equal(one: TargetTensor, other: TargetTensor, checkpoint: Checkpoint) -> bool:
-    """Say whether two tensors, neither turned nor joined, have the same bits."""
-    if one.copies == other.copies:
-        return True
-    if len(one.copies) != 1 or len(other.copies) != 1 or one.shape != other.shape:
-        return False
-    (first,), (second,) = one.copies, other.copies
-    ours, theirs = (checkpoint.tensors.get(copy.key) for copy in (first, second))
-    if ours is None or theirs is None or ours.dtype != theirs.dtype:
-        return False
-    if first.source != second.source or first.box != second.box:
-        return False
-    return all(
-        read_box(checkpoint, ours, box).tobytes() == read_box(checkpoint, theirs, box).tobytes()
-        for box in slabs(first.source, _SLAB, ours.dtype.itemsize)
-    )
 
 
 def _is_scalar(wanted: TargetTensor) -> bool:

@@ -37,6 +37,12 @@ One TOML file in `families/` for each model type of Hugging Face's `config.json`
 
     [shapes]                     # of Hugging Face's tensors: `shapes`
 
+    languages = {qwen3_vl_text = "qwen3"}  # of a model with towers: whose table its text_config has
+    [mtp]                        # layers that predict further tokens: `mtp`
+    [[part]]                     # names that share a beginning: `parts` has the words
+    hf = "model.visual."
+    megatron = "vision_model."
+
 Where implementations of Megatron-core differ, `transformer_engine` and `local`, or `sequential` and
 `grouped` experts, stand for `megatron`. `{layer}` and `{expert}` stand for numbers. Where `hf` has
 no `{expert}` and the other names have, Hugging Face's tensor has all experts along its first axis.
@@ -50,12 +56,14 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ftckpt.errors import UsageError
 
 from .joins import Join
 from .names import Name
+from .parts import ModelPart
 from .shapes import ShapeRule, ShapeTable
 
 # Whose model code `[[native]]` rows are about.
@@ -72,11 +80,11 @@ _NATIVE_KEYS = frozenset((*DIALECTS, *_FLAGS, "rotated", "output"))
 _KEYS = frozenset(
     ("extends", "prefix", "config", "arguments", "model", "tensor", "derived", "maxtext",
      "maxtext_turns", "maxtext_without", "rotates", "native", "extends_native", "defaults",
-     "counts", "shapes")
+     "counts", "shapes", "languages", "part", "mtp")
 )  # fmt: skip
-_MAPS = ("config", "arguments", "model", "defaults", "counts", "shapes")
+_MAPS = ("config", "arguments", "model", "defaults", "counts", "shapes", "languages", "mtp")
 _TEXTS = ("extends", "prefix")
-_ROWS = ("tensor", "derived", "maxtext", "native")
+_ROWS = ("tensor", "derived", "maxtext", "native", "part")
 _MOST = 1 << 20  # bytes of a table
 _LAYERS, _TURN = re.escape("{layers}"), "{turn}"
 
@@ -188,6 +196,10 @@ class Family(NamedTuple):
         rotates: whether MaxText's rotation works on neighbours.
         natives: rows for other model code; none where nothing is known of it.
         shapes: of the tensors on Hugging Face's side; None where the table does not say.
+        parts: of a model with towers beside a language model; none for a language model.
+        languages: whose table the language model has, by its `model_type`.
+        mtp: what it says of layers that predict further tokens; empty where nothing is known.
+        tied: whether output and embedding are one where `config.json` of such a model says nothing.
     """
 
     name: str
@@ -202,6 +214,10 @@ class Family(NamedTuple):
     rotates: bool = False
     natives: Sequence[NativeEntry] = ()
     shapes: ShapeTable | None = None
+    parts: Sequence[ModelPart] = ()
+    languages: Mapping[str, str] = MappingProxyType({})
+    tied: bool = False
+    mtp: Mapping[str, Any] = MappingProxyType({})
 
 
 def family_names() -> tuple[str, ...]:
@@ -267,6 +283,10 @@ def _family(name: str, table: Mapping[str, Any]) -> Family:
         table.get("rotates", False),
         tuple(_native(entry, name) for entry in table.get("native", ())),
         _shapes(table),
+        tuple(ModelPart.of(entry, name) for entry in table.get("part", ())),
+        table.get("languages", {}),
+        table.get("defaults", {}).get("tie_word_embeddings") == "true",
+        _mtp(table.get("mtp", {}), name),
     )
     if base is None:
         return own
@@ -284,6 +304,10 @@ def _family(name: str, table: Mapping[str, Any]) -> Family:
         own.rotates,
         (*own.natives, *_taken(base.natives, table.get("extends_native", ()))),
         _extended(base.shapes, own.shapes),
+        own.parts or base.parts,
+        {**base.languages, **own.languages},
+        own.tied or base.tied,
+        own.mtp or base.mtp,
     )
 
 
@@ -314,6 +338,21 @@ def _extended(base: ShapeTable | None, own: ShapeTable | None) -> ShapeTable | N
     )
 
 
+def _mtp(said: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return what a table says of layers that predict further tokens."""
+    if not said:
+        return {}
+    copies = said.get("copies", {})
+    sound = said.keys() <= {"count", "copies"} and isinstance(said.get("count"), str)
+    if (
+        not sound
+        or not isinstance(copies, dict)
+        or not all(isinstance(text, str) for text in copies.values())
+    ):
+        raise UsageError(f"the table of {name} has an [mtp] without a count, or with other words")
+    return {"count": said["count"], "copies": copies}
+
+
 def _require_sections(table: Mapping[str, Any], name: str) -> None:
     """Refuse a section of another form: a map, or rows."""
     for key, held in table.items():
@@ -325,7 +364,7 @@ def _require_sections(table: Mapping[str, Any], name: str) -> None:
             isinstance(held, list) and all(isinstance(row, dict) for row in held)
         ):
             raise UsageError(f"the table of {name} has a {key} that is not rows [[{key}]]")
-        if key in ("defaults", "counts"):
+        if key in ("defaults", "counts", "languages"):
             wrong = [field for field, value in held.items() if not isinstance(value, str)]
             if wrong:
                 raise UsageError(

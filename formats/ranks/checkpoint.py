@@ -11,13 +11,14 @@ from typing import Any, ClassVar
 
 from ftckpt.checkpoint import Checkpoint, Kind, Piece, Record, Scalar, StepRole, TensorInfo
 from ftckpt.checkpoint.steps import Allowance
-from ftckpt.errors import CorruptError, NotFoundError
-from ftckpt.findings import Finding
+from ftckpt.errors import CorruptError, NotFoundError, UnsafeError
+from ftckpt.findings import Finding, from_error
 from ftckpt.formats.pickles.walk import at
 from ftckpt.formats.torch_files.parse_files import check_saved_names, check_streams
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.progress import NULL, Counter
 
+from .meta.checklist import CHECKLIST, check_checklist, read_checklist
 from .parse_files import read_stream
 from .tensors import RankSplit
 
@@ -59,6 +60,15 @@ class RanksCheckpoint(Checkpoint):
         yield from self.open_findings
         yield from check_streams(self.source, self.streams)
         yield from check_saved_names(self.streams, self.ranks)
+        if CHECKLIST in self.members():
+            try:
+                yield from check_checklist(self.source)
+            except (CorruptError, UnsafeError) as error:
+                yield from_error(error)
+
+    def file_digests(self) -> Mapping[str, str]:
+        """Return the MD5 in the `checklist.chk` of one of Meta's releases."""
+        return read_checklist(self.source) if CHECKLIST in self.members() else {}
 
     def load_object(self, name: str) -> Any:
         """Return one object as inert data; see `Checkpoint.load_object`."""

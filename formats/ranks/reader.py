@@ -35,7 +35,8 @@ from ftckpt.workers.memory import no_gc
 from .checkpoint import RanksCheckpoint
 from .contents import Contents
 from .files import check_set, size_of
-from .names import CONFIG, METADATA, RankFile, Role, folder_order, rank_files
+from .meta.checklist import is_of_release, listed_release
+from .names import CONFIG, METADATA, RankFile, Role, folder_order, rank_file, rank_files
 from .parse_files import RecordedConfig, read_recorded, read_streams
 from .splits import PARAMETERS, Splits, check_release, meta_rules
 from .tensors import RankEntry, RankSplit, TensorIdentity, assemble, wrong_rank
@@ -123,6 +124,8 @@ class RanksReader:
 
     def _folder(self, folder: str, files: Sequence[RankFile], component: str) -> None:
         recorded = read_recorded(self.source, folder)
+        if not folder and not recorded.path and all(file.of_meta for file in files):
+            recorded = listed_release(self.source)
         self.members |= {file.path for file in files}
         if recorded.path:
             self.members.add(recorded.path)
@@ -266,7 +269,12 @@ class RanksReader:
 
     def _beside(self, folders: Sequence[str]) -> None:
         """Add what verl keeps beside the ranks: the dataloader's state, the tokenizer."""
+        of_meta = folders == [""] and all(
+            (file := rank_file(name)) is not None and file.of_meta for name in self.streams
+        )
         for name in self.source.entries:
+            if of_meta and is_of_release(name):
+                self.members.add(self.source.shown(name))
             inside = any(name.startswith(f"{f}/huggingface/".lstrip("/")) for f in folders)
             if inside or (name == DATA and folders != [""]):
                 self.members.add(name)

@@ -3,7 +3,8 @@
 A source of this format keeps its own form: folders, names, the mesh's name and device. Plain
 tensors of which it is known how they are cut (`rank_splits`) stay plain, with what is written down
 beside them and in `metadata.json` for the new ranks. Any other source becomes verl's:
-`model_world_size_W_rank_R.pt`, `optim_…`, `extra_state_…` and `fsdp_config.json`.
+`model_world_size_W_rank_R.pt`, `optim_…`, `extra_state_…` and `fsdp_config.json`; a model under
+Meta's names becomes a release of Meta's (`meta`).
 
 Parameters and what an optimizer keeps of them are cut along their first axis as FSDP2 cuts; the
 rest is whole on every rank. Non-tensor state is dealt out by `rank_objects`.
@@ -38,10 +39,12 @@ from .division import (
     splits_of,
     wish_for_ranks,
 )
+from .meta.checklist import CHECKLIST
+from .meta.writer import release_layout
 from .names import Role, rank_file
 from .objects import RankObjects
 from .places import RankPlaces
-from .splits import cut_of
+from .splits import PARAMETERS, cut_of
 
 
 class RanksWriter:
@@ -61,6 +64,8 @@ class RanksWriter:
             UnsupportedError: a tensor of a type that torch.save cannot write; a tensor of which
                 nothing says how it is divided (`unknown-rule`); a grid of ranks.
         """
+        if PARAMETERS in content.beside:
+            return release_layout(content, request)
         world = world_of(content, wish_for_ranks(content, request))
         content = with_aliases(content)
         require_divisible(content, world)
@@ -250,4 +255,5 @@ def _carried(checkpoint: Checkpoint) -> frozenset[str]:
         return frozenset()
     records = {f"{d.folder}{d.record[0]}" for d in dialects_of(checkpoint).values()}
     own = (name for name in checkpoint.members() if rank_file(name) is None)
-    return frozenset(name for name in own if name not in records)
+    # The new files have other digests.
+    return frozenset(name for name in own if name not in records and name != CHECKLIST)

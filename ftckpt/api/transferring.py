@@ -232,8 +232,8 @@ def convert(
         adapter: LoRA adapters of PEFT that are merged into the weights, in order.
         allow_gaps: whether an adapter may lack layers that its configuration names.
         beside: a folder from which `config.json`, a tokenizer and the like are taken.
-        names: `hf`, `megatron`, `torchtitan` or `meta`: whose names the parameters get; "" as they
-            are.
+        names: `hf`, `megatron`, `torchtitan`, `meta` or `packed`: whose names the parameters get;
+            "" as they are.
         spelling: Megatron's: `transformer_engine` or `local`, `sequential` or `grouped`.
         family: the model (`llama`, `mistral`, ...), or the path of a table; "" for what it shows.
         config: the `config.json` of a model that the source does not describe, a path.
@@ -261,8 +261,9 @@ def convert(
     from ftckpt.transfer.request.from_masters import from_masters
     from ftckpt.transfer.request.renaming import rename as renamed
 
-    if names not in ("", "hf", "megatron", "torchtitan", "meta"):
-        raise UsageError(f"--names {names!r} is not known", hint="hf, megatron, torchtitan, meta")
+    known = ("hf", "megatron", "torchtitan", "meta", "packed")
+    if names not in ("", *known):
+        raise UsageError(f"--names {names!r} is not known", hint=", ".join(known))
     if spelling and names != "megatron":
         raise UsageError("--spelling says which of Megatron's names", hint="--names megatron")
     if config and names in ("", "megatron"):

@@ -340,7 +340,7 @@ class Checkpoint(Mapping[str, "TensorView"]):
         return iter(())
 
     def file_digests(self) -> Mapping[str, str]:
-        """Return the SHA-256 that the framework recorded of whole files, in hexadecimal digits.
+        """Return the SHA-256 or MD5 that was recorded of whole files, in hexadecimal digits.
 
         Raises:
             CorruptError, UnsafeError, UnsupportedError: the record cannot be trusted; `check`

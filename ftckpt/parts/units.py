@@ -281,7 +281,7 @@ _KINDS: dict[type, _Kind] = {
         _dump_tensors, _load_tensors,
     ),
     FileToHash: _Kind(
-        lambda task: f"sha256 {task.name}",
+        lambda task: f"{task.algorithm} {task.name}",
         lambda task, shares: shares.of_bytes(task.name, 0, task.source.size(task.name)),
         _dump_file, _load_file,
     ),
@@ -318,8 +318,8 @@ _KINDS: dict[type, _Kind] = {
 }  # fmt: skip
 _DUMPS: dict[str, Callable[[Any], Any]] = {
     "hash": _dump_block, "crc": _dump_sums, "pair": _dump_pair, "tensors": _dump_tensors,
-    "sha256": _dump_file, "copies": dump_error, "values": _dump_numbers, "decode": _dump_checks,
-    "prove": _RANGES.dump, "known": lambda done: None,
+    "sha256": _dump_file, "md5": _dump_file, "copies": dump_error, "values": _dump_numbers,
+    "decode": _dump_checks, "prove": _RANGES.dump, "known": lambda done: None,
     "judge": lambda done: done[1], "differ": dump_ranges,
     "sum": lambda done: list(done[1:]), "rest": lambda done: None,
 }  # fmt: skip

@@ -94,7 +94,7 @@ class VerifyReport:
 
     Attributes:
         level: the executed one (never AUTO).
-        evidence: `manifest`, `digests`, `sha256`, `crc32`, `replica` or `none`.
+        evidence: `manifest`, `digests`, `sha256`, `md5`, `crc32`, `replica` or `none`.
         message: the verdict in a sentence.
         hint: the next action.
         findings: in the order found.
@@ -367,7 +367,7 @@ def _check_by_evidence(
         return records()
     from .file_digests import check_file_digests, with_records
 
-    collector.evidence = "sha256"
+    collector.evidence = "sha256" if all(len(d) == 64 for d in digests.values()) else "md5"
     whole = check_file_digests(
         checkpoint, digests, emit=collector.add, work=work, sample=options.sample
     )
@@ -479,6 +479,7 @@ def _praise(
         "manifest": f"every block matches the manifest{share}",
         "digests": f"every block decodes to what was written{share}",
         "sha256": f"every file matches its SHA-256{share}",
+        "md5": f"every file matches its MD5{share}",
         "crc32": f"every record matches its CRC-32{share}",
         "replica": f"every byte equals the replica{share}",
         "none": "the structure is whole; no evidence covers the content",

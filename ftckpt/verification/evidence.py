@@ -35,8 +35,8 @@ class ContentResult:
     """The result of a content check.
 
     Attributes:
-        evidence: `manifest`, `digests` (of the format's own), `sha256` (of whole files), `crc32`,
-            `replica` or `none`.
+        evidence: `manifest`, `digests` (of the format's own), `sha256` or `md5` (of whole files),
+            `crc32`, `replica` or `none`.
         bytes_read: bytes of the checkpoint that were read.
         bytes_covered: bytes that evidence covers, sampled or not.
         bytes_uncovered: bytes of its files without evidence.

@@ -1,4 +1,4 @@
-"""Check files against the SHA-256 digests that a framework recorded of them."""
+"""Check files against the digests that a framework recorded of them: SHA-256, or MD5."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from ftckpt.workers.limits import RateLimit
 
 from .evidence import ContentResult, Emit, Report, Sample
 
+_MD5 = 32  # hexadecimal digits
+
 
 class FileToHash(NamedTuple):
     """A file to hash: a task of the engine."""
@@ -25,10 +27,11 @@ class FileToHash(NamedTuple):
     source: Source
     name: str
     limiter: RateLimit | None
+    algorithm: str = "sha256"
 
 
 class HashedFile(NamedTuple):
-    """The SHA-256 of a file in hexadecimal digits, or why it could not be read."""
+    """The digest of a file in hexadecimal digits, or why it could not be read."""
 
     name: str
     nbytes: int
@@ -44,13 +47,13 @@ def check_file_digests(
     work: Work = ALONE,
     sample: float | None = None,
 ) -> ContentResult:
-    """Compare whole files with their recorded SHA-256; report the others (`bad-digest`).
+    """Compare whole files with their recorded digests; report the others (`bad-digest`).
 
     Files that are recorded and not there are the structure's finding. A sample takes whole files.
 
     Args:
         checkpoint: opened.
-        digests: name of a file -> SHA-256 in hexadecimal digits.
+        digests: name of a file -> SHA-256 or MD5 in hexadecimal digits; all of one length.
         emit: receives the findings when they are found.
         work: threads, rate limit and counter of bytes.
         sample: share of the files to read; None for all.
@@ -64,9 +67,11 @@ def check_file_digests(
     chosen = Sample(sample, source.name, 0)
     listed = sorted(name for name in digests if name in source.entries)
     taken = [name for name in listed if chosen.takes(name, 0, first=False)]
-    work.counter.start("checking SHA-256", sum(source.size(name) for name in taken))
+    md5 = any(len(digest) == _MD5 for digest in digests.values())
+    algorithm, called = ("md5", "MD5") if md5 else ("sha256", "SHA-256")
+    work.counter.start(f"checking {called}", sum(source.size(name) for name in taken))
     read = 0
-    tasks = (FileToHash(source, name, work.limiter) for name in taken)
+    tasks = (FileToHash(source, name, work.limiter, algorithm) for name in taken)
     for done in work.run(tasks, _hash_or_fail):
         work.counter.add(done.nbytes)
         read += done.nbytes
@@ -74,7 +79,7 @@ def check_file_digests(
             report.fail(done.name, done.error)
         elif done.digest != digests[done.name] and not report.changed(done.name):
             message = (
-                f"{done.name} has another SHA-256 ({done.digest[:16]}…) than was recorded of it"
+                f"{done.name} has another {called} ({done.digest[:16]}…) than was recorded of it"
                 f" ({digests[done.name][:16]}…)"
             )
             report.add(finding("bad-digest", message, file=done.name))
@@ -82,7 +87,7 @@ def check_file_digests(
     bare = tuple(sorted(members - set(listed)))
     covered = sum(source.size(name) for name in listed)
     uncovered = sum(source.size(name) for name in bare)
-    return ContentResult("sha256", read, covered, uncovered, sample, report.ok, bare)
+    return ContentResult(algorithm, read, covered, uncovered, sample, report.ok, bare)
 
 
 def sha256_of(source: Source, names: Iterable[str], *, work: Work = ALONE) -> dict[str, str]:
@@ -120,7 +125,7 @@ def _hash_or_fail(task: FileToHash) -> HashedFile:
 
 
 def _digest(task: FileToHash) -> str:
-    made = hashlib.sha256()
+    made = hashlib.new(task.algorithm, usedforsecurity=False)
     for view in _views(task):
         made.update(view)
     return made.hexdigest()

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .scrub import Scrub, ScrubRecord, ScrubSummary
 
 _LEVELS = (Level.AUTO, Level.STRUCTURE, Level.CONTENT, Level.VALUES)
-_EVIDENCE = ("none", "crc32", "digests", "manifest", "replica")
+_EVIDENCE = ("none", "crc32", "md5", "sha256", "digests", "manifest", "replica")
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,12 @@ from ftckpt import api
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import FtckptError, UnsupportedError, UsageError
 from ftckpt.formats.families import family_names
+from ftckpt.formats.families.arguments import arguments_of_config
+from ftckpt.formats.families.facts import ModelFacts
+from ftckpt.formats.families.joins import Heads
 from ftckpt.formats.families.tables import built_by_arguments, family
+from ftckpt.formats.megatron.rank_files.grid import Arguments
+from ftckpt.formats.ranks.meta.parameters import inner_width, meta_parameters
 from tests.builders.checkpoints import open_checkpoint
 from tests.json_run import ftckpt_json
 
@@ -397,9 +402,19 @@ def test_metas_ranks_become_one_model_and_ranks_again(columns: bool, tmp_path: P
     one = tmp_path / "one/consolidated.00.pth"
     one.parent.mkdir()
     api.convert(str(tmp_path / "hf"), str(one), "torchsave", names="meta")
+    api.convert(str(tmp_path / "hf"), str(tmp_path / "release"), "ranks", names="meta", tp=2)
+    said = json.loads((tmp_path / "release/params.json").read_text())
+    assert said.items() >= {"dim": 32, "n_kv_heads": 2, "head_dim": 10, "vocab_size": 64}.items()
+    add_checklist(tmp_path / "release")
+    assert ftckpt_json("verify", str(tmp_path / "release"))["evidence"] == "md5"
     api.reshard(str(one.parent), str(tmp_path / "two"), tp=2)
+    api.reshard(str(tmp_path / "release"), str(tmp_path / "again"), tp=1)
+    api.reshard(str(tmp_path / "again"), str(tmp_path / "three"), tp=2)
     for rank, state in enumerate(ranks):
-        require_equal(torch.load(tmp_path / f"two/consolidated.0{rank}.pth"), state)
+        for folder in ("two", "release", "three"):
+            require_equal(torch.load(tmp_path / folder / f"consolidated.0{rank}.pth"), state)
+    assert (tmp_path / "three/params.json").exists()
+    assert not (tmp_path / "three/checklist.chk").exists()  # its digests are of other files
 
 
 @pytest.mark.parametrize(
@@ -436,6 +451,132 @@ def test_a_release_without_its_last_files(
         {kind} if kind else set()
     )
     assert found["result"]["code"] == {"missing-rank": 5, "shape-mismatch": 4, "": 0}[kind]
+
+
+def add_checklist(folder: Path) -> None:
+    """Write what md5sum prints of a folder's files."""
+    files = sorted(path for path in folder.iterdir() if not path.name.startswith("ftckpt"))
+    lines = [f"{hashlib.md5(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
+    (folder / "checklist.chk").write_text("".join(lines))
+    for path in folder.glob("ftckpt.manifest*"):
+        path.unlink()  # stronger evidence
+
+
+def release(folder: Path) -> Path:
+    """Write a release of one rank, with everything that Meta puts beside it."""
+    import torch
+
+    folder.mkdir()
+    torch.save({"norm.weight": torch.ones(8)}, folder / "consolidated.00.pth")
+    (folder / "params.json").write_text('{"dim": 8, "vocab_size": -1}')
+    (folder / "tokenizer.model").write_text("a b c")
+    add_checklist(folder)
+    return folder
+
+
+def odd(found: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(f["kind"], f["file"]) for f in found["findings"] if f["severity"] != "note"]
+
+
+def test_files_of_a_release_are_no_strays_and_its_md5_are_checked(tmp_path: Path) -> None:
+    folder = release(tmp_path / "llama")
+    found = ftckpt_json("verify", str(folder))
+    assert (found["evidence"], found["result"]["code"]) == ("md5", 0)
+    assert odd(found) == []
+    release(tmp_path / "other")
+    assert ftckpt_json("verify", str(tmp_path), "--all")["evidence"] == "md5"
+    both = (folder / "checklist.chk").read_text()
+    (folder / "checklist.chk").write_text(f"{both}{'0' * 32}  consolidated.01.pth\n")
+    found = ftckpt_json("verify", str(folder))
+    assert {f["kind"] for f in found["findings"]} >= {"missing-rank"}
+    assert found["result"]["code"] == 5
+    (folder / "checklist.chk").write_text(both)
+    (folder / "tokenizer.model").write_text("a b d")
+    found = ftckpt_json("verify", str(folder))
+    assert odd(found) == [("bad-digest", "tokenizer.model")]
+    assert any("another MD5" in one["message"] for one in found["findings"])
+    (folder / "tokenizer.model").unlink()
+    found = ftckpt_json("verify", str(folder))
+    assert odd(found) == [("missing-file", "tokenizer.model")]
+    assert found["result"]["code"] == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "code"),
+    [
+        (f"{'0' * 32}  ../x\n", "unsafe-path", 7),
+        ("no list\n", "bad-index", 4),
+        (f"{'0' * 32}  params.json\n{'1' * 32}  params.json\n", "bad-index", 4),
+        ("\n" * (1 << 20) + " ", "bad-index", 4),
+        (f"\n{'0' * 32} *./consolidated.00.pth\n", "bad-digest", 4),
+    ],
+)
+def test_a_checklist_that_cannot_be_is_named(
+    text: str, kind: str, code: int, tmp_path: Path
+) -> None:
+    folder = release(tmp_path / "llama")
+    (folder / "checklist.chk").write_text(text)
+    found = ftckpt_json("verify", str(folder))
+    assert kind in {one["kind"] for one in found["findings"]} | {found["result"].get("kind")}
+    assert found["result"]["code"] == code
+
+
+@pytest.mark.parametrize(
+    ("config", "wanted"),
+    [
+        (  # Llama 3.1 8B: config.json of its release, and params.json of the same
+            {
+                "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+                "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05,
+                "rope_theta": 500000.0, "vocab_size": 128256,
+                "rope_scaling": {
+                    "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 8192, "rope_type": "llama3",
+                },
+            },
+            {
+                "dim": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "vocab_size": 128256,
+                "norm_eps": 1e-05, "rope_theta": 500000.0, "use_scaled_rope": True,
+                "ffn_dim_multiplier": 1.3,
+            },
+        ),
+        (  # Llama 2 13B
+            {
+                "hidden_size": 5120, "intermediate_size": 13824, "num_attention_heads": 40,
+                "num_hidden_layers": 40, "rms_norm_eps": 1e-05, "vocab_size": 32000,
+            },
+            {
+                "dim": 5120, "multiple_of": 256, "n_heads": 40, "n_kv_heads": 40, "n_layers": 40,
+                "norm_eps": 1e-05, "vocab_size": 32000, "rope_theta": 10000.0,
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_parameters_are_said_in_metas_words(config: dict[str, Any], wanted: dict[str, Any]) -> None:
+    found = meta_parameters(config)
+    assert found.items() >= wanted.items()
+    multiplier = found.get("ffn_dim_multiplier")
+    made = inner_width(found["dim"], found["multiple_of"], multiplier)
+    assert made == config["intermediate_size"]
+
+
+@given(st.integers(1, 20000), st.integers(1, 80000))
+def test_every_width_of_the_mlp_has_its_factor(dim: int, inner: int) -> None:
+    config = {
+        "hidden_size": dim, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 9,
+        "intermediate_size": inner,
+    }  # fmt: skip
+    found = meta_parameters(config)
+    made = inner_width(dim, found["multiple_of"], found.get("ffn_dim_multiplier"))
+    assert made == inner
+
+
+def test_what_metas_code_does_not_do_is_refused() -> None:
+    config = MODELS["llama"]["config"]
+    with pytest.raises(UnsupportedError, match="scales rotary frequencies"):
+        meta_parameters({**config, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}})
+    with pytest.raises(UsageError, match="hidden_size = None"):
+        meta_parameters({})
 
 
 def meta_rank(meta: Mapping[str, Any], rank: int, columns: bool) -> dict[str, Any]:
@@ -698,7 +839,8 @@ def test_a_folder_that_is_not_its_config_is_refused(
     assert not (tmp_path / "t").exists()
 
 
-WITHOUT_TITAN = sorted(set(family_names()) - {*TITAN, "llama3.1", "mistral", "kimi_k2"})
+TOWERS = {name for name in family_names() if family(name).parts}
+WITHOUT_TITAN = sorted(set(family_names()) - {*TITAN, *TOWERS, "llama3.1", "mistral", "kimi_k2"})
 
 
 @pytest.mark.parametrize("name", WITHOUT_TITAN)
@@ -1247,3 +1389,99 @@ def test_a_model_without_its_head_is_not_torchtitans(tmp_path: Path) -> None:
     save_folder(tmp_path / "hf", "llama", weights)
     api.convert(str(tmp_path / "hf"), str(tmp_path / "out"), "dcp", names="megatron", only="model")
     assert "decoder.final_layernorm.weight" in open_checkpoint(tmp_path / "out").tensors
+
+
+# --- a model without its head ---------------------------------------------------------------------
+
+
+def headless(name: str, *, packed: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what AutoModel has in files, and what it has in memory: experts packed."""
+    import torch
+
+    weights = {
+        key.removeprefix("model."): value
+        for key, value in tensors_of(MODELS[name]["stored"]).items()
+        if key != "lm_head.weight"
+    }
+    memory = {key: value for key, value in weights.items() if ".experts." not in key}
+    for key in MODELS[name]["memory"] if packed else ():
+        pre, _, last = key.removeprefix("model.").rpartition(".")
+        parts = ("gate_proj", "up_proj") if last == "gate_up_proj" else ("down_proj",)
+        memory[f"{pre}.{last}"] = torch.stack(
+            [
+                torch.cat([weights[f"{pre}.{number}.{part}.weight"] for part in parts])
+                for number in range(4)
+            ]
+        )
+    return weights, memory if packed else weights
+
+
+@pytest.mark.parametrize(("name", "packed"), [("qwen3_moe", True), ("llama", False)])
+def test_a_model_without_its_head_is_known(name: str, packed: bool, tmp_path: Path) -> None:
+    files, memory = headless(name, packed=packed)
+    save_folder(tmp_path / "run", name, memory)
+    for names in ("hf", "megatron"):
+        api.convert(
+            str(tmp_path / "run"), str(tmp_path / names), "safetensors", only="model", names=names
+        )
+    require_equal(held(tmp_path / "hf"), files)
+    said = json.loads((tmp_path / "hf/config.json").read_text())
+    assert said == {**MODELS[name]["config"], "torch_dtype": "bfloat16"}
+    there = held(tmp_path / "megatron")
+    assert "decoder.layers.0.self_attention.linear_qkv.weight" in there
+    assert "output_layer.weight" not in there
+    with pytest.raises(UnsupportedError, match="without its head"):
+        api.convert(
+            str(tmp_path / "run"), str(tmp_path / "t"), "dcp", only="model", names="torchtitan"
+        )
+
+
+def test_a_model_without_its_head_must_be_whole(tmp_path: Path) -> None:
+    _, memory = headless("qwen3_moe", packed=True)
+    del memory["layers.1.mlp.experts.down_proj"]
+    save_folder(tmp_path / "run", "qwen3_moe", memory)
+    with pytest.raises(UsageError, match="4 tensors missing"):
+        api.convert(
+            str(tmp_path / "run"), str(tmp_path / "hf"), "safetensors", only="model", names="hf"
+        )
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "llama"])
+def test_transformers_loads_a_model_without_its_head(name: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    import torch
+    from safetensors.torch import save_file
+
+    torch.manual_seed(4)
+    model = transformers.AutoModel.from_config(
+        transformers.AutoConfig.for_model(**MODELS[name]["config"])
+    ).eval()
+    model.save_pretrained(tmp_path / "own")
+    (tmp_path / "run").mkdir()
+    save_file(dict(model.state_dict()), tmp_path / "run/model.safetensors")
+    api.convert(
+        str(tmp_path / "run"), str(tmp_path / "hf"), "safetensors", names="hf",
+        config=str(tmp_path / "own/config.json"),
+    )  # fmt: skip
+    assert held(tmp_path / "hf").keys() == held(tmp_path / "own").keys()
+    again, told = transformers.AutoModel.from_pretrained(
+        tmp_path / "hf", output_loading_info=True, dtype="auto"
+    )
+    assert {key: list(value) for key, value in told.items() if value} == {}
+    require_equal(again.state_dict(), model.state_dict())
+    tokens = torch.arange(3, 15)[None]
+    with torch.no_grad():
+        assert torch.equal(again(tokens).last_hidden_state, model(tokens).last_hidden_state)
+
+
+def test_the_number_of_experts_has_two_names(tmp_path: Path) -> None:
+    """transformers 5 saves `num_local_experts` of Qwen3-MoE; Megatron would start a dense model."""
+    config = dict(MODELS["qwen3_moe"]["config"])
+    config["num_local_experts"] = config.pop("num_experts")
+    found = family("qwen3_moe")
+    assert found.shapes is not None
+    assert {k: list(v) for k, v in found.shapes.tensors(config).items()} == (
+        MODELS["qwen3_moe"]["stored"]
+    )
+    made = arguments_of_config(ModelFacts(found, Heads(4, 2, 10), config, Arguments()))
+    assert made["num_experts"] == 4

@@ -1,0 +1,224 @@
+"""Layers behind the others that predict further tokens: multi-token prediction.
+
+    [mtp]
+    count = "num_nextn_predict_layers"     # the field of config.json that says how many
+    copies = {"shared_head.head.weight" = "lm_head.weight"}   # stored again in each such layer
+
+Hugging Face's files number them on behind `num_hidden_layers`. Megatron-core has `mtp.layers.0`,
+whose own layer is `transformer_layer` (`mtp_model_layer` in memory of newer ones), torchtitan
+`mtp_layers.0`. All of them put the embedding before the hidden state in `eh_proj`'s input, so that
+its columns stay. A layer is translated as layer number `num_hidden_layers` of a longer model. What
+stands in it a second time is written and read as a copy: it must be equal.
+
+Sources: multi_token_prediction.py of Megatron-core, `glm45_bridge` of Megatron-Bridge, mtp.py and
+`state_dict_adapter` of torchtitan's deepseek_v3; model.safetensors.index.json of DeepSeek-V3.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ftckpt.checkpoint import Kind
+from ftckpt.errors import UnsupportedError, UsageError
+from ftckpt.findings import counted, listed
+from ftckpt.formats.huggingface.config import CONFIG
+from ftckpt.transfer.content import Content, TargetTensor
+from ftckpt.transfer.request.parameters import parameter_names
+
+from .names import renamed
+from .tables import Family
+from .tied import equal
+
+_HF = re.compile(r"model\.layers\.(\d{1,6})\.(.+)")
+# Whose layers they are, and what such a layer is called as one of the others.
+_OTHERS: Mapping[str, tuple[re.Pattern[str], str]] = {
+    "megatron": (re.compile(r"mtp\.layers\.(\d{1,6})\.(.+)"), "decoder.layers."),
+    "torchtitan": (re.compile(r"mtp_layers\.(\d{1,6})\.(.+)"), "layers."),
+}
+_INNER = re.compile(r"(?:transformer_layer|mtp_model_layer)\.(.+)")
+# What stands beside the layer in Megatron-core's.
+_BESIDE = ("enorm.", "hnorm.", "eh_proj.", "final_layernorm.")
+
+Translate = Callable[[Content, Mapping[str, Any]], Content]
+
+
+def layout_of_mtp(content: Content, table: Family, config: Mapping[str, Any]) -> str:
+    """Return whose names the layers have: `hf`, or a key of `_OTHERS`; "" where there are none.
+
+    Args:
+        content: of the whole model.
+        table: of its family.
+        config: of the whole model.
+    """
+    if not table.mtp:
+        return ""
+    names = parameter_names(content.tensors.values())
+    for layout, (pattern, _) in _OTHERS.items():
+        if any(pattern.fullmatch(name) for name in names):
+            return layout
+    first = config.get("num_hidden_layers")
+    if type(first) is not int:
+        return ""
+    numbers = {int(match[1]) for name in names if (match := _HF.fullmatch(name)) is not None}
+    return "hf" if any(number >= first for number in numbers) else ""
+
+
+def to_hugging_face_mtp(
+    content: Content, table: Family, config: Mapping[str, Any], layout: str, translate: Translate
+) -> Content:
+    """Return a model with such layers under the names of Hugging Face's files.
+
+    Args:
+        content: of the whole model.
+        table: of its family.
+        config: of the whole model.
+        layout: as `layout_of_mtp` returns it.
+        translate: a model of so much more layers, by its `config.json`.
+
+    Raises:
+        UnsupportedError, UsageError: as of a translation, or another number of layers than the
+            configuration says.
+    """
+    longer = _longer(content, table, config, layout)
+    first = config["num_hidden_layers"]
+    if layout == "hf":
+        rest, copies = _without_copies(content, table, first)
+        made = translate(rest, longer)
+        return made.with_tensors([*made.tensors.values(), *copies])
+    made = translate(renamed(content, lambda name: _counted_on(name, layout, first)), longer)
+    found = {w.name: w for w in made.tensors.values() if _is_weight(w)}
+    again = []
+    for number in range(first, longer["num_hidden_layers"]):
+        for name, source in table.mtp["copies"].items():
+            whole = found.get(source) or found.get("model.embed_tokens.weight")
+            if whole is not None:
+                again.append(whole._replace(name=f"model.layers.{number}.{name}"))
+    return made.with_tensors([*made.tensors.values(), *again])
+
+
+def from_hugging_face_mtp(
+    content: Content, table: Family, config: Mapping[str, Any], layout: str, translate: Translate
+) -> Content:
+    """Return a model with such layers under the names of another layout.
+
+    Args:
+        content: under Hugging Face's names.
+        table: of its family.
+        config: of the whole model.
+        layout: `megatron`, or a dialect of native rows.
+        translate: a model of so much more layers, by its `config.json`.
+
+    Raises:
+        UnsupportedError, UsageError: as of a translation; a layout without such layers; a copy of
+            the embedding or the output layer that differs from it.
+    """
+    longer = _longer(content, table, config, "hf")
+    first = config["num_hidden_layers"]
+    if layout not in _OTHERS:
+        raise UnsupportedError(
+            f"{layout}'s {table.name} has no layers that predict further tokens, which this model"
+            f" has behind layer {first - 1}",
+            hint=" ".join(
+                f"--drop 'model.layers.{number}.*'"
+                for number in range(first, longer["num_hidden_layers"])
+            )
+            + " leaves them out",
+            kind="unknown-rule",
+        )
+    rest, copies = _without_copies(content, table, first)
+    _require_equal(content, table, copies)
+    made = translate(rest, longer)
+    made = renamed(made, lambda name: _counted_apart(name, layout, first))
+    if not copies:
+        return made
+    said = f"equal to the embedding and the output layer: {listed([c.name for c in copies], 3)}"
+    return replace(made, dropped=(*made.dropped, said))
+
+
+def _longer(
+    content: Content, table: Family, config: Mapping[str, Any], layout: str
+) -> dict[str, Any]:
+    """Return the `config.json` of a model that has these layers among the others.
+
+    Raises:
+        UsageError: there are others than `config` says.
+    """
+    first, count = config.get("num_hidden_layers"), config.get(table.mtp["count"])
+    pattern = _HF if layout == "hf" else _OTHERS[layout][0]
+    names = parameter_names(content.tensors.values())
+    found = {int(match[1]) for name in names if (match := pattern.fullmatch(name)) is not None}
+    if type(first) is not int or first < 1:
+        raise UsageError(f"{CONFIG} says num_hidden_layers = {first!r}, which is not a number")
+    begin = first if layout == "hf" else 0
+    further = sorted(number for number in found if number >= begin)
+    if type(count) is not int or further != list(range(begin, begin + count)):
+        raise UsageError(
+            f"the model has {counted(len(further), 'layer')} that predict further tokens, and"
+            f" {CONFIG} says {table.mtp['count']} = {count!r}",
+            hint="--drop leaves them out",
+        )
+    return {**config, "num_hidden_layers": first + count, "first_mtp_layer": first}
+
+
+def _counted_on(name: str, layout: str, first: int) -> str:
+    """Return the name that a tensor of such a layer has as one of the others."""
+    pattern, others = _OTHERS[layout]
+    match = pattern.fullmatch(name)
+    if match is None:
+        return name
+    inner = _INNER.fullmatch(match[2]) if layout == "megatron" else None
+    return f"{others}{int(match[1]) + first}.{inner[1] if inner else match[2]}"
+
+
+def _counted_apart(name: str, layout: str, first: int) -> str:
+    """Return the name of a tensor of one of the others, as such a layer has it."""
+    pattern, others = _OTHERS[layout]
+    number, dot, rest = name.removeprefix(others).partition(".")
+    if not name.startswith(others) or not number.isdecimal() or int(number) < first:
+        return name
+    if layout == "megatron" and not rest.startswith(_BESIDE):
+        rest = f"transformer_layer.{rest}"
+    begin = "mtp.layers." if layout == "megatron" else "mtp_layers."
+    made = f"{begin}{int(number) - first}{dot}{rest}"
+    assert pattern.fullmatch(made)
+    return made
+
+
+def _without_copies(
+    content: Content, table: Family, first: int
+) -> tuple[Content, Sequence[TargetTensor]]:
+    """Return a content without what such layers hold a second time, and these tensors."""
+    rest: list[TargetTensor] = []
+    copies: list[TargetTensor] = []
+    for wanted in content.tensors.values():
+        match = _HF.fullmatch(wanted.name)
+        again = match and int(match[1]) >= first and match[2] in table.mtp["copies"]
+        (copies if again else rest).append(wanted)
+    return content.with_tensors(rest), copies
+
+
+def _require_equal(content: Content, table: Family, copies: Sequence[TargetTensor]) -> None:
+    """Refuse what such a layer has of its own and no other layout can hold.
+
+    Raises:
+        UnsupportedError: it is not the tensor that the other layout has once.
+    """
+    weights = {w.name: w for w in content.tensors.values() if _is_weight(w)}
+    for wanted in copies:
+        match = _HF.fullmatch(wanted.name)
+        name = table.mtp["copies"][match[2]] if match else ""
+        other = weights.get(name) or weights.get("model.embed_tokens.weight")
+        same = other is not None and equal(wanted, other, content.checkpoint)
+        if not same or not _is_weight(wanted):
+            raise UnsupportedError(
+                f"{wanted.key} is not equal to {name}, of which other layouts have one",
+                hint=f"--drop '{wanted.key}' leaves it out",
+                tensor=wanted.key,
+            )
+
+
+def _is_weight(wanted: TargetTensor) -> bool:
+    return wanted.component == "model" and wanted.kind is Kind.PARAM

@@ -1,0 +1,223 @@
+"""Models with a vision tower: the language model by its table, the tower by its names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftckpt import api
+from ftckpt.errors import UnsupportedError, UsageError
+from ftckpt.formats.families import to_hugging_face
+from ftckpt.formats.families.check import check_family
+from ftckpt.formats.families.tables import family
+from ftckpt.transfer.content import Content
+from tests.builders.checkpoints import open_checkpoint
+from tests.formats.families.test_native import DATA, held, require_equal, tensor, tensors_of
+
+MODELS = json.loads((DATA / "towers.json").read_text())["models"]
+BRIDGE = ("gemma3", "qwen2_5_vl", "qwen3_vl", "mistral3", "glm4v_moe")
+
+
+def save(folder: Path, weights: Mapping[str, Any], config: Mapping[str, Any] | None = None) -> Path:
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(dict(weights), folder / "model.safetensors", metadata={"format": "pt"})
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def in_memory(name: str) -> dict[str, Any]:
+    """Return weights under the names of transformers' state_dict."""
+    made = tensors_of(MODELS[name]["memory"])
+    embedding = made["model.language_model.embed_tokens.weight"]
+    if MODELS[name]["config"].get("tie_word_embeddings"):
+        made["lm_head.weight"] = embedding.clone()
+    return made
+
+
+def translated(folder: Path, name: str, **config: Any) -> Content:
+    content = Content.of(open_checkpoint(folder))
+    return to_hugging_face(content, config={**MODELS[name]["config"], **config})
+
+
+def shapes(content: Content) -> dict[str, list[int]]:
+    return {wanted.name: list(wanted.shape) for wanted in content.tensors.values()}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_names_of_memory_become_those_of_files(name: str, tmp_path: Path) -> None:
+    said = MODELS[name]
+    found = shapes(translated(save(tmp_path / "run", in_memory(name)), name))
+    if said["config"].get("tie_word_embeddings"):  # both are in memory
+        found = {key: shape for key, shape in found.items() if not key.endswith("lm_head.weight")}
+    assert found == said["stored"]
+
+
+@pytest.mark.parametrize("name", ["gemma3", "glm4v_moe"])
+def test_there_and_back_gives_the_same_bits(name: str, tmp_path: Path) -> None:
+    """From memory to files, to Megatron and to memory again; a config.json goes with them."""
+    said = MODELS[name]
+    (tmp_path / "c.json").write_text(json.dumps(said["config"]))
+    save(tmp_path / "run", in_memory(name))
+
+    def convert(source: str, target: str, to: str, **more: Any) -> None:
+        api.convert(str(tmp_path / source), str(tmp_path / target), to, **more)
+
+    config = str(tmp_path / "c.json")
+    convert("run", "hf", "safetensors", names="hf", config=config)
+    convert("hf", "megatron", "dcp", names="megatron")
+    convert("megatron", "again", "safetensors", names="hf", config=config)
+    convert("again", "memory", "dcp", names="packed")
+    require_equal(held(tmp_path / "again"), held(tmp_path / "hf"))
+    require_equal(held(tmp_path / "memory"), held(tmp_path / "run"))
+    written = json.loads((tmp_path / "again/config.json").read_text())
+    assert written["torch_dtype"] == written["text_config"].get("dtype", "bfloat16") == "bfloat16"
+    assert written["vision_config"]["model_type"] == said["config"]["vision_config"]["model_type"]
+    if name == "gemma3":  # its projector is output first there
+        there = open_checkpoint(tmp_path / "megatron")
+        projector = tensor(there, "multi_modal_projector.proj.weight")
+        own = held(tmp_path / "hf")["multi_modal_projector.mm_input_projection_weight"]
+        assert projector.equal(own.T)
+
+
+@pytest.mark.parametrize("name", BRIDGE)
+def test_megatrons_names_of_towers_are_read(name: str) -> None:
+    """Each name that the table writes for Megatron comes back to the part it is from."""
+    parts = [part for part in family(name).parts if "megatron" in part.beginnings]
+    assert {part.beginnings["megatron"] for part in parts} >= {("language_model.",)}
+    towers = [part for part in family(name).parts if part.language is None]
+    assert all("megatron" in part.beginnings and "packed" in part.beginnings for part in towers)
+    (side,) = check_family(name, MODELS[name]["config"], "megatron")
+    assert side.problems == []
+    assert len(side.rows) > 8
+
+
+def test_fields_at_the_top_are_the_language_models(tmp_path: Path) -> None:
+    """Qwen2-VL's first config.json has no text_config."""
+    said = MODELS["qwen2_vl"]["config"]
+    flat = {**said, **said["text_config"], "model_type": "qwen2_vl"}
+    del flat["text_config"]
+    content = Content.of(open_checkpoint(save(tmp_path / "run", in_memory("qwen2_vl"))))
+    made = to_hugging_face(content, config=flat)
+    assert shapes(made) == MODELS["qwen2_vl"]["stored"]
+    written = json.loads(made.beside["config.json"])
+    assert (written["hidden_size"], written["torch_dtype"]) == (32, "bfloat16")
+
+
+def test_what_a_layout_cannot_hold_is_refused_by_name(tmp_path: Path) -> None:
+    said = MODELS["qwen3_vl"]
+    save(tmp_path / "hf", tensors_of(said["stored"]), said["config"])
+    with pytest.raises(UnsupportedError, match=r"torchtitan has no place for 39 .*visual") as found:
+        api.convert(str(tmp_path / "hf"), str(tmp_path / "t"), "dcp", names="torchtitan")
+    assert found.value.hint == "--drop 'model.visual.*' leaves them out"
+    api.convert(
+        str(tmp_path / "hf"), str(tmp_path / "t"), "dcp", names="torchtitan",
+        drop=["model.visual.*"],
+    )  # fmt: skip
+    assert "layers.1.attention.qkv_linear.wq.weight" in held(tmp_path / "t")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("qwen3_vl", lambda w: w.pop("model.visual.blocks.1.norm1.bias"), "lacks norm1.bias"),
+        (
+            "qwen3_vl",
+            lambda w: [w.pop(k) for k in list(w) if ".visual.blocks.1." in k],
+            "has 1 block of model.visual.blocks, and vision_config.depth = 2",
+        ),
+        ("llava", lambda w: [w.pop(k) for k in list(w) if "projector" in k], "multi_modal_projec"),
+        ("gemma3", lambda w: w["lm_head.weight"].add_(1), "their values differ"),
+        ("qwen3_vl", lambda w: w.pop("lm_head.weight"), "1 tensor missing"),
+        ("mllama", lambda w: [w.pop(k) for k in list(w) if ".layers.2." in k], "2 blocks of lang"),
+    ],
+)
+def test_a_model_that_is_not_whole_is_refused(
+    name: str, change: Any, says: str, tmp_path: Path
+) -> None:
+    weights = in_memory(name)
+    change(weights)
+    with pytest.raises(UsageError, match=says):
+        translated(save(tmp_path / "run", weights), name)
+
+
+@pytest.mark.parametrize(
+    ("add", "says"),
+    [
+        ("visual.blocks.0.norm1.bias", "are names of two layouts"),
+        ("audio.norm.weight", "has no part that audio.norm.weight is of"),
+        ("model.norm.weight", "are names of two layouts"),
+    ],
+)
+def test_names_of_no_layout_or_of_two_are_refused(add: str, says: str, tmp_path: Path) -> None:
+    import torch
+
+    weights = in_memory("qwen2_5_vl") | {add: torch.ones(32)}
+    with pytest.raises(UnsupportedError, match=says):
+        translated(save(tmp_path / "run", weights), "qwen2_5_vl")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"text_config": 5},
+        {"text_config": {"model_type": "bloom"}},
+        {"vision_config": {"depth": True}},
+        {"vision_config": [2]},
+        {"tie_word_embeddings": True},
+    ],
+)
+def test_a_config_that_does_not_say_it_is_refused(config: Any, tmp_path: Path) -> None:
+    with pytest.raises((UsageError, UnsupportedError)):
+        translated(save(tmp_path / "run", in_memory("qwen3_vl")), "qwen3_vl", **config)
+
+
+def test_a_table_without_a_language_model_is_not_judged() -> None:
+    with pytest.raises(UsageError, match="carries every tensor by its name"):
+        check_family("mllama", MODELS["mllama"]["config"])
+
+
+@pytest.mark.parametrize("row", ['hf = ["a.", 5]', 'blocks = "b"', 'hf = "a."\nmegatron2 = "b."'])
+def test_a_part_of_ones_own_is_checked_word_by_word(row: str, tmp_path: Path) -> None:
+    table = tmp_path / "mine.toml"
+    table.write_text(f"[[part]]\n{row}\n")
+    with pytest.raises(UsageError, match="a part in the table of mine"):
+        family(str(table))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("name", MODELS)
+def test_transformers_loads_what_torch_saved(name: str, tmp_path: Path) -> None:
+    """Its own model, saved by torch's DCP: every key found, the same bits and the same logits."""
+    transformers = pytest.importorskip("transformers")
+    import torch
+    from torch.distributed.checkpoint.state_dict_saver import save as save_dcp
+
+    torch.manual_seed(7)
+    (tmp_path / "c.json").write_text(json.dumps(MODELS[name]["config"]))
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "c.json")
+    model = transformers.AutoModelForImageTextToText.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    save_dcp(model.state_dict(), checkpoint_id=str(tmp_path / "run"), no_dist=True)
+    api.convert(
+        str(tmp_path / "run"), str(tmp_path / "hf"), "safetensors", names="hf",
+        config=str(tmp_path / "c.json"),
+    )  # fmt: skip
+    again, told = transformers.AutoModelForImageTextToText.from_pretrained(
+        tmp_path / "hf", output_loading_info=True, dtype="auto"
+    )
+    assert {key: list(value) for key, value in told.items() if value} == {}
+    before, after = model.state_dict(), again.state_dict()
+    require_equal(after, before)
+    tokens = torch.arange(3, 15)[None]
+    with torch.no_grad():
+        ours, theirs = (one(input_ids=tokens).logits for one in (again.eval(), model))
+    assert torch.equal(ours, theirs)
