@@ -101,7 +101,7 @@ BUDGET = {
     "formats.delta": 2_050,
     "formats": 790,
     "api": 5_200,
-    "trainers": 260,
+    "trainers": 270,
     "commands": 17_881,
     "torch": 905,
 }
