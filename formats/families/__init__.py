@@ -8,10 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from ftckpt.errors import UsageError
+from ftckpt.formats.adapters.bridge import has_adapter
 from ftckpt.formats.huggingface.config import CONFIG, config_file, read_config, weights_dtype
+from ftckpt.formats.huggingface.weights import is_of_adapter
 from ftckpt.formats.megatron.job.registration import EMBEDDING
 from ftckpt.transfer.content import Content
 
+from .adapters import adapter_to_hugging_face
 from .config import config_of
 from .facts import ModelFacts, configured_model, maxtext_family, model_of
 from .maxtext import from_maxtext, is_maxtext
@@ -52,6 +55,9 @@ def to_hugging_face(
         if known and true_vocab_size:
             known = {**known, "vocab_size": true_vocab_size}
         return from_maxtext(content, maxtext_family(known, family), known)
+    of_adapter = any(is_of_adapter(wanted.name) for wanted in content.tensors.values())
+    if of_adapter and has_adapter(content.checkpoint):
+        return adapter_to_hugging_face(content, model_of(content.checkpoint, family, config))
     if (native := _native_model(content, family, config)) is not None:
         return _from_native(content, native, true_vocab_size)
     model = model_of(content.checkpoint, family, config)

@@ -158,7 +158,7 @@ class Translator:
             if found is None:
                 left_out.append(key)
                 continue
-            parts = list(self._parts(wanted, found.entry))
+            parts = list(self.parts(wanted, found.entry))
             for name, part in zip(found.entry.hf, parts, strict=True):
                 new = part._replace(name=name.fill(found.numbers) + rest)
                 if found.entry.transposed and len(new.shape) == 2:
@@ -168,7 +168,7 @@ class Translator:
         content = _renamed(content, results, made, left_out)
         return transposed(content, turned)
 
-    def _parts(self, wanted: TargetTensor, entry: TableEntry) -> Iterator[TargetTensor]:
+    def parts(self, wanted: TargetTensor, entry: TableEntry) -> Iterator[TargetTensor]:
         """Yield the parts of one tensor of Megatron's, still under its name."""
         count = len(entry.hf)
         if _is_scalar(wanted):
