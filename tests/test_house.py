@@ -92,7 +92,7 @@ BUDGET = {
     "formats.safetensors": 2_580,
     "formats.torchsave": 775,
     "formats.families": 3_540,
-    "formats.adapters": 2_170,
+    "formats.adapters": 2_290,
     "formats.megatron": 9_207,
     "formats.deepspeed": 7_275,
     "formats.nvrx": 700,
