@@ -275,6 +275,10 @@ def command(
         from ftckpt.formats.families import to_native
 
         content = to_native(content, names.value, family=family, true_vocab_size=rows, config=said)
+    elif part.only is OnlyChoice.ADAPTER:
+        from ftckpt.formats.adapters.bridge import require_whole_modules
+
+        require_whole_modules(content)
     if renames:
         from ftckpt.transfer.request.renaming import rename as renamed
 

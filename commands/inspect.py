@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint, TensorInfo
     from ftckpt.discovery.resolve import Target
     from ftckpt.findings import Finding
+    from ftckpt.formats.adapters.described import AdapterDescription
     from ftckpt.inspection import Inspection
     from ftckpt.inspection.resume import ResumeItem
 
@@ -98,9 +99,12 @@ def command(
         return None
     listed = _sorted(matching(checkpoint, match), sort) if match or tensors else None
     result = inspect(checkpoint)
+    adapter = _adapter_of(checkpoint)
     _report(invocation, checkpoint, result, listed, with_files=files)
+    if adapter is not None:
+        invocation.report(adapter=adapter._asdict())
     if not invocation.json:
-        invocation.print(render.pairs(_summary(checkpoint, result)))
+        invocation.print(render.pairs(_summary(checkpoint, result, adapter)))
         invocation.print()
         invocation.print(_resume_text(result.resume) if resume else _resume_line(result.resume))
         _print_notes(invocation, result.notes)
@@ -114,6 +118,16 @@ def command(
             invocation.print()
             invocation.print(_sums(listed))
     return Result(ExitCode.OK, _sentence(checkpoint, result))
+
+
+def _adapter_of(checkpoint: Checkpoint) -> AdapterDescription | None:
+    """Describe the adapter in a checkpoint; nothing is imported for one without."""
+    names = (info.name for info in checkpoint.tensors.values())
+    if not any(".lora_" in name or ".adapter." in name for name in names):
+        return None
+    from ftckpt.formats.adapters.described import describe
+
+    return describe(checkpoint)
 
 
 def _print_notes(invocation: Invocation, notes: Sequence[Finding]) -> None:
@@ -187,7 +201,9 @@ def _report(
     )
 
 
-def _summary(checkpoint: Checkpoint, result: Inspection) -> list[tuple[str, object]]:
+def _summary(
+    checkpoint: Checkpoint, result: Inspection, adapter: AdapterDescription | None
+) -> list[tuple[str, object]]:
     known = result.topology
     parallel = [
         f"{name}={value}"
@@ -217,6 +233,8 @@ def _summary(checkpoint: Checkpoint, result: Inspection) -> list[tuple[str, obje
     ]
     if counts.per_parameter is not None:
         rows.append(("per parameter", f"{counts.per_parameter:.4g} bytes"))
+    if adapter is not None:
+        rows.append(("adapter", str(adapter)))
     if result.aliases:
         rows.append(("tied", "\n".join(f"{a} = {b}" for a, b in result.aliases.items())))
     return rows

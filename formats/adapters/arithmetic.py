@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _RUN = 1 << 18  # elements of a block: what is between two steps stays in the cache
 _STEP = 1 << 15  # elements whose rounding is measured at once
 _KEPT = 256 << 20  # bytes of matrices that are kept for the next block
+_WHOLES = 2  # tensors of adapters that are kept: A and B of the experts that come next
 _BLOCKS = 2  # computed blocks that a thread keeps: a request ends in the middle of one
 # Multiplications of one product: OpenBLAS uses one thread up to here.
 _ALONE = 1 << 18
@@ -80,6 +81,7 @@ class MergedWeights:
         self._lock = threading.Lock()
         self._measuring = threading.Lock()
         self._factors: OrderedDict[tuple[str, int], _Factors] = OrderedDict()
+        self._wholes: OrderedDict[tuple[int, str], Array] = OrderedDict()
         self._norms: dict[tuple[str, int], Array] = {}
         self._done: dict[str, set[int]] = {}
         self._thread = threading.local()
@@ -266,13 +268,17 @@ class MergedWeights:
         b = b.reshape(b.shape[0], change.rank, change.experts).transpose(2, 0, 1)
         import numpy as np
 
+        rows = slice(None)
+        if (part := change.part) is not None:
+            a, b = a[part.expert : part.expert + 1], b[part.expert : part.expert + 1]
+            rows = slice(part.start, part.stop)
         if change.turned:
             made = _Factors(
-                np.ascontiguousarray(a.transpose(0, 2, 1)),
+                np.ascontiguousarray(a.transpose(0, 2, 1)[:, rows]),
                 np.ascontiguousarray(b.transpose(0, 2, 1)),
             )
         else:
-            made = _Factors(np.ascontiguousarray(b), a)
+            made = _Factors(np.ascontiguousarray(b[:, rows]), np.ascontiguousarray(a))
         with self._lock:
             self._factors[key, number] = made
             while len(self._factors) > 1 and sum(f.nbytes for f in self._factors.values()) > _KEPT:
@@ -280,8 +286,17 @@ class MergedWeights:
         return made
 
     def _whole(self, adapter: Checkpoint, info: TensorInfo) -> Array:
-        """Return a tensor of an adapter as float32."""
+        """Return a tensor of an adapter as float32; the experts of one share it."""
+        key = (id(adapter), info.key)
+        with self._lock:
+            known = self._wholes.get(key)
+        if known is not None:
+            return known
         found: Array = self._read(adapter, info, 0, info.numel).reshape(info.shape)
+        with self._lock:
+            self._wholes[key] = found
+            while len(self._wholes) > _WHOLES:
+                self._wholes.popitem(last=False)
         return found
 
     def _read(self, checkpoint: Checkpoint, info: TensorInfo, first: int, stop: int) -> Array:

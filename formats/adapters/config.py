@@ -17,6 +17,7 @@ from ftckpt.findings import listed
 from ftckpt.formats.huggingface.config import ADAPTER_CONFIG, parsed_json
 from ftckpt.strict_json import shown
 
+from .bridge import has_adapter
 from .gaps import layer_of
 from .patterns import compiled, ends_with
 
@@ -134,6 +135,11 @@ def read_config(adapter: Checkpoint) -> AdapterConfig:
             here.
     """
     said = parsed_json(adapter.source, ADAPTER_CONFIG)
+    if not said and has_adapter(adapter):
+        raise NotFoundError(
+            f"{adapter.source.url} is a checkpoint of Megatron-Bridge with an adapter",
+            hint="ftckpt convert --only adapter takes it out, for --adapter",
+        )
     if not said:
         raise NotFoundError(
             f"{adapter.source.url} has no {ADAPTER_CONFIG}: it is not an adapter of PEFT",

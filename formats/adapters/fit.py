@@ -13,6 +13,7 @@ from ftckpt.formats.huggingface.config import read_config as read_base_config
 
 from .config import AdapterConfig, read_config
 from .gaps import require_no_gaps
+from .packed import ExpertRows, PackedExperts, packed
 from .tensors import AdapterTensors, Trained, sort_tensors
 
 # Models whose linear layers are stored input first (transformers' Conv1D).
@@ -35,6 +36,7 @@ class LowRank(NamedTuple):
         experts: how many matrices the weight has; 1 without a leading axis.
         turned: whether the weight is stored [in, out].
         magnitude: of each output; None without DoRA.
+        part: of which expert and rows the weight is; None for all of them.
     """
 
     adapter: Checkpoint
@@ -45,6 +47,7 @@ class LowRank(NamedTuple):
     experts: int = 1
     turned: bool = False
     magnitude: TensorInfo | None = None
+    part: ExpertRows | None = None
 
 
 class Added(NamedTuple):
@@ -133,6 +136,7 @@ class _Fitting:
         self.changes: dict[str, list[Change]] = {}
         self.untouched: list[str] = []
         self.keeps_tie = False
+        self.packed: dict[str, PackedExperts] = {}
 
     def add(self, adapter: Checkpoint) -> None:
         config, found = read_config(adapter), sort_tensors(adapter)
@@ -205,7 +209,20 @@ class _Fitting:
                 name == one or name.endswith(f".{one}") for one in config.parameters
             ):
                 found.append(name)
+        for one in config.parameters if not found else ():
+            name = f"{module}.{one.rpartition('.')[2]}"
+            if name != one and not name.endswith(f".{one}"):
+                continue
+            stored = packed(name, self.held, self.config.get("model_type"))
+            if stored is not None:
+                self.packed[name] = stored
+                found.append(name)
         return found
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a parameter that the base stores, whole or in parts."""
+        stored = self.packed.get(name)
+        return self.held[name].shape if stored is None else stored.shape
 
     def _elsewhere(self, adapter: Checkpoint, names: Sequence[str]) -> UsageError:
         return UsageError(
@@ -249,7 +266,7 @@ class _Fitting:
         if held is None:
             raise self._elsewhere(adapter, [name])
         if held.shape != info.shape:
-            raise self._misfit(adapter, name, held, info.shape)
+            raise self._misfit(adapter, name, held.shape, info.shape)
         if self.changes.get(name):
             raise UsageError(
                 f"{name} is replaced by {adapter.source.url} and changed by another too"
@@ -257,10 +274,10 @@ class _Fitting:
         self.changes[name] = [Replaced(adapter, info)]
 
     def _misfit(
-        self, adapter: Checkpoint, name: str, held: TensorInfo, shape: Sequence[int]
+        self, adapter: Checkpoint, name: str, held: Sequence[int], shape: Sequence[int]
     ) -> UsageError:
         return UsageError(
-            f"{name} is {list(held.shape)} in the base, and {list(shape)} by {adapter.source.url}",
+            f"{name} is {list(held)} in the base, and {list(shape)} by {adapter.source.url}",
             hint="the adapter is of another base, or of one with more rows in its vocabulary",
         )
 
@@ -287,7 +304,7 @@ class _Fitting:
         turned = embedding or self._is_turned(config, one, held, beside)
         stored = shape if embedding or not turned else shape[::-1]
         if held.shape != stored:
-            raise self._misfit(adapter, name, held, stored)
+            raise self._misfit(adapter, name, held.shape, stored)
         magnitude = one.parts.get("magnitude")
         if config.dora != (magnitude is not None) or (magnitude and magnitude.numel != b.shape[0]):
             raise CorruptError(
@@ -307,7 +324,7 @@ class _Fitting:
                     f"{one.module} has no bias, and the adapter adds one: PEFT refuses it too"
                 )
             if held_bias.shape != bias.shape:
-                raise self._misfit(adapter, held_bias.name, held_bias, bias.shape)
+                raise self._misfit(adapter, held_bias.name, held_bias.shape, bias.shape)
             added = Added(adapter, bias, scale)
             self.changes.setdefault(held_bias.name, []).append(added)
 
@@ -378,7 +395,7 @@ class _Fitting:
                 ways.append((order, fits))
         if not ways:
             shapes = [n for one in several for p in one.parts.values() for n in p.shape]
-            raise self._misfit(adapter, module, self.held[names[0]], shapes)
+            raise self._misfit(adapter, module, self._shape(names[0]), shapes)
         turns = {
             turn for _, fits in ways for ways_of in fits if len(ways_of) == 1 for turn in ways_of
         }
@@ -388,23 +405,27 @@ class _Fitting:
             )
         (order, _), (turned,) = ways[0], turns
         for name, one in zip(names, order, strict=True):
-            held, a, b = self.held[name], one.parts["A"], one.parts["B"]
-            experts = held.shape[0] if len(held.shape) == 3 else 1
+            shape, a, b = self._shape(name), one.parts["A"], one.parts["B"]
+            experts = shape[0] if len(shape) == 3 else 1
             rank, scale = config.rank_of(name), config.scale_of(name)
             change = LowRank(adapter, a, b, scale, rank, experts, turned)
-            self.changes.setdefault(name, []).append(change)
+            if name not in self.packed:
+                self.changes.setdefault(name, []).append(change)
+                continue
+            for stored, rows in self.packed[name].parts.items():
+                self.changes.setdefault(stored, []).append(change._replace(part=rows))
 
     def _ways(self, config: AdapterConfig, name: str, one: Trained) -> set[bool]:
         """Return in which ways a parameter may be stored (input first or not), by its shape."""
-        held = self.held[name]
-        if set(one.parts) != {"A", "B"} or len(held.shape) not in (2, 3):
+        shape = self._shape(name)
+        if set(one.parts) != {"A", "B"} or len(shape) not in (2, 3):
             return set()
         a, b = one.parts["A"].shape, one.parts["B"].shape
-        wide = config.rank_of(name) * (held.shape[0] if len(held.shape) == 3 else 1)
+        wide = config.rank_of(name) * (shape[0] if len(shape) == 3 else 1)
         if len(a) != 2 or len(b) != 2 or a[0] != wide or b[1] != wide:
             return set()
-        found: set[bool] = {False} if held.shape[-2:] == (b[0], a[1]) else set()
-        if len(held.shape) == 3 and held.shape[-2:] == (a[1], b[0]):
+        found: set[bool] = {False} if shape[-2:] == (b[0], a[1]) else set()
+        if len(shape) == 3 and shape[-2:] == (a[1], b[0]):
             found.add(True)
         return found
 
@@ -441,6 +462,8 @@ class _Fitting:
             if name.endswith(".weight") and len(info.shape) == 2
         ]
         config.require_affordable(modules)
+        # The model that was trained has no modules of experts that it packs.
+        whole |= {part.removesuffix(".weight") for p in self.packed.values() for part in p.parts}
         lacking = [one for one in modules if one not in has | whole and config.trains(one)]
         if not self.allow_gaps:
             require_no_gaps(adapter, lacking, has, self.config)

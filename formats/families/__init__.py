@@ -8,11 +8,14 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ftckpt.errors import UnsupportedError, UsageError
+from ftckpt.formats.adapters.bridge import has_adapter
 from ftckpt.formats.huggingface.config import CONFIG, config_file, read_config, weights_dtype
+from ftckpt.formats.huggingface.weights import is_of_adapter
 from ftckpt.formats.megatron.job.registration import EMBEDDING
 from ftckpt.formats.ranks.meta.parameters import meta_parameters
 from ftckpt.transfer.content import Content
 
+from .adapters import adapter_to_hugging_face
 from .config import config_of
 from .facts import PARAMETERS, ModelFacts, configured_model, maxtext_family, model_of
 from .maxtext import from_maxtext, is_maxtext
@@ -58,6 +61,9 @@ def to_hugging_face(
         if known and true_vocab_size:
             known = {**known, "vocab_size": true_vocab_size}
         return from_maxtext(content, maxtext_family(known, family), known)
+    of_adapter = any(is_of_adapter(wanted.name) for wanted in content.tensors.values())
+    if of_adapter and has_adapter(content.checkpoint):
+        return adapter_to_hugging_face(content, model_of(content.checkpoint, family, config))
     known = config or read_config(content.checkpoint)
     if (table := tower_family(known, family)) is not None:
 

@@ -186,7 +186,7 @@ class Translator:
                     )
                 wholes[whole][number] = wanted
                 continue
-            parts = list(self._parts(wanted, found.entry))
+            parts = list(self.parts(wanted, found.entry))
             for part_name, part in zip(found.entry.hf, parts, strict=True):
                 new = part._replace(name=part_name.fill(found.numbers) + rest)
                 if found.entry.transposed and len(new.shape) == 2:
@@ -216,7 +216,7 @@ class Translator:
                     numbers[key] = number if side is Naming.HUGGING_FACE else -number
         return added(content, numbers)
 
-    def _parts(self, wanted: TargetTensor, entry: TableEntry) -> Iterator[TargetTensor]:
+    def parts(self, wanted: TargetTensor, entry: TableEntry) -> Iterator[TargetTensor]:
         """Yield the parts of one tensor of Megatron's, still under its name."""
         count = len(entry.hf)
         if _is_scalar(wanted):

@@ -313,6 +313,10 @@ def convert(
         content = to_megatron(content, family=family, true_vocab_size=rows, spellings=spellings)
     elif names:
         content = to_native(content, names, family=family, true_vocab_size=rows, config=said)
+    elif flags.get("only") == "adapter":
+        from ftckpt.formats.adapters.bridge import require_whole_modules
+
+        require_whole_modules(content)
     if renames:
         content = renamed(content, renames)
     if derive is not None:

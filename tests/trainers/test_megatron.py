@@ -140,6 +140,7 @@ def test_a_checkpoint_of_bridge_is_sealed_when_bridge_has_finished(
     """Without Bridge itself, which needs CUDA's packages: its class `Callback` has no content."""
     callbacks: Any = ModuleType("megatron.bridge.training.callbacks")
     callbacks.Callback = type("Callback", (), {})
+    callbacks.VALID_EVENTS = frozenset(("on_checkpoint_save",))  # as Bridge 0.5 has it
     for name in ("megatron.bridge", "megatron.bridge.training"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, callbacks.__name__, callbacks)

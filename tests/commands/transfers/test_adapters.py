@@ -29,7 +29,7 @@ def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_commands_of_the_page_run(case: Path) -> None:
     in_training(case, case / "run" / "step-1000")
-    page = (DOCS / "convert.md").read_text().split("## Merge a LoRA")[1].split("\n## ")[0]
+    page = (DOCS / "convert.md").read_text().split("## Merge a LoRA")[1].split("#### Megatron")[0]
     commands = [
         line for block in page.split("```sh\n")[1:] for line in block.split("```")[0].splitlines()
     ]
