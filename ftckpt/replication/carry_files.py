@@ -15,7 +15,6 @@ from ftckpt.progress import count_file
 from ftckpt.storage.chunks import chunks, size_for
 from ftckpt.storage.store import Store, Upload
 from ftckpt.transfer.staging import BlockSink, OpenFile, Staging
-from ftckpt.transfer.staging.joint import NotedUpload
 from ftckpt.transfer.write.blocks import BlockMade, CrcLedger, RunningSums
 from ftckpt.workers import Work
 from ftckpt.workers.threads import in_turn
@@ -164,11 +163,9 @@ class Mover:
         def carried(task: _Task) -> BlockMade:
             made = self._block(task)
             assert isinstance(made, BlockMade)
-            upload = task.opened.upload
-            if isinstance(upload, NotedUpload):
-                made = upload.noted(made)
+            made = self.staging.noted(task.opened.upload, made)
             if task.opened.completes(made):
-                upload.finish()
+                task.opened.upload.finish()
             return made
 
         whole: list[BlockMade] = []

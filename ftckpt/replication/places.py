@@ -21,9 +21,6 @@ from ftckpt.transfer.places import (
 )
 from ftckpt.transfer.staging import Staging
 from ftckpt.transfer.staging.local import LocalStaging
-from ftckpt.transfer.staging.object import ObjectStaging
-from ftckpt.transfer.staging.remote import RemoteStaging
-from ftckpt.transfer.staging.staged_object import StagedObject
 
 
 def destination_of(source: Source, destination: str) -> str:
@@ -56,11 +53,17 @@ def staging_at(
     if store.traits.local:
         return LocalStaging(absolute(store), single=source.single)
     if not source.single:
+        from ftckpt.transfer.staging.remote import RemoteStaging
+
         return RemoteStaging(store)
     beside, name = around(destination), name_of(destination)
     if by_parts:
+        from ftckpt.transfer.staging.staged_object import StagedObject
+
         staged = open_store(beside + staging_name(name), stores)
         return StagedObject(open_store(beside, stores), name, staged)
+    from ftckpt.transfer.staging.object import ObjectStaging
+
     return ObjectStaging(open_store(beside, stores), name)
 
 

@@ -29,7 +29,6 @@ from ftckpt.transfer.request import source_changes as changes
 from ftckpt.transfer.run import forgetting_failures, manifest_of, require_sound
 from ftckpt.transfer.staging import Staging
 from ftckpt.transfer.staging.local import LocalStaging
-from ftckpt.transfer.staging.remote import RemoteStaging
 from ftckpt.transfer.write.blocks import BlockMade
 from ftckpt.transfer.write.files import build, commit_bytes, digest_of_bytes
 from ftckpt.workers import Division
@@ -206,6 +205,8 @@ def packed_at(
     if store.traits.local:
         staging = LocalStaging(absolute(store), single=False)
     else:
+        from ftckpt.transfer.staging.remote import RemoteStaging
+
         staging = RemoteStaging(store)
     url = absolute(store) if store.traits.local else store.url.rstrip("/")
     with ExitStack() as closing:

@@ -168,6 +168,15 @@ class Staging(ABC):
         """
         return self.open(file)
 
+    def noted(self, upload: Upload, made: BlockMade) -> BlockMade:
+        """Return a block of a cut file that was written, with what shows later that it is there.
+
+        Args:
+            upload: that took it.
+            made: the block.
+        """
+        return made
+
     def is_whole(self, plan: str, path: str) -> bool:
         """Say whether a file that parts have cut can be read now; also before `join`.
 

@@ -27,7 +27,7 @@ from ftckpt.own_files import FOLDER, MANIFEST, TRANSFER
 from ftckpt.storage.local.atomic import is_leftover
 from ftckpt.storage.overlay import OverlayStore
 from ftckpt.storage.source import Source
-from ftckpt.storage.store import Entry, EntryKind, Store
+from ftckpt.storage.store import Entry, EntryKind, Store, Upload
 from ftckpt.strict_json import decode
 from ftckpt.transfer.layout import OutputFile
 from ftckpt.transfer.staging import StagedFile, Staging
@@ -150,6 +150,10 @@ class RemoteStaging(Staging):
             name = self._uploads.name(file.path, instead_of=name)
             upload = self._store.join_upload(file.path, file.size, name, {})
         return StagedFile(NotedUpload(upload, name, self._store), {})
+
+    def noted(self, upload: Upload, made: BlockMade) -> BlockMade:
+        """Note what the store has said of the part that the block is."""
+        return upload.noted(made) if isinstance(upload, NotedUpload) else made
 
     def is_whole(self, plan: str, path: str) -> bool:
         """Say whether a receipt stands of the very object that stands there."""
