@@ -135,8 +135,8 @@ def read_model(file: DeepSpeedFile, tree: Any, storages: Storages) -> ModelState
     for key in ("ds_autoep_layers", "autoep_layers"):
         if tree.get(key):
             raise UnsupportedError(
-                f"{path} has {key}: AutoEP of DeepSpeed stacks the experts of a layer and gives each"
-                " rank some of them, which ftckpt does not read",
+                f"{path} has {key}: AutoEP of DeepSpeed stacks the experts of a layer and gives"
+                " each rank some of them, which ftckpt does not read",
                 hint="DeepSpeed's own ds_to_universal.py (0.19) puts the experts together",
                 file=path,
             )
