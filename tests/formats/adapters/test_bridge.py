@@ -20,6 +20,7 @@ from ftckpt.errors import CorruptError, FtckptError, NotFoundError, UnsupportedE
 from ftckpt.formats.adapters.bridge import BridgeAdapter, read_adapter, require_readable
 from tests.formats.adapters.samples import all_of, rounded
 from tests.json_run import ftckpt_json
+from tests.test_docs import validate
 
 ARCHIVE = Path(__file__).parents[2] / "data" / "adapters" / "bridge_adapters.tar.xz"
 DOCS = Path(__file__).parents[3] / "docs"
@@ -114,8 +115,9 @@ def test_the_commands_of_the_page_run(
 
 
 def test_inspect_names_it(data: Path) -> None:
-    said = ftckpt_json("inspect", str(data / "lora" / STEP))["adapter"]
-    assert said == {
+    document = ftckpt_json("inspect", str(data / "lora" / STEP))
+    validate(document)
+    assert document["adapter"] == {
         "kind": "LoRA", "rank": 4, "alpha": 6, "alone": True,
         "targets": ["linear_qkv", "linear_proj", "linear_fc1"],
     }  # fmt: skip
