@@ -66,7 +66,7 @@ BUDGET = {
     "checkpoint": 2_619,
     "digests": 600,
     "inspection": 886,
-    "manifest": 925,
+    "manifest": 1_080,
     "discovery": 3_487,
     "verification": 3_850,
     "planning": 5_495,
@@ -103,7 +103,7 @@ BUDGET = {
     "api": 5_200,
     "trainers": 260,
     "commands": 17_881,
-    "torch": 905,
+    "torch": 755,
 }
 HEAVY = ("torch", "numpy", "s3fs", "fsspec", "rich", "botocore", "zstandard", "matplotlib")
 
