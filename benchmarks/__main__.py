@@ -72,6 +72,7 @@ SMALL: dict[str, Small] = {
 # What has no small form, and why.
 ELSEWHERE: dict[str, str] = {
     "adapters": "needs PEFT for its peer",
+    "cluster": "needs distributed, and 700 GB of holes",
     "delta": "trains for 20 minutes first",
     "delta_bound": "prints a bound, no times",
     "delta_jobs": "needs the states of delta",

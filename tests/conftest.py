@@ -40,7 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--variants",
         choices=("some", "all"),
         default="some",
-        help="of tests with many variants in `MANY_VARIANTS`: every other one, or all",
+        help="of tests with many variants in `MANY_VARIANTS`: every third one, or all",
     )
 
 
@@ -71,19 +71,20 @@ FAST = (
 )  # fmt: skip
 
 
-# Half of the suite's time. Their variants are formats, sizes and samples that share most of their
+# Most of the suite's time. Their variants are formats, sizes and samples that share most of their
 # code; `--variants all`, before a release and after a change of theirs, runs each.
 MANY_VARIANTS = (
     "formats/megatron", "formats/deepspeed", "formats/dcp", "formats/ranks", "formats/trainer_dirs",
     "formats/orbax", "formats/delta", "formats/adapters", "formats/families", "formats/quantised",
     "replay", "retention", "transfer", "verification", "faults", "delta", "replication", "parts",
-    "guard", "storage", "test_training_states.py",
+    "guard", "storage", "test_training_states.py", "commands", "formats/pickles", "planning",
+    "joblogs",
 )  # fmt: skip
 _FEW = 4
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what is in the fast lane, and take every other variant of tests with many."""
+    """Mark what is in the fast lane, and take every third variant of tests with many."""
     if config.getoption("variants") == "some" and config.getoption("campaign") == "short":
         _thin(config, items)
     here = Path(__file__).parent
@@ -95,7 +96,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _thin(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out every other variant of the tests in `MANY_VARIANTS` that have more than a few.
+    """Take every third variant of the tests in `MANY_VARIANTS` that have more than a few.
 
     A test that is named on the command line is run whole.
     """
@@ -107,7 +108,8 @@ def _thin(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if "[" in item.nodeid and any(item.path.is_relative_to(one) for one in places):
             variants[item.nodeid.partition("[")[0]].append(item)
-    gone = {id(one) for many in variants.values() if len(many) > _FEW for one in many[1::2]}
+    kept = {id(one) for many in variants.values() for one in many[:: 3 if len(many) > _FEW else 1]}
+    gone = {id(one) for many in variants.values() for one in many} - kept
     config.hook.pytest_deselected(items=[one for one in items if id(one) in gone])
     items[:] = [one for one in items if id(one) not in gone]
 

@@ -75,22 +75,31 @@ def check_names(meta: DcpMetadata, marker: str) -> Iterator[Finding]:
             yield finding("bad-metadata", message, file=marker)
 
 
-def check_rank_metadata(markers: Sequence[str]) -> Iterator[Finding]:
-    """Check that no rank is missing between those that wrote metadata of their own."""
+def check_rank_metadata(source: Source, markers: Sequence[str]) -> Iterator[Finding]:
+    """Check that no rank is missing of those that wrote metadata of their own.
+
+    How many they were is in the records of ranks that saved through `ftckpt.torch.SealingWriter`;
+    nothing else says it.
+    """
     ranks = {int(found[1]) for name in markers if (found := RANK_METADATA.search(name))}
     if not ranks:
         return
-    last = max(ranks)
-    absent = last + 1 - len(ranks)
+    from ftckpt.manifest.rank_digests import left_in
+
+    implied = max(ranks) + 1
+    world = left_in(source).world
+    absent = max(world, implied) - len(ranks)
     if absent:
-        rank = next(rank for rank in range(last) if rank not in ranks)
-        message = f"{counted(absent, 'rank')} below {last} left no metadata, the first is {rank}"
+        rank = next(rank for rank in range(implied + 1) if rank not in ranks)
+        which = f"of {world}" if world >= implied else f"below {implied - 1}"
+        message = f"{counted(absent, 'rank')} {which} left no metadata, the first is {rank}"
         yield finding("missing-rank", message, file=f"__{rank}.metadata", rank=rank)
-    yield finding(
-        "count-unknown",
-        f"nothing records how many ranks saved without collectives: {last + 1} is what the"
-        " highest number in a name implies",
-    )
+    if world < implied:
+        yield finding(
+            "count-unknown",
+            f"nothing records how many ranks saved without collectives: {implied} is what the"
+            " highest number in a name implies",
+        )
 
 
 def by_file(meta: DcpMetadata) -> Mapping[str, list[tuple[int, int, str]]]:

@@ -193,7 +193,7 @@ class DcpCheckpoint(Checkpoint):
             yield found
         yield from check_items(self.source, self.meta, self.metadata_items(), counter, other)
         yield from check_write_order(self.source, self.markers)
-        yield from check_rank_metadata(self.markers)
+        yield from check_rank_metadata(self.source, self.markers)
         named = self.meta.files
         # A separate checkpoint in a directory below is not a shard of this one.
         places = {name.rpartition("/")[0] for name in named}

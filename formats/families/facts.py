@@ -17,13 +17,14 @@ from ftckpt.formats.pickles.inert import Inert
 from ftckpt.formats.state.stored_names import is_common
 
 from .joins import Heads, LinearHeads
-from .tables import Family, built_by_arguments, family, family_names
+from .tables import Family, TableEntry, built_by_arguments, family, family_names
 
 _MAX_HEADS = 1 << 20
 _LINEAR = (
     "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
     "linear_value_head_dim",
 )  # fmt: skip
+_BIAS = "moe_router_enable_expert_bias"
 # Arguments of Megatron that change what the numbers mean, so that other names would not be enough.
 _CHANGES = {
     "layernorm_zero_centered_gamma": "its norms hold their weights less one",
@@ -34,7 +35,7 @@ _CHANGES = {
     "apply_residual_connection_post_layernorm": "its residual connection starts behind the norm",
     "window_size": "its attention sees a window",
     "moe_router_num_groups": "its router chooses groups of experts first",
-    "moe_router_enable_expert_bias": "its router has a bias that is not a weight",
+    _BIAS: "its router has a bias that is not a weight",
 }
 
 
@@ -125,9 +126,15 @@ def _require_form(arguments: Arguments, found: Family, checkpoint: Checkpoint) -
     for argument, meaning in _CHANGES.items():
         if arguments.get(argument) in (None, False) or argument in found.constants:
             continue
+        if argument == _BIAS and any(_has_bias(entry) for entry in found.entries):
+            continue  # some models of the family have it, and `config.json` says which
         raise UnsupportedError(
             f"the model of {checkpoint.source.url} has no Hugging Face form: {meaning} ({argument})"
         )
+
+
+def _has_bias(entry: TableEntry) -> bool:
+    return any(name.text.endswith(".router.expert_bias") for name in entry.megatron.values())
 
 
 def _require_like(found: Family, arguments: Arguments, checkpoint: Checkpoint) -> None:

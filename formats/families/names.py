@@ -26,7 +26,7 @@ class Name(NamedTuple):
         pattern = ""
         for index, part in enumerate(parts):
             if index % 2 and part not in named:
-                pattern += rf"(?P<{part}>\d+)"
+                pattern += rf"(?P<{part}>\d{{1,9}})"  # a longer number is nobody's
                 named.add(part)
             else:
                 pattern += rf"(?P={part})" if index % 2 else re.escape(part)

@@ -33,9 +33,9 @@ def seal_after(
     """Seal a checkpoint that this process has just finished; call it on one rank, after a barrier.
 
     Files without known digests are read once more. Known are those in `written`, and those that
-    ranks hashed which saved without collectives (`ftckpt.torch.ranks`); if one of those ranks left
-    none, nothing is sealed. Nothing is verified: the seal says what was written, or what the files
-    hold now.
+    ranks hashed which saved without collectives (`ftckpt.manifest.rank_digests`); if one of
+    those ranks left none, nothing is sealed. Nothing is verified: the seal says what was written,
+    or what the files hold now.
 
     Args:
         path: directory, file or URL of the checkpoint.
@@ -49,17 +49,15 @@ def seal_after(
 
     def seal() -> SealReport:
         from ftckpt.api import open_checkpoint
-        from ftckpt.manifest import FileDigest
+        from ftckpt.manifest import FileDigest, rank_digests
         from ftckpt.manifest import seal as sealing
 
-        from . import ranks
-
         checkpoint = open_checkpoint(place)
-        left = ranks.left_in(checkpoint.source)
+        left = rank_digests.left_in(checkpoint.source)
         left.require_all()
-        known = {**left.files, **(written or {})}
-        digests = [FileDigest(name, file.size, file.blocks) for name, file in known.items()]
-        report = sealing.seal(checkpoint, force=True, known=digests)
+        own = written or {}
+        known = left.files | {n: FileDigest(n, file.size, file.blocks) for n, file in own.items()}
+        report = sealing.seal(checkpoint, force=True, known=list(known.values()))
         left.remove()
         return report
 

@@ -169,12 +169,12 @@ class SealingWriter(StorageWriter):
         path = self._files.concat_path(self._path, MANIFEST)
         if self._files.exists(path):
             self._files.rm_file(path)
-        from . import ranks
+        from ftckpt.manifest import rank_digests
 
         if self._together:
-            ranks.remove_all(self.place)
+            rank_digests.remove_all(self.place)
         else:
-            ranks.remove(self.place, self._rank)
+            rank_digests.remove(self.place, self._rank)
 
     def _seal(self) -> None:
         place = self.place
@@ -188,9 +188,9 @@ class SealingWriter(StorageWriter):
         if self._together or world == 1:
             seal_after(place, written=known, strict=True)
             return
-        from . import ranks
+        from ftckpt.manifest import rank_digests
 
-        ranks.leave(place, self._rank, known, world)
+        rank_digests.leave(place, self._rank, known, world)
 
     def _drop_records(self) -> None:
         if self._records is not None:

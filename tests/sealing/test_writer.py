@@ -25,10 +25,11 @@ from xxhash import xxh3_128_digest
 import ftckpt
 from ftckpt.errors import ExitCode, NotFoundError
 from ftckpt.extents import BLOCK
+from ftckpt.manifest import rank_digests
 from ftckpt.manifest.locate import find
 from ftckpt.manifest.seal import seal
 from ftckpt.own_files import MANIFEST
-from ftckpt.torch import SealingWriter, SealWarning, WrittenFile, ranks, seal_after, seal_dcp
+from ftckpt.torch import SealingWriter, SealWarning, WrittenFile, seal_after, seal_dcp
 from ftckpt.torch.files import HashingStream
 from tests.builders.checkpoints import flip
 
@@ -195,9 +196,9 @@ def test_what_has_changed_since_a_rank_left_it_is_read(tmp_path: Path) -> None:
     save(small(), storage_writer=FileSystemWriter(tmp_path))
     data = tmp_path / "__0_0.distcp"
     wrong = {data.name: WrittenFile(data.stat().st_size, bytes(16))}
-    ranks.leave(str(tmp_path), 0, wrong, 2)
+    rank_digests.leave(str(tmp_path), 0, wrong, 2)
     never = {"__0_0.distcp": WrittenFile(1, bytes(16))}  # it was never so short
-    ranks.leave(str(tmp_path), 1, never, 2)
+    rank_digests.leave(str(tmp_path), 1, never, 2)
     os.utime(data, (1, 1))  # written again
     report = seal_after(tmp_path, strict=True)
     assert report is not None
@@ -214,9 +215,9 @@ def test_a_save_that_lacks_a_rank_is_not_sealed(
 ) -> None:
     save(small(), storage_writer=FileSystemWriter(tmp_path))
     for rank, world in worlds.items():
-        ranks.leave(str(tmp_path), rank, {}, world or 1)
+        rank_digests.leave(str(tmp_path), rank, {}, world or 1)
         if world is None:
-            (tmp_path / ranks.name_of(rank)).write_text('{"schema": "ftckpt.sealing/1"}')
+            (tmp_path / rank_digests.name_of(rank)).write_text('{"schema": "ftckpt.sealing/1"}')
     with pytest.warns(SealWarning, match="is not sealed: .ftckpt/sealing/rank-"):
         assert seal_after(tmp_path) is None
     assert not (tmp_path / MANIFEST).exists()

@@ -15,12 +15,18 @@ from typing import Any
 import pytest
 import torch
 
+import ftckpt
+from ftckpt.digests.blocks import blocks_of_bytes
 from ftckpt.errors import CorruptError, ExitCode, IncompleteError, UnsafeError
 from ftckpt.findings import Finding, Severity, Strictness
 from ftckpt.formats.dcp import Dcp
 from ftckpt.formats.dcp.checks import check_names, check_rank_metadata
 from ftckpt.formats.dcp.metadata import parse_metadata
 from ftckpt.formats.dcp.records import TABLE
+from ftckpt.manifest import FileDigest
+from ftckpt.manifest.rank_digests import leave
+from ftckpt.storage.local.store import LocalStore
+from ftckpt.storage.source import Source
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, verify
 from tests.conformance.formats import open_path
 from tests.formats.dcp.writing import DATA, save
@@ -515,10 +521,31 @@ def test_another_name_of_torch_that_is_called_is_refused(path: Path) -> None:
 
 
 def test_the_number_of_ranks_without_collectives_is_unknown(tmp_path: Path) -> None:
-    assert [f.kind for f in check_rank_metadata((".metadata",))] == []
-    assert [f.kind for f in check_rank_metadata(("__0.metadata",))] == ["count-unknown"]
-    found = list(check_rank_metadata(("__0.metadata", f"__{10**15}.metadata")))
+    source = Source(LocalStore(str(tmp_path)), "", {})
+    assert [f.kind for f in check_rank_metadata(source, (".metadata",))] == []
+    assert [f.kind for f in check_rank_metadata(source, ("__0.metadata",))] == ["count-unknown"]
+    found = list(check_rank_metadata(source, ("__0.metadata", f"__{10**15}.metadata")))
     assert [(f.kind, f.rank) for f in found] == [("missing-rank", 1), ("count-unknown", None)]
     place = shutil.copytree(DATA / "ranklocal" / "step-3", tmp_path / "step-3")
     (place / "__0.metadata").unlink()
     assert verify(open_path(Dcp(), place)).code is ExitCode.CORRUPT
+
+
+def test_what_ranks_left_says_how_many_they_were(tmp_path: Path) -> None:
+    place = shutil.copytree(DATA / "ranklocal" / "step-3", tmp_path / "step-3")
+    ranks = len(list(place.glob("__*.metadata")))
+    data = (place / "__0_0.distcp").read_bytes()
+    written = {"__0_0.distcp": FileDigest("", len(data), blocks_of_bytes(data))}
+    for world, code in ((ranks, ExitCode.OK), (ranks + 2, ExitCode.CORRUPT)):
+        leave(str(place), 0, written, world)
+        report = verify(open_path(Dcp(), place))
+        assert report.code is code
+        assert "count-unknown" not in {found.kind for found in report.findings}
+        if world > ranks:
+            assert f"2 ranks of {world} left no metadata, the first is {ranks}" in report.message
+            with pytest.raises(CorruptError, match="not sealed"):
+                ftckpt.seal(str(place))
+    os.utime(place / "__0_0.distcp", (1, 1))  # of a later save, through another writer
+    report = verify(open_path(Dcp(), place))
+    assert report.code is ExitCode.OK
+    assert "count-unknown" in {found.kind for found in report.findings}

@@ -1122,6 +1122,38 @@ def test_what_torch_dist_stores_in_sections_is_put_together(name: str, tmp_path:
         convert(str(tmp_path / "short"), str(tmp_path / "none"))
 
 
+def test_a_number_of_thousands_of_digits_is_nobodys(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    config = MODELS["gpt_oss"]["config"]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "c.json").write_text(json.dumps(config))
+    name = f"decoder.layers.0.mlp.experts.linear_fc2.weight{'9' * 5000}"
+    save_file({name: torch.ones(2, 2)}, tmp_path / "run/model.safetensors")
+    with pytest.raises(UnsupportedError, match="no parameter"):
+        api.convert(
+            str(tmp_path / "run"), str(tmp_path / "hf"), "safetensors", names="hf",
+            config=str(tmp_path / "c.json"),
+        )  # fmt: skip
+
+
+def test_a_routers_bias_is_a_tensor_where_the_table_has_it(tmp_path: Path) -> None:
+    import torch
+
+    weights, found = megatron_weights("nemotron_h", tmp_path)
+    args = SimpleNamespace(num_layers=4, hidden_size=32, moe_router_enable_expert_bias=True)
+    torch.save({"model": found, "args": args}, tmp_path / "job.pt")
+    convert = partial(
+        api.convert, str(tmp_path / "job.pt"), to="safetensors", names="hf", only="model"
+    )
+    convert(str(tmp_path / "back"), config=str(tmp_path / "hf/config.json"))
+    require_equal(held(tmp_path / "back"), weights)
+    (tmp_path / "c.json").write_text(json.dumps(MODELS["qwen3_next"]["config"]))
+    with pytest.raises(UnsupportedError, match="a bias that is not a weight"):
+        convert(str(tmp_path / "none"), config=str(tmp_path / "c.json"))
+
+
 def tensor_rank(name: str, value: Any, rank: int) -> Any:
     """The part of a tensor of Qwen3-Next that one of two tensor-parallel ranks has."""
     import torch

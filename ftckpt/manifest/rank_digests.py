@@ -2,10 +2,10 @@
 
     .ftckpt/sealing/rank-3.json    in the checkpoint: what rank 3 wrote, created last
 
-No rank knows when such a save is whole, so each record says how many ranks there were.
-`ftckpt.torch.seal_after` takes the digests, on one rank and after a barrier, and removes them when
-the seal stands. A file that has changed since, by its size, its time or its version, is read
-instead.
+No rank knows when such a save is whole, so each record says how many ranks there were: `verify`
+asks for the metadata of as many. `ftckpt.torch.seal_after` takes the digests, on one rank and after
+a barrier, and removes them when the seal stands. A file that has changed since, by its size, its
+time or its version, is read instead.
 """
 
 from __future__ import annotations
@@ -14,18 +14,29 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from ftckpt.errors import FtckptError, IncompleteError, NotFoundError
 from ftckpt.own_files import FOLDER
+from ftckpt.storage.source import Source
 
-from .files import WrittenFile
-
-if TYPE_CHECKING:
-    from ftckpt.storage.source import Source
+from . import FileDigest
 
 _PLACE = f"{FOLDER}/sealing"
 _SCHEMA = "ftckpt.sealing/1"
 _MOST_BYTES = 64 << 20
+
+
+class _Written(Protocol):
+    """Size and digests of one file, by the bytes that were written to it."""
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+
+    @property
+    def blocks(self) -> bytes:
+        """XXH3-128 of each of its blocks, put together (`ftckpt.digests.blocks`)."""
 
 
 def name_of(rank: int) -> str:
@@ -35,7 +46,6 @@ def name_of(rank: int) -> str:
 
 def remove(place: str, rank: int) -> None:
     """Remove the record of an earlier save."""
-    from ftckpt.errors import NotFoundError
     from ftckpt.storage import open_store
 
     with suppress(NotFoundError):
@@ -44,7 +54,6 @@ def remove(place: str, rank: int) -> None:
 
 def remove_all(place: str) -> None:
     """Remove the records of all ranks: the save that begins here leaves none."""
-    from ftckpt.errors import NotFoundError
     from ftckpt.storage import open_store
 
     store = open_store(place)
@@ -52,7 +61,7 @@ def remove_all(place: str) -> None:
         store.delete([entry.path for entry in store.children(_PLACE)])
 
 
-def leave(place: str, rank: int, written: Mapping[str, WrittenFile], world: int) -> None:
+def leave(place: str, rank: int, written: Mapping[str, _Written], world: int) -> None:
     """Leave the digests of the files that a rank of `world` wrote, by their relative paths."""
     from ftckpt.storage import open_store
 
@@ -73,12 +82,26 @@ def leave(place: str, rank: int, written: Mapping[str, WrittenFile], world: int)
 
 @dataclass(frozen=True)
 class LeftDigests:
-    """What ranks left in a checkpoint, of files that are still the same."""
+    """What ranks left in a checkpoint, of files that are still the same.
+
+    Attributes:
+        source: the checkpoint's files.
+        records: paths of the records.
+        files: digests, by path.
+        worlds: number of ranks that saved together, by the record that says it.
+        stands: paths of the records of which a file is still the same: they are of this save.
+    """
 
     source: Source
     records: list[str] = field(default_factory=list)
-    files: dict[str, WrittenFile] = field(default_factory=dict)
+    files: dict[str, FileDigest] = field(default_factory=dict)
     worlds: dict[str, int] = field(default_factory=dict)
+    stands: set[str] = field(default_factory=set)
+
+    @property
+    def world(self) -> int:
+        """Number of ranks that saved what is here; 0 where no record says it."""
+        return max((self.worlds[name] for name in self.stands), default=0)
 
     def require_all(self) -> None:
         """Refuse records of several saves, and those of less than all ranks.
@@ -86,8 +109,6 @@ class LeftDigests:
         Raises:
             IncompleteError: a rank left none, or none that can be read.
         """
-        from ftckpt.errors import IncompleteError
-
         if not self.records:
             return
         world = max(self.worlds.values(), default=0)
@@ -104,8 +125,6 @@ class LeftDigests:
 
     def remove(self) -> None:
         """Remove the records."""
-        from ftckpt.errors import FtckptError
-
         with suppress(FtckptError):
             if self.records:
                 self.source.store.delete([self.source.path(name) for name in self.records])
@@ -113,8 +132,6 @@ class LeftDigests:
 
 def left_in(source: Source) -> LeftDigests:
     """Return what ranks left. A record that cannot be read says nothing."""
-    from ftckpt.errors import FtckptError
-
     left = LeftDigests(source)
     if source.single:
         return left
@@ -125,12 +142,14 @@ def left_in(source: Source) -> LeftDigests:
         with suppress(FtckptError, ValueError, KeyError, TypeError, AttributeError):
             said = json.loads(source.read(name))
             if said["schema"] == _SCHEMA:
-                left.files.update(_unchanged(source, said["files"]))
+                same = _unchanged(source, said["files"])
                 left.worlds[name] = int(said["world"])
+                left.files.update(same)
+                left.stands.update([name] if same else [])
     return left
 
 
-def _unchanged(source: Source, files: Mapping[str, Mapping[str, Any]]) -> dict[str, WrittenFile]:
+def _unchanged(source: Source, files: Mapping[str, Mapping[str, Any]]) -> dict[str, FileDigest]:
     """Return the digests of those files that are as they were when they were written."""
     found = {}
     for name, said in files.items():
@@ -139,5 +158,5 @@ def _unchanged(source: Source, files: Mapping[str, Mapping[str, Any]]) -> dict[s
             continue
         same = (entry.size, entry.mtime, entry.etag) == (said["size"], said["mtime"], said["etag"])
         if same:
-            found[name] = WrittenFile(entry.size, bytes.fromhex(said["blocks"]))
+            found[name] = FileDigest(name, entry.size, bytes.fromhex(said["blocks"]))
     return found
