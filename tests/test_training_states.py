@@ -74,7 +74,7 @@ SAMPLES = _samples()
 CONVERTED = (
     "actors", "fsdp2", "autotp", "lora_z3", "moe_z1", "pipe", "z3", "fsdp1-ranks", "trainer_zero2",
     "trainer_peft", "accelerate_two", "bitsandbytes_adamw8bit", "torchao_adamw8bit",
-    "buckets_experts", "singleton", "shadows", "dense", "schedulefree",
+    "buckets_experts", "singleton", "shadows", "dense", "schedulefree", "muon",
 )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from ftckpt.checkpoint import (
 from ftckpt.errors import CorruptError, FtckptError, IncompleteError, UnsupportedError
 from ftckpt.findings import Finding, counted, finding, from_error
 from ftckpt.formats.state.homes import NO_HOMES, Homes
-from ftckpt.formats.state.stored_names import is_common
+from ftckpt.formats.state.stored_names import is_common, is_of_bitsandbytes
 from ftckpt.formats.torch_files.values import TensorRef
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage.source import Source
@@ -59,6 +59,9 @@ from .subclasses import Subclass, find_subclasses
 from .tensors import homes_of, inner_infos, logical_tensors
 
 if TYPE_CHECKING:
+    from ftckpt.checkpoint.dtypes import DType
+    from ftckpt.checkpoint.quantised import QuantisedTensor
+    from ftckpt.formats.quantised.pairing import Pairing
     from ftckpt.formats.state.paths import RecordedPaths
 
 # Ratio of parsed metadata to its file, measured with 100,000 tensors in 200,000 pieces.
@@ -82,6 +85,7 @@ class DcpCheckpoint(Checkpoint):
         beside: objects that are files of their own, by their item.
         subclasses: tensor subclasses by stored name; each is an object, too.
         tensors_inside: key of a tensor inside a subclass -> name of that object.
+        pairing: bitsandbytes' weights in codes and scales; None where there are none.
     """
 
     format: ClassVar[str] = "dcp"
@@ -92,6 +96,7 @@ class DcpCheckpoint(Checkpoint):
     beside: Mapping[str, Item] = field(default_factory=dict)
     subclasses: Mapping[str, Subclass] = field(default_factory=dict)
     tensors_inside: Mapping[str, str] = field(default_factory=dict)
+    pairing: Pairing | None = None
 
     @property
     def loads_at_any_world(self) -> bool:
@@ -162,8 +167,33 @@ class DcpCheckpoint(Checkpoint):
             )
         return tensor, tensor.span(stream.storages), transforms
 
+    @cached_property
+    def quantised(self) -> Mapping[str, QuantisedTensor]:
+        """The weights of bitsandbytes in codes and scales; their states are read."""
+        if self.pairing is None:
+            return {}
+        from ftckpt.formats.quantised.beside_codes import weights_of
+
+        return weights_of(self, self.pairing)
+
+    def dequantised(self, dtype: DType) -> Checkpoint:
+        """Return itself; weights in codes are refused.
+
+        Raises:
+            UnsupportedError: it has some.
+        """
+        if self.pairing is not None and self.pairing.pairs:
+            from ftckpt.formats.quantised.beside_codes import not_computed
+
+            raise not_computed(self, self.pairing)
+        return self
+
     def check(self, counter: Counter = NULL) -> Iterator[Finding]:
         """Yield defects of keys, tiling, items and left-overs."""
+        if self.pairing is not None:
+            from ftckpt.formats.quantised.pairing import check
+
+            yield from check(self.pairing)
         for found in self._check(counter):
             if found.tensor is None:
                 yield found
@@ -437,6 +467,12 @@ def _build(source: Source, meta: DcpMetadata, markers: tuple[str, ...], kind: ty
         stored=stored,
         beside=beside,
     )
+    if any(map(is_of_bitsandbytes, tensors)):
+        from ftckpt.formats.quantised.beside_codes import pairing_of, with_kinds
+
+        checkpoint.pairing = pairing_of(tensors)
+        if checkpoint.pairing is not None:
+            checkpoint.tensors = with_kinds(tensors, checkpoint.pairing)
     if meta.whole_copies > 1:
         from .whole_copies import groups
 

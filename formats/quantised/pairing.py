@@ -181,13 +181,22 @@ def read_states(source: Source, pairs: Iterable[Pair]) -> dict[str, BlockState]:
     wanted = [p for p in pairs if p.scheme.arithmetic is Arithmetic.BLOCKS and "state" in p.parts]
     extents = [p.parts["state"].pieces[0].extent for p in wanted]
     for one in wanted:
-        if one.parts["state"].nbytes > _MAX_STATE:
-            raise _no_state(one, "it is too long")
+        _require_short(one)
     texts = source.read_many(extents)
-    return {p.codes.key: _state(p, raw) for p, raw in zip(wanted, texts, strict=True)}
+    return {p.codes.key: state_of(p, raw) for p, raw in zip(wanted, texts, strict=True)}
 
 
-def _state(one: Pair, raw: bytes) -> BlockState:
+def _require_short(one: Pair) -> None:
+    if one.parts["state"].nbytes > _MAX_STATE:
+        raise _no_state(one, "it is too long")
+
+
+def state_of(one: Pair, raw: bytes) -> BlockState:
+    """Parse what bitsandbytes keeps of one weight.
+
+    Raises:
+        CorruptError: it is not of that form (`bad-metadata`).
+    """
     try:
         said = json.loads(raw)
         shape, block = said["shape"], said["blocksize"]

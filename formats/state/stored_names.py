@@ -96,6 +96,11 @@ def _optimizer(rest: Sequence[str]) -> StoredName:
     return StoredName("optimizer", kind, name)
 
 
+def is_of_bitsandbytes(name: str) -> bool:
+    """Return whether a name in a state dict is that of a record of bitsandbytes' weights."""
+    return ".quant_state.bitsandbytes__" in name or name.endswith(".SCB")
+
+
 def is_common(name: str) -> bool:
     """Return whether an object is Megatron's common state."""
     file, folder = _COMMON

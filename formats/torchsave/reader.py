@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import isfinite
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ftckpt.checkpoint import (
     Checkpoint,
@@ -40,13 +41,18 @@ from ftckpt.formats.huggingface.weights import check_not_empty, zero_at_first
 from ftckpt.formats.pickles.walk import at
 from ftckpt.formats.ranks.inside import ranks_inside
 from ftckpt.formats.ranks.training_tree import TrainingTree, TreeTensor
-from ftckpt.formats.state.stored_names import StoredName
+from ftckpt.formats.state.stored_names import StoredName, is_of_bitsandbytes
 from ftckpt.formats.torch_files.parse_files import check_streams, parse_files
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage.source import Source
 
 from .names import INDEX, SHARD, STEMS
+
+if TYPE_CHECKING:
+    from ftckpt.checkpoint.dtypes import DType
+    from ftckpt.checkpoint.quantised import QuantisedTensor
+    from ftckpt.formats.quantised.pairing import Pairing
 
 _LIGHTNING = ("pytorch-lightning_version", "lightning_version")
 
@@ -113,6 +119,7 @@ class TorchSaveCheckpoint(Checkpoint):
         streams: of each file that could be parsed.
         trees: what those hold.
         index: the index of a sharded folder.
+        pairing: bitsandbytes' weights in codes and scales; None where there are none.
     """
 
     format: ClassVar[str] = "torchsave"
@@ -120,6 +127,7 @@ class TorchSaveCheckpoint(Checkpoint):
     streams: Mapping[str, TorchStream] = field(default_factory=dict)
     trees: Mapping[str, TrainingTree] = field(default_factory=dict)
     index: ShardIndex | None = None
+    pairing: Pairing | None = None
 
     @property
     def loads_at_any_world(self) -> bool:
@@ -140,9 +148,34 @@ class TorchSaveCheckpoint(Checkpoint):
         info = self.objects[name]
         return at(self.streams[info.extent.file].tree, info.field)
 
+    @cached_property
+    def quantised(self) -> Mapping[str, QuantisedTensor]:
+        """The weights of bitsandbytes in codes and scales; their states are read."""
+        if self.pairing is None:
+            return {}
+        from ftckpt.formats.quantised.beside_codes import weights_of
+
+        return weights_of(self, self.pairing)
+
+    def dequantised(self, dtype: DType) -> Checkpoint:
+        """Return itself; weights in codes are refused.
+
+        Raises:
+            UnsupportedError: it has some.
+        """
+        if self.pairing is not None and self.pairing.pairs:
+            from ftckpt.formats.quantised.beside_codes import not_computed
+
+            raise not_computed(self, self.pairing)
+        return self
+
     def check(self, counter: Counter = NULL) -> Iterator[Finding]:
         """Yield damaged files, zips that contradict themselves, and what the index gets wrong."""
         yield from self.open_findings
+        if self.pairing is not None:
+            from ftckpt.formats.quantised.pairing import check
+
+            yield from check(self.pairing)
         yield from check_streams(self.source, self.streams)
         weights = [file for file in self.trees if file.startswith(STEMS)]
         if weights and not self.source.single and len(self.trees) == len(self.streams):
@@ -297,6 +330,12 @@ def open_files(
         open_findings=damage,
     )
     checkpoint.step = step_of(checkpoint.scalars(1))
+    if any(map(is_of_bitsandbytes, tensors)):
+        from ftckpt.formats.quantised.beside_codes import pairing_of, with_kinds
+
+        checkpoint.pairing = pairing_of(tensors)
+        if checkpoint.pairing is not None:
+            checkpoint.tensors = with_kinds(tensors, checkpoint.pairing)
     return checkpoint
 
 

@@ -79,6 +79,8 @@ def test_layouts_without_a_sample_are_made_by_other_tests() -> None:
         " pith-train's `rng-rank-00000.pt`",
         "copies of all data files: `copy-0/`, `copy-1/` (S3StorageWriter, `num_copies`)",
         "with compressed items (zstd)",
+        "weights of bitsandbytes: NF4, FP4, int8",
+        "Transformer Engine's tensors in 8 and 4 bits (`Float8Tensor` and others)",
         "one torch.save file before torch 1.6 (legacy stream)",
         "NeMo 2: `MODEL--step=N…/` with `weights/` and `context/`",
         "steps with a DCP store in a folder: xtuner's `weights/`, prime-rl's `trainer/`, RLinf's"
@@ -89,6 +91,7 @@ def test_layouts_without_a_sample_are_made_by_other_tests() -> None:
         "verl with Megatron: `actor/` with `dist_ckpt/`, or with `ckpt_contents.json` and a store"
         " each",
         "roots of slime, and of miles with Megatron: `iter_N/` or `release/`, and `rollout/`",
+        "Muon beside Adam, also the layer-wise optimizer (`dist_muon`)",
         "with local replicas: `__shadow_R__NAME`, `NAME.__tp_replica_R`",
         "Megatron-FSDP: `fsdp_dtensor`, a DCP store of a Megatron job",
         "NVIDIA resiliency extension: `SESSION/RANK/iter_0000010_3_local.pt`",

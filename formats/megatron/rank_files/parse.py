@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,8 @@ from .tensor_names import LocalTensor, local_tensors
 _SHOWN = 20
 # A checkpoint that lacks more files than this is told of the rest in one sentence.
 _MISSING = 64
+LAYER_WISE = "layer_wise_optimizer_{}.pt"
+_MOST_DATA_RANKS = 4096
 
 
 @dataclass
@@ -69,6 +71,8 @@ def read_ranks(source: Source) -> RankDirectories:
     args = next((a for a in recorded if a.record is not None), Arguments())
     grid = grid_of(args, directories.values())
     found += _grid_findings(source, grid, directories, _files_of(source, directories, weights))
+    if any(stream.tree.get("optimizer") for stream in weights.values()):
+        found += _layer_wise_findings(source, args, grid, directories)
     numbers = {at: n for n, at in enumerate(grid.directories())}
     ranks = []
     for directory, names in directories.items():
@@ -190,7 +194,7 @@ def _files_of(
 
     The distributed optimizer keeps its state in a file of its own. That it was saved shows in the
     other files too: they have its parameter groups, which `--no-save-optim` leaves out. Optimizers
-    that write further files (`layer_wise_optimizer_0.pt`) are no evidence.
+    that write further files are no evidence; of `layer_wise_optimizer_0.pt` see below.
     """
     here = set(directories)
     names = {p.rpartition("/")[2] for p in source.entries if p.rpartition("/")[0] in here}
@@ -201,6 +205,36 @@ def _files_of(
         for stream in weights.values()
     )
     return [WEIGHTS, OPTIMIZER] if saved or OPTIMIZER in names else [WEIGHTS]
+
+
+def _layer_wise_findings(
+    source: Source, args: Arguments, grid: MegatronGrid, directories: Mapping[str, tuple[int, ...]]
+) -> Iterator[Finding]:
+    """Yield the data ranks whose part of a layer-wise optimizer is missing.
+
+    Each data rank keeps the state of some parameters, and writes it to a file of its number beside
+    the weights. Without all of them, the state is not whole.
+    Source: `save_checkpoint` in megatron/training/checkpointing.py (core 0.16 to 0.20).
+    """
+    ranks = args.count("data_parallel_size") or 0
+    named = str(args.get("optimizer") or "")
+    layer_wise = args.flag("use_layer_wise_distributed_optimizer") or named == "dist_muon"
+    if not layer_wise:
+        return
+    # Data ranks with other experts have directories of their own.
+    groups: dict[tuple[int, int], list[str]] = {}
+    for directory, said in directories.items():
+        at = grid.coordinate(said)
+        if at is not None:
+            groups.setdefault((at.tp, at.pp), []).append(directory)
+    for same in groups.values():
+        for rank in range(min(ranks, _MOST_DATA_RANKS)):
+            file = LAYER_WISE.format(rank)
+            if not any(f"{directory}/{file}" in source.entries for directory in same):
+                path = f"{same[0]}/{file}"
+                source.require_absent(path)
+                what = f"{path} is missing: the arguments record a layer-wise optimizer"
+                yield finding("missing-rank", f"{what} of {ranks} data ranks", file=path)
 
 
 def _grid_findings(

@@ -42,7 +42,7 @@ from .job import (
     numbered,
     weight_among,
 )
-from .names import StoredForm, stored_place
+from .names import StoredForm, state_name, stored_place
 from .owners import experts_of, layers_of
 from .spelling import JobNames
 
@@ -120,7 +120,7 @@ class StoredTensors:
             if of is None or of.shape != wanted.shape:
                 self.unplaced.append(key)
                 return
-            name = f"{leaf}.{self._spelling.stored(weight)}"
+            name = state_name(self._spelling.stored(weight), leaf)
         else:
             name = self._spelling.stored(name)
         named = wanted._replace(name=name)

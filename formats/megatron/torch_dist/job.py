@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ftckpt.checkpoint import Extent
+from ftckpt.checkpoint.optimizer_states import named_state
 from ftckpt.findings import Finding
 from ftckpt.formats.megatron.checkpoint import MegatronLayout
 from ftckpt.formats.megatron.job.layout import recorded
@@ -173,8 +174,14 @@ def master_word(optimizers: Mapping[Any, Mapping[Any, Any]]) -> str:
 
 
 def weight_among(weights: Collection[str], name: str) -> str:
-    """Return the weight that a tensor's name is or ends in: other state has its own name first."""
+    """Return the weight that a tensor's name is, or is state of.
+
+    A state that the table of states knows follows the weight's name; another comes first.
+    """
     shorter = name
+    known = named_state(name, weights).parameter
+    if name not in weights and known in weights:
+        return known
     while shorter and shorter not in weights:
         shorter = shorter.partition(".")[2]
     return shorter or name

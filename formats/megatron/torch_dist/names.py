@@ -21,6 +21,7 @@ from math import prod
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Kind, TensorInfo, tensor_key
+from ftckpt.checkpoint.optimizer_states import STATES, named_state
 from ftckpt.formats.state.stored_names import place
 from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
 from ftckpt.workers.budget import demand
@@ -137,10 +138,23 @@ def _placed(info: TensorInfo) -> TensorInfo:
         return info._replace(kind=Kind.BUFFER)
     # The number of the optimizer that holds the state: a parameter has one optimizer.
     prefix = CHAINED.match(info.stored_name)
-    if prefix is None:
-        return info
-    found = place(info.stored_name[prefix.end() :], (), info.dtype)
-    return info._replace(component=found.component, kind=found.kind, name=found.name)
+    if prefix is not None:
+        found = place(info.stored_name[prefix.end() :], (), info.dtype)
+        info = info._replace(component=found.component, kind=found.kind, name=found.name)
+    if info.component == "optimizer" and info.kind is Kind.OTHER:
+        leaf, _, weight = info.name.partition(".")
+        if weight and weight.rpartition(".")[2] not in STATES:
+            return info._replace(name=state_name(weight, leaf))
+    return info
+
+
+def state_name(weight: str, leaf: str) -> str:
+    """Return the name of a state of a weight that has no kind of its own.
+
+    Megatron stores the state first (`optimizer.state.momentum_buffer.decoder…`). A state that the
+    table of states knows follows its weight, as in every format; another keeps Megatron's order.
+    """
+    return f"{weight}.{leaf}" if leaf in STATES else f"{leaf}.{weight}"
 
 
 def _spelt(info: TensorInfo) -> NamePattern:
@@ -180,16 +194,20 @@ def joined_halves(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
     """Put gate and up, where they are two stored tensors, into one logical tensor."""
     joined: dict[str, TensorInfo] = {}
     for key, info in tensors.items():
-        stem, end = key[:-2], key[-2:]
-        if end not in _HALVES or ".linear_fc1." not in key or stem in tensors:
+        own = named_state(info.name) if info.kind is Kind.OTHER else None
+        leaf = f".{own.leaf}" if own is not None and own.state is not None else ""
+        whole = key.removesuffix(leaf)
+        stem, end = whole[:-2], whole[-2:]
+        if end not in _HALVES or ".linear_fc1." not in key or stem + leaf in tensors:
             joined[key] = info
             continue
-        halves = [tensors.get(stem + end) for end in _HALVES]
+        halves = [tensors.get(stem + end + leaf) for end in _HALVES]
         gate, up = halves
         if gate is None or up is None or (gate.shape, gate.dtype) != (up.shape, up.dtype):
             joined[key] = info
         elif end == _HALVES[0] and info.shape:
             shape = (2 * info.shape[0], *info.shape[1:])
             pieces = Joined((gate.pieces, up.pieces), info.shape[0])
-            joined[stem] = info._replace(name=info.name[:-2], shape=shape, pieces=pieces)
+            name = info.name.removesuffix(leaf)[:-2] + leaf
+            joined[stem + leaf] = info._replace(name=name, shape=shape, pieces=pieces)
     return joined

@@ -32,6 +32,7 @@ from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
 
 from .bucket_solver import Attempt, Parts
 from .chunks import Bucket, BucketPieces, Buckets, Owned
+from .names import state_name
 
 _BUCKET = re.compile(
     r"(?:chained_(?P<chain>\d{1,4})\.)?optimizer\.distributed\.dp_group_idx_(?P<group>\d{1,7})"
@@ -186,7 +187,7 @@ def _tensors(
     for name, parts in owned.items():
         for state, bucket in parts[0].buckets[parts[0].slot.bucket].items():
             kind = KINDS.get(state, Kind.OTHER)
-            shown = name if kind is not Kind.OTHER else f"{state}.{name}"
+            shown = name if kind is not Kind.OTHER else state_name(name, state)
             pieces = BucketPieces(state, parts)
             shape = parameters[name].shape
             yield TensorInfo("optimizer", shown, kind, shape, bucket.info.dtype, pieces)

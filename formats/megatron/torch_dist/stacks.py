@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from ftckpt.checkpoint import Box, Kind
 from ftckpt.checkpoint.dtypes import DType
+from ftckpt.checkpoint.optimizer_states import STATES, named_state
 from ftckpt.transfer.content import TargetTensor
 
 from .names import StoredForm, halves_of, stored_place
@@ -66,7 +67,18 @@ def prefix_of(wanted: TargetTensor, master: str) -> str:
     if wanted.kind is Kind.MASTER:
         return f"{_STATE}{master}."
     leaf = _MOMENTS.get(wanted.kind)
+    if leaf is None and wanted.name != _weight_of(wanted):
+        leaf = named_state(wanted.name).leaf
     return f"{_STATE}{leaf}." if leaf else _STATE
+
+
+def _weight_of(wanted: TargetTensor) -> str:
+    """Return a tensor's name without the state that follows its weight, which is stored first."""
+    if wanted.component != "optimizer" or wanted.kind is not Kind.OTHER:
+        return wanted.name
+    named = named_state(wanted.name)
+    known = named.state is not None and named.leaf in STATES
+    return named.parameter if known and named.parameter else wanted.name
 
 
 def stacked(
@@ -102,7 +114,7 @@ def _parts(
     key: str, wanted: TargetTensor, form: StoredForm, master: str
 ) -> Iterator[tuple[_Form, StackedTensor]]:
     """Yield where a logical tensor goes: into one stored tensor, or its halves into two."""
-    name, place = stored_place(wanted.name, form)
+    name, place = stored_place(_weight_of(wanted), form)
     name = prefix_of(wanted, master) + name
     if form.halves and wanted.shape and wanted.shape[0] % 2 == 0:
         rows, *rest = wanted.shape

@@ -57,7 +57,27 @@ def keep(name: str, model: torch.nn.Module, optimizer: Any) -> None:
     save_file(truth, HERE / f"{name}.safetensors")
 
 
+def linear_in_codes() -> None:
+    """Save a model of bitsandbytes' linear layers with torch.save, and its truth."""
+    import bitsandbytes
+
+    torch.manual_seed(1)
+    make = bitsandbytes.nn.Linear4bit
+    layers = [
+        make(64, 96, quant_type="nf4", compress_statistics=True),
+        make(96, 64, bias=False, quant_type="fp4", compress_statistics=False),
+        bitsandbytes.nn.Linear8bitLt(64, 32, has_fp16_weights=False),
+    ]
+    for layer in layers:
+        if getattr(layer.weight, "quant_state", None) is None:
+            layer.weight = layer.weight._quantize("cpu")
+    state = torch.nn.Sequential(*layers).state_dict()
+    torch.save({"model": state, "step": 3}, HERE / "bitsandbytes_linear.pt")
+    save_file(parts("", dict(state)), HERE / "bitsandbytes_linear.safetensors")
+
+
 def main() -> None:
+    linear_in_codes()
     """Make all samples."""
     import bitsandbytes
     from torchao.optim import AdamW8bit  # type: ignore[import-not-found]

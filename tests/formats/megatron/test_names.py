@@ -11,10 +11,11 @@ import pytest
 from ftckpt.checkpoint import Kind
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.checkpoint.rules import parse_rules
-from ftckpt.errors import UnsupportedError
+from ftckpt.errors import ExitCode, UnsupportedError
 from ftckpt.formats.megatron import Megatron
 from ftckpt.formats.megatron.rank_files.grid import Coordinate
 from ftckpt.inspection.resume import Presence, resume_check
+from ftckpt.verification import VerifyOptions, verify
 from tests.builders.megatron_files import altered, opened, require, write
 from tests.builders.megatron_model import Job
 from tests.conformance.formats import open_path
@@ -166,6 +167,26 @@ class TestState:
         key = "extra:rank0:layer_wise_optimizer_0.state.0.momentum_buffer"
         assert checkpoint.tensors[key].shape == (3,)
         assert checkpoint.load_object("layer_wise_optimizer_0.rank_0.param_groups") == [{"lr": 0.5}]
+
+    def test_a_missing_part_of_a_layer_wise_optimizer_is_found(self, tmp_path: Path) -> None:
+        import torch
+
+        said = (("use_layer_wise_distributed_optimizer", True),)
+        made = write(tmp_path, Job(dp=2, tp=2, layers=1, optimizer="masters", recorded=said))
+        state = {0: {"optimizer": {"state": {0: {"momentum_buffer": torch.ones(3)}}}}}
+        places = [
+            made.path / f"mp_rank_0{t}/layer_wise_optimizer_{d}.pt" for t in (0, 1) for d in (0, 1)
+        ]
+        for place in places:
+            torch.save(state, place)
+        assert verify(opened(made.path), VerifyOptions()).code is ExitCode.OK
+        for place in places:
+            place.unlink()
+            report = verify(opened(made.path), VerifyOptions())
+            assert report.code is not ExitCode.OK
+            name = place.relative_to(made.path).as_posix()
+            assert [f.file for f in report.findings if f.kind == "missing-rank"] == [name]
+            torch.save(state, place)
 
     def test_buffers_are_no_parameters(self, tmp_path: Path) -> None:
         import torch
