@@ -93,7 +93,7 @@ BUDGET = {
     "formats.torchsave": 775,
     "formats.families": 3_444,
     "formats.adapters": 1_790,
-    "formats.megatron": 9_220,
+    "formats.megatron": 9_235,
     "formats.deepspeed": 7_320,
     "formats.nvrx": 700,
     "formats.orbax": 2_640,
