@@ -130,6 +130,12 @@ class MegatronGrid(NamedTuple):
         """Return the rank that writes a directory; None where the job's size is not recorded."""
         return None if self.world is None else self.first_rank(at) + at.pp * self.world // self.pp
 
+    def may_be_of(self, rank: int, at: Coordinate, *, stages_outermost: bool) -> bool:
+        """Say whether a rank can hold what a directory is of: tensor ranks are neighbours."""
+        if rank % self.tp != at.tp:
+            return False
+        return not stages_outermost or not self.world or rank * self.pp // self.world == at.pp
+
     def name(self, at: Coordinate) -> str:
         """Return the name of a directory."""
         name = f"mp_rank_{at.tp:02d}"

@@ -74,6 +74,9 @@ def read_ranks(source: Source) -> RankDirectories:
     if any(stream.tree.get("optimizer") for stream in weights.values()):
         found += _layer_wise_findings(source, args, grid, directories)
     numbers = {at: n for n, at in enumerate(grid.directories())}
+    wrote = {d: Arguments(stream.tree.get("args")).get("rank") for d, stream in weights.items()}
+    if len({rank for rank in wrote.values() if type(rank) is int}) < 2:
+        wrote = {}  # one process converted all: its number is nobody's place
     ranks = []
     for directory, names in directories.items():
         at = grid.coordinate(names)
@@ -85,6 +88,12 @@ def read_ranks(source: Source) -> RankDirectories:
             said = sizes(grid_of(own, directories.values()))
             what = f"{stream.file} records {said}, the others {sizes(grid)}"
             found.append(finding("bad-metadata", what, file=stream.file, rank=numbers[at]))
+            continue
+        rank = wrote.get(directory)
+        outermost = not args.flag("use_tp_pp_dp_mapping")
+        if type(rank) is int and not grid.may_be_of(rank, at, stages_outermost=outermost):
+            what = f"{stream.file} was written by rank {rank}: it is the file of another directory"
+            found.append(finding("wrong-rank", what, file=stream.file, rank=numbers[at]))
             continue
         try:
             held, rest = local_tensors(stream.tree, numbers[at])

@@ -52,6 +52,24 @@ class TestDamage:
         shutil.copytree(made.path / "mp_rank_01", made.path / "mp_rank_02")
         assert self.errors(made.path) == {"world-size"}
 
+    @pytest.mark.parametrize("moved", [("00_000", "01_000"), ("01_000", "01_001")])
+    def test_ranks_in_each_others_place(self, moved: tuple[str, str], tmp_path: Path) -> None:
+        """Shapes are the same in both: the arguments say which rank saved them."""
+        made = write(tmp_path, Job(tp=2, pp=2))
+        one, two = (made.path / f"mp_rank_{name}" for name in moved)
+        for tp, pp, rank in ((0, 0, 0), (1, 0, 1), (0, 1, 2), (1, 1, 3)):
+            altered(made, f"mp_rank_{tp:02d}_{pp:03d}", args__rank=rank)
+        assert self.errors(made.path) == set()
+        one.rename(tmp_path / "aside")
+        two.rename(one)
+        (tmp_path / "aside").rename(two)
+        found = [f for f in opened(made.path).check() if f.kind == "wrong-rank"]
+        assert {f.file for f in found} == {f"{d.name}/model_optim_rng.pt" for d in (one, two)}
+        # Megatron's converter saves all directories as one process.
+        for tp, pp in ((0, 0), (1, 0), (0, 1), (1, 1)):
+            altered(made, f"mp_rank_{tp:02d}_{pp:03d}", args__rank=0)
+        assert "wrong-rank" not in self.errors(made.path)
+
     def test_a_rank_of_another_job(self, tmp_path: Path) -> None:
         made = write(tmp_path / "a", Job(tp=2))
         other = write(tmp_path / "b", Job(tp=2, dp=4))
