@@ -135,7 +135,8 @@ LAYOUTS = (
            "a store of core 0.16 in the places of slime of August 2026", ()),
     Support("megatron-dist", "Muon beside Adam, also the layer-wise optimizer (`dist_muon`)", True,
            ("tp", "pp", "dp"),
-           "core 0.16.1 with emerging-optimizers 0.1.0: tp and dp loaded; pp without the framework", ()),
+           "core 0.16.1 with emerging-optimizers 0.1.0: tp and dp loaded; pp without the"
+            " framework", ()),
     Support("megatron-dist", "with local replicas: `__shadow_R__NAME`, `NAME.__tp_replica_R`",
            False, (), "core 0.16 with the names of pull requests 5556 and 3392", ()),
     Support("megatron-fsdp", "Megatron-FSDP: `fsdp_dtensor`, a DCP store of a Megatron job", True,

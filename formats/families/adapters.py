@@ -15,8 +15,8 @@ from ftckpt.formats.huggingface.config import ADAPTER_CONFIG
 from ftckpt.transfer.content import Content, TargetTensor
 
 from .facts import ModelFacts
-from .joins import part_rows
 from .translator import Naming, Translator
+from .views.joins import part_rows
 
 
 def adapter_to_hugging_face(content: Content, model: ModelFacts) -> Content:
@@ -62,7 +62,7 @@ def _require_rows(
     model: ModelFacts, wanted: TargetTensor, end: str, join: object, part: int, parts: int
 ) -> None:
     """Refuse queries, keys or values of another number of rows than the heads have."""
-    from .joins import Join
+    from .views.joins import Join
 
     if join is not Join.GROUPED or end == "A.weight":
         return

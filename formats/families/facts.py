@@ -16,8 +16,8 @@ from ftckpt.formats.megatron.rank_files.grid import Arguments
 from ftckpt.formats.pickles.inert import Inert
 from ftckpt.formats.state.stored_names import is_common
 
-from .joins import Heads, LinearHeads
 from .tables import Family, TableEntry, built_by_arguments, family, family_names
+from .views.joins import Heads, LinearHeads
 
 _MAX_HEADS = 1 << 20
 _LINEAR = (

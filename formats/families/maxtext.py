@@ -38,8 +38,8 @@ from ftckpt.formats.huggingface.config import CONFIG, weights_dtype
 from ftckpt.storage.computed import ComputedSource, computed_name
 from ftckpt.transfer.content import Content, Copy, TargetTensor
 
-from .array_view import ArrayView
 from .tables import ArrayEntry, Family
+from .views.arrays import ArrayView
 
 if TYPE_CHECKING:
     import numpy as np

@@ -27,12 +27,12 @@ from ftckpt.formats.huggingface.config import CONFIG
 from ftckpt.transfer.content import Content, Copy, TargetTensor
 from ftckpt.transfer.request.parameters import parameter_names, parted
 
-from .joins import Heads, Join, part_rows, runs
 from .names import Name
 from .shapes import require_same
 from .tables import Family, NativeEntry
 from .tied import outputs_of, require_tied, weights_of
 from .views import FlatState, TensorViews
+from .views.joins import Heads, Join, part_rows, runs
 
 _AS_IT_IS = NativeEntry({}, (), Join.WHOLE, "", False, False, False)
 

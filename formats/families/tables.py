@@ -61,10 +61,10 @@ from typing import Any, NamedTuple
 
 from ftckpt.errors import UsageError
 
-from .joins import Join
 from .names import Name
 from .parts import ModelPart
 from .shapes import ShapeRule, ShapeTable
+from .views.joins import Join
 
 # Whose model code `[[native]]` rows are about.
 DIALECTS = ("torchtitan", "meta", "packed")

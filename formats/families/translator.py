@@ -21,12 +21,12 @@ from ftckpt.formats.state.transposing import transposed
 from ftckpt.transfer.content import Content, Copy, TargetTensor
 from ftckpt.transfer.request.parameters import parameter_names, parted
 
-from .experts import Stack, stacked, unstacked
-from .joins import Heads, part_rows, runs
 from .names import Name
-from .offsets import added, is_changed
 from .sections import joined_sections
 from .tables import OFFSETS, Family, TableEntry
+from .views.experts import Stack, stacked, unstacked
+from .views.joins import Heads, part_rows, runs
+from .views.offsets import added, is_changed
 
 
 class Naming(StrEnum):

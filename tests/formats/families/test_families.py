@@ -16,8 +16,8 @@ from ftckpt.checkpoint import Checkpoint
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import FtckptError, UnsupportedError, UsageError
 from ftckpt.formats.families import to_hugging_face, to_megatron
-from ftckpt.formats.families.joins import Heads, Join, LinearHeads, part_rows, runs
 from ftckpt.formats.families.tables import Family, built_by_arguments, family
+from ftckpt.formats.families.views.joins import Heads, Join, LinearHeads, part_rows, runs
 from ftckpt.formats.safetensors.writer import SafetensorsWriter
 from ftckpt.formats.state.rule_tables import built_in
 from ftckpt.transfer.content import Content

@@ -25,8 +25,8 @@ from ftckpt.errors import FtckptError, UnsupportedError, UsageError
 from ftckpt.formats.families import family_names
 from ftckpt.formats.families.arguments import arguments_of_config
 from ftckpt.formats.families.facts import ModelFacts
-from ftckpt.formats.families.joins import Heads
 from ftckpt.formats.families.tables import built_by_arguments, family
+from ftckpt.formats.families.views.joins import Heads
 from ftckpt.formats.megatron.rank_files.grid import Arguments
 from ftckpt.formats.ranks.meta.parameters import inner_width, meta_parameters
 from tests.builders.checkpoints import open_checkpoint
@@ -623,7 +623,7 @@ def test_any_bytes_of_a_turned_tensor_can_be_read(data: st.DataObject) -> None:
     import numpy as np
 
     from ftckpt.checkpoint import Box, TensorInfo
-    from ftckpt.formats.families import rotary
+    from ftckpt.formats.families.views import rotary
 
     heads, half = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
     columns = data.draw(st.sampled_from([(), (1,), (3,)]))
@@ -1012,7 +1012,7 @@ def test_any_bytes_of_moved_experts_can_be_read(data: st.DataObject) -> None:
     """In pieces of any size: one expert of a stack, and a stack of experts."""
     import numpy as np
 
-    from ftckpt.formats.families import experts
+    from ftckpt.formats.families.views import experts
 
     count, half, width = (data.draw(st.integers(1, 4)) for _ in range(3))
     turned, alternate = data.draw(st.booleans()), data.draw(st.booleans())

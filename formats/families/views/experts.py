@@ -22,12 +22,12 @@ from ftckpt.checkpoint.computed import computed
 from ftckpt.checkpoint.read_tensor import read_box
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.findings import listed
+from ftckpt.formats.families.tables import TableEntry
 from ftckpt.formats.huggingface.config import CONFIG
 from ftckpt.transfer.content import Content, Copy, TargetTensor
 
+from . import TensorViews
 from .joins import Join
-from .tables import TableEntry
-from .views import TensorViews
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,7 +12,7 @@ from ftckpt.errors import UnsupportedError
 from ftckpt.formats.state.paths import RecordedPaths
 from ftckpt.transfer.content import Copy, TargetTensor
 
-from .array_view import ArrayView
+from .arrays import ArrayView
 from .rotary import Rotated, rotated
 
 

@@ -21,7 +21,7 @@ from ftckpt.checkpoint.rounding import from_bfloat16, to_bfloat16
 from ftckpt.errors import UnsupportedError
 from ftckpt.transfer.content import Content, Copy, TargetTensor
 
-from .views import TensorViews
+from . import TensorViews
 
 if TYPE_CHECKING:
     import numpy as np
