@@ -72,8 +72,11 @@ class _There(NamedTuple):
     how: str
 
 
+_PLACE = "imagined"
+
+
 class _Imagined(Checkpoint):
-    format: ClassVar[str] = "imagined"
+    format: ClassVar[str] = _PLACE
 
     def members(self) -> tuple[str, ...]:
         return ()
@@ -135,11 +138,14 @@ def check_family(name: str, config: Mapping[str, Any], side: str = "") -> list[C
 
 
 def _content(shapes: Shapes) -> Content:
-    """Return a model of these tensors, none of whose bytes exist."""
+    """Return a model of these tensors, none of whose bytes exist.
+
+    All lie in one place, so that an output layer may be the embedding.
+    """
     dtype = DTYPES["bfloat16"]
     tensors = {}
     for name, shape in shapes.items():
-        piece = Piece(Box.whole(shape), Extent(name, 0, dtype.nbytes(prod(shape))))
+        piece = Piece(Box.whole(shape), Extent(_PLACE, 0, dtype.nbytes(prod(shape))))
         tensors[name] = TensorInfo("model", name, Kind.PARAM, shape, dtype, (piece,))
     source = Source(open_store("."), "", {})
     return Content.of(_Imagined(source=source, tensors=tensors, objects={}))
