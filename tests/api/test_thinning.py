@@ -23,10 +23,12 @@ from tests.retention.thinning import date, gc, safetensors, save, weights
 
 DATA = Path(__file__).parents[1] / "data"
 SAMPLES = [s for row in LAYOUTS for s in row.samples if ":" not in s and row.format != "delta"]
-# ZeRO 3 keeps what it trains as masters alone; two models are not one.
+# ZeRO 3 keeps what it trains as masters alone; two models are not one; what schedule-free trains is
+# its own state.
 WHOLE = {
     "deepspeed/z3/global_step2": "its optimizer alone holds down.weight",
     "deepspeed/lora_z3/global_step2": "its optimizer alone holds base_model.model.down.lora_A",
+    "dcp/schedulefree/step-3": "its optimizer holds weights that the model does not: z",
     "trainer_dirs/accelerate_two": "it holds other weights, too: extra:model_1",
 }
 NO_MODEL = ("trainer_dirs/trainer/optimizer.pt", "deepspeed/lora_left/global_step2")
