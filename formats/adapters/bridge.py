@@ -217,6 +217,10 @@ def require_readable(
                 f"{module} of {where} has {listed(sorted(parts))} alone: the rest was lost",
                 kind="missing-tensor",
             )
+        if any(len(parts[end]) != 2 for end in ("linear_in.weight", "linear_out.weight")):
+            raise CorruptError(
+                f"{module} of {where} has a matrix that is none", kind="bad-metadata"
+            )
         tp = 0 if adapter is None else adapter.tp
         gated = adapter is not None and adapter.gated
         ordered = tp == 1 or (gated and not part and not dora)

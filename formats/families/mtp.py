@@ -154,7 +154,11 @@ def _longer(
         raise UsageError(f"{CONFIG} says num_hidden_layers = {first!r}, which is not a number")
     begin = first if layout == "hf" else 0
     further = sorted(number for number in found if number >= begin)
-    if type(count) is not int or further != list(range(begin, begin + count)):
+    if (
+        type(count) is not int
+        or len(further) != count
+        or further != list(range(begin, begin + len(further)))
+    ):
         raise UsageError(
             f"the model has {counted(len(further), 'layer')} that predict further tokens, and"
             f" {CONFIG} says {table.mtp['count']} = {count!r}",

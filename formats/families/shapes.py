@@ -214,8 +214,10 @@ class _Fields:
         """Return the layers that a rule is of.
 
         Raises:
-            UsageError: the field does not have one value a layer.
+            UsageError: the field does not have one value a layer, or no model has so many.
         """
+        if count > _TENSORS:
+            raise UsageError(f"{CONFIG} says {count:,} layers")
         if "=" in text:
             ways = [way.partition("=") for way in text.split(" or ")]
             there = [way for way in ways if self._config.get(way[0])]

@@ -22,7 +22,7 @@ from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import UnsupportedError
 
 from .method import QuantMethod
-from .pairing import Pairing, pair, state_of, weights
+from .pairing import Pairing, pair, require_short, state_of, weights
 from .schemes import BNB_INT8, bnb_4bit
 
 _STATE = ".quant_state.bitsandbytes__"
@@ -59,11 +59,12 @@ def weights_of(checkpoint: Checkpoint, pairing: Pairing) -> dict[str, QuantisedT
     Raises:
         CorruptError: a state is not what bitsandbytes writes.
     """
-    states = {
-        one.codes.key: state_of(one, read_tensor(checkpoint, one.parts["state"].key))
-        for one in pairing.pairs.values()
-        if "state" in one.parts
-    }
+    states = {}
+    for one in pairing.pairs.values():
+        if "state" in one.parts:
+            require_short(one)
+            raw = read_tensor(checkpoint, one.parts["state"].key)
+            states[one.codes.key] = state_of(one, raw)
     return {one.key: one for one, _ in weights(pairing, states)}
 
 

@@ -181,12 +181,17 @@ def read_states(source: Source, pairs: Iterable[Pair]) -> dict[str, BlockState]:
     wanted = [p for p in pairs if p.scheme.arithmetic is Arithmetic.BLOCKS and "state" in p.parts]
     extents = [p.parts["state"].pieces[0].extent for p in wanted]
     for one in wanted:
-        _require_short(one)
+        require_short(one)
     texts = source.read_many(extents)
     return {p.codes.key: state_of(p, raw) for p, raw in zip(wanted, texts, strict=True)}
 
 
-def _require_short(one: Pair) -> None:
+def require_short(one: Pair) -> None:
+    """Refuse a state of bitsandbytes that is longer than any that it writes.
+
+    Raises:
+        CorruptError: it is (`bad-metadata`).
+    """
     if one.parts["state"].nbytes > _MAX_STATE:
         raise _no_state(one, "it is too long")
 
@@ -200,14 +205,14 @@ def state_of(one: Pair, raw: bytes) -> BlockState:
     try:
         said = json.loads(raw)
         shape, block = said["shape"], said["blocksize"]
-        nested, offset = said.get("nested_blocksize", 0), said.get("nested_offset", 0.0)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        nested, offset = said.get("nested_blocksize", 0), float(said.get("nested_offset", 0.0))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         raise _no_state(one, "it is not the JSON that bitsandbytes writes") from None
     sizes = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
     counts = type(block) is int and block > 0 and type(nested) is int and nested >= 0
-    if not sizes or not counts or not isinstance(offset, (int, float)):
+    if not sizes or not counts:
         raise _no_state(one, "its shape or block size is none")
-    return BlockState(tuple(shape), block, nested, float(offset))
+    return BlockState(tuple(shape), block, nested, offset)
 
 
 def _no_state(one: Pair, why: str) -> CorruptError:

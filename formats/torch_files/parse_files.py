@@ -122,8 +122,10 @@ def _root(stream: TorchStream) -> str:
     return stream.archive.prefix.rstrip("/") if stream.archive is not None else ""
 
 
-def _numbers(name: str) -> tuple[int, ...]:
-    return tuple(map(int, _DIGITS.findall(name)))
+def _numbers(name: str) -> tuple[tuple[int, str], ...]:
+    # In the order of the integers, without them: a name may have thousands of digits.
+    found = (digits.lstrip("0") for digits in _DIGITS.findall(name))
+    return tuple((len(digits), digits) for digits in found)
 
 
 def _check_local(source: Source, file: str, archive: Archive) -> Iterator[Finding]:

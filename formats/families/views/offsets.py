@@ -50,6 +50,8 @@ def added(content: Content, wanted: Mapping[str, float]) -> Content:
         info = views.source(content.tensors[key])
         if info.dtype.name not in _FLOATS:
             raise UnsupportedError(f"{key} is {info.dtype.name}: it cannot be computed", tensor=key)
+        if not info.shape or not prod(info.shape):
+            raise UnsupportedError(f"{key} has no rows to compute", tensor=key)
         shown = f"{info.key} {number:+}"
         numbers[shown] = info, number
         tensors[shown] = info._replace(name=shown)

@@ -159,6 +159,7 @@ def test_newer_names_of_megatron_are_read(tmp_path: Path) -> None:
     [
         (lambda w, c: c.pop("num_nextn_predict_layers"), "megatron", "has 1 layer that predict"),
         (lambda w, c: c.update(num_nextn_predict_layers=2), "megatron", "= 2"),
+        (lambda w, c: c.update(num_nextn_predict_layers=10**12), "megatron", "= 1000000000000"),
         (
             lambda w, c: w[f"model.layers.{LAYERS}.embed_tokens.weight"].add_(1),
             "torchtitan",

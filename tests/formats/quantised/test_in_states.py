@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from ftckpt import api
 from ftckpt.checkpoint import Kind
 from ftckpt.checkpoint.read_tensor import read_tensor
-from ftckpt.errors import ExitCode, UnsupportedError
+from ftckpt.errors import CorruptError, ExitCode, UnsupportedError
 from tests.builders.checkpoints import flip, open_checkpoint
 
 DATA = Path(__file__).parents[2] / "data" / "optimizers"
@@ -57,6 +57,27 @@ def test_they_are_shown_for_what_they_are(saved: Path) -> None:
     assert {kinds[name] for name in kinds if "absmax" in name or "SCB" in name} == {Kind.SCALE}
     assert checkpoint.quantised["0.weight"].shape == (96, 64)
     assert api.verify(str(saved), level="values").code is ExitCode.OK
+
+
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [
+        ("too long", torch.zeros(1, dtype=torch.uint8).expand(1 << 33)),
+        ("no number", torch.frombuffer(
+            bytearray(b'{"shape": [2, 2], "blocksize": 64, "nested_offset": 1' + b"0" * 400 + b"}"),
+            dtype=torch.uint8)),
+    ],
+)  # fmt: skip
+def test_a_state_that_bitsandbytes_does_not_write(
+    name: str, state: torch.Tensor, tmp_path: Path
+) -> None:
+    codes = torch.zeros(2, 1, dtype=torch.uint8)
+    scale, table = torch.ones(1), torch.zeros(16)
+    weights = {"0.weight": codes, "0.weight.absmax": scale, "0.weight.quant_map": table}
+    weights["0.weight.quant_state.bitsandbytes__nf4"] = state
+    torch.save(weights, tmp_path / "saved.pt")
+    with pytest.raises(CorruptError, match="does not say how"):
+        api.inspect(str(tmp_path / "saved.pt"))
 
 
 @pytest.mark.parametrize("to", ["safetensors", "dcp"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -69,3 +71,22 @@ def test_one_file_twice(tmp_path: Path) -> None:
     (found,) = check_saved_names(sound, RANKS)
     assert (found.kind, found.file) == ("wrong-rank", "rank_2.pt")
     assert "rank_0.pt" in found.message
+
+
+def test_numbers_of_thousands_of_digits_are_compared(tmp_path: Path) -> None:
+    names = [f"rank_{n}.pt" for n in range(2)]
+    for name, digits in zip(names, ("1" * 5_000, "2" * 5_000), strict=True):
+        with zipfile.ZipFile(tmp_path / name, "w", zipfile.ZIP_STORED) as archive:
+            for entry, data in archived({"w": torch.ones(3)}).items():
+                archive.writestr(f"rank_{digits}/{entry}", data)
+    streams = parse_files(Source.directory(open_store(str(tmp_path))), names)
+    sound = {name: s for name, s in streams.items() if isinstance(s, TorchStream)}
+    assert list(check_saved_names(sound, RANKS)) == []
+
+
+def archived(state: dict[str, torch.Tensor]) -> dict[str, bytes]:
+    """Return the files in torch's archive of a state, without the folder's name."""
+    held = io.BytesIO()
+    torch.save(state, held)
+    with zipfile.ZipFile(held) as archive:
+        return {n.partition("/")[2]: archive.read(n) for n in archive.namelist()}
