@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ftckpt.errors import ExitCode, UnavailableError
+from ftckpt.errors import DeniedError, ExitCode, UnavailableError
 from ftckpt.parts import proofs
 from ftckpt.storage import open_store
 from ftckpt.storage.memory import MemoryJointUpload, MemoryStore
@@ -393,3 +393,50 @@ def test_what_everybody_has_given_up(
     assert uploads(target) == []
     left = {entry.path for entry in open_store(root).walk("")}
     assert not [path for path in left if path.startswith("step-2/")], left
+
+
+@pytest.mark.parametrize("source", ["directory"], indirect=True)
+def test_gc_keeps_what_parts_still_send(
+    source: Path, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The place shows nothing new for days, and the store has got a part just now."""
+    root = target.rpartition("/")[0]
+    now, send = time.time, MemoryJointUpload.write
+    monkeypatch.setattr(time, "time", lambda: now() - 3 * 86400)
+    assert part(source, target, 0) is ExitCode.OK
+    monkeypatch.setattr(time, "time", now)
+    assert answer("copy", source, f"{root}/step-3")[0].code is ExitCode.OK
+    left: list[str] = []
+
+    def write(self: MemoryJointUpload, offset: int, view: memoryview) -> None:
+        send(self, offset, view)
+        if not left:
+            result, said = answer("gc", root, "--keep-last", "1", "--apply", "--trash-ttl", "24h")
+            assert (result.code, said["applied"]["dropped"]) == (ExitCode.OK, [])
+            left.extend(uploads(target))
+
+    monkeypatch.setattr(MemoryJointUpload, "write", write)
+    assert part(source, target, 1) is ExitCode.OK
+    assert set(left) == {"step-2/model.safetensors"}
+    assert part(source, target, 2) is ExitCode.OK
+    assert part(source, target, None) is ExitCode.OK
+    assert built(target).items() >= whole(source).items()
+
+
+@pytest.mark.parametrize("source", ["directory"], indirect=True)
+def test_gc_keeps_what_parts_may_send_where_the_store_does_not_say_it(
+    source: Path, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = target.rpartition("/")[0]
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() - 3 * 86400)
+    assert part(source, target, 0) is ExitCode.OK
+    monkeypatch.setattr(time, "time", now)
+    assert answer("copy", source, f"{root}/step-3")[0].code is ExitCode.OK
+
+    def denied(self: MemoryStore, path: str = "") -> Any:
+        raise DeniedError("no permission to list uploads")
+
+    monkeypatch.setattr(MemoryStore, "unfinished", denied)
+    result, said = answer("gc", root, "--keep-last", "1", "--apply", "--trash-ttl", "24h")
+    assert (result.code, said["applied"]["dropped"]) == (ExitCode.OK, [])
