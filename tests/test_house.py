@@ -70,7 +70,7 @@ BUDGET = {
     "discovery": 3_490,
     "verification": 4_039,
     "planning": 5_495,
-    "transfer": 6_830,
+    "transfer": 6_844,
     "comparison": 2_857,
     "delta": 5_415,
     "retention": 6_885,

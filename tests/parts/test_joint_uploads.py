@@ -14,10 +14,13 @@ import pytest
 
 from ftckpt.errors import DeniedError, ExitCode, UnavailableError
 from ftckpt.parts import proofs
+from ftckpt.retention.scan.uploads import own_uploads
 from ftckpt.storage import open_store
 from ftckpt.storage.memory import MemoryJointUpload, MemoryStore
 from ftckpt.storage.s3.client import S3Client
 from ftckpt.storage.s3.upload import S3Upload
+from ftckpt.transfer.staging.remote import RemoteStaging
+from ftckpt.transfer.staging.staged_object import StagedObject
 from tests.builders.checkpoints import flip
 from tests.campaign import examples
 
@@ -440,3 +443,36 @@ def test_gc_keeps_what_parts_may_send_where_the_store_does_not_say_it(
     monkeypatch.setattr(MemoryStore, "unfinished", denied)
     result, said = answer("gc", root, "--keep-last", "1", "--apply", "--trash-ttl", "24h")
     assert (result.code, said["applied"]["dropped"]) == (ExitCode.OK, [])
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_no_upload_is_left_without_its_marker(
+    source: Path, target: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before it swept up, or the store refuses to abort: it is known whose the upload is."""
+
+    def killed(self: RemoteStaging) -> None:
+        raise KeyboardInterrupt
+
+    for number in range(PARTS):
+        assert part(source, target, number) is ExitCode.OK
+    name = "model.safetensors" if source.is_dir() else source.name
+    place(target).begin_joint_upload(name)  # of two that a store without conditions let begin
+    with monkeypatch.context() as patch:
+        if refused:
+            down = UnavailableError("down")
+            patch.setattr(MemoryStore, "abort", lambda _, found: [down] * len(found))
+        else:
+            patch.setattr(RemoteStaging, "_sweep", killed)
+            patch.setattr(StagedObject, "_sweep", killed)
+        code = part(source, target, None)
+        assert code is (ExitCode.OK if refused else ExitCode.INTERRUPTED)
+    assert built(target).items() >= whole(source).items()
+    assert uploads(target) != []
+    assert ".ftckpt/transfer.json" in {entry.path for entry in place(target).walk("")}
+    store = open_store(target.rpartition("/")[0])
+    assert own_uploads(store, store.unfinished("")) == store.unfinished("")  # for gc
+    if not refused:
+        assert part(source, target, None) is ExitCode.OK
+        assert uploads(target) == []
+    assert built(target).items() >= whole(source).items()
