@@ -3,18 +3,21 @@
 Object stores have no rename, so a tombstone below `.ftckpt/trash/` marks a dropped entry, and its
 data stay in place until they are freed. A tombstone is valid while nothing of the entry is younger:
 a trainer that was set back saves the same step again, under the same keys, and that is not trash.
-Both times are the store's own. A manifest that a seal wrote at that moment is not a save.
+Both times are the store's own. A manifest that a seal wrote at that moment is not a save; one of
+a transfer that was under way when its place was dropped, and that was finished since, is.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from ftckpt.errors import NotFoundError
-from ftckpt.own_files import FOLDER, MANIFEST, SUFFIX
+from ftckpt.own_files import FOLDER, MANIFEST, SUFFIX, TRANSFER
 from ftckpt.storage.store import Entry, EntryKind, Store
+from ftckpt.strict_json import JsonError, decode
 
 TRASH = f"{FOLDER}/trash"
 
@@ -29,17 +32,47 @@ class Tomb(NamedTuple):
     """A dropped entry.
 
     Attributes:
+        store: where it lies.
         path: of the tombstone, in the store.
         written: seconds since the epoch, by the store's clock.
     """
 
+    store: Store
     path: str
     written: float
 
     def holds(self, files: Iterable[Entry]) -> bool:
-        """Say whether an entry of these files is still what was dropped."""
-        times = [file.mtime for file in files if not is_record(file.path)]
-        return all(time is not None and time <= self.written + _ROUNDING for time in times)
+        """Say whether an entry of these files is still what was dropped.
+
+        Raises:
+            UnavailableError, DeniedError: a manifest is younger, and the tombstone cannot be read.
+        """
+        late = []
+        for file in files:
+            if not is_record(file.path):
+                if file.mtime is None or file.mtime > self.written + _ROUNDING:
+                    return False
+            elif file.mtime is None or file.mtime > self.written - _ROUNDING:
+                late.append(file.path)
+        return not (late and finished_since(self._listed(), late))
+
+    def _listed(self) -> Iterator[str]:
+        """Yield the keys that the tombstone lists; none of a damaged one, which frees nothing."""
+        with suppress(NotFoundError, JsonError, LookupError, TypeError):
+            for row in decode(self.store.read(self.path))["files"]:
+                yield str(row[0])
+
+
+def finished_since(before: Iterable[str], now: Iterable[str]) -> list[str]:
+    """Return the manifests of transfers that were under way when a listing was made, and are not.
+
+    Args:
+        before: the keys of that listing.
+        now: the keys of a later one.
+    """
+    old = {*before}
+    new = [path for path in now if path.rpartition("/")[2] == MANIFEST and path not in old]
+    return [path for path in new if path.removesuffix(MANIFEST) + TRANSFER in old]
 
 
 def is_record(path: str) -> bool:
@@ -72,7 +105,7 @@ def read_tombs(store: Store, base: str, names: Iterable[str]) -> Mapping[str, To
         if match is None or entry.kind is not EntryKind.FILE or entry.mtime is None:
             continue
         if match[1] not in found or found[match[1]].written <= entry.mtime:
-            found[match[1]] = Tomb(entry.path, entry.mtime)
+            found[match[1]] = Tomb(store, entry.path, entry.mtime)
     return found
 
 

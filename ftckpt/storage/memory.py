@@ -26,6 +26,7 @@ class _Joint(NamedTuple):
     key: str
     began: float
     parts: dict[int, bytes]  # by offset
+    arrived: list[float]  # when
 
 
 class _Space:
@@ -119,7 +120,7 @@ class MemoryJointUpload(JointUpload):
     def write(self, offset: int, view: memoryview) -> None:
         """Send a part."""
         data = bytes(view)
-        self._parts()[offset] = data
+        self._store.take_part(self._path, self._name, offset, data)
         self._marks[offset] = _digest(data)
 
     def mark(self, offset: int) -> str:
@@ -242,7 +243,7 @@ class MemoryStore(Store):
         with self._space.lock:
             self._space.version += 1
             name = str(self._space.version)
-            self._space.uploads[name] = _Joint(self._key(path), time.time(), {})
+            self._space.uploads[name] = _Joint(self._key(path), time.time(), {}, [])
         return name
 
     def join_upload(
@@ -257,11 +258,24 @@ class MemoryStore(Store):
         Raises:
             NotFoundError: it is gone.
         """
+        return self._joint(path, upload).parts
+
+    def take_part(self, path: str, upload: str, offset: int, data: bytes) -> None:
+        """Keep a part of a joint upload.
+
+        Raises:
+            NotFoundError: it is gone.
+        """
+        found = self._joint(path, upload)
+        found.parts[offset] = data
+        found.arrived.append(time.time())
+
+    def _joint(self, path: str, upload: str) -> _Joint:
         with self._space.lock:
             found = self._space.uploads.get(upload)
         if found is None:
             raise NotFoundError(f"no such upload to {self.describe(path)}", file=path)
-        return found.parts
+        return found
 
     def unfinished(self, path: str = "") -> list[Unfinished]:
         """Return the unfinished joint uploads below `path`, sorted."""
@@ -274,6 +288,12 @@ class MemoryStore(Store):
                 for name, one in self._space.uploads.items()
                 if _below(one.key, key)
             )
+
+    def last_sent(self, upload: Unfinished) -> float | None:
+        """Return when the last part of a joint upload arrived."""
+        with self._space.lock:
+            found = self._space.uploads.get(upload.id)
+        return max(found.arrived, default=None) if found is not None else None
 
     def abort(self, uploads: Sequence[Unfinished]) -> list[FtckptError | None]:
         """Forget joint uploads."""

@@ -397,6 +397,14 @@ class Store(ABC):
         """Return the unfinished uploads below `path`, sorted."""
         return []
 
+    def last_sent(self, upload: Unfinished) -> float | None:
+        """Return when the last part of an upload arrived, in seconds since the epoch; None of none.
+
+        Raises:
+            UnsupportedError: the service does not say when.
+        """
+        return None
+
     def abort(self, uploads: Sequence[Unfinished]) -> list[FtckptError | None]:
         """Abort unfinished uploads; for each, in order, None when it is gone."""
         return [None] * len(uploads)

@@ -12,12 +12,15 @@ from typing import Any
 
 import pytest
 
-from ftckpt.errors import ExitCode, UnavailableError
+from ftckpt.errors import DeniedError, ExitCode, UnavailableError
 from ftckpt.parts import proofs
+from ftckpt.retention.scan.uploads import own_uploads
 from ftckpt.storage import open_store
 from ftckpt.storage.memory import MemoryJointUpload, MemoryStore
 from ftckpt.storage.s3.client import S3Client
 from ftckpt.storage.s3.upload import S3Upload
+from ftckpt.transfer.staging.remote import RemoteStaging
+from ftckpt.transfer.staging.staged_object import StagedObject
 from tests.builders.checkpoints import flip
 from tests.campaign import examples
 
@@ -393,3 +396,83 @@ def test_what_everybody_has_given_up(
     assert uploads(target) == []
     left = {entry.path for entry in open_store(root).walk("")}
     assert not [path for path in left if path.startswith("step-2/")], left
+
+
+@pytest.mark.parametrize("source", ["directory"], indirect=True)
+def test_gc_keeps_what_parts_still_send(
+    source: Path, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The place shows nothing new for days, and the store has got a part just now."""
+    root = target.rpartition("/")[0]
+    now, send = time.time, MemoryJointUpload.write
+    monkeypatch.setattr(time, "time", lambda: now() - 3 * 86400)
+    assert part(source, target, 0) is ExitCode.OK
+    monkeypatch.setattr(time, "time", now)
+    assert answer("copy", source, f"{root}/step-3")[0].code is ExitCode.OK
+    left: list[str] = []
+
+    def write(self: MemoryJointUpload, offset: int, view: memoryview) -> None:
+        send(self, offset, view)
+        if not left:
+            result, said = answer("gc", root, "--keep-last", "1", "--apply", "--trash-ttl", "24h")
+            assert (result.code, said["applied"]["dropped"]) == (ExitCode.OK, [])
+            left.extend(uploads(target))
+
+    monkeypatch.setattr(MemoryJointUpload, "write", write)
+    assert part(source, target, 1) is ExitCode.OK
+    assert set(left) == {"step-2/model.safetensors"}
+    assert part(source, target, 2) is ExitCode.OK
+    assert part(source, target, None) is ExitCode.OK
+    assert built(target).items() >= whole(source).items()
+
+
+@pytest.mark.parametrize("source", ["directory"], indirect=True)
+def test_gc_keeps_what_parts_may_send_where_the_store_does_not_say_it(
+    source: Path, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = target.rpartition("/")[0]
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() - 3 * 86400)
+    assert part(source, target, 0) is ExitCode.OK
+    monkeypatch.setattr(time, "time", now)
+    assert answer("copy", source, f"{root}/step-3")[0].code is ExitCode.OK
+
+    def denied(self: MemoryStore, path: str = "") -> Any:
+        raise DeniedError("no permission to list uploads")
+
+    monkeypatch.setattr(MemoryStore, "unfinished", denied)
+    result, said = answer("gc", root, "--keep-last", "1", "--apply", "--trash-ttl", "24h")
+    assert (result.code, said["applied"]["dropped"]) == (ExitCode.OK, [])
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_no_upload_is_left_without_its_marker(
+    source: Path, target: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before it swept up, or the store refuses to abort: it is known whose the upload is."""
+
+    def killed(self: RemoteStaging) -> None:
+        raise KeyboardInterrupt
+
+    for number in range(PARTS):
+        assert part(source, target, number) is ExitCode.OK
+    name = "model.safetensors" if source.is_dir() else source.name
+    place(target).begin_joint_upload(name)  # of two that a store without conditions let begin
+    with monkeypatch.context() as patch:
+        if refused:
+            down = UnavailableError("down")
+            patch.setattr(MemoryStore, "abort", lambda _, found: [down] * len(found))
+        else:
+            patch.setattr(RemoteStaging, "_sweep", killed)
+            patch.setattr(StagedObject, "_sweep", killed)
+        code = part(source, target, None)
+        assert code is (ExitCode.OK if refused else ExitCode.INTERRUPTED)
+    assert built(target).items() >= whole(source).items()
+    assert uploads(target) != []
+    assert ".ftckpt/transfer.json" in {entry.path for entry in place(target).walk("")}
+    store = open_store(target.rpartition("/")[0])
+    assert own_uploads(store, store.unfinished("")) == store.unfinished("")  # for gc
+    if not refused:
+        assert part(source, target, None) is ExitCode.OK
+        assert uploads(target) == []
+    assert built(target).items() >= whole(source).items()

@@ -12,7 +12,13 @@ from ftckpt.discovery.lone_manifests import alone, alone_of
 from ftckpt.discovery.open_part import open_parts, recognise_at
 from ftckpt.discovery.recognise import Listing, UnopenedPart, recognise
 from ftckpt.discovery.roots import Candidate, Child, Root
-from ftckpt.errors import CorruptError, IncompleteError, UnsafeError, UnsupportedError
+from ftckpt.errors import (
+    CorruptError,
+    DeniedError,
+    IncompleteError,
+    UnsafeError,
+    UnsupportedError,
+)
 from ftckpt.manifest.thinned import thinned_from
 from ftckpt.own_files import MANIFEST, SUFFIX, TRANSFER, is_own, weights_of
 from ftckpt.retention.policy import GRACE
@@ -22,11 +28,12 @@ from ftckpt.storage import is_leftover
 from ftckpt.storage.listed import ListedStore
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Entry, EntryKind
+from ftckpt.transfer.staging.joint import UPLOAD
 
 from .contents import list_entry, sum_up
 from .entries import EntryClass, EntryContents, RootEntry, ScanDepth
 from .entry import ScannedEntry, ScanOptions
-from .uploads import announced_at
+from .uploads import announced_at, is_sent_to
 
 # The weights of a checkpoint that stands whole wait for it to be thinned, or for gc to drop them.
 PENDING = "it holds the weights of "
@@ -190,9 +197,24 @@ class _Candidate:
     def _unfinished(self, why: str, child: Child | None) -> ScannedEntry:
         self._list()
         time = self.contents.newest if self.contents is not None else None
-        silent = time is not None and self.how.now - time >= GRACE
+        silent = time is not None and self.how.now - time >= GRACE and not self._is_sent_to()
         kind = EntryClass.ABANDONED if silent else EntryClass.STAGING
         return self._found(kind, why, child).now(time=time)
+
+    def _is_sent_to(self) -> bool:
+        """Say whether parts of a transfer's files arrive, which no listing of files shows.
+
+        Where a store does not say it, a file that is being sent in parts may get on.
+        """
+        own = f"{self.place.path}/{TRANSFER}"
+        paths = {entry.path for entry in self.files or ()}
+        if own not in paths:
+            return False
+        try:
+            return is_sent_to(self.root.store, self.place.path, self.how.now)
+        except (DeniedError, UnsupportedError):
+            start = own.removesuffix(".json") + "/"
+            return any(p.startswith(start) and p.endswith(UPLOAD) for p in paths)
 
     def _found(self, kind: EntryClass, why: str, child: Child | None = None) -> ScannedEntry:
         entry = RootEntry(

@@ -37,9 +37,9 @@ def own_uploads(store: Store, uploads: Sequence[Unfinished]) -> list[Unfinished]
 
 
 def dead_uploads(root: Root, now: float) -> list[Unfinished]:
-    """Return ftckpt's own uploads of at least a day, to whose places nothing was added for a day.
+    """Return ftckpt's own uploads that got no part for a day, nor their places anything.
 
-    Parts of one transfer may take days for it, and an upload shows when it was begun alone.
+    Parts of one transfer may take days for a file, of which the place shows nothing meanwhile.
 
     Raises:
         UnsupportedError: the service cannot list them.
@@ -51,9 +51,26 @@ def dead_uploads(root: Root, now: float) -> list[Unfinished]:
         if place not in newest:
             times = [entry.mtime or 0.0 for entry in root.store.walk(place)]
             newest[place] = max(times, default=0.0)
-        if now - newest[place] >= GRACE:
+        if now - newest[place] >= GRACE and not _gets_on(root.store, upload, now):
             found.append(upload)
     return found
+
+
+def is_sent_to(store: Store, place: str, now: float) -> bool:
+    """Say whether an upload below a place was begun, or got a part, in the last day.
+
+    Raises:
+        UnsupportedError: the service cannot list them, or not their times.
+        DeniedError, UnavailableError: they could not be listed.
+    """
+    return any(_gets_on(store, upload, now) for upload in store.unfinished(place))
+
+
+def _gets_on(store: Store, upload: Unfinished, now: float) -> bool:
+    if now - upload.started < GRACE:
+        return True
+    sent = store.last_sent(upload)
+    return sent is not None and now - sent < GRACE
 
 
 def _owned(store: Store, uploads: Sequence[Unfinished]) -> Iterator[tuple[Unfinished, str]]:
@@ -76,7 +93,11 @@ def upload_notes(root: Root, now: float) -> Iterator[str]:
     except (DeniedError, UnsupportedError):
         return  # a plan does not depend on them
     if old:
-        whose = f"; {len(own)} of ftckpt's own, which gc purge aborts" if own else ""
+        whose = (
+            f"; {len(own)} of ftckpt's own, which gc purge aborts after a day without a part"
+            if own
+            else ""
+        )
         yield (
             f"{root.url} holds {counted(len(old), 'upload')} that nobody has finished for a day, "
             f"and that {'is' if len(old) == 1 else 'are'} paid for{whose} (the first: "

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from ftckpt.discovery.dropped import TRASH, Tomb, is_record
+from ftckpt.discovery.dropped import TRASH, Tomb, finished_since, is_record
 from ftckpt.discovery.roots import Root
 from ftckpt.errors import (
     CorruptError,
@@ -28,6 +28,7 @@ from ftckpt.errors import (
     UnavailableError,
     UnsafeError,
 )
+from ftckpt.own_files import TRANSFER
 from ftckpt.retention.locks.remote import RemoteLock
 from ftckpt.retention.policy.plan import Decision
 from ftckpt.retention.scan.contents import fingerprint_of, list_entry
@@ -146,6 +147,10 @@ class RemoteTrash:
         markers = [f for f in tombstone.files if f.path in tombstone.markers]
         if any(f.path in tombstone.markers for f in standing):
             self._remove(markers)
+        transfers = [f for f in standing if f.path.endswith(f"/{TRANSFER}")]
+        if transfers:  # one that still runs is refused from here on, or has ended before
+            self._remove(transfers)
+            self._require_trash(trashed, tombstone, self._standing(tombstone))
         errors: dict[str, FtckptError] = {}
         freed = 0
         there = {file.path for file in standing}
@@ -241,8 +246,10 @@ class RemoteTrash:
         commit marker is missing, only the tombstone has that.
         """
         written = self._store.stat(trashed.path).mtime
-        other = [f.path for f in _unknown(tombstone, standing) if not is_record(f.path)]
-        if not other and written is not None and Tomb(trashed.path, written).holds(standing):
+        other = finished_since((f.path for f in tombstone.files), (f.path for f in standing))
+        other += [f.path for f in _unknown(tombstone, standing) if not is_record(f.path)]
+        tomb = None if written is None else Tomb(self._store, trashed.path, written)
+        if not other and tomb is not None and tomb.holds(standing):
             return
         what = other[0] if other else trashed.name
         message = f"{trashed.name} is not reclaimed: {what} was written after it was dropped"

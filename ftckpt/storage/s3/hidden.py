@@ -6,7 +6,7 @@ import os.path
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from ftckpt.errors import FtckptError, NotFoundError, UnavailableError
+from ftckpt.errors import FtckptError, NotFoundError, UnavailableError, UnsupportedError
 from ftckpt.storage.store import Entry, Unfinished
 
 from .client import S3Client, gather
@@ -53,6 +53,36 @@ async def list_unfinished(client: S3Client, below: S3Object) -> list[Unfinished]
     except NotFoundError:  # rclone's answer for a bucket that has never had any
         return []
     return sorted(found)
+
+
+async def last_part(client: S3Client, at: S3Object, upload: str) -> float | None:
+    """Return when the last part of an upload arrived; None where none did, or it is gone.
+
+    Raises:
+        UnsupportedError: the service does not say when.
+        UnavailableError: its parts are not all listed.
+    """
+    newest: float | None = None
+    asked: dict[str, Any] = {"Bucket": at.bucket, "Key": at.key, "UploadId": upload}
+    while True:
+        try:
+            page = await client.call(
+                "list_parts", url=at.url, file=at.path, doing="list the parts of", **asked
+            )
+        except NotFoundError:
+            return None
+        for part in page.get("Parts", ()):
+            if part.get("LastModified") is None:
+                raise UnsupportedError(f"the service does not say when parts of {at.url} arrived")
+            newest = max(newest or 0.0, part["LastModified"].timestamp())
+        if not page.get("IsTruncated"):
+            return newest
+        last = int(page.get("NextPartNumberMarker") or 0)
+        if last <= asked.get("PartNumberMarker", 0):
+            raise UnavailableError(
+                f"the parts of {at.url} are listed in part, without a way to go on", file=at.path
+            )
+        asked["PartNumberMarker"] = last
 
 
 async def abort_uploads(

@@ -17,7 +17,7 @@ from .client import PARALLEL, S3Client, gather
 from .copy import copy_object
 from .delete import Doomed, delete_objects, honours_conditions, still_there
 from .errors import archived
-from .hidden import abort_uploads, list_unfinished, list_versions
+from .hidden import abort_uploads, last_part, list_unfinished, list_versions
 from .joint_upload import S3JointUpload
 from .object import S3Object
 from .read import S3Reader, Version, head_object, read_bytes
@@ -198,6 +198,10 @@ class S3Store(Store):
     def unfinished(self, path: str = "") -> list[Unfinished]:
         """Return the unfinished multipart uploads below `path`."""
         return self.client.run(list_unfinished(self.client, self.at(path)))
+
+    def last_sent(self, upload: Unfinished) -> float | None:
+        """Return when the last part of a multipart upload arrived."""
+        return self.client.run(last_part(self.client, self.at(upload.path), upload.id))
 
     def abort(self, uploads: Sequence[Unfinished]) -> list[FtckptError | None]:
         """Abort multipart uploads; for each, in order, None when it is gone."""

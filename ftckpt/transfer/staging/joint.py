@@ -6,7 +6,14 @@ import json
 from collections.abc import Callable, Container
 from contextlib import suppress
 
-from ftckpt.errors import ExistsError, FtckptError, NotFoundError, RefusedError
+from ftckpt.errors import (
+    DeniedError,
+    ExistsError,
+    FtckptError,
+    NotFoundError,
+    RefusedError,
+    UnsupportedError,
+)
 from ftckpt.extents import BLOCK
 from ftckpt.own_files import TRANSFER
 from ftckpt.storage.store import JointUpload, Store, Unfinished, Upload
@@ -63,11 +70,18 @@ class PublishedUploads:
             self._store.abort([Unfinished(path, made, 0.0)])
         return standing
 
-    def abort(self, files: Container[str]) -> None:
-        """Abort what is left of uploads to some files of this transfer; `gc` has what stays."""
-        with suppress(FtckptError):
+    def abort(self, files: Container[str]) -> bool:
+        """Abort what is left of uploads to some files of this transfer; False where one may stay.
+
+        `gc` has what stays, as long as the marker says whose it is.
+        """
+        try:
             left = [one for one in self._store.unfinished("") if one.path in files]
-            self._store.abort(left)
+            return not any(self._store.abort(left))
+        except (DeniedError, UnsupportedError):
+            return True  # no later run can list them either
+        except FtckptError:
+            return False
 
     def _published(self, path: str) -> str:
         key = self._key(path) + UPLOAD

@@ -19,7 +19,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 
 from ftckpt.digests.blocks import block_count
-from ftckpt.errors import ExistsError, NotFoundError, RefusedError
+from ftckpt.errors import ExistsError, NotFoundError, RefusedError, UnavailableError
 from ftckpt.extents import BLOCK
 from ftckpt.manifest.locate import read
 from ftckpt.manifest.parse import parse_manifest
@@ -295,8 +295,8 @@ class RemoteStaging(Staging):
     def _sweep(self) -> None:
         """Remove receipts, then the marker; a failure leaves a checkpoint that is whole."""
         receipts = [k for k in self._entries if k.startswith(f"{_RECEIPTS}/")]
-        if any(key.endswith(UPLOAD) for key in receipts):
-            self._uploads.abort(self._files)
+        if any(key.endswith(UPLOAD) for key in receipts) and not self._uploads.abort(self._files):
+            return  # by what stays the next run, or `gc`, knows whose the upload is
         if not any(self._store.delete(receipts).values()):
             self._store.delete([TRANSFER])
 
@@ -305,6 +305,7 @@ class RemoteStaging(Staging):
 
         Raises:
             RefusedError: the marker does not say it, and nothing else may be removed.
+            UnavailableError: an upload stays.
         """
         try:
             theirs = read_announced(marker)
@@ -314,8 +315,11 @@ class RemoteStaging(Staging):
                 hint="remove what is under this prefix by hand, or choose another",
             ) from error
         rest = [k for k in self._entries if k in theirs or k.startswith(f"{_RECEIPTS}/")]
-        if any(key.endswith(UPLOAD) for key in rest):
-            self._uploads.abort(theirs)
+        if any(key.endswith(UPLOAD) for key in rest) and not self._uploads.abort(theirs):
+            raise UnavailableError(
+                f"what was being sent to {self._store.url} could not be aborted",
+                hint="run this again: the marker stays until nothing is paid for",
+            )
         for keys in (rest, [TRANSFER]):
             for outcome in self._store.delete(keys).values():
                 if outcome is not None:

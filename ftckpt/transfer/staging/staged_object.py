@@ -54,6 +54,7 @@ class StagedObject(RemoteStaging):
         except ExistsError:
             if restart or not ours or not self._is_shown():
                 raise
+            self._entries = {entry.path: entry for entry in self._store.walk("")}
             self._sweep()  # killed between the last act and the sweeping up
             return True
         return super().begin(plan, files, restart=restart)
@@ -91,12 +92,12 @@ class StagedObject(RemoteStaging):
     def _sweep(self) -> None:
         """Remove what was staged; a failure leaves an object that is whole.
 
-        The receipt and the marker stay as long as the bytes do, so that the next run, which knows
-        by them that it has finished, tries again.
+        The receipt and the marker stay as long as the bytes or an upload do, so that the next run,
+        which knows by them that it has finished, tries again.
         """
         receipt = self._receipt(self._name)
-        if receipt + UPLOAD in self._entries:
-            self._uploads.abort([self._name])
+        if receipt + UPLOAD in self._entries and not self._uploads.abort([self._name]):
+            return
         if self._store.delete([self._name])[self._name] is None:
             self._store.delete([receipt, receipt + UPLOAD])
             self._store.delete([TRANSFER])

@@ -13,6 +13,7 @@ from ftckpt.errors import DeniedError, UnavailableError
 from ftckpt.retention.scan.uploads import (
     abort_own,
     dead_uploads,
+    is_sent_to,
     old_uploads,
     own_uploads,
     upload_notes,
@@ -76,6 +77,30 @@ def test_those_of_a_transfer_that_gets_on_stay(root: Root) -> None:
         assert dead_uploads(root, later) == []
         assert list(abort_own(root, later)) == []
     assert dead_uploads(root, later) == [own]
+
+
+def test_one_that_gets_parts_stays(root: Root) -> None:
+    later = time.time() + 2 * DAY
+    (own,) = dead_uploads(root, later)
+    store = root.store
+    assert isinstance(store, S3Store)
+    assert store.last_sent(own) is None
+    at = store.at(own.path)
+    store.client.run(
+        store.client.call(
+            "upload_part", url=at.url, file=at.path, doing="write", Bucket=at.bucket, Key=at.key,
+            UploadId=own.id, PartNumber=1, Body=b"part",
+        )
+    )  # fmt: skip
+    sent = store.last_sent(own)
+    assert sent is not None
+    assert abs(sent - time.time()) < 3600
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(S3Store, "last_sent", lambda s, upload: later - 60)
+        assert dead_uploads(root, later) == []
+        assert is_sent_to(store, "step-3", later)
+    assert dead_uploads(root, later) == [own]
+    assert not is_sent_to(store, "step-3", later)
 
 
 def test_they_are_in_the_notes_of_a_plan(root: Root) -> None:

@@ -16,6 +16,7 @@ from ftckpt.errors import (
     RefusedError,
     UnavailableError,
 )
+from ftckpt.own_files import MANIFEST, TRANSFER
 from ftckpt.retention import Policy, apply, purge, undelete
 from ftckpt.retention.apply.outcome import Applied, Purged, Undeleted
 from ftckpt.retention.locks.remote import RemoteLock
@@ -351,6 +352,73 @@ class TestReclaiming:
         done = purged(store)
         assert isinstance(done.failed[one], CorruptError)
         assert "step-1/data" in content(store)
+
+
+class TestATransferThatWasUnderWay:
+    """It was dropped after a day of silence, and its parts or its command went on."""
+
+    PLACE = "step-9"
+
+    def begun(self, store: TimedStore) -> None:
+        store.now = NOW - 3 * DAY
+        for name in (MARKER, "data"):
+            store.put(f"{self.PLACE}/{name}", b'{"step": 9, "state": "good"}')
+        store.put(f"{self.PLACE}/{TRANSFER}", b"{}\n")
+        store.now = NOW
+
+    def finish(self, store: TimedStore) -> None:
+        store.put(f"{self.PLACE}/{MANIFEST}", b"{}")
+        store.delete([f"{self.PLACE}/{TRANSFER}"])
+
+    def dropped(self, store: TimedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(markers, "LARGEST", 0)  # its data are larger than any marker
+        self.begun(store)
+        found = planned(store, now=store.now).found[self.PLACE]
+        assert found.entry.entry_class is EntryClass.ABANDONED
+        assert self.PLACE in [d.entry.name for d in applied(store).dropped]
+
+    def test_it_is_a_checkpoint_once_it_is_finished(
+        self, store: TimedStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.dropped(store, monkeypatch)
+        store.now += HOUR
+        self.finish(store)
+        before = content(store)
+        found = planned(store, now=store.now).found[self.PLACE]
+        assert found.entry.entry_class is not EntryClass.TRASH
+        store.now += 2 * DAY
+        done = purged(store)
+        assert [e.exit_code for e in done.failed.values()] == [ExitCode.REFUSED]
+        kept = {k: v for k, v in before.items() if k.startswith(self.PLACE)}
+        assert kept.items() <= content(store).items()
+        assert not [name for name in trash(store) if name.endswith(self.PLACE)]
+
+    def test_it_may_end_while_it_is_reclaimed(
+        self, store: TimedStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.dropped(store, monkeypatch)
+        store.now += 2 * DAY
+        real = type(store).erase
+        first = iter([True])
+
+        def erase(self: TimedStore, doomed: Sequence[Entry]) -> Any:
+            if any(e.path.endswith(TRANSFER) for e in doomed) and next(first, False):
+                TestATransferThatWasUnderWay().finish(self)
+            return real(self, doomed)
+
+        monkeypatch.setattr(TimedStore, "erase", erase)
+        before = {k for k in content(store) if k.startswith(self.PLACE)}
+        assert [e.exit_code for e in purged(store).failed.values()] == [ExitCode.REFUSED]
+        assert before <= content(store).keys()
+        assert not [name for name in trash(store) if name.endswith(self.PLACE)]
+
+    def test_it_is_reclaimed_where_nobody_goes_on(
+        self, store: TimedStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.dropped(store, monkeypatch)
+        store.now += 2 * DAY
+        assert purged(store).code is ExitCode.OK
+        assert self.PLACE not in names(store)
 
 
 def filled() -> TimedStore:
