@@ -70,7 +70,7 @@ BUDGET = {
     "discovery": 3_487,
     "verification": 4_039,
     "planning": 5_495,
-    "transfer": 6_830,
+    "transfer": 6_850,
     "comparison": 2_857,
     "delta": 5_415,
     "retention": 6_835,
