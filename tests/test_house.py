@@ -68,7 +68,7 @@ BUDGET = {
     "inspection": 886,
     "manifest": 1_080,
     "discovery": 3_487,
-    "verification": 4_039,
+    "verification": 4_060,
     "planning": 5_495,
     "transfer": 6_850,
     "comparison": 2_857,

@@ -109,10 +109,12 @@ def sha256_of(source: Source, names: Iterable[str], *, work: Work = ALONE) -> di
 
 def with_records(result: ContentResult, records: ContentResult) -> ContentResult:
     """Return both checks as one: the records' CRC-32s cover what the digests leave out."""
-    bare = tuple(name for name in result.bare if name in records.bare)
+    bare = result.bare
+    if records.evidence != "none":  # where no record is, none lies in a bare file
+        bare = tuple(name for name in bare if name in records.bare)
     return replace(
         result, bytes_read=result.bytes_read + records.bytes_read,
-        ok=result.ok and records.ok, bare=bare,
+        ok=result.ok and records.ok, bare=bare, records=len(bare) < len(result.bare),
     )  # fmt: skip
 
 

@@ -501,6 +501,26 @@ def test_files_of_a_release_are_no_strays_and_its_md5_are_checked(tmp_path: Path
     assert found["result"]["code"] == 4
 
 
+@pytest.mark.parametrize("zipped", [False, True])
+def test_a_checklist_without_the_weights_is_no_evidence_of_them(
+    zipped: bool, tmp_path: Path
+) -> None:
+    """A legacy `.pth` carries no CRC-32: nothing covers it."""
+    import torch
+
+    folder = release(tmp_path / "llama")
+    weights = folder / "consolidated.00.pth"
+    torch.save({"norm.weight": torch.ones(8)}, weights, _use_new_zipfile_serialization=zipped)
+    lines = (folder / "checklist.chk").read_text().splitlines(keepends=True)
+    (folder / "checklist.chk").write_text("".join(x for x in lines if weights.name not in x))
+    found = ftckpt_json("verify", str(folder), "--require", "content")["result"]
+    assert found["code"] == (0 if zipped else 6), found
+    said = "or its records their CRC-32" if zipped else f"no digest or CRC covers {weights.name}"
+    assert said in found["message"]
+    found = ftckpt_json("verify", str(folder))["result"]
+    assert zipped or f"MD5, and none covers {weights.name}" in found["message"]
+
+
 @pytest.mark.parametrize(
     ("text", "kind", "code"),
     [
