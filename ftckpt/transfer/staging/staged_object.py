@@ -66,11 +66,11 @@ class StagedObject(RemoteStaging):
 
     def publish(self, commit: Mapping[str, bytes], manifest: bytes) -> None:
         """Create the manifest, then have the object copied to its name, if it is what was read."""
-        assert self._built is not None
+        built = self._built or self._store.stat(self._name)  # nobody has read it: `--no-proof`
         self._require_ours()
         claim(self._beside, self._name, manifest)
         staged = f"{staging_name(self._name)}/{self._name}"
-        self._beside.duplicate(self._built._replace(path=staged), self._name)
+        self._beside.duplicate(built._replace(path=staged), self._name)
         self._sweep()
 
     def _marked(self) -> str | None:
