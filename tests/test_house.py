@@ -66,7 +66,7 @@ BUDGET = {
     "checkpoint": 2_619,
     "digests": 600,
     "inspection": 886,
-    "manifest": 1_080,
+    "manifest": 1_095,
     "discovery": 3_487,
     "verification": 4_060,
     "planning": 5_495,
