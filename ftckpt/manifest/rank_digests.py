@@ -16,15 +16,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ftckpt.digests.blocks import WIDTH, block_count
 from ftckpt.errors import FtckptError, IncompleteError, NotFoundError
 from ftckpt.own_files import FOLDER
 from ftckpt.storage.source import Source
+from ftckpt.strict_json import count, decode
 
 from . import FileDigest
 
 _PLACE = f"{FOLDER}/sealing"
 _SCHEMA = "ftckpt.sealing/1"
 _MOST_BYTES = 64 << 20
+_MOST_RANKS = 1 << 20
 
 
 class _Written(Protocol):
@@ -112,12 +115,14 @@ class LeftDigests:
         if not self.records:
             return
         world = max(self.worlds.values(), default=0)
-        wanted = {name_of(rank) for rank in range(world)}
-        right = {name for name, said in self.worlds.items() if said == world} & wanted
-        wrong = sorted(({*self.records} | wanted) - right)
-        if wrong:
+        right = {name for name, said in self.worlds.items() if said == world}
+        # A record may claim any number: the first name that is absent ends the search.
+        wrong = next((name for name in map(name_of, range(world)) if name not in right), None)
+        if wrong is None:
+            wrong = min({*self.records} - {*map(name_of, range(world))}, default=None)
+        if wrong is not None:
             raise IncompleteError(
-                f"{wrong[0]} is not the record of one of {world} ranks that saved together, or is"
+                f"{wrong} is not the record of one of {world} ranks that saved together, or is"
                 " absent: a rank did not finish, or another save left it",
                 kind="missing-rank",
                 hint="save again, into a directory of its own",
@@ -140,10 +145,11 @@ def left_in(source: Source) -> LeftDigests:
             continue
         left.records.append(name)
         with suppress(FtckptError, ValueError, KeyError, TypeError, AttributeError):
-            said = json.loads(source.read(name))
-            if said["schema"] == _SCHEMA:
+            said = decode(source.read(name))
+            world = count(said["world"], "world")
+            if said["schema"] == _SCHEMA and 0 < world <= _MOST_RANKS:
                 same = _unchanged(source, said["files"])
-                left.worlds[name] = int(said["world"])
+                left.worlds[name] = world
                 left.files.update(same)
                 left.stands.update([name] if same else [])
     return left
@@ -157,6 +163,7 @@ def _unchanged(source: Source, files: Mapping[str, Mapping[str, Any]]) -> dict[s
         if entry is None or (said["mtime"] is None and said["etag"] is None):
             continue
         same = (entry.size, entry.mtime, entry.etag) == (said["size"], said["mtime"], said["etag"])
-        if same:
-            found[name] = FileDigest(name, entry.size, bytes.fromhex(said["blocks"]))
+        blocks = bytes.fromhex(said["blocks"])
+        if same and len(blocks) == WIDTH * block_count(entry.size):
+            found[name] = FileDigest(name, entry.size, blocks)
     return found

@@ -486,7 +486,8 @@ def _praise(
     }[content.evidence]
     if content.evidence == "digests" and content.bare:
         how = f"every checksum in the files matches{share}, and none covers the rest"
-    elif content.evidence in ("sha256", "crc32"):
+    elif content.evidence in ("sha256", "md5", "crc32"):
+        how += ", or its records their CRC-32" * content.records
         if bare := _bare(checkpoint, content, options.used):
             how += f", and none covers {bare}"
         if any(f.kind == "no-crc" for f in findings):

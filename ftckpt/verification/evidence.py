@@ -44,6 +44,7 @@ class ContentResult:
         ok: whether no error was found.
         bare: files of the checkpoint without any evidence.
         decoded: whether tensors were decoded too, by the format's own digests.
+        records: whether CRC-32s of records cover files that the digests of files leave out.
     """
 
     evidence: str
@@ -54,6 +55,7 @@ class ContentResult:
     ok: bool
     bare: tuple[str, ...] = ()
     decoded: bool = False
+    records: bool = False
 
 
 class Sample(NamedTuple):

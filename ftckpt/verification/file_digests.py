@@ -19,6 +19,7 @@ from ftckpt.workers.limits import RateLimit
 from .evidence import ContentResult, Emit, Report, Sample
 
 _MD5 = 32  # hexadecimal digits
+_CALLED = {"md5": "MD5", "sha256": "SHA-256"}
 
 
 class FileToHash(NamedTuple):
@@ -53,7 +54,7 @@ def check_file_digests(
 
     Args:
         checkpoint: opened.
-        digests: name of a file -> SHA-256 or MD5 in hexadecimal digits; all of one length.
+        digests: name of a file -> SHA-256 or MD5 in hexadecimal digits.
         emit: receives the findings when they are found.
         work: threads, rate limit and counter of bytes.
         sample: share of the files to read; None for all.
@@ -67,17 +68,19 @@ def check_file_digests(
     chosen = Sample(sample, source.name, 0)
     listed = sorted(name for name in digests if name in source.entries)
     taken = [name for name in listed if chosen.takes(name, 0, first=False)]
-    md5 = any(len(digest) == _MD5 for digest in digests.values())
-    algorithm, called = ("md5", "MD5") if md5 else ("sha256", "SHA-256")
-    work.counter.start(f"checking {called}", sum(source.size(name) for name in taken))
+    # Parts of a checkpoint may record different ones; the weaker is what is said of all.
+    algorithms = {name: "md5" if len(digests[name]) == _MD5 else "sha256" for name in digests}
+    weakest = "md5" if "md5" in algorithms.values() else "sha256"
+    work.counter.start(f"checking {_CALLED[weakest]}", sum(map(source.size, taken)))
     read = 0
-    tasks = (FileToHash(source, name, work.limiter, algorithm) for name in taken)
+    tasks = (FileToHash(source, name, work.limiter, algorithms[name]) for name in taken)
     for done in work.run(tasks, _hash_or_fail):
         work.counter.add(done.nbytes)
         read += done.nbytes
         if done.error is not None:
             report.fail(done.name, done.error)
         elif done.digest != digests[done.name] and not report.changed(done.name):
+            called = _CALLED[algorithms[done.name]]
             message = (
                 f"{done.name} has another {called} ({done.digest[:16]}…) than was recorded of it"
                 f" ({digests[done.name][:16]}…)"
@@ -87,7 +90,7 @@ def check_file_digests(
     bare = tuple(sorted(members - set(listed)))
     covered = sum(source.size(name) for name in listed)
     uncovered = sum(source.size(name) for name in bare)
-    return ContentResult(algorithm, read, covered, uncovered, sample, report.ok, bare)
+    return ContentResult(weakest, read, covered, uncovered, sample, report.ok, bare)
 
 
 def sha256_of(source: Source, names: Iterable[str], *, work: Work = ALONE) -> dict[str, str]:
@@ -109,10 +112,12 @@ def sha256_of(source: Source, names: Iterable[str], *, work: Work = ALONE) -> di
 
 def with_records(result: ContentResult, records: ContentResult) -> ContentResult:
     """Return both checks as one: the records' CRC-32s cover what the digests leave out."""
-    bare = tuple(name for name in result.bare if name in records.bare)
+    bare = result.bare
+    if records.evidence != "none":  # where no record is, none lies in a bare file
+        bare = tuple(name for name in bare if name in records.bare)
     return replace(
         result, bytes_read=result.bytes_read + records.bytes_read,
-        ok=result.ok and records.ok, bare=bare,
+        ok=result.ok and records.ok, bare=bare, records=len(bare) < len(result.bare),
     )  # fmt: skip
 
 

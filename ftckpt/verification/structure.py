@@ -136,7 +136,7 @@ def _check_configuration(checkpoint: Checkpoint, members: Iterable[str]) -> Iter
             why = "holds nothing but zeros" if data else "is empty"
         elif extent.length < _MOST_JSON:
             try:
-                json.loads(data)
+                json.loads(data, parse_int=str)  # Python makes no number of 4301 digits
             except RecursionError:
                 pass  # JSON all the same
             except ValueError as error:

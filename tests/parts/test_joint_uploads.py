@@ -196,6 +196,14 @@ def lose_the_receipt(target: str) -> None:
     store.delete([e.path for e in store.walk(".ftckpt/transfer") if ".upload" not in e.path])
 
 
+def tear_the_receipt(target: str) -> None:
+    store = place(target)
+    for entry in store.walk(".ftckpt/transfer"):
+        if ".upload" not in entry.path:
+            lines = store.read(entry.path).splitlines(keepends=True)
+            store.put(entry.path, b"".join(lines[:-1]) + lines[-1][:-20])
+
+
 def send_another_part(target: str) -> None:
     store = place(target)
     for one in store.unfinished(""):
@@ -204,7 +212,8 @@ def send_another_part(target: str) -> None:
 
 @pytest.mark.parametrize("sent", [2, 3])
 @pytest.mark.parametrize(
-    "harm", [lose_the_upload, lose_the_name, lose_the_receipt, send_another_part]
+    "harm",
+    [lose_the_upload, lose_the_name, lose_the_receipt, tear_the_receipt, send_another_part],
 )
 def test_what_the_store_no_longer_has_is_sent_again(
     source: Path, target: str, harm: Callable[[str], None], sent: int
@@ -217,6 +226,23 @@ def test_what_the_store_no_longer_has_is_sent_again(
     assert part(source, target, None) is ExitCode.OK
     assert built(target) == whole(source)
     assert uploads(target) == []
+
+
+@pytest.mark.parametrize("how", [["--no-proof"], []])
+def test_a_receipt_that_lacks_a_block_is_not_believed(
+    source: Path, target: str, how: list[str]
+) -> None:
+    """A manifest that is made of it would describe less than the file."""
+    for number in range(PARTS):
+        assert answer("copy", source, target, "--part", f"{number}/{PARTS}", *how)[0].code == 0
+    tear_the_receipt(target)
+    root = open_store(target.rpartition("/")[0])
+    root.delete([e.path for e in root.walk(".ftckpt/parts") if "/1-3" in e.path])
+    assert answer("copy", source, target, "--part", f"1/{PARTS}", *how)[0].code == 0
+    done = answer("copy", source, target, "--finish", *how)[0]
+    assert done.code == 0, done
+    assert answer("verify", target, "--require", "content")[0].code is ExitCode.OK
+    assert built(target) == whole(source)
 
 
 def test_a_damaged_name_is_refused(source: Path, target: str) -> None:

@@ -23,12 +23,14 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from xxhash import xxh3_128_digest
 
 import ftckpt
-from ftckpt.errors import ExitCode, NotFoundError
+from ftckpt.errors import ExitCode, IncompleteError, NotFoundError
 from ftckpt.extents import BLOCK
 from ftckpt.manifest import rank_digests
 from ftckpt.manifest.locate import find
 from ftckpt.manifest.seal import seal
 from ftckpt.own_files import MANIFEST
+from ftckpt.storage.memory import MemoryStore
+from ftckpt.storage.source import Source
 from ftckpt.torch import SealingWriter, SealWarning, WrittenFile, seal_after, seal_dcp
 from ftckpt.torch.files import HashingStream
 from tests.builders.checkpoints import flip
@@ -224,6 +226,48 @@ def test_a_save_that_lacks_a_rank_is_not_sealed(
     # The next save with collectives leaves none, and is whole.
     save(small(), storage_writer=SealingWriter(FileSystemWriter(tmp_path), strict=True))
     require_covered(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"schema": "ftckpt.sealing/1", "world": Infinity, "files": {}}',
+        '{"schema": "ftckpt.sealing/1", "world": 1e3, "files": {}}',
+        '{"schema": "ftckpt.sealing/1", "world": -1, "files": {}}',
+        '{"schema": "ftckpt.sealing/1", "world": 1048577, "files": {}}',
+        '{"schema": "ftckpt.sealing/1", "world": 1, "world": 2, "files": {}}',
+        "[" * 100_000,
+    ],
+)
+def test_a_hostile_record_of_a_rank_says_nothing(tmp_path: Path, text: str) -> None:
+    save(small(), storage_writer=FileSystemWriter(tmp_path))
+    (tmp_path / ".metadata").rename(tmp_path / "__0.metadata")
+    rank_digests.leave(str(tmp_path), 0, {}, 1)
+    (tmp_path / rank_digests.name_of(0)).write_text(text)
+    assert code_of(tmp_path) is ExitCode.OK
+    left = rank_digests.left_in(ftckpt.open_checkpoint(str(tmp_path)).source)
+    assert not left.worlds
+    with pytest.raises(IncompleteError, match=r"rank-0\.json is not the record"):
+        left.require_all()
+
+
+def test_no_name_is_made_for_a_number_that_a_record_claims(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[int] = []
+    real = rank_digests.name_of
+
+    def name_of(rank: int) -> str:
+        made.append(rank)
+        return real(rank)
+
+    monkeypatch.setattr(rank_digests, "name_of", name_of)
+    worlds = {real(rank): 1 << 20 for rank in (0, 1, 10)}
+    with pytest.raises(IncompleteError, match=r"rank-2\.json is not the record of one of 1048576"):
+        rank_digests.LeftDigests(
+            Source(MemoryStore("memory://ranks"), "", {}), [*worlds], worlds=worlds
+        ).require_all()
+    assert len(made) < 10
 
 
 @pytest.mark.parametrize("consolidate", [False, True])

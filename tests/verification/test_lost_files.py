@@ -302,7 +302,12 @@ def test_shards_without_their_index_never_pass(make: Make, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("content", "why"),
-    [(b"", "is empty"), (b"\0" * 60, "nothing but zeros"), (b'{"a": 1', "is not JSON")],
+    [
+        (b"", "is empty"),
+        (b"\0" * 60, "nothing but zeros"),
+        (b'{"a": 1', "is not JSON"),
+        (b'{"a": ' + b"9" * 5000, "is not JSON: Expecting ',' delimiter"),
+    ],
 )
 def test_a_configuration_that_a_crash_left(content: bytes, why: str, tmp_path: Path) -> None:
     """No reader of ftckpt needs a Trainer's `config.json`; transformers does."""
@@ -313,6 +318,13 @@ def test_a_configuration_that_a_crash_left(content: bytes, why: str, tmp_path: P
     (found,) = (f for f in report.findings if f.code)
     assert (found.kind, found.file) == ("bad-index", "config.json")
     assert why in found.message
+
+
+def test_a_number_that_python_does_not_make_is_json(tmp_path: Path) -> None:
+    place = data("trainer_dirs/trainer")(tmp_path)
+    (place / "config.json").write_bytes(b'{"a": ' + b"9" * 5000 + b"}")
+    report = verify(open_checkpoint(place), VerifyOptions(level=Level.STRUCTURE))
+    assert report.code is ExitCode.OK
 
 
 @pytest.mark.parametrize(

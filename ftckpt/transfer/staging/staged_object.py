@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ftckpt.digests.files import hash_files
 from ftckpt.errors import ExistsError, NotFoundError
 from ftckpt.manifest.locate import read
 from ftckpt.own_files import SUFFIX, TRANSFER
@@ -66,11 +67,11 @@ class StagedObject(RemoteStaging):
 
     def publish(self, commit: Mapping[str, bytes], manifest: bytes) -> None:
         """Create the manifest, then have the object copied to its name, if it is what was read."""
-        assert self._built is not None
+        built = self._built or self._store.stat(self._name)  # nobody has read it: `--no-proof`
         self._require_ours()
         claim(self._beside, self._name, manifest)
         staged = f"{staging_name(self._name)}/{self._name}"
-        self._beside.duplicate(self._built._replace(path=staged), self._name)
+        self._beside.duplicate(built._replace(path=staged), self._name)
         self._sweep()
 
     def _marked(self) -> str | None:
@@ -80,14 +81,22 @@ class StagedObject(RemoteStaging):
             return None
 
     def _is_shown(self) -> bool:
-        """Say whether what stands there is by its manifest what a run of ours has built."""
+        """Say whether what stands there is what a run of ours has built, byte by byte.
+
+        The manifest was created first: it says nothing of who wrote the object since.
+        """
         try:
             built = self._store.read(self._receipt(self._name))
             file = read(self._beside, self._name + SUFFIX).by_path[self._name]
+            entry = self._beside.stat(self._name)
         except (NotFoundError, KeyError):
             return False
         digests = {made.number: made.digest for made in read_blocks(built)}
-        return file.blocks == b"".join(digests[number] for number in sorted(digests))
+        ours = b"".join(digests[number] for number in sorted(digests))
+        if (entry.size, file.blocks) != (file.size, ours):
+            return False
+        shown = Source.file(self._beside, entry)
+        return hash_files(shown, {self._name: file.size})[self._name] == ours
 
     def _sweep(self) -> None:
         """Remove what was staged; a failure leaves an object that is whole.
@@ -99,5 +108,4 @@ class StagedObject(RemoteStaging):
         if receipt + UPLOAD in self._entries and not self._uploads.abort([self._name]):
             return
         if self._store.delete([self._name])[self._name] is None:
-            self._store.delete([receipt, receipt + UPLOAD])
-            self._store.delete([TRANSFER])
+            self._store.delete([receipt, receipt + UPLOAD, TRANSFER])

@@ -29,6 +29,7 @@ from ftckpt.formats.families.tables import built_by_arguments, family
 from ftckpt.formats.families.views.joins import Heads
 from ftckpt.formats.megatron.rank_files.grid import Arguments
 from ftckpt.formats.ranks.meta.parameters import inner_width, meta_parameters
+from ftckpt.verification.file_digests import check_file_digests
 from tests.builders.checkpoints import open_checkpoint
 from tests.json_run import ftckpt_json
 
@@ -499,6 +500,44 @@ def test_files_of_a_release_are_no_strays_and_its_md5_are_checked(tmp_path: Path
     found = ftckpt_json("verify", str(folder))
     assert odd(found) == [("missing-file", "tokenizer.model")]
     assert found["result"]["code"] == 4
+
+
+def test_each_file_is_held_to_the_kind_of_digest_that_is_recorded_of_it(tmp_path: Path) -> None:
+    """Parts of one checkpoint may have their own records: MD5 of these, SHA-256 of those."""
+    folder = release(tmp_path / "llama")
+    digests = {
+        name: hashlib.md5((folder / name).read_bytes()).hexdigest()
+        for name in ("params.json", "tokenizer.model")
+    }
+    weights = (folder / "consolidated.00.pth").read_bytes()
+    for digests["consolidated.00.pth"], said in (
+        (hashlib.sha256(weights).hexdigest(), []),
+        ("0" * 64, ["consolidated.00.pth has another SHA-256"]),
+    ):
+        found: list[Any] = []
+        result = check_file_digests(open_checkpoint(folder), digests, emit=found.append)
+        assert (result.evidence, result.ok) == ("md5", not said)
+        assert [one.message.partition(" (")[0] for one in found] == said
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_a_checklist_without_the_weights_is_no_evidence_of_them(
+    zipped: bool, tmp_path: Path
+) -> None:
+    """A legacy `.pth` carries no CRC-32: nothing covers it."""
+    import torch
+
+    folder = release(tmp_path / "llama")
+    weights = folder / "consolidated.00.pth"
+    torch.save({"norm.weight": torch.ones(8)}, weights, _use_new_zipfile_serialization=zipped)
+    lines = (folder / "checklist.chk").read_text().splitlines(keepends=True)
+    (folder / "checklist.chk").write_text("".join(x for x in lines if weights.name not in x))
+    found = ftckpt_json("verify", str(folder), "--require", "content")["result"]
+    assert found["code"] == (0 if zipped else 6), found
+    said = "or its records their CRC-32" if zipped else f"no digest or CRC covers {weights.name}"
+    assert said in found["message"]
+    found = ftckpt_json("verify", str(folder))["result"]
+    assert zipped or f"MD5, and none covers {weights.name}" in found["message"]
 
 
 @pytest.mark.parametrize(

@@ -238,6 +238,28 @@ def test_what_the_refusal_of_a_lone_manifest_says_is_the_way_out(
     assert _held(place) == NAMES
 
 
+@pytest.mark.parametrize("longer", [b"", b"!"])
+def test_what_others_wrote_under_the_name_is_not_taken_for_what_was_proven(
+    longer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = f"memory://objects-{next(_numbers)}"
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryStore, "duplicate", _killed)
+        with pytest.raises(KilledError):
+            _convert(f"{place}/one.pt")
+    store = open_store(place, STORES)
+    staged = store.read(".one.pt.ftckpt-staging/one.pt")
+    store.put("one.pt", staged[::-1] + longer)
+    for _ in range(2):
+        with pytest.raises(ExistsError):
+            _convert(f"{place}/one.pt")
+    assert store.read(".one.pt.ftckpt-staging/one.pt") == staged
+    store.delete(["one.pt"])
+    assert _convert(f"{place}/one.pt").taken_over
+    assert _held(place) == NAMES
+    require_good(f"{place}/one.pt")
+
+
 def _killed(*args: Any, **named: Any) -> None:
     raise KilledError
 
