@@ -130,7 +130,8 @@ def _check_configuration(checkpoint: Checkpoint, members: Iterable[str]) -> Iter
         and (entry := entries.get(name)) is not None
         and entry.kind is EntryKind.FILE
     ]
-    for extent, data in zip(wanted, checkpoint.source.read_many(wanted), strict=True):
+    texts = checkpoint.source.read_many(wanted) if wanted else []
+    for extent, data in zip(wanted, texts, strict=True):
         why = ""
         if not data.strip(b"\0 \t\r\n"):
             why = "holds nothing but zeros" if data else "is empty"

@@ -18,13 +18,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
-<<<<<<< HEAD
-from ftckpt.digests.blocks import block_count
-from ftckpt.errors import ExistsError, NotFoundError, RefusedError, UnavailableError
-=======
 from ftckpt.digests.blocks import WIDTH, block_count
-from ftckpt.errors import ExistsError, NotFoundError, RefusedError
->>>>>>> wip-fixb
+from ftckpt.errors import ExistsError, NotFoundError, RefusedError, UnavailableError
 from ftckpt.extents import BLOCK
 from ftckpt.manifest.locate import read
 from ftckpt.manifest.parse import parse_manifest
