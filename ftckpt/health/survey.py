@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ftckpt.discovery.roots import Root, concurrently
-from ftckpt.errors import DeniedError, NotFoundError, UnsupportedError
+from ftckpt.errors import FtckptError, NotFoundError
 from ftckpt.own_files import SUFFIX, is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.retention.apply.check import newest_verified
@@ -137,10 +137,10 @@ def survey(root: Root, how: ScanOptions, *, counter: Counter = NULL) -> Survey:
 
 
 def _uploads(root: Root, now: float) -> tuple[str, ...]:
-    """Return what killed transfers still pay for; () where the store cannot say it."""
+    """Return what killed transfers still pay for; () where the store does not say it."""
     try:
         own = dead_uploads(root, now)
-    except (DeniedError, UnsupportedError):
+    except FtckptError:  # an aside: the saves are listed
         return ()
     return tuple(one.path[len(root.base) :].lstrip("/") for one in own)
 

@@ -502,3 +502,17 @@ def test_no_upload_is_left_without_its_marker(
         assert part(source, target, None) is ExitCode.OK
         assert uploads(target) == []
     assert built(target).items() >= whole(source).items()
+
+
+def test_status_does_not_depend_on_uploads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = f"memory://joint-{next(_numbers)}/b"
+    (tmp_path / "step-1").mkdir()
+    write(tmp_path / "step-1/model.safetensors", 6)
+    assert answer("copy", tmp_path / "step-1", f"{root}/step-1")[0].code is ExitCode.OK
+
+    def down(self: MemoryStore, path: str = "") -> Any:
+        raise UnavailableError("500")
+
+    before = answer("status", root)[0].code
+    monkeypatch.setattr(MemoryStore, "unfinished", down)
+    assert answer("status", root)[0].code is before is not ExitCode.UNAVAILABLE

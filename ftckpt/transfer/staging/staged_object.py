@@ -108,4 +108,5 @@ class StagedObject(RemoteStaging):
         if receipt + UPLOAD in self._entries and not self._uploads.abort([self._name]):
             return
         if self._store.delete([self._name])[self._name] is None:
+            # In one request: by a marker without its receipt the next run does not know its object.
             self._store.delete([receipt, receipt + UPLOAD, TRANSFER])
