@@ -70,7 +70,7 @@ BUDGET = {
     "discovery": 3_490,
     "verification": 4_048,
     "planning": 5_495,
-    "transfer": 6_866,
+    "transfer": 6_867,
     "comparison": 2_857,
     "delta": 5_415,
     "retention": 6_886,
