@@ -214,7 +214,7 @@ class _Fields:
         """Return the layers that a rule is of.
 
         Raises:
-            UsageError: the field does not have one value a layer, or no model has so many.
+            UsageError: the field does not have one value a layer, or more layers than a model has.
         """
         if count > _TENSORS:
             raise UsageError(f"{CONFIG} says {count:,} layers")
