@@ -69,3 +69,13 @@ def test_one_file_twice(tmp_path: Path) -> None:
     (found,) = check_saved_names(sound, RANKS)
     assert (found.kind, found.file) == ("wrong-rank", "rank_2.pt")
     assert "rank_0.pt" in found.message
+
+
+def test_a_copy_with_another_ending_is_the_same_ranks(tmp_path: Path) -> None:
+    names = ["rank_0.pt", "rank_0.pth", "rank_1.pt"]
+    for rank in range(2):
+        torch.save({"w": torch.full((3,), rank)}, tmp_path / f"rank_{rank}.pt")
+    (tmp_path / "rank_0.pth").write_bytes((tmp_path / "rank_0.pt").read_bytes())
+    streams = parse_files(Source.directory(open_store(str(tmp_path))), names)
+    sound = {name: s for name, s in streams.items() if isinstance(s, TorchStream)}
+    assert list(check_saved_names(sound, set(names))) == []
