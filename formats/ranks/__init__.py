@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 # Of a model of Hugging Face's.
 CONFIG = "config.json"
 _WEIGHTS = frozenset(("model.safetensors", "model.safetensors.index.json"))
+_EXPORTED = (".safetensors", ".safetensors.index.json")
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Ranks:
             if not files and name in listing.directories:
                 folder = name + "/"
                 files = rank_files(listing.inside(name).files)
-        if not files or (not folder and _of_hugging_face(listing, files)):
+        if not files or (not folder and _weights_beside(listing, files)):
             return None
         if len({file.step for file in files}) > 1:
             return None  # several steps in one directory: each is a checkpoint
@@ -108,11 +109,17 @@ def _of_one_step(source: Source) -> Source:
     return Source.some_of(source.store, source.base, name, entries)
 
 
-def _of_hugging_face(listing: Listing, files: Sequence[RankFile]) -> bool:
-    """Whether a model of Hugging Face's is published with its release beside it.
+def _weights_beside(listing: Listing, files: Sequence[RankFile]) -> bool:
+    """Whether the model is what lies in safetensors files beside.
 
-    Mistral's and Meta's repositories hold `consolidated.00.pth` in this way. verl's names are a
-    trainer's, whatever was exported beside them.
+    It is where no rank's file may hold one (optimizers, states of random numbers): read as `ranks`,
+    the weights would be a stray file. It is too where a model of Hugging Face's is published with
+    its release: Mistral's and Meta's repositories hold `consolidated.00.pth` in this way. verl's
+    names are a trainer's, whatever was exported beside them.
     """
+    if not any(name.endswith(_EXPORTED) for name in listing.files):
+        return False
+    if not any(file.may_hold_model for file in files):
+        return True
     whole = _WEIGHTS & listing.files.keys()
     return bool(whole) and CONFIG in listing.files and all(f.spelling is not None for f in files)

@@ -105,6 +105,13 @@ class RankFile(NamedTuple):
         return self.spelling is not None and self.spelling.before == "consolidated."
 
     @property
+    def may_hold_model(self) -> bool:
+        """Whether the name says a model, or does not say what is inside."""
+        if self.role is Role.WHOLE:
+            return _NO_MODEL.fullmatch(self.word) is None
+        return self.role is Role.MODEL
+
+    @property
     def series(self) -> str:
         """What the files of one series have alike: all but the numbers of the rank."""
         folder = self.path.rpartition("/")[0]
@@ -133,6 +140,11 @@ _BY_HAND = re.compile(
 _META = re.compile(r"(consolidated\.)(\d{2,3})(\.pth)")
 _OPTIMIZERS = re.compile(r"(?:optim|optimizer|opt)(?:_states?)?")
 _EXTRAS = re.compile(r"extra|(?:extra|rng|random|trainer|train|client|loader|dataloader)_states?")
+# What a file of its own holds without the word "state".
+_NO_MODEL = re.compile(
+    r"(?:rng|random|trainer|(?:data_?)?loader|(?:data_?)?sampler"
+    r"|(?:lr_?)?sched(?:uler)?|(?:(?:grad|loss)_?)?scaler)(?:_states?)?"
+)
 
 
 def rank_file(path: str) -> RankFile | None:

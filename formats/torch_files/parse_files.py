@@ -94,7 +94,8 @@ def check_saved_names(
                 continue
         for file, root in inside.items():
             other = named.get((folder, root), file)
-            if other != file:
+            # A copy with another ending (rank_0.pt, rank_0.pth) has the same name inside.
+            if root != _saved_as(file) and other != file:
                 yield _put_elsewhere(file, other, of_ranks)
 
 

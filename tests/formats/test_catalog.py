@@ -77,3 +77,25 @@ def test_a_release_beside_a_model_of_hugging_face(tmp_path: Path) -> None:
     for name in ("model.safetensors", "model.safetensors.index.json"):
         (place / name).unlink()
     assert format_of(place) == "ranks"
+
+
+@pytest.mark.parametrize(
+    ("weights", "state", "name"),
+    [
+        ("model.safetensors", ("rng_state_rank_0.pt", "optimizer_rank_0.pt"), "safetensors"),
+        ("diffusion_pytorch_model.safetensors", ("random_states_rank_0.pt",), "safetensors"),
+        ("model.safetensors", ("lr_scheduler_rank_0.pt", "rng_rank_0.pt"), "safetensors"),
+        ("a.safetensors", ("optim_world_size_1_rank_0.pt",), "safetensors"),
+        ("model.safetensors", ("rng_state_rank_0.pt", "model_rank_0.pt"), "ranks"),
+        ("model.safetensors", ("optimizer_rank_0.pt", "rank_0.pt"), "ranks"),
+        ("config.json", ("optimizer_rank_0.pt",), "ranks"),
+    ],
+)
+def test_ranks_files_without_a_model_hide_no_weights(
+    weights: str, state: tuple[str, ...], name: str, tmp_path: Path
+) -> None:
+    """Read as files of ranks, the weights would be a stray that no verb carries."""
+    shutil.copy(EXPORTED / "model.safetensors", tmp_path / weights)
+    for file in state:
+        (tmp_path / file).write_bytes(b"PK")
+    assert format_of(tmp_path) == name

@@ -76,7 +76,7 @@ def unstacked(
 
     Raises:
         UnsupportedError: a stack was changed before.
-        UsageError: it holds another number of experts, or no gate and up.
+        UsageError: it holds another number of experts, no element, or no gate and up.
     """
     views = TensorViews(content.checkpoint)
     shown: dict[str, tuple[TensorInfo, _Moved]] = {}
@@ -90,7 +90,7 @@ def unstacked(
                 tensor=wanted.key,
             )
         shape = _turned(info.shape[1:], entry)
-        _require_even(wanted, shape, entry)
+        _require_rows(wanted, shape, entry)
         moved = _Moved([], shape, _turns(shape, entry), _parts(entry))
         box = Box.whole(shape)
         experts = []
@@ -120,7 +120,7 @@ def stacked(
 
     Raises:
         UnsupportedError: an expert is missing, was changed before, or they differ in type or shape.
-        UsageError: one holds no gate and up.
+        UsageError: one holds no element, or no gate and up.
     """
     views = TensorViews(content.checkpoint)
     shown: dict[str, tuple[TensorInfo, _Moved]] = {}
@@ -128,7 +128,7 @@ def stacked(
     for (_, _, name), (entry, experts) in wholes.items():
         ordered = _ordered(name, experts, count)
         some = ordered[0]
-        _require_even(some, some.shape, entry)
+        _require_rows(some, some.shape, entry)
         sources = [(views.source(expert), None) for expert in ordered]
         shape = _turned(some.shape, entry)
         whole = (len(ordered), *shape)
@@ -257,12 +257,11 @@ def _parts(entry: TableEntry) -> int:
     return int(entry.join is Join.ALTERNATE)
 
 
-def _require_even(wanted: TargetTensor, shape: tuple[int, ...], entry: TableEntry) -> None:
-    """Refuse an expert of Megatron-core's whose rows are no gate and up."""
-    if _parts(entry) and shape[0] % 2:
-        raise UsageError(
-            f"{wanted.key} of {list(wanted.shape)} does not hold gate and up", tensor=wanted.key
-        )
+def _require_rows(wanted: TargetTensor, shape: tuple[int, ...], entry: TableEntry) -> None:
+    """Refuse an expert without elements, and one of Megatron-core's that is no gate and up."""
+    if 0 in shape or (_parts(entry) and shape[0] % 2):
+        held = "gate and up" if _parts(entry) else "element: the save lost its values"
+        raise UsageError(f"{wanted.key} of {list(wanted.shape)} holds no {held}", tensor=wanted.key)
 
 
 def _ordered(name: str, experts: Mapping[int, TargetTensor], count: int) -> list[TargetTensor]:

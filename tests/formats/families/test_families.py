@@ -200,6 +200,26 @@ def test_implementations_of_megatron_differ_in_names(tmp_path: Path) -> None:
     assert set(back.tensors) == set(content.tensors)
 
 
+@pytest.mark.parametrize(
+    ("leaf", "shape"),
+    [("down_proj", (2, 0, 16)), ("gate_up_proj", (2, 16, 0)), ("gate_up_proj", (2, 0, 16))],
+)
+def test_experts_without_elements_are_no_experts(
+    leaf: str, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Written under Megatron's names they were proven equal, and empty."""
+    import torch
+    from safetensors.torch import save_file
+
+    name = f"model.layers.0.mlp.experts.{leaf}"
+    weights = {"model.embed_tokens.weight": torch.ones(24, 16), name: torch.ones(shape)}
+    save_file(weights, tmp_path / "model.safetensors")
+    config = {"num_local_experts": 2, "intermediate_size": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config_of("gpt_oss") | config))
+    with pytest.raises(UsageError, match=rf"{leaf} of .* holds no "):
+        to_megatron(Content.of(open_checkpoint(tmp_path)))
+
+
 def test_padding_of_the_vocabulary_is_cut_where_its_size_is_said(tmp_path: Path) -> None:
     given = save_model(tmp_path / "hf", "llama")
     content = Content.of(open_checkpoint(tmp_path / "hf"))

@@ -90,3 +90,13 @@ def archived(state: dict[str, torch.Tensor]) -> dict[str, bytes]:
     torch.save(state, held)
     with zipfile.ZipFile(held) as archive:
         return {n.partition("/")[2]: archive.read(n) for n in archive.namelist()}
+
+
+def test_a_copy_with_another_ending_is_the_same_ranks(tmp_path: Path) -> None:
+    names = ["rank_0.pt", "rank_0.pth", "rank_1.pt"]
+    for rank in range(2):
+        torch.save({"w": torch.full((3,), rank)}, tmp_path / f"rank_{rank}.pt")
+    (tmp_path / "rank_0.pth").write_bytes((tmp_path / "rank_0.pt").read_bytes())
+    streams = parse_files(Source.directory(open_store(str(tmp_path))), names)
+    sound = {name: s for name, s in streams.items() if isinstance(s, TorchStream)}
+    assert list(check_saved_names(sound, set(names))) == []
