@@ -6,7 +6,7 @@
     step_3/trainer/                        prime-rl: a DCP store
     step_3/orchestrator/progress.pt        of the process that makes the rollouts
     iter_0000003/model/, optimizer/, lr_scheduler/    miles with FSDP: three DCP stores
-    iter_0000003/rng.pt, meta.json         the second is written last
+    iter_0000003/rng.pt, meta.json         the second is written last (since 2026: rng_rank_0.pt)
     iter_0000003/adapter/                  miles with LoRA: a PEFT adapter
     iter_0000003/adapter/training_state_rank0.pt, adapter_megatron_rank0.pt    of each rank
     global_step_3/actor/dcp_checkpoint/    RLinf: a DCP store
@@ -35,6 +35,7 @@ from ftckpt.discovery.recognise import Listing
 from ftckpt.own_files import is_own
 
 _DCP, _SHARDS = "dcp_checkpoint", "local_shard_checkpoint"
+_OF_DCP = re.compile(r"\.metadata(?:\.tmp)?|__\d+_\d+\.distcp")
 _ITERATION = re.compile(r"iter_\d{7,10}")
 _ROLES = ("actor", "critic")
 _OF_IQL = ("actor_policy", "critic", "value")
@@ -97,7 +98,7 @@ _PRIME = Nest(
 _MILES = Nest(
     "miles",
     (StoreFolder("model"), StoreFolder("optimizer"), StoreFolder("lr_scheduler")),
-    re.compile(r"rng\.pt"),
+    re.compile(r"rng(?:_rank_\d{1,6})?\.pt"),
     _NONE,
     re.compile(r"debug_events/.+"),
     "meta.json",
@@ -134,30 +135,50 @@ def _rlinf(stores: tuple[StoreFolder, ...], roles: str) -> Nest:
     )
 
 
-_Folders = Callable[[str], Collection[str]]
+_Names = Callable[[str], Collection[str]]
 
 
-def nest_of(files: Collection[str], folders: _Folders) -> Nest | None:
+def nest_of(held: _Names, folders: _Names) -> Nest | None:
     """Return how a directory is laid out, by its names alone; None if no trainer does so.
 
     Args:
-        files: names of the files directly inside.
-        folders: the names of the directories in a folder below, or in the directory itself ("").
+        held: the names of the files directly in a folder below, or in the directory itself ("").
+        folders: the same of directories.
     """
     top = folders("")
-    files = {name for name in files if not is_own(name)}
+    files = {name for name in held("") if not is_own(name)}
     if "weights" in top and (_XTUNER.last in files or {"dataloader", "lr_scheduler"} & files):
         return _XTUNER
     if "trainer" in top and ("orchestrator" in top or not files):
         return _PRIME
-    if {"optimizer", "lr_scheduler"} & set(top) and (_MILES.last in files or "model" in top):
+    if _by_miles(files, top, held, folders):
         return _MILES
     if "adapter" in top and not files and set(top) <= {"adapter", "debug_events"}:
         return _MILES_LORA
     return _of_rlinf(top, folders)
 
 
-def _of_rlinf(top: Collection[str], folders: _Folders) -> Nest | None:
+def _by_miles(files: Collection[str], top: Collection[str], held: _Names, folders: _Names) -> bool:
+    """Say whether miles with FSDP wrote a step, finished or not.
+
+    Many programs save a DCP in model/ and another in optimizer/. miles makes its three folders
+    before it writes anything, and the states of the random generators before its last file.
+    """
+    places = [store.place for store in _MILES.stores]
+    rng = any(_MILES.state.fullmatch(name) for name in files)
+    if _MILES.last in files:
+        return bool({"optimizer", "lr_scheduler"} & set(top)) and (rng or "model" in top)
+    if not set(places) <= set(top):
+        return False
+    stores = [{name for name in held(place) if not is_own(name)} for place in places]
+    if any(folders(place) for place in places) or any(
+        not _OF_DCP.fullmatch(name) for names in stores for name in names
+    ):
+        return False
+    return rng or any(".metadata" not in names for names in stores)
+
+
+def _of_rlinf(top: Collection[str], folders: _Names) -> Nest | None:
     store = _store(top)
     if store and not _ITERATION.fullmatch(store):  # a root of Megatron's is one
         return _rlinf((StoreFolder(store), *_alpha("", folders, top)), "")
@@ -186,13 +207,13 @@ def _store(names: Collection[str]) -> str:
     return iterations[0] if len(iterations) == 1 else ""
 
 
-def _of_role(place: str, role: str, folders: _Folders) -> tuple[StoreFolder, ...]:
+def _of_role(place: str, role: str, folders: _Names) -> tuple[StoreFolder, ...]:
     store = _store(folders(place))
     model = "" if role in (_ROLES[0], _OF_IQL[0]) else role
     return (StoreFolder(f"{place}/{store}", model, f"{place}/"),) if store else ()
 
 
-def _alpha(place: str, folders: _Folders, top: Collection[str]) -> tuple[StoreFolder, ...]:
+def _alpha(place: str, folders: _Names, top: Collection[str]) -> tuple[StoreFolder, ...]:
     """Return the store of the temperature that SAC trains beside its policy."""
     below = f"{place}sac_components"
     if "sac_components" not in top or "alpha" not in folders(below):
@@ -204,22 +225,32 @@ def _alpha(place: str, folders: _Folders, top: Collection[str]) -> tuple[StoreFo
 def nest_in(listing: Listing) -> Nest | None:
     """Return how a listed directory is laid out (see `nest_of`)."""
 
-    def folders(name: str) -> Collection[str]:
-        inner = at(listing, name) if name else listing
-        return inner.directories if inner is not None else ()
+    def inside(name: str) -> Listing | None:
+        return at(listing, name) if name else listing
 
-    return nest_of(listing.files, folders)
+    def held(name: str) -> Collection[str]:
+        return inner.files if (inner := inside(name)) is not None else ()
+
+    def folders(name: str) -> Collection[str]:
+        return inner.directories if (inner := inside(name)) is not None else ()
+
+    return nest_of(held, folders)
 
 
 def nest_among(names: Collection[str]) -> Nest | None:
     """Return how a directory is laid out, by the names of all files below it."""
 
-    def folders(name: str) -> Collection[str]:
-        inside = [n[len(name) + 1 :] if name else n for n in names
-                  if not name or n.startswith(f"{name}/")]  # fmt: skip
-        return {n.partition("/")[0] for n in inside if "/" in n}
+    def inside(name: str) -> list[str]:
+        return [n[len(name) + 1 :] if name else n for n in names
+                if not name or n.startswith(f"{name}/")]  # fmt: skip
 
-    return nest_of([n for n in names if "/" not in n], folders)
+    def held(name: str) -> Collection[str]:
+        return [n for n in inside(name) if "/" not in n]
+
+    def folders(name: str) -> Collection[str]:
+        return {n.partition("/")[0] for n in inside(name) if "/" in n}
+
+    return nest_of(held, folders)
 
 
 def at(listing: Listing, folder: str) -> Listing | None:
