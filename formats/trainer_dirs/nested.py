@@ -9,6 +9,7 @@
     iter_0000003/rng.pt, meta.json         the second is written last (since 2026: rng_rank_0.pt)
     iter_0000003/adapter/                  miles with LoRA: a PEFT adapter
     iter_0000003/adapter/training_state_rank0.pt, adapter_megatron_rank0.pt    of each rank
+    iter_0000003/adapter/training_state_named_tp0_pp0_dp0.pt, adapter_dp_invariant_tp0_pp0.pt
     global_step_3/actor/dcp_checkpoint/    RLinf: a DCP store
     global_step_3/actor/local_shard_checkpoint/    in its place: one file a rank
     global_step_3/actor/iter_0000003/      in its place: Megatron's store, with its tracker
@@ -106,7 +107,11 @@ _MILES = Nest(
 _MILES_LORA = Nest(
     "miles",
     (StoreFolder("adapter"),),
-    re.compile(r"adapter/(?:training_state|adapter_megatron)_rank\d{1,6}\.pt"),
+    re.compile(
+        r"adapter/(?:(?:training_state|adapter_megatron)_rank\d{1,6}"
+        r"|adapter_dp_invariant_tp\d{1,6}_pp\d{1,6}"
+        r"|training_state_named_tp\d{1,6}_pp\d{1,6}_dp\d{1,6})\.pt"
+    ),
     _NONE,
     re.compile(r"debug_events/.+"),
 )
@@ -153,7 +158,9 @@ def nest_of(held: _Names, folders: _Names) -> Nest | None:
         return _PRIME
     if _by_miles(files, top, held, folders):
         return _MILES
-    if "adapter" in top and not files and set(top) <= {"adapter", "debug_events"}:
+    # A PEFT adapter alone may be of any trainer: it is the checkpoint, its folder a root.
+    lora = "adapter" in top and not files and set(top) <= {"adapter", "debug_events"}
+    if lora and any(_MILES_LORA.state.fullmatch(f"adapter/{name}") for name in held("adapter")):
         return _MILES_LORA
     return _of_rlinf(top, folders)
 

@@ -79,6 +79,23 @@ def test_damage_of_a_step_of_rlinf_with_megatron(made: Path, tmp_path: Path) -> 
     assert ftckpt_json("verify", str(step))["result"]["code"] in (4, 5)
 
 
+@pytest.mark.parametrize("miles", [False, True])
+def test_an_adapter_is_a_step_of_miles_by_its_states(miles: bool, tmp_path: Path) -> None:
+    step = miles_lora_step(tmp_path / "run")
+    state = torch.load(step / "adapter/training_state_rank0.pt")
+    for file in step.glob("adapter/*_rank?.pt"):
+        file.unlink()
+    if not miles:  # what PEFT saves, in a folder that somebody called adapter
+        assert ftckpt_json("latest", str(step))["path"] == str(step / "adapter")
+        return
+    torch.save(state, step / "adapter/training_state_named_tp0_pp0_dp0.pt")
+    torch.save({"w": torch.zeros(2)}, step / "adapter/adapter_dp_invariant_tp0_pp0.pt")
+    checkpoint = open_checkpoint(step)
+    files = {f.relative_to(step).as_posix() for f in step.rglob("*") if f.is_file()}
+    assert files == set(checkpoint.members())
+    assert not [f for f in checked(step).findings if f.kind == "stray-file"]
+
+
 def test_a_step_of_miles_with_lora_is_its_adapter(tmp_path: Path) -> None:
     step = miles_lora_step(tmp_path / "run/iter_0000003")
     checkpoint = open_checkpoint(step)
