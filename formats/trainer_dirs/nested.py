@@ -162,7 +162,7 @@ def nest_of(held: _Names, folders: _Names) -> Nest | None:
     lora = "adapter" in top and not files and set(top) <= {"adapter", "debug_events"}
     if lora and any(_MILES_LORA.state.fullmatch(f"adapter/{name}") for name in held("adapter")):
         return _MILES_LORA
-    return _of_rlinf(top, folders)
+    return _of_rlinf(top, held, folders)
 
 
 def _by_miles(files: Collection[str], top: Collection[str], held: _Names, folders: _Names) -> bool:
@@ -185,9 +185,8 @@ def _by_miles(files: Collection[str], top: Collection[str], held: _Names, folder
     return rng or any(".metadata" not in names for names in stores)
 
 
-def _of_rlinf(top: Collection[str], folders: _Names) -> Nest | None:
-    store = _store(top)
-    if store and not _ITERATION.fullmatch(store):  # a root of Megatron's is one
+def _of_rlinf(top: Collection[str], held: _Names, folders: _Names) -> Nest | None:
+    if store := _store(top):
         return _rlinf((StoreFolder(store), *_alpha("", folders, top)), "")
     if _OF_IQL[0] in top:
         found = tuple(s for role in _OF_IQL for s in _of_role(role, role, folders))
@@ -197,6 +196,14 @@ def _of_rlinf(top: Collection[str], folders: _Names) -> Nest | None:
         if role not in top:
             continue
         inner = folders(role)
+        iterations = [name for name in inner if _ITERATION.fullmatch(name)]
+        if iterations and not _store(inner):
+            # Two roots of Megatron's side by side look so too, but for the position in the data.
+            if len(iterations) > 1 or "data" not in top or "data.pt" not in held("data"):
+                return None
+            model = "" if role == _ROLES[0] else role
+            stores.append(StoreFolder(f"{role}/{iterations[0]}", model, f"{role}/"))
+            continue
         if _OF_IQL[0] in inner:
             for part in _OF_IQL:
                 stores += _of_role(f"{role}/{part}", part, folders)
@@ -207,11 +214,8 @@ def _of_rlinf(top: Collection[str], folders: _Names) -> Nest | None:
 
 
 def _store(names: Collection[str]) -> str:
-    """Return the folder with the store of a role; "" if there is none, or several iterations."""
-    if found := [name for name in (_DCP, _SHARDS) if name in names]:
-        return found[0]
-    iterations = [name for name in names if _ITERATION.fullmatch(name)]
-    return iterations[0] if len(iterations) == 1 else ""
+    """Return the folder with the store of a role that FSDP trains; "" if there is none."""
+    return next((name for name in (_DCP, _SHARDS) if name in names), "")
 
 
 def _of_role(place: str, role: str, folders: _Names) -> tuple[StoreFolder, ...]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ftckpt.checkpoint.read_tensor import read_tensor
-from ftckpt.errors import ExitCode
+from ftckpt.errors import ExitCode, UsageError
 from ftckpt.inspection.resume import Presence, resume_check
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, verify
 from tests.builders.checkpoints import flip, open_checkpoint
@@ -61,6 +61,21 @@ def test_a_step_of_rlinf_with_megatron_is_one_checkpoint(made: Path, tmp_path: P
     assert ftckpt_json("latest", str(step.parent))["path"].endswith("global_step_2")
     found = {item.key: item.presence for item in resume_check(checkpoint)}
     assert found["weights"] is found["moments"] is found["data"] is Presence.PRESENT
+
+
+@pytest.mark.parametrize("data", [False, True])
+def test_roots_of_megatron_side_by_side_are_no_step_of_rlinf(
+    data: bool, made: Path, tmp_path: Path
+) -> None:
+    two = rlinf_step(tmp_path / "run", made)
+    (two / "actor/iter_0000002").rename(two / "actor/iter_0000001")
+    (two / "actor/latest_checkpointed_iteration.txt").write_text("1")
+    if data:  # RLinf has one iteration in each role's folder
+        shutil.copytree(two / "actor/iter_0000001", two / "actor/iter_0000003")
+    else:
+        shutil.rmtree(two / "data")
+    with pytest.raises(UsageError, match="several roots"):
+        open_checkpoint(two)
 
 
 def test_damage_of_a_step_of_rlinf_with_megatron(made: Path, tmp_path: Path) -> None:
