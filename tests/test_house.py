@@ -97,7 +97,7 @@ BUDGET = {
     "formats.deepspeed": 7_320,
     "formats.nvrx": 700,
     "formats.orbax": 2_640,
-    "formats.trainer_dirs": 1_870,
+    "formats.trainer_dirs": 1_885,
     "formats.delta": 2_050,
     "formats": 810,
     "api": 5_200,

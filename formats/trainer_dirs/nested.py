@@ -6,9 +6,10 @@
     step_3/trainer/                        prime-rl: a DCP store
     step_3/orchestrator/progress.pt        of the process that makes the rollouts
     iter_0000003/model/, optimizer/, lr_scheduler/    miles with FSDP: three DCP stores
-    iter_0000003/rng.pt, meta.json         the second is written last
+    iter_0000003/rng.pt, meta.json         the second is written last (since 2026: rng_rank_0.pt)
     iter_0000003/adapter/                  miles with LoRA: a PEFT adapter
     iter_0000003/adapter/training_state_rank0.pt, adapter_megatron_rank0.pt    of each rank
+    iter_0000003/adapter/training_state_named_tp0_pp0_dp0.pt, adapter_dp_invariant_tp0_pp0.pt
     global_step_3/actor/dcp_checkpoint/    RLinf: a DCP store
     global_step_3/actor/local_shard_checkpoint/    in its place: one file a rank
     global_step_3/actor/iter_0000003/      in its place: Megatron's store, with its tracker
@@ -35,6 +36,7 @@ from ftckpt.discovery.recognise import Listing
 from ftckpt.own_files import is_own
 
 _DCP, _SHARDS = "dcp_checkpoint", "local_shard_checkpoint"
+_OF_DCP = re.compile(r"\.metadata(?:\.tmp)?|__\d+_\d+\.distcp")
 _ITERATION = re.compile(r"iter_\d{7,10}")
 _ROLES = ("actor", "critic")
 _OF_IQL = ("actor_policy", "critic", "value")
@@ -97,7 +99,7 @@ _PRIME = Nest(
 _MILES = Nest(
     "miles",
     (StoreFolder("model"), StoreFolder("optimizer"), StoreFolder("lr_scheduler")),
-    re.compile(r"rng\.pt"),
+    re.compile(r"rng(?:_rank_\d{1,6})?\.pt"),
     _NONE,
     re.compile(r"debug_events/.+"),
     "meta.json",
@@ -105,7 +107,11 @@ _MILES = Nest(
 _MILES_LORA = Nest(
     "miles",
     (StoreFolder("adapter"),),
-    re.compile(r"adapter/(?:training_state|adapter_megatron)_rank\d{1,6}\.pt"),
+    re.compile(
+        r"adapter/(?:(?:training_state|adapter_megatron)_rank\d{1,6}"
+        r"|adapter_dp_invariant_tp\d{1,6}_pp\d{1,6}"
+        r"|training_state_named_tp\d{1,6}_pp\d{1,6}_dp\d{1,6})\.pt"
+    ),
     _NONE,
     re.compile(r"debug_events/.+"),
 )
@@ -134,32 +140,53 @@ def _rlinf(stores: tuple[StoreFolder, ...], roles: str) -> Nest:
     )
 
 
-_Folders = Callable[[str], Collection[str]]
+_Names = Callable[[str], Collection[str]]
 
 
-def nest_of(files: Collection[str], folders: _Folders) -> Nest | None:
+def nest_of(held: _Names, folders: _Names) -> Nest | None:
     """Return how a directory is laid out, by its names alone; None if no trainer does so.
 
     Args:
-        files: names of the files directly inside.
-        folders: the names of the directories in a folder below, or in the directory itself ("").
+        held: the names of the files directly in a folder below, or in the directory itself ("").
+        folders: the same of directories.
     """
     top = folders("")
-    files = {name for name in files if not is_own(name)}
+    files = {name for name in held("") if not is_own(name)}
     if "weights" in top and (_XTUNER.last in files or {"dataloader", "lr_scheduler"} & files):
         return _XTUNER
     if "trainer" in top and ("orchestrator" in top or not files):
         return _PRIME
-    if {"optimizer", "lr_scheduler"} & set(top) and (_MILES.last in files or "model" in top):
+    if _by_miles(files, top, held, folders):
         return _MILES
-    if "adapter" in top and not files and set(top) <= {"adapter", "debug_events"}:
+    # A PEFT adapter alone may be of any trainer: it is the checkpoint, its folder a root.
+    lora = "adapter" in top and not files and set(top) <= {"adapter", "debug_events"}
+    if lora and any(_MILES_LORA.state.fullmatch(f"adapter/{name}") for name in held("adapter")):
         return _MILES_LORA
-    return _of_rlinf(top, folders)
+    return _of_rlinf(top, held, folders)
 
 
-def _of_rlinf(top: Collection[str], folders: _Folders) -> Nest | None:
-    store = _store(top)
-    if store and not _ITERATION.fullmatch(store):  # a root of Megatron's is one
+def _by_miles(files: Collection[str], top: Collection[str], held: _Names, folders: _Names) -> bool:
+    """Say whether miles with FSDP wrote a step, finished or not.
+
+    Many programs save a DCP in model/ and another in optimizer/. miles makes its three folders
+    before it writes anything, and the states of the random generators before its last file.
+    """
+    places = [store.place for store in _MILES.stores]
+    rng = any(_MILES.state.fullmatch(name) for name in files)
+    if _MILES.last in files:
+        return bool({"optimizer", "lr_scheduler"} & set(top)) and (rng or "model" in top)
+    if not set(places) <= set(top):
+        return False
+    stores = [{name for name in held(place) if not is_own(name)} for place in places]
+    if any(folders(place) for place in places) or any(
+        not _OF_DCP.fullmatch(name) for names in stores for name in names
+    ):
+        return False
+    return rng or any(".metadata" not in names for names in stores)
+
+
+def _of_rlinf(top: Collection[str], held: _Names, folders: _Names) -> Nest | None:
+    if store := _store(top):
         return _rlinf((StoreFolder(store), *_alpha("", folders, top)), "")
     if _OF_IQL[0] in top:
         found = tuple(s for role in _OF_IQL for s in _of_role(role, role, folders))
@@ -169,6 +196,14 @@ def _of_rlinf(top: Collection[str], folders: _Folders) -> Nest | None:
         if role not in top:
             continue
         inner = folders(role)
+        iterations = [name for name in inner if _ITERATION.fullmatch(name)]
+        if iterations and not _store(inner):
+            # Two roots of Megatron's side by side look so too, but for the position in the data.
+            if len(iterations) > 1 or "data" not in top or "data.pt" not in held("data"):
+                return None
+            model = "" if role == _ROLES[0] else role
+            stores.append(StoreFolder(f"{role}/{iterations[0]}", model, f"{role}/"))
+            continue
         if _OF_IQL[0] in inner:
             for part in _OF_IQL:
                 stores += _of_role(f"{role}/{part}", part, folders)
@@ -179,20 +214,17 @@ def _of_rlinf(top: Collection[str], folders: _Folders) -> Nest | None:
 
 
 def _store(names: Collection[str]) -> str:
-    """Return the folder with the store of a role; "" if there is none, or several iterations."""
-    if found := [name for name in (_DCP, _SHARDS) if name in names]:
-        return found[0]
-    iterations = [name for name in names if _ITERATION.fullmatch(name)]
-    return iterations[0] if len(iterations) == 1 else ""
+    """Return the folder with the store of a role that FSDP trains; "" if there is none."""
+    return next((name for name in (_DCP, _SHARDS) if name in names), "")
 
 
-def _of_role(place: str, role: str, folders: _Folders) -> tuple[StoreFolder, ...]:
+def _of_role(place: str, role: str, folders: _Names) -> tuple[StoreFolder, ...]:
     store = _store(folders(place))
     model = "" if role in (_ROLES[0], _OF_IQL[0]) else role
     return (StoreFolder(f"{place}/{store}", model, f"{place}/"),) if store else ()
 
 
-def _alpha(place: str, folders: _Folders, top: Collection[str]) -> tuple[StoreFolder, ...]:
+def _alpha(place: str, folders: _Names, top: Collection[str]) -> tuple[StoreFolder, ...]:
     """Return the store of the temperature that SAC trains beside its policy."""
     below = f"{place}sac_components"
     if "sac_components" not in top or "alpha" not in folders(below):
@@ -204,22 +236,32 @@ def _alpha(place: str, folders: _Folders, top: Collection[str]) -> tuple[StoreFo
 def nest_in(listing: Listing) -> Nest | None:
     """Return how a listed directory is laid out (see `nest_of`)."""
 
-    def folders(name: str) -> Collection[str]:
-        inner = at(listing, name) if name else listing
-        return inner.directories if inner is not None else ()
+    def inside(name: str) -> Listing | None:
+        return at(listing, name) if name else listing
 
-    return nest_of(listing.files, folders)
+    def held(name: str) -> Collection[str]:
+        return inner.files if (inner := inside(name)) is not None else ()
+
+    def folders(name: str) -> Collection[str]:
+        return inner.directories if (inner := inside(name)) is not None else ()
+
+    return nest_of(held, folders)
 
 
 def nest_among(names: Collection[str]) -> Nest | None:
     """Return how a directory is laid out, by the names of all files below it."""
 
-    def folders(name: str) -> Collection[str]:
-        inside = [n[len(name) + 1 :] if name else n for n in names
-                  if not name or n.startswith(f"{name}/")]  # fmt: skip
-        return {n.partition("/")[0] for n in inside if "/" in n}
+    def inside(name: str) -> list[str]:
+        return [n[len(name) + 1 :] if name else n for n in names
+                if not name or n.startswith(f"{name}/")]  # fmt: skip
 
-    return nest_of([n for n in names if "/" not in n], folders)
+    def held(name: str) -> Collection[str]:
+        return [n for n in inside(name) if "/" not in n]
+
+    def folders(name: str) -> Collection[str]:
+        return {n.partition("/")[0] for n in inside(name) if "/" in n}
+
+    return nest_of(held, folders)
 
 
 def at(listing: Listing, folder: str) -> Listing | None:

@@ -20,10 +20,12 @@ from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.discovery.resolve import open_target
 from ftckpt.errors import ExitCode, IncompleteError
 from ftckpt.formats.catalog import FORMATS
+from ftckpt.formats.trainer_dirs.nested import nest_among
 from ftckpt.inspection.resume import Presence, resume_check
 from ftckpt.storage import StoreOptions
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, verify
 from tests.commands.golden import ftckpt
+from tests.json_run import ftckpt_json
 
 DATA = Path(__file__).parent.parent.parent / "data" / "dialects"
 # The step's folder; a file of one rank; a side file of the trainer, "" for none.
@@ -247,6 +249,29 @@ def test_what_a_step_of_miles_cannot_lack(name: str, tmp_path: Path) -> None:
     else:
         report = verified(path, Level.STRUCTURE)
         assert [f.file for f in report.findings if f.kind == "state-unknown"] == ["lr_scheduler"]
+
+
+@pytest.mark.parametrize("killed", ["before the optimizer", "before meta.json"])
+def test_a_save_of_miles_in_flight_is_unfinished(killed: str, tmp_path: Path) -> None:
+    path = of("miles", tmp_path)
+    (path / "meta.json").unlink()
+    (path / "rng.pt").rename(path / "rng_rank_0.pt")
+    if killed == "before the optimizer":
+        (path / "rng_rank_0.pt").unlink()
+        for place in ("optimizer", "lr_scheduler"):
+            shutil.rmtree(path / place)
+            (path / place).mkdir()
+    assert verified_code(path) == 5
+    assert ftckpt_json("latest", str(path.parent))["path"].endswith("iter_0000002")
+
+
+def test_stores_of_a_model_and_its_optimizer_are_not_of_miles(tmp_path: Path) -> None:
+    path = of("miles", tmp_path)
+    for name in ("meta.json", "rng.pt"):
+        (path / name).unlink()
+    shutil.rmtree(path / "lr_scheduler")
+    assert ftckpt_json("latest", str(path.parent))["path"] == str(path)
+    assert nest_among(["model/model.safetensors", "optimizer/optimizer.pt"]) is None
 
 
 def verified_code(path: Path) -> int:

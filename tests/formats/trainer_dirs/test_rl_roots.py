@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ftckpt.checkpoint.read_tensor import read_tensor
-from ftckpt.errors import ExitCode
+from ftckpt.errors import ExitCode, UsageError
 from ftckpt.inspection.resume import Presence, resume_check
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, verify
 from tests.builders.checkpoints import flip, open_checkpoint
@@ -63,6 +63,21 @@ def test_a_step_of_rlinf_with_megatron_is_one_checkpoint(made: Path, tmp_path: P
     assert found["weights"] is found["moments"] is found["data"] is Presence.PRESENT
 
 
+@pytest.mark.parametrize("data", [False, True])
+def test_roots_of_megatron_side_by_side_are_no_step_of_rlinf(
+    data: bool, made: Path, tmp_path: Path
+) -> None:
+    two = rlinf_step(tmp_path / "run", made)
+    (two / "actor/iter_0000002").rename(two / "actor/iter_0000001")
+    (two / "actor/latest_checkpointed_iteration.txt").write_text("1")
+    if data:  # RLinf has one iteration in each role's folder
+        shutil.copytree(two / "actor/iter_0000001", two / "actor/iter_0000003")
+    else:
+        shutil.rmtree(two / "data")
+    with pytest.raises(UsageError, match="several roots"):
+        open_checkpoint(two)
+
+
 def test_damage_of_a_step_of_rlinf_with_megatron(made: Path, tmp_path: Path) -> None:
     step = rlinf_step(tmp_path / "global_step_2", made)
     checkpoint = open_checkpoint(step)
@@ -77,6 +92,23 @@ def test_damage_of_a_step_of_rlinf_with_megatron(made: Path, tmp_path: Path) -> 
     assert checked(step, Level.STRUCTURE).code is ExitCode.CORRUPT
     (step / "critic/iter_0000002/metadata.json").unlink()
     assert ftckpt_json("verify", str(step))["result"]["code"] in (4, 5)
+
+
+@pytest.mark.parametrize("miles", [False, True])
+def test_an_adapter_is_a_step_of_miles_by_its_states(miles: bool, tmp_path: Path) -> None:
+    step = miles_lora_step(tmp_path / "run")
+    state = torch.load(step / "adapter/training_state_rank0.pt")
+    for file in step.glob("adapter/*_rank?.pt"):
+        file.unlink()
+    if not miles:  # what PEFT saves, in a folder that somebody called adapter
+        assert ftckpt_json("latest", str(step))["path"] == str(step / "adapter")
+        return
+    torch.save(state, step / "adapter/training_state_named_tp0_pp0_dp0.pt")
+    torch.save({"w": torch.zeros(2)}, step / "adapter/adapter_dp_invariant_tp0_pp0.pt")
+    checkpoint = open_checkpoint(step)
+    files = {f.relative_to(step).as_posix() for f in step.rglob("*") if f.is_file()}
+    assert files == set(checkpoint.members())
+    assert not [f for f in checked(step).findings if f.kind == "stray-file"]
 
 
 def test_a_step_of_miles_with_lora_is_its_adapter(tmp_path: Path) -> None:
