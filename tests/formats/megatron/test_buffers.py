@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.checkpoint.read_tensor import read_tensor
-from ftckpt.formats.dcp import Dcp
+from ftckpt.formats.dcp.reader import DcpCheckpoint, open_dcp
 from ftckpt.formats.megatron.optimizer.buffers import (
     Buffer,
     Parameter,
@@ -25,6 +25,8 @@ from ftckpt.formats.megatron.optimizer.buffers import (
     padded,
 )
 from ftckpt.formats.torchsave import TorchSave
+from ftckpt.storage import open_store
+from ftckpt.storage.source import Source
 from tests.conformance.formats import open_path
 
 ARCHIVES = Path(__file__).parents[4] / "shared" / "checkpoints"
@@ -143,7 +145,8 @@ def test_masters_in_a_real_distrib_optim_are_the_weights(tmp_path: Path) -> None
 
 
 def test_masters_in_real_buckets_are_the_weights(tmp_path: Path) -> None:
-    stored = open_path(Dcp(), unpack("mcore0161_tp2dp2_dpreshard", tmp_path))
+    place = unpack("mcore0161_tp2dp2_dpreshard", tmp_path)
+    stored = open_dcp(Source.directory(open_store(str(place))), DcpCheckpoint)
     # In the order of registration, on the first of two tensor-parallel ranks.
     local: dict[str, tuple[int, ...]] = {
         "embedding.word_embeddings.weight": (500, 64),
