@@ -258,7 +258,7 @@ def _parts(entry: TableEntry) -> int:
 
 
 def _require_rows(wanted: TargetTensor, shape: tuple[int, ...], entry: TableEntry) -> None:
-    """Refuse an expert without elements, and one of Megatron-core's that is no gate and up."""
+    """Refuse an expert without elements, and one of Megatron-core's with odd rows."""
     if 0 in shape or (_parts(entry) and shape[0] % 2):
         held = "gate and up" if _parts(entry) else "element: the save lost its values"
         raise UsageError(f"{wanted.key} of {list(wanted.shape)} holds no {held}", tensor=wanted.key)
