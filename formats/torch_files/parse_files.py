@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
@@ -68,7 +68,7 @@ def check_streams(source: Source, streams: Mapping[str, TorchStream]) -> Iterato
 
 
 def check_saved_names(
-    streams: Mapping[str, TorchStream], of_ranks: Collection[str]
+    streams: Mapping[str, TorchStream], of_ranks: Mapping[str, int]
 ) -> Iterator[Finding]:
     """Yield files that `torch.save` wrote under the name of another one that is there.
 
@@ -78,7 +78,7 @@ def check_saved_names(
 
     Args:
         streams: of one checkpoint, by path.
-        of_ranks: files of which each is one rank's own: nothing else can stand there. Layers and
+        of_ranks: rank of each file that is one rank's own: nothing else can stand there. Layers and
             experts may be copied on purpose, which is a warning.
     """
     named = {(_folder(file), _saved_as(file)): file for file in streams}
@@ -99,10 +99,11 @@ def check_saved_names(
                 yield _put_elsewhere(file, other, of_ranks)
 
 
-def _put_elsewhere(file: str, other: str, of_ranks: Collection[str]) -> Finding:
+def _put_elsewhere(file: str, other: str, of_ranks: Mapping[str, int]) -> Finding:
     what = f"{file} was saved as {other.rpartition('/')[2]}, which is there too"
     if file in of_ranks and other in of_ranks:
-        return finding("wrong-rank", f"{what}: it is another rank's file", file=file)
+        message = f"{what}: it is another rank's file"
+        return finding("wrong-rank", message, file=file, rank=of_ranks[file])
     found = finding("renamed-file", what, file=file)
     if _DIGITS.sub("#", _saved_as(file)) == _DIGITS.sub("#", _saved_as(other)):
         return found

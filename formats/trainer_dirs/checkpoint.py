@@ -251,7 +251,7 @@ class BundleCheckpoint(Checkpoint):
             if isinstance(part.checkpoint, TorchSaveCheckpoint)
             for file, stream in part.checkpoint.streams.items()
         }
-        yield from check_saved_names(streams, ())
+        yield from check_saved_names(streams, {})
 
     def records(self) -> Iterator[Record]:
         """Yield the records of all parts."""
