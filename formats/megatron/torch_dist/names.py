@@ -205,7 +205,9 @@ def joined_halves(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
         gate, up = halves
         if gate is None or up is None or (gate.shape, gate.dtype) != (up.shape, up.dtype):
             joined[key] = info
-        elif end == _HALVES[0] and info.shape:
+        elif not info.shape:  # counters
+            joined[key] = info
+        elif end == _HALVES[0]:
             shape = (2 * info.shape[0], *info.shape[1:])
             pieces = Joined((gate.pieces, up.pieces), info.shape[0])
             name = info.name.removesuffix(leaf)[:-2] + leaf
