@@ -203,9 +203,12 @@ def joined_halves(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
             continue
         halves = [tensors.get(stem + end + leaf) for end in _HALVES]
         gate, up = halves
-        if gate is None or up is None or (gate.shape, gate.dtype) != (up.shape, up.dtype):
-            joined[key] = info
-        elif not info.shape:  # counters
+        if (
+            gate is None
+            or up is None
+            or (gate.shape, gate.dtype) != (up.shape, up.dtype)
+            or not info.shape
+        ):
             joined[key] = info
         elif end == _HALVES[0]:
             shape = (2 * info.shape[0], *info.shape[1:])
