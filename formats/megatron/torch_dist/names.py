@@ -190,6 +190,10 @@ def _views(info: TensorInfo, said: NamePattern) -> dict[str, TensorInfo]:
     return views
 
 
+def _differ(one: TensorInfo, other: TensorInfo) -> bool:
+    return (one.shape, one.dtype) != (other.shape, other.dtype)
+
+
 def joined_halves(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
     """Put gate and up, where they are two stored tensors, into one logical tensor."""
     joined: dict[str, TensorInfo] = {}
