@@ -190,10 +190,6 @@ def _views(info: TensorInfo, said: NamePattern) -> dict[str, TensorInfo]:
     return views
 
 
-def _differ(one: TensorInfo, other: TensorInfo) -> bool:
-    return (one.shape, one.dtype) != (other.shape, other.dtype)
-
-
 def joined_halves(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
     """Put gate and up, where they are two stored tensors, into one logical tensor."""
     joined: dict[str, TensorInfo] = {}
@@ -211,7 +207,7 @@ def joined_halves(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
             gate is None
             or up is None
             or (gate.shape, gate.dtype) != (up.shape, up.dtype)
-            or not info.shape
+            or not info.shape  # counters
         ):
             joined[key] = info
         elif end == _HALVES[0]:
