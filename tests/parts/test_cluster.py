@@ -96,7 +96,7 @@ def test_the_answer_is_that_of_one_machine(tmp_path: Path, engine: HereEngine, v
         one, two = (files(place / "made") for place in places)
         # A manifest says when it was made.
         assert one == two
-        assert len(engine.begun) >= 7  # each is written, and all but the last proven by another
+        assert len(engine.begun) >= 5  # each is written, and the last one proven by another
 
 
 def test_a_cluster_that_is_lost_goes_on_by_parts(
