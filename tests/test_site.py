@@ -94,6 +94,11 @@ def test_a_task_runs_as_pasted(page: Path, tmp_path: Path) -> None:
         shutil.copytree(case / "adapter", tmp_path / "adapter")
         shutil.rmtree(tmp_path / "run")
         in_training(case, tmp_path / "run" / "step-1000")
+        with tarfile.open(DATA / "adapters" / "bridge_adapters.tar.xz") as tar:
+            tar.extractall(tmp_path / "samples" / "bridge", filter="data")
+        bridge = tmp_path / "samples" / "bridge"
+        shutil.copytree(bridge / "lora" / "iter_0000001", tmp_path / "bridge" / "iter_0001000")
+        shutil.copy(bridge / "base" / "hf" / "config.json", tmp_path / "bridge")
     if page.stem == "ship-a-torchtitan-run":
         shutil.rmtree(tmp_path / "run")
         shutil.copytree(DATA / "families" / "torchtitan", tmp_path / "run")
