@@ -738,13 +738,7 @@ def test_a_table_that_does_not_fit_is_found(
 ) -> None:
     (tmp_path / "mine.toml").write_text(page_of_families().replace(*change))
     config = {**MODELS["llama"]["config"], "attention_bias": True}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    found = ftckpt_json(
-        "families", str(tmp_path / "mine.toml"), "--config", str(tmp_path / "config.json"),
-        "--names", "torchtitan",
-    )  # fmt: skip
-    assert found["result"]["code"] == 2
-    assert re.search(says, found["result"]["message"]), found["result"]
+    assert re.search(says, refusal_of(tmp_path, config))
 
 
 def test_an_output_layer_without_an_embedding_is_named(tmp_path: Path) -> None:
@@ -752,13 +746,18 @@ def test_an_output_layer_without_an_embedding_is_named(tmp_path: Path) -> None:
     text = re.sub(r"(hf = \"model\.embed_tokens\.weight\"\n)vocabulary = true\n", r"\1", text)
     (tmp_path / "mine.toml").write_text(text)
     config = {**MODELS["llama"]["config"], "tie_word_embeddings": True}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert "an output layer and no embedding" in refusal_of(tmp_path, config)
+
+
+def refusal_of(place: Path, config: dict[str, Any]) -> str:
+    """Return why the table `mine.toml` there does not fit a configuration."""
+    (place / "config.json").write_text(json.dumps(config))
     found = ftckpt_json(
-        "families", str(tmp_path / "mine.toml"), "--config", str(tmp_path / "config.json"),
+        "families", str(place / "mine.toml"), "--config", str(place / "config.json"),
         "--names", "torchtitan",
     )  # fmt: skip
-    assert found["result"]["code"] == 2
-    assert "an output layer and no embedding" in found["result"]["message"]
+    assert found["result"]["code"] == 2, found["result"]
+    return str(found["result"]["message"])
 
 
 def test_the_list_of_tables() -> None:
