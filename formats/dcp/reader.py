@@ -468,11 +468,9 @@ def _build(source: Source, meta: DcpMetadata, markers: tuple[str, ...], kind: ty
         beside=beside,
     )
     if any(map(is_of_bitsandbytes, tensors)):
-        from ftckpt.formats.quantised.beside_codes import pairing_of, with_kinds
+        from ftckpt.formats.quantised.beside_codes import paired
 
-        checkpoint.pairing = pairing_of(tensors)
-        if checkpoint.pairing is not None:
-            checkpoint.tensors = with_kinds(tensors, checkpoint.pairing)
+        checkpoint.pairing, checkpoint.tensors = paired(tensors)
     if meta.whole_copies > 1:
         from .whole_copies import groups
 

@@ -29,28 +29,28 @@ _STATE = ".quant_state.bitsandbytes__"
 _ROWS, _FORMAT = ".SCB", ".weight_format"
 
 
-def pairing_of(tensors: Mapping[str, TensorInfo]) -> Pairing | None:
-    """Return bitsandbytes' weights and what belongs to them; None where there are none."""
+def paired(tensors: Mapping[str, TensorInfo]) -> tuple[Pairing | None, Mapping[str, TensorInfo]]:
+    """Return bitsandbytes' weights and what belongs to them, None where there are none.
+
+    The tensors come with the kinds that this shows: codes are weights, others are scales.
+    """
     names = {info.name for info in tensors.values() if info.component == "model"}
     schemes = [bnb_4bit(kind) for kind in ("nf4", "fp4") if _any(names, _STATE + kind)]
     if any(name.removesuffix(_ROWS) + _FORMAT in names for name in names if name.endswith(_ROWS)):
         schemes.append(BNB_INT8)
     if not schemes:
-        return None
+        return None, tensors
     found = pair(QuantMethod("bitsandbytes", tuple(schemes)), tensors.values())
     # Other bytes are not taken for codes: their own record must stand beside them.
     pairs = {k: one for k, one in found.pairs.items() if {"state", "scale"} & one.parts.keys()}
-    return Pairing(pairs, {k: of for k, of in found.beside.items() if of in pairs}, found.alone)
+    beside = {k: of for k, of in found.beside.items() if of in pairs}
+    pairing = Pairing(pairs, beside, found.alone)
+    kinds = {key: tensors[key]._replace(kind=kind) for key, kind in pairing.kinds()}
+    return pairing, {**tensors, **kinds}
 
 
 def _any(names: set[str], end: str) -> bool:
     return any(name.endswith(end) for name in names)
-
-
-def with_kinds(tensors: Mapping[str, TensorInfo], pairing: Pairing) -> dict[str, TensorInfo]:
-    """Return the tensors with the kinds that the pairs show: codes are weights, others scales."""
-    kinds = {key: tensors[key]._replace(kind=kind) for key, kind in pairing.kinds()}
-    return {**tensors, **kinds}
 
 
 def weights_of(checkpoint: Checkpoint, pairing: Pairing) -> dict[str, QuantisedTensor]:

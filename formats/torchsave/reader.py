@@ -331,11 +331,9 @@ def open_files(
     )
     checkpoint.step = step_of(checkpoint.scalars(1))
     if any(map(is_of_bitsandbytes, tensors)):
-        from ftckpt.formats.quantised.beside_codes import pairing_of, with_kinds
+        from ftckpt.formats.quantised.beside_codes import paired
 
-        checkpoint.pairing = pairing_of(tensors)
-        if checkpoint.pairing is not None:
-            checkpoint.tensors = with_kinds(tensors, checkpoint.pairing)
+        checkpoint.pairing, checkpoint.tensors = paired(tensors)
     return checkpoint
 
 
