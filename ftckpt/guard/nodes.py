@@ -201,6 +201,8 @@ class Leader(_Meeting):
             with suppress(FtckptError):
                 self._clean()
         tokens = self._gather()
+        if isinstance(tokens, StartPoint):
+            return tokens
         chosen = choose()
         if chosen.code is ExitCode.UNAVAILABLE:
             return chosen
@@ -231,8 +233,11 @@ class Leader(_Meeting):
             with suppress(OSError):  # not empty
                 os.rmdir(os.path.join(str(local), job.rpartition("/")[2]))
 
-    def _gather(self) -> dict[str, str]:
+    def _gather(self) -> dict[str, str] | StartPoint:
         """Wait for every node to be ready, and return their tokens.
+
+        A node that has left to be started again, as after a notice of preemption, does not come
+        back before the whole job does: no command is started then.
 
         Raises:
             UnavailableError: one did not come.
@@ -244,7 +249,13 @@ class Leader(_Meeting):
             for rank in range(1, self._place.guards):
                 said = self._node(rank)
                 token = str(said.get("token", ""))
-                if said.get("state") == "ready" and self._lives(rank) and token not in used:
+                if not self._lives(rank):
+                    continue
+                if said.get("state") == "left" and said.get("code") == REQUEUE:
+                    return StartPoint(
+                        ExitCode.REQUEUE, f"node {rank} has left: start the whole job again"
+                    )
+                if said.get("state") == "ready" and token not in used:
                     tokens[str(rank)] = token
             missing = [r for r in range(1, self._place.guards) if str(r) not in tokens]
             if not missing:

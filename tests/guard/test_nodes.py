@@ -38,7 +38,7 @@ sys.exit(does)
 @pytest.fixture
 def crew(job: Job, monkeypatch: pytest.MonkeyPatch) -> Job:
     monkeypatch.setattr(nodes, "BEAT", 0.05)
-    monkeypatch.setattr(nodes, "LOST", 2.0)
+    monkeypatch.setattr(nodes, "LOST", 30.0)  # a slow disk holds up a sign of life for seconds
     job.have(1, 2)
     return job
 
@@ -113,6 +113,30 @@ def test_a_notice_on_one_node_ends_the_job_for_all(
     assert [code(child) for child in children] == [75, 75]
 
 
+def test_a_notice_before_the_start_ends_the_job_for_all(crew: Job) -> None:
+    """The leader waits for a third node when the second has to leave."""
+    settings = quick(notice_signals=[signal.SIGUSR2])
+    children = [
+        forked(
+            lambda rank=rank: crew.run(
+                words=words(crew, rank), settings=settings, node=NodePlace(rank, 3, "j1"),
+                choice={"timeout": 60.0},
+            )
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+    until(lambda: all(signs(crew, rank) > 5 for rank in (0, 1)))
+    os.kill(children[1], signal.SIGUSR2)
+    assert [code(child) for child in children] == [75, 75]
+    assert told(crew) == []
+
+
+def signs(job: Job, rank: int) -> int:
+    """How often a node has shown that it lives."""
+    file = job.root / ".ftckpt" / "guard" / "j1" / f"node-{rank}.json"
+    return int(json.loads(file.read_bytes())["count"]) if file.exists() else 0
+
+
 def test_damage_everywhere_starts_no_node(crew: Job) -> None:
     crew.flip(1)
     crew.flip(2)
@@ -168,6 +192,7 @@ def held(root: Path) -> bool:
 def test_a_leader_that_is_gone_ends_its_followers(
     crew: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(nodes, "LOST", 2.0)
     monkeypatch.setenv("FAULTS", json.dumps({"1.1": "hang", "0.1": "hang"}))
     children = [node(crew, rank) for rank in (0, 1)]
     until(lambda: len(told(crew)) == 2)
@@ -177,6 +202,7 @@ def test_a_leader_that_is_gone_ends_its_followers(
 
 
 def test_a_follower_that_is_gone_is_a_failure(crew: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "LOST", 2.0)
     monkeypatch.setenv("FAULTS", json.dumps({"1.1": "hang", "0.1": "hang"}))
     settings = quick(limits=Limits(0))
     children = [node(crew, rank, settings=settings) for rank in (0, 1)]
@@ -191,7 +217,6 @@ def test_a_guard_that_is_started_anew_joins_the_others(
     crew: Job, monkeypatch: pytest.MonkeyPatch, again: int
 ) -> None:
     """As Kubernetes restarts one pod of a job: no node starts before all have ended."""
-    monkeypatch.setattr(nodes, "LOST", 20.0)
     monkeypatch.setenv("FAULTS", json.dumps({"1.1": "hang", "0.1": "hang"}))
     children = [node(crew, rank) for rank in (0, 1)]
     until(lambda: len(told(crew)) == 2)
