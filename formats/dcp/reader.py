@@ -193,7 +193,7 @@ class DcpCheckpoint(Checkpoint):
         if self.pairing is not None:
             from ftckpt.formats.quantised.pairing import check
 
-            yield from check(self.pairing)
+            yield from check(self.pairing, lambda: self.quantised)
         for found in self._check(counter):
             if found.tensor is None:
                 yield found

@@ -92,6 +92,14 @@ def pairs_of_e2m1() -> Array:
     return np.stack([e2m1()[codes & 15], e2m1()[codes >> 4]], axis=1)
 
 
+def look_up(table: Array, codes: Array) -> Array:
+    """Return the row of a table for each code: of 256 rows for bytes, of 65,536 for words.
+
+    No code lies outside, so that the bounds are not checked: half the time of `table[codes]`.
+    """
+    return table.take(codes, axis=0, mode="clip")
+
+
 def rounded(values: Array, dtype: DType) -> Array:
     """Return float32 values as raw items of a floating type, rounded to nearest even."""
     import numpy as np
@@ -231,10 +239,10 @@ class _Weight:
         if name == "bfloat16":
             return from_bfloat16(items)
         if name == "float8_e4m3fn":
-            return e4m3()[items]
+            return look_up(e4m3(), items)
         exponents = self.weight.rules.get(info.key) is ScaleRule.EXPONENT
         if name == "float8_e8m0fnu" or (name == "uint8" and exponents):
-            return e8m0()[items]
+            return look_up(e8m0(), items)
         return items.view(info.dtype.numpy).astype(np.float32)
 
 
@@ -340,7 +348,7 @@ class _Grid(_Weight):
         if codes.shape[0] * width >= 512:
             for number, table in enumerate(self.products(scales)[:, :, 0]):
                 columns = slice(number * width, (number + 1) * width)
-                out[:, columns] = table[codes[:, columns]]
+                out[:, columns] = look_up(table, codes[:, columns])
             return
         self._scale(codes, scales[None], out)
 
@@ -349,7 +357,7 @@ class _Grid(_Weight):
         import numpy as np
 
         wide = scales if scales.shape[1] == 1 else np.repeat(scales, self.block[1], axis=1)
-        found = self.values()[:, 0][codes]
+        found = look_up(self.values()[:, 0], codes)
         found *= wide[:, : codes.shape[1]]
         if self.inner == "bfloat16":
             found = from_bfloat16(to_bfloat16(found))
@@ -367,7 +375,7 @@ class _Grid(_Weight):
         held = self.block[1] // self.pair.scheme.packed
         places = np.repeat(scales.reshape(stop - first, lines).astype(np.uint16) << 8, held, axis=1)
         places = places[:, : codes.shape[1]] | codes
-        found: Array = self.by_code[places]
+        found = look_up(self.by_code, places)
         return found.view(raw_dtype(self.dtype.itemsize))
 
 
@@ -452,7 +460,7 @@ class _Blocks(_Weight):
         held = self.width // 2
         count = min(stop * held, -(-self.count // 2)) - first * held
         codes = self._bytes(first * held, count)
-        found: Array = self.table[codes].reshape(-1)
+        found: Array = look_up(self.table, codes).reshape(-1)
         full = (stop - first) * self.width
         if found.size < full:
             found = np.concatenate([found, np.zeros(full - found.size, np.float32)])
@@ -478,7 +486,7 @@ class _Blocks(_Weight):
         assert self.state is not None
         codes = self.read(self.part("scale"), first, stop - first)
         own = self.outer[np.arange(first, stop) // self.state.nested_block]
-        found: Array = self.map[codes] * own + np.float32(self.state.nested_offset)
+        found: Array = look_up(self.map, codes) * own + np.float32(self.state.nested_offset)
         return found
 
 

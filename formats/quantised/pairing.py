@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import prod
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Kind, TensorInfo
 from ftckpt.checkpoint.quantised import QuantisedTensor
 from ftckpt.errors import CorruptError
-from ftckpt.findings import Finding, finding
+from ftckpt.findings import Finding, finding, from_error
 from ftckpt.storage.source import Source
 
 from .method import QuantMethod
@@ -113,8 +114,13 @@ def _best(
     return found
 
 
-def check(pairing: Pairing) -> Iterator[Finding]:
-    """Yield weights without their scales, scales of a wrong shape or type, and lone scales."""
+def check(pairing: Pairing, read: Callable[[], object]) -> Iterator[Finding]:
+    """Yield weights without their scales, scales of a wrong shape or type, and lone scales.
+
+    Args:
+        pairing: what belongs together.
+        read: reads what bitsandbytes says of its weights, and raises CorruptError for damage.
+    """
     for found in pairing.pairs.values():
         file = found.codes.pieces[0].extent.file
         for suffix in found.missing:
@@ -154,6 +160,10 @@ def check(pairing: Pairing) -> Iterator[Finding]:
             file=info.pieces[0].extent.file,
             tensor=info.key,
         )
+    try:
+        read()
+    except CorruptError as error:
+        yield from_error(error)
 
 
 class BlockState(NamedTuple):
@@ -200,7 +210,8 @@ def state_of(one: Pair, raw: bytes) -> BlockState:
     """Parse what bitsandbytes keeps of one weight.
 
     Raises:
-        CorruptError: it is not of that form (`bad-metadata`).
+        CorruptError: it is not of that form (`bad-metadata`), or a tensor beside the codes, or they
+            themselves, are of another size than it says (`scale-shape`).
     """
     try:
         said = json.loads(raw)
@@ -212,7 +223,36 @@ def state_of(one: Pair, raw: bytes) -> BlockState:
     counts = type(block) is int and block > 0 and type(nested) is int and nested >= 0
     if not sizes or not counts:
         raise _no_state(one, "its shape or block size is none")
-    return BlockState(tuple(shape), block, nested, offset)
+    state = BlockState(tuple(shape), block, nested, offset)
+    _require_sizes(one, state)
+    return state
+
+
+def _require_sizes(one: Pair, state: BlockState) -> None:
+    """Refuse codes and scales that are not as many as the state says.
+
+    Source: `quantize_4bit` in bitsandbytes 0.50 `functional.py`; codes are two in a byte, and words
+    of `bnb_4bit_quant_storage` hold whole bytes of them.
+    """
+    count, word = prod(state.shape), one.codes.dtype.itemsize
+    blocks = -(-count // state.block)
+    needed = {"scale": blocks, "map": 16}
+    nested = {"nested", "nested_map"} & one.parts.keys()
+    if nested or state.nested_block:
+        if len(nested) < 2 or not state.nested_block:
+            raise _no_state(one, "of its absolute maxima, which are in codes, a part is not there")
+        needed |= {"nested": -(-blocks // state.nested_block), "nested_map": 256}
+    sizes = [(part, needed.get(role, part.numel)) for role, part in one.parts.items()]
+    sizes.append((one.codes, (count + 1) // (2 * word)))
+    wrong = [(info, size) for info, size in sizes if info.numel != size]
+    for info, size in wrong[:1]:
+        raise CorruptError(
+            f"{info.name} has {info.numel:,} elements, and {one.scheme.name} of"
+            f" {list(state.shape)} needs {size:,}",
+            kind="scale-shape",
+            file=info.pieces[0].extent.file,
+            tensor=info.key,
+        )
 
 
 def _no_state(one: Pair, why: str) -> CorruptError:

@@ -47,9 +47,9 @@ class Recorded(NamedTuple):
         """Return the tensors whose kind the method tells."""
         return {key: tensors[key]._replace(kind=kind) for key, kind in self.pairing.kinds()}
 
-    def check(self) -> Iterator[Finding]:
+    def check(self, source: Source) -> Iterator[Finding]:
         """Yield missing, misshapen and lone scales."""
-        return check(self.pairing)
+        return check(self.pairing, lambda: self.states(source))
 
     def states(self, source: Source) -> Mapping[str, BlockState]:
         """Return bitsandbytes' states, by the key of the codes."""
@@ -84,7 +84,7 @@ def dequantise(checkpoint: Checkpoint, recorded: Recorded, dtype: DType) -> Chec
             " not known",
             hint="without --dtype every byte is kept as it is",
         )
-    for found in recorded.check():
+    for found in recorded.check(checkpoint.source):
         raise as_error(found, hint="ftckpt verify names every weight that is damaged")
     states = recorded.states(checkpoint.source)
     found_pairs = list(weights(recorded.pairing, states))

@@ -175,7 +175,7 @@ class TorchSaveCheckpoint(Checkpoint):
         if self.pairing is not None:
             from ftckpt.formats.quantised.pairing import check
 
-            yield from check(self.pairing)
+            yield from check(self.pairing, lambda: self.quantised)
         yield from check_streams(self.source, self.streams)
         weights = [file for file in self.trees if file.startswith(STEMS)]
         if weights and not self.source.single and len(self.trees) == len(self.streams):

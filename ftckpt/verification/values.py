@@ -13,17 +13,18 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftckpt.checkpoint import Box, Checkpoint, Kind, Piece, TensorInfo, tensor_key
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.checkpoint.optimizer_states import KnownState, named_state
-from ftckpt.checkpoint.quantised import ScaleRule
+from ftckpt.checkpoint.quantised import QuantisedTensor, ScaleRule
 from ftckpt.checkpoint.read_ahead import extents_of, reading_ahead
 from ftckpt.checkpoint.read_tensor import raw_dtype, read_box, read_part, slabs, stream_payload
 from ftckpt.checkpoint.replicas import copies_of
 from ftckpt.checkpoint.steps import SCALARS_A_FILE
-from ftckpt.errors import FtckptError
+from ftckpt.errors import CorruptError, FtckptError
 from ftckpt.findings import Finding, finding, from_error
 from ftckpt.workers import Work
 from ftckpt.workers.limits import RateLimit
@@ -144,7 +145,10 @@ def check_values(checkpoint: Checkpoint, work: Work) -> Iterator[Finding]:
         work.counter.start("values", sum(checkpoint.tensors[key].nbytes for key in keys))
         ahead = None
     trained = _Trained(checkpoint.tensors.values())
-    rules = {key: rule for one in checkpoint.quantised.values() for key, rule in one.rules.items()}
+    quantised: Mapping[str, QuantisedTensor] = {}
+    with suppress(CorruptError):  # it is a finding of the structure
+        quantised = checkpoint.quantised
+    rules = {key: rule for one in quantised.values() for key, rule in one.rules.items()}
     cast: dict[str, _Cast] = defaultdict(_Cast)
 
     def check(one: NumbersOf) -> Numbers:

@@ -54,7 +54,7 @@ def node(
     return forked(
         lambda: job.run(
             words=words(job, rank), settings=settings or quick(), node=place,
-            choice={"timeout": 5.0}, keep_faults=True,
+            choice={"timeout": 60.0}, keep_faults=True,
         )
     )  # fmt: skip
 
@@ -116,15 +116,7 @@ def test_a_notice_on_one_node_ends_the_job_for_all(
 def test_a_notice_before_the_start_ends_the_job_for_all(crew: Job) -> None:
     """The leader waits for a third node when the second has to leave."""
     settings = quick(notice_signals=[signal.SIGUSR2])
-    children = [
-        forked(
-            lambda rank=rank: crew.run(
-                words=words(crew, rank), settings=settings, node=NodePlace(rank, 3, "j1"),
-                choice={"timeout": 60.0},
-            )
-        )
-        for rank in (0, 1)
-    ]  # fmt: skip
+    children = [node(crew, rank, 3, settings) for rank in (0, 1)]
     until(lambda: all(signs(crew, rank) > 5 for rank in (0, 1)))
     os.kill(children[1], signal.SIGUSR2)
     assert [code(child) for child in children] == [75, 75]

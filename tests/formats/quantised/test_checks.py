@@ -107,6 +107,43 @@ def test_a_misshapen_scale_is_damage(folder: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("folder", "suffix"),
+    [
+        ("bnb-nf4", ".quant_map"),
+        ("bnb-nf4", ".up_proj.weight"),
+        ("bnb-nf4", ".bitsandbytes__nf4"),
+        ("bnb-nf4-nested", ".absmax"),
+        ("bnb-nf4-nested", ".nested_quant_map"),
+        ("bnb-nf4-nested", ".nested_absmax"),
+    ],
+)
+def test_sizes_that_a_state_does_not_give_are_damage(
+    folder: str, suffix: str, tmp_path: Path
+) -> None:
+    """What is too short would have been read on into the tensor behind it."""
+
+    def change(tensors: Tensors) -> None:
+        name = next(one for one in tensors if one.endswith(suffix))
+        dtype, shape, data = tensors[name]
+        if suffix == ".bitsandbytes__nf4":
+            state = json.loads(data)
+            state["shape"][0] += 2
+            data = json.dumps(state).encode()
+            tensors[name] = dtype, [len(data)], data
+        elif shape[0] > 1:
+            tensors[name] = dtype, [shape[0] // 2, *shape[1:]], data[: len(data) // 2]
+        else:
+            tensors[name] = dtype, [2], data * 2
+
+    path = damaged(folder, tmp_path, change)
+    report = ftckpt.verify(path, level="values")
+    assert (report.code, kinds(report)) == (4, ["scale-shape"])
+    with pytest.raises(CorruptError, match="elements, and NF4"):
+        ftckpt.convert(path, str(tmp_path / "out"), "safetensors", dtype="bf16")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
     ("folder", "value", "kind"),
     [
         ("fp8-block", np.float32(0).tobytes(), "bad-scale"),
