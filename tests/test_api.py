@@ -5,17 +5,19 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib import import_module
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, is_typeddict
 
 import pytest
 from typer.core import TyperOption
 
 import ftckpt
+from ftckpt import api
 from ftckpt.api import choosing, deltas, restarting, retaining, transferring
 from ftckpt.commands.cli import verbs
-from ftckpt.errors import CorruptError, ExitCode, UsageError
+from ftckpt.errors import CorruptError, ExitCode, NotFoundError, UsageError
 from ftckpt.findings import Finding
 from ftckpt.verification.places import PlaceReport, Watcher
 from tests.builders.checkpoints import flip, save_dcp
@@ -42,6 +44,27 @@ def test_importing_is_cheap() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == "['ftckpt.version']\n"
+
+
+def test_one_string_stands_for_a_sequence_of_one(root: Path, tmp_path: Path) -> None:
+    """As letters, `also="/x"` would search `/`, and no tensor would match a pattern."""
+    step = f"{root}/step-7"
+    with pytest.raises(NotFoundError, match=r"nowhere does not"):
+        ftckpt.open_checkpoint(step, also=f"{tmp_path}/nowhere")
+    assert ftckpt.diff(step, step, tensor="*").code is ExitCode.OK
+    with pytest.raises(UsageError, match=r"--drop nothing\* matches no tensor"):
+        ftckpt.convert(step, f"{tmp_path}/out", "safetensors", drop="nothing*")
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_flag_that_takes_several_is_known() -> None:
+    for path in Path(api.__file__).parent.glob("*.py"):
+        module = import_module(f"ftckpt.api.{path.stem}") if path.stem != "__init__" else api
+        for kind in vars(module).values():
+            if is_typeddict(kind):
+                said = {k: v.__forward_arg__ for k, v in kind.__annotations__.items()}
+                several = {k for k, v in said.items() if v.startswith("Sequence[str]")}
+                assert several <= api._OF_FLAGS
 
 
 def test_open_inspect_verify_seal_latest(root: Path, tmp_path: Path) -> None:

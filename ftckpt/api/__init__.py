@@ -2,13 +2,16 @@
 
 With `__main__` the one door of the core that looks up to `ftckpt.formats`. The arguments of a
 function are the flags of its verb, with the same defaults; a size, rate or time is a number
-(bytes, bytes a second, seconds) or the text that the flag takes. Every function takes `stores` (how
-to reach object stores) and, where work can be long, a `counter` that is told of it. Nothing here
-prints, a verdict is returned, and a failure is an error of `ftckpt.errors`.
+(bytes, bytes a second, seconds) or the text that the flag takes, and one string may stand for
+several (`also="/disk2"`). Every function takes `stores` (how to reach object stores) and, where work
+can be long, a `counter` that is told of it. Nothing here prints, a verdict is returned, and a
+failure is an error of `ftckpt.errors`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache, wraps
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -108,8 +111,39 @@ HOMES = {
 }
 
 
+# The flags that `**flags` may bring and that are sequences of strings.
+_OF_FLAGS = frozenset(("also", "drop", "keep_tag"))
+
+
+@cache
+def _function(home: str, name: str) -> Callable[..., Any]:
+    """Return a function that takes one string where it takes a sequence of them.
+
+    Python would take the string for a sequence of its letters, and no type checker objects.
+    """
+    function: Callable[..., Any] = getattr(import_module(f"ftckpt.api.{home}"), name)
+    order = [one for one in function.__annotations__ if one != "return"]
+    several = {
+        k for k, said in function.__annotations__.items() if said.startswith("Sequence[str]")
+    }
+    if "flags" in function.__annotations__:
+        several |= _OF_FLAGS
+
+    def whole(name: str, given: Any) -> Any:
+        return [given] if isinstance(given, str) and name in several else given
+
+    @wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        ordered = [whole(k, v) for k, v in zip(order, args, strict=False)]
+        return function(
+            *ordered, *args[len(order) :], **{k: whole(k, v) for k, v in kwargs.items()}
+        )
+
+    return called
+
+
 def __getattr__(name: str) -> Any:
     if name in HOMES:
         home, _, own = HOMES[name].partition(".")
-        return getattr(import_module(f"ftckpt.api.{home}"), own or name)
+        return _function(home, own or name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
