@@ -3,8 +3,8 @@
 With `__main__` the one door of the core that looks up to `ftckpt.formats`. The arguments of a
 function are the flags of its verb, with the same defaults; a size, rate or time is a number
 (bytes, bytes a second, seconds) or the text that the flag takes, and one string may stand for
-several (`also="/disk2"`). Every function takes `stores` (how to reach object stores) and, where work
-can be long, a `counter` that is told of it. Nothing here prints, a verdict is returned, and a
+several (`also="/disk2"`). Every function takes `stores` (how to reach object stores) and, where
+work can be long, a `counter` that is told of it. Nothing here prints, a verdict is returned, and a
 failure is an error of `ftckpt.errors`.
 """
 
