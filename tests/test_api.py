@@ -57,6 +57,15 @@ def test_one_string_stands_for_a_sequence_of_one(root: Path, tmp_path: Path) -> 
     assert not (tmp_path / "out").exists()
 
 
+def test_a_path_of_pathlib_stands_for_a_string(root: Path, tmp_path: Path) -> None:
+    step = root / "step-7"
+    assert ftckpt.verify(step).code is ExitCode.OK  # type: ignore[arg-type]
+    assert ftckpt.latest([root]).step == 7  # type: ignore[list-item]
+    assert ftckpt.convert(step, tmp_path / "out", "safetensors").files  # type: ignore[call-overload]
+    with pytest.raises(NotFoundError, match=r"nowhere does not"):
+        ftckpt.open_checkpoint(step, also=[tmp_path / "nowhere"])  # type: ignore[list-item,arg-type]
+
+
 def test_every_flag_that_takes_several_is_known() -> None:
     for path in Path(api.__file__).parent.glob("*.py"):
         module = import_module(f"ftckpt.api.{path.stem}") if path.stem != "__init__" else api

@@ -2,10 +2,10 @@
 
 With `__main__` the one door of the core that looks up to `ftckpt.formats`. The arguments of a
 function are the flags of its verb, with the same defaults; a size, rate or time is a number
-(bytes, bytes a second, seconds) or the text that the flag takes, and one string may stand for
-several (`also="/disk2"`). Every function takes `stores` (how to reach object stores) and, where
-work can be long, a `counter` that is told of it. Nothing here prints, a verdict is returned, and a
-failure is an error of `ftckpt.errors`.
+(bytes, bytes a second, seconds) or the text that the flag takes, one string may stand for several
+(`also="/disk2"`), and a `pathlib.Path` for a string. Every function takes `stores` (how to reach
+object stores) and, where work can be long, a `counter` that is told of it. Nothing here prints, a
+verdict is returned, and a failure is an error of `ftckpt.errors`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, wraps
 from importlib import import_module
+from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ _OF_FLAGS = frozenset(("also", "drop", "keep_tag"))
 
 @cache
 def _function(home: str, name: str) -> Callable[..., Any]:
-    """Return a function that takes one string where it takes a sequence of them.
+    """Return a function that takes paths as `pathlib` has them, and one string for a sequence.
 
     Python would take the string for a sequence of its letters, and no type checker objects.
     """
@@ -130,16 +131,26 @@ def _function(home: str, name: str) -> Callable[..., Any]:
         several |= _OF_FLAGS
 
     def whole(name: str, given: Any) -> Any:
+        given = _named(given)
         return [given] if isinstance(given, str) and name in several else given
 
     @wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
         ordered = [whole(k, v) for k, v in zip(order, args, strict=False)]
         return function(
-            *ordered, *args[len(order) :], **{k: whole(k, v) for k, v in kwargs.items()}
+            *ordered,
+            *map(_named, args[len(order) :]),
+            **{k: whole(k, v) for k, v in kwargs.items()},
         )
 
     return called
+
+
+def _named(given: Any) -> Any:
+    """Return paths as strings."""
+    if isinstance(given, list | tuple) and any(isinstance(one, PathLike) for one in given):
+        return [_named(one) for one in given]
+    return fspath(given) if isinstance(given, PathLike) else given
 
 
 def __getattr__(name: str) -> Any:
