@@ -118,6 +118,27 @@ FILE_WRITERS: Mapping[str, FileWriter] = {
 }
 
 
+# What people call the formats elsewhere, by the name that is used here.
+CALLED = {
+    "safetensors": ("hf", "huggingface", "hugging-face", "transformers"),
+    "torchsave": ("pt", "pth", "bin", "torch", "pytorch", "torch-save", "torch.save"),
+    "dcp": ("torch-dcp", "distributed", "torchtitan", "fsdp", "fsdp2"),
+    "megatron-dist": ("torch-dist", "mcore", "nemo", "megatron-bridge"),
+    "megatron-fsdp": ("fsdp-dtensor",),
+    "megatron": ("megatron-lm", "legacy"),
+    "deepspeed": ("zero", "ds"),
+    "deepspeed-universal": ("universal", "ucp"),
+    "orbax": ("jax", "flax", "maxtext"),
+}
+
+
+def _near(name: str) -> str:
+    """Return a hint at the format that somebody means by another name; "" if it is unknown."""
+    asked = name.lower().replace("_", "-")
+    meant = next((own for own, others in CALLED.items() if asked in others), None)
+    return f"did you mean {meant}" if meant else hint_for_name(name, WRITTEN).rstrip("?")
+
+
 def format_and_writer(
     name: str, rules: Rules | None = None, destination: str = ""
 ) -> tuple[Format, Writer]:
@@ -147,7 +168,5 @@ def format_and_writer(
     hint = f"--to takes one of {', '.join(WRITTEN)}"
     if any(one.name == name for one in formats(rules)):
         raise UnsupportedError(f"{name} checkpoints are not written", hint=hint)
-    near = hint_for_name(name, WRITTEN)
-    raise UsageError(
-        f"{name!r} is not a format", hint=f"{near.rstrip('?')}? {hint}" if near else hint
-    )
+    near = _near(name)
+    raise UsageError(f"{name!r} is not a format", hint=f"{near}? {hint}" if near else hint)

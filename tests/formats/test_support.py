@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from ftckpt.errors import UsageError
+from ftckpt.formats import writers
 from ftckpt.formats.catalog import FORMATS
 from ftckpt.formats.state.same_object import SameObject
 from ftckpt.formats.support import LAYOUTS, WRITTEN, Support, put
@@ -96,3 +98,19 @@ def test_layouts_without_a_sample_are_made_by_other_tests() -> None:
         "Megatron-FSDP: `fsdp_dtensor`, a DCP store of a Megatron job",
         "NVIDIA resiliency extension: `SESSION/RANK/iter_0000010_3_local.pt`",
     ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "meant"), [("hf", "safetensors"), ("torch_dist", "megatron-dist"), ("dpc", "dcp")]
+)
+def test_another_name_of_a_format_is_understood(asked: str, meant: str) -> None:
+    with pytest.raises(UsageError, match=f"{asked}' is not a format") as raised:
+        format_and_writer(asked)
+    assert f"did you mean {meant}?" in raised.value.hint
+
+
+def test_other_names_are_of_formats_that_are_written_and_mean_one() -> None:
+    others = [name for named in writers.CALLED.values() for name in named]
+    assert set(writers.CALLED) <= set(WRITTEN)
+    assert len(set(others)) == len(others)
+    assert not set(others) & set(WRITTEN)
