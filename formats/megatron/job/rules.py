@@ -20,7 +20,12 @@ def rules_of(args: Arguments, held: Iterable[LocalTensor]) -> Rules:
         held: the model's tensors in the files of its ranks.
     """
     values = {"gated": int(any(args.flag(name) for name in _GATED))}
-    return built_in("megatron", values | _state_space(args) | _delta(args) | _latent(args, held))
+    return built_in("megatron", values | block_sizes(args) | _latent(args, held))
+
+
+def block_sizes(args: Arguments) -> dict[str, int]:
+    """Return the rows of the parts of packed projections, by the names that the rules have."""
+    return _state_space(args) | _delta(args)
 
 
 def _state_space(args: Arguments) -> dict[str, int]:

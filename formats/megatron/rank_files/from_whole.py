@@ -47,6 +47,7 @@ def job_of_whole(content: Content, request: LayoutRequest) -> RankFilesJob:
     whole = whole_model(content)
     _require_own_names(whole)
     target = target_of(whole.layout, request)
+    _require_one_embedding(whole, target.grid.pp)
     grid, args = target.grid, whole.layout.args
     state = job_state(content) if whole.trained else JobState()
     trained = trained_of(content, whole, state, apart=grid.experts_apart)
@@ -116,6 +117,22 @@ def _streams(
     if not all((at.pp, at.tp) in random for at in ranks):
         return {}
     return {at: random[at.pp, at.tp] for at in ranks}
+
+
+def _require_one_embedding(whole: WholeModel, pp: int) -> None:
+    """Refuse layers that predict further tokens on a stage that is not the first.
+
+    Raises:
+        UnsupportedError: such a stage has an embedding of its own for them.
+    """
+    further = next((name for name in whole.content.tensors if name.startswith("mtp.")), None)
+    if further is not None and pp > 1:
+        raise UnsupportedError(
+            f"the last of {pp} stages holds an embedding of its own for {further}, which is not"
+            " written here",
+            hint="--to megatron-dist, --pp 1, or --drop 'mtp.*'",
+            tensor=further,
+        )
 
 
 def _require_own_names(whole: WholeModel) -> None:
