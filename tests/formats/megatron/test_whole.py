@@ -36,6 +36,9 @@ from tests.builders.real_sets import real_set
 from tests.campaign import examples
 from tests.conformance.formats import Made
 from tests.conformance.writers import assert_repeatable
+from tests.formats.families.test_mtp import config_of as further_config
+from tests.formats.families.test_mtp import save as save_further
+from tests.formats.families.test_mtp import weights_of as further_weights
 from tests.formats.families.test_native import (
     DATA,
     MODELS,
@@ -153,6 +156,21 @@ def test_parts_of_a_store_are_put_together_for_files_of_ranks(name: str, tmp_pat
     with pytest.raises(UnsupportedError, match="several parts") as refused:
         format_and_writer("megatron-fsdp")[1].layout(content, LayoutRequest())
     assert refused.value.hint == "--to megatron-dist"
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe"])
+def test_layers_that_predict_further_tokens(name: str, tmp_path: Path) -> None:
+    weights = further_weights(name)
+    save_further(tmp_path / "hf", weights, further_config(name))
+    content = translated(tmp_path / "hf")
+    made(content, tmp_path / "there", "megatron-dist", pp=3)
+    assert arguments(tmp_path / "there")["mtp_num_layers"] == 1
+    back = to_hugging_face(only(Content.of(open_checkpoint(tmp_path / "there")), Only.MODEL))
+    made(back, tmp_path / "back", "safetensors")
+    require_equal(held(tmp_path / "back"), weights)
+    with pytest.raises(UnsupportedError, match="depends on the version") as refused:
+        format_and_writer("megatron")[1].layout(content, LayoutRequest())
+    assert str(refused.value.tensor).startswith("mtp.layers.0.")
 
 
 @pytest.mark.parametrize("name", sorted({*built_by_arguments(), *WRITTEN}))

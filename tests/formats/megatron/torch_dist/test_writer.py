@@ -469,7 +469,8 @@ def test_what_is_stored_in_another_shape_is_refused(name: str) -> None:
         ("decoder.layers.0.self_attention.in_proj.weight", {}, "do not record their sizes"),
         (
             "decoder.layers.0.mixer.conv1d.weight",
-            {"mamba_num_heads": 4, "mamba_head_dim": 8, "mamba_num_groups": 2, "mamba_state_dim": 6},
+            {"mamba_num_heads": 4, "mamba_head_dim": 8, "mamba_num_groups": 2,
+             "mamba_state_dim": 6},
             r"is not made of parts of \[32, 12, 12\] rows",
         ),
     ],
