@@ -101,10 +101,9 @@ def whole_model(content: Content) -> WholeModel:
     checkpoint = content.checkpoint
     carried = arguments_of(checkpoint)
     content = joined_sections(content, SECTIONS)
-    model = {key: w for key, w in content.tensors.items() if w.component == "model"}
+    model, tied = model_and_copies(content)
     unplaced = [key for key in content.tensors if key not in model]
     unplaced += [name for name in content.objects if not is_ours(content, name)]
-    tied = [k for k, owner in content.aliases.items() if tied_to(k) == owner and k in model]
     if carried.get("untie_embeddings_and_output_weights") is False:
         # A format without aliases holds the copy too; nothing here shows that it is one.
         copies = [k for k, w in model.items() if tied_to(w.name) in model and k not in tied]
@@ -139,6 +138,13 @@ def whole_model(content: Content) -> WholeModel:
         unplaced,
         notes,
     )
+
+
+def model_and_copies(content: Content) -> tuple[dict[str, TargetTensor], list[str]]:
+    """Return the model's tensors by key, and the keys of copies of the embedding among them."""
+    model = {key: w for key, w in content.tensors.items() if w.component == "model"}
+    tied = (key for key, owner in content.aliases.items() if tied_to(key) == owner)
+    return model, [key for key in tied if key in model]
 
 
 def trained_tensors(

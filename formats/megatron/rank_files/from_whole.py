@@ -61,8 +61,7 @@ def job_of_whole(content: Content, request: LayoutRequest) -> RankFilesJob:
     if trained is not None:
         kept = trained[1]
         full = replace(full, tensors={**full.tensors, **kept.tensors}, known=kept.known)
-    rules = rules_of(args, whole.locals())
-    rules = request.rules.before(rules) if request.rules else rules
+    rules = rules_of(args, whole.locals(), request.rules)
     true = request.true_vocab_size or whole.rows
     full, rows = repadded(full, vocabulary_of(full, rules), args, grid.tp, true)
     arguments = {**whole.arguments, **target.arguments, "ckpt_format": "torch"}
