@@ -15,7 +15,7 @@ from ftckpt.errors import UnsupportedError
 from ftckpt.formats.huggingface.config import CONFIG
 
 from .facts import ModelFacts
-from .written import require_expressible
+from .written import is_number, require_expressible
 
 # How transformers names the function in the MLP.
 _ACTIVATIONS = ("hidden_act", "activation_function")
@@ -198,7 +198,10 @@ def _yarn_scaling(config: Mapping[str, Any], rotary: Mapping[str, Any]) -> dict[
     """
     said = {**_YARN, **{name: value for name, value in rotary.items() if value is not None}}
     length = said.get("original_max_position_embeddings", config.get("max_position_embeddings"))
-    if not isinstance(said.get("factor"), (int, float)) or type(length) is not int:
+    numbers = [said.get(name) for name in ("factor", "beta_fast", "beta_slow")]
+    if not all(map(is_number, numbers)) or type(length) is not int:
+        return None
+    if not isinstance(said["truncate"], bool):
         return None
     return {
         "position_embedding_type": "yarn",
@@ -219,10 +222,10 @@ def _latent_scaling(kind: Any, rotary: Mapping[str, Any]) -> dict[str, Any] | No
         return {"rope_type": "yarn", "rotary_scaling_factor": 1.0, "mscale_all_dim": 1.0}
     factor, scales = rotary.get("factor"), [rotary.get(n) for n in ("mscale", "mscale_all_dim")]
     same = all(rotary.get(name, value) == value for name, value in _LATENT_YARN.items())
-    both = scales == [None, None] or all(isinstance(n, (int, float)) and n > 0 for n in scales)
+    both = scales == [None, None] or all(is_number(n) and n > 0 for n in scales)
     if kind != "yarn" or not same or not both or not rotary.keys() <= _LATENT_ALL | _ROTARY:
         return None
-    if not isinstance(factor, (int, float)):
+    if not is_number(factor):
         return None
     one, every = scales if scales[0] is not None else (1.0, 0.0)
     return {

@@ -23,7 +23,7 @@ takes away what an extended table has.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.formats.huggingface.config import CONFIG
@@ -31,6 +31,7 @@ from ftckpt.formats.huggingface.config import CONFIG
 from .shapes import ShapeTable
 
 _KINDS = ("is", "field", "flag", "amount", "window", "layers", "every", "letters")
+_LARGEST = 1e18
 _BESIDE = ("default", "words", "where", "when")
 
 
@@ -68,7 +69,7 @@ class WrittenArgument(NamedTuple):
         texts += letters.values() if isinstance(letters, dict) else [letters]
         texts += [said.get(word, "") for word in ("where", "when")]
         known = said.keys() <= {*_KINDS, *_BESIDE} and len(kinds) == 1
-        known = known and isinstance(said.get("words", {}), dict)
+        known = known and all(isinstance(said.get(w, {}), dict) for w in ("words", "letters"))
         if not known or not all(isinstance(text, str) for text in texts):
             raise UsageError(f"the table of {table} says {name} = {said!r}, which gives no value")
         beside = {word: said[word] for word in _BESIDE if word in said}
@@ -83,7 +84,7 @@ class WrittenArgument(NamedTuple):
             config: the model's `config.json`.
 
         Raises:
-            UsageError: `config` lacks a field, or gives no such number.
+            UsageError: `config` lacks a field, or gives no such number or word.
             UnsupportedError: layers that the argument has no letter for.
         """
         if self.where and not shapes.layers(self.where, config):
@@ -116,18 +117,13 @@ class WrittenArgument(NamedTuple):
         if value is None and self.said in shapes.defaults:
             return shapes.number(self.said, config)
         value = self.default if value is None else value
-        if not isinstance(value, (bool, int, float, str)):
-            raise UsageError(
-                f"{CONFIG} says {self.said} = {value!r}, and Megatron's {name} follows from it"
-            )
-        if self.words is None:
+        if self.words is None and is_number(value):
             return value
-        if not isinstance(value, str) or value not in self.words:
-            raise UnsupportedError(
-                f"{CONFIG} says {self.said} = {value!r}, and Megatron's {name} has no word for it",
-                file=CONFIG,
-            )
-        return self.words[value]
+        if self.words is not None and isinstance(value, str) and value in self.words:
+            return self.words[value]
+        raise UsageError(
+            f"{CONFIG} says {self.said} = {value!r}, and Megatron's {name} follows from it"
+        )
 
     def _letters(self, name: str, shapes: ShapeTable, config: Mapping[str, Any]) -> str:
         made = [""] * shapes.amount("layer", config)
@@ -141,6 +137,13 @@ class WrittenArgument(NamedTuple):
                 file=CONFIG,
             )
         return "".join(made)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value is a number that a model can have."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    return -_LARGEST < value < _LARGEST
 
 
 def _every(flags: list[int]) -> int | list[int]:

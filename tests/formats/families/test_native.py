@@ -742,6 +742,10 @@ def test_each_table_fits_its_model(name: str, tmp_path: Path) -> None:
         (("[config]", "[derived]\n[config]"), "has a derived that is not rows"),
         (('[config]\nmodel_type = "llama"', "shapes = 1"), "cannot be read|not a section"),
         (('extends = "llama"', 'extends = "mine.toml"'), "cannot read mine.toml"),
+        (("[config]", '[megatron]\nx = {field = "a", flag = "b"}\n[config]'), "gives no value"),
+        (("[config]", '[megatron]\nx = {letters = "M"}\n[config]'), "says x = .* no value"),
+        (("[config]", '[megatron]\nx = {every = 3}\n[config]'), "says x = .* no value"),
+        (("[config]", '[required]\n[[megatron]]\n[config]'), "megatron that is not a section"),
     ],
 )  # fmt: skip
 def test_a_table_that_does_not_fit_is_found(
