@@ -1,4 +1,4 @@
-"""Give the arguments of Megatron that a table has for a `config.json`; there is no way back.
+"""Give the arguments of Megatron that a table has for a `config.json`, in that direction alone.
 
     [megatron]
     qk_layernorm = true                                      # whatever config.json says
@@ -7,7 +7,7 @@
     init_method_std = {field = "initializer_range", default = 0.02}  # where it is left out
     add_qkv_bias = {flag = "attention_bias"}                 # whether it is true
     moe_shared_expert_intermediate_size = {amount = "n_shared_experts*moe_intermediate_size"}
-    window_size = {window = "sliding_window"}                # of so many tokens, with its own
+    window_size = {window = "sliding_window"}                # of that many tokens, its own too
     moe_layer_freq = {layers = "first_k_dense_replace:"}     # 1 for each of these layers, else 0
     linear_attention_freq = {every = "layer_types=…"}        # N for all layers but each Nth
     hybrid_layer_pattern = {letters = {M = "…", E = "…"}}    # one for each layer
