@@ -15,6 +15,7 @@ from ftckpt.errors import UnsupportedError
 from ftckpt.formats.huggingface.config import CONFIG
 
 from .facts import ModelFacts
+from .shapes import ShapeTable
 from .written import is_number, require_expressible
 
 # How transformers names the function in the MLP.
@@ -107,9 +108,7 @@ def arguments_of_config(model: ModelFacts) -> dict[str, Any]:
 
 def _written(model: ModelFacts, known: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments that the table gives for this `config.json`."""
-    shapes = model.family.shapes
-    if shapes is None:
-        return {}
+    shapes = model.family.shapes or ShapeTable({}, {}, {})
     every = model.family.written.items()
     found = {name: argument.value(name, shapes, known) for name, argument in every}
     return {name: value for name, value in found.items() if value not in (None, "")}
