@@ -15,6 +15,8 @@ from ftckpt.errors import UnsupportedError
 from ftckpt.formats.huggingface.config import CONFIG
 
 from .facts import ModelFacts
+from .shapes import ShapeTable
+from .written import is_number, require_expressible
 
 # How transformers names the function in the MLP.
 _ACTIVATIONS = ("hidden_act", "activation_function")
@@ -23,14 +25,31 @@ _LLAMA3 = {
     "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
 }  # fmt: skip
 
-# What makes a model too, and what `--use-checkpoint-args` leaves to the command line.
-_UNREAD = {
-    "bf16": "--bf16", "fp16": "--fp16", "qk_layernorm": "--qk-layernorm",
-    "norm_epsilon": "--norm-epsilon", "use_rope_scaling": "--use-rope-scaling",
-    "rope_scaling_factor": "--rope-scaling-factor",
-    "rotary_seq_len_interpolation_factor": "--rotary-seq-len-interpolation-factor",
-    "moe_shared_expert_gate": "--moe-shared-expert-gate",
-}  # fmt: skip
+# What makes a model too, and what `--use-checkpoint-args` leaves to the command line (core 0.20).
+_UNREAD = (
+    "bf16", "fp16", "qk_layernorm", "norm_epsilon", "use_rope_scaling", "rope_scaling_factor",
+    "rotary_seq_len_interpolation_factor", "moe_shared_expert_gate",
+    "layernorm_zero_centered_gamma", "attention_output_gate", "experimental_attention_variant",
+    "linear_attention_freq", "linear_conv_kernel_dim", "linear_key_head_dim",
+    "linear_value_head_dim", "linear_num_key_heads", "linear_num_value_heads", "quick_geglu",
+    "glu_linear_offset", "activation_func_clamp_value", "softmax_type", "window_size",
+    "window_attn_skip_freq", "rotary_scaling_factor", "mscale", "mscale_all_dim",
+    "yarn_original_max_position_embeddings", "yarn_beta_fast", "yarn_beta_slow",
+    "yarn_correction_range_round_to_int", "multi_latent_attention", "q_lora_rank", "kv_lora_rank",
+    "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "moe_router_num_groups",
+    "moe_router_group_topk", "moe_router_dtype",
+)  # fmt: skip
+_FLAGS = {"layernorm_zero_centered_gamma": "--apply-layernorm-1p"}
+# Of which only False is said.
+_NEGATIVE = ("yarn_correction_range_round_to_int", "bias_dropout_fusion", "bias_gelu_fusion")
+# What a Megatron model of yarn-scaled frequencies is told, where `config.json` leaves it out.
+_YARN = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
+_YARN_ALL = {"rope_type", "type", "factor", "original_max_position_embeddings", *_YARN}
+# Constants of latent attention that only Megatron-core's code has.
+_LATENT_YARN = {"beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 4096}
+_LATENT_ALL = {"rope_type", "type", "factor", "mscale", "mscale_all_dim", *_LATENT_YARN}
+# What else of rotary embeddings stands beside a scaling, and is an argument of its own.
+_ROTARY = {"rope_theta", "partial_rotary_factor"}
 # The window of a model's class where `config.json` says nothing of it.
 _WINDOWS = {"mistral": 4096}
 
@@ -45,10 +64,11 @@ def arguments_of_config(model: ModelFacts) -> dict[str, Any]:
         UnsupportedError: the model does what Megatron-core's of this family does not.
     """
     family, config = model.family, model.config
-    if not family.arguments:
+    if not (family.arguments or family.written) or family.unbuilt:
+        why = family.unbuilt or "its table has none"
         raise UnsupportedError(
-            f"no table says which arguments of Megatron-core make a {family.name}: its names can be"
-            " written in other formats",
+            f"no arguments of Megatron-LM make a {family.name} ({why}): its names can be written in"
+            " other formats",
             hint="--to safetensors or --to dcp",
         )
     _require_plain(model)
@@ -60,6 +80,7 @@ def arguments_of_config(model: ModelFacts) -> dict[str, Any]:
     said |= {name: value for name, value in family.constants.items() if name != "num_experts"}
     rotary = config.get("rope_parameters") or config.get("rope_scaling") or {}
     known = _flattened(config, rotary)
+    require_expressible(family.required, known, family.name)
     defaults = family.shapes.defaults if family.shapes is not None else {}
     known = {**{f: known[one] for f, one in defaults.items() if one in known}, **known}
     for first in (True, False):  # an argument is the field's that names it first
@@ -79,20 +100,35 @@ def arguments_of_config(model: ModelFacts) -> dict[str, Any]:
     if family.config.get("hidden_act") == "gelu":  # the fused one is the approximation by tanh
         said["bias_gelu_fusion"] = False
     said.setdefault("ffn_hidden_size", 4 * said.get("hidden_size", 0))
-    return said | _scaling(rotary) | _routing(model, said)
+    if family.written:
+        said.setdefault("position_embedding_type", "rope")
+    said |= _scaling(model, rotary) | _routing(model, said)
+    return said | _written(model, known)
+
+
+def _written(model: ModelFacts, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that the table gives for this `config.json`."""
+    shapes = model.family.shapes or ShapeTable({}, {}, {})
+    every = model.family.written.items()
+    found = {name: argument.value(name, shapes, known) for name, argument in every}
+    return {name: value for name, value in found.items() if value not in (None, "")}
 
 
 def flags_beside(arguments: Mapping[str, Any]) -> str:
     """Return the flags that build the model together with `--use-checkpoint-args`."""
     found = []
-    for name, flag in _UNREAD.items():
+    for name in _UNREAD:
         value = arguments.get(name)
-        if value is True:
-            found.append(flag)
-        elif value not in (None, False):
-            found.append(f"{flag} {value}")
-    if arguments.get("bias_gelu_fusion") is False:
-        found.append("--no-bias-gelu-fusion")
+        flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
+        if value in (None, False) or name in _NEGATIVE:
+            continue
+        if isinstance(value, (list, tuple)):
+            text = ",".join(map(str, value))
+            value = f"[{text}]" if isinstance(value, list) else text
+        found.append(flag if value is True else f"{flag} {value}")
+    for name in _NEGATIVE:
+        if arguments.get(name) is False:
+            found.append(f"--no-{name.replace('_', '-')}")
     return " ".join(found)
 
 
@@ -100,9 +136,11 @@ def _flattened(config: Mapping[str, Any], rotary: Mapping[str, Any]) -> Mapping[
     """Return the fields of `config.json`; since transformers 5 rotary ones stand in a dict."""
     moved = {
         "rope_theta": "rope_theta", "rotary_pct": "partial_rotary_factor",
-        "partial_rotary_factor": "partial_rotary_factor",
+        "partial_rotary_factor": "partial_rotary_factor", "rope_type": "rope_type",
     }  # fmt: skip
     found = {field: rotary[name] for field, name in moved.items() if name in rotary}
+    if "rope_type" not in found and "type" in rotary:
+        found["rope_type"] = rotary["type"]
     return {**config, **found}
 
 
@@ -114,6 +152,8 @@ def _require_plain(model: ModelFacts) -> None:
         if wanted is not None and config.get(field, wanted) != wanted:
             raise _unlike(model, field, config[field])
     window = config.get("sliding_window", _WINDOWS.get(family.name))
+    if "window_size" in family.written:
+        window = None  # the family has one, and arguments say it
     if window is not None and config.get("use_sliding_window", True):
         length = config.get("max_position_embeddings")
         if type(window) is not int or type(length) is not int or window < length:
@@ -123,12 +163,22 @@ def _require_plain(model: ModelFacts) -> None:
             raise _unlike(model, field, config[field])
 
 
-def _scaling(rotary: Mapping[str, Any]) -> dict[str, Any]:
+def _scaling(model: ModelFacts, rotary: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments that stretch rotary frequencies."""
     kind = rotary.get("rope_type", rotary.get("type", "default"))
     factor = rotary.get("factor")
-    if kind == "default":
-        return {"use_rope_scaling": False}
+    found: dict[str, Any] | None = None
+    latent = model.family.constants.get("multi_latent_attention", False)
+    if latent:
+        found = _latent_scaling(kind, rotary)
+    elif kind == "yarn" and model.family.written and rotary.keys() <= _YARN_ALL | _ROTARY:
+        found = _yarn_scaling(model.config, rotary)
+    elif kind == "default":
+        found = {"use_rope_scaling": False}
+    if found is not None:
+        return found
+    if latent:
+        kind = ""
     if kind == "llama3" and all(rotary.get(name) == value for name, value in _LLAMA3.items()):
         return {"use_rope_scaling": True, "rope_scaling_factor": factor}
     if kind == "linear" and isinstance(factor, (int, float)) and factor == int(factor):
@@ -138,6 +188,49 @@ def _scaling(rotary: Mapping[str, Any]) -> dict[str, Any]:
         f"{dict(rotary)!r}",
         file=CONFIG,
     )
+
+
+def _yarn_scaling(config: Mapping[str, Any], rotary: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the arguments of yarn; None where a number is missing.
+
+    Source: `_compute_yarn_parameters` of transformers, `_apply_yarn_config_from_args` of Megatron.
+    """
+    said = {**_YARN, **{name: value for name, value in rotary.items() if value is not None}}
+    length = said.get("original_max_position_embeddings", config.get("max_position_embeddings"))
+    numbers = [said.get(name) for name in ("factor", "beta_fast", "beta_slow")]
+    if not all(map(is_number, numbers)) or type(length) is not int:
+        return None
+    if not isinstance(said["truncate"], bool):
+        return None
+    return {
+        "position_embedding_type": "yarn",
+        "rotary_scaling_factor": float(said["factor"]),
+        "yarn_original_max_position_embeddings": length,
+        "yarn_beta_fast": float(said["beta_fast"]),
+        "yarn_beta_slow": float(said["beta_slow"]),
+        "yarn_correction_range_round_to_int": said["truncate"],
+        # With these the concentration is that of the factor alone.
+        "mscale": 1.0,
+        "mscale_all_dim": 0.0,
+    }
+
+
+def _latent_scaling(kind: Any, rotary: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the arguments of latent attention, which Megatron always scales; None for no such."""
+    if kind == "default":
+        return {"rope_type": "yarn", "rotary_scaling_factor": 1.0, "mscale_all_dim": 1.0}
+    factor, scales = rotary.get("factor"), [rotary.get(n) for n in ("mscale", "mscale_all_dim")]
+    same = all(rotary.get(name, value) == value for name, value in _LATENT_YARN.items())
+    both = scales == [None, None] or all(is_number(n) and n > 0 for n in scales)
+    if kind != "yarn" or not same or not both or not rotary.keys() <= _LATENT_ALL | _ROTARY:
+        return None
+    if not is_number(factor):
+        return None
+    one, every = scales if scales[0] is not None else (1.0, 0.0)
+    return {
+        "rope_type": "yarn", "rotary_scaling_factor": float(factor),
+        "mscale": float(one or 0.0), "mscale_all_dim": float(every or 0.0),
+    }  # fmt: skip
 
 
 def _routing(model: ModelFacts, said: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,6 +39,7 @@ _CHANGES = {
 }
 
 
+_BY_CONFIG = f"--config FILE names the {CONFIG} of a model that a table knows"
 # Models that Megatron-core does not have: names alone would not make one.
 _BESIDE = "its attention and its MLP stand side by side, and Megatron-core has one after the other"
 _BEHIND = (
@@ -126,10 +127,14 @@ def _require_form(arguments: Arguments, found: Family, checkpoint: Checkpoint) -
     for argument, meaning in _CHANGES.items():
         if arguments.get(argument) in (None, False) or argument in found.constants:
             continue
+        if argument in found.written:
+            continue
         if argument == _BIAS and any(_has_bias(entry) for entry in found.entries):
             continue  # some models of the family have it, and `config.json` says which
         raise UnsupportedError(
-            f"the model of {checkpoint.source.url} has no Hugging Face form: {meaning} ({argument})"
+            f"the model of {checkpoint.source.url} has no Hugging Face form: {meaning}"
+            f" ({argument})",
+            hint=_BY_CONFIG,
         )
 
 
@@ -261,7 +266,7 @@ def _family_of_arguments(arguments: Arguments, checkpoint: Checkpoint) -> Family
             raise UnsupportedError(
                 f"the model of {checkpoint.source.url} has no Hugging Face form that its arguments"
                 f" give: {meaning} ({argument})",
-                hint=f"--config FILE names the {CONFIG} of a model that a table knows",
+                hint=_BY_CONFIG,
             )
     raise UnsupportedError(
         f"no family has a model like that of {checkpoint.source.url}",

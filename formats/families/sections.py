@@ -8,6 +8,8 @@ Source: `_split_tensor_factory` in megatron/core/ssm/{gated_delta_net,mamba_mixe
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from ftckpt.checkpoint import Box
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import listed
@@ -16,19 +18,30 @@ from ftckpt.transfer.request.parameters import parameter_names, parted
 
 from .tables import Family
 
+# Says of a name whether its tensor is stored in parts, and what follows the name for each.
+Sections = Sequence[tuple[Callable[[str], object], Sequence[str]]]
 
-def joined_sections(content: Content, family: Family) -> Content:
-    """Return the content with such parts put together.
 
-    Raises:
-        UnsupportedError: a part is missing, or parts differ in type or in another axis.
-    """
-    known = [
-        (name, entry.sections)
+def sections_of(family: Family) -> Sections:
+    """Return how the names of a family's tensors in parts begin, each with what follows."""
+    return [
+        (name.numbers, entry.sections)
         for entry in family.entries
         for name in entry.megatron.values()
         if entry.sections
     ]
+
+
+def joined_sections(content: Content, known: Sections) -> Content:
+    """Return the content with such parts put together.
+
+    Args:
+        content: in parts, or whole.
+        known: says of a name whether it is in parts, and what follows it, in order.
+
+    Raises:
+        UnsupportedError: a part is missing, or parts differ in type or in another axis.
+    """
     if not known:
         return content
     parameters = parameter_names(content.tensors.values())
@@ -38,9 +51,7 @@ def joined_sections(content: Content, family: Family) -> Content:
     for key, wanted in content.tensors.items():
         parameter, rest = parted(wanted, parameters)
         bare, _, section = parameter.rpartition(".")
-        found = next(
-            (every for name, every in known if section in every and name.numbers(bare)), None
-        )
+        found = next((every for fits, every in known if section in every and fits(bare)), None)
         if found is None or wanted.component.startswith("extra:"):
             tensors[key] = wanted
             continue

@@ -122,6 +122,18 @@ class ShapeTable(NamedTuple):
             raise UsageError(f"{CONFIG} says {count:,} {word}s")
         return count
 
+    def number(self, text: str, config: Mapping[str, Any]) -> int:
+        """Return the value of an expression.
+
+        Raises:
+            UsageError: `config` lacks a field of it, or gives no such number.
+        """
+        return _Fields(config, self.defaults).amount(text)
+
+    def flag(self, field: str, config: Mapping[str, Any]) -> bool:
+        """Whether a field is there, and neither false nor zero; one with a default has that."""
+        return _Fields(config, self.defaults).flag(field)
+
     def layers(self, text: str, config: Mapping[str, Any]) -> frozenset[int]:
         """Return the layers that a rule's `layers` is about.
 

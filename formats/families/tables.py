@@ -9,6 +9,9 @@ One TOML file in `families/` for each model type of Hugging Face's `config.json`
     [config]                     # constants of its config.json
     [arguments]                  # config.json's fields <- the arguments of Megatron that hold them
     [model]                      # what Megatron's arguments say of such a model
+    [megatron]                   # arguments that config.json alone gives, one way: `written`
+    [required]                   # fields of config.json that no argument can say in another way
+    unbuilt = "…"                # why no arguments make such a model
 
     [[tensor]]
     megatron = "decoder.layers.{layer}.self_attention.linear_qkv.weight"
@@ -65,6 +68,7 @@ from .names import Name
 from .parts import ModelPart
 from .shapes import ShapeRule, ShapeTable
 from .views.joins import Join
+from .written import WrittenArgument
 
 # Whose model code `[[native]]` rows are about.
 DIALECTS = ("torchtitan", "meta", "packed")
@@ -80,10 +84,13 @@ _NATIVE_KEYS = frozenset((*DIALECTS, *_FLAGS, "rotated", "output"))
 _KEYS = frozenset(
     ("extends", "prefix", "config", "arguments", "model", "tensor", "derived", "maxtext",
      "maxtext_turns", "maxtext_without", "rotates", "native", "extends_native", "defaults",
-     "counts", "shapes", "languages", "part", "mtp")
+     "counts", "shapes", "languages", "part", "mtp", "megatron", "required", "unbuilt")
 )  # fmt: skip
-_MAPS = ("config", "arguments", "model", "defaults", "counts", "shapes", "languages", "mtp")
-_TEXTS = ("extends", "prefix")
+_MAPS = (
+    "config", "arguments", "model", "defaults", "counts", "shapes", "languages", "mtp", "megatron",
+    "required",
+)  # fmt: skip
+_TEXTS = ("extends", "prefix", "unbuilt")
 _ROWS = ("tensor", "derived", "maxtext", "native", "part")
 _MOST = 1 << 20  # bytes of a table
 _LAYERS, _TURN = re.escape("{layers}"), "{turn}"
@@ -200,6 +207,9 @@ class Family(NamedTuple):
         languages: whose table the language model has, by its `model_type`.
         mtp: what it says of layers that predict further tokens; empty where nothing is known.
         tied: whether output and embedding are one where `config.json` of such a model says nothing.
+        written: arguments of Megatron that `config.json` gives, and that do not give it back.
+        required: values that fields of `config.json` must have to be built by arguments.
+        unbuilt: why no arguments build such a model; "" where they do.
     """
 
     name: str
@@ -218,6 +228,9 @@ class Family(NamedTuple):
     languages: Mapping[str, str] = MappingProxyType({})
     tied: bool = False
     mtp: Mapping[str, Any] = MappingProxyType({})
+    written: Mapping[str, WrittenArgument] = MappingProxyType({})
+    required: Mapping[str, Any] = MappingProxyType({})
+    unbuilt: str = ""
 
 
 def family_names() -> tuple[str, ...]:
@@ -227,8 +240,9 @@ def family_names() -> tuple[str, ...]:
 
 
 def built_by_arguments() -> tuple[str, ...]:
-    """Return the names of the families whose model Megatron's arguments describe, sorted."""
-    return tuple(name for name in family_names() if family(name).arguments)
+    """Return the names of the families whose `config.json` Megatron's arguments give, sorted."""
+    found = ((name, family(name)) for name in family_names())
+    return tuple(name for name, one in found if one.arguments and not one.written)
 
 
 @cache
@@ -287,6 +301,9 @@ def _family(name: str, table: Mapping[str, Any]) -> Family:
         table.get("languages", {}),
         table.get("defaults", {}).get("tie_word_embeddings") == "true",
         _mtp(table.get("mtp", {}), name),
+        {key: WrittenArgument.of(key, v, name) for key, v in table.get("megatron", {}).items()},
+        table.get("required", {}),
+        table.get("unbuilt", ""),
     )
     if base is None:
         return own
@@ -308,6 +325,9 @@ def _family(name: str, table: Mapping[str, Any]) -> Family:
         {**base.languages, **own.languages},
         own.tied or base.tied,
         own.mtp or base.mtp,
+        {**base.written, **own.written},
+        {**base.required, **own.required},
+        own.unbuilt or base.unbuilt,
     )
 
 

@@ -22,7 +22,7 @@ from ftckpt.transfer.content import Content, Copy, TargetTensor
 from ftckpt.transfer.request.parameters import parameter_names, parted
 
 from .names import Name
-from .sections import joined_sections
+from .sections import joined_sections, sections_of
 from .tables import OFFSETS, Family, TableEntry
 from .views.experts import Stack, stacked, unstacked
 from .views.joins import Heads, part_rows, runs
@@ -146,6 +146,19 @@ class Translator:
     def _is_of(self, entry: TableEntry, numbers: Mapping[str, str]) -> bool:
         return not entry.layers or int(numbers.get("layer", "0")) in self._layers[entry.layers]
 
+    def spellings(self, name: str) -> Iterator[list[str]]:
+        """Yield how Megatron may call a tensor of Hugging Face's; of all experts in one, each."""
+        entries = self._family.entries
+        rows = [(e, n) for e in entries for k in e.hf if (n := k.numbers(name)) is not None]
+        rows = [(entry, numbers) for entry, numbers in rows if self._is_of(entry, numbers)]
+        stacked = any(entry.stacked for entry, _ in rows)
+        for expert in range(self._experts) if stacked else [0]:
+            yield [
+                known.fill({**numbers, "expert": str(expert)} if entry.stacked else numbers)
+                for entry, numbers in rows
+                for known in entry.megatron.values()
+            ]
+
     # --- to Hugging Face --------------------------------------------------------------------------
 
     def to_hugging_face(self, content: Content) -> Content:
@@ -156,7 +169,7 @@ class Translator:
                 that its axes can be exchanged.
             UsageError: a shape that does not fit the heads, fewer rows than the true vocabulary.
         """
-        content = joined_sections(content, self._family)
+        content = joined_sections(content, sections_of(self._family))
         content = self._offset(content, Naming.MEGATRON)
         parameters = parameter_names(content.tensors.values())
         turned: dict[str, TargetTensor] = {}

@@ -17,8 +17,8 @@ def open_megatron(source: Source, rules: Rules | None) -> MegatronCheckpoint:
     """Parse the pickles of all ranks and put their tensors together (see `Megatron.open`)."""
     with no_gc():  # many small records live until the end: collecting them costs triple
         read = read_ranks(source)
-        built_in = rules_of(read.args, (local for rank in read.ranks for local in rank.held))
-        merging = Merging(read, rules.before(built_in) if rules else built_in)
+        held = (local for rank in read.ranks for local in rank.held)
+        merging = Merging(read, rules_of(read.args, held, rules))
         return MegatronCheckpoint(
             source=source,
             tensors=merging.tensors,

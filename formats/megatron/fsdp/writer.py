@@ -39,6 +39,8 @@ from .reader import logical_name
 _GATED = re.compile(
     r".*\.mlp\.(?:|shared_experts\.|experts\.(?:local_experts\.\d+\.)?)linear_fc1\.(?:weight|bias)\d*"
 )
+# Linear attention, whose packed projections lie apart there, and state-space layers.
+_PACKED = re.compile(r".*\.(?:in_proj|conv1d)[._].*")
 _LEAVES = {Kind.EXP_AVG: "exp_avg", Kind.EXP_AVG_SQ: "exp_avg_sq"}
 # Of the shared state: what other formats need, and what is written here in its own way.
 _APART = ("args", "optimizer", "checkpoint_version", "iteration", "content_metadata")
@@ -90,6 +92,13 @@ class _Writing:
         self.notes: list[Finding] = [*self._whole.notes, *self._state.notes]
         trained = self._whole.trained
         self._kept = {(w.kind, w.name): w for w in trained.values()}
+        packed = next(filter(_PACKED.fullmatch, self._whole.content.tensors), None)
+        if packed is not None:
+            raise UnsupportedError(
+                f"how Megatron-FSDP stores {packed}, which has several parts, is not known",
+                tensor=packed,
+                hint="--to megatron-dist",
+            )
         others = [w for w in trained.values() if w.kind not in (*_LEAVES, Kind.MASTER)]
         if others:
             raise UnsupportedError(

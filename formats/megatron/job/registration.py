@@ -25,7 +25,7 @@ EMBEDDING = "embedding.word_embeddings.weight"
 OUTPUT = "output_layer.weight"
 _BEFORE = (EMBEDDING, "embedding.position_embeddings.weight")
 _AFTER = (
-    "decoder.final_layernorm.weight", "decoder.final_layernorm.bias",
+    "decoder.final_layernorm.weight", "decoder.final_layernorm.bias", "decoder.final_norm.weight",
     OUTPUT, "output_layer.bias",
 )  # fmt: skip
 _FIRST = ("input_layernorm.weight", "input_layernorm.bias")
@@ -54,6 +54,8 @@ _LINEARS = ("linear_fc1", "linear_fc2")
 _MEMBERS = ("weight", "bias")
 _MATRICES = tuple(f"{linear}.{member}" for linear in _LINEARS for member in _MEMBERS)
 _LAYER = re.compile(r"decoder\.layers\.(\d{1,6})\.(.+)")
+# Layers that predict further tokens, between the others and the output layer.
+_FURTHER = re.compile(r"mtp\.layers\.(\d{1,6})\..+")
 _EXPERT = re.compile(r"(?:.+\.)?mlp\.experts\.local_experts\.(\d{1,6})\.(.+)")
 _GROUPED = re.compile(r"mlp\.experts\.(linear_fc[12])\.(weight|bias)(\d{1,6})")
 
@@ -99,8 +101,11 @@ def unordered(names: Iterable[str]) -> str | None:
 def _constructed(name: str) -> tuple[int, int, int, int, int, int]:
     """Return what sorts the parameters of a model; those of a layer in no order come last there."""
     match = _LAYER.fullmatch(name)
+    further = _FURTHER.fullmatch(name)
+    if further is not None:
+        return (2, int(further[1]), len(_FUSED), 0, 0, 0)
     if match is None:
-        for place, known in ((0, _BEFORE), (2, _AFTER)):
+        for place, known in ((0, _BEFORE), (3, _AFTER)):
             if name in known:
                 return (place, 0, known.index(name), 0, 0, 0)
         raise UnsupportedError(

@@ -12,15 +12,22 @@ from ftckpt.formats.state.rule_tables import built_in
 _GATED = ("swiglu", "gated_linear_unit", "quick_geglu", "geglu", "reglu")
 
 
-def rules_of(args: Arguments, held: Iterable[LocalTensor]) -> Rules:
+def rules_of(args: Arguments, held: Iterable[LocalTensor], asked: Rules | None = None) -> Rules:
     """Return the rules for a job.
 
     Args:
         args: of the job.
         held: the model's tensors in the files of its ranks.
+        asked: the user's, which come before the built-in ones.
     """
     values = {"gated": int(any(args.flag(name) for name in _GATED))}
-    return built_in("megatron", values | _state_space(args) | _delta(args) | _latent(args, held))
+    found = built_in("megatron", values | block_sizes(args) | _latent(args, held))
+    return asked.before(found) if asked else found
+
+
+def block_sizes(args: Arguments) -> dict[str, int]:
+    """Return the rows of the parts of packed projections, by the names that the rules have."""
+    return _state_space(args) | _delta(args)
 
 
 def _state_space(args: Arguments) -> dict[str, int]:

@@ -20,11 +20,14 @@ from ftckpt.checkpoint.read_tensor import dense_strides
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding
 from ftckpt.formats.families.arguments import arguments_of_config, flags_beside
-from ftckpt.formats.families.facts import arguments_of, model_of
+from ftckpt.formats.families.facts import ModelFacts, arguments_of, model_of
+from ftckpt.formats.families.sections import joined_sections
+from ftckpt.formats.families.translator import Translator
 from ftckpt.formats.huggingface.config import read_config
 from ftckpt.formats.megatron.checkpoint import MegatronLayout
 from ftckpt.formats.megatron.rank_files.grid import Arguments
 from ftckpt.formats.megatron.rank_files.tensor_names import LocalTensor, expert_of, tied_to
+from ftckpt.formats.megatron.torch_dist.packed import SECTIONS
 from ftckpt.formats.megatron.torch_dist.reshard import layout_of
 from ftckpt.formats.megatron.torch_dist.spelling import own_name
 from ftckpt.formats.pickles.inert import Inert
@@ -35,7 +38,7 @@ from ftckpt.formats.torch_files.values import Composite, SubclassRef, TensorRef
 from ftckpt.transfer.content import Content, TargetTensor
 from ftckpt.transfer.request.parameters import parted
 
-from .registration import EMBEDDING, constructed
+from .registration import EMBEDDING, OUTPUT, constructed
 
 _TENSORS = (TensorRef, SubclassRef, Composite)
 # What Megatron reads of a checkpoint beside its model, and what is written of it here.
@@ -44,7 +47,11 @@ _OURS = re.compile(r"(?:rank_\d+\.)?(?:args|iteration|checkpoint_version)")
 _EXTRA = "._extra_state"
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _GROUPED = ".experts.linear_fc"
-_LOCAL = re.compile(r"decoder\.layers\.\d+\.input_layernorm\.weight")
+_LOCAL = re.compile(r"decoder\.layers\.\d+\.(?:input_layernorm|norm)\.weight")
+# Latent attention has that norm in both makes, and the one of its small matrices apart in one.
+_LOCAL_LATENT = re.compile(r"decoder\.layers\.\d+\.self_attention\.kv_layernorm\.weight")
+_ONE_MAKE = re.compile(r"decoder\.layers\.\d+\.(?:mixer|self_attention)\.in_proj\.weight")
+_MTP = re.compile(r"mtp\.layers\.(\d+)\.eh_proj\.weight")
 # The sizes of a job without a layout; how many data-parallel ranks it has is open.
 _ONE_RANK = (
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size",
@@ -93,10 +100,10 @@ def whole_model(content: Content) -> WholeModel:
     """
     checkpoint = content.checkpoint
     carried = arguments_of(checkpoint)
-    model = {key: w for key, w in content.tensors.items() if w.component == "model"}
+    content = joined_sections(content, SECTIONS)
+    model, tied = model_and_copies(content)
     unplaced = [key for key in content.tensors if key not in model]
     unplaced += [name for name in content.objects if not is_ours(content, name)]
-    tied = [k for k, owner in content.aliases.items() if tied_to(k) == owner and k in model]
     if carried.get("untie_embeddings_and_output_weights") is False:
         # A format without aliases holds the copy too; nothing here shows that it is one.
         copies = [k for k, w in model.items() if tied_to(w.name) in model and k not in tied]
@@ -108,8 +115,12 @@ def whole_model(content: Content) -> WholeModel:
     }
     names = constructed(named)
     derived = carried.record is None
-    args = Arguments(_derived(content, named) if derived else plain_arguments(carried))
-    _require_whole(names, args.count("num_layers"), alike=derived)
+    described = _described(content) if derived else None
+    args = Arguments(_derived(described, named) if described else plain_arguments(carried))
+    differ = described is not None and bool(described.family.written)
+    _require_whole(names, args.count("num_layers"), alike=derived and not differ)
+    if described is not None and differ:
+        _require_described(named, described)
     whole = replace(
         content.with_tensors(named[name] for name in names),
         objects={},
@@ -127,6 +138,13 @@ def whole_model(content: Content) -> WholeModel:
         unplaced,
         notes,
     )
+
+
+def model_and_copies(content: Content) -> tuple[dict[str, TargetTensor], list[str]]:
+    """Return the model's tensors by key, and the keys of copies of the embedding among them."""
+    model = {key: w for key, w in content.tensors.items() if w.component == "model"}
+    tied = (key for key, owner in content.aliases.items() if tied_to(key) == owner)
+    return model, [key for key in tied if key in model]
 
 
 def trained_tensors(
@@ -242,18 +260,46 @@ def plain_arguments(carried: Arguments) -> dict[str, Any]:
     return known
 
 
-def _derived(content: Content, named: Mapping[str, TargetTensor]) -> dict[str, Any]:
-    """Return the arguments of a model that no job of Megatron has trained."""
+def _described(content: Content) -> ModelFacts:
+    """Return what `config.json` says of a model that no job of Megatron has trained."""
     if not read_config(content.checkpoint):
         raise UnsupportedError(
             f"a {content.checkpoint.format} checkpoint without the arguments of a Megatron job"
             " (args) and without a config.json does not say what Megatron is to build",
             hint="put the model's config.json beside its weights",
         )
-    said = arguments_of_config(model_of(content.checkpoint))
+    return model_of(content.checkpoint)
+
+
+def _require_described(named: Mapping[str, TargetTensor], model: ModelFacts) -> None:
+    """Refuse a model without a tensor that its `config.json` describes; the output may be tied.
+
+    Raises:
+        UnsupportedError: the tensor's name.
+    """
+    family, config = model.family, model.config
+    if family.shapes is None:
+        return
+    translator = Translator(family, model.heads, config=config)
+    for name in family.shapes.tensors(config):
+        for spelled in translator.spellings(name):
+            if OUTPUT not in spelled and not any(one in named for one in spelled):
+                raise _lacking(spelled[0])
+
+
+def _derived(model: ModelFacts, named: Mapping[str, TargetTensor]) -> dict[str, Any]:
+    """Return the arguments of a model that no job of Megatron has trained."""
+    said = arguments_of_config(model)
     experts = [found[1] for name in named if (found := expert_of(name))]
     grouped = any(_GROUPED in name for name in named)
-    local = any(map(_LOCAL.fullmatch, named))
+    latent = said.get("multi_latent_attention", False)
+    local = any(map((_LOCAL_LATENT if latent else _LOCAL).fullmatch, named))
+    if local and any(map(_ONE_MAKE.fullmatch, named)):
+        raise UnsupportedError(
+            "Megatron-core has linear attention and state-space layers of Transformer Engine's make"
+            " alone, and the norms are those of its own layers",
+            hint="--spelling transformer_engine",
+        )
     if grouped and local:
         raise UnsupportedError(
             "experts that are grouped by matrix, a weight each, are Transformer Engine's, and the"
@@ -265,6 +311,7 @@ def _derived(content: Content, named: Mapping[str, TargetTensor]) -> dict[str, A
     return said | dict.fromkeys(_ONE_RANK, 1) | {
         "virtual_pipeline_model_parallel_size": None,
         "num_experts": max(experts) + 1 if experts else None,
+        "mtp_num_layers": sum(_MTP.fullmatch(name) is not None for name in named) or None,
         "moe_grouped_gemm": grouped,
         "transformer_impl": "local" if local else "transformer_engine",
         "untie_embeddings_and_output_weights": any(tied_to(name) for name in named),

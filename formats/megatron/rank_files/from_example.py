@@ -21,7 +21,12 @@ from ftckpt.formats.megatron.job.layout import target_of
 from ftckpt.formats.megatron.job.module_order import order_of
 from ftckpt.formats.megatron.job.padding import repadded, vocabulary_of
 from ftckpt.formats.megatron.job.rules import rules_of
-from ftckpt.formats.megatron.job.whole_model import is_ours, plain_arguments, trained_tensors
+from ftckpt.formats.megatron.job.whole_model import (
+    is_ours,
+    model_and_copies,
+    plain_arguments,
+    trained_tensors,
+)
 from ftckpt.formats.megatron.optimizer.from_example import example_optimizer
 from ftckpt.formats.megatron.torch_dist.job import numbered
 from ftckpt.formats.megatron.torch_dist.spelling import own_name
@@ -31,7 +36,7 @@ from ftckpt.transfer.layout import LayoutRequest
 
 from .job import RankFilesJob, SharedState, seeded_anew, weights_alone
 from .source import FirstRanks
-from .tensor_names import LocalTensor, chunk_keys, tied_to
+from .tensor_names import LocalTensor, chunk_keys
 
 # Of a job's arguments, those that count what was trained.
 _COUNTERS = ("consumed_train_samples", "consumed_valid_samples", "skipped_train_samples")
@@ -60,8 +65,7 @@ def job_of_example(
     named = replace(
         content.with_tensors([*model.values(), *trained.values()]), objects={}, aliases={}
     )
-    rules = rules_of(args, (n.local for at in ranks.coordinates() for n in ranks.held(at)))
-    rules = request.rules.before(rules) if request.rules else rules
+    rules = rules_of(args, ranks.locals(), request.rules)
     true = request.true_vocab_size
     named, _ = repadded(named, vocabulary_of(named, rules), args, grid.tp, true)
     _require_same_model(named, example)
@@ -122,8 +126,7 @@ def _named(
 
     The rest are the names of tensors and objects that are neither.
     """
-    model = {key: w for key, w in content.tensors.items() if w.component == "model"}
-    tied = {k for k, owner in content.aliases.items() if tied_to(k) == owner and k in model}
+    model, tied = model_and_copies(content)
     has = {w.name for w in example.tensors.values() if w.component == "model"}
     owned = {
         w.name: own_name(w.name, example.layout.args) for k, w in model.items() if k not in tied

@@ -36,8 +36,7 @@ def job_of_ranks(
     """
     source, ranks = checkpoint.layout, FirstRanks(checkpoint)
     target = target_of(source, request)
-    rules = rules_of(source.args, (n.local for at in ranks.coordinates() for n in ranks.held(at)))
-    rules = request.rules.before(rules) if request.rules else rules
+    rules = rules_of(source.args, ranks.locals(), request.rules)
     true, vocabulary = request.true_vocab_size, vocabulary_of(content, rules)
     content, rows = repadded(content, vocabulary, source.args, target.grid.tp, true)
     changes = dict(target.arguments)

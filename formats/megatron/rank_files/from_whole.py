@@ -7,10 +7,12 @@ streams are a rank's own: they stay where torch_dist shows whose they are.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
 from ftckpt.errors import UnsupportedError, UsageError
+from ftckpt.findings import finding
 from ftckpt.formats.megatron.job.common_state import JobState, job_state, not_carried
 from ftckpt.formats.megatron.job.layout import TargetLayout, target_of
 from ftckpt.formats.megatron.job.module_order import order_of_names
@@ -32,6 +34,11 @@ _KEYS = (
     "args", "checkpoint_version", "iteration", "model", "optimizer", "opt_param_scheduler",
     "rng_state",
 )  # fmt: skip
+_CONVOLUTION = re.compile(r".*\.mixer\.conv1d\.weight")
+_OLDER = (
+    "the convolution of state-space layers has its name of before Megatron-core 0.18"
+    " (mixer.conv1d.weight), which later versions load from --to megatron-dist alone"
+)
 _NORM = "decoder.layers.0.input_layernorm.weight"
 
 
@@ -54,8 +61,7 @@ def job_of_whole(content: Content, request: LayoutRequest) -> RankFilesJob:
     if trained is not None:
         kept = trained[1]
         full = replace(full, tensors={**full.tensors, **kept.tensors}, known=kept.known)
-    rules = rules_of(args, whole.locals())
-    rules = request.rules.before(rules) if request.rules else rules
+    rules = rules_of(args, whole.locals(), request.rules)
     true = request.true_vocab_size or whole.rows
     full, rows = repadded(full, vocabulary_of(full, rules), args, grid.tp, true)
     arguments = {**whole.arguments, **target.arguments, "ckpt_format": "torch"}
@@ -64,6 +70,8 @@ def job_of_whole(content: Content, request: LayoutRequest) -> RankFilesJob:
         arguments["padded_vocab_size"] = rows
     random = _streams(whole, state, target)
     notes = [*whole.notes, *state.notes]
+    if any(map(_CONVOLUTION.fullmatch, whole.content.tensors)):
+        notes.append(finding("note", _OLDER))
     if whole.rows is not None and rows is not None:
         notes.append(padding(whole.rows, rows))
     root: dict[Any, Any] = {}
@@ -124,7 +132,8 @@ def _require_own_names(whole: WholeModel) -> None:
     Megatron loads such files without a word and leaves what it does not find at random.
 
     Raises:
-        UnsupportedError: experts that the job keeps in one matrix, or norms of the other one.
+        UnsupportedError: experts that the job keeps in one matrix, norms of the other one, or
+            layers that predict further tokens.
     """
     args, names = whole.layout.args, whole.content.tensors
     local = args.get("transformer_impl") == "local"
@@ -132,6 +141,11 @@ def _require_own_names(whole: WholeModel) -> None:
     if stacked and any(is_expert(name) for name in names):
         what = "the job of the source keeps all experts of a rank in one matrix (moe_grouped_gemm)"
         raise UnsupportedError(what, hint="--to megatron-dist writes what such a job loads")
+    further = next((name for name in names if name.startswith("mtp.")), None)
+    if further is not None:
+        what = f"{further}: the name of its module depends on the version of Megatron-core"
+        hint = "--to megatron-dist, where it does not, or --drop 'mtp.*'"
+        raise UnsupportedError(what, hint=hint, tensor=further)
     latent = args.flag("multi_latent_attention")
     if not (local or latent) and _NORM in names:
         what = "the norms have the names of Megatron's own layers, and the arguments say otherwise"

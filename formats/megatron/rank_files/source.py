@@ -83,6 +83,10 @@ class FirstRanks:
             name, copy = self.weight(at, local.chunk, local.name)
             yield NamedTensor(local, (tied_to(name) or name) if copy else name)
 
+    def locals(self) -> Iterator[LocalTensor]:
+        """Yield the model's tensors in all of these files."""
+        return (named.local for at in self.coordinates() for named in self.held(at))
+
     def parameters(self, at: Coordinate) -> list[NamedTensor]:
         """Return the parameters in one file, in the order in which optimizers number them."""
         named = {(n.local.chunk, n.local.name): n for n in self.held(at)}

@@ -44,6 +44,7 @@ from .job import (
 )
 from .names import StoredForm, state_name, stored_place
 from .owners import experts_of, layers_of
+from .packed import PackedTensors
 from .spelling import JobNames
 
 # Of core 0.16: every version since 0.4 reads a store with common.pt.
@@ -98,6 +99,7 @@ class StoredTensors:
     def __init__(self, content: Content, args: Arguments, inside: frozenset[str]) -> None:
         weights = {w.name for w in content.tensors.values() if w.component == "model"}
         self._spelling = JobNames(weights, args)
+        self._packed = PackedTensors(args)
         self._homogeneous = _is_homogeneous(args)
         self.named: dict[str, TargetTensor] = {}  # by key
         self.steps: list[str] = []  # keys of the source's counters of steps
@@ -120,11 +122,16 @@ class StoredTensors:
             if of is None or of.shape != wanted.shape:
                 self.unplaced.append(key)
                 return
-            name = state_name(self._spelling.stored(weight), leaf)
+            stored = self._spelling.stored(weight)
+            parts = [
+                (state_name(stored + e, leaf), p) for e, p in self._packed.parts(stored, wanted)
+            ]
         else:
-            name = self._spelling.stored(name)
-        named = wanted._replace(name=name)
-        self.named[named.key] = named
+            stored = self._spelling.stored(name)
+            parts = [(stored + end, part) for end, part in self._packed.parts(stored, wanted)]
+        for spelled, part in parts:
+            named = part._replace(name=spelled)
+            self.named[named.key] = named
 
     def weight(self, wanted: TargetTensor) -> str:
         """Return the weight that a tensor is, or is state of."""
@@ -290,9 +297,11 @@ def _is_homogeneous(args: Arguments) -> bool:
         every = args.get(name, 1)
         if type(every) is not int or every > 1:
             return False
-    return args.get("heterogeneous_layers_config_path") is None and not args.flag(
-        "hetereogenous_dist_checkpoint"
-    )
+    numbered = (
+        "heterogeneous_layers_config_path", "hybrid_layer_pattern", "hybrid_override_pattern",
+        "is_hybrid_model", "hetereogenous_dist_checkpoint",
+    )  # fmt: skip
+    return all(args.get(name) in (None, False) for name in numbered)
 
 
 def object_of(name: str, form: StoredForm, sizes: tuple[int, int]) -> str:

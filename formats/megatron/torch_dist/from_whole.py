@@ -28,9 +28,17 @@ from .trained import trained_of
 
 _ALONE = "these are the weights alone: Megatron begins its optimizer and its random streams anew"
 _SEEDED = "random streams were not written: Megatron seeds them anew from --seed"
-_LINEAR = re.compile(r"(decoder\..*\.linear_\w+)\.weight")
-_NORM = re.compile(r"(decoder\..*_layernorm)\.weight")
-_ATTENTION = re.compile(r"(decoder\.layers\.\d+\.self_attention)\.linear_proj\.weight")
+_LINEAR = re.compile(r"((?:decoder|mtp)\..*\.linear_\w+)\.weight")
+_NORM = re.compile(
+    r"((?:decoder|mtp)\..*_layernorm|decoder\.final_norm|decoder\..*\.(?:mixer\.norm|out_norm)"
+    r"|mtp\..*\.[eh]norm)\.weight"
+)
+# Linear attention, state-space layers, and what joins further layers with the model.
+_PROJECTION = re.compile(
+    r"(decoder\..*\.(?:in_proj|out_proj)|mtp\..*\.eh_proj)\.weight(?:\.query|\.z)?"
+)
+_ATTENTION = re.compile(r"((?:decoder|mtp)\..*\.self_attention)\.linear_proj\.weight")
+_OUTPUT = re.compile(r"(output_layer)\.weight")
 
 
 def job_of_whole(content: Content) -> TorchDistJob:
@@ -77,7 +85,9 @@ def job_of_whole(content: Content) -> TorchDistJob:
 
 def _modules(stored: Iterable[str], args: Arguments) -> Iterator[str]:
     """Yield the modules that keep something beside their weights, by their names on disk."""
-    patterns = [_LINEAR]
+    patterns = [_LINEAR, _PROJECTION]
+    if args.get("hybrid_layer_pattern") is not None:
+        patterns.append(_OUTPUT)  # a GPT model takes its own out
     if args.get("transformer_impl") != "local":
         patterns += (_NORM, _ATTENTION)
     for name in stored:

@@ -23,6 +23,8 @@ from collections.abc import Iterable
 from ftckpt.errors import UnsupportedError
 from ftckpt.formats.megatron.rank_files.grid import Arguments
 
+from .packed import on_disk
+
 _NORM = re.compile(r"(.*\.layers\.\d+\.(?:transformer_layer\.)?)(input|pre_mlp)_layernorm\.(\w+)")
 _INTO = {
     "input": "self_attention.linear_qkv.layer_norm_",
@@ -39,11 +41,6 @@ _LATENT = ".linear_kv_down_proj.weight"
 # What torch_dist stores in another shape than the model has it, and why that is not done here.
 _OTHERWISE = (
     (re.compile(r".*\.experts\.weight[12]"), "all experts of a rank in one matrix"),
-    (re.compile(r".*\.mixer\.(?:in_proj|conv1d)\b.*"), "the parts of a state-space layer packed"),
-    (
-        re.compile(r".*\.self_attention\.(?:in_proj|conv1d)\b.*"),
-        "the parts of linear attention packed",
-    ),
     (re.compile(r"language_model\..*|.*\.query_key_value\..*"), "names of before Megatron-Core"),
 )
 
@@ -88,7 +85,7 @@ class JobNames:
                     hint="load it with Megatron-LM and save it with --ckpt-format torch_dist",
                     tensor=name,
                 )
-        name = name.replace(".mtp_model_layer.", ".transformer_layer.")
+        name = on_disk(name.replace(".mtp_model_layer.", ".transformer_layer."))
         match = _GROUPED.fullmatch(name)
         if match:
             head, linear, leaf, number = match.groups()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,13 @@ from ftckpt.checkpoint import Checkpoint
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import FtckptError, UnsupportedError, UsageError
 from ftckpt.formats.families import to_hugging_face, to_megatron
-from ftckpt.formats.families.facts import arguments_of
-from ftckpt.formats.families.tables import built_by_arguments
+from ftckpt.formats.families.arguments import arguments_of_config
+from ftckpt.formats.families.facts import ModelFacts, arguments_of
+from ftckpt.formats.families.tables import built_by_arguments, family, family_names
 from ftckpt.formats.families.translator import DEFAULT_SPELLINGS
+from ftckpt.formats.families.views.joins import Heads
+from ftckpt.formats.megatron.rank_files.grid import Arguments
+from ftckpt.formats.megatron.torch_dist.reader import MegatronDistCheckpoint
 from ftckpt.formats.writers import format_and_writer
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, LayoutRequest
@@ -32,7 +36,20 @@ from tests.builders.real_sets import real_set
 from tests.campaign import examples
 from tests.conformance.formats import Made
 from tests.conformance.writers import assert_repeatable
+from tests.formats.families.test_mtp import config_of as further_config
+from tests.formats.families.test_mtp import save as save_further
+from tests.formats.families.test_mtp import weights_of as further_weights
+from tests.formats.families.test_native import (
+    DATA,
+    MODELS,
+    ROTARY,
+    held,
+    require_equal,
+    save_folder,
+    tensors_of,
+)
 
+JUDGED = json.loads((DATA / "megatron.json").read_text())["families"]
 LOCAL = ("local", *DEFAULT_SPELLINGS)
 SIZES: dict[str, dict[str, int]] = {
     "one rank": {},
@@ -95,6 +112,159 @@ def test_there_and_back_gives_the_same_bits(
     weights = model.save(tmp_path / "hf")
     made(translated(tmp_path / "hf"), tmp_path / "there", form, **SIZES[sizes])
     require_back(model, weights, tmp_path / "there", tmp_path / "back")
+
+
+WRITTEN = tuple(name for name in family_names() if family(name).written and name in MODELS)
+
+
+@pytest.mark.parametrize("form", ["megatron", "megatron-dist"])
+@pytest.mark.parametrize("cut", ["ranks", "stages"])
+@pytest.mark.parametrize("name", WRITTEN)
+def test_models_whose_layers_differ_there_and_back(
+    name: str, cut: str, form: str, tmp_path: Path
+) -> None:
+    weights = tensors_of(MODELS[name]["stored"])
+    save_folder(tmp_path / "hf", name, weights, **ROTARY.get(name, {}))
+    content = only(translated(tmp_path / "hf"), Only.MODEL)
+    sizes = {"pp": len(layers_of(weights))} if cut == "stages" else {"tp": 2, "dp": 2}
+    if cut == "ranks" and any(".experts." in key for key in content.tensors):
+        sizes["ep"] = 2
+    made(content, tmp_path / "there", form, **sizes)
+    back = to_hugging_face(only(Content.of(open_checkpoint(tmp_path / "there")), Only.MODEL))
+    made(back, tmp_path / "back", "safetensors")
+    found = held(tmp_path / "back")
+    assert found.keys() == weights.keys()
+    assert [key for key, value in weights.items() if not value.equal(found[key])] == []
+    said = json.loads((tmp_path / "back/config.json").read_text())
+    assert {key: said.get(key) for key in MODELS[name]["config"]} == MODELS[name]["config"]
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "nemotron_h"])
+def test_parts_of_a_store_are_put_together_for_files_of_ranks(name: str, tmp_path: Path) -> None:
+    save_folder(tmp_path / "hf", name, tensors_of(MODELS[name]["stored"]))
+    content = only(translated(tmp_path / "hf"), Only.MODEL)
+    made(content, tmp_path / "direct", "megatron", tp=2)
+    made(content, tmp_path / "store", "megatron-dist", tp=2)
+    (tmp_path / "store/config.json").unlink()  # the arguments alone say what the job is
+    store = only(Content.of(open_checkpoint(tmp_path / "store")), Only.MODEL)
+    made(store, tmp_path / "there", "megatron", tp=2)
+    found, wanted = (opened(tmp_path / one) for one in ("there", "direct"))
+    for at in wanted.layout.grid.directories():
+        ours, theirs = found.tree(at)["model"], wanted.tree(at)["model"]
+        assert {k: v.shape for k, v in ours.items()} == {k: v.shape for k, v in theirs.items()}
+    require_equal(held(tmp_path / "there"), held(tmp_path / "direct"))
+    with pytest.raises(UnsupportedError, match="several parts") as refused:
+        format_and_writer("megatron-fsdp")[1].layout(content, LayoutRequest())
+    assert refused.value.hint == "--to megatron-dist"
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe"])
+def test_layers_that_predict_further_tokens(name: str, tmp_path: Path) -> None:
+    weights = further_weights(name)
+    save_further(tmp_path / "hf", weights, further_config(name))
+    content = translated(tmp_path / "hf")
+    made(content, tmp_path / "there", "megatron-dist", pp=3)
+    assert arguments(tmp_path / "there")["mtp_num_layers"] == 1
+    back = to_hugging_face(only(Content.of(open_checkpoint(tmp_path / "there")), Only.MODEL))
+    made(back, tmp_path / "back", "safetensors")
+    require_equal(held(tmp_path / "back"), weights)
+    with pytest.raises(UnsupportedError, match="depends on the version") as refused:
+        format_and_writer("megatron")[1].layout(content, LayoutRequest())
+    assert str(refused.value.tensor).startswith("mtp.layers.0.")
+
+
+@pytest.mark.parametrize("name", sorted({*built_by_arguments(), *WRITTEN}))
+def test_arguments_say_whether_first_matrices_hold_a_gate(name: str) -> None:
+    """Else ranks would cut gate and up as one."""
+    config = {**MODELS.get(name, {}).get("config", {}), **ROTARY.get(name, {})}
+    heads = Heads(4, 2, 10)
+    said = arguments_of_config(ModelFacts(family(name), heads, config, Arguments()))
+    gated = name not in ("gpt2", "gpt_neox", "nemotron_h")
+    assert bool(said.get("swiglu") or said.get("quick_geglu")) is gated
+
+
+def layers_of(names: Iterable[str]) -> set[str]:
+    return {match[1] for name in names if (match := re.search(r"\.layers\.(\d+)\.", name))}
+
+
+@pytest.mark.parametrize("name", JUDGED)
+def test_megatron_core_asks_for_what_is_stored(name: str, tmp_path: Path) -> None:
+    """`make_megatron.py` let Megatron-core load these stores, and Bridge describe the models."""
+    import torch
+
+    weights = tensors_of(MODELS[name]["stored"])
+    save_folder(tmp_path / "hf", name, weights, **ROTARY.get(name, {}))
+    content = translated(tmp_path / "hf", spellings=("grouped", *DEFAULT_SPELLINGS))
+    made(only(content, Only.MODEL), tmp_path / "there", "megatron-dist")
+    found = arguments(tmp_path / "there")
+    assert found.pop("params_dtype") is torch.bfloat16
+    assert json.loads(json.dumps(found)) == JUDGED[name]["arguments"]
+    checkpoint = open_checkpoint(tmp_path / "there")
+    assert isinstance(checkpoint, MegatronDistCheckpoint)
+    stored = {key: list(one.size) for key, one in checkpoint.meta.tensors.items()}
+    assert stored == JUDGED[name]["stored"]
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "says"),
+    [
+        ("gpt_oss", {"swiglu_limit": 6.0}, "swiglu_limit = 6.0"),
+        ("gpt_oss", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "x": 1}}, "'x': 1"),
+        ("gpt_oss", {"rope_parameters": None}, "rope_type = None"),
+        ("gpt_oss", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "beta_fast": "x"}},
+         "'beta_fast': 'x'"),
+        ("gpt_oss", {"rope_parameters": {"rope_type": ["yarn"]}}, r"rope_type': \['yarn'\]"),
+        ("qwen3_next", {"rope_theta": "much"}, "rope_theta = 'much'"),
+        ("gpt_oss", {"sliding_window": None}, "sliding_window = None"),
+        ("qwen3_next", {"norm_topk_prob": False}, "norm_topk_prob = False"),
+        ("qwen3_next", {"mlp_only_layers": [1]}, r"mlp_only_layers = \[1\]"),
+        ("nemotron_h", {"conv_kernel": 3}, "conv_kernel"),
+        ("nemotron_h", {"mlp_hidden_act": "silu"}, "mlp_hidden_act = 'silu'"),
+        ("deepseek_v3", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_fast": 1}},
+         "'beta_fast': 1"),
+        ("deepseek_v2", {"topk_method": "group_limited_greedy"}, "topk_method"),
+        ("glm4_moe", {"moe_intermediate_size": None}, "moe_intermediate_size = None"),
+    ],
+)  # fmt: skip
+def test_what_no_argument_says_is_refused(
+    name: str, config: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    said = {**ROTARY.get(name, {}), **config}
+    save_folder(tmp_path / "hf", name, tensors_of(MODELS[name]["stored"]), **said)
+    content = only(translated(tmp_path / "hf"), Only.MODEL)
+    for form in ("megatron", "megatron-dist"):
+        with pytest.raises((UnsupportedError, UsageError), match=says):
+            format_and_writer(form)[1].layout(content, LayoutRequest())
+
+
+@pytest.mark.parametrize(
+    ("name", "gone", "says"),
+    [
+        ("gpt_oss", "model.layers.1.self_attn.sinks", "core_attention.softmax_offset"),
+        ("qwen3_next", "model.layers.1.self_attn.q_norm.weight", "layers.1.self_attention.q_layer"),
+        ("nemotron_h", "backbone.layers.0.mixer.D", "decoder.layers.0.mixer.D"),
+        ("nemotron_h", "backbone.norm_f.weight", "decoder.final_norm.weight"),
+        ("glm4_moe", "model.layers.0.mlp.down_proj.weight", "decoder.layers.0.mlp.linear_fc2"),
+    ],
+)
+def test_a_tensor_that_the_configuration_describes_is_missing(
+    name: str, gone: str, says: str, tmp_path: Path
+) -> None:
+    """No other layer shows it where layers differ."""
+    weights = tensors_of(MODELS[name]["stored"])
+    del weights[gone]
+    save_folder(tmp_path / "hf", name, weights, **ROTARY.get(name, {}))
+    content = only(translated(tmp_path / "hf"), Only.MODEL)
+    with pytest.raises(UnsupportedError, match=f"lacks .*{re.escape(says)}"):
+        format_and_writer("megatron-dist")[1].layout(content, LayoutRequest())
+
+
+def test_norms_of_megatrons_own_layers_beside_linear_attention(tmp_path: Path) -> None:
+    save_folder(tmp_path / "hf", "qwen3_next", tensors_of(MODELS["qwen3_next"]["stored"]))
+    content = only(translated(tmp_path / "hf", spellings=LOCAL), Only.MODEL)
+    with pytest.raises(UnsupportedError, match="of Transformer Engine's make alone") as refused:
+        format_and_writer("megatron-dist")[1].layout(content, LayoutRequest())
+    assert refused.value.hint == "--spelling transformer_engine"
 
 
 @st.composite

@@ -13,14 +13,16 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.state_dict_loader import load as load_with_torch
 
-from ftckpt.checkpoint import Checkpoint
+from ftckpt.checkpoint import Checkpoint, Kind
+from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.formats.megatron.rank_files.grid import Arguments
+from ftckpt.formats.megatron.torch_dist.packed import PackedTensors
 from ftckpt.formats.megatron.torch_dist.spelling import JobNames
 from ftckpt.formats.megatron.torch_dist.writer import MegatronDistWriter
 from ftckpt.formats.pickles.inert import Inert
-from ftckpt.transfer.content import Content
+from ftckpt.transfer.content import Content, TargetTensor
 from ftckpt.transfer.layout import Layout, LayoutRequest
 from ftckpt.transfer.request.narrowing import Only, drop, only
 from tests.builders.checkpoints import open_checkpoint, save_dcp
@@ -451,11 +453,30 @@ def test_an_implementation_that_nothing_shows_is_asked_for() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["decoder.layers.0.mlp.experts.weight1", "decoder.layers.0.mixer.in_proj.weight",
-     "decoder.layers.0.self_attention.in_proj.weight",
+    ["decoder.layers.0.mlp.experts.weight1",
      "language_model.encoder.layers.0.mlp.dense_h_to_4h.weight"],
 )  # fmt: skip
 def test_what_is_stored_in_another_shape_is_refused(name: str) -> None:
     with pytest.raises(UnsupportedError) as caught:
         JobNames([name], Arguments({})).stored(name)
+    assert caught.value.tensor == name
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "says"),
+    [
+        ("decoder.layers.0.mixer.in_proj.weight", {}, "do not record their sizes"),
+        ("decoder.layers.0.self_attention.in_proj.weight", {}, "do not record their sizes"),
+        (
+            "decoder.layers.0.mixer.conv1d.weight",
+            {"mamba_num_heads": 4, "mamba_head_dim": 8, "mamba_num_groups": 2,
+             "mamba_state_dim": 6},
+            r"is not made of parts of \[32, 12, 12\] rows",
+        ),
+    ],
+)  # fmt: skip
+def test_packed_rows_of_unknown_parts_are_refused(name: str, args: Any, says: str) -> None:
+    wanted = TargetTensor("model", name, Kind.PARAM, (57, 8), DTYPES["bfloat16"], ())
+    with pytest.raises((UnsupportedError, UsageError), match=says) as caught:
+        list(PackedTensors(Arguments(args)).parts(name, wanted))
     assert caught.value.tensor == name
