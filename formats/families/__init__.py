@@ -21,7 +21,7 @@ from .facts import PARAMETERS, ModelFacts, configured_model, maxtext_family, mod
 from .maxtext import from_maxtext, is_maxtext
 from .mtp import from_hugging_face_mtp, layout_of_mtp, to_hugging_face_mtp
 from .names import renamed
-from .native import NativeTranslator, is_headless, is_hugging_face, is_native
+from .native import NativeTranslator, is_headless, is_hugging_face, is_native, may_turn
 from .tables import Family, family_names
 from .tables import family as family_of
 from .tied import require_model
@@ -248,7 +248,7 @@ def _to_native(
     translator = NativeTranslator(
         model.family, model.heads, model.config, true_vocab_size=true_vocab_size
     )
-    if is_native(content, model.family):
+    if is_native(content, model.family) or may_turn(content, model.family):
         content = translator.to_hugging_face(content)
     if dialect == "packed" and not any(dialect in one.names for one in model.family.natives):
         return translator.to_hugging_face(content)  # without experts both have the same names
@@ -310,7 +310,7 @@ def _to_megatron(
     if is_headless(content, model.family):
         content = renamed(content, model.family.prefix.__add__)
         model = model._replace(config={**model.config, _TIED: True})
-    if is_native(content, model.family):  # experts in one tensor
+    if is_native(content, model.family) or may_turn(content, model.family):  # experts in one tensor
         native = NativeTranslator(
             model.family, model.heads, model.config, true_vocab_size=true_vocab_size
         )

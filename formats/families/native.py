@@ -9,9 +9,11 @@
     join = "stacked"          # several of Hugging Face's, one below the other
     vocabulary = true         # rows may end in padding
     output = true             # it is the embedding where a model is tied
+    half = "first"            # or "second": Hugging Face's has both along its last axis
 
-A row whose `hf` has `{expert}` and whose names have not holds all experts along its first axis.
-Masters and moments follow their parameter. Elements change places and nothing else.
+A row whose `hf` has `{expert}` and whose names have not holds all experts along its first axis. Where
+a transposed tensor has one name on both sides, shapes tell on which it is. Masters and moments follow
+their parameter. Elements change places and nothing else.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from .shapes import require_same
 from .tables import Family, NativeEntry
 from .tied import outputs_of, require_tied, weights_of
 from .views import FlatState, TensorViews
+from .views.halves import cut_half, is_scalar, joined_halves
 from .views.joins import Heads, Join, part_rows, runs
 
 _AS_IT_IS = NativeEntry({}, (), Join.WHOLE, "", False, False, False)
@@ -100,6 +103,17 @@ class NativeTranslator:
         views = TensorViews(content.checkpoint)
         made: dict[str, TargetTensor] = {}
         left_out: list[str] = []
+        halves: dict[tuple[str, str, str], dict[str, TargetTensor]] = {}
+        turned: dict[tuple[str, str, str], bool] = {}
+        as_in_files = not self._lies_as_in_memory(content, parameters)
+
+        def put(new: TargetTensor) -> None:
+            if new.key in made:
+                raise UnsupportedError(
+                    f"two tensors of the source become {new.key}", tensor=new.key
+                )
+            made[new.key] = new
+
         for key, wanted in content.tensors.items():
             if wanted.component.startswith("extra:"):
                 made[key] = wanted
@@ -109,13 +123,19 @@ class NativeTranslator:
             if found is None:
                 left_out.append(key)
                 continue
+            if found.entry.turns_alone and as_in_files:
+                put(wanted)
+                continue
+            if found.entry.half:
+                name = found.entry.hf[0].fill(found.numbers) + rest
+                whole = wanted.component, wanted.kind.value, name
+                halves.setdefault(whole, {})[found.entry.half] = wanted
+                turned[whole] = found.entry.transposed
+                continue
             for name, part in self._parts(wanted, found, views):
-                new = part._replace(name=name + rest)
-                if new.key in made:
-                    raise UnsupportedError(
-                        f"two tensors of the source become {new.key}", tensor=new.key
-                    )
-                made[new.key] = new
+                put(part._replace(name=name + rest))
+        for whole, parts in halves.items():
+            put(joined_halves(views, parts, whole[2], transposed=turned[whole]))
         self._require_model(weights_of(made), cuts=True)
         require_tied(self._outputs, made, self._shapes, views.checkpoint)
         said = _left_out(left_out)
@@ -123,6 +143,37 @@ class NativeTranslator:
             content, checkpoint=views.finished(), tensors=made, aliases={},
             dropped=(*content.dropped, *said),
         )  # fmt: skip
+
+    def _lies_as_in_memory(self, content: Content, parameters: frozenset[str]) -> bool:
+        """Say whether tensors that have one name on both sides lie as other model code has them.
+
+        Raises:
+            UsageError: shapes do not tell, or tell both.
+        """
+        if not any(entry.turns_alone for entry in self._family.natives):
+            return False
+        seen: dict[bool, str] = {}
+        undecided = ""
+        for key, wanted in content.tensors.items():
+            name = parted(wanted, parameters)[0]
+            shape = self._shapes.get(name, ())
+            found = next(_matches(self._family, name), None)
+            if found is None or not found.entry.turns_alone or len(wanted.shape) != len(shape):
+                continue
+            if shape == _exchanged(shape, turned=True):
+                undecided = undecided or key
+            elif wanted.shape == shape:
+                seen.setdefault(False, key)
+            elif wanted.shape == _exchanged(shape, turned=True):
+                seen.setdefault(True, key)
+        if len(seen) > 1 or (undecided and not seen):
+            told = (
+                f"{seen[False]} lies as in files and {seen[True]} as in memory"
+                if seen
+                else (f"nothing tells whether {undecided} lies as in files or as in memory")
+            )
+            raise UsageError(f"{self._family.name}: {told}", tensor=undecided or seen[True])
+        return True in seen
 
     def native(self, name: str) -> NativeMatch | None:
         """Return the place of a name of other model code; None for what is derived.
@@ -148,7 +199,7 @@ class NativeTranslator:
     ) -> Iterator[tuple[str, TargetTensor]]:
         """Yield the tensors of Hugging Face's in one of other model code, with their names."""
         entry = place.entry
-        if _is_scalar(wanted):
+        if is_scalar(wanted):
             for numbers in self._experts(place):
                 for name in entry.hf:
                     yield name.fill(numbers), wanted
@@ -327,6 +378,12 @@ class NativeTranslator:
             if found is None:
                 left_out.append(key)
                 continue
+            if found.entry.half:
+                for entry in self._halves(found.entry, dialect):
+                    name = entry.names[dialect][0].fill(found.numbers) + rest
+                    new = cut_half(views, wanted, name, entry.half, transposed=entry.transposed)
+                    made[new.key] = new
+                continue
             name = found.entry.names[dialect][0].fill(found.numbers) + rest
             whole = wanted.component, wanted.kind.value, name
             number = int(found.numbers["expert"]) if found.entry.stacked else 0
@@ -342,7 +399,7 @@ class NativeTranslator:
         for whole, parts in wholes.items():
             new = self._whole(whole[2], parts, places[whole].entry, views)
             made[new.key] = new
-            counters += len(parts) - 1 if _is_scalar(next(iter(parts.values()))) else 0
+            counters += len(parts) - 1 if is_scalar(next(iter(parts.values()))) else 0
         if counters:
             left_out.append(f"{counted(counters, 'counter')} of parts, equal to their first part's")
         self._tie(made, dialect)
@@ -376,6 +433,24 @@ class NativeTranslator:
             tensor=name,
         )
 
+    def _halves(self, entry: NativeEntry, dialect: str) -> list[NativeEntry]:
+        """Return the rows of both halves.
+
+        Raises:
+            UsageError: the table has one of them, or one twice.
+        """
+        found = [
+            one
+            for one in self._family.natives
+            if dialect in one.names and one.half and one.hf[0].text == entry.hf[0].text
+        ]
+        if sorted(one.half for one in found) != ["first", "second"]:
+            raise UsageError(
+                f"the table of {self._family.name} does not have both halves of"
+                f" {entry.hf[0].text}, once each"
+            )
+        return found
+
     def _whole(
         self,
         name: str,
@@ -403,7 +478,7 @@ class NativeTranslator:
                 f"the parts of {name} differ in type or shape, so that they make no one tensor",
                 tensor=some.key,
             )
-        if _is_scalar(some):
+        if is_scalar(some):
             return some._replace(name=name)
         if entry.rotated:
             self._require_heads(some, entry)
@@ -512,12 +587,17 @@ def _matches(family: Family, name: str) -> Iterator[NativeMatch]:
                     yield NativeMatch(entry, 0, numbers)
 
 
-def _is_scalar(wanted: TargetTensor) -> bool:
-    return wanted.shape in ((), (1,)) and wanted.kind == "other"
-
-
 def _rows(shape: tuple[int, ...], begin: int, rows: int) -> Box:
     return Box((begin, *(0 for _ in shape[1:])), (rows, *shape[1:]))
+
+
+def may_turn(content: Content, family: Family) -> bool:
+    """Say whether shapes alone tell in which of two ways some parameters lie."""
+    return any(
+        found.entry.turns_alone
+        for name in parameter_names(content.tensors.values())
+        for found in _matches(family, name)
+    )
 
 
 def _exchanged(axes: tuple[int, ...], turned: bool) -> tuple[int, ...]:

@@ -76,7 +76,9 @@ OFFSETS = {"": 0.0, "one less": -1.0}
 SPELLINGS = ("megatron", "transformer_engine", "local", "sequential", "grouped")
 _FLAGS = ("hf", "join", "transposed", "vocabulary")
 _ENTRY_KEYS = frozenset((*SPELLINGS, *_FLAGS, "layers", "stored", "sections"))
-_NATIVE_KEYS = frozenset((*DIALECTS, *_FLAGS, "rotated", "output"))
+_NATIVE_KEYS = frozenset((*DIALECTS, *_FLAGS, "rotated", "output", "half"))
+# Which columns of Hugging Face's tensor a tensor of other model code has.
+HALVES = ("", "first", "second")
 _KEYS = frozenset(
     ("extends", "prefix", "config", "arguments", "model", "tensor", "derived", "maxtext",
      "maxtext_turns", "maxtext_without", "rotates", "native", "extends_native", "defaults",
@@ -162,6 +164,8 @@ class NativeEntry(NamedTuple):
         transposed: whether Hugging Face stores the last two axes the other way round.
         vocabulary: whether its rows may end in padding.
         output: whether it is the embedding where a model is tied.
+        half: `first` or `second`, where Hugging Face's tensor holds two of them side by side along
+            its last axis; "" where it holds one.
     """
 
     names: Mapping[str, Sequence[Name]]
@@ -171,6 +175,7 @@ class NativeEntry(NamedTuple):
     transposed: bool
     vocabulary: bool
     output: bool
+    half: str = ""
 
     @property
     def stacked(self) -> bool:
@@ -178,6 +183,12 @@ class NativeEntry(NamedTuple):
         return "expert" in self.hf[0].words and not any(
             "expert" in name.words for names in self.names.values() for name in names
         )
+
+    @property
+    def turns_alone(self) -> bool:
+        """Whether both sides have one name for it, so that shapes alone tell them apart."""
+        same = (names[0].text for names in self.names.values())
+        return self.transposed and self.hf[0].text in same
 
 
 class Family(NamedTuple):
@@ -496,6 +507,12 @@ def _native(entry: Mapping[str, Any], name: str) -> NativeEntry:
     rotated = entry.get("rotated", "")
     if rotated not in ("", "queries", "keys"):
         raise UsageError(f"the table of {name} says rotated = {rotated!r}: queries or keys")
+    half = entry.get("half", "")
+    if half not in HALVES or (half and (rotated or len(_names(entry["hf"])) > 1)):
+        raise UsageError(
+            f"the table of {name} says half = {half!r}: first or second, of one tensor that is not"
+            " rotated"
+        )
     return NativeEntry(
         known,
         _names(entry["hf"]),
@@ -504,6 +521,7 @@ def _native(entry: Mapping[str, Any], name: str) -> NativeEntry:
         entry.get("transposed", False),
         entry.get("vocabulary", False),
         entry.get("output", False),
+        half,
     )
 
 

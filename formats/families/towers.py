@@ -286,8 +286,8 @@ def _outer(name: str, table: Family, layout: str) -> str:
     Raises:
         UnsupportedError: the layout has no place for it.
     """
-    if layout not in LAYOUTS:  # the layout of the language model alone
-        return name
+    if not any(layout in part.beginnings for part in table.parts):
+        return name  # the layout of the language model alone
     found = [
         part
         for part in table.parts

@@ -45,6 +45,22 @@ MODELS: dict[str, dict[str, Any]] = {
         "text_config": WIDE | TURNED,
         "vision_config": OUT | {"deepstack_visual_indexes": [0], "num_position_embeddings": 16},
     },
+    "qwen3_vl_moe": {
+        "text_config": WIDE | TURNED | {
+            "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+        },
+        "vision_config": OUT | {"deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+    },
+    "llama4": {
+        "text_config": WIDE | {
+            "intermediate_size_mlp": 48, "num_local_experts": 4, "interleave_moe_layer_step": 2,
+            "attention_chunk_size": 8, "num_hidden_layers": 4,
+        },
+        "vision_config": TOWER | {
+            "intermediate_size": 128, "projector_input_dim": 24, "projector_output_dim": 24,
+            "vision_output_dim": 24,
+        },
+    },
     "mistral3": {
         "text_config": WIDE | {"model_type": "mistral"}, "tie_word_embeddings": False,
         "vision_config": TOWER | {"model_type": "pixtral", "head_dim": 8},

@@ -38,7 +38,7 @@ MODELS = json.loads((DATA / "models.json").read_text())["models"]
 JUDGED = "cc147342bc0292d234b9dc5c1ce609cff0dc9e5ef696fd24d7b2a53fdfb0fc55"
 BRIDGE = json.loads((DATA / "bridge.json").read_text())["families"]
 BRIDGED = json.loads((DATA / "bridge_tensors.json").read_text())
-TITAN = ("llama", "qwen3", "qwen3_moe", "deepseek_v3", "gpt_oss")
+TITAN = ("llama", "llama4_text", "qwen3", "qwen3_moe", "deepseek_v3", "gpt_oss")
 PACKED = (
     "mixtral",
     "qwen2_moe",
@@ -51,8 +51,9 @@ PACKED = (
     "minimax_m2",
 )
 MEGATRON = (
-    "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "glm4_moe", "gpt_oss", "minimax_m2",
-    "nemotron_h", "phi3", "qwen2_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next",
+    "deepseek_v2", "deepseek_v3", "gemma2", "gemma3_text", "glm4_moe", "gpt_oss", "llama4_text",
+    "minimax_m2", "nemotron_h", "phi3", "qwen2_moe", "qwen3_5_moe_text", "qwen3_5_text",
+    "qwen3_next",
 )  # fmt: skip
 
 
@@ -878,7 +879,9 @@ def test_a_folder_that_is_not_its_config_is_refused(
 
 
 TOWERS = {name for name in family_names() if family(name).parts}
-WITHOUT_TITAN = sorted(set(family_names()) - {*TITAN, *TOWERS, "llama3.1", "mistral", "kimi_k2"})
+WITHOUT_TITAN = sorted(
+    set(family_names()) - {*TITAN, *TOWERS, "llama3.1", "mistral", "kimi_k2", "qwen3_vl_moe_text"}
+)
 
 
 @pytest.mark.parametrize("name", WITHOUT_TITAN)
@@ -935,7 +938,7 @@ def test_megatrons_names_there_and_back(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nothing says what the model"):
         convert(str(tmp_path / "none"))
     said = json.loads(Path(config).read_text())
-    more: dict[str, Any] = {"num_hidden_layers": 4}
+    more: dict[str, Any] = {"num_hidden_layers": said.get("num_hidden_layers", 0) + 1}
     if name == "nemotron_h":
         more = {"layers_block_type": [*said["layers_block_type"], "mlp"]}
     Path(config).write_text(json.dumps({**said, **more}))
@@ -1296,7 +1299,7 @@ ADAPTERS = {
 }
 
 
-@pytest.mark.parametrize("name", TITAN)
+@pytest.mark.parametrize("name", ADAPTERS)
 def test_torchtitans_adapter_gives_the_same(name: str, tmp_path: Path) -> None:
     weights = tensors_of(MODELS[name]["stored"])
     config = MODELS[name]["config"]
@@ -1325,6 +1328,21 @@ def test_torchtitans_adapter_gives_the_same(name: str, tmp_path: Path) -> None:
     save_folder(tmp_path / "hf", name, weights)
     api.convert(str(tmp_path / "hf"), str(tmp_path / "t"), "dcp", names="torchtitan", only="model")
     require_equal(held(tmp_path / "t"), wanted)
+
+
+def test_torchtitans_adapter_of_llama4_gave_the_same(tmp_path: Path) -> None:
+    """`make_torchtitan_tensors.py` ran it; it passes over dense layers, which its model has."""
+    import torch
+
+    theirs = json.loads((DATA / "torchtitan_tensors.json").read_text())["llama4_text"]
+    save_folder(tmp_path / "hf", "llama4_text", tensors_of(MODELS["llama4_text"]["stored"]))
+    api.convert(str(tmp_path / "hf"), str(tmp_path / "t"), "dcp", names="torchtitan", only="model")
+    found = held(tmp_path / "t")
+    dense = {f"layers.{n}.feed_forward.w{part}.weight" for n in (0, 2, 4) for part in (1, 2, 3)}
+    assert found.keys() == theirs.keys() | dense
+    for key, digest in theirs.items():
+        raw = found[key].contiguous().view(torch.uint8).numpy().tobytes()
+        assert hashlib.sha256(raw).hexdigest()[:32] == digest, key
 
 
 def test_the_rotation_gives_transformers_logits(tmp_path: Path) -> None:
