@@ -82,8 +82,9 @@ def to_hugging_face(
 
         made = to_hugging_face_mtp(content, found.table, known, found.layout, longer)
         said = json.loads(made.beside[CONFIG])
-        del said["first_mtp_layer"]
-        said["num_hidden_layers"] = known["num_hidden_layers"]
+        for field in ("first_mtp_layer", "num_hidden_layers", "layer_types"):
+            said.pop(field, None)
+            said |= {field: known[field]} if field in known else {}
         text = json.dumps(said, indent=2, sort_keys=True).encode() + b"\n"
         return replace(made, beside={**made.beside, CONFIG: text})
     if (headless := _headless(content, family, known)) is not None:

@@ -11,9 +11,9 @@
     output = true             # it is the embedding where a model is tied
     half = "first"            # or "second": Hugging Face's has both along its last axis
 
-A row whose `hf` has `{expert}` and whose names have not holds all experts along its first axis. Where
-a transposed tensor has one name on both sides, shapes tell on which it is. Masters and moments follow
-their parameter. Elements change places and nothing else.
+A row whose `hf` has `{expert}` and whose names have not holds all experts along its first axis.
+Where a transposed tensor has one name on both sides, shapes tell on which it is. Masters and
+moments follow their parameter. Elements change places and nothing else.
 """
 
 from __future__ import annotations

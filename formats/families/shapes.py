@@ -15,9 +15,9 @@
 `when` and `unless` name a field; `layers` gives a range, or `field=value` for the layers where a
 list (or a text, letter by letter) has that value. `field=value,value or other=value` takes the
 first of these fields that is there. Where none is, `every field` at the end means each layer whose
-number, from 1, that field divides, and `except every field` all others. `in field` gives the layers
-whose numbers a list has, `not in field` all others; `or every field` may stand behind, too. An empty
-text takes away what an extended table has.
+number, from 1, that field divides, and `except every field` all others. `in field` gives the
+layers whose numbers a list has, `not in field` all others; `or every field` may stand behind, too.
+An empty text takes away what an extended table has.
 """
 
 from __future__ import annotations

@@ -87,6 +87,7 @@ _KEYS = frozenset(
 _MAPS = ("config", "arguments", "model", "defaults", "counts", "shapes", "languages", "mtp")
 _TEXTS = ("extends", "prefix")
 _ROWS = ("tensor", "derived", "maxtext", "native", "part")
+_MTP_KEYS = frozenset(("count", "copies", "layers", "names", "swapped", "kind"))
 _MOST = 1 << 20  # bytes of a table
 _LAYERS, _TURN = re.escape("{layers}"), "{turn}"
 
@@ -353,15 +354,19 @@ def _mtp(said: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return what a table says of layers that predict further tokens."""
     if not said:
         return {}
-    copies = said.get("copies", {})
-    sound = said.keys() <= {"count", "copies"} and isinstance(said.get("count"), str)
+    maps = [said.get(word, {}) for word in ("copies", "names")]
+    texts = [said.get(word, "") for word in ("layers", "kind")]
+    sound = said.keys() <= _MTP_KEYS and isinstance(said.get("count"), str)
     if (
         not sound
-        or not isinstance(copies, dict)
-        or not all(isinstance(text, str) for text in copies.values())
+        or not all(isinstance(one, dict) for one in maps)
+        or not all(isinstance(text, str) for one in maps for text in one.values())
+        or not all(isinstance(text, str) for text in texts)
+        or not isinstance(said.get("swapped", False), bool)
+        or (maps[1] and not texts[0])
     ):
         raise UsageError(f"the table of {name} has an [mtp] without a count, or with other words")
-    return {"count": said["count"], "copies": copies}
+    return {**said, "copies": maps[0]}
 
 
 def _require_sections(table: Mapping[str, Any], name: str) -> None:

@@ -4,7 +4,8 @@ PYTHONPATH=. python tests/data/families/make_bridge_tensors.py [FAMILY...]
 
 Its own mapping classes run on a CPU, for one rank. Transformer Engine, which needs CUDA, is a mock:
 no mapping calls it. A module is one that has the configuration and the name that they ask for.
-Version 0.3.1 was asked, and 0.7.0 (commit 067f987d) about Qwen3.5, which the other lacks.
+Version 0.3.1 was asked, and 0.7.0 (commit 067f987d) about Qwen3.5, which the other lacks, about
+layers that predict further tokens and about models with a tower.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from tests.formats.families.test_native import MODELS, judged
+from tests.formats.families import test_mtp, test_towers
+from tests.formats.families.test_native import MODELS, judged, tensors_of
 
 BRIDGES = {
     "gpt_oss": ("gpt_oss.gpt_oss_bridge", "GPTOSSBridge"),
@@ -30,6 +32,12 @@ BRIDGES = {
     "qwen3_next": ("qwen.qwen3_next_bridge", "Qwen3NextBridge"),
     "qwen3_5_moe_text": ("qwen.qwen35_bridge", "Qwen35MoEBridge"),
     "qwen3_5_text": ("qwen.qwen35_bridge", "Qwen35Bridge"),
+    "qwen3_next_mtp": ("qwen.qwen3_next_bridge", "Qwen3NextBridge"),
+    "qwen3_5_text_mtp": ("qwen.qwen35_bridge", "Qwen35Bridge"),
+    "mimo_mtp": ("mimo.mimo_bridge", "MimoBridge"),
+    "qwen3_vl": ("qwen_vl.qwen3_vl_bridge", "Qwen3VLBridge"),
+    "qwen3_vl_moe": ("qwen_vl.qwen3_vl_bridge", "Qwen3VLMoEBridge"),
+    "kimi_k25": ("kimi_vl.kimi_k25_vl_bridge", "KimiK25VLBridge"),
 }  # fmt: skip
 _MOCKED = ("transformer_engine", "transformer_engine_torch")
 
@@ -99,6 +107,28 @@ def resolved(mapping: Any, names: Mapping[str, Any], experts: int) -> Iterator[A
                 yield mapping.resolve((*match.groups(), str(number)))
 
 
+def asked(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the weights that a bridge is asked about, and their config.json."""
+    if name in test_towers.MODELS:
+        config = test_towers.MODELS[name]["config"]
+        return tensors_of(test_towers.released(name)), config
+    if name.endswith("_mtp"):
+        return test_mtp.published(name.removesuffix("_mtp"))
+    weights = judged(name)
+    if name.endswith("_mxfp4"):
+        weights = {k: v.bfloat16() if v.is_floating_point() else v for k, v in weights.items()}
+    return weights, MODELS[name.removesuffix("_mxfp4")]["config"]
+
+
+def tower(config: Mapping[str, Any]) -> SimpleNamespace:
+    """Return the fields that mappings of a tower read."""
+    heads = config.get("num_heads", config.get("num_attention_heads"))
+    return SimpleNamespace(
+        hidden_size=config["hidden_size"], num_attention_heads=heads, num_query_groups=heads,
+        kv_channels=config["hidden_size"] // heads, attention_output_gate=False,
+    )  # fmt: skip
+
+
 def digests(name: str) -> dict[str, str]:
     """Return the digest of each tensor that a bridge makes, by Megatron's name."""
     import torch
@@ -106,18 +136,22 @@ def digests(name: str) -> dict[str, str]:
     module_name, class_name = BRIDGES[name]
     found = importlib.import_module(f"megatron.bridge.models.{module_name}")
     bridge = getattr(found, class_name)()
-    model = MODELS[name.removesuffix("_mxfp4")]
-    config = settings(model["config"])
-    weights = judged(name)
-    if name.endswith("_mxfp4"):
-        weights = {k: v.bfloat16() if v.is_floating_point() else v for k, v in weights.items()}
+    weights, said = asked(name)
+    text = said.get("text_config", said)
     row = type("ColumnParallelLinear", (torch.nn.Module,), {})()
-    row.config = config
-    row.weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.bfloat16))
-    experts = model["config"].get("num_local_experts", 0)
+    experts = text.get("num_local_experts", 0)
     made = {}
     for mapping in bridge.mapping_registry():
         for one in resolved(mapping, weights, experts):
+            seen = "vision_model." in one.megatron_param
+            row.config = tower(said["vision_config"]) if seen else settings(text)
+            shape = (1,)
+            if "FusedGated" in type(one).__name__:  # it looks at the shape
+                shape = (2 * text["moe_intermediate_size"], text["hidden_size"])
+            elif "FusedExpert" in type(one).__name__:
+                shape = (text["hidden_size"], text["moe_intermediate_size"])
+            row.weight = torch.nn.Parameter(torch.zeros(shape, dtype=torch.bfloat16))
+            row.weight0 = row.weight
             held = bridge.maybe_modify_loaded_hf_weight(one.hf_param, weights)
             value = one.hf_to_megatron(held, row)
             raw = value.contiguous().view(torch.uint8).numpy().tobytes()
