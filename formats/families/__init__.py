@@ -293,7 +293,7 @@ def to_megatron(
             model = configured_model(inner, name, content.checkpoint)
             return _to_megatron(language, model, true_vocab_size, spellings)
 
-        return from_hugging_face_parts(content, table, known, "megatron", alone)
+        return from_hugging_face_parts(content, table, known, "megatron", alone, spellings)
     model = model_of(content.checkpoint, family)
     found = _mtp_of(content, family, known)
     if found is not None and found.layout == "hf":

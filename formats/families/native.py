@@ -9,7 +9,8 @@
     join = "stacked"          # several of Hugging Face's, one below the other
     vocabulary = true         # rows may end in padding
     output = true             # it is the embedding where a model is tied
-    half = "first"            # or "second": Hugging Face's has both along its last axis
+    share = "columns 1/2"     # it is this part of Hugging Face's: `views.shares`
+    flat = true               # all axes but the first are one
 
 A row whose `hf` has `{expert}` and whose names have not holds all experts along its first axis.
 Where a transposed tensor has one name on both sides, shapes tell on which it is. Masters and
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from math import prod
 from typing import Any, NamedTuple
 
 from ftckpt.checkpoint import Box, Kind
@@ -34,8 +36,8 @@ from .shapes import require_same
 from .tables import Family, NativeEntry
 from .tied import outputs_of, require_tied, weights_of
 from .views import FlatState, TensorViews
-from .views.halves import cut_half, is_scalar, joined_halves
 from .views.joins import Heads, Join, part_rows, runs
+from .views.shares import Order, Share, cut_share, is_scalar, joined_shares
 
 _AS_IT_IS = NativeEntry({}, (), Join.WHOLE, "", False, False, False)
 
@@ -103,8 +105,8 @@ class NativeTranslator:
         views = TensorViews(content.checkpoint)
         made: dict[str, TargetTensor] = {}
         left_out: list[str] = []
-        halves: dict[tuple[str, str, str], dict[str, TargetTensor]] = {}
-        turned: dict[tuple[str, str, str], bool] = {}
+        shares: dict[tuple[str, str, str], dict[Share, TargetTensor]] = {}
+        orders: dict[tuple[str, str, str], dict[Share, Order]] = {}
         as_in_files = not self._lies_as_in_memory(content, parameters)
 
         def put(new: TargetTensor) -> None:
@@ -126,16 +128,16 @@ class NativeTranslator:
             if found.entry.turns_alone and as_in_files:
                 put(wanted)
                 continue
-            if found.entry.half:
+            if found.entry.share:
                 name = found.entry.hf[0].fill(found.numbers) + rest
                 whole = wanted.component, wanted.kind.value, name
-                halves.setdefault(whole, {})[found.entry.half] = wanted
-                turned[whole] = found.entry.transposed
+                shares.setdefault(whole, {})[found.entry.share] = wanted
+                orders.setdefault(whole, {})[found.entry.share] = self._order(found.entry)
                 continue
             for name, part in self._parts(wanted, found, views):
                 put(part._replace(name=name + rest))
-        for whole, parts in halves.items():
-            put(joined_halves(views, parts, whole[2], transposed=turned[whole]))
+        for whole, parts in shares.items():
+            put(joined_shares(views, parts, whole[2], orders[whole]))
         self._require_model(weights_of(made), cuts=True)
         require_tied(self._outputs, made, self._shapes, views.checkpoint)
         said = _left_out(left_out)
@@ -207,6 +209,9 @@ class NativeTranslator:
         if entry.rotated:
             self._require_heads(wanted, entry)
             wanted = views.rotate(wanted, self._heads.width, halves=True)
+        if entry.flat:
+            shape = self._shapes.get(entry.hf[0].fill(place.numbers), wanted.shape)
+            wanted = views.reshape(wanted, shape)
         experts = list(self._experts(place))
         known = entry.hf[0].fill(experts[0]) in self._shapes  # else refused as too many
         if entry.stacked and known and wanted.shape[:1] != (len(experts),):
@@ -378,10 +383,10 @@ class NativeTranslator:
             if found is None:
                 left_out.append(key)
                 continue
-            if found.entry.half:
-                for entry in self._halves(found.entry, dialect):
+            if found.entry.share:
+                for share, entry in self._shares(found.entry, dialect).items():
                     name = entry.names[dialect][0].fill(found.numbers) + rest
-                    new = cut_half(views, wanted, name, entry.half, transposed=entry.transposed)
+                    new = cut_share(views, wanted, name, share, self._order(entry))
                     made[new.key] = new
                 continue
             name = found.entry.names[dialect][0].fill(found.numbers) + rest
@@ -433,23 +438,28 @@ class NativeTranslator:
             tensor=name,
         )
 
-    def _halves(self, entry: NativeEntry, dialect: str) -> list[NativeEntry]:
-        """Return the rows of both halves.
+    def _order(self, entry: NativeEntry) -> Order:
+        return Order(entry.transposed, self._heads.width if entry.rotated else 0)
+
+    def _shares(self, entry: NativeEntry, dialect: str) -> dict[Share, NativeEntry]:
+        """Return the rows of all parts of a tensor.
 
         Raises:
-            UsageError: the table has one of them, or one twice.
+            UsageError: the table lacks one of them, or has one twice.
         """
         found = [
-            one
+            (one.share, one)
             for one in self._family.natives
-            if dialect in one.names and one.half and one.hf[0].text == entry.hf[0].text
+            if dialect in one.names and one.share and one.hf[0].text == entry.hf[0].text
         ]
-        if sorted(one.half for one in found) != ["first", "second"]:
+        first = found[0][0]
+        wanted = [Share(first.rows, number, first.parts) for number in range(first.parts)]
+        if sorted(share for share, _ in found) != wanted:
             raise UsageError(
-                f"the table of {self._family.name} does not have both halves of"
-                f" {entry.hf[0].text}, once each"
+                f"the table of {self._family.name} does not have each part of"
+                f" {entry.hf[0].text} once"
             )
-        return found
+        return dict(found)
 
     def _whole(
         self,
@@ -483,6 +493,9 @@ class NativeTranslator:
         if entry.rotated:
             self._require_heads(some, entry)
             return views.rotate(some, self._heads.width, halves=False)._replace(name=name)
+        if entry.flat:
+            shape = some.shape[0], prod(some.shape[1:])
+            return views.reshape(some, shape)._replace(name=name)
         turned = entry.transposed and len(some.shape) > 1
         if not entry.stacked and not turned and len(ordered) == 1:
             return some._replace(name=name)

@@ -65,6 +65,7 @@ from .names import Name
 from .parts import ModelPart
 from .shapes import ShapeRule, ShapeTable
 from .views.joins import Join
+from .views.shares import Share
 
 # Whose model code `[[native]]` rows are about.
 DIALECTS = ("torchtitan", "meta", "packed")
@@ -76,9 +77,9 @@ OFFSETS = {"": 0.0, "one less": -1.0}
 SPELLINGS = ("megatron", "transformer_engine", "local", "sequential", "grouped")
 _FLAGS = ("hf", "join", "transposed", "vocabulary")
 _ENTRY_KEYS = frozenset((*SPELLINGS, *_FLAGS, "layers", "stored", "sections"))
-_NATIVE_KEYS = frozenset((*DIALECTS, *_FLAGS, "rotated", "output", "half"))
-# Which columns of Hugging Face's tensor a tensor of other model code has.
-HALVES = ("", "first", "second")
+_NATIVE_KEYS = frozenset((*DIALECTS, *_FLAGS, "rotated", "output", "share", "flat"))
+# Whose rows are in the order of another rotation; `halves` of a share where files have neighbours.
+_ROTATED = ("", "queries", "keys", "halves")
 _KEYS = frozenset(
     ("extends", "prefix", "config", "arguments", "model", "tensor", "derived", "maxtext",
      "maxtext_turns", "maxtext_without", "rotates", "native", "extends_native", "defaults",
@@ -165,8 +166,8 @@ class NativeEntry(NamedTuple):
         transposed: whether Hugging Face stores the last two axes the other way round.
         vocabulary: whether its rows may end in padding.
         output: whether it is the embedding where a model is tied.
-        half: `first` or `second`, where Hugging Face's tensor holds two of them side by side along
-            its last axis; "" where it holds one.
+        share: which part of Hugging Face's tensor it is; None where it is the whole.
+        flat: whether it has one axis for all but the first of Hugging Face's.
     """
 
     names: Mapping[str, Sequence[Name]]
@@ -176,7 +177,8 @@ class NativeEntry(NamedTuple):
     transposed: bool
     vocabulary: bool
     output: bool
-    half: str = ""
+    share: Share | None = None
+    flat: bool = False
 
     @property
     def stacked(self) -> bool:
@@ -510,13 +512,15 @@ def _native(entry: Mapping[str, Any], name: str) -> NativeEntry:
     every = tuple(one for names in known.values() for one in names)
     _require_numbers(every, _names(entry["hf"]), name, whole=True)
     rotated = entry.get("rotated", "")
-    if rotated not in ("", "queries", "keys"):
+    share = Share.of(entry["share"], name) if "share" in entry else None
+    if rotated not in _ROTATED or (rotated == "halves") > (share is not None):
         raise UsageError(f"the table of {name} says rotated = {rotated!r}: queries or keys")
-    half = entry.get("half", "")
-    if half not in HALVES or (half and (rotated or len(_names(entry["hf"])) > 1)):
+    flat = entry.get("flat", False)
+    turned = entry.get("transposed", False)
+    odd = rotated not in ("", "halves") or len(_names(entry["hf"])) > 1
+    if (share or flat) and (odd or (flat and (turned or share)) or (turned and rotated)):
         raise UsageError(
-            f"the table of {name} says half = {half!r}: first or second, of one tensor that is not"
-            " rotated"
+            f"the table of {name} cuts or joins {_names(entry['hf'])[0].text} in two ways at once"
         )
     return NativeEntry(
         known,
@@ -526,7 +530,8 @@ def _native(entry: Mapping[str, Any], name: str) -> NativeEntry:
         entry.get("transposed", False),
         entry.get("vocabulary", False),
         entry.get("output", False),
-        half,
+        share,
+        flat,
     )
 
 

@@ -5,7 +5,8 @@ PYTHONPATH=. python tests/data/families/make_bridge_tensors.py [FAMILY...]
 Its own mapping classes run on a CPU, for one rank. Transformer Engine, which needs CUDA, is a mock:
 no mapping calls it. A module is one that has the configuration and the name that they ask for.
 Version 0.3.1 was asked, and 0.7.0 (commit 067f987d) about Qwen3.5, which the other lacks, about
-layers that predict further tokens and about models with a tower.
+layers that predict further tokens and about models with a tower; 0.5.1 about Qwen3-VL's experts in
+one tensor, which the newer one takes one by one.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ BRIDGES = {
     "qwen3_vl_moe": ("qwen_vl.qwen3_vl_bridge", "Qwen3VLMoEBridge"),
     "kimi_k25": ("kimi_vl.kimi_k25_vl_bridge", "KimiK25VLBridge"),
 }  # fmt: skip
-_MOCKED = ("transformer_engine", "transformer_engine_torch")
+_MOCKED = ("transformer_engine", "transformer_engine_torch", "modelopt")
 
 
 class _Named(type):
@@ -90,14 +91,14 @@ def settings(config: Mapping[str, Any]) -> SimpleNamespace:
 
 def pattern(text: str) -> re.Pattern[str]:
     """Return the names that a mapping's name with stars stands for."""
-    return re.compile(re.escape(text).replace(r"\*", r"(\d+)"))
+    return re.compile(re.escape(text).replace(r"\*\*", "(.+)").replace(r"\*", r"(\d+)"))
 
 
 def resolved(mapping: Any, names: Mapping[str, Any], experts: int) -> Iterator[Any]:
     """Yield a mapping with numbers in place of its stars, for each tensor that it is about."""
     said = mapping.hf_param
     first = said if isinstance(said, str) else next(iter(said.values()))
-    stars = mapping.megatron_param.count("*")
+    stars = len(re.findall(r"\*+", mapping.megatron_param))
     for name in names:
         match = pattern(first).fullmatch(name.removesuffix("_blocks"))
         if match is not None and len(match.groups()) == stars:
@@ -135,21 +136,28 @@ def digests(name: str) -> dict[str, str]:
 
     module_name, class_name = BRIDGES[name]
     found = importlib.import_module(f"megatron.bridge.models.{module_name}")
+    utils = importlib.import_module("megatron.bridge.models.conversion.utils")
+    vars(utils)["unwrap_model"] = lambda module: module  # which wrappers it knows is a mock's
     bridge = getattr(found, class_name)()
     weights, said = asked(name)
     text = said.get("text_config", said)
-    row = type("ColumnParallelLinear", (torch.nn.Module,), {})()
+    modules = {
+        kind: type(kind, (torch.nn.Module,), {})()
+        for kind in ("ColumnParallelLinear", "RowParallelLinear")
+    }
     experts = text.get("num_local_experts", 0)
     made = {}
     for mapping in bridge.mapping_registry():
         for one in resolved(mapping, weights, experts):
+            row = modules["ColumnParallelLinear"]
             seen = "vision_model." in one.megatron_param
-            row.config = tower(said["vision_config"]) if seen else settings(text)
-            shape = (1,)
+            shape: tuple[int, ...] = (1,)
             if "FusedGated" in type(one).__name__:  # it looks at the shape
                 shape = (2 * text["moe_intermediate_size"], text["hidden_size"])
             elif "FusedExpert" in type(one).__name__:
                 shape = (text["hidden_size"], text["moe_intermediate_size"])
+                row = modules["RowParallelLinear"]
+            row.config = tower(said["vision_config"]) if seen else settings(text)
             row.weight = torch.nn.Parameter(torch.zeros(shape, dtype=torch.bfloat16))
             row.weight0 = row.weight
             held = bridge.maybe_modify_loaded_hf_weight(one.hf_param, weights)

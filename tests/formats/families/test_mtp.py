@@ -27,8 +27,8 @@ from tests.formats.families.test_native import (
     tensors_of,
 )
 
-# Files that have names of their own for such a layer: of which model, how they begin, which layer it
-# is like, and what else it has.
+# Files with names of their own for such a layer: of which model, how they begin, which layer it is
+# like, and what else it has.
 OWN = {
     "qwen3_next": (
         "qwen3_next", "mtp.layers.0.", "model.layers.1.",
