@@ -38,6 +38,12 @@ BRIDGES = {
     "mimo_mtp": ("mimo.mimo_bridge", "MimoBridge"),
     "qwen3_vl": ("qwen_vl.qwen3_vl_bridge", "Qwen3VLBridge"),
     "qwen3_vl_moe": ("qwen_vl.qwen3_vl_bridge", "Qwen3VLMoEBridge"),
+    "minimax_m2": ("minimax_m2.minimax_m2_bridge", "MiniMaxM2Bridge"),
+    "glm4_moe": ("glm.glm45_bridge", "GLM45Bridge"),
+    "gemma3": ("gemma_vl.gemma3_vl_bridge", "Gemma3VLBridge"),
+    "glm4v_moe": ("glm_vl.glm_45v_bridge", "GLM45VBridge"),
+    "mistral3": ("ministral3.ministral3_bridge", "Ministral3Bridge"),
+    "qwen2_5_vl": ("qwen_vl.qwen25_vl_bridge", "Qwen25VLBridge"),
     "kimi_k25": ("kimi_vl.kimi_k25_vl_bridge", "KimiK25VLBridge"),
 }  # fmt: skip
 _MOCKED = ("transformer_engine", "transformer_engine_torch", "modelopt")
@@ -141,6 +147,8 @@ def digests(name: str) -> dict[str, str]:
     bridge = getattr(found, class_name)()
     weights, said = asked(name)
     text = said.get("text_config", said)
+    bridge.hf_pretrained = None
+    bridge.hf_config = SimpleNamespace(**text)
     modules = {
         kind: type(kind, (torch.nn.Module,), {})()
         for kind in ("ColumnParallelLinear", "RowParallelLinear")
