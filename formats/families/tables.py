@@ -4,6 +4,7 @@ One TOML file in `families/` for each model type of Hugging Face's `config.json`
 
     extends = "llama"            # the other's entries follow this table's own
     extends_native = ["meta"]    # and so do its rows for this other model code
+    extends_arguments = false    # and Megatron's arguments do not: they cannot make this model
     prefix = "model."            # what a model saved without its head lacks in every name
 
     [config]                     # constants of its config.json
@@ -82,8 +83,8 @@ _NATIVE_KEYS = frozenset((*DIALECTS, *_FLAGS, "rotated", "output", "share", "fla
 _ROTATED = ("", "queries", "keys", "halves")
 _KEYS = frozenset(
     ("extends", "prefix", "config", "arguments", "model", "tensor", "derived", "maxtext",
-     "maxtext_turns", "maxtext_without", "rotates", "native", "extends_native", "defaults",
-     "counts", "shapes", "languages", "part", "mtp")
+     "maxtext_turns", "maxtext_without", "rotates", "native", "extends_native",
+     "extends_arguments", "defaults", "counts", "shapes", "languages", "part", "mtp")
 )  # fmt: skip
 _MAPS = ("config", "arguments", "model", "defaults", "counts", "shapes", "languages", "mtp")
 _TEXTS = ("extends", "prefix")
@@ -310,7 +311,7 @@ def _family(name: str, table: Mapping[str, Any]) -> Family:
         (*own.entries, *base.entries),
         (*own.derived, *base.derived),
         {**base.config, **own.config},
-        {**base.arguments, **own.arguments},
+        {**(base.arguments if table.get("extends_arguments", True) else {}), **own.arguments},
         # Where a table has none, Megatron's arguments cannot tell it from the one it extends.
         {**base.model, **own.model} if own.model else {},
         {**base.constants, **own.constants},
@@ -376,6 +377,8 @@ def _require_sections(table: Mapping[str, Any], name: str) -> None:
     for key, held in table.items():
         if key in _TEXTS and not isinstance(held, str):
             raise UsageError(f"the table of {name} gives in {key} no text: {held!r}")
+        if key == "extends_arguments" and not isinstance(held, bool):
+            raise UsageError(f"the table of {name} says {key} = {held!r}: true or false")
         if key in _MAPS and not isinstance(held, dict):
             raise UsageError(f"the table of {name} has a {key} that is not a section [{key}]")
         if key in _ROWS and not (
@@ -516,6 +519,8 @@ def _native(entry: Mapping[str, Any], name: str) -> NativeEntry:
     if rotated not in _ROTATED or (rotated == "halves") > (share is not None):
         raise UsageError(f"the table of {name} says rotated = {rotated!r}: queries or keys")
     flat = entry.get("flat", False)
+    if not isinstance(flat, bool):
+        raise UsageError(f"the table of {name} says flat = {flat!r}: true or false")
     turned = entry.get("transposed", False)
     odd = rotated not in ("", "halves") or len(_names(entry["hf"])) > 1
     if (share or flat) and (odd or (flat and (turned or share)) or (turned and rotated)):

@@ -892,7 +892,8 @@ def test_a_family_without_rows_of_torchtitan_is_refused(name: str, tmp_path: Pat
     (tmp_path / "hf").mkdir()
     save_file({"model.norm.weight": torch.ones(4)}, tmp_path / "hf/model.safetensors")
     config = {"model_type": name, "num_attention_heads": 4, "hidden_size": 16, "n_head": 4}
-    (tmp_path / "hf/config.json").write_text(json.dumps(MODELS.get(name, {}).get("config", config)))
+    config |= MODELS.get({"mimo": "qwen2"}.get(name, name), {}).get("config", {})
+    (tmp_path / "hf/config.json").write_text(json.dumps({**config, "model_type": name}))
     with pytest.raises(UnsupportedError, match="no table says how"):
         api.convert(str(tmp_path / "hf"), str(tmp_path / "t"), "dcp", names="torchtitan")
 
@@ -1109,6 +1110,80 @@ def test_words_that_do_not_go_together(row: str, says: str, tmp_path: Path) -> N
     (tmp_path / "mine.toml").write_text(f"[[tensor]]\n{row}\n")
     with pytest.raises(UsageError, match=says):
         family(str(tmp_path / "mine.toml"))
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ('share = "columns 3/2"', "says share = 'columns 3/2'"),
+        ("share = 2", "says share = 2"),
+        ('rotated = "halves"', "says rotated = 'halves'"),
+        ('share = "rows 1/3"\nrotated = "keys"', "in two ways at once"),
+        ('share = "columns 1/2"\ntransposed = true\nrotated = "halves"', "in two ways at once"),
+        ("flat = true\ntransposed = true", "in two ways at once"),
+        ('flat = "yes"', "says flat = 'yes'"),
+    ],
+)
+def test_parts_of_a_tensor_are_said_in_one_way(row: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(f'[[native]]\nmeta = "a"\nhf = "b"\n{row}\n')
+    with pytest.raises(UsageError, match=says):
+        family(str(tmp_path / "mine.toml"))
+
+
+def test_a_part_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """Gate and up of Llama 4 lie apart in torchtitan: one alone makes nothing."""
+    from safetensors.torch import save_file
+
+    save_folder(tmp_path / "hf", "llama4_text", tensors_of(MODELS["llama4_text"]["stored"]))
+    api.convert(
+        str(tmp_path / "hf"), str(tmp_path / "t"), "safetensors", names="torchtitan", only="model"
+    )
+    found = held(tmp_path / "t")
+    gone = "layers.3.moe.experts.w3"
+    short = {**found, gone: found[gone][..., :-1].contiguous()}
+    for folder, tensors, says in (
+        ("gone", {key: value for key, value in found.items() if key != gone}, "part 2 is not"),
+        ("short", short, "differ in type or shape"),
+    ):
+        (tmp_path / folder).mkdir()
+        save_file(tensors, tmp_path / folder / "model.safetensors")
+        with pytest.raises(UnsupportedError, match=says):
+            api.convert(
+                str(tmp_path / folder), str(tmp_path / "back"), "safetensors", names="hf",
+                config=str(tmp_path / "hf/config.json"),
+            )  # fmt: skip
+        assert not (tmp_path / "back").exists()
+
+
+@pytest.mark.parametrize("said", [[1, 9], [True], "1", {"a": 1}])
+def test_a_list_of_layers_is_a_list_of_numbers(said: Any) -> None:
+    shapes = family("llama4_text").shapes
+    assert shapes is not None
+    config = {**MODELS["llama4_text"]["config"], "moe_layers": said}
+    with pytest.raises(UsageError, match="not a list of its layers"):
+        shapes.tensors(config)
+
+
+def test_a_model_may_have_no_layer_with_experts(tmp_path: Path) -> None:
+    """Llama Guard 4: no layer, no expert, no step between them."""
+    shapes = family("llama4_text").shapes
+    assert shapes is not None
+    config = {
+        "moe_layers": [], "num_local_experts": 0, "interleave_moe_layer_step": 0,
+        "num_hidden_layers": 1,
+    }  # fmt: skip
+    found = shapes.tensors({**MODELS["llama4_text"]["config"], **config})
+    assert "model.layers.0.feed_forward.gate_proj.weight" in found
+    assert not any("experts" in key or "router" in key for key in found)
+    weights = tensors_of({key: list(shape) for key, shape in found.items()})
+    save_folder(tmp_path / "hf", "llama4_text", weights, **config)
+    for names in ("megatron", "torchtitan"):
+        api.convert(str(tmp_path / "hf"), str(tmp_path / names), "dcp", names=names, only="model")
+        api.convert(
+            str(tmp_path / names), str(tmp_path / f"{names}-hf"), "safetensors", names="hf",
+            config=str(tmp_path / "hf/config.json"),
+        )  # fmt: skip
+        require_equal(held(tmp_path / f"{names}-hf"), weights)
 
 
 SECTIONS = {
