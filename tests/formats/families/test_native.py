@@ -1112,6 +1112,18 @@ def test_words_that_do_not_go_together(row: str, says: str, tmp_path: Path) -> N
         family(str(tmp_path / "mine.toml"))
 
 
+def test_megatron_cores_llama4_has_these_names_and_shapes(tmp_path: Path) -> None:
+    """`make_core.py` loaded such a model into it, and it gave the logits of transformers."""
+    theirs = json.loads((DATA / "core.json").read_text())["llama4_text"]
+    save_folder(tmp_path / "hf", "llama4_text", tensors_of(MODELS["llama4_text"]["stored"]))
+    api.convert(
+        str(tmp_path / "hf"), str(tmp_path / "m"), "safetensors", only="model", names="megatron",
+        spelling=("local",),
+    )  # fmt: skip
+    found = open_checkpoint(tmp_path / "m").tensors
+    assert {key: list(info.shape) for key, info in found.items()} == theirs
+
+
 @pytest.mark.parametrize(
     ("row", "says"),
     [
