@@ -25,6 +25,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from ftckpt.checkpoint import Box, Kind
@@ -53,6 +54,8 @@ _OTHERS: Mapping[str, tuple[re.Pattern[str], str]] = {
 _INNER = re.compile(r"(?:transformer_layer|mtp_model_layer)\.(.+)")
 # What stands beside the layer in Megatron-core's.
 _BESIDE = ("enorm.", "hnorm.", "eh_proj.", "final_layernorm.")
+
+_name = cache(Name.of)
 
 Translate = Callable[[Content, Mapping[str, Any]], Content]
 
@@ -212,7 +215,7 @@ def _kinds(table: Family, config: Mapping[str, Any], count: int) -> dict[str, An
 def _own_number(name: str, table: Family) -> tuple[int, str] | None:
     """Return the number of a layer of which files have names of their own, and what it is there."""
     for own, meant in table.mtp.get("names", {}).items():
-        numbers = Name.of(own).numbers(name)
+        numbers = _name(own).numbers(name)
         if numbers is not None:
             return int(numbers.get("layer", 0)), meant
     begin = table.mtp.get("layers")
@@ -263,7 +266,7 @@ def _own_names(content: Content, table: Family, first: int) -> Content:
         match = None if wanted.component.startswith("extra:") else _HF.fullmatch(parameter)
         if match is not None and int(match[1]) >= first:
             number = str(int(match[1]) - first)
-            own = Name.of(other[match[2]]) if match[2] in other else None
+            own = _name(other[match[2]]) if match[2] in other else None
             if own is not None and (own.words or number == "0"):
                 name = own.fill({"layer": number})
             else:
