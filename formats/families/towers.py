@@ -165,6 +165,8 @@ def _translated(
     name, inner = language_of(table, config)
     split = _split(content, table, config)
     _require_place(split, table, layout)
+    if layout != "hf":  # the result is held to it otherwise
+        _require_towers(split.towers, table, config, whole=False)
     towers = _placed(split.towers, table, config, layout, spellings)
     language = replace(split.language, checkpoint=towers.checkpoint)
     if language.tensors and name:
@@ -358,10 +360,13 @@ def _outer(name: str, table: Family, layout: str) -> str:
     return part.beginnings[layout][0] + name[len(part.language or "") :]
 
 
-def _require_towers(content: Content, table: Family, config: Mapping[str, Any]) -> None:
+def _require_towers(
+    content: Content, table: Family, config: Mapping[str, Any], *, whole: bool = True
+) -> None:
     """Refuse a tower that is absent, or has other blocks than `config.json` says.
 
-    Where no table gives its shapes, blocks are counted, and each has what its neighbour has.
+    Where no table gives its shapes, blocks are counted, and each has what its neighbour has. Where
+    the user may have dropped a tower (not `whole`), one that is absent is none.
 
     Raises:
         UsageError: the first such part.
@@ -384,7 +389,7 @@ def _require_towers(content: Content, table: Family, config: Mapping[str, Any]) 
             if (found := part_of(table.parts, name, "hf")) is not None and found[0] is part
         ]  # fmt: skip
         where = part.beginnings["hf"][0]
-        if not mine and not part.optional:
+        if not mine and not part.optional and whole:
             raise UsageError(
                 f"the model is not the {table.name} that {CONFIG} describes: nothing is called"
                 f" {where}… in it",

@@ -238,6 +238,27 @@ def test_torchtitans_adapter_of_kimi_gives_the_same(tmp_path: Path) -> None:
     require_equal(found, wanted)
 
 
+@pytest.mark.parametrize(
+    ("name", "names", "change", "says"),
+    [
+        ("kimi_k25", "megatron", {"merge_kernel_size": None}, "merge_kernel_size.0 = None"),
+        ("qwen3_vl_moe", "packed", {"depth": 3}, "12 tensors missing"),
+        ("qwen3_vl", "megatron", {"num_heads": 0}, "no attention of the tower"),
+        ("qwen2_5_vl", "megatron", {"depth": 3}, "has 2 blocks of visual.blocks"),
+        ("llama4", "packed", {"num_hidden_layers": 1}, "has 2 blocks of vision_model"),
+    ],
+)
+def test_a_tower_that_its_config_does_not_describe_is_refused(
+    name: str, names: str, change: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    said = MODELS[name]["config"]
+    config = {**said, "vision_config": {**said["vision_config"], **change}}
+    save(tmp_path / "hf", tensors_of(released(name)), config)
+    with pytest.raises(UsageError, match=says):
+        api.convert(str(tmp_path / "hf"), str(tmp_path / "out"), "dcp", names=names)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_config_as_it_was_published_gives_the_shapes(tmp_path: Path) -> None:
     """Kimi K2.5's has other fields than transformers 5, and kimi_k2 as its language model."""
     said = MODELS["kimi_k25"]["config"]
