@@ -21,7 +21,7 @@ from .facts import PARAMETERS, ModelFacts, configured_model, maxtext_family, mod
 from .maxtext import from_maxtext, is_maxtext
 from .mtp import from_hugging_face_mtp, layout_of_mtp, to_hugging_face_mtp
 from .names import renamed
-from .native import NativeTranslator, is_headless, is_hugging_face, is_native
+from .native import NativeTranslator, is_headless, is_hugging_face, is_native, may_turn
 from .tables import Family, family_names
 from .tables import family as family_of
 from .tied import require_model
@@ -82,8 +82,9 @@ def to_hugging_face(
 
         made = to_hugging_face_mtp(content, found.table, known, found.layout, longer)
         said = json.loads(made.beside[CONFIG])
-        del said["first_mtp_layer"]
-        said["num_hidden_layers"] = known["num_hidden_layers"]
+        for field in ("first_mtp_layer", "num_hidden_layers", "layer_types"):
+            said.pop(field, None)
+            said |= {field: known[field]} if field in known else {}
         text = json.dumps(said, indent=2, sort_keys=True).encode() + b"\n"
         return replace(made, beside={**made.beside, CONFIG: text})
     if (headless := _headless(content, family, known)) is not None:
@@ -248,7 +249,7 @@ def _to_native(
     translator = NativeTranslator(
         model.family, model.heads, model.config, true_vocab_size=true_vocab_size
     )
-    if is_native(content, model.family):
+    if is_native(content, model.family) or may_turn(content, model.family):
         content = translator.to_hugging_face(content)
     if dialect == "packed" and not any(dialect in one.names for one in model.family.natives):
         return translator.to_hugging_face(content)  # without experts both have the same names
@@ -292,7 +293,7 @@ def to_megatron(
             model = configured_model(inner, name, content.checkpoint)
             return _to_megatron(language, model, true_vocab_size, spellings)
 
-        return from_hugging_face_parts(content, table, known, "megatron", alone)
+        return from_hugging_face_parts(content, table, known, "megatron", alone, spellings)
     model = model_of(content.checkpoint, family)
     found = _mtp_of(content, family, known)
     if found is not None and found.layout == "hf":
@@ -310,7 +311,7 @@ def _to_megatron(
     if is_headless(content, model.family):
         content = renamed(content, model.family.prefix.__add__)
         model = model._replace(config={**model.config, _TIED: True})
-    if is_native(content, model.family):  # experts in one tensor
+    if is_native(content, model.family) or may_turn(content, model.family):  # experts in one tensor
         native = NativeTranslator(
             model.family, model.heads, model.config, true_vocab_size=true_vocab_size
         )

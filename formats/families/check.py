@@ -219,6 +219,8 @@ def _of_native(translator: NativeTranslator, dialect: str, name: str) -> _There 
         how = ", ".join(filter(None, (how, f"rows of {found.entry.rotated} turned")))
     if found.entry.stacked:
         how = ", ".join(filter(None, (how, "experts stacked")))
+    if found.entry.share:
+        how = ", ".join(filter(None, (how, f"{found.entry.share.parts} parts apart")))
     own = found.entry.names[dialect][0]
     return _There(own.text, own.fill(found.numbers), how)
 

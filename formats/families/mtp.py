@@ -3,15 +3,21 @@
     [mtp]
     count = "num_nextn_predict_layers"     # the field of config.json that says how many
     copies = {"shared_head.head.weight" = "lm_head.weight"}   # stored again in each such layer
+    layers = "mtp.layers."                 # files begin their names so, and number them from 0
+    names = {"mtp.fc.weight" = "eh_proj.weight"}   # what files call otherwise, {layer} a number
+    swapped = true                         # files put the hidden state first in eh_proj's input
+    kind = "full_attention"                # of these layers, in `layer_types`
 
-Hugging Face's files number them on behind `num_hidden_layers`. Megatron-core has `mtp.layers.0`,
-whose own layer is `transformer_layer` (`mtp_model_layer` in memory of newer ones), torchtitan
-`mtp_layers.0`. All of them put the embedding before the hidden state in `eh_proj`'s input, so that
-its columns stay. A layer is translated as layer number `num_hidden_layers` of a longer model. What
-stands in it a second time is written and read as a copy: it must be equal.
+Hugging Face's files number them on behind `num_hidden_layers`, or have a name for them (`layers`).
+Megatron-core has `mtp.layers.0`, whose own layer is `transformer_layer` (`mtp_model_layer` in
+memory of newer ones), torchtitan `mtp_layers.0`. All put the embedding before the hidden state in
+`eh_proj`'s input, so that its columns stay; MiMo's files alone have it behind (`swapped`). A layer
+is translated as layer number `num_hidden_layers` of a longer model. What stands in it a second time
+is written and read as a copy: it must be equal.
 
-Sources: multi_token_prediction.py of Megatron-core, `glm45_bridge` of Megatron-Bridge, mtp.py and
-`state_dict_adapter` of torchtitan's deepseek_v3; model.safetensors.index.json of DeepSeek-V3.
+Sources: multi_token_prediction.py of Megatron-core; `glm45_bridge`, `qwen3_next_bridge` and
+`mimo_bridge` of Megatron-Bridge; mtp.py and `state_dict_adapter` of torchtitan's deepseek_v3;
+model.safetensors.index.json of DeepSeek-V3.
 """
 
 from __future__ import annotations
@@ -19,28 +25,37 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
-from ftckpt.checkpoint import Kind
+from ftckpt.checkpoint import Box, Kind
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.findings import counted, listed
 from ftckpt.formats.huggingface.config import CONFIG
-from ftckpt.transfer.content import Content, TargetTensor
-from ftckpt.transfer.request.parameters import parameter_names
+from ftckpt.transfer.content import Content, Copy, TargetTensor
+from ftckpt.transfer.request.parameters import parameter_names, parted
 
-from .names import renamed
+from .names import Name, renamed
 from .tables import Family
 from .tied import equal
 
 _HF = re.compile(r"model\.layers\.(\d{1,6})\.(.+)")
 # Whose layers they are, and what such a layer is called as one of the others.
 _OTHERS: Mapping[str, tuple[re.Pattern[str], str]] = {
-    "megatron": (re.compile(r"mtp\.layers\.(\d{1,6})\.(.+)"), "decoder.layers."),
+    "megatron": (
+        re.compile(  # Qwen's files begin their names so, too
+            r"mtp\.layers\.(\d{1,6})\.((?:transformer_layer|mtp_model_layer|enorm|hnorm|eh_proj"
+            r"|final_layernorm)\..+)"
+        ),
+        "decoder.layers.",
+    ),
     "torchtitan": (re.compile(r"mtp_layers\.(\d{1,6})\.(.+)"), "layers."),
 }
 _INNER = re.compile(r"(?:transformer_layer|mtp_model_layer)\.(.+)")
 # What stands beside the layer in Megatron-core's.
 _BESIDE = ("enorm.", "hnorm.", "eh_proj.", "final_layernorm.")
+
+_name = cache(Name.of)
 
 Translate = Callable[[Content, Mapping[str, Any]], Content]
 
@@ -62,6 +77,8 @@ def layout_of_mtp(content: Content, table: Family, config: Mapping[str, Any]) ->
     first = config.get("num_hidden_layers")
     if type(first) is not int:
         return ""
+    if any(_own_number(name, table) is not None for name in names):
+        return "hf"
     numbers = {int(match[1]) for name in names if (match := _HF.fullmatch(name)) is not None}
     return "hf" if any(number >= first for number in numbers) else ""
 
@@ -82,12 +99,14 @@ def to_hugging_face_mtp(
         UnsupportedError, UsageError: as of a translation, or another number of layers than the
             configuration says.
     """
+    if layout == "hf":
+        content = _numbered_on(content, table, config)
     longer = _longer(content, table, config, layout)
     first = config["num_hidden_layers"]
     if layout == "hf":
         rest, copies = _without_copies(content, table, first)
         made = translate(rest, longer)
-        return made.with_tensors([*made.tensors.values(), *copies])
+        return _own_names(made.with_tensors([*made.tensors.values(), *copies]), table, first)
     made = translate(renamed(content, lambda name: _counted_on(name, layout, first)), longer)
     found = {w.name: w for w in made.tensors.values() if _is_weight(w)}
     again = []
@@ -96,7 +115,7 @@ def to_hugging_face_mtp(
             whole = found.get(source) or found.get("model.embed_tokens.weight")
             if whole is not None:
                 again.append(whole._replace(name=f"model.layers.{number}.{name}"))
-    return made.with_tensors([*made.tensors.values(), *again])
+    return _own_names(made.with_tensors([*made.tensors.values(), *again]), table, first)
 
 
 def from_hugging_face_mtp(
@@ -115,6 +134,7 @@ def from_hugging_face_mtp(
         UnsupportedError, UsageError: as of a translation; a layout without such layers; a copy of
             the embedding or the output layer that differs from it.
     """
+    content = _numbered_on(content, table, config)
     longer = _longer(content, table, config, "hf")
     first = config["num_hidden_layers"]
     if layout not in _OTHERS:
@@ -122,8 +142,7 @@ def from_hugging_face_mtp(
             f"{layout}'s {table.name} has no layers that predict further tokens, which this model"
             f" has behind layer {first - 1}",
             hint=" ".join(
-                f"--drop 'model.layers.{number}.*'"
-                for number in range(first, longer["num_hidden_layers"])
+                f"--drop '{one}'" for one in _places(table, first, longer["num_hidden_layers"])
             )
             + " leaves them out",
             kind="unknown-rule",
@@ -146,7 +165,7 @@ def _longer(
     Raises:
         UsageError: there are others than `config` says.
     """
-    first, count = config.get("num_hidden_layers"), config.get(table.mtp["count"])
+    first, count = config.get("num_hidden_layers"), _count(table, config)
     pattern = _HF if layout == "hf" else _OTHERS[layout][0]
     names = parameter_names(content.tensors.values())
     found = {int(match[1]) for name in names if (match := pattern.fullmatch(name)) is not None}
@@ -164,7 +183,125 @@ def _longer(
             f" {CONFIG} says {table.mtp['count']} = {count!r}",
             hint="--drop leaves them out",
         )
-    return {**config, "num_hidden_layers": first + count, "first_mtp_layer": first}
+    return {
+        **config, **_kinds(table, config, count),
+        "num_hidden_layers": first + count, "first_mtp_layer": first,
+    }  # fmt: skip
+
+
+def _count(table: Family, config: Mapping[str, Any]) -> Any:
+    """Return how many such layers a model has, if it has any."""
+    said = config.get(table.mtp["count"])
+    if said is None and table.shapes is not None:
+        default = table.shapes.defaults.get(table.mtp["count"], "")
+        return int(default) if default.isdecimal() else None
+    return said
+
+
+def _kinds(table: Family, config: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """Return the kinds of all layers, where they differ."""
+    kind = table.mtp.get("kind")
+    if not kind or table.shapes is None:
+        return {}
+    known = config.get("layer_types")
+    if not isinstance(known, list):
+        text = f"layer_types={kind} or every full_attention_interval"
+        mine = table.shapes.layers(text, config)
+        known = [kind if n in mine else "" for n in range(config["num_hidden_layers"])]
+        known = [one or "linear_attention" for one in known]
+    return {"layer_types": [*known, *[kind] * count]}
+
+
+def _own_number(name: str, table: Family) -> tuple[int, str] | None:
+    """Return the number of a layer of which files have names of their own, and what it is there."""
+    for own, meant in table.mtp.get("names", {}).items():
+        numbers = _name(own).numbers(name)
+        if numbers is not None:
+            return int(numbers.get("layer", 0)), meant
+    begin = table.mtp.get("layers")
+    if not begin or not name.startswith(begin) or _OTHERS["megatron"][0].fullmatch(name):
+        return None
+    number, _, rest = name.removeprefix(begin).partition(".")
+    known = number.isdecimal() and number.isascii() and len(number) < 7 and rest
+    return (int(number), rest) if known else None
+
+
+def _numbered_on(content: Content, table: Family, config: Mapping[str, Any]) -> Content:
+    """Return a content whose further layers have numbers behind the others.
+
+    Raises:
+        UsageError: `config` does not say how many others there are.
+        UnsupportedError: two tensors have one place.
+    """
+    first = config.get("num_hidden_layers")
+    if not table.mtp.get("layers"):
+        return content
+    if type(first) is not int:
+        raise UsageError(f"{CONFIG} says num_hidden_layers = {first!r}, which is not a number")
+    parameters = parameter_names(content.tensors.values())
+    made: dict[str, TargetTensor] = {}
+    for wanted in content.tensors.values():
+        parameter, rest = parted(wanted, parameters)
+        found = None if wanted.component.startswith("extra:") else _own_number(parameter, table)
+        if found is not None:
+            number, meant = found
+            wanted = _in_place(wanted, meant, table)
+            wanted = wanted._replace(name=f"model.layers.{first + number}.{meant}{rest}")
+        if wanted.key in made:
+            raise UnsupportedError(f"two tensors of the source become {wanted.key}")
+        made[wanted.key] = wanted
+    return content.with_tensors(made.values())
+
+
+def _own_names(content: Content, table: Family, first: int) -> Content:
+    """Return a content whose further layers have the names of Hugging Face's files."""
+    begin = table.mtp.get("layers")
+    if not begin:
+        return content
+    other = {meant: own for own, meant in table.mtp.get("names", {}).items()}
+    parameters = parameter_names(content.tensors.values())
+    made = []
+    for wanted in content.tensors.values():
+        parameter, rest = parted(wanted, parameters)
+        match = None if wanted.component.startswith("extra:") else _HF.fullmatch(parameter)
+        if match is not None and int(match[1]) >= first:
+            number = str(int(match[1]) - first)
+            own = _name(other[match[2]]) if match[2] in other else None
+            if own is not None and (own.words or number == "0"):
+                name = own.fill({"layer": number})
+            else:
+                name = f"{begin}{number}.{match[2]}"
+            wanted = _in_place(wanted, match[2], table)._replace(name=name + rest)
+        made.append(wanted)
+    return content.with_tensors(made)
+
+
+def _in_place(wanted: TargetTensor, meant: str, table: Family) -> TargetTensor:
+    """Return a tensor with its columns in the order of the other side."""
+    if not table.mtp.get("swapped") or meant != "eh_proj.weight" or len(wanted.shape) != 2:
+        return wanted
+    rows, columns = wanted.shape
+    if columns % 2:
+        raise UsageError(
+            f"{wanted.key} of {list(wanted.shape)} does not hold two halves side by side",
+            tensor=wanted.key,
+        )
+    half = columns // 2
+    copies = []
+    for begin, to in ((0, half), (half, -half)):
+        for copy in wanted.moved(Box((0, begin), (rows, half)), 0):
+            offsets = (copy.box.offsets[0], copy.box.offsets[1] + to)
+            copies.append(Copy(Box(offsets, copy.box.sizes), copy.key, copy.source))
+    return wanted._replace(copies=tuple(copies))
+
+
+def _places(table: Family, first: int, last: int) -> list[str]:
+    """Return patterns of the names that such layers have in files."""
+    begin = table.mtp.get("layers")
+    if not begin:
+        return [f"model.layers.{number}.*" for number in range(first, last)]
+    whole = [own for own in table.mtp.get("names", {}) if not own.startswith(begin)]
+    return [f"{begin}*", *whole]
 
 
 def _counted_on(name: str, layout: str, first: int) -> str:

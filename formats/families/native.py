@@ -9,15 +9,19 @@
     join = "stacked"          # several of Hugging Face's, one below the other
     vocabulary = true         # rows may end in padding
     output = true             # it is the embedding where a model is tied
+    share = "columns 1/2"     # it is this part of Hugging Face's: `views.shares`
+    flat = true               # all axes but the first are one
 
 A row whose `hf` has `{expert}` and whose names have not holds all experts along its first axis.
-Masters and moments follow their parameter. Elements change places and nothing else.
+Where a transposed tensor has one name on both sides, shapes tell on which it is. Masters and
+moments follow their parameter. Elements change places and nothing else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from math import prod
 from typing import Any, NamedTuple
 
 from ftckpt.checkpoint import Box, Kind
@@ -33,6 +37,7 @@ from .tables import Family, NativeEntry
 from .tied import outputs_of, require_tied, weights_of
 from .views import FlatState, TensorViews
 from .views.joins import Heads, Join, part_rows, runs
+from .views.shares import Order, Share, cut_share, is_scalar, joined_shares
 
 _AS_IT_IS = NativeEntry({}, (), Join.WHOLE, "", False, False, False)
 
@@ -100,6 +105,17 @@ class NativeTranslator:
         views = TensorViews(content.checkpoint)
         made: dict[str, TargetTensor] = {}
         left_out: list[str] = []
+        shares: dict[tuple[str, str, str], dict[Share, TargetTensor]] = {}
+        orders: dict[tuple[str, str, str], dict[Share, Order]] = {}
+        as_in_files = not self._lies_as_in_memory(content, parameters)
+
+        def put(new: TargetTensor) -> None:
+            if new.key in made:
+                raise UnsupportedError(
+                    f"two tensors of the source become {new.key}", tensor=new.key
+                )
+            made[new.key] = new
+
         for key, wanted in content.tensors.items():
             if wanted.component.startswith("extra:"):
                 made[key] = wanted
@@ -109,13 +125,19 @@ class NativeTranslator:
             if found is None:
                 left_out.append(key)
                 continue
+            if found.entry.turns_alone and as_in_files:
+                put(wanted)
+                continue
+            if found.entry.share:
+                name = found.entry.hf[0].fill(found.numbers) + rest
+                whole = wanted.component, wanted.kind.value, name
+                shares.setdefault(whole, {})[found.entry.share] = wanted
+                orders.setdefault(whole, {})[found.entry.share] = self._order(found.entry)
+                continue
             for name, part in self._parts(wanted, found, views):
-                new = part._replace(name=name + rest)
-                if new.key in made:
-                    raise UnsupportedError(
-                        f"two tensors of the source become {new.key}", tensor=new.key
-                    )
-                made[new.key] = new
+                put(part._replace(name=name + rest))
+        for whole, parts in shares.items():
+            put(joined_shares(views, parts, whole[2], orders[whole]))
         self._require_model(weights_of(made), cuts=True)
         require_tied(self._outputs, made, self._shapes, views.checkpoint)
         said = _left_out(left_out)
@@ -123,6 +145,37 @@ class NativeTranslator:
             content, checkpoint=views.finished(), tensors=made, aliases={},
             dropped=(*content.dropped, *said),
         )  # fmt: skip
+
+    def _lies_as_in_memory(self, content: Content, parameters: frozenset[str]) -> bool:
+        """Say whether tensors that have one name on both sides lie as other model code has them.
+
+        Raises:
+            UsageError: shapes do not tell, or tell both.
+        """
+        if not any(entry.turns_alone for entry in self._family.natives):
+            return False
+        seen: dict[bool, str] = {}
+        undecided = ""
+        for key, wanted in content.tensors.items():
+            name = parted(wanted, parameters)[0]
+            shape = self._shapes.get(name, ())
+            found = next(_matches(self._family, name), None)
+            if found is None or not found.entry.turns_alone or len(wanted.shape) != len(shape):
+                continue
+            if shape == _exchanged(shape, turned=True):
+                undecided = undecided or key
+            elif wanted.shape == shape:
+                seen.setdefault(False, key)
+            elif wanted.shape == _exchanged(shape, turned=True):
+                seen.setdefault(True, key)
+        if len(seen) > 1 or (undecided and not seen):
+            told = (
+                f"{seen[False]} lies as in files and {seen[True]} as in memory"
+                if seen
+                else (f"nothing tells whether {undecided} lies as in files or as in memory")
+            )
+            raise UsageError(f"{self._family.name}: {told}", tensor=undecided or seen[True])
+        return True in seen
 
     def native(self, name: str) -> NativeMatch | None:
         """Return the place of a name of other model code; None for what is derived.
@@ -148,7 +201,7 @@ class NativeTranslator:
     ) -> Iterator[tuple[str, TargetTensor]]:
         """Yield the tensors of Hugging Face's in one of other model code, with their names."""
         entry = place.entry
-        if _is_scalar(wanted):
+        if is_scalar(wanted):
             for numbers in self._experts(place):
                 for name in entry.hf:
                     yield name.fill(numbers), wanted
@@ -156,6 +209,9 @@ class NativeTranslator:
         if entry.rotated:
             self._require_heads(wanted, entry)
             wanted = views.rotate(wanted, self._heads.width, halves=True)
+        if entry.flat:
+            shape = self._shapes.get(entry.hf[0].fill(place.numbers), wanted.shape)
+            wanted = views.reshape(wanted, shape)
         experts = list(self._experts(place))
         known = entry.hf[0].fill(experts[0]) in self._shapes  # else refused as too many
         if entry.stacked and known and wanted.shape[:1] != (len(experts),):
@@ -327,6 +383,12 @@ class NativeTranslator:
             if found is None:
                 left_out.append(key)
                 continue
+            if found.entry.share:
+                for share, entry in self._shares(found.entry, dialect).items():
+                    name = entry.names[dialect][0].fill(found.numbers) + rest
+                    new = cut_share(views, wanted, name, share, self._order(entry))
+                    made[new.key] = new
+                continue
             name = found.entry.names[dialect][0].fill(found.numbers) + rest
             whole = wanted.component, wanted.kind.value, name
             number = int(found.numbers["expert"]) if found.entry.stacked else 0
@@ -342,7 +404,7 @@ class NativeTranslator:
         for whole, parts in wholes.items():
             new = self._whole(whole[2], parts, places[whole].entry, views)
             made[new.key] = new
-            counters += len(parts) - 1 if _is_scalar(next(iter(parts.values()))) else 0
+            counters += len(parts) - 1 if is_scalar(next(iter(parts.values()))) else 0
         if counters:
             left_out.append(f"{counted(counters, 'counter')} of parts, equal to their first part's")
         self._tie(made, dialect)
@@ -376,6 +438,29 @@ class NativeTranslator:
             tensor=name,
         )
 
+    def _order(self, entry: NativeEntry) -> Order:
+        return Order(entry.transposed, self._heads.width if entry.rotated else 0)
+
+    def _shares(self, entry: NativeEntry, dialect: str) -> dict[Share, NativeEntry]:
+        """Return the rows of all parts of a tensor.
+
+        Raises:
+            UsageError: the table lacks one of them, or has one twice.
+        """
+        found = [
+            (one.share, one)
+            for one in self._family.natives
+            if dialect in one.names and one.share and one.hf[0].text == entry.hf[0].text
+        ]
+        first = found[0][0]
+        wanted = [Share(first.rows, number, first.parts) for number in range(first.parts)]
+        if sorted(share for share, _ in found) != wanted:
+            raise UsageError(
+                f"the table of {self._family.name} does not have each part of"
+                f" {entry.hf[0].text} once"
+            )
+        return dict(found)
+
     def _whole(
         self,
         name: str,
@@ -403,11 +488,14 @@ class NativeTranslator:
                 f"the parts of {name} differ in type or shape, so that they make no one tensor",
                 tensor=some.key,
             )
-        if _is_scalar(some):
+        if is_scalar(some):
             return some._replace(name=name)
         if entry.rotated:
             self._require_heads(some, entry)
             return views.rotate(some, self._heads.width, halves=False)._replace(name=name)
+        if entry.flat:
+            shape = some.shape[0], prod(some.shape[1:])
+            return views.reshape(some, shape)._replace(name=name)
         turned = entry.transposed and len(some.shape) > 1
         if not entry.stacked and not turned and len(ordered) == 1:
             return some._replace(name=name)
@@ -512,12 +600,17 @@ def _matches(family: Family, name: str) -> Iterator[NativeMatch]:
                     yield NativeMatch(entry, 0, numbers)
 
 
-def _is_scalar(wanted: TargetTensor) -> bool:
-    return wanted.shape in ((), (1,)) and wanted.kind == "other"
-
-
 def _rows(shape: tuple[int, ...], begin: int, rows: int) -> Box:
     return Box((begin, *(0 for _ in shape[1:])), (rows, *shape[1:]))
+
+
+def may_turn(content: Content, family: Family) -> bool:
+    """Say whether shapes alone tell in which of two ways some parameters lie."""
+    return any(
+        found.entry.turns_alone
+        for name in parameter_names(content.tensors.values())
+        for found in _matches(family, name)
+    )
 
 
 def _exchanged(axes: tuple[int, ...], turned: bool) -> tuple[int, ...]:

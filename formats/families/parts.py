@@ -12,6 +12,7 @@
     megatron = "visual."
     blocks = "blocks"                 # modules of that name are numbered from 0, and there are
     count = "vision_config.depth"     # as many as this field of config.json says
+    table = "qwen3_vl_vision"         # or: its names, shapes and joins by a table, by whole names
 
 `language = ""` with `megatron` says what stands before all names of Megatron-core's. A whole name
 with `transposed = ["megatron"]` is stored there with its two axes exchanged. A layout that a part
@@ -27,8 +28,8 @@ from typing import Any, NamedTuple
 from ftckpt.errors import UsageError
 
 # Whose layouts a part may name.
-LAYOUTS = ("hf", "packed", "megatron")
-_WORDS = frozenset((*LAYOUTS, "language", "transposed", "blocks", "count", "optional"))
+LAYOUTS = ("hf", "packed", "megatron", "torchtitan")
+_WORDS = frozenset((*LAYOUTS, "language", "transposed", "blocks", "count", "optional", "table"))
 
 
 class ModelPart(NamedTuple):
@@ -41,6 +42,7 @@ class ModelPart(NamedTuple):
         blocks: a module whose numbers are counted; "" for none.
         told_by: the field of `config.json` that says how many, with dots.
         optional: whether a model may lack it.
+        table: of its tensors; "" where names are carried.
     """
 
     beginnings: Mapping[str, Sequence[str]]
@@ -49,6 +51,7 @@ class ModelPart(NamedTuple):
     blocks: str
     told_by: str
     optional: bool
+    table: str = ""
 
     @classmethod
     def of(cls, entry: Mapping[str, Any], table: str) -> ModelPart:
@@ -66,7 +69,7 @@ class ModelPart(NamedTuple):
                 said = entry[layout]
                 found[layout] = (said,) if isinstance(said, str) else tuple(said)
         texts = [text for texts in found.values() for text in texts]
-        texts += [entry.get(word, "") for word in ("language", "blocks", "count")]
+        texts += [entry.get(word, "") for word in ("language", "blocks", "count", "table")]
         flags = (entry.get("optional", False), *(one in LAYOUTS for one in _turned(entry)))
         if not found or not all(isinstance(text, str) for text in texts):
             raise UsageError(f"a part in the table of {table} does not say how its names begin")
@@ -74,7 +77,7 @@ class ModelPart(NamedTuple):
             raise UsageError(f"a part in the table of {table} says transposed or optional wrongly")
         return cls(
             found, entry.get("language"), _turned(entry), entry.get("blocks", ""),
-            entry.get("count", ""), entry.get("optional", False),
+            entry.get("count", ""), entry.get("optional", False), entry.get("table", ""),
         )  # fmt: skip
 
     def rest_of(self, name: str, layout: str) -> str | None:

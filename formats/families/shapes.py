@@ -15,8 +15,9 @@
 `when` and `unless` name a field; `layers` gives a range, or `field=value` for the layers where a
 list (or a text, letter by letter) has that value. `field=value,value or other=value` takes the
 first of these fields that is there. Where none is, `every field` at the end means each layer whose
-number, from 1, that field divides, and `except every field` all others. An empty text takes away
-what an extended table has.
+number, from 1, that field divides, and `except every field` all others. `in field` gives the
+layers whose numbers a list has, `not in field` all others; `or every field` may stand behind, too.
+An empty text takes away what an extended table has.
 """
 
 from __future__ import annotations
@@ -98,9 +99,11 @@ class ShapeTable(NamedTuple):
                 continue
             if rule.unless and fields.flag(rule.unless):
                 continue
+            every = list(self._numbers(rule, fields))
+            if not every:  # what no layer has need not have a size
+                continue
             shape = tuple(fields.amount(axis) for axis in rule.axes)
-            for numbers in self._numbers(rule, fields):
-                found[rule.name.fill(numbers)] = shape
+            found |= {rule.name.fill(numbers): shape for numbers in every}
             if len(found) > _TENSORS:
                 raise UsageError(f"{CONFIG} describes more than {_TENSORS:,} tensors")
         return found
@@ -230,6 +233,8 @@ class _Fields:
         """
         if count > _TENSORS:
             raise UsageError(f"{CONFIG} says {count:,} layers")
+        if text.startswith(("in ", "not in ")):
+            return self._listed(text, count)
         if "=" in text:
             ways = [way.partition("=") for way in text.split(" or ")]
             there = [way for way in ways if self._config.get(way[0])]
@@ -245,6 +250,19 @@ class _Fields:
             raise UsageError(f"a table says layers = {text!r}, which does not give a range")
         first = self._product(begin) if begin else 0
         return list(range(min(first, count), min(self._product(end), count) if end else count))
+
+    def _listed(self, text: str, count: int) -> list[int]:
+        kept, _, field = text.partition("in ")
+        field, _, other = field.partition(" or ")
+        said = self._config.get(field)
+        if said is None and other:
+            return self._every(other, count)
+        if not isinstance(said, list) or not all(
+            type(one) is int and 0 <= one < count for one in said
+        ):
+            raise UsageError(f"{CONFIG} says {field} = {said!r}, not a list of its layers")
+        numbers = set(said)
+        return [n for n in range(count) if (n in numbers) is (kept == "")]
 
     def _every(self, text: str, count: int) -> list[int]:
         kept, _, field = text.rpartition("every ")

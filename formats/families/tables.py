@@ -4,6 +4,7 @@ One TOML file in `families/` for each model type of Hugging Face's `config.json`
 
     extends = "llama"            # the other's entries follow this table's own
     extends_native = ["meta"]    # and so do its rows for this other model code
+    extends_arguments = false    # and Megatron's arguments do not: they cannot make this model
     prefix = "model."            # what a model saved without its head lacks in every name
 
     [config]                     # constants of its config.json
@@ -68,6 +69,7 @@ from .names import Name
 from .parts import ModelPart
 from .shapes import ShapeRule, ShapeTable
 from .views.joins import Join
+from .views.shares import Share
 from .written import WrittenArgument
 
 # Whose model code `[[native]]` rows are about.
@@ -80,11 +82,14 @@ OFFSETS = {"": 0.0, "one less": -1.0}
 SPELLINGS = ("megatron", "transformer_engine", "local", "sequential", "grouped")
 _FLAGS = ("hf", "join", "transposed", "vocabulary")
 _ENTRY_KEYS = frozenset((*SPELLINGS, *_FLAGS, "layers", "stored", "sections"))
-_NATIVE_KEYS = frozenset((*DIALECTS, *_FLAGS, "rotated", "output"))
+_NATIVE_KEYS = frozenset((*DIALECTS, *_FLAGS, "rotated", "output", "share", "flat"))
+# Whose rows are in the order of another rotation; `halves` of a share where files have neighbours.
+_ROTATED = ("", "queries", "keys", "halves")
 _KEYS = frozenset(
     ("extends", "prefix", "config", "arguments", "model", "tensor", "derived", "maxtext",
-     "maxtext_turns", "maxtext_without", "rotates", "native", "extends_native", "defaults",
-     "counts", "shapes", "languages", "part", "mtp", "megatron", "required", "unbuilt")
+     "maxtext_turns", "maxtext_without", "rotates", "native", "extends_native",
+     "extends_arguments", "defaults", "counts", "shapes", "languages", "part", "mtp", "megatron",
+     "required", "unbuilt")
 )  # fmt: skip
 _MAPS = (
     "config", "arguments", "model", "defaults", "counts", "shapes", "languages", "mtp", "megatron",
@@ -92,6 +97,7 @@ _MAPS = (
 )  # fmt: skip
 _TEXTS = ("extends", "prefix", "unbuilt")
 _ROWS = ("tensor", "derived", "maxtext", "native", "part")
+_MTP_KEYS = frozenset(("count", "copies", "layers", "names", "swapped", "kind"))
 _MOST = 1 << 20  # bytes of a table
 _LAYERS, _TURN = re.escape("{layers}"), "{turn}"
 
@@ -169,6 +175,8 @@ class NativeEntry(NamedTuple):
         transposed: whether Hugging Face stores the last two axes the other way round.
         vocabulary: whether its rows may end in padding.
         output: whether it is the embedding where a model is tied.
+        share: which part of Hugging Face's tensor it is; None where it is the whole.
+        flat: whether it has one axis for all but the first of Hugging Face's.
     """
 
     names: Mapping[str, Sequence[Name]]
@@ -178,6 +186,8 @@ class NativeEntry(NamedTuple):
     transposed: bool
     vocabulary: bool
     output: bool
+    share: Share | None = None
+    flat: bool = False
 
     @property
     def stacked(self) -> bool:
@@ -185,6 +195,12 @@ class NativeEntry(NamedTuple):
         return "expert" in self.hf[0].words and not any(
             "expert" in name.words for names in self.names.values() for name in names
         )
+
+    @property
+    def turns_alone(self) -> bool:
+        """Whether both sides have one name for it, so that shapes alone tell them apart."""
+        same = (names[0].text for names in self.names.values())
+        return self.transposed and self.hf[0].text in same
 
 
 class Family(NamedTuple):
@@ -313,7 +329,7 @@ def _family(name: str, table: Mapping[str, Any]) -> Family:
         (*own.entries, *base.entries),
         (*own.derived, *base.derived),
         {**base.config, **own.config},
-        {**base.arguments, **own.arguments},
+        {**(base.arguments if table.get("extends_arguments", True) else {}), **own.arguments},
         # Where a table has none, Megatron's arguments cannot tell it from the one it extends.
         {**base.model, **own.model} if own.model else {},
         {**base.constants, **own.constants},
@@ -362,15 +378,19 @@ def _mtp(said: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return what a table says of layers that predict further tokens."""
     if not said:
         return {}
-    copies = said.get("copies", {})
-    sound = said.keys() <= {"count", "copies"} and isinstance(said.get("count"), str)
+    maps = [said.get(word, {}) for word in ("copies", "names")]
+    texts = [said.get(word, "") for word in ("layers", "kind")]
+    sound = said.keys() <= _MTP_KEYS and isinstance(said.get("count"), str)
     if (
         not sound
-        or not isinstance(copies, dict)
-        or not all(isinstance(text, str) for text in copies.values())
+        or not all(isinstance(one, dict) for one in maps)
+        or not all(isinstance(text, str) for one in maps for text in one.values())
+        or not all(isinstance(text, str) for text in texts)
+        or not isinstance(said.get("swapped", False), bool)
+        or (maps[1] and not texts[0])
     ):
         raise UsageError(f"the table of {name} has an [mtp] without a count, or with other words")
-    return {"count": said["count"], "copies": copies}
+    return {**said, "copies": maps[0]}
 
 
 def _require_sections(table: Mapping[str, Any], name: str) -> None:
@@ -378,6 +398,8 @@ def _require_sections(table: Mapping[str, Any], name: str) -> None:
     for key, held in table.items():
         if key in _TEXTS and not isinstance(held, str):
             raise UsageError(f"the table of {name} gives in {key} no text: {held!r}")
+        if key == "extends_arguments" and not isinstance(held, bool):
+            raise UsageError(f"the table of {name} says {key} = {held!r}: true or false")
         if key in _MAPS and not isinstance(held, dict):
             raise UsageError(f"the table of {name} has a {key} that is not a section [{key}]")
         if key in _ROWS and not (
@@ -514,8 +536,18 @@ def _native(entry: Mapping[str, Any], name: str) -> NativeEntry:
     every = tuple(one for names in known.values() for one in names)
     _require_numbers(every, _names(entry["hf"]), name, whole=True)
     rotated = entry.get("rotated", "")
-    if rotated not in ("", "queries", "keys"):
+    share = Share.of(entry["share"], name) if "share" in entry else None
+    if rotated not in _ROTATED or (rotated == "halves") > (share is not None):
         raise UsageError(f"the table of {name} says rotated = {rotated!r}: queries or keys")
+    flat = entry.get("flat", False)
+    if not isinstance(flat, bool):
+        raise UsageError(f"the table of {name} says flat = {flat!r}: true or false")
+    turned = entry.get("transposed", False)
+    odd = rotated not in ("", "halves") or len(_names(entry["hf"])) > 1
+    if (share or flat) and (odd or (flat and (turned or share)) or (turned and rotated)):
+        raise UsageError(
+            f"the table of {name} cuts or joins {_names(entry['hf'])[0].text} in two ways at once"
+        )
     return NativeEntry(
         known,
         _names(entry["hf"]),
@@ -524,6 +556,8 @@ def _native(entry: Mapping[str, Any], name: str) -> NativeEntry:
         entry.get("transposed", False),
         entry.get("vocabulary", False),
         entry.get("output", False),
+        share,
+        flat,
     )
 
 

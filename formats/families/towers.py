@@ -3,16 +3,19 @@
 `config.json` of such a model has `text_config` and `vision_config`; a table with `[[part]]` rows
 says how the names of each part begin in each layout (`parts`). The tensors of the language model
 are translated as if they were alone, under a `config.json` made of `text_config`; those of towers
-and projectors get another beginning. What a layout cannot hold is refused by name.
+and projectors get another beginning, or are translated by a table of their own (`tower_tables`).
+What a layout cannot hold is refused by name.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
+from ftckpt.checkpoint import Kind
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.findings import counted, listed
 from ftckpt.formats.huggingface.config import CONFIG, DTYPE_FIELDS, weights_dtype
@@ -22,6 +25,8 @@ from ftckpt.transfer.request.parameters import parameter_names, parted
 
 from .parts import LAYOUTS, ModelPart, layouts_of, part_of
 from .tables import Family, family, family_names
+from .tower_tables import has_layout, is_published, require_tower, tower_from, tower_to
+from .translator import DEFAULT_SPELLINGS
 from .views import FlatState
 
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
@@ -123,7 +128,12 @@ def to_hugging_face_parts(
 
 
 def from_hugging_face_parts(
-    content: Content, table: Family, config: Mapping[str, Any], layout: str, translate: Translate
+    content: Content,
+    table: Family,
+    config: Mapping[str, Any],
+    layout: str,
+    translate: Translate,
+    spellings: Sequence[str] = DEFAULT_SPELLINGS,
 ) -> Content:
     """Return the content under the names of another layout.
 
@@ -133,27 +143,35 @@ def from_hugging_face_parts(
         config: of the whole model.
         layout: `megatron`, or a dialect of native rows.
         translate: the language model, to that layout.
+        spellings: of Megatron-core, where its implementations differ.
 
     Raises:
         UnsupportedError, UsageError: as of a translation; a part that the layout cannot hold.
     """
-    made = _translated(content, table, config, layout, translate)
-    if layout == "packed":  # a plain model that torch saved
+    made = _translated(content, table, config, layout, translate, spellings)
+    if layout in ("packed", "torchtitan"):  # a plain model that torch saved
         made = replace(made, checkpoint=FlatState.of(made.checkpoint, made.tensors))
     return made
 
 
 def _translated(
-    content: Content, table: Family, config: Mapping[str, Any], layout: str, translate: Translate
+    content: Content,
+    table: Family,
+    config: Mapping[str, Any],
+    layout: str,
+    translate: Translate,
+    spellings: Sequence[str] = DEFAULT_SPELLINGS,
 ) -> Content:
     name, inner = language_of(table, config)
-    split = _split(content, table)
+    split = _split(content, table, config)
     _require_place(split, table, layout)
-    towers = _placed(split.towers, table, layout)
+    if layout != "hf":  # the result is held to it otherwise
+        _require_towers(split.towers, table, config, whole=False)
+    towers = _placed(split.towers, table, config, layout, spellings)
     language = replace(split.language, checkpoint=towers.checkpoint)
     if language.tensors and name:
         language = translate(language, name, inner)
-    elif language.tensors and layout not in LAYOUTS:
+    elif language.tensors and not any(layout in part.beginnings for part in table.parts):
         raise UnsupportedError(
             f"no table says how {layout} stores {table.name}", kind="unknown-rule"
         )
@@ -172,7 +190,7 @@ def _translated(
     return replace(language, tensors=tensors)
 
 
-def _split(content: Content, table: Family) -> SplitModel:
+def _split(content: Content, table: Family, config: Mapping[str, Any]) -> SplitModel:
     """Sort the tensors of a model into its parts.
 
     Raises:
@@ -183,6 +201,7 @@ def _split(content: Content, table: Family) -> SplitModel:
     language: list[TargetTensor] = []
     towers: list[TargetTensor] = []
     turned: list[TargetTensor] = []
+    apart: dict[str, list[TargetTensor]] = {}
     for wanted in content.tensors.values():
         if wanted.component.startswith("extra:"):
             towers.append(wanted)
@@ -200,14 +219,37 @@ def _split(content: Content, table: Family) -> SplitModel:
         if part.language is not None:
             language.append(wanted._replace(name=part.language + rest + more))
             continue
-        new = wanted._replace(name=part.beginnings["hf"][0] + rest + more)
+        named = part.beginnings["hf"][0] + rest
+        of_table = layout != "hf" and part.table and has_layout(part.table, layout)
+        if of_table and not is_published(named, part.table, layout):
+            apart.setdefault(part.table, []).append(wanted)
+            continue
+        new = wanted._replace(name=named + more)
         if layout == "hf":  # what one file calls it, another need not
             new = wanted
         towers.append(new)
         if layout in part.transposed and len(wanted.shape) == 2:
             turned.append(new)
     aside = transposed(content.with_tensors(towers), {w.key: w for w in turned})
+    for name, tensors in apart.items():
+        there = partial(tower_from, name=name, config=config, layout=layout)
+        aside = _beside(aside, tensors, there)
     return SplitModel(layout, content.with_tensors(language), aside)
+
+
+def _beside(
+    content: Content, tensors: Sequence[TargetTensor], translate: Callable[[Content], Content]
+) -> Content:
+    """Return a content with others beside its own, which are translated before.
+
+    Raises:
+        UnsupportedError: two tensors have one name.
+    """
+    made = translate(content.with_tensors(tensors))
+    twice = next((key for key in made.tensors if key in content.tensors), None)
+    if twice is not None:
+        raise UnsupportedError(f"two tensors of the source become {twice}", tensor=twice)
+    return replace(made, tensors={**content.tensors, **made.tensors})
 
 
 def _layout_of(names: frozenset[str], table: Family) -> str:
@@ -221,7 +263,7 @@ def _layout_of(names: frozenset[str], table: Family) -> str:
     for name in sorted(names):
         found = list(layouts_of(table.parts, name))
         best = max((length for length, _ in found), default=0)
-        mine = {layout for length, layout in found if length == best}
+        mine = {layout for length, layout in found if length in (0, best)}  # 0: of any name
         if found and not possible & mine:
             other = next(iter(first[one] for one in first if one not in mine), name)
             raise UnsupportedError(
@@ -259,12 +301,19 @@ def _require_place(split: SplitModel, table: Family, layout: str) -> None:
         )
 
 
-def _placed(towers: Content, table: Family, layout: str) -> Content:
+def _placed(
+    towers: Content,
+    table: Family,
+    config: Mapping[str, Any],
+    layout: str,
+    spellings: Sequence[str],
+) -> Content:
     """Return towers under the names of a layout."""
     if layout == "hf":
         return towers
     parameters = parameter_names(towers.tensors.values())
     made: list[TargetTensor] = []
+    apart: dict[str, list[TargetTensor]] = {}
     turned: dict[str, TargetTensor] = {}
     for wanted in towers.tensors.values():
         parameter, more = parted(wanted, parameters)
@@ -273,11 +322,18 @@ def _placed(towers: Content, table: Family, layout: str) -> Content:
             made.append(wanted)
             continue
         part, rest = found
+        if part.table and has_layout(part.table, layout):
+            apart.setdefault(part.table, []).append(wanted)
+            continue
         new = wanted._replace(name=part.beginnings[layout][0] + rest + more)
         made.append(new)
         if layout in part.transposed and len(new.shape) == 2:
             turned[new.key] = new
-    return transposed(towers.with_tensors(made), turned)
+    placed = transposed(towers.with_tensors(made), turned)
+    for name, tensors in apart.items():
+        there = partial(tower_to, name=name, config=config, layout=layout, spellings=spellings)
+        placed = _beside(placed, tensors, there)
+    return placed
 
 
 def _outer(name: str, table: Family, layout: str) -> str:
@@ -286,8 +342,8 @@ def _outer(name: str, table: Family, layout: str) -> str:
     Raises:
         UnsupportedError: the layout has no place for it.
     """
-    if layout not in LAYOUTS:  # the layout of the language model alone
-        return name
+    if not any(layout in part.beginnings for part in table.parts):
+        return name  # the layout of the language model alone
     found = [
         part
         for part in table.parts
@@ -304,17 +360,27 @@ def _outer(name: str, table: Family, layout: str) -> str:
     return part.beginnings[layout][0] + name[len(part.language or "") :]
 
 
-def _require_towers(content: Content, table: Family, config: Mapping[str, Any]) -> None:
+def _require_towers(
+    content: Content, table: Family, config: Mapping[str, Any], *, whole: bool = True
+) -> None:
     """Refuse a tower that is absent, or has other blocks than `config.json` says.
 
-    A table gives no shapes of towers: blocks are counted, and each has what its neighbour has.
+    Where no table gives its shapes, blocks are counted, and each has what its neighbour has. Where
+    the user may have dropped a tower (not `whole`), one that is absent is none.
 
     Raises:
         UsageError: the first such part.
     """
-    weights = [w.name for w in content.tensors.values() if w.component == "model"]
+    weights = [w.name for w in content.tensors.values() if _is_weight(w)]
     if not weights:  # an optimizer alone
         return
+    held: dict[str, dict[str, tuple[int, ...]]] = {}
+    for one in content.tensors.values():
+        of = part_of(table.parts, one.name, "hf") if _is_weight(one) else None
+        if of is not None and of[0].table:
+            held.setdefault(of[0].table, {})[one.name] = one.shape
+    for name, tensors in held.items():
+        require_tower(tensors, name, config)
     for part in table.parts:
         if "hf" not in part.beginnings or (part.language is not None and not part.blocks):
             continue
@@ -323,7 +389,7 @@ def _require_towers(content: Content, table: Family, config: Mapping[str, Any]) 
             if (found := part_of(table.parts, name, "hf")) is not None and found[0] is part
         ]  # fmt: skip
         where = part.beginnings["hf"][0]
-        if not mine and not part.optional:
+        if not mine and not part.optional and whole:
             raise UsageError(
                 f"the model is not the {table.name} that {CONFIG} describes: nothing is called"
                 f" {where}… in it",
@@ -342,6 +408,10 @@ def _require_towers(content: Content, table: Family, config: Mapping[str, Any]) 
             )
         if part.language is None:
             _require_alike(blocks, f"{where}{part.blocks}")
+
+
+def _is_weight(wanted: TargetTensor) -> bool:
+    return wanted.component == "model" and wanted.kind is Kind.PARAM
 
 
 def _require_alike(blocks: Mapping[int, set[str]], where: str) -> None:

@@ -91,19 +91,29 @@ class Translator:
                     hint=f"--config FILE: the {CONFIG} of the model",
                 )
             self._layers[text] = family.shapes.layers(text, config)
-        self._experts = 0
-        if any(entry.stacked for entry in family.entries):
-            if not config or family.shapes is None:
-                raise UsageError(
-                    f"nothing here says how many experts {family.name} has",
-                    hint=f"--config FILE: the {CONFIG} of the model",
-                )
-            self._experts = family.shapes.amount("expert", config)
+        self._stacked = any(entry.stacked for entry in family.entries)
+        if self._stacked and (not config or family.shapes is None):
+            raise UsageError(
+                f"nothing here says how many experts {family.name} has",
+                hint=f"--config FILE: the {CONFIG} of the model",
+            )
+        self._config = config or {}
         self._family = family
         self._heads = heads
         self._rows = true_vocab_size
         self._spellings = spellings
         self._known: dict[tuple[str, Naming], TableMatch | None] = {}
+
+    @property
+    def _experts(self) -> int:
+        """How many experts a layer has, whose table has them in one tensor; 0 where nothing says.
+
+        Raises:
+            UsageError: `config` does not say it.
+        """
+        if not self._stacked or self._family.shapes is None:
+            return 0
+        return self._family.shapes.amount("expert", self._config)
 
     def find(self, name: str, side: Naming) -> TableMatch | None:
         """Return what a parameter is in one side's spelling; None for what follows from elsewhere.
@@ -211,7 +221,7 @@ class Translator:
         content, more = stacked(
             content,
             {w: (stacks[w], parts) for w, parts in wholes.items() if w not in counters},
-            self._experts,
+            self._experts if wholes else 0,
         )
         content = _renamed(content, [*results, *more], made, left_out)
         return transposed(content, turned)

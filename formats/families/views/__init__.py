@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from math import prod
 from typing import ClassVar
 
 from ftckpt.checkpoint import Box, Checkpoint, Payload, Piece, TensorInfo
+from ftckpt.checkpoint.computed import computed
 from ftckpt.checkpoint.layer import CheckpointLayer
-from ftckpt.errors import UnsupportedError
+from ftckpt.checkpoint.read_tensor import read_box
+from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.formats.state.paths import RecordedPaths
 from ftckpt.transfer.content import Copy, TargetTensor
 
@@ -24,11 +27,13 @@ class TensorViews:
         checkpoint: the source.
         arrays: slices and transposed tensors; made when the first is wanted.
         turned: tensors with rows in another order, by key.
+        shaped: tensors with other axes behind the first, by key.
     """
 
     checkpoint: Checkpoint
     arrays: ArrayView | None = None
     turned: dict[str, Rotated] = field(default_factory=dict)
+    shaped: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
 
     def source(self, wanted: TargetTensor) -> TensorInfo:
         """Return the tensor of the source that a tensor is, unchanged.
@@ -63,10 +68,54 @@ class TensorViews:
         box = Box.whole(wanted.shape)
         return wanted._replace(copies=(Copy(box, key, box),))
 
+    def reshape(self, wanted: TargetTensor, shape: tuple[int, ...]) -> TargetTensor:
+        """Return a tensor with other axes behind the first.
+
+        Raises:
+            UsageError: they do not hold as many elements.
+            UnsupportedError: it is put together from others.
+        """
+        info = self.source(wanted)
+        if not info.shape or info.shape[0] != shape[0] or prod(info.shape) != prod(shape):
+            raise UsageError(
+                f"{wanted.key} of {list(wanted.shape)} is to be {list(shape)}", tensor=wanted.key
+            )
+        key = f"{info.key} as {list(shape)}"
+        self.shaped[key] = info.key, shape
+        box = Box.whole(shape)
+        return wanted._replace(shape=shape, copies=(Copy(box, key, box),))
+
     def finished(self) -> Checkpoint:
         """Return the checkpoint that shows all of it."""
         base = self.checkpoint if self.arrays is None else self.arrays.finished()
-        return rotated(base, self.turned)
+        return reshaped(rotated(base, self.turned), self.shaped)
+
+
+def reshaped(
+    checkpoint: Checkpoint, wanted: Mapping[str, tuple[str, tuple[int, ...]]]
+) -> Checkpoint:
+    """Return a checkpoint that shows tensors with other axes behind the first besides its own.
+
+    Args:
+        checkpoint: the source.
+        wanted: by the key of the result: the key of the tensor as it is, and the shape.
+    """
+    if not wanted:
+        return checkpoint
+    tensors = dict(checkpoint.tensors)
+    for key, (source, shape) in wanted.items():
+        tensors[key] = checkpoint.tensors[source]._replace(name=key, shape=shape)
+
+    def fill(key: str, offset: int, out: memoryview) -> None:
+        info = checkpoint.tensors[wanted[key][0]]
+        row = info.dtype.nbytes(prod(info.shape[1:]))
+        first, last = offset // row, -(-(offset + len(out)) // row)
+        box = Box((first, *(0 for _ in info.shape[1:])), (last - first, *info.shape[1:]))
+        begin = offset - first * row
+        out[:] = read_box(checkpoint, info, box).tobytes()[begin : begin + len(out)]
+
+    made_of = {key: [source] for key, (source, _) in wanted.items()}
+    return computed(checkpoint, tensors, made_of, fill, getattr(checkpoint, "replaced", {}))
 
 
 @dataclass(kw_only=True, repr=False)

@@ -34,6 +34,10 @@ DELTA = {
 }  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
     "llama": COMMON,
+    "llama4_text": COMMON | {
+        "num_hidden_layers": 5, "intermediate_size_mlp": 48, "num_local_experts": 4,
+        "interleave_moe_layer_step": 2,
+    },
     "mistral": COMMON,
     "mixtral": COMMON | {"num_local_experts": 4},
     "qwen2": PLAIN,

@@ -32,6 +32,11 @@ SPARSE = {
     "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 1,
     "n_shared_experts": 1, "first_k_dense_replace": 1, "topk_group": 1, "attention_bias": True,
 }  # fmt: skip
+LATENT = {
+    "q_lora_rank": 12, "kv_lora_rank": 8, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4,
+    "v_head_dim": 7, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+    "n_shared_experts": 2, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1,
+}  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
     "gemma3": {
         "text_config": WIDE, "mm_tokens_per_image": 4,
@@ -44,6 +49,31 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3_vl": {
         "text_config": WIDE | TURNED,
         "vision_config": OUT | {"deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+    },
+    "qwen3_vl_moe": {
+        "text_config": WIDE | TURNED | {
+            "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+        },
+        "vision_config": OUT | {"deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+    },
+    "kimi_k25": {
+        "text_config": TEXT | LATENT | {"num_key_value_heads": 4},
+        "vision_config": {
+            "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "pos_emb_height": 3, "pos_emb_width": 5, "patch_size": 14,
+            "merge_kernel_size": [2, 1],
+        },
+        "projection_hidden_size": 32, "tie_word_embeddings": False,
+    },
+    "llama4": {
+        "text_config": WIDE | {
+            "intermediate_size_mlp": 48, "num_local_experts": 4, "interleave_moe_layer_step": 2,
+            "attention_chunk_size": 8, "num_hidden_layers": 4,
+        },
+        "vision_config": TOWER | {
+            "intermediate_size": 128, "projector_input_dim": 24, "projector_output_dim": 24,
+            "vision_output_dim": 24,
+        },
     },
     "mistral3": {
         "text_config": WIDE | {"model_type": "mistral"}, "tie_word_embeddings": False,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +19,7 @@ from ftckpt.formats.families.tables import family
 from ftckpt.transfer.content import Content
 from tests.builders.checkpoints import open_checkpoint
 from tests.formats.families.test_native import (
+    BRIDGED,
     MODELS,
     adapter_of,
     held,
@@ -24,6 +27,33 @@ from tests.formats.families.test_native import (
     tensors_of,
 )
 
+# Files with names of their own for such a layer: of which model, how they begin, which layer it is
+# like, and what else it has.
+OWN = {
+    "qwen3_next": (
+        "qwen3_next", "mtp.layers.0.", "model.layers.1.",
+        {
+            "enorm": "mtp.pre_fc_norm_embedding", "hnorm": "mtp.pre_fc_norm_hidden",
+            "eh_proj": "mtp.fc", "final_layernorm": "mtp.norm",
+        },
+    ),
+    "qwen3_5_text": (
+        "qwen3_5_text", "mtp.layers.0.", "model.layers.1.",
+        {
+            "enorm": "mtp.pre_fc_norm_embedding", "hnorm": "mtp.pre_fc_norm_hidden",
+            "eh_proj": "mtp.fc", "final_layernorm": "mtp.norm",
+        },
+    ),
+    "mimo": (
+        "qwen2", "model.mtp_layers.0.", "model.layers.2.",
+        {
+            "enorm": "model.mtp_layers.0.token_layernorm",
+            "hnorm": "model.mtp_layers.0.hidden_layernorm",
+            "eh_proj": "model.mtp_layers.0.input_proj",
+            "final_layernorm": "model.mtp_layers.0.final_layernorm",
+        },
+    ),
+}  # fmt: skip
 LAYERS = MODELS["deepseek_v3"]["config"]["num_hidden_layers"]
 
 
@@ -51,6 +81,24 @@ def weights_of(name: str, count: int = 1) -> dict[str, Any]:
         made[f"{at}embed_tokens.weight"] = made["model.embed_tokens.weight"].clone()
         made[f"{at}shared_head.head.weight"] = made["lm_head.weight"].clone()
     return made
+
+
+def published(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return weights and config.json as Qwen and Xiaomi publish them."""
+    base, begin, like, more = OWN[name]
+    stored = dict(MODELS[base]["stored"])
+    hidden = MODELS[base]["config"]["hidden_size"]
+    stored |= {
+        key.replace(like, begin): shape for key, shape in stored.items() if key.startswith(like)
+    }
+    for meant, own in more.items():
+        stored[f"{own}.weight"] = [hidden, 2 * hidden] if meant == "eh_proj" else [hidden]
+    config = {**MODELS[base]["config"], "model_type": name}
+    if name == "qwen3_5_text":
+        config["mtp_num_hidden_layers"] = 1
+    if name == "mimo":
+        config["num_nextn_predict_layers"] = 1
+    return tensors_of(stored), config
 
 
 def save(folder: Path, weights: Mapping[str, Any], config: Mapping[str, Any]) -> Path:
@@ -113,6 +161,67 @@ def test_there_and_back_gives_the_same_bits(
     said = json.loads((tmp_path / "back/config.json").read_text())
     assert said.pop("torch_dtype") == "bfloat16"
     assert said == config
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_names_of_their_own(name: str, tmp_path: Path) -> None:
+    """Under Megatron's names, as Megatron-Bridge makes them, and back."""
+    import torch
+
+    weights, config = published(name)
+    save(tmp_path / "hf", weights, config)
+    convert = partial(api.convert, names="hf", config=str(tmp_path / "hf/config.json"))
+    api.convert(
+        str(tmp_path / "hf"), str(tmp_path / "m"), "safetensors", names="megatron",
+        spelling=("grouped",),
+    )  # fmt: skip
+    there = held(tmp_path / "m")
+    theirs = BRIDGED[f"{name}_mtp"]["tensors"]
+    found = 0
+    for key, value in there.items():
+        raw = value.contiguous().view(torch.uint8).numpy().tobytes()
+        spelled = key.replace(".transformer_layer.", ".mtp_model_layer.")
+        assert hashlib.sha256(raw).hexdigest()[:32] == theirs[spelled], key
+        found += key.startswith("mtp.")
+    assert found >= 11
+    halves = weights[f"{OWN[name][3]['eh_proj']}.weight"].chunk(2, 1)
+    ordered = halves[::-1] if name == "mimo" else halves
+    assert there["mtp.layers.0.eh_proj.weight"].equal(torch.cat(ordered, 1))
+    convert(str(tmp_path / "m"), str(tmp_path / "back"), "safetensors")
+    require_equal(held(tmp_path / "back"), weights)
+    said = json.loads((tmp_path / "back/config.json").read_text())
+    assert said.pop("torch_dtype") == "bfloat16"
+    assert said == config
+    convert(str(tmp_path / "hf"), str(tmp_path / "same"), "safetensors")
+    require_equal(held(tmp_path / "same"), weights)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_names_of_their_own_that_are_not_whole(name: str, tmp_path: Path) -> None:
+    weights, config = published(name)
+    _, begin, _, more = OWN[name]
+    gone = dict(weights)
+    del gone[f"{more['eh_proj']}.weight"]
+    twice = weights | {
+        f"{begin[:-2]}1.input_layernorm.weight": weights["model.norm.weight"].clone()
+    }
+    for folder, given, says in (
+        ("gone", gone, "1 tensor missing"),
+        ("twice", twice, "2 layers that predict further"),
+    ):
+        save(tmp_path / folder, given, config)
+        with pytest.raises(UsageError, match=says):
+            api.convert(
+                str(tmp_path / folder), str(tmp_path / "none"), "safetensors", names="hf",
+                config=str(tmp_path / folder / "config.json"),
+            )  # fmt: skip
+    save(tmp_path / "hf", weights, config)
+    with pytest.raises(UnsupportedError, match="no layers that predict further") as found:
+        api.convert(str(tmp_path / "hf"), str(tmp_path / "none"), "dcp", names="packed")
+    drop = (found.value.hint or "").removesuffix(" leaves them out").split("'")[1::2]
+    assert not (tmp_path / "none").exists()
+    api.convert(str(tmp_path / "hf"), str(tmp_path / "d"), "dcp", names="packed", drop=drop)
+    assert not any("mtp" in key for key in held(tmp_path / "d"))
 
 
 def test_torchtitans_adapter_gives_the_same(tmp_path: Path) -> None:
