@@ -91,7 +91,7 @@ BUDGET = {
     "formats.ranks": 5_180,
     "formats.safetensors": 2_580,
     "formats.torchsave": 810,
-    "formats.families": 6_000,
+    "formats.families": 6_321,
     "formats.adapters": 2_290,
     "formats.megatron": 9_532,
     "formats.deepspeed": 7_320,
