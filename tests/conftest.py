@@ -22,6 +22,7 @@ from tests.servers.rclone import rclone_server
 from tests.servers.rgw import radosgw_server
 from tests.servers.s3 import BUCKET, S3Service
 from tests.servers.swift import swift_server
+from tests.workers import parsers
 
 _numbers = itertools.count()
 
@@ -55,6 +56,7 @@ def no_power_cut(fd: Any) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    parsers.load_once()
     full = config.getoption("campaign") == "full"
     campaign.begin(full=full)
     if not full:
