@@ -30,6 +30,7 @@ def keep_compiler_out() -> None:
     compiler: Any = types.ModuleType("torch._dynamo")
     compiler.disable = lambda step, *_, **__: step
     compiler.graph_break = lambda: None
+    compiler.trace_rules = types.SimpleNamespace(clear_lru_cache=lambda: None)
     sys.modules.setdefault("torch._dynamo", compiler)
 
 
