@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 import ftckpt
-from tests.workers.serving import serve
+from tests.workers.serving import serve, serve_program
 
 TIMEOUT = 120.0
 # What the interpreter itself reads as it starts.
@@ -51,7 +51,11 @@ _forks.set_forkserver_preload(list(_modules()))
 
 
 def run(
-    words: Sequence[str], environment: Mapping[str, str], cwd: Path | None = None
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    cwd: Path | None = None,
+    *,
+    program: str = "",
 ) -> subprocess.CompletedProcess[str]:
     """Run `ftckpt WORDS` without input or terminal; return what it printed and how it ended.
 
@@ -59,18 +63,22 @@ def run(
         words: verb and arguments.
         environment: all of it.
         cwd: where; None for this process's directory.
+        program: the text that runs instead, with these words.
 
     Raises:
         subprocess.TimeoutExpired: it does not end; it was killed.
     """
-    line = [sys.executable, "-m", "ftckpt", *words]
+    line = [sys.executable, *(("-c", program) if program else ("-m", "ftckpt")), *words]
     other = {name for name, _ in os.environ.items() ^ environment.items()}
     if any(name.startswith(_OF_THE_START) for name in other):
         return start(line, environment, cwd)
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         streams = [f"/proc/{os.getpid()}/fd/{stream.fileno()}" for stream in (out, err)]
         given = (list(words), dict(environment), str(cwd or Path.cwd()), streams)
-        process = _forks.Process(target=serve, args=given)
+        if program:
+            process = _forks.Process(target=serve_program, args=(*given, program))
+        else:
+            process = _forks.Process(target=serve, args=given)
         process.start()
         process.join(TIMEOUT)
         if process.exitcode is None:

@@ -15,6 +15,21 @@ def serve(words: list[str], environment: dict[str, str], cwd: str, streams: Sequ
     """Become the command: called in a process that the server has forked."""
     from ftckpt.__main__ import main
 
+    _become(words, environment, cwd, streams)
+    main()
+
+
+def serve_program(
+    words: list[str], environment: dict[str, str], cwd: str, streams: Sequence[str], program: str
+) -> None:
+    """Run the text of a program, as `python -c` does."""
+    _become(words, environment, cwd, streams)
+    exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})
+
+
+def _become(
+    words: list[str], environment: dict[str, str], cwd: str, streams: Sequence[str]
+) -> None:
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
@@ -25,4 +40,3 @@ def serve(words: list[str], environment: dict[str, str], cwd: str, streams: Sequ
         os.dup2(fd, number)
         os.close(fd)
     sys.argv = ["ftckpt", *words]
-    main()
