@@ -20,7 +20,7 @@ from typing import IO
 import ftckpt
 from tests.workers.serving import serve, serve_program
 
-TIMEOUT = 120.0
+TIMEOUT = 400.0
 # What the interpreter itself reads as it starts.
 _OF_THE_START = ("PYTHON", "LANG", "LC_", "LD_")
 _OF_TRAINERS = ("ftckpt.torch", "ftckpt.trainers")
