@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from tests.servers.rclone import rclone_server
 from tests.servers.rgw import radosgw_server
 from tests.servers.s3 import BUCKET, S3Service
 from tests.servers.swift import swift_server
+from tests.workers import parsers
 
 _numbers = itertools.count()
 
@@ -53,6 +56,7 @@ def no_power_cut(fd: Any) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    parsers.load_once()
     full = config.getoption("campaign") == "full"
     campaign.begin(full=full)
     if not full:
@@ -60,6 +64,14 @@ def pytest_configure(config: pytest.Config) -> None:
     # Where nothing is to be kept, each interpreter that a test starts would compile everything.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
+    # A job in the background of a script ignores these, and so would each command that a test
+    # starts: one that is to end by Ctrl-C would not.
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(
+                number,
+                signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL,
+            )
 
 
 # What runs in seconds and starts no server: the lane for while one works, under 90 seconds on two
@@ -87,12 +99,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Mark what is in the fast lane, and take every third variant of tests with many."""
     if config.getoption("variants") == "some" and config.getoption("campaign") == "short":
         _thin(config, items)
-    here = Path(__file__).parent
-    fast = tuple(here / one for one in FAST)
     for item in items:
         slow = any(item.get_closest_marker(one) for one in ("s3", "slow", "peer", "gpu"))
-        if not slow and any(item.path.is_relative_to(one) for one in fast):
+        if not slow and _is_in(item.path, FAST):
             item.add_marker("fast")
+
+
+@cache
+def _is_in(path: Path, places: tuple[str, ...]) -> bool:
+    """Tell whether a file lies in `places`; thousands of tests ask, of a few hundred files."""
+    here = Path(__file__).parent
+    return any(path.is_relative_to(here / one) for one in places)
 
 
 def _thin(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -102,11 +119,9 @@ def _thin(config: pytest.Config, items: list[pytest.Item]) -> None:
     """
     if any("::" in word for word in config.args):
         return
-    here = Path(__file__).parent
-    places = tuple(here / one for one in MANY_VARIANTS)
     variants: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if "[" in item.nodeid and any(item.path.is_relative_to(one) for one in places):
+        if "[" in item.nodeid and _is_in(item.path, MANY_VARIANTS):
             variants[item.nodeid.partition("[")[0]].append(item)
     kept = {id(one) for many in variants.values() for one in many[:: 3 if len(many) > _FEW else 1]}
     gone = {id(one) for many in variants.values() for one in many} - kept

@@ -61,7 +61,7 @@ def test_a_command_that_fails_or_hangs_is_told(command: str, said: str) -> None:
     (problem,) = deliver(AlertHook(command), long, command_s=0.3) or [""]
     assert problem.startswith(said)
     assert bool(problem) == bool(said)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 40
 
 
 class Answers(BaseHTTPRequestHandler):

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
+import json
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
+from contextlib import suppress
 from pathlib import Path
+
+TIMEOUT = 120.0
+_servers: list[subprocess.Popen[str]] = []
 
 
 def run_job(ranks: int, program: Path, *arguments: object) -> list[str]:
@@ -22,18 +31,58 @@ def run_job(ranks: int, program: Path, *arguments: object) -> list[str]:
         "WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
     }
-    started = [
-        subprocess.Popen(
-            [sys.executable, program, *map(str, arguments)],
-            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    texts = [process.communicate(timeout=120)[0] for process in started]
-    assert [process.returncode for process in started] == [0] * ranks, texts
+    with tempfile.TemporaryDirectory() as place:
+        outputs = [Path(place, str(rank)) for rank in range(ranks)]
+        job = [
+            {
+                "words": [str(program), *map(str, arguments)],
+                "environment": {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                "output": str(output),
+            }
+            for rank, output in enumerate(outputs)
+        ]
+        codes = _ask(json.dumps(job) + "\n")
+        texts = [output.read_text() if output.exists() else "" for output in outputs]
+    assert codes == [0] * ranks, texts
     return texts
+
+
+def _ask(job: str) -> list[int] | str:
+    """Let the server run a job; return the exit codes, or what is wrong. It is started once."""
+    if not _servers:
+        _servers.append(_started())
+    server = _servers[0]
+    assert server.stdin is not None
+    assert server.stdout is not None
+    server.stdin.write(job)
+    server.stdin.flush()
+    if not select.select([server.stdout], [], [], TIMEOUT)[0]:
+        _end()
+        return f"the ranks did not end within {TIMEOUT} s"
+    answer = server.stdout.readline()
+    if not answer:
+        _end()
+        return "the server of ranks has died"
+    codes: list[int] = json.loads(answer)
+    return codes
+
+
+def _started() -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, Path(__file__).with_name("job_server.py")],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # its ranks are killed with it
+    )
+
+
+@atexit.register
+def _end() -> None:
+    for server in _servers:
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.communicate()
+    _servers.clear()

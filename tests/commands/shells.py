@@ -94,7 +94,7 @@ class Terminal:
             if part:
                 self._type(part)
         self._type("\n")
-        ends = time.monotonic() + 20
+        ends = time.monotonic() + 60
         while not self._said.exists() and time.monotonic() < ends:
             self._quiet(0.02)
         return self._said.read_bytes().decode().split("\0")[:-1]

@@ -151,17 +151,19 @@ def test_a_late_answer_is_none_and_the_next_has_it(
 
     def slow(path: str, looking: places.Looking) -> Iterator[str]:
         calls.write_text("x" * (calls.stat().st_size + 1 if calls.exists() else 1))
-        time.sleep(0.6)
+        for _ in range(6000):
+            if (home / "go").exists():
+                break
+            time.sleep(0.01)
         yield from plain(path, looking)
 
     monkeypatch.setitem(places._IN_A_ROOT, "step", slow)
     words = ["fish", "pin", "run", ""]
-    began = time.monotonic()
-    assert completing.ask(words, began) == b""
-    assert time.monotonic() - began < 0.5
+    assert completing.ask(words, time.monotonic()) == b""
     # A second TAB meanwhile starts no second look.
     assert completing.ask(words, time.monotonic()) == b""
-    ends = time.monotonic() + 20
+    (home / "go").touch()
+    ends = time.monotonic() + 60
     while not (found := completing.ask(words, time.monotonic())) and time.monotonic() < ends:
         time.sleep(0.05)
     assert found.decode().splitlines() == ["words", "latest\t", "1\t", "2\t"]
@@ -229,8 +231,8 @@ def test_an_object_store(home: Path, s3_url: str) -> None:
     began = time.monotonic()
     words = ["fish", "verify", "far:run7@2"]
     first = completing.ask(words, began)
-    assert time.monotonic() - began < 1
-    ends = time.monotonic() + 30
+    assert time.monotonic() - began < 20  # where the store hangs it would be minutes
+    ends = time.monotonic() + 60
     while not (found_later := completing.ask(words, time.monotonic())):
         assert time.monotonic() < ends
         time.sleep(0.1)

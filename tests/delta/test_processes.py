@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.delta.packs import save_steps
+from tests.workers import forked as forks
 
 # The command in a process of its own. Data files and blocks are small, so that there are many; who
 # did what is told on standard error.
@@ -79,10 +80,13 @@ def start(words: Sequence[object], more: str = "") -> subprocess.Popen[str]:
 
 def run(words: Sequence[object], more: str = "", code: int = 0) -> str:
     """Return what the command says to standard error."""
-    with start(words, more) as process:
-        out, said = process.communicate(timeout=60)
-    assert process.returncode == code, (out, said)
-    return said
+    done = ended(words, more)
+    assert done.returncode == code, (done.stdout, done.stderr)
+    return done.stderr
+
+
+def ended(words: Sequence[object], more: str = "") -> subprocess.CompletedProcess[str]:
+    return forks.run([*map(str, words)], os.environ, program=COMMAND.format(more=more))
 
 
 def forked(said: str) -> list[int]:
@@ -122,11 +126,10 @@ def test_a_delta_is_compared_by_processes(steps: list[Path], packed: Path) -> No
     found = []
     for jobs in (1, 3):
         words = ["diff", packed, steps[0], "--jobs", jobs, "--json"]
-        with start(words) as process:
-            out, said = process.communicate(timeout=60)
-        assert process.returncode == 3
-        assert len(forked(said)) == (3 if jobs > 1 else 0)
-        found.append(json.loads(out))
+        done = ended(words)
+        assert done.returncode == 3
+        assert len(forked(done.stderr)) == (3 if jobs > 1 else 0)
+        found.append(json.loads(done.stdout))
         del found[-1]["seconds"]
     assert found[0] == found[1]
     assert not forked(run(["diff", packed, steps[1], "--jobs", 3, "--limit-rate", "9G"]))
@@ -265,7 +268,7 @@ def test_an_interruption_leaves_no_process(steps: list[Path], tmp_path: Path) ->
         _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in said
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while any(os.path.exists(f"/proc/{number}/exe") for number in numbers):
         assert time.monotonic() < until
         time.sleep(0.01)

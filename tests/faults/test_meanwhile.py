@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -28,6 +27,7 @@ from tests.faults.conftest import SAVED, Answer
 from tests.faults.place import ALWAYS, MANIFEST, Place
 from tests.servers.faults import Fault, FaultProxy
 from tests.servers.s3 import upload_tree
+from tests.workers.forked import run
 
 Install = Callable[[Answer], None]
 REPOSITORY = Path(__file__).parents[2]
@@ -98,14 +98,7 @@ def killed(lines: list[list[str]], points: Iterable[int] = range(1, 100)) -> lis
         points: at which step each is killed; there is one before each write and one after it.
     """
     numbered = list(zip(points, lines, strict=False))
-    done = subprocess.run(
-        [sys.executable, "-c", KILLER, json.dumps(numbered)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
+    done = run([json.dumps(numbered)], os.environ, REPOSITORY, program=KILLER)
     assert done.returncode == 0, done.stderr
     return [int(line) for line in done.stdout.split()]
 

@@ -171,14 +171,14 @@ def test_a_service_that_does_not_answer_is_told_once_and_asked_again(cloud: Meta
     thread.start()
     time.sleep(0.2)
     thread.stop()
-    thread.join(5)
+    thread.join(60)
     assert told == []
     assert len(remarks) == 1
     assert remarks[0].startswith("no notices from aws")
     assert not thread.is_alive()
     thread = NoticeThread(sources([], "true"), told.append, remarks.append, every=0.01)
     thread.start()
-    thread.join(5)
+    thread.join(60)
     assert told == [Notice("command", None, "true")]
 
 
@@ -190,12 +190,12 @@ def test_nonsense_ends_no_guard(cloud: Metadata) -> None:
         remarks.clear()
         thread = NoticeThread([Aws(cloud.url)], lambda _: None, remarks.append, every=30.0)
         thread.start()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while not remarks and time.monotonic() < deadline:
             time.sleep(0.005)
         assert remarks, text
         thread.stop()
-        thread.join(5)
+        thread.join(60)
 
 
 def test_clouds_have_names() -> None:

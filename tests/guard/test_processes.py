@@ -24,7 +24,7 @@ from tests.guard.test_guard import alive, sleepers
 from tests.test_docs import validate
 
 
-def until(so: Callable[[], object], seconds: float = 20.0) -> None:
+def until(so: Callable[[], object], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not so():
         assert time.monotonic() < end, "in vain"
@@ -36,7 +36,7 @@ def started(*words: str, token: str = "t") -> GuardedCommand:
 
 
 def ended(command: GuardedCommand) -> int:
-    assert wait_for(command, 20)
+    assert wait_for(command, 60)
     assert command.status is not None
     return exit_code(command.status)
 
@@ -140,7 +140,7 @@ def test_the_training_dies_with_its_guard(job: Job) -> None:
     assert sleepers("sleep 301")
     os.kill(guard, signal.SIGKILL)
     os.waitpid(guard, 0)
-    ended = job.run(3, wait_lock=10.0)  # waits for the keeper to end everything
+    ended = job.run(3, wait_lock=60.0)  # waits for the keeper to end everything
     assert not alive(trainer)
     assert not sleepers("sleep 300")
     assert not sleepers("sleep 301")
@@ -162,7 +162,7 @@ def test_what_outlives_guard_and_keeper_is_ended_by_the_next_guard(job: Job) -> 
     until(lambda: not alive(job.events("start")[0]["pid"]))  # by the kernel
     assert sleepers("sleep 300")
     assert sleepers("sleep 301")
-    assert job.run(3, wait_lock=10.0).code == 0
+    assert job.run(3, wait_lock=60.0).code == 0
     assert not sleepers("sleep 300")
     assert not sleepers("sleep 301")
     assert job.starts() == [0, 2]
@@ -200,14 +200,14 @@ def test_guards_killed_at_any_moment(job: Job) -> None:
         faults = {n: {"pace": 0.01, "kill": chance.randint(3, 40), "fork": 1} for n in range(1, 9)}
         guard = forked(
             lambda faults=faults: job.run(  # type: ignore[misc]
-                12, quick(limits=Limits(8, 0.0, 0.0)), faults=faults, wait_lock=10.0,
+                12, quick(limits=Limits(8, 0.0, 0.0)), faults=faults, wait_lock=60.0,
                 choice={"skip_unverified": True}, retry_suspected=True,
             )
         )  # fmt: skip
         time.sleep(chance.uniform(0.0, 0.5))
         os.kill(guard, signal.SIGKILL)
         os.waitpid(guard, 0)
-    ended = job.run(12, wait_lock=10.0, choice={"skip_unverified": True}, retry_suspected=True)
+    ended = job.run(12, wait_lock=60.0, choice={"skip_unverified": True}, retry_suspected=True)
     assert ended.code == 0
     events = job.events()
     assert not [one for one in events if one["event"] == "TWICE"]

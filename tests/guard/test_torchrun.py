@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
@@ -75,10 +76,13 @@ dist.destroy_process_group()
 
 
 def test_a_killed_rank_and_a_flipped_bit_change_no_loss(tmp_path: Path) -> None:
+    from tests.replay.train import keep_compiler_out
+
     root, script, losses = tmp_path / "root", tmp_path / "train.py", tmp_path / "losses"
     root.mkdir()
     root_marker.create_root(str(root), StoreOptions())
-    script.write_text(TRAINER)
+    quickly = f"import sys, types\nfrom typing import Any\n{inspect.getsource(keep_compiler_out)}"
+    script.write_text(f"{quickly}\nkeep_compiler_out()\n{TRAINER}")
     launch = [
         "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script),
         str(root), str(losses), "--resume", "{}",

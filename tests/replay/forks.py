@@ -11,10 +11,10 @@ import atexit
 import json
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import torch
-import torch._dynamo  # or each optimizer's first step imports it anew
 
 from ftckpt import hook
 from tests.replay import train
@@ -23,6 +23,8 @@ from tests.replay import train
 def main() -> None:
     torch.set_num_threads(1)
     lists = json.loads(Path(sys.argv[1]).read_text())
+    if any(run["environment"].get("WORLD_SIZE", "1") != "1" for runs in lists for run in runs):
+        import_module("torch._dynamo")  # or the first step of each rank imports it anew
     children = []
     for runs in lists:
         child = os.fork()

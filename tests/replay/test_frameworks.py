@@ -1,9 +1,9 @@
 """Real resumes, right and broken, in the frameworks that people train with.
 
 A right one is exact, five times of five; fifteen broken ones are each named. What is short takes a
-right and a broken one of FSDP2 (`--campaign full`: all, of each). Hugging Face's Trainer
-and Lightning run where they are installed, or where FTCKPT_FRAMEWORKS_PYTHON names an interpreter
-that has them.
+right and a broken one of FSDP2, each run once (`--campaign full`: all, of each, run twice). Hugging
+Face's Trainer and Lightning run where they are installed, or where FTCKPT_FRAMEWORKS_PYTHON names
+an interpreter that has them.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def as_users_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def trials(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trials]:
     root = tmp_path_factory.mktemp("frameworks")
-    made = {}
+    made, runs = {}, campaign.examples(1, 2)
     for name, (program, *words) in TORCH.items():
         command = (sys.executable, *_TORCHRUN, str(HERE / program), *words)
-        made[name] = Trials(root / name, command, AT, saves=SAVED)
+        made[name] = Trials(root / name, command, AT, saves=SAVED, runs=runs)
     for name, (program, _) in PEERS.items():
-        made[name] = Trials(root / name, (PYTHON, str(HERE / program)), AT, saves=SAVED)
+        made[name] = Trials(root / name, (PYTHON, str(HERE / program)), AT, saves=SAVED, runs=runs)
     for name in made:
         (root / name).mkdir()
     return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
@@ -25,8 +26,16 @@ from ftckpt.replay.record.tensors import tensor_digest
 from ftckpt.replay.run.one_run import End, environment, run
 from ftckpt.replay.settings import Settings, read_settings, values_file
 from tests.commands.golden import ftckpt
+from tests.replay.train import keep_compiler_out
 
 TRAIN = Path(__file__).parent / "train.py"
+# What the small programs below begin with.
+QUICKLY = f"""
+import sys, types
+from typing import Any
+{inspect.getsource(keep_compiler_out)}
+keep_compiler_out()
+"""
 
 
 @pytest.mark.parametrize(
@@ -166,7 +175,7 @@ for n in range(1, 3):
 
 
 def test_keyword_arguments_of_the_model_are_recorded(tmp_path: Path) -> None:
-    done = run_python(CALLED, tmp_path / "log")
+    done = run_python(QUICKLY + CALLED, tmp_path / "log")
     assert (done.returncode, done.stderr) == (0, "")
     steps = read_log(tmp_path / "log").steps[0]
     for n in (1, 2):
@@ -226,7 +235,7 @@ raise RuntimeError("boom")
 
 def test_a_crash_is_no_end_of_the_recording(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text(CRASHES)
+    script.write_text(QUICKLY + CRASHES)
     for last, end in ((9, End.CRASHED), (1, End.RECORDED)):
         settings = Settings(log=str(tmp_path / f"log-{last}"), last=last)
         outcome = run([sys.executable, str(script)], settings, cwd=tmp_path,

@@ -17,10 +17,11 @@ from ftckpt.errors import NotFoundError
 from ftckpt.replay.run.one_run import End, run
 from ftckpt.replay.settings import Settings
 
-# Starts a process in a session of its own, as torchrun does, and says its number.
+# Starts a process in a session of its own, as torchrun does, and says its number: soon.
 NESTED = (
-    "import subprocess, sys, time; child = subprocess.Popen([sys.executable, '-c', 'import time;"
-    " time.sleep(600)'], start_new_session=True); print(child.pid, flush=True); time.sleep(600)"
+    "import subprocess, sys, time; child = subprocess.Popen([sys.executable, '-S', '-c',"
+    " 'import time; time.sleep(600)'], start_new_session=True); print(child.pid, flush=True);"
+    " time.sleep(600)"
 )
 
 
@@ -33,7 +34,7 @@ def alive(pid: int) -> bool:
 
 def gone(pid: int) -> bool:
     """Say whether a process ends; a killed one is there until its parent has seen it."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while alive(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     return not alive(pid)
@@ -58,7 +59,7 @@ DAEMON = (
 @needs_proc
 def test_children_in_sessions_of_their_own_end_too(tmp_path: Path) -> None:
     output = tmp_path / "output.txt"
-    outcome = run([sys.executable, "-c", NESTED], Settings(log=str(tmp_path / "log")),
+    outcome = run([sys.executable, "-S", "-c", NESTED], Settings(log=str(tmp_path / "log")),
                   cwd=tmp_path, output=output, timeout=2)  # fmt: skip
     assert outcome.end is End.TIMED_OUT
     assert gone(int(output.read_text()))
@@ -135,7 +136,7 @@ def test_a_signal_while_it_is_ended_loses_nothing(
     monkeypatch.setattr(os, "killpg", interrupted)
     output = tmp_path / "output.txt"
     with pytest.raises(KeyboardInterrupt):
-        run([sys.executable, "-c", NESTED], Settings(log=str(tmp_path / "log")), cwd=tmp_path,
+        run([sys.executable, "-S", "-c", NESTED], Settings(log=str(tmp_path / "log")), cwd=tmp_path,
             output=output, timeout=2)  # fmt: skip
     assert gone(int(output.read_text()))
 

@@ -12,6 +12,7 @@ import random
 import sys
 import threading
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,15 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 BATCH, SAMPLES = 4, 4096
+
+
+def keep_compiler_out() -> None:
+    """Let the first step of an optimizer import no compiler: it takes as long as torch itself."""
+    compiler: Any = types.ModuleType("torch._dynamo")
+    compiler.disable = lambda step, *_, **__: step
+    compiler.graph_break = lambda: None
+    compiler.trace_rules = types.SimpleNamespace(clear_lru_cache=lambda: None)
+    sys.modules.setdefault("torch._dynamo", compiler)
 
 
 class Samples(Dataset[Any]):
@@ -53,6 +63,8 @@ def network() -> nn.Module:
 
 
 def main() -> None:
+    if os.environ.get("WORLD_SIZE", "1") == "1":  # DistributedDataParallel asks it
+        keep_compiler_out()
     parser = argparse.ArgumentParser()
     parser.add_argument("--dir", type=Path, default=Path("ckpt"))
     parser.add_argument("--save-at", type=int, default=4)

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
-from torch.multiprocessing.spawn import ProcessExitedException, spawn
+from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
 from ftckpt.own_files import MANIFEST
 from ftckpt.torch import SealingWriter, seal_after
@@ -78,7 +78,8 @@ if __name__ == "__main__":
         port = probe.getsockname()[1]
     given = (world, sys.argv[2], sys.argv[3:], port)
     try:
-        spawn(main, given, nprocs=world)  # type: ignore[no-untyped-call]
+        # Not "spawn": each rank would import torch anew.
+        start_processes(main, given, nprocs=world, start_method="fork")  # type: ignore[no-untyped-call]
     except ProcessExitedException:
         if "die" not in sys.argv:
             raise

@@ -13,24 +13,37 @@ import pkgutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 import ftckpt
+from tests.workers.serving import serve, serve_program
 
-TIMEOUT = 120.0
+TIMEOUT = 400.0
 # What the interpreter itself reads as it starts.
 _OF_THE_START = ("PYTHON", "LANG", "LC_", "LD_")
+_OF_TRAINERS = ("ftckpt.torch", "ftckpt.trainers")
 
 
 def _modules() -> Iterator[str]:
-    """Yield the names of all that a verb may import before it knows what it needs."""
-    for module in pkgutil.walk_packages(ftckpt.__path__, "ftckpt."):
-        if not module.name.endswith("__main__"):
-            yield module.name
+    """Yield the names of all that a verb may import before it knows what it needs.
+
+    What trainers import needs torch, which no verb does: three times the memory to fork.
+    """
+    yield from _below(ftckpt.__path__, "ftckpt.")
+    yield "tests.workers.serving"
     yield from ("numpy", "xxhash", "zstandard", "s3fs", "aiobotocore.session", "matplotlib.figure")
+
+
+def _below(folders: Iterable[str], prefix: str) -> Iterator[str]:
+    for module in pkgutil.iter_modules(folders, prefix):
+        if module.name in _OF_TRAINERS or module.name == "ftckpt.__main__":
+            continue
+        yield module.name
+        if module.ispkg:
+            name = module.name.rpartition(".")[2]
+            yield from _below([f"{folder}/{name}" for folder in folders], f"{module.name}.")
 
 
 _forks = multiprocessing.get_context("forkserver")
@@ -38,7 +51,11 @@ _forks.set_forkserver_preload(list(_modules()))
 
 
 def run(
-    words: Sequence[str], environment: Mapping[str, str], cwd: Path | None = None
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    cwd: Path | None = None,
+    *,
+    program: str = "",
 ) -> subprocess.CompletedProcess[str]:
     """Run `ftckpt WORDS` without input or terminal; return what it printed and how it ended.
 
@@ -46,18 +63,22 @@ def run(
         words: verb and arguments.
         environment: all of it.
         cwd: where; None for this process's directory.
+        program: the text that runs instead, with these words.
 
     Raises:
         subprocess.TimeoutExpired: it does not end; it was killed.
     """
-    line = [sys.executable, "-m", "ftckpt", *words]
+    line = [sys.executable, *(("-c", program) if program else ("-m", "ftckpt")), *words]
     other = {name for name, _ in os.environ.items() ^ environment.items()}
     if any(name.startswith(_OF_THE_START) for name in other):
         return start(line, environment, cwd)
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         streams = [f"/proc/{os.getpid()}/fd/{stream.fileno()}" for stream in (out, err)]
         given = (list(words), dict(environment), str(cwd or Path.cwd()), streams)
-        process = _forks.Process(target=_serve, args=given)
+        if program:
+            process = _forks.Process(target=serve_program, args=(*given, program))
+        else:
+            process = _forks.Process(target=serve, args=given)
         process.start()
         process.join(TIMEOUT)
         if process.exitcode is None:
@@ -90,20 +111,3 @@ def start(
 def _read(stream: IO[bytes]) -> str:
     stream.seek(0)
     return stream.read().decode(errors="backslashreplace")
-
-
-def _serve(words: list[str], environment: dict[str, str], cwd: str, streams: Sequence[str]) -> None:
-    """Become the command: called in a process that the server has forked."""
-    from ftckpt.__main__ import main
-
-    os.chdir(cwd)
-    os.environ.clear()
-    os.environ.update(environment)
-    time.tzset()
-    for number, path in enumerate((os.devnull, *streams)):
-        flags = os.O_WRONLY | os.O_APPEND if number else os.O_RDONLY
-        fd = os.open(path, flags)
-        os.dup2(fd, number)
-        os.close(fd)
-    sys.argv = ["ftckpt", *words]
-    main()

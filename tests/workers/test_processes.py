@@ -56,7 +56,7 @@ def outcome(body: str) -> str:
 
 
 def are_gone(*numbers: int) -> bool:
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while any(Path(f"/proc/{number}/stat").exists() for number in numbers):
         if time.monotonic() > until:
             return False

@@ -351,7 +351,9 @@ def test_a_busy_machine_that_delivers_late_changes_no_exit_code(number: signal.S
     process.send_signal(number)
     wait_for_c(process)
     process.send_signal(signal.SIGSTOP)  # as if it had no turn
+    end = time.monotonic() + 60
     while process.poll() is None and not is_pending(process.pid, number):
+        assert time.monotonic() < end, "the watchdog sends nothing"
         time.sleep(0.02)
     time.sleep(0.2)  # far longer than a delivery takes
     process.send_signal(signal.SIGCONT)

@@ -16,11 +16,13 @@ import torch
 from torch import nn
 
 from tests.replay.frameworks import parts
+from tests.replay.train import keep_compiler_out
 
 PASSES = 4
 
 
 def main() -> None:
+    keep_compiler_out()
     parser = argparse.ArgumentParser()
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--save-at", type=int, nargs="+", default=[3])
