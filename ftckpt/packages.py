@@ -28,6 +28,7 @@ REQUIREMENTS = {
     "distributed": "distributed",
     "dask_jobqueue": "dask-jobqueue",
     "ray": "ray",
+    "grpc": "'ray[client]'",
     "rich": "rich",
     "typer": "typer",
 }

@@ -70,7 +70,7 @@ BUDGET = {
     "discovery": 3_490,
     "verification": 4_052,
     "planning": 5_495,
-    "transfer": 6_867,
+    "transfer": 6_872,
     "comparison": 2_857,
     "delta": 5_415,
     "retention": 6_886,
@@ -102,7 +102,7 @@ BUDGET = {
     "formats": 829,
     "api": 5_200,
     "trainers": 270,
-    "commands": 17_902,
+    "commands": 18_080,
     "torch": 905,
 }
 HEAVY = ("torch", "numpy", "s3fs", "fsspec", "rich", "botocore", "zstandard", "matplotlib")

@@ -2,9 +2,9 @@
 
 Locally all parts write into one staging directory, each its own blocks of files that have their
 full size from the beginning. In an object store each part writes whole files, with the receipt that
-any copy leaves of a file; of a file that is larger than a share it sends blocks, and the last part
-that has sent some joins them. The commit marker of the format and all that is visible are left to
-who finishes: `copy` with what the parts have made.
+any copy leaves of a file; of a file that is more than a quarter of a share it sends blocks, and the
+last part that has sent some joins them. The commit marker of the format and all that is visible are
+left to who finishes: `copy` with what the parts have made.
 """
 
 from __future__ import annotations

@@ -341,15 +341,3 @@ def test_no_scheduler_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     result, _ = answer(*line)
     assert result.code is ExitCode.UNAVAILABLE
     assert "no Dask scheduler answers" in result.message
-
-
-def test_ray(tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="needs ray: pip install ray")
-    alone, target = tmp_path / "alone" / "made", tmp_path / "b" / "made"
-    words = ["convert", SOURCE, alone, *CONVERT]
-    result, _ = answer(*words)
-    words[2] = target
-    found, document = answer(*words, "--cluster", "ray:local:2", "--shares", "3")
-    assert found == result, found
-    assert document["cluster"] == {"name": "ray:local:2", "shares": 3}
-    assert files(target) == files(alone)

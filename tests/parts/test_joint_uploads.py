@@ -1,4 +1,4 @@
-"""A file that is larger than a share goes into a bucket as one upload of several parts."""
+"""A file that is much of a share goes into a bucket as one upload of several parts."""
 
 from __future__ import annotations
 

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ftckpt.commands.cli.many.stages import AllWritten
 from ftckpt.errors import CorruptError, RefusedError, TruncatedError
 from ftckpt.findings import finding
 from ftckpt.parts import WorkPart
 from ftckpt.parts.error_records import dump_error, load_error
+from ftckpt.parts.finish import Gathered
 from ftckpt.parts.place import PartsPlace
 from ftckpt.parts.plan import WorkPlan
 from ftckpt.parts.record import ShareRecord, parse_record
@@ -110,3 +112,11 @@ def test_errors_and_findings_come_back_as_they_were() -> None:
 def test_what_is_no_error_is_refused(value: object) -> None:
     with pytest.raises((ValueError, TypeError, KeyError, AttributeError)):
         load_error(value)
+
+
+def test_seconds_are_those_of_all_parts() -> None:
+    """Else a copy of terabytes takes as long as its end, and its speed is no machine's."""
+    records = [ShareRecord(PLAN, WorkPart(n, 2), {}, seconds=2.0 + n) for n in range(2)]
+    written = AllWritten(records[:1], "place", Gathered(records, []))
+    assert written.taken({"copy": 1.0, "prove": 0.5}, "copy") == {"copy": 6.0, "prove": 2.5}
+    assert written.taken({"check": 1.0, "write": 1.0}, "write") == {"check": 1.0, "write": 6.0}

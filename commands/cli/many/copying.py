@@ -211,7 +211,8 @@ class DividedCopy:
             stores=self.invocation.stores, made=written.blocks, built=written.built, known=known,
         )  # fmt: skip
         taken = max(0, report.taken_over - written.nbytes)
-        result = self.show(replace(report, taken_over=taken))
+        seconds = written.taken(report.seconds, "copy")
+        result = self.show(replace(report, seconds=seconds, taken_over=taken))
         use_up(self.invocation, place, written.all, result)
         return result
 

@@ -143,7 +143,9 @@ class DividedPack(DividedBuild):
 
         parts = _packed(written.records, written.blocks, written.built, FromRecords(known))
         report = self.job(check).write(parts)
-        return self.show(replace(report, taken_over=max(0, report.taken_over - written.nbytes)))
+        seconds = written.taken(report.seconds, "encode")
+        taken_over = max(0, report.taken_over - written.nbytes)
+        return self.show(replace(report, seconds=seconds, taken_over=taken_over))
 
     def _sources(self) -> Sequence[tuple[str, Checkpoint]]:
         base = [] if self.base is None else [("base", self.base)]

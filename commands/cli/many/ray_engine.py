@@ -1,15 +1,32 @@
-"""Run shares by Ray, where a cluster has it already."""
+"""Run shares by Ray, where a cluster has it already.
+
+A process of its own speaks with Ray: when the head of a cluster dies, Ray ends the process that it
+lives in, and it writes what it likes to the terminal. Both are the end of that process here, and
+the answer is a sentence.
+"""
 
 from __future__ import annotations
 
-import logging
+import json
+import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from importlib.util import find_spec
 from typing import Any
 
 from ftckpt.errors import UnavailableError, UsageError
 from ftckpt.packages import needing
 
-from .share_process import RETRIES, ShareEnd, ShareFailedError, ShareTask, do_share
+from .share_process import ShareEnd, ShareTask
+
+_DRIVER = "ftckpt.commands.cli.many.ray_driver"
+_LEAVE = 5.0  # seconds for the driver to say goodbye to its cluster
+_LAST_WORDS = 500  # characters
+_INSTEAD = "--part I/N by any scheduler"
+_FORMS = "ray://HOST:10001, ray:auto, ray:local, ray:local:N"
 
 
 class RayEngine:
@@ -21,68 +38,122 @@ class RayEngine:
 
     Raises:
         UsageError: it names no cluster.
-        MissingPackageError: ray is not installed.
+        MissingPackageError: ray, or what its client needs, is not installed.
         UnavailableError: it does not answer.
     """
 
-    dashboard = ""
-
     def __init__(self, text: str) -> None:
-        settings = _settings(text)
-        with needing("--cluster ray:…", "--part I/N by any scheduler"):
-            import ray
+        settings = settings_of(text)
         self.name = text
-        self._ray = ray
+        for package in ("ray", "grpc") if text.startswith("ray://") else ("ray",):
+            with needing(f"--cluster {text.partition(':')[0]}:…", _INSTEAD):
+                if find_spec(package) is None:
+                    raise ModuleNotFoundError(name=package)
+        self._stack = ExitStack()
         try:
-            found = ray.init(**settings)
-        except (OSError, RuntimeError, ValueError) as error:
-            raise UnavailableError(f"no Ray cluster answers at {text}: {error}") from error
-        url = str(getattr(found, "dashboard_url", "") or "")
-        self.dashboard = f"http://{url}" if url else ""
+            self._start(settings)
+            found = self._hear()
+            if "error" in found:
+                raise UnavailableError(
+                    f"no Ray cluster answers at {text}: {found['error']}",
+                    hint="is it the port of Ray's client server (10001)? A cluster that asks for a"
+                    " token needs RAY_AUTH_MODE=token here, too"
+                    if text.startswith("ray://")
+                    else _FORMS,
+                )
+        except BaseException:
+            self._stack.close()
+            raise
+        self._slots = int(found["slots"])
+        self.dashboard = str(found["dashboard"])
 
     def slots(self) -> int:
         """Return the processors of the cluster."""
-        return int(self._ray.cluster_resources().get("CPU", 1))
+        return self._slots
 
     def run(self, tasks: Sequence[ShareTask]) -> Iterator[ShareEnd]:
         """Yield what became of the shares as they end."""
-        ray = self._ray
-        remote = ray.remote(do_share).options(
-            num_cpus=1, max_retries=RETRIES, retry_exceptions=[ShareFailedError]
-        )
-        left = [remote.remote(task) for task in tasks]
         try:
-            while left:
-                done, left = ray.wait(left, timeout=1.0)
-                for one in done:
-                    yield ray.get(one)
-        except ray.exceptions.RayTaskError as error:
-            raise UnavailableError(str(error.cause)) from error
-        except (ray.exceptions.RayError, ConnectionError) as error:
-            raise UnavailableError(f"{self.name} is gone: {error}") from error
-        finally:
-            for one in left:
-                ray.cancel(one, force=True)
+            self._say(list(tasks))
+        except OSError as error:
+            raise self._gone() from error
+        for _ in tasks:
+            found = self._hear()
+            if "error" in found:
+                raise UnavailableError(str(found["error"]))
+            yield ShareEnd(*found["end"])
 
     def close(self) -> None:
         """Leave the cluster, and end one that was started here."""
-        self._ray.shutdown()
+        self._stack.close()
+
+    def _start(self, settings: dict[str, Any]) -> None:
+        """Start the process that speaks with Ray."""
+        said = tempfile.TemporaryFile()  # noqa: SIM115 (the stack closes it)
+        self._stack.enter_context(said)
+        reader, writer = os.pipe()
+        self._answers = self._stack.enter_context(os.fdopen(reader, encoding="utf-8"))
+        line = [sys.executable, "-P", "-m", _DRIVER, str(os.getpid()), str(writer)]
+        try:
+            # A signal from the terminal is for this process, which then ends that one.
+            process = subprocess.Popen(
+                line, stdin=subprocess.PIPE, stdout=said, stderr=said, pass_fds=(writer,),
+                start_new_session=True,
+            )  # fmt: skip
+        finally:
+            os.close(writer)
+        self._process, self._words = process, said
+        self._stack.callback(self._end)
+        self._say(settings)
+
+    def _say(self, value: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(value).encode() + b"\n")
+        self._process.stdin.flush()
+
+    def _hear(self) -> dict[str, Any]:
+        """Return the next answer.
+
+        Raises:
+            UnavailableError: there is none any more.
+        """
+        line = self._answers.readline()
+        if not line.endswith("\n"):
+            raise self._gone()
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def _gone(self) -> UnavailableError:
+        self._process.kill()
+        self._process.wait()
+        self._words.seek(0, os.SEEK_END)
+        self._words.seek(max(0, self._words.tell() - _LAST_WORDS))
+        said = self._words.read().decode(errors="replace").strip().rpartition("\n")[2]
+        return UnavailableError(f"{self.name} is gone" + (f": {said}" if said else ""))
+
+    def _end(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(_LEAVE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        with suppress(OSError):  # what was never sent
+            assert self._process.stdin is not None
+            self._process.stdin.close()
 
 
-def _settings(text: str) -> dict[str, Any]:
-    """Return how Ray is reached.
+def settings_of(text: str) -> dict[str, Any]:
+    """Return how Ray is reached, as `ray.init` takes it.
 
     Raises:
         UsageError: no cluster is named.
     """
-    settings: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-    if text.startswith("ray://"):
-        return settings | {"address": text}
+    if text.startswith("ray://") and text != "ray://":
+        return {"address": text}
     if text in ("ray:auto", "ray:local"):
-        return settings | {"address": text[4:]}
+        return {"address": text[4:]}
     number = text.removeprefix("ray:local:")
     if number != text and number.isascii() and number.isdigit() and int(number):
-        return settings | {"address": "local", "num_cpus": int(number)}
-    raise UsageError(
-        f"--cluster {text!r} names no cluster", hint="ray://HOST:10001, ray:auto, ray:local"
-    )
+        return {"address": "local", "num_cpus": int(number)}
+    raise UsageError(f"--cluster {text!r} names no cluster", hint=_FORMS)

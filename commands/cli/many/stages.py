@@ -103,6 +103,19 @@ class AllWritten:
         """Bytes of them."""
         return sum(record.nbytes for record in self.records)
 
+    def taken(self, here: Mapping[str, float], writing: str) -> Mapping[str, float]:
+        """Return the seconds of each stage with those of all parts.
+
+        Args:
+            here: seconds of the stages in this process.
+            writing: the stage that parts have written in.
+        """
+        parts = {writing: self.records, "prove": self.proofs}
+        return {
+            name: seconds + sum(record.seconds for record in parts.get(name, ()))
+            for name, seconds in here.items()
+        }
+
 
 def all_written(
     place: PartsPlace, number: int | None, *, proof: bool, done: str, say: Callable[[str], None]

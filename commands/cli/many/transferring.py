@@ -148,7 +148,9 @@ class DividedTransfer(DividedBuild):
             restart=False,
             parts=BuiltByParts(written.blocks, written.built, FromRecords(known)),
         )
-        return self.show(replace(report, taken_over=max(0, report.taken_over - written.nbytes)))
+        seconds = written.taken(report.seconds, "write")
+        taken_over = max(0, report.taken_over - written.nbytes)
+        return self.show(replace(report, seconds=seconds, taken_over=taken_over))
 
     def _measured(self) -> dict[str, Any]:
         return {MEASURED: [one.told() for one in self.measures]} if self.measures else {}

@@ -8,7 +8,7 @@
 The manifest is the last PUT and the act that makes it visible; what is under `.ftckpt/` is removed
 afterwards. Two runs of one transfer at once write the same bytes under the same keys.
 
-A file that is larger than a part's share is one upload, whose name the first part publishes. Each
+A file that is much of a part's share is one upload, whose name the first part publishes. Each
 part sends blocks and keeps in its record what the store said of them. Who sees that all are there
 joins them; what the store does not have as a record says is sent again by who finishes.
 """
@@ -55,6 +55,9 @@ from .joint import (
 )
 
 _RECEIPTS = f"{FOLDER}/transfer"
+# Files of less than this part of a share are of one machine. A part may have one of them too many,
+# so this bounds how much longer it takes than the others.
+_WHOLE_FILES = 4
 
 
 class RemoteStaging(Staging):
@@ -130,8 +133,9 @@ class RemoteStaging(Staging):
         return plan  # receipts say of each object whether it is still the same
 
     def cuts(self, size: int, share: int) -> bool:
-        """Say yes of a file that alone is more than a share, where the store can join parts."""
-        return self._store.traits.joint_uploads and size > share and block_count(size) > 1
+        """Say yes of a file that is much of a share, where the store can join parts."""
+        joins = self._store.traits.joint_uploads
+        return joins and size * _WHOLE_FILES > share and block_count(size) > 1
 
     def believe(self, blocks: Iterable[BlockMade], built: str) -> None:
         """Take in what parts have sent; what the store has of it is not sent again."""
