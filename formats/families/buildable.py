@@ -43,7 +43,7 @@ def require_buildable(said: Mapping[str, Any], config: Mapping[str, Any], family
         family: of the model.
 
     Raises:
-        UsageError: an argument is no number that a model can have, or `config` leaves out one.
+        UsageError: a model cannot have such a number, or `config` leaves out one.
         UnsupportedError: Megatron-core's model would be another.
     """
     for name in ("layernorm_epsilon", _SILENT.get(family)):
