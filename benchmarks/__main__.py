@@ -76,6 +76,7 @@ ELSEWHERE: dict[str, str] = {
     "delta": "trains for 20 minutes first",
     "delta_bound": "prints a bound, no times",
     "delta_jobs": "needs the states of delta",
+    "many": "computed, and beside no peer",
     "orbax": "needs a Python with Orbax",
     "parts": "140 GB",
     "replay": "trains a model for minutes",

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ftckpt.errors import UnsupportedError
+from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.formats.huggingface.config import CONFIG
 
+from .buildable import require_buildable
 from .facts import ModelFacts
 from .shapes import ShapeTable
 from .written import is_number, require_expressible
@@ -48,6 +49,7 @@ _YARN_ALL = {"rope_type", "type", "factor", "original_max_position_embeddings", 
 # Constants of latent attention that only Megatron-core's code has.
 _LATENT_YARN = {"beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 4096}
 _LATENT_ALL = {"rope_type", "type", "factor", "mscale", "mscale_all_dim", *_LATENT_YARN}
+_LENGTH = "original_max_position_embeddings"
 # What else of rotary embeddings stands beside a scaling, and is an argument of its own.
 _ROTARY = {"rope_theta", "partial_rotary_factor"}
 # The window of a model's class where `config.json` says nothing of it.
@@ -78,7 +80,7 @@ def arguments_of_config(model: ModelFacts) -> dict[str, Any]:
         "squared_relu": False, "attention_dropout": 0.0, "hidden_dropout": 0.0,
     }  # fmt: skip
     said |= {name: value for name, value in family.constants.items() if name != "num_experts"}
-    rotary = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rotary = _rotary(config)
     known = _flattened(config, rotary)
     require_expressible(family.required, known, family.name)
     defaults = family.shapes.defaults if family.shapes is not None else {}
@@ -103,7 +105,9 @@ def arguments_of_config(model: ModelFacts) -> dict[str, Any]:
     if family.written:
         said.setdefault("position_embedding_type", "rope")
     said |= _scaling(model, rotary) | _routing(model, said)
-    return said | _written(model, known)
+    said |= _written(model, known)
+    require_buildable(said, known, family.name)
+    return said
 
 
 def _written(model: ModelFacts, known: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,6 +134,29 @@ def flags_beside(arguments: Mapping[str, Any]) -> str:
         if arguments.get(name) is False:
             found.append(f"--no-{name.replace('_', '-')}")
     return " ".join(found)
+
+
+def _rotary(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what `config.json` says of rotary embeddings apart from its own fields.
+
+    Raises:
+        UsageError: it says no map of fields, or two that differ.
+    """
+    found: dict[str, Any] = {}
+    for field in ("rope_parameters", "rope_scaling"):
+        said = config.get(field)
+        if said is not None and not isinstance(said, dict):
+            raise UsageError(f"{CONFIG} says {field} = {said!r}, not a map of fields")
+        if found and said and said != found:  # transformers takes the second, other readers do not
+            raise UsageError(f"{CONFIG} says rope_parameters = {found!r} and {field} = {said!r}")
+        found = found or dict(said or {})
+    length = config.get(_LENGTH)
+    if length is not None and found:
+        if found.get(_LENGTH, length) != length:
+            raise UsageError(f"{CONFIG} says {_LENGTH} = {length!r} and, in {found!r}, another")
+        if found.get("rope_type", found.get("type")) in ("llama3", "yarn"):
+            found[_LENGTH] = length
+    return found
 
 
 def _flattened(config: Mapping[str, Any], rotary: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -169,6 +196,8 @@ def _scaling(model: ModelFacts, rotary: Mapping[str, Any]) -> dict[str, Any]:
     factor = rotary.get("factor")
     found: dict[str, Any] | None = None
     latent = model.family.constants.get("multi_latent_attention", False)
+    if any(isinstance(value, dict) for value in rotary.values()):
+        kind = ""  # each kind of layer has its own
     if latent:
         found = _latent_scaling(kind, rotary)
     elif kind == "yarn" and model.family.written and rotary.keys() <= _YARN_ALL | _ROTARY:
@@ -196,11 +225,11 @@ def _yarn_scaling(config: Mapping[str, Any], rotary: Mapping[str, Any]) -> dict[
     Source: `_compute_yarn_parameters` of transformers, `_apply_yarn_config_from_args` of Megatron.
     """
     said = {**_YARN, **{name: value for name, value in rotary.items() if value is not None}}
-    length = said.get("original_max_position_embeddings", config.get("max_position_embeddings"))
+    length = said.get(_LENGTH, config.get("max_position_embeddings"))
     numbers = [said.get(name) for name in ("factor", "beta_fast", "beta_slow")]
     if not all(map(is_number, numbers)) or type(length) is not int:
         return None
-    if not isinstance(said["truncate"], bool):
+    if not isinstance(rotary.get("truncate", True), bool):  # transformers takes null for false
         return None
     return {
         "position_embedding_type": "yarn",
@@ -221,6 +250,7 @@ def _latent_scaling(kind: Any, rotary: Mapping[str, Any]) -> dict[str, Any] | No
         return {"rope_type": "yarn", "rotary_scaling_factor": 1.0, "mscale_all_dim": 1.0}
     factor, scales = rotary.get("factor"), [rotary.get(n) for n in ("mscale", "mscale_all_dim")]
     same = all(rotary.get(name, value) == value for name, value in _LATENT_YARN.items())
+    same = same and _LENGTH in rotary  # else it is max_position_embeddings
     both = scales == [None, None] or all(is_number(n) and n > 0 for n in scales)
     if kind != "yarn" or not same or not both or not rotary.keys() <= _LATENT_ALL | _ROTARY:
         return None

@@ -179,7 +179,7 @@ def _longer(
         or further != list(range(begin, begin + len(further)))
     ):
         raise UsageError(
-            f"the model has {counted(len(further), 'layer')} that predict further tokens, and"
+            f"the model has {counted(len(further), 'layer')} to predict further tokens, and"
             f" {CONFIG} says {table.mtp['count']} = {count!r}",
             hint="--drop leaves them out",
         )

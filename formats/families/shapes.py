@@ -211,7 +211,9 @@ class _Fields:
             return int(word)
         if word.startswith("#"):  # as many as a list has
             entries = self._config.get(word[1:])
-            return len(entries) if isinstance(entries, list) else self._one(word[1:])
+            if not isinstance(entries, list):
+                raise UsageError(f"{CONFIG} says {word[1:]} = {entries!r}, not a list")
+            return len(entries)
         value = self._config.get(word)
         if value is None:
             value = self._known.get(word)

@@ -1,7 +1,7 @@
 """Translate a tower by a table of its own: names, rows and columns, and shapes that are held.
 
 The table's names are whole, as the files of the whole model have them. Its fields are those of
-`vision_config`, and those of the whole model beside them: `text_hidden_size` is `hidden_size` of
+`vision_config`, and a projector's of the whole model: `text_hidden_size` is `hidden_size` of
 `text_config`, and `merge_kernel_size.0` the first entry of a list.
 """
 
@@ -23,6 +23,8 @@ from .views.joins import Heads
 
 _HEADS = ("num_heads", "num_attention_heads", "vt_num_attention_heads")
 _WIDTHS = ("hidden_size", "vt_hidden_size")
+# Of the whole model's fields, those of a projector.
+_TOP = ("projection_hidden_size",)
 _MOST = 1 << 20
 
 
@@ -112,7 +114,7 @@ def require_tower(
 
 def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields by which a tower's shapes are given."""
-    found: dict[str, Any] = {k: v for k, v in config.items() if not isinstance(v, dict)}
+    found: dict[str, Any] = {k: config[k] for k in _TOP if k in config}
     text, vision = config.get("text_config"), config.get("vision_config")
     if not isinstance(vision, dict):
         raise UsageError(f"{CONFIG} says vision_config = {vision!r}, not a map of fields")
@@ -126,9 +128,18 @@ def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _heads(fields: Mapping[str, Any]) -> Heads:
-    count: Any = next((fields[one] for one in _HEADS if one in fields), None)
-    width: Any = next((fields[one] for one in _WIDTHS if one in fields), None)
+    count, width = _said(fields, _HEADS), _said(fields, _WIDTHS)
     sound = all(type(one) is int and 0 < one < _MOST for one in (count, width))
     if not sound or width % count:
         raise UsageError(f"{CONFIG} gives no attention of the tower: {count!r} heads of {width!r}")
     return Heads(count, count, width // count)
+
+
+def _said(fields: Mapping[str, Any], names: Sequence[str]) -> Any:
+    """Return a number that fields of several names give; they must not contradict each other."""
+    found = {name: fields[name] for name in names if fields.get(name) is not None}
+    first = next(iter(found.values()), None)
+    if any(one != first for one in found.values()):
+        said = " and ".join(f"{name} = {value!r}" for name, value in found.items())
+        raise UsageError(f"{CONFIG} says of the tower {said}")
+    return first

@@ -22,6 +22,7 @@ takes away what an extended table has.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeGuard
 
@@ -168,6 +169,8 @@ def require_expressible(
     """
     for field, wanted in required.items():
         value = config.get(field)
+        if isinstance(value, list):  # transformers 5 writes what JSON has no number for as a map
+            value = [math.inf if one == {"__float__": "Infinity"} else one for one in value]
         if value is not None and value != wanted:
             raise UnsupportedError(
                 f"{CONFIG} says {field} = {value!r}, and no argument of Megatron-LM makes a"

@@ -108,7 +108,7 @@ CLUSTER = {"slots": 3, "dashboard": "http://n0:8265"}
         (ENDS[1], {"end": list(ENDS[1])}),
         (TaskError("long"), {"error": f"{TaskError.cause}; 4 times"}),
         (CrashedError("signal 9"), {"error": "workers die of a share: signal 9"}),
-        (AssertionError(), {"error": "the cluster is gone: AssertionError"}),
+        (AssertionError(), {"error": "Ray does not go on: AssertionError"}),
     ],
 )
 def test_what_the_driver_says(

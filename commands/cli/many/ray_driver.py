@@ -66,7 +66,7 @@ def _reason(ray: Any, error: Exception) -> str:
     said = str(error) or type(error).__name__
     if isinstance(error, known.WorkerCrashedError | known.OutOfMemoryError):
         return f"workers die of a share: {said}"
-    return f"the cluster is gone: {said}"
+    return f"Ray does not go on: {said}"
 
 
 def main(arguments: Sequence[str]) -> None:

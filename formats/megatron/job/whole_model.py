@@ -52,6 +52,7 @@ _LOCAL = re.compile(r"decoder\.layers\.\d+\.(?:input_layernorm|norm)\.weight")
 _LOCAL_LATENT = re.compile(r"decoder\.layers\.\d+\.self_attention\.kv_layernorm\.weight")
 _ONE_MAKE = re.compile(r"decoder\.layers\.\d+\.(?:mixer|self_attention)\.in_proj\.weight")
 _MTP = re.compile(r"mtp\.layers\.(\d+)\.eh_proj\.weight")
+_MTP_LAYER = re.compile(r"(mtp\.layers\.\d+)\.(?:transformer_layer|mtp_model_layer)\.(.+)")
 # The sizes of a job without a layout; how many data-parallel ranks it has is open.
 _ONE_RANK = (
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size",
@@ -232,6 +233,27 @@ def _lacking(name: str) -> UnsupportedError:
     return UnsupportedError(what, tensor=name)
 
 
+def _require_last(named: Iterable[str]) -> None:
+    """Refuse a further layer that is unlike the last of the others, as which Megatron builds it."""
+    layers: dict[int, set[str]] = defaultdict(set)
+    further: dict[str, set[str]] = defaultdict(set)
+    for name in named:
+        if (match := _LAYER.fullmatch(name)) is not None:
+            layers[int(match[1])].add(match[2])
+        elif (match := _MTP_LAYER.fullmatch(name)) is not None:
+            further[match[1]].add(match[2])
+    last = max(layers, default=0)
+    for at, held in further.items():
+        other = held ^ layers[last]
+        if other:
+            raise UnsupportedError(
+                f"Megatron builds {at} as it builds decoder.layers.{last}, and only one of the two"
+                f" has {min(other)}",
+                hint="--drop leaves out what predicts further tokens",
+                tensor=at,
+            )
+
+
 def _beside(args: Arguments) -> Finding:
     what = (
         "the arguments follow from config.json: start Megatron with --use-checkpoint-args"
@@ -290,6 +312,7 @@ def _require_described(named: Mapping[str, TargetTensor], model: ModelFacts) -> 
 def _derived(model: ModelFacts, named: Mapping[str, TargetTensor]) -> dict[str, Any]:
     """Return the arguments of a model that no job of Megatron has trained."""
     said = arguments_of_config(model)
+    _require_last(named)
     experts = [found[1] for name in named if (found := expert_of(name))]
     grouped = any(_GROUPED in name for name in named)
     latent = said.get("multi_latent_attention", False)

@@ -207,7 +207,7 @@ def test_names_of_their_own_that_are_not_whole(name: str, tmp_path: Path) -> Non
     }
     for folder, given, says in (
         ("gone", gone, "1 tensor missing"),
-        ("twice", twice, "2 layers that predict further"),
+        ("twice", twice, "2 layers to predict further"),
     ):
         save(tmp_path / folder, given, config)
         with pytest.raises(UsageError, match=says):
@@ -266,7 +266,7 @@ def test_newer_names_of_megatron_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "names", "says"),
     [
-        (lambda w, c: c.pop("num_nextn_predict_layers"), "megatron", "has 1 layer that predict"),
+        (lambda w, c: c.pop("num_nextn_predict_layers"), "megatron", "has 1 layer to predict"),
         (lambda w, c: c.update(num_nextn_predict_layers=2), "megatron", "= 2"),
         (lambda w, c: c.update(num_nextn_predict_layers=10**12), "megatron", "= 1000000000000"),
         (

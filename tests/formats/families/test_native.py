@@ -1674,5 +1674,6 @@ def test_the_number_of_experts_has_two_names(tmp_path: Path) -> None:
     assert {k: list(v) for k, v in found.shapes.tensors(config).items()} == (
         MODELS["qwen3_moe"]["stored"]
     )
+    config["rms_norm_eps"] = 1e-6
     made = arguments_of_config(ModelFacts(found, Heads(4, 2, 10), config, Arguments()))
     assert made["num_experts"] == 4

@@ -246,6 +246,8 @@ def test_torchtitans_adapter_of_kimi_gives_the_same(tmp_path: Path) -> None:
         ("qwen3_vl", "megatron", {"num_heads": 0}, "no attention of the tower"),
         ("qwen2_5_vl", "megatron", {"depth": 3}, "has 2 blocks of visual.blocks"),
         ("llama4", "packed", {"num_hidden_layers": 1}, "has 2 blocks of vision_model"),
+        ("kimi_k25", "packed", {"num_heads": 2}, "num_heads = 2 and num_attention_heads = 4"),
+        ("qwen3_vl", "megatron", {"deepstack_visual_indexes": 1}, "= 1, not a list"),
     ],
 )
 def test_a_tower_that_its_config_does_not_describe_is_refused(
@@ -281,6 +283,28 @@ def test_a_config_as_it_was_published_gives_the_shapes(tmp_path: Path) -> None:
     api.convert(str(tmp_path / "hf"), str(tmp_path / "p"), "dcp", names="packed")
     memory = MODELS["kimi_k25"]["memory"]
     assert {key: list(value.shape) for key, value in held(tmp_path / "p").items()} == memory
+    save(tmp_path / "hf", weights, config | {"num_attention_heads": 2})  # not the tower's
+    api.convert(str(tmp_path / "hf"), str(tmp_path / "q"), "dcp", names="packed")
+    require_equal(held(tmp_path / "q"), held(tmp_path / "p"))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("qwen3_vl_moe", {"mlp_only_layers": [0]}, "called model.layers.0.mlp.gate"),
+        ("qwen3_vl_moe", {"decoder_sparse_step": 2}, "shapes? different"),
+        ("llama4", {"attention_bias": True}, "tensors missing"),
+    ],
+)
+def test_layers_that_its_config_does_not_describe_are_refused(
+    name: str, change: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    said = MODELS[name]["config"]
+    config = {**said, "text_config": {**said["text_config"], **change}}
+    save(tmp_path / "hf", tensors_of(released(name)), config)
+    with pytest.raises((UnsupportedError, UsageError), match=says):
+        api.convert(str(tmp_path / "hf"), str(tmp_path / "out"), "dcp", names="packed")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("change", ["files", "memory", "both"])

@@ -37,6 +37,7 @@ from tests.campaign import examples
 from tests.conformance.formats import Made
 from tests.conformance.writers import assert_repeatable
 from tests.formats.families.test_mtp import config_of as further_config
+from tests.formats.families.test_mtp import published
 from tests.formats.families.test_mtp import save as save_further
 from tests.formats.families.test_mtp import weights_of as further_weights
 from tests.formats.families.test_native import (
@@ -173,10 +174,45 @@ def test_layers_that_predict_further_tokens(name: str, tmp_path: Path) -> None:
     assert str(refused.value.tensor).startswith("mtp.layers.0.")
 
 
+@pytest.mark.parametrize("kinds", [["full", "linear", "full"], ["linear", "full", "linear"], []])
+def test_further_layers_are_built_as_the_last_of_the_others(
+    kinds: list[str], tmp_path: Path
+) -> None:
+    """Of Qwen3-Next they have full attention; MiMo's layers are all alike."""
+    weights, config = published("qwen3_next" if kinds else "mimo")
+    if kinds:
+        old = config["layer_types"]
+        for number, kind in enumerate(kinds):
+            like = old.index(f"{kind}_attention")
+            weights |= {
+                f"new.{number}{k.removeprefix(f'model.layers.{like}')}": v.clone()
+                for k, v in weights.items()
+                if k.startswith(f"model.layers.{like}.")
+            }
+        weights = {k: v for k, v in weights.items() if not k.startswith("model.layers.")}
+        weights = {
+            f"model.layers.{k[4:]}" if k.startswith("new.") else k: v for k, v in weights.items()
+        }
+        more = {"layer_types": [f"{kind}_attention" for kind in kinds], "num_hidden_layers": 3}
+    else:
+        more = {"rms_norm_eps": 1e-5}
+    save_further(tmp_path / "hf", weights, config | more)
+    content = only(translated(tmp_path / "hf"), Only.MODEL)
+    if kinds[-1:] == ["linear"]:
+        with pytest.raises(
+            UnsupportedError, match=r"mtp\.layers\.0 as it builds decoder\.layers\.2"
+        ):
+            format_and_writer("megatron-dist")[1].layout(content, LayoutRequest())
+        return
+    made(content, tmp_path / "there", "megatron-dist")
+    assert arguments(tmp_path / "there")["mtp_num_layers"] == 1
+
+
 @pytest.mark.parametrize("name", sorted({*built_by_arguments(), *WRITTEN}))
 def test_arguments_say_whether_first_matrices_hold_a_gate(name: str) -> None:
     """Else ranks would cut gate and up as one."""
-    config = {**MODELS.get(name, {}).get("config", {}), **ROTARY.get(name, {})}
+    known = MODELS[name]["config"] if name in WRITTEN else Model(name).config()
+    config = {**known, **ROTARY.get(name, {})}
     heads = Heads(4, 2, 10)
     said = arguments_of_config(ModelFacts(family(name), heads, config, Arguments()))
     gated = name not in ("gpt2", "gpt_neox", "nemotron_h")
