@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ftckpt.checkpoint import Box, Checkpoint, Payload, Piece, Record, Scalar, StepRole, TensorInfo
+from ftckpt.checkpoint.steps import SCALARS_A_FILE
 from ftckpt.errors import FtckptError
-from ftckpt.findings import Finding
+from ftckpt.findings import Finding, finding
 from ftckpt.formats.huggingface.config import CONFIG
 from ftckpt.formats.huggingface.names import is_beside
 from ftckpt.formats.pickles.walk import field_names
@@ -252,6 +254,44 @@ class BundleCheckpoint(Checkpoint):
             for file, stream in part.checkpoint.streams.items()
         }
         yield from check_saved_names(streams, {})
+        if self.state is not None:
+            yield from self._check_clocks()
+
+    def _check_clocks(self) -> Iterator[Finding]:
+        """Yield where files of the Trainer count other steps than it does.
+
+        It steps its scheduler with the optimizer and leaves both out where a loss scale skips, so
+        that they are equal, and never ahead. One of the user's own may count otherwise, and is no
+        proof. DeepSpeed's engine counts as the Trainer does, skipped steps included.
+        """
+        counted: dict[StepRole, dict[float, str]] = defaultdict(dict)
+        for scalar in self.scalars(SCALARS_A_FILE):
+            counted[scalar.role].setdefault(scalar.value, scalar.file)
+            tag, _, name = scalar.file.partition("/")
+            step = self.state.get("global_step") if isinstance(self.state, dict) else None
+            engine = TAG.fullmatch(tag) and name and scalar.name == "global_steps"
+            if engine and type(step) is int and step != scalar.value:
+                what = (
+                    f"{scalar.file} holds global_steps = {scalar.value:g}, trainer_state.json says"
+                    f" {step}: they are of two saves"
+                )
+                yield finding("mixed-steps", what, file=scalar.file, tensor=scalar.name)
+                return
+        iteration, optimizer, scheduler = (counted[role] for role in StepRole)
+        if not any(name.endswith("._step_count") for name in self.fields()):
+            scheduler = {}  # `ReduceLROnPlateau` counts evaluations
+        most = [max(clock.items()) for clock in (optimizer, scheduler) if clock]
+        if len(iteration) != 1 or not most:
+            return
+        ((step, file),) = iteration.items()
+        ahead = [one for one in most if one[0] > step]
+        if ahead or len({value for value, _ in most}) > 1:
+            said = ", ".join(f"{where} {value:g}" for value, where in [*most, (step, file)])
+            what = (
+                f"steps are counted differently ({said}): files of two saves, or an optimizer or a"
+                " schedule that counts otherwise"
+            )
+            yield finding("clocks-differ", what, file=(ahead or most)[0][1])
 
     def records(self) -> Iterator[Record]:
         """Yield the records of all parts."""

@@ -1,15 +1,17 @@
 """Find a checkpoint's step from the counters in its content.
 
 A name (`step-1000`) is a hint, and a modification time is not even that, because copies reset it.
-Counters in the content are evidence. There are three clocks, and only equal clocks are compared:
-the trainer's iteration, the optimizer's own step count, the scheduler's.
+Counters in the content are evidence. There are three clocks: the trainer's iteration, the
+optimizer's own step count, the scheduler's. Equal clocks are compared. The iteration and the
+optimizer's count may drift apart (steps that a loss scale skipped, a new optimizer, several updates
+an iteration), so that where they differ, a note says so.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -56,6 +58,8 @@ _ITERATION = re.compile(
     r"|^(?:step|global_step|iteration)$"
 )
 _OPTIMIZER = re.compile(r"(?:^|[./:])(?:step|common_step)$")
+# What differs in the names of the files that the ranks of one job write.
+_RANK = re.compile(r"rank[_-]?\d+(?:[_-]\d+)*(?!\d)", re.ASCII)
 _SCHEDULER = re.compile(r"(?:sched|^scheduler).*[./:]last_epoch$")
 
 
@@ -99,12 +103,16 @@ def mixed_steps(scalars: Iterable[Scalar], files: Iterable[str]) -> Iterator[Fin
 
     Two independent counters of one file with one value, and no counter of the same clock that
     agrees with the rest, are a verdict (`mixed-steps`). Less is a note (`step-disagrees`):
-    parameters that were frozen for a while and unused experts have counts of their own. Files
-    (`files` are all data files) without a counter share one note.
+    parameters that were frozen for a while and unused experts have counts of their own. The
+    trainer's and the scheduler's counts are one for all ranks: files that differ in nothing but the
+    rank in their names and contradict each other in one of them are of two saves. Files (`files`
+    are all data files) without a counter share one note.
     """
     by_file: dict[str, list[Scalar]] = defaultdict(list)
     for scalar in scalars:
         by_file[scalar.file].append(scalar)
+    torn = dict(_torn_series(by_file))
+    yield from torn.values()
     # One vote per file and clock, so that a file with many counters cannot outvote the rest.
     votes: dict[StepRole, Counter[float]] = defaultdict(Counter)
     for own in by_file.values():
@@ -112,7 +120,7 @@ def mixed_steps(scalars: Iterable[Scalar], files: Iterable[str]) -> Iterator[Fin
             votes[role][value] += 1
     for file, own in sorted(by_file.items()):
         odd = [s for s in own if _outvoted(s, own, votes[s.role])]
-        if not odd:
+        if not odd or file in torn:
             continue
         first = odd[0]
         majority = _majority(votes[first.role])
@@ -131,6 +139,7 @@ def mixed_steps(scalars: Iterable[Scalar], files: Iterable[str]) -> Iterator[Fin
                 file=file,
                 tensor=first.name,
             )
+    yield from _apart(votes, by_file)
     silent = sorted(set(files) - set(by_file))
     if silent:
         yield finding(
@@ -138,6 +147,49 @@ def mixed_steps(scalars: Iterable[Scalar], files: Iterable[str]) -> Iterator[Fin
             f"cannot tell which step {listed(silent, 3)} {'are' if silent[1:] else 'is'} of: "
             "no step counter inside",
             file=silent[0] if len(silent) == 1 else None,
+        )
+
+
+def _torn_series(by_file: Mapping[str, Sequence[Scalar]]) -> Iterator[tuple[str, Finding]]:
+    """Yield the files of ranks whose trainer or scheduler is at another step than most ranks'."""
+    series: dict[tuple[str, str], dict[float, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for file, own in by_file.items():
+        alike, ranks = _RANK.subn("*", file)
+        for scalar in own if ranks else ():
+            if scalar.role is not StepRole.OPTIMIZER:
+                series[alike, scalar.name][scalar.value].append(file)
+    for (_, name), values in series.items():
+        most = max(values, key=lambda value: (len(values[value]), value))
+        for value, held in values.items():
+            for file in held if value != most else ():
+                what = (
+                    f"{file} holds {name} = {value:g}, {listed(sorted(values[most]), 3)} say"
+                    f" {most:g}: all ranks count the same, so they are of two saves"
+                )
+                yield file, finding("mixed-steps", what, file=file, tensor=name)
+
+
+def _apart(
+    votes: Mapping[StepRole, Counter[float]], by_file: Mapping[str, Sequence[Scalar]]
+) -> Iterator[Finding]:
+    """Yield a note where the optimizer's count is another one than the trainer's."""
+    if not votes[StepRole.ITERATION] or not votes[StepRole.OPTIMIZER]:
+        return
+    said = {role: _majority(votes[role]) for role in (StepRole.ITERATION, StepRole.OPTIMIZER)}
+    if len(set(said.values())) == 1:
+        return
+    shown = {
+        role: min(f for f, own in by_file.items() if any(s[2:] == (value, role) for s in own))
+        for role, value in said.items()
+    }
+    iteration, optimizer = shown.values()
+    if iteration != optimizer:
+        yield finding(
+            "step-disagrees",
+            f"{iteration} is at step {said[StepRole.ITERATION]:g}, the optimizer in {optimizer} has"
+            f" made {said[StepRole.OPTIMIZER]:g}: skipped steps, a new optimizer, several updates a"
+            " step, or files of two saves",
+            file=iteration,
         )
 
 
