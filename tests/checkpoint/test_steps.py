@@ -104,9 +104,22 @@ def test_parameters_with_a_history_of_their_own_are_no_verdict() -> None:
     assert kinds([*good(), *both]) == {"g": "step-disagrees"}
 
 
-def test_clocks_are_not_compared_with_each_other() -> None:
+def test_different_clocks_are_no_verdict() -> None:
     scalars = [at("a", "it", 100, IT), at("b", "x", 50), at("c", "s", 25, SCHED)]
-    assert kinds(scalars) == {}
+    assert kinds(scalars) == {"a": "step-disagrees"}  # a note
+    assert kinds([scalars[0], scalars[2]]) == {}
+    assert kinds([at("a", "it", 100, IT), at("a", "x", 50)]) == {}  # one file is of one save
+
+
+@pytest.mark.parametrize("role", [IT, SCHED])
+def test_what_all_ranks_count_is_one_number(role: StepRole) -> None:
+    files = [f"extra_state_world_size_3_rank_{rank}.pt" for rank in range(3)]
+    counted = [at(file, "s", 7.0 + (file is files[1]), role) for file in files]
+    assert kinds(counted) == {files[1]: "mixed-steps"}
+    assert kinds(counted[:2]) == {files[0]: "mixed-steps"}  # which one is of the other is open
+    other = [at(file.replace("rank", "part"), "s", s.value, role) for file, s in zip(
+        files, counted, strict=True)]  # fmt: skip
+    assert set(kinds(other).values()) == {"step-disagrees"}  # perhaps two models' schedules
 
 
 def test_a_file_with_many_counters_does_not_outvote_the_rest() -> None:
