@@ -154,7 +154,7 @@ def nest_of(held: _Names, folders: _Names) -> Nest | None:
     files = {name for name in held("") if not is_own(name)}
     if "weights" in top and (_XTUNER.last in files or {"dataloader", "lr_scheduler"} & files):
         return _XTUNER
-    if "trainer" in top and ("orchestrator" in top or not files):
+    if "trainer" in top and _by_prime(files, top, held, folders):
         return _PRIME
     if _by_miles(files, top, held, folders):
         return _MILES
@@ -163,6 +163,21 @@ def nest_of(held: _Names, folders: _Names) -> Nest | None:
     if lora and any(_MILES_LORA.state.fullmatch(f"adapter/{name}") for name in held("adapter")):
         return _MILES_LORA
     return _of_rlinf(top, held, folders)
+
+
+def _by_prime(files: Collection[str], top: Collection[str], held: _Names, folders: _Names) -> bool:
+    """Say whether prime-rl wrote a step: data files of a DCP, and at most its two folders.
+
+    A folder of this name may hold anything: Trainers' steps, logs, files of ranks.
+    """
+    if files or not {n for n in top if not is_own(n)} <= {"trainer", "orchestrator"}:
+        return False
+    store = {name for name in held("trainer") if not is_own(name)}
+    return (
+        any(name.endswith(".distcp") for name in store)
+        and all(_OF_DCP.fullmatch(name) for name in store)
+        and set(folders("trainer")) <= {"dataloader"}
+    )
 
 
 def _by_miles(files: Collection[str], top: Collection[str], held: _Names, folders: _Names) -> bool:

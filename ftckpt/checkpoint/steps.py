@@ -115,12 +115,12 @@ def mixed_steps(scalars: Iterable[Scalar], files: Iterable[str]) -> Iterator[Fin
     yield from torn.values()
     # One vote per file and clock, so that a file with many counters cannot outvote the rest.
     votes: dict[StepRole, Counter[float]] = defaultdict(Counter)
-    for own in by_file.values():
+    for own in (own for file, own in by_file.items() if file not in torn):
         for role, value in {(s.role, s.value) for s in own}:
             votes[role][value] += 1
     for file, own in sorted(by_file.items()):
-        odd = [s for s in own if _outvoted(s, own, votes[s.role])]
-        if not odd or file in torn:
+        odd = [s for s in own if file not in torn and _outvoted(s, own, votes[s.role])]
+        if not odd:
             continue
         first = odd[0]
         majority = _majority(votes[first.role])
