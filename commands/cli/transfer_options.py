@@ -16,6 +16,7 @@ from ftckpt.errors import ExitCode, UsageError
 from .bounds import JobsOption, MemoryOption, RateOption, bound_memory, job_count, rate_limit
 from .invocation import Invocation, Result
 from .many import ManyOptions
+from .render import finding_line
 from .target import open_other
 from .transfer_report import show_plan, show_report
 
@@ -255,6 +256,9 @@ def carry_out(
         invocation.report(evidence=found.evidence, findings=found.findings)
         if found.code is ExitCode.OK:
             invocation.say(f"the source: {found.message}")
+            for one in found.findings:
+                if one.kind == "copy-differs":
+                    invocation.warn(f"{finding_line(one)}; the first one is written")
         else:
             for one in found.findings:
                 invocation.find(one)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftckpt.checkpoint import Box, Checkpoint, Kind, Piece, TensorInfo, tensor_key
@@ -23,8 +24,8 @@ from ftckpt.checkpoint.read_ahead import extents_of, reading_ahead
 from ftckpt.checkpoint.read_tensor import raw_dtype, read_box, read_part, slabs, stream_payload
 from ftckpt.checkpoint.replicas import copies_of
 from ftckpt.checkpoint.steps import SCALARS_A_FILE
-from ftckpt.errors import FtckptError
-from ftckpt.findings import Finding, finding, from_error
+from ftckpt.errors import ExitCode, FtckptError
+from ftckpt.findings import Finding, Severity, finding, from_error
 from ftckpt.workers import Work
 from ftckpt.workers.limits import RateLimit
 
@@ -329,6 +330,23 @@ def _whole(blocks: Iterator[bytes], itemsize: int) -> Iterator[bytes]:
             yield data if end == len(data) else data[:end]
     if rest:
         yield rest
+
+
+def differing_copies(
+    checkpoint: Checkpoint, keys: Iterable[str], limiter: RateLimit | None
+) -> Iterator[Finding]:
+    """Yield, as warnings, tensors that one save wrote twice where the two differ.
+
+    What reads only the first copy goes on with it, and says so.
+    """
+    for key in keys:
+        info = checkpoint.tensors.get(key)
+        held = {piece.extent.file for piece in info.pieces} if info is not None else set()
+        if info is None or held.isdisjoint(checkpoint.second_copies):
+            continue
+        for found in _check_replicas(checkpoint, key, info, limiter):
+            if found.kind == "copy-differs":
+                yield replace(found, severity=Severity.WARNING, code=ExitCode.OK)
 
 
 def _check_replicas(

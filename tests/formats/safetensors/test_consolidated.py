@@ -18,6 +18,7 @@ from ftckpt import api
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import CorruptError, ExitCode
 from tests.builders.checkpoints import flip, open_checkpoint
+from tests.json_run import ftckpt_json
 
 DATA = Path(__file__).parents[2] / "data" / "consolidated"
 TRUTH: dict[str, torch.Tensor] = load_file(DATA / "three.safetensors")
@@ -142,3 +143,14 @@ def test_what_differs_between_the_two_is_found(
 ) -> None:
     damage(place)
     assert found in findings(place)
+
+
+def test_a_conversion_says_which_of_the_two_it_wrote(place: Path, tmp_path: Path) -> None:
+    other_step(place)
+    done = ftckpt_json("convert", str(place), str(tmp_path / "out"), "--to", "dcp")
+    assert done["result"]["code"] == 0
+    told = {f["tensor"]: f["severity"] for f in done["findings"] if f["kind"] == "copy-differs"}
+    assert told["up.weight"] == "warning"
+    part = ftckpt_json("convert", str(place), str(tmp_path / "part"), "--to", "dcp",
+                       "--drop", "up.weight")  # fmt: skip
+    assert "up.weight" not in {f["tensor"] for f in part["findings"]}
