@@ -9,6 +9,7 @@
     iter_0000003/rng.pt, meta.json         the second is written last (since 2026: rng_rank_0.pt)
     iter_0000003/adapter/                  miles with LoRA: a PEFT adapter
     iter_0000003/adapter/training_state_rank0.pt, adapter_megatron_rank0.pt    of each rank
+    iter_0000003/adapter/optimizer_param_state_rank0_optimizer0.pt    gathered
     iter_0000003/adapter/training_state_named_tp0_pp0_dp0.pt, adapter_dp_invariant_tp0_pp0.pt
     global_step_3/actor/dcp_checkpoint/    RLinf: a DCP store
     global_step_3/actor/local_shard_checkpoint/    in its place: one file a rank
@@ -110,7 +111,8 @@ _MILES_LORA = Nest(
     re.compile(
         r"adapter/(?:(?:training_state|adapter_megatron)_rank\d{1,6}"
         r"|adapter_dp_invariant_tp\d{1,6}_pp\d{1,6}"
-        r"|training_state_named_tp\d{1,6}_pp\d{1,6}_dp\d{1,6})\.pt"
+        r"|training_state_named_tp\d{1,6}_pp\d{1,6}_dp\d{1,6}"
+        r"|optimizer_param_state_rank\d{1,6}_optimizer\d{1,6})\.pt"
     ),
     _NONE,
     re.compile(r"debug_events/.+"),
