@@ -142,7 +142,7 @@ class DeepSpeedCheckpoint(RanksCheckpoint):
         """Yield model files that count other steps than the optimizer has made.
 
         DeepSpeed counts what a loss scale skipped. A job that loaded no optimizer began to count
-        anew there, so that it is no proof.
+        anew there, so that it proves nothing.
         """
         made = {value for values in groups.values() for value in values.values()}
         if len(made) != 1 or not {"global_steps", "skipped_steps"} <= self.objects.keys():

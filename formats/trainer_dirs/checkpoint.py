@@ -261,8 +261,8 @@ class BundleCheckpoint(Checkpoint):
         """Yield where files of the Trainer count other steps than it does.
 
         It steps its scheduler with the optimizer and leaves both out where a loss scale skips, so
-        that they are equal, and never ahead. One of the user's own may count otherwise, and is no
-        proof. DeepSpeed's engine counts as the Trainer does, skipped steps included.
+        that they are equal, and never ahead. One of the user's own may count otherwise, and proves
+        nothing. DeepSpeed's engine counts as the Trainer does, skipped steps included.
         """
         counted: dict[StepRole, dict[float, str]] = defaultdict(dict)
         for scalar in self.scalars(SCALARS_A_FILE):

@@ -183,7 +183,6 @@ def verified(checkpoint: Checkpoint, content: Content, work: Work) -> VerifyRepo
         tensor that one save wrote twice, and that differs, is a warning: the first copy is written.
     """
     from ftckpt.verification import verify
-    from ftckpt.verification.values import differing_copies
 
     found = verify(checkpoint.as_stored, checking(content), work=work)
     for other in checkpoint.made_from:
@@ -193,6 +192,8 @@ def verified(checkpoint: Checkpoint, content: Content, work: Work) -> VerifyRepo
             found = found if second.code is ExitCode.OK else second
     divided = work.division is not None and work.division.partial
     if found.code is ExitCode.OK and checkpoint.as_stored.second_copies and not divided:
+        from ftckpt.verification.values import differing_copies
+
         keys = {copy.key for wanted in content.tensors.values() for copy in wanted.copies}
         twice = differing_copies(checkpoint.as_stored, sorted(keys), work.limiter)
         found = replace(found, findings=(*found.findings, *twice))

@@ -23,7 +23,7 @@ from tests.builders.second_save import later_files
 
 DATA = Path(__file__).parents[1] / "data"
 PROVEN, TOLD, UNSEEN = "proven", "told", "unseen"
-# What is said of a mixture that is no proof.
+# What is said of a mixture that proves nothing.
 _SAYS = frozenset({"clocks-differ", "step-disagrees", "step-name"})
 # What becomes of each file that counts steps, by patterns of its path; proven where none fits.
 PLACES: dict[str, dict[str, str]] = {
