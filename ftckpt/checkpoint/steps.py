@@ -123,7 +123,7 @@ def mixed_steps(scalars: Iterable[Scalar], files: Iterable[str]) -> Iterator[Fin
         if not odd:
             continue
         first = odd[0]
-        majority = _majority(votes[first.role])
+        majority = _majority(_elsewhere(first, own, votes[first.role]))
         said = f"{file} holds {first.name} = {first.value:g}, the other files say {majority:g}"
         if _is_verdict(odd, own):
             yield finding(
@@ -209,12 +209,17 @@ def _majority(votes: Counter[float]) -> float:
     return max(votes.items(), key=lambda item: (item[1], item[0]))[0]
 
 
+def _elsewhere(scalar: Scalar, own: Iterable[Scalar], votes: Counter[float]) -> Counter[float]:
+    """Return the votes of the other files for the clock of a scalar; `own` is of its file."""
+    others = votes.copy()
+    for value in {s.value for s in own if s.role is scalar.role}:
+        others[value] -= 1
+    return +others
+
+
 def _outvoted(scalar: Scalar, own: Iterable[Scalar], votes: Counter[float]) -> bool:
     """Whether the other files with this clock mostly show another value."""
-    elsewhere = votes.copy()
-    for value in {s.value for s in own if s.role is scalar.role}:
-        elsewhere[value] -= 1
-    others = +elsewhere
+    others = _elsewhere(scalar, own, votes)
     if not others:
         return False
     best = _majority(others)

@@ -122,6 +122,13 @@ def test_what_all_ranks_count_is_one_number(role: StepRole) -> None:
     assert set(kinds(other).values()) == {"step-disagrees"}  # perhaps two models' schedules
 
 
+def test_a_note_says_what_the_other_files_say() -> None:
+    found = list(mixed_steps([at("a", "x", 2), at("b", "y", 3)], []))
+    assert [f.message.partition(";")[0] for f in found] == [
+        "a holds x = 2, the other files say 3", "b holds y = 3, the other files say 2",
+    ]  # fmt: skip
+
+
 def test_a_file_with_many_counters_does_not_outvote_the_rest() -> None:
     many = [at("g", f"p{i}", 4) for i in range(50)]
     assert kinds([*good(3), *many]) == {"g": "mixed-steps"}

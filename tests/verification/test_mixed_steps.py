@@ -44,8 +44,9 @@ PLACES: dict[str, dict[str, str]] = {
     "ranks/tp_fsdp2/actor": {},
     "trainer_dirs/trainer": {"*": TOLD},
     "trainer_dirs/trainer_peft": {"*": TOLD},
-    "trainer_dirs/trainer_zero2": {},
-    "trainer_dirs/trainer_zero3": {},
+    # DeepSpeed's engine may count fewer steps than the Trainer.
+    "trainer_dirs/trainer_zero2": {"trainer_state.json": TOLD},
+    "trainer_dirs/trainer_zero3": {"trainer_state.json": TOLD},
     # A script of the user's own decides what it steps, and how often.
     "trainer_dirs/accelerate": {"*": UNSEEN},
     "megatron_dist/buckets_pp2vp2": {"common.pt": TOLD},
