@@ -168,15 +168,17 @@ def nest_of(held: _Names, folders: _Names) -> Nest | None:
 
 
 def _by_prime(files: Collection[str], top: Collection[str], held: _Names, folders: _Names) -> bool:
-    """Say whether prime-rl wrote a step: data files of a DCP, and at most its two folders.
+    """Say whether prime-rl wrote a step: by its two folders, or by one with a DCP's data files.
 
-    A folder of this name may hold anything: Trainers' steps, logs, files of ranks.
+    A folder called `trainer` may hold anything: Trainers' steps, logs, files of ranks. What lies
+    beside the two, such as notes and results, decides nothing.
     """
-    if files or not {n for n in top if not is_own(n)} <= {"trainer", "orchestrator"}:
-        return False
+    if "orchestrator" in top:
+        return True
     store = {name for name in held("trainer") if not is_own(name)}
     return (
-        any(name.endswith(".distcp") for name in store)
+        not files
+        and any(name.endswith(".distcp") for name in store)
         and all(_OF_DCP.fullmatch(name) for name in store)
         and set(folders("trainer")) <= {"dataloader"}
     )

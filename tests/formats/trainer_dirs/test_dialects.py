@@ -301,6 +301,21 @@ def test_prime_rl_without_its_orchestrator_is_a_step_too(tmp_path: Path) -> None
     require_truth(held(path))
 
 
+@pytest.mark.parametrize("beside", ["NOTES.md", "STABLE", "evals/aime.json"])
+def test_what_lies_beside_a_step_of_prime_rl_does_not_take_its_state_away(
+    beside: str, tmp_path: Path
+) -> None:
+    path = of("prime", tmp_path)
+    (path / beside).parent.mkdir(exist_ok=True)
+    (path / beside).write_text("{}\n")
+    progress = path / "orchestrator/progress.pt"
+    assert verified(path, Level.CONTENT).code is ExitCode.OK
+    assert ftckpt_json("copy", str(path), str(tmp_path / "out"))["result"]["code"] == 0
+    assert (tmp_path / "out/orchestrator/progress.pt").read_bytes() == progress.read_bytes()
+    progress.write_bytes(b"xxxx")
+    assert ftckpt_json("verify", str(path))["result"]["code"] == ExitCode.CORRUPT
+
+
 @pytest.mark.parametrize("inside", ["checkpoint-3", "log.txt", ".metadata", "__0_0.distcp"])
 def test_a_folder_called_trainer_is_prime_rls_only_with_its_store(
     inside: str, tmp_path: Path
