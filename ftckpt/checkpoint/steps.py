@@ -61,6 +61,16 @@ _OPTIMIZER = re.compile(r"(?:^|[./:])(?:step|common_step)$")
 # What differs in the names of the files that the ranks of one job write.
 _RANK = re.compile(r"rank[_-]?\d+(?:[_-]\d+)*(?!\d)", re.ASCII)
 _SCHEDULER = re.compile(r"(?:sched|^scheduler).*[./:]last_epoch$")
+# Counters that a trainer keeps at the top of a rank's file: one number for all ranks.
+_OF_ALL_RANKS = re.compile(
+    r"(?:(?:extra_state|train(?:er)?_state|train_status)[./:])?"
+    r"(?:global_steps?|iteration|iter_num|current_step|num_updates|step)"
+    r"|\w*sched\w*(?:[./:]\d+)?[./:](?:last_epoch|num_steps)"
+)
+# What each rank counts for itself.
+_OF_ONE_RANK = re.compile(
+    r"data|loader|sampler|iterator|buffer|replay|rollout|(?<![a-z])envs?(?![a-z])", re.IGNORECASE
+)
 
 
 def role_of(name: str, *, optimizer: bool = False) -> StepRole | None:
@@ -105,8 +115,9 @@ def mixed_steps(scalars: Iterable[Scalar], files: Iterable[str]) -> Iterator[Fin
     agrees with the rest, are a verdict (`mixed-steps`). Less is a note (`step-disagrees`):
     parameters that were frozen for a while and unused experts have counts of their own. The
     trainer's and the scheduler's counts are one for all ranks: files that differ in nothing but the
-    rank in their names and contradict each other in one of them are of two saves. Files (`files`
-    are all data files) without a counter share one note.
+    rank in their names and contradict each other in one of them are of two saves, unless another
+    iteration agrees. What a rank counts for itself (data, environments) is no such count. Files
+    (`files` are all data files) without a counter share one note.
     """
     by_file: dict[str, list[Scalar]] = defaultdict(list)
     for scalar in scalars:
@@ -151,22 +162,55 @@ def mixed_steps(scalars: Iterable[Scalar], files: Iterable[str]) -> Iterator[Fin
 
 
 def _torn_series(by_file: Mapping[str, Sequence[Scalar]]) -> Iterator[tuple[str, Finding]]:
-    """Yield the files of ranks whose trainer or scheduler is at another step than most ranks'."""
+    """Yield the files of ranks whose trainer or scheduler is at another step than most ranks'.
+
+    Where as many files say one step as another, none of them is accused alone.
+    """
     series: dict[tuple[str, str], dict[float, list[str]]] = defaultdict(lambda: defaultdict(list))
     for file, own in by_file.items():
         alike, ranks = _RANK.subn("*", file)
         for scalar in own if ranks else ():
-            if scalar.role is not StepRole.OPTIMIZER:
+            if _is_of_all_ranks(scalar):
                 series[alike, scalar.name][scalar.value].append(file)
     for (_, name), values in series.items():
+        if len(values) == 1:
+            continue
         most = max(values, key=lambda value: (len(values[value]), value))
+        shared = _iterations(by_file, values[most])
+        even = sum(len(held) == len(values[most]) for held in values.values()) > 1
         for value, held in values.items():
             for file in held if value != most else ():
+                if shared & _iterations(by_file, [file]):
+                    continue  # so it is of the same save, and counts this one for itself
+                others = sorted(values[most])
                 what = (
-                    f"{file} holds {name} = {value:g}, {listed(sorted(values[most]), 3)} say"
-                    f" {most:g}: all ranks count the same, so they are of two saves"
+                    f"{file} holds {name} = {value:g}, {listed(others, 3)}"
+                    f" {'say' if others[1:] else 'says'} {most:g}: all ranks count the same, so"
+                    " they are of two saves"
                 )
-                yield file, finding("mixed-steps", what, file=file, tensor=name)
+                where = None if even else file
+                yield file, finding("mixed-steps", what, file=where, tensor=name)
+
+
+def _is_of_all_ranks(scalar: Scalar) -> bool:
+    """Whether the trainer counts the same in every rank's file of this kind."""
+    return (
+        scalar.role is not StepRole.OPTIMIZER
+        and _OF_ALL_RANKS.fullmatch(scalar.name) is not None
+        and _OF_ONE_RANK.search(f"{scalar.file}/{scalar.name}") is None
+    )
+
+
+def _iterations(
+    by_file: Mapping[str, Sequence[Scalar]], files: Sequence[str]
+) -> set[tuple[str, float]]:
+    """Return the iterations that most of these files hold, with their names."""
+    held = Counter(
+        one
+        for file in files
+        for one in {(s.name, s.value) for s in by_file[file] if s.role is StepRole.ITERATION}
+    )
+    return {one for one, count in held.items() if 2 * count > len(files)}
 
 
 def _apart(

@@ -114,12 +114,42 @@ def test_different_clocks_are_no_verdict() -> None:
 @pytest.mark.parametrize("role", [IT, SCHED])
 def test_what_all_ranks_count_is_one_number(role: StepRole) -> None:
     files = [f"extra_state_world_size_3_rank_{rank}.pt" for rank in range(3)]
-    counted = [at(file, "s", 7.0 + (file is files[1]), role) for file in files]
+    name = "iteration" if role is IT else "lr_scheduler.last_epoch"
+    counted = [at(file, name, 7.0 + (file is files[1]), role) for file in files]
     assert kinds(counted) == {files[1]: "mixed-steps"}
-    assert kinds(counted[:2]) == {files[0]: "mixed-steps"}  # which one is of the other is open
-    other = [at(file.replace("rank", "part"), "s", s.value, role) for file, s in zip(
+    (found,) = mixed_steps(counted[:2], [])
+    assert (found.kind, found.file) == ("mixed-steps", None)  # which one is of the other is open
+    assert f"{files[0]} holds {name} = 7, {files[1]} says 8" in found.message
+    other = [at(file.replace("rank", "part"), name, s.value, role) for file, s in zip(
         files, counted, strict=True)]  # fmt: skip
     assert set(kinds(other).values()) == {"step-disagrees"}  # perhaps two models' schedules
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("model_rank_{}.pt", "dataloader.progress.step"),
+        ("model_rank_{}.pt", "replay.state.step"),
+        ("model_rank_{}.pt", "env_scheduler.last_epoch"),
+        ("model_rank_{}.pt", "agent.state.step"),
+        ("sampler_rank_{}.pt", "step"),
+        ("envs/rank_{}.pt", "global_step"),
+    ],
+)
+def test_what_a_rank_counts_for_itself_is_no_verdict(file: str, name: str) -> None:
+    role = role_of(name)
+    assert role is not None
+    found = kinds([at(file.format(rank), name, 100 + rank % 2, role) for rank in range(3)])
+    assert set(found.values()) <= {"step-disagrees"}
+
+
+def test_an_iteration_that_agrees_is_of_the_same_save() -> None:
+    files = [f"model_rank_{rank}.pt" for rank in range(5)]
+    odd = [at(file, "step", 7 + (file in files[:2]), IT) for file in files]
+    same = [at(file, "iteration", 100, IT) for file in files]
+    assert set(kinds([*odd, *same]).values()) <= {"step-disagrees"}
+    other = [at(file, "iteration", 100 + (file in files[:2]), IT) for file in files]
+    assert kinds([*odd, *other]) == dict.fromkeys(files[:2], "mixed-steps")
 
 
 def test_a_note_says_what_the_other_files_say() -> None:
