@@ -195,7 +195,7 @@ def verified(checkpoint: Checkpoint, content: Content, work: Work) -> VerifyRepo
         from ftckpt.verification.values import differing_copies
 
         keys = {copy.key for wanted in content.tensors.values() for copy in wanted.copies}
-        twice = differing_copies(checkpoint.as_stored, sorted(keys), work.limiter)
+        twice = differing_copies(checkpoint.as_stored, sorted(keys), replace(work, division=None))
         found = replace(found, findings=(*found.findings, *twice))
     return found
 

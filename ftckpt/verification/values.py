@@ -332,21 +332,33 @@ def _whole(blocks: Iterator[bytes], itemsize: int) -> Iterator[bytes]:
         yield rest
 
 
-def differing_copies(
-    checkpoint: Checkpoint, keys: Iterable[str], limiter: RateLimit | None
-) -> Iterator[Finding]:
+def differing_copies(checkpoint: Checkpoint, keys: Iterable[str], work: Work) -> Iterator[Finding]:
     """Yield, as warnings, tensors that one save wrote twice where the two differ.
 
-    What reads only the first copy goes on with it, and says so.
+    What reads only the first copy goes on with it, and says so; also where the second cannot be
+    read. Both are read.
     """
-    for key in keys:
-        info = checkpoint.tensors.get(key)
-        held = {piece.extent.file for piece in info.pieces} if info is not None else set()
-        if info is None or held.isdisjoint(checkpoint.second_copies):
-            continue
-        for found in _check_replicas(checkpoint, key, info, limiter):
-            if found.kind == "copy-differs":
-                yield replace(found, severity=Severity.WARNING, code=ExitCode.OK)
+
+    def compare(key: str) -> list[Finding]:
+        info = checkpoint.tensors[key]
+        found = []
+        try:
+            for one in _check_replicas(checkpoint, key, info, work.limiter):
+                if one.kind == "copy-differs":
+                    found.append(one)
+        except FtckptError as error:
+            one = from_error(error, tensor=key)
+            found.append(replace(one, message=f"{key} is not compared: {one.message}"))
+        return [replace(one, severity=Severity.WARNING, code=ExitCode.OK) for one in found]
+
+    twice = [
+        key
+        for key in keys
+        if (info := checkpoint.tensors.get(key)) is not None
+        and not checkpoint.second_copies.isdisjoint(p.extent.file for p in info.pieces)
+    ]
+    for found in work.run(twice, compare):
+        yield from found
 
 
 def _check_replicas(
