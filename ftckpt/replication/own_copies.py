@@ -205,13 +205,12 @@ def _require_same_save(
 def _shows(checkpoint: Checkpoint, place: str, size: int, work: Work) -> bool:
     """Return whether the first bytes of a file hold state that is another one after each step.
 
-    That is a whole record of a moment or a master, or of a parameter where there are neither.
-    Frozen parameters keep their values, and so may those of few bits; a record of one value, as
+    That is a whole record of a moment or a master. Parameters prove nothing: frozen ones keep their
+    values, as those below an adapter do, and so may those of few bits. A record of one value, as
     moments before the first gradient are, is the same in many saves.
     """
-    kinds = {info.kind for info in checkpoint.tensors.values()} & _CHANGING or {Kind.PARAM}
     for info in checkpoint.tensors.values():
-        if info.kind not in kinds or info.nbytes < _ENOUGH:
+        if info.kind not in _CHANGING or info.nbytes < _ENOUGH:
             continue
         for piece in info.pieces:
             if piece.extent.file != place or piece.extent.end > size:

@@ -15,6 +15,7 @@ from ftckpt.checkpoint.replicas import copies_of
 from ftckpt.errors import CorruptError, ExitCode, UnverifiedError, UsageError
 from ftckpt.extents import Extent
 from ftckpt.own_files import MANIFEST
+from ftckpt.replication import own_copies
 from ftckpt.verification import file_copies
 from tests.builders.checkpoints import flip, open_checkpoint
 
@@ -168,6 +169,15 @@ def test_without_a_seal_a_short_file_with_a_moment_shows_it(step: Path) -> None:
     assert (report.done, report.evidence) == (True, "crc32")
     assert content(step) == whole
     assert api.verify(str(step), level="values").code is ExitCode.OK
+
+
+def test_parameters_of_a_short_file_show_nothing(
+    step: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As in a save without an optimizer: a frozen base is the same in every one.
+    monkeypatch.setattr(own_copies, "_CHANGING", frozenset())
+    (step / A).write_bytes((step / A).read_bytes()[:-1])
+    refuses(step)
 
 
 @pytest.mark.parametrize("left", ["less", "of another step", "of one value"])
