@@ -237,7 +237,7 @@ def muons_of(args: Arguments, optimizers: Sequence[Mapping[Any, Any]]) -> int | 
     # Muon's own code sets the name to Adam's while it makes the rest.
     if found:
         if len(found) != 1 or len(optimizers) != 2 or name not in ("muon", "adam"):
-            raise uncertain(f"the source chains {len(optimizers)} optimizers, Muon among them")
+            raise uncertain("Muon is not chained with one other optimizer")
         return found[0]
     if name != "adam":
         raise uncertain(f"the optimizer is {name}, whose state has a form of its own")

@@ -31,6 +31,8 @@ from ftckpt.formats.torch_files.values import Composite, SubclassRef, TensorRef
 HALF = ("bfloat16", "float16")
 # How groups of Muon spell its setting: emerging-optimizers 0.1, and 0.3.
 _MOMENTUM = frozenset({"momentum_beta", "momentum"})
+# What groups of other optimizers have, of which some have a momentum too (SGD, RMSprop).
+_OF_OTHERS = frozenset({"betas", "eps", "dampening", "nesterov", "alpha", "centered"})
 # Parameters that Megatron marks as embedding or output layer.
 _ENDS = ("word_embeddings.weight", "output_layer.weight")
 
@@ -115,14 +117,16 @@ def plain_optimizers(
 
 
 def is_muon(one: Mapping[Any, Any]) -> bool:
-    """Return whether an optimizer's tree is Muon's: one momentum in place of Adam's two betas."""
+    """Return whether an optimizer's tree is Muon's: a momentum, and no setting of another's."""
     inner = one["optimizer"] if isinstance(one.get("optimizer"), dict) else one
     groups = inner.get("param_groups")
     return (
         isinstance(groups, list)
         and bool(groups)
         and all(
-            isinstance(group, dict) and not _MOMENTUM.isdisjoint(group) and "betas" not in group
+            isinstance(group, dict)
+            and not _MOMENTUM.isdisjoint(group)
+            and _OF_OTHERS.isdisjoint(group)
             for group in groups
         )
     )

@@ -14,6 +14,9 @@ import torch
 from ftckpt import api
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import UnsupportedError
+from ftckpt.formats.megatron.job.trained import muons_of
+from ftckpt.formats.megatron.optimizer.per_rank import is_muon
+from ftckpt.formats.megatron.rank_files.grid import Arguments
 from tests.builders.checkpoints import open_checkpoint
 from tests.conformance.formats import Made
 from tests.formats.megatron.torch_dist.test_reader import of_data
@@ -95,3 +98,19 @@ def test_state_that_does_not_fit_stays_with_its_rank(made: Made, tmp_path: Path)
     assert sum("kept by rank" in note.message for note in changed.notes) == 2
     with pytest.raises(UnsupportedError, match="kept by rank"):
         api.reshard(str(made.path), str(tmp_path / "out"), tp=1)
+
+
+@pytest.mark.parametrize("name", ["SGD", "RMSprop", "Adam"])
+def test_a_momentum_alone_is_not_muon(name: str) -> None:
+    weight = torch.nn.Parameter(torch.zeros(2, 2))
+    tree = getattr(torch.optim, name)([weight], lr=0.1).state_dict()
+    assert not is_muon(tree)
+    assert not is_muon({"optimizer": tree})
+    with pytest.raises(UnsupportedError, match="optimizer is sgd"):
+        muons_of(Arguments({"optimizer": "sgd"}), [tree])
+
+
+@pytest.mark.parametrize("spelled", ["momentum_beta", "momentum"])
+def test_muon_is_known_by_its_settings(spelled: str) -> None:
+    group = {"params": [0], "lr": 0.1, "weight_decay": 0.1, spelled: 0.95}
+    assert is_muon({"state": {}, "param_groups": [group]})
