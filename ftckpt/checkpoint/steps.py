@@ -116,7 +116,7 @@ def mixed_steps(scalars: Iterable[Scalar], files: Iterable[str]) -> Iterator[Fin
     parameters that were frozen for a while and unused experts have counts of their own. The
     trainer's and the scheduler's counts are one for all ranks: files that differ in nothing but the
     rank in their names and contradict each other in one of them are of two saves, unless another
-    iteration agrees. What a rank counts for itself (data, environments) is no such count. Files
+    iteration agrees. What a rank counts for itself (data, environments) is left out there. Files
     (`files` are all data files) without a counter share one note.
     """
     by_file: dict[str, list[Scalar]] = defaultdict(list)

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 # Files of tensors or state, for "this file shows no step"; the rest is configuration.
 _DATA = re.compile(r"\.(?:distcp|pt|pth|bin|ckpt|safetensors|pkl)$")
+# What parts the names of files in a sentence.
+_WORDS = re.compile(r"[\s,()]+")
 _STRAYS_NAMED = 10
 # A tokenizer's JSON can be large; of that the begin is enough to tell zeros.
 _MOST_JSON = 1 << 20
@@ -248,9 +250,9 @@ def _check_steps(checkpoint: Checkpoint, apart: Iterable[str]) -> Iterator[Findi
     scalars = list(checkpoint.scalars(SCALARS_A_FILE))
     files = [n for n in checkpoint.members() if _DATA.search(n)]
     holding = [n for n in files if (e := checkpoint.source.entries.get(n)) and e.size]
+    said = {word for message in apart for word in _WORDS.split(message)}
     for found in mixed_steps(scalars, holding):
-        said = found.file is not None and any(found.file in message for message in apart)
-        if found.kind != "step-disagrees" or not said:
+        if found.kind != "step-disagrees" or found.file not in said:
             yield found
     name, step = checkpoint.source.name, checkpoint.step
     if step is not None and says_other_step(name, step):
