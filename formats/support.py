@@ -126,6 +126,8 @@ LAYOUTS = (
     Support("megatron", "Megatron-LM's legacy `mp_rank_*`", True, ("tp", "pp", "vp", "dp", "ep"),
            "Megatron-LM, core 0.16",
            ("mcore_torch_tp2pp2:", "mcore_torch_tp2dp2_distopt_bf16:")),
+    Support("megatron", "Muon beside Adam (`--optimizer muon`)", True, ("tp", "pp", "dp"),
+           "core 0.16.1 with emerging-optimizers 0.1.0: tp and dp loaded", ()),
     Support("megatron-dist", "Megatron-Core's torch_dist", True, ("tp", "pp", "vp", "dp", "ep"),
            "core 0.16",
            ("mcore_torchdist_tp2pp2:", "mcore_torchdist_tp2dp2_fullyreshard_bf16:",

@@ -107,6 +107,7 @@ KINDS: dict[str, KindInfo] = {
     "partial-tensor": KindInfo(ExitCode.UNSUPPORTED, _E, _OK, "A tensor is stored as unreduced partial sums."),
     "mixed-steps": KindInfo(_C, _E, _C, "Two independent step counters of a file disagree with the other files, or its weights alone are not what their masters cast to."),
     "step-disagrees": KindInfo(_OK, _N, _OK, "One step counter disagrees; one alone is not a verdict."),
+    "clocks-differ": KindInfo(_OK, _W, _C, "Files of a trainer that counts the same steps in each count different ones.", Strictness.STEPS),
     "step-name": KindInfo(_OK, _W, _C, "The directory's name says another step than its content.", Strictness.STEPS),
     "step-unknown": KindInfo(_OK, _N, _OK, "Nothing in a file shows its step."),
     "write-order": KindInfo(_OK, _N, _OK, "Data files are newer than the commit marker: perhaps a torn overwrite."),

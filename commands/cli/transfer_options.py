@@ -12,10 +12,12 @@ import typer
 from ftckpt.api.tables import read_rules as read_rules
 from ftckpt.api.tables import read_text as read_text
 from ftckpt.errors import ExitCode, UsageError
+from ftckpt.findings import KINDS, Severity
 
 from .bounds import JobsOption, MemoryOption, RateOption, bound_memory, job_count, rate_limit
 from .invocation import Invocation, Result
 from .many import ManyOptions
+from .render import finding_line
 from .target import open_other
 from .transfer_report import show_plan, show_report
 
@@ -255,6 +257,9 @@ def carry_out(
         invocation.report(evidence=found.evidence, findings=found.findings)
         if found.code is ExitCode.OK:
             invocation.say(f"the source: {found.message}")
+            for one in found.findings:
+                if one.severity is Severity.WARNING and KINDS[one.kind].severity is Severity.ERROR:
+                    invocation.warn(f"{finding_line(one)}; the first one is written")
         else:
             for one in found.findings:
                 invocation.find(one)

@@ -22,7 +22,7 @@ from ftckpt.checkpoint import (
 from ftckpt.errors import CorruptError, FtckptError, IncompleteError, UnsupportedError
 from ftckpt.findings import Finding, counted, finding, from_error
 from ftckpt.formats.state.homes import NO_HOMES, Homes
-from ftckpt.formats.state.stored_names import is_common, is_of_bitsandbytes
+from ftckpt.formats.state.stored_names import is_common, is_group_settings, is_of_bitsandbytes
 from ftckpt.formats.torch_files.values import TensorRef
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage.source import Source
@@ -325,7 +325,7 @@ class DcpCheckpoint(Checkpoint):
             name
             for name in self.objects
             if len(self.meta.paths.get(name, (name,))) == 1
-            and not name.startswith(flat)
+            and (not name.startswith(flat) or is_group_settings(name))
             and "_extra_state" not in name
         ]
         return StateDicts(self.source, [self._object_item(name) for name in whole])

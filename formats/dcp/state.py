@@ -18,7 +18,7 @@ from ftckpt.checkpoint.steps import is_counter, role_of
 from ftckpt.errors import CorruptError, FtckptError, IncompleteError
 from ftckpt.formats.pickles.unpickle import Inert
 from ftckpt.formats.pickles.walk import field_names, leaves
-from ftckpt.formats.state.stored_names import is_common
+from ftckpt.formats.state.stored_names import is_common, is_group_settings
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.formats.torch_files.values import TensorRef
 from ftckpt.storage.source import Source
@@ -142,6 +142,7 @@ def _counters(held: StoredObject) -> Iterator[Scalar]:
             return  # a single value, which has the object's own name
         inner = ".".join(map(str, path))
         optimizer = any(part in ("optimizer", "optim") for part in path)
+        optimizer = optimizer or is_group_settings(item.name)
         role = role_of(f"{item.name}.{inner}", optimizer=optimizer)
         if role is None:
             continue

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from ftckpt.checkpoint import Extent, Payload, Piece, Scalar, StepRole
 from ftckpt.checkpoint.dtypes import DType, decode_scalar
-from ftckpt.checkpoint.steps import Allowance
+from ftckpt.checkpoint.steps import Allowance, is_counter
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding
 from ftckpt.formats.deepspeed.zero.partition import Shape
@@ -116,24 +116,46 @@ class DeepSpeedCheckpoint(RanksCheckpoint):
     def _check_steps(self) -> Iterator[Finding]:
         """Yield ranks whose step is not that of the group's other partitions.
 
-        All partitions of a group are stepped together, so one counter is proof. Where a file has
-        two, the core compares them with all files' and says so.
+        All partitions of a group, on all slices and stages, are stepped together, so one counter is
+        proof. Where a file has two, the core compares them with all files' and says so.
         """
-        groups: dict[tuple[int, int], dict[int | None, float]] = defaultdict(dict)
-        files: dict[int | None, str] = {}
+        groups: dict[int, dict[tuple[int, int | None], float]] = defaultdict(dict)
+        files: dict[tuple[int, int | None], str] = {}
         counters = Votes((s.mp, s.rank) for s in self.steps)
         for copy, value in self._step_values(self.steps):
-            groups[copy.mp, copy.group][copy.rank] = value
-            files[copy.rank] = copy.extent.file
-        for (mp, group), values in sorted(groups.items()):
+            groups[copy.group][copy.mp, copy.rank] = value
+            files[copy.mp, copy.rank] = copy.extent.file
+        yield from self._check_clock(groups)
+        for group, values in sorted(groups.items()):
             most = max(Votes(values.values()).items(), key=lambda item: (item[1], item[0]))[0]
-            for rank, value in values.items():
-                if value != most and counters[mp, rank] == 1:
+            for place, value in values.items():
+                if value != most and counters[place] == 1:
                     what = (
-                        f"{files[rank]} is of optimizer step {value:g}, the other partitions of"
+                        f"{files[place]} is of optimizer step {value:g}, the other partitions of"
                         f" group {group} of {most:g}: the file is of another save"
                     )
-                    yield finding("mixed-steps", what, file=files[rank], rank=rank)
+                    yield finding("mixed-steps", what, file=files[place], rank=place[1])
+
+    def _check_clock(
+        self, groups: Mapping[int, Mapping[tuple[int, int | None], float]]
+    ) -> Iterator[Finding]:
+        """Yield model files that count other steps than the optimizer has made.
+
+        DeepSpeed counts what a loss scale skipped. A job that loaded no optimizer began to count
+        anew there, so that it proves nothing.
+        """
+        made = {value for values in groups.values() for value in values.values()}
+        if len(made) != 1 or not {"global_steps", "skipped_steps"} <= self.objects.keys():
+            return
+        steps, skipped = (self.load_object(name) for name in ("global_steps", "skipped_steps"))
+        if not is_counter(steps) or not is_counter(skipped) or made == {steps - skipped}:
+            return
+        file = next((s.file for s in self.counters if s.name == "global_steps"), None)
+        what = (
+            f"{file} counts {steps:g} steps, {skipped:g} of them skipped, the optimizer has made"
+            f" {made.pop():g}: files of two saves, or a job that began with a new optimizer"
+        )
+        yield finding("clocks-differ", what, file=file)
 
     def _step_values(self, copies: Sequence[StepCopy]) -> Iterator[tuple[StepCopy, float]]:
         blocks = self.source.read_many([copy.extent for copy in copies])

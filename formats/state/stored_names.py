@@ -6,6 +6,7 @@ The path decides; a dot never does, because keys may hold dots (Hugging Face's o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -25,6 +26,8 @@ WRAPPED = MODEL | OPTIMIZER | EMA
 
 # How Megatron-Core names its common state: a file beside the store, or objects in it.
 _COMMON = ("common.pt", "common_state/")
+
+_GROUP = re.compile(r"(?:^|\.)optimizer\.distributed\.dp_group_idx_\d+\.optimizer(?:/|$)", re.ASCII)
 
 # BatchNorm's buffers; floating point, so that only their names tell them from parameters.
 _BUFFER_LEAVES = ("running_mean", "running_var", "num_batches_tracked")
@@ -99,6 +102,11 @@ def _optimizer(rest: Sequence[str]) -> StoredName:
 def is_of_bitsandbytes(name: str) -> bool:
     """Return whether a name in a state dict is that of a record of bitsandbytes' weights."""
     return ".quant_state.bitsandbytes__" in name or name.endswith(".SCB")
+
+
+def is_group_settings(name: str) -> bool:
+    """Whether an object holds the optimizer's settings of one group of Megatron's data ranks."""
+    return _GROUP.search(name) is not None
 
 
 def is_common(name: str) -> bool:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ftckpt.checkpoint import Box, Checkpoint, Payload, Piece, Record, Scalar, StepRole, TensorInfo
+from ftckpt.checkpoint.steps import SCALARS_A_FILE, is_counter
 from ftckpt.errors import FtckptError
-from ftckpt.findings import Finding
+from ftckpt.findings import Finding, finding
 from ftckpt.formats.huggingface.config import CONFIG
 from ftckpt.formats.huggingface.names import is_beside
 from ftckpt.formats.pickles.walk import field_names
@@ -252,6 +254,47 @@ class BundleCheckpoint(Checkpoint):
             for file, stream in part.checkpoint.streams.items()
         }
         yield from check_saved_names(streams, {})
+        if self.state is not None:
+            yield from self._check_clocks()
+
+    def _check_clocks(self) -> Iterator[Finding]:
+        """Yield where files of the Trainer count other steps than it does.
+
+        It steps its scheduler with the optimizer and leaves both out where a loss scale skips, so
+        that they are equal, and never ahead. One of the user's own may count otherwise. In real
+        jobs DeepSpeed's engine fell behind the Trainer (issue 7405 of DeepSpeed:
+        `checkpoint-800/global_step799`). So none of this proves anything.
+        """
+        counted: dict[StepRole, dict[float, str]] = defaultdict(dict)
+        engine: Scalar | None = None
+        for scalar in self.scalars(SCALARS_A_FILE):
+            counted[scalar.role].setdefault(scalar.value, scalar.file)
+            tag, inside, _ = scalar.file.partition("/")
+            if inside and scalar.name == "global_steps" and TAG.fullmatch(tag):
+                engine = engine or scalar
+        step = self.state.get("global_step") if isinstance(self.state, dict) else None
+        if engine is not None and is_counter(step) and step != engine.value:
+            what = (
+                f"{engine.file} holds global_steps = {engine.value:g}, trainer_state.json says"
+                f" {step}: files of two saves, or the two count differently"
+            )
+            yield finding("clocks-differ", what, file=engine.file, tensor=engine.name)
+            return
+        iteration, optimizer, scheduler = (counted[role] for role in StepRole)
+        if not any(name.endswith("._step_count") for name in self.fields()):
+            scheduler = {}  # `ReduceLROnPlateau` counts evaluations
+        most = [max(clock.items()) for clock in (optimizer, scheduler) if clock]
+        if len(iteration) != 1 or not most:
+            return
+        ((step, file),) = iteration.items()
+        ahead = [one for one in most if one[0] > step]
+        if ahead or len({value for value, _ in most}) > 1:
+            said = ", ".join(f"{where} {value:g}" for value, where in [*most, (step, file)])
+            what = (
+                f"steps are counted differently ({said}): files of two saves, or an optimizer or a"
+                " schedule that counts otherwise"
+            )
+            yield finding("clocks-differ", what, file=(ahead or most)[0][1])
 
     def records(self) -> Iterator[Record]:
         """Yield the records of all parts."""

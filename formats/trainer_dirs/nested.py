@@ -9,6 +9,7 @@
     iter_0000003/rng.pt, meta.json         the second is written last (since 2026: rng_rank_0.pt)
     iter_0000003/adapter/                  miles with LoRA: a PEFT adapter
     iter_0000003/adapter/training_state_rank0.pt, adapter_megatron_rank0.pt    of each rank
+    iter_0000003/adapter/optimizer_param_state_rank0_optimizer0.pt    gathered
     iter_0000003/adapter/training_state_named_tp0_pp0_dp0.pt, adapter_dp_invariant_tp0_pp0.pt
     global_step_3/actor/dcp_checkpoint/    RLinf: a DCP store
     global_step_3/actor/local_shard_checkpoint/    in its place: one file a rank
@@ -110,7 +111,8 @@ _MILES_LORA = Nest(
     re.compile(
         r"adapter/(?:(?:training_state|adapter_megatron)_rank\d{1,6}"
         r"|adapter_dp_invariant_tp\d{1,6}_pp\d{1,6}"
-        r"|training_state_named_tp\d{1,6}_pp\d{1,6}_dp\d{1,6})\.pt"
+        r"|training_state_named_tp\d{1,6}_pp\d{1,6}_dp\d{1,6}"
+        r"|optimizer_param_state_rank\d{1,6}_optimizer\d{1,6})\.pt"
     ),
     _NONE,
     re.compile(r"debug_events/.+"),
@@ -154,7 +156,7 @@ def nest_of(held: _Names, folders: _Names) -> Nest | None:
     files = {name for name in held("") if not is_own(name)}
     if "weights" in top and (_XTUNER.last in files or {"dataloader", "lr_scheduler"} & files):
         return _XTUNER
-    if "trainer" in top and ("orchestrator" in top or not files):
+    if "trainer" in top and _by_prime(files, top, held, folders):
         return _PRIME
     if _by_miles(files, top, held, folders):
         return _MILES
@@ -163,6 +165,23 @@ def nest_of(held: _Names, folders: _Names) -> Nest | None:
     if lora and any(_MILES_LORA.state.fullmatch(f"adapter/{name}") for name in held("adapter")):
         return _MILES_LORA
     return _of_rlinf(top, held, folders)
+
+
+def _by_prime(files: Collection[str], top: Collection[str], held: _Names, folders: _Names) -> bool:
+    """Say whether prime-rl wrote a step: by its two folders, or by one with a DCP's data files.
+
+    A folder called `trainer` may hold anything: Trainers' steps, logs, files of ranks. What lies
+    beside the two, such as notes and results, decides nothing.
+    """
+    if "orchestrator" in top:
+        return True
+    store = {name for name in held("trainer") if not is_own(name)}
+    return (
+        not files
+        and any(name.endswith(".distcp") for name in store)
+        and all(_OF_DCP.fullmatch(name) for name in store)
+        and set(folders("trainer")) <= {"dataloader"}
+    )
 
 
 def _by_miles(files: Collection[str], top: Collection[str], held: _Names, folders: _Names) -> bool:

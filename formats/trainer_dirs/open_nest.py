@@ -20,6 +20,8 @@ from .nested import Nest
 # The last file of a step is small; what is larger is none.
 _MAX_LAST = 16 << 20
 _STEPS = ("cur_step", "iteration")
+# Of each rank; what the first data rank of an optimizer has gathered ends otherwise.
+_OF_RANK = re.compile(r"_rank_?\d{1,6}\.pt$", re.ASCII)
 _NUMBER = re.compile(r"\d+(?=\.\w+$)")
 Opens = Callable[[str], OpenedPart]
 
@@ -138,7 +140,7 @@ def _lost(source: Source, nest: Nest, parts: Sequence[OpenedPart]) -> Iterator[F
         number = _NUMBER.search(name)
         if (
             number
-            and "_rank" in name
+            and _OF_RANK.search(name)
             and (nest.state.fullmatch(name) or nest.models.fullmatch(name))
         ):
             series.setdefault(name[: number.start()], set()).add(int(number[0]))

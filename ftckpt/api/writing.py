@@ -179,7 +179,8 @@ def verified(checkpoint: Checkpoint, content: Content, work: Work) -> VerifyRepo
         work: how.
 
     Returns:
-        The report of the source; that of the first other one that does not pass, if it does.
+        The report of the source; that of the first other one that does not pass, if it does. A
+        tensor that one save wrote twice, and that differs, is a warning: the first copy is written.
     """
     from ftckpt.verification import verify
 
@@ -189,6 +190,13 @@ def verified(checkpoint: Checkpoint, content: Content, work: Work) -> VerifyRepo
             # Another one is small, and each of several machines computes with it: it checks it.
             second = verify(other, work=replace(work, division=None))
             found = found if second.code is ExitCode.OK else second
+    divided = work.division is not None and work.division.partial
+    if found.code is ExitCode.OK and checkpoint.as_stored.second_copies and not divided:
+        from ftckpt.verification.values import differing_copies
+
+        keys = {copy.key for wanted in content.tensors.values() for copy in wanted.copies}
+        twice = differing_copies(checkpoint.as_stored, sorted(keys), replace(work, division=None))
+        found = replace(found, findings=(*found.findings, *twice))
     return found
 
 

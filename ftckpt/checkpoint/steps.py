@@ -1,15 +1,17 @@
 """Find a checkpoint's step from the counters in its content.
 
 A name (`step-1000`) is a hint, and a modification time is not even that, because copies reset it.
-Counters in the content are evidence. There are three clocks, and only equal clocks are compared:
-the trainer's iteration, the optimizer's own step count, the scheduler's.
+Counters in the content are evidence. There are three clocks: the trainer's iteration, the
+optimizer's own step count, the scheduler's. Equal clocks are compared. The iteration and the
+optimizer's count may drift apart (steps that a loss scale skipped, a new optimizer, several updates
+an iteration), so that where they differ, a note says so.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -56,7 +58,19 @@ _ITERATION = re.compile(
     r"|^(?:step|global_step|iteration)$"
 )
 _OPTIMIZER = re.compile(r"(?:^|[./:])(?:step|common_step)$")
+# What differs in the names of the files that the ranks of one job write.
+_RANK = re.compile(r"rank[_-]?\d+(?:[_-]\d+)*(?!\d)", re.ASCII)
 _SCHEDULER = re.compile(r"(?:sched|^scheduler).*[./:]last_epoch$")
+# Counters that a trainer keeps at the top of a rank's file: one number for all ranks.
+_OF_ALL_RANKS = re.compile(
+    r"(?:(?:extra_state|train(?:er)?_state|train_status)[./:])?"
+    r"(?:global_steps?|iteration|iter_num|current_step|num_updates|step)"
+    r"|\w*sched\w*(?:[./:]\d+)?[./:](?:last_epoch|num_steps)"
+)
+# What each rank counts for itself.
+_OF_ONE_RANK = re.compile(
+    r"data|loader|sampler|iterator|buffer|replay|rollout|(?<![a-z])envs?(?![a-z])", re.IGNORECASE
+)
 
 
 def role_of(name: str, *, optimizer: bool = False) -> StepRole | None:
@@ -99,23 +113,28 @@ def mixed_steps(scalars: Iterable[Scalar], files: Iterable[str]) -> Iterator[Fin
 
     Two independent counters of one file with one value, and no counter of the same clock that
     agrees with the rest, are a verdict (`mixed-steps`). Less is a note (`step-disagrees`):
-    parameters that were frozen for a while and unused experts have counts of their own. Files
+    parameters that were frozen for a while and unused experts have counts of their own. The
+    trainer's and the scheduler's counts are one for all ranks: files that differ in nothing but the
+    rank in their names and contradict each other in one of them are of two saves, unless another
+    iteration agrees. What a rank counts for itself (data, environments) is left out there. Files
     (`files` are all data files) without a counter share one note.
     """
     by_file: dict[str, list[Scalar]] = defaultdict(list)
     for scalar in scalars:
         by_file[scalar.file].append(scalar)
+    torn = dict(_torn_series(by_file))
+    yield from torn.values()
     # One vote per file and clock, so that a file with many counters cannot outvote the rest.
     votes: dict[StepRole, Counter[float]] = defaultdict(Counter)
-    for own in by_file.values():
+    for own in (own for file, own in by_file.items() if file not in torn):
         for role, value in {(s.role, s.value) for s in own}:
             votes[role][value] += 1
     for file, own in sorted(by_file.items()):
-        odd = [s for s in own if _outvoted(s, own, votes[s.role])]
+        odd = [s for s in own if file not in torn and _outvoted(s, own, votes[s.role])]
         if not odd:
             continue
         first = odd[0]
-        majority = _majority(votes[first.role])
+        majority = _majority(_elsewhere(first, own, votes[first.role]))
         said = f"{file} holds {first.name} = {first.value:g}, the other files say {majority:g}"
         if _is_verdict(odd, own):
             yield finding(
@@ -131,6 +150,7 @@ def mixed_steps(scalars: Iterable[Scalar], files: Iterable[str]) -> Iterator[Fin
                 file=file,
                 tensor=first.name,
             )
+    yield from _apart(votes, by_file)
     silent = sorted(set(files) - set(by_file))
     if silent:
         yield finding(
@@ -138,6 +158,82 @@ def mixed_steps(scalars: Iterable[Scalar], files: Iterable[str]) -> Iterator[Fin
             f"cannot tell which step {listed(silent, 3)} {'are' if silent[1:] else 'is'} of: "
             "no step counter inside",
             file=silent[0] if len(silent) == 1 else None,
+        )
+
+
+def _torn_series(by_file: Mapping[str, Sequence[Scalar]]) -> Iterator[tuple[str, Finding]]:
+    """Yield the files of ranks whose trainer or scheduler is at another step than most ranks'.
+
+    Where as many files say one step as another, none of them is accused alone.
+    """
+    series: dict[tuple[str, str], dict[float, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for file, own in by_file.items():
+        alike, ranks = _RANK.subn("*", file)
+        for scalar in own if ranks else ():
+            if _is_of_all_ranks(scalar):
+                series[alike, scalar.name][scalar.value].append(file)
+    for (_, name), values in series.items():
+        if len(values) == 1:
+            continue
+        most = max(values, key=lambda value: (len(values[value]), value))
+        shared = _iterations(by_file, values[most])
+        even = sum(len(held) == len(values[most]) for held in values.values()) > 1
+        for value, held in values.items():
+            for file in held if value != most else ():
+                if shared & _iterations(by_file, [file]):
+                    continue  # so it is of the same save, and counts this one for itself
+                others = sorted(values[most])
+                what = (
+                    f"{file} holds {name} = {value:g}, {listed(others, 3)}"
+                    f" {'say' if others[1:] else 'says'} {most:g}: all ranks count the same, so"
+                    " they are of two saves"
+                )
+                where = None if even else file
+                yield file, finding("mixed-steps", what, file=where, tensor=name)
+
+
+def _is_of_all_ranks(scalar: Scalar) -> bool:
+    """Whether the trainer counts the same in every rank's file of this kind."""
+    return (
+        scalar.role is not StepRole.OPTIMIZER
+        and _OF_ALL_RANKS.fullmatch(scalar.name) is not None
+        and _OF_ONE_RANK.search(f"{scalar.file}/{scalar.name}") is None
+    )
+
+
+def _iterations(
+    by_file: Mapping[str, Sequence[Scalar]], files: Sequence[str]
+) -> set[tuple[str, float]]:
+    """Return the iterations that most of these files hold, with their names."""
+    held = Counter(
+        one
+        for file in files
+        for one in {(s.name, s.value) for s in by_file[file] if s.role is StepRole.ITERATION}
+    )
+    return {one for one, count in held.items() if 2 * count > len(files)}
+
+
+def _apart(
+    votes: Mapping[StepRole, Counter[float]], by_file: Mapping[str, Sequence[Scalar]]
+) -> Iterator[Finding]:
+    """Yield a note where the optimizer's count is another one than the trainer's."""
+    if not votes[StepRole.ITERATION] or not votes[StepRole.OPTIMIZER]:
+        return
+    said = {role: _majority(votes[role]) for role in (StepRole.ITERATION, StepRole.OPTIMIZER)}
+    if len(set(said.values())) == 1:
+        return
+    shown = {
+        role: min(f for f, own in by_file.items() if any(s[2:] == (value, role) for s in own))
+        for role, value in said.items()
+    }
+    iteration, optimizer = shown.values()
+    if iteration != optimizer:
+        yield finding(
+            "step-disagrees",
+            f"{iteration} is at step {said[StepRole.ITERATION]:g}, the optimizer in {optimizer} has"
+            f" made {said[StepRole.OPTIMIZER]:g}: skipped steps, a new optimizer, several updates a"
+            " step, or files of two saves",
+            file=iteration,
         )
 
 
@@ -157,12 +253,17 @@ def _majority(votes: Counter[float]) -> float:
     return max(votes.items(), key=lambda item: (item[1], item[0]))[0]
 
 
+def _elsewhere(scalar: Scalar, own: Iterable[Scalar], votes: Counter[float]) -> Counter[float]:
+    """Return the votes of the other files for the clock of a scalar; `own` is of its file."""
+    others = votes.copy()
+    for value in {s.value for s in own if s.role is scalar.role}:
+        others[value] -= 1
+    return +others
+
+
 def _outvoted(scalar: Scalar, own: Iterable[Scalar], votes: Counter[float]) -> bool:
     """Whether the other files with this clock mostly show another value."""
-    elsewhere = votes.copy()
-    for value in {s.value for s in own if s.role is scalar.role}:
-        elsewhere[value] -= 1
-    others = +elsewhere
+    others = _elsewhere(scalar, own, votes)
     if not others:
         return False
     best = _majority(others)

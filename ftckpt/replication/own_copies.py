@@ -12,6 +12,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ftckpt.checkpoint import Kind
+from ftckpt.checkpoint.read_tensor import stream_payload
 from ftckpt.digests.files import hash_files
 from ftckpt.errors import (
     CorruptError,
@@ -42,6 +44,9 @@ if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint
     from ftckpt.storage.store import Entry, Reader, Store, Usage
 
+_CHANGING = frozenset({Kind.MASTER, Kind.EXP_AVG, Kind.EXP_AVG_SQ})
+# Bytes of a record of which it is not a chance that two steps have the same.
+_ENOUGH = 64
 _OPTIONS = ReplicationOptions()
 _STORES = StoreOptions()
 
@@ -140,12 +145,17 @@ def _sound(checkpoint: Checkpoint, work: Work) -> dict[str, str]:
 
 
 def _require_same_save(
-    checkpoint: Checkpoint, taken: Mapping[str, str], damage: Sequence[Finding], work: Work
+    checkpoint: Checkpoint,
+    taken: Mapping[str, str],
+    damage: Sequence[Finding],
+    work: Work,
 ) -> None:
     """Demand that each damaged file shows that the copy taken for it is of the same save.
 
     It does where both have the same bytes, but for records that do not match their CRC-32. Then
     both have the same recorded CRC-32 for the damaged record too, and the copy matches it.
+    What is left of a short file shows it where it is the beginning of the copy and holds state that
+    every step changes. Of a missing one nothing does.
 
     Args:
         checkpoint: opened.
@@ -154,11 +164,15 @@ def _require_same_save(
         work: how.
 
     Raises:
-        UnverifiedError: a file is not there or has another length, or differs elsewhere.
+        UnverifiedError: a file is missing, is longer, differs elsewhere, or too little is left.
     """
     source = checkpoint.source
+    sizes = {}
     for name, place in taken.items():
-        if name not in source.entries or source.size(name) != source.size(place):
+        sizes[name] = source.size(name) if name in source.entries else 0
+        whole = source.size(place)
+        short = sizes[name] < whole
+        if sizes[name] > whole or (short and not _shows(checkpoint, place, sizes[name], work)):
             raise _not_of_one_save(name, place)
     failed = {
         Extent(f.file, f.offset, f.length)
@@ -179,13 +193,35 @@ def _require_same_save(
             work.limiter,
         )
         for name, place in taken.items()
-        for offset, length in _between(extents[name], source.size(name))
+        for offset, length in _between(extents[name], sizes[name])
     )  # fmt: skip
     for done in work.run(pairs, compare_or_fail):
         if isinstance(done.error, (DeniedError, UnavailableError)):
             raise done.error
         if done.error is not None or done.first is not None:
             raise _not_of_one_save(done.file, taken[done.file])
+
+
+def _shows(checkpoint: Checkpoint, place: str, size: int, work: Work) -> bool:
+    """Return whether the first bytes of a file hold state that is another one after each step.
+
+    That is a whole record of a moment or a master. Parameters prove nothing: frozen ones keep their
+    values, as those below an adapter do, and so may those of few bits. A record of one value, as
+    moments before the first gradient are, is the same in many saves.
+    """
+    for info in checkpoint.tensors.values():
+        if info.kind not in _CHANGING or info.nbytes < _ENOUGH:
+            continue
+        for piece in info.pieces:
+            if piece.extent.file != place or piece.extent.end > size:
+                continue
+            payload = checkpoint.payload(piece)
+            if payload.transforms or payload.extent.length < _ENOUGH:
+                continue
+            data = next(iter(stream_payload(checkpoint.source, payload, work.limiter)), b"")
+            if len(set(data)) > 2 * info.dtype.itemsize:
+                return True
+    return False
 
 
 def _between(extents: Sequence[Extent], size: int) -> Iterator[tuple[int, int]]:

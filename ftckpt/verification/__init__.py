@@ -527,6 +527,7 @@ _WARNINGS = {
         "{} files that are saved with the others are not there",
     ),
     "step-name": ("its name says another step", "{} names say another step"),
+    "clocks-differ": ("its files count different steps", "{} files count other steps"),
     "odd-zip": (
         "1 archive has header fields that torch never writes",
         "{} archives have header fields that torch never writes",

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 # Files of tensors or state, for "this file shows no step"; the rest is configuration.
 _DATA = re.compile(r"\.(?:distcp|pt|pth|bin|ckpt|safetensors|pkl)$")
+# What parts the names of files in a sentence.
+_WORDS = re.compile(r"[\s,()]+")
 _STRAYS_NAMED = 10
 # A tokenizer's JSON can be large; of that the begin is enough to tell zeros.
 _MOST_JSON = 1 << 20
@@ -85,8 +87,11 @@ def _check(checkpoint: Checkpoint, counter: Counter) -> Iterator[Finding]:
     yield from _check_members(checkpoint, members)
     told = {f.kind for f in checkpoint.notes}
     reported: set[tuple[str, str | None]] = set()
+    apart: list[str] = []
     for found in checkpoint.check(counter):
         reported.add((found.kind, found.file))
+        if found.kind == "clocks-differ":
+            apart.append(found.message)
         yield found
     if "link-followed" not in told | {kind for kind, _ in reported}:
         yield from followed_links(checkpoint.source, members)
@@ -94,7 +99,7 @@ def _check(checkpoint: Checkpoint, counter: Counter) -> Iterator[Finding]:
     yield from _check_configuration(checkpoint, members - seen)
     yield from _check_strays(checkpoint, members, seen)
     yield from _check_tensors(checkpoint, counter, reported)
-    yield from _check_steps(checkpoint)
+    yield from _check_steps(checkpoint, apart)
 
 
 def _check_members(checkpoint: Checkpoint, members: set[str]) -> Iterator[Finding]:
@@ -237,11 +242,18 @@ def _cut_short(file: str, size: int | None, held: list[tuple[str, Piece]]) -> Fi
     )
 
 
-def _check_steps(checkpoint: Checkpoint) -> Iterator[Finding]:
+def _check_steps(checkpoint: Checkpoint, apart: Iterable[str]) -> Iterator[Finding]:
+    """Yield what counters say of the save; `apart` are warnings of clocks that differ.
+
+    What such a warning says of a file is not said again.
+    """
     scalars = list(checkpoint.scalars(SCALARS_A_FILE))
     files = [n for n in checkpoint.members() if _DATA.search(n)]
     holding = [n for n in files if (e := checkpoint.source.entries.get(n)) and e.size]
-    yield from mixed_steps(scalars, holding)
+    said = {word for message in apart for word in _WORDS.split(message)}
+    for found in mixed_steps(scalars, holding):
+        if found.kind != "step-disagrees" or found.file not in said:
+            yield found
     name, step = checkpoint.source.name, checkpoint.step
     if step is not None and says_other_step(name, step):
         what = f"the name {name} says step {step_in_name(name)}, the content says {step}"

@@ -14,6 +14,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftckpt.checkpoint import Box, Checkpoint, Kind, Piece, TensorInfo, tensor_key
@@ -24,8 +25,8 @@ from ftckpt.checkpoint.read_ahead import extents_of, reading_ahead
 from ftckpt.checkpoint.read_tensor import raw_dtype, read_box, read_part, slabs, stream_payload
 from ftckpt.checkpoint.replicas import copies_of
 from ftckpt.checkpoint.steps import SCALARS_A_FILE
-from ftckpt.errors import CorruptError, FtckptError
-from ftckpt.findings import Finding, finding, from_error
+from ftckpt.errors import CorruptError, ExitCode, FtckptError
+from ftckpt.findings import Finding, Severity, finding, from_error
 from ftckpt.workers import Work
 from ftckpt.workers.limits import RateLimit
 
@@ -333,6 +334,35 @@ def _whole(blocks: Iterator[bytes], itemsize: int) -> Iterator[bytes]:
             yield data if end == len(data) else data[:end]
     if rest:
         yield rest
+
+
+def differing_copies(checkpoint: Checkpoint, keys: Iterable[str], work: Work) -> Iterator[Finding]:
+    """Yield, as warnings, tensors that one save wrote twice where the two differ.
+
+    What reads only the first copy goes on with it, and says so; also where the second cannot be
+    read. Both are read.
+    """
+
+    def compare(key: str) -> list[Finding]:
+        info = checkpoint.tensors[key]
+        found = []
+        try:
+            for one in _check_replicas(checkpoint, key, info, work.limiter):
+                if one.kind == "copy-differs":
+                    found.append(one)
+        except FtckptError as error:
+            one = from_error(error, tensor=key)
+            found.append(replace(one, message=f"{key} is not compared: {one.message}"))
+        return [replace(one, severity=Severity.WARNING, code=ExitCode.OK) for one in found]
+
+    twice = [
+        key
+        for key in keys
+        if (info := checkpoint.tensors.get(key)) is not None
+        and not checkpoint.second_copies.isdisjoint(p.extent.file for p in info.pieces)
+    ]
+    for found in work.run(twice, compare):
+        yield from found
 
 
 def _check_replicas(

@@ -104,9 +104,59 @@ def test_parameters_with_a_history_of_their_own_are_no_verdict() -> None:
     assert kinds([*good(), *both]) == {"g": "step-disagrees"}
 
 
-def test_clocks_are_not_compared_with_each_other() -> None:
+def test_different_clocks_are_no_verdict() -> None:
     scalars = [at("a", "it", 100, IT), at("b", "x", 50), at("c", "s", 25, SCHED)]
-    assert kinds(scalars) == {}
+    assert kinds(scalars) == {"a": "step-disagrees"}  # a note
+    assert kinds([scalars[0], scalars[2]]) == {}
+    assert kinds([at("a", "it", 100, IT), at("a", "x", 50)]) == {}  # one file is of one save
+
+
+@pytest.mark.parametrize("role", [IT, SCHED])
+def test_what_all_ranks_count_is_one_number(role: StepRole) -> None:
+    files = [f"extra_state_world_size_3_rank_{rank}.pt" for rank in range(3)]
+    name = "iteration" if role is IT else "lr_scheduler.last_epoch"
+    counted = [at(file, name, 7.0 + (file is files[1]), role) for file in files]
+    assert kinds(counted) == {files[1]: "mixed-steps"}
+    (found,) = mixed_steps(counted[:2], [])
+    assert (found.kind, found.file) == ("mixed-steps", None)  # which one is of the other is open
+    assert f"{files[0]} holds {name} = 7, {files[1]} says 8" in found.message
+    other = [at(file.replace("rank", "part"), name, s.value, role) for file, s in zip(
+        files, counted, strict=True)]  # fmt: skip
+    assert set(kinds(other).values()) == {"step-disagrees"}  # perhaps two models' schedules
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("model_rank_{}.pt", "dataloader.progress.step"),
+        ("model_rank_{}.pt", "replay.state.step"),
+        ("model_rank_{}.pt", "env_scheduler.last_epoch"),
+        ("model_rank_{}.pt", "agent.state.step"),
+        ("sampler_rank_{}.pt", "step"),
+        ("envs/rank_{}.pt", "global_step"),
+    ],
+)
+def test_what_a_rank_counts_for_itself_is_no_verdict(file: str, name: str) -> None:
+    role = role_of(name)
+    assert role is not None
+    found = kinds([at(file.format(rank), name, 100 + rank % 2, role) for rank in range(3)])
+    assert set(found.values()) <= {"step-disagrees"}
+
+
+def test_an_iteration_that_agrees_is_of_the_same_save() -> None:
+    files = [f"model_rank_{rank}.pt" for rank in range(5)]
+    odd = [at(file, "step", 7 + (file in files[:2]), IT) for file in files]
+    same = [at(file, "iteration", 100, IT) for file in files]
+    assert set(kinds([*odd, *same]).values()) <= {"step-disagrees"}
+    other = [at(file, "iteration", 100 + (file in files[:2]), IT) for file in files]
+    assert kinds([*odd, *other]) == dict.fromkeys(files[:2], "mixed-steps")
+
+
+def test_a_note_says_what_the_other_files_say() -> None:
+    found = list(mixed_steps([at("a", "x", 2), at("b", "y", 3)], []))
+    assert [f.message.partition(";")[0] for f in found] == [
+        "a holds x = 2, the other files say 3", "b holds y = 3, the other files say 2",
+    ]  # fmt: skip
 
 
 def test_a_file_with_many_counters_does_not_outvote_the_rest() -> None:

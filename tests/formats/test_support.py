@@ -92,6 +92,7 @@ def test_layouts_without_a_sample_are_made_by_other_tests() -> None:
         "miles with LoRA: `iter_N/adapter/`, a PEFT adapter and a file of each rank",
         "verl with Megatron: `actor/` with `dist_ckpt/`, or with `ckpt_contents.json` and a store"
         " each",
+        "Muon beside Adam (`--optimizer muon`)",
         "roots of slime, and of miles with Megatron: `iter_N/` or `release/`, and `rollout/`",
         "Muon beside Adam, also the layer-wise optimizer (`dist_muon`)",
         "with local replicas: `__shadow_R__NAME`, `NAME.__tp_replica_R`",

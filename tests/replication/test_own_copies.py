@@ -15,6 +15,7 @@ from ftckpt.checkpoint.replicas import copies_of
 from ftckpt.errors import CorruptError, ExitCode, UnverifiedError, UsageError
 from ftckpt.extents import Extent
 from ftckpt.own_files import MANIFEST
+from ftckpt.replication import own_copies
 from ftckpt.verification import file_copies
 from tests.builders.checkpoints import flip, open_checkpoint
 
@@ -151,6 +152,52 @@ def test_without_a_seal_a_damaged_file_must_show_that_the_copy_is_of_its_save(
         (step / A).write_bytes(b"")
     else:
         flip(step / A, len(data) - 30)
+    refuses(step)
+
+
+def in_moment(step: Path, file: str) -> int:
+    """Return where the first moment in a data file ends."""
+    info = open_checkpoint(step).tensors["exp_avg:up.weight"]
+    return next(piece.extent.end for piece in info.pieces if piece.extent.file == file)
+
+
+def test_without_a_seal_a_short_file_with_a_moment_shows_it(step: Path) -> None:
+    whole = content(step)
+    at = in_moment(step, A)
+    (step / A).write_bytes(whole[A][:at])
+    report = api.repair(str(step))
+    assert (report.done, report.evidence) == (True, "crc32")
+    assert content(step) == whole
+    assert api.verify(str(step), level="values").code is ExitCode.OK
+
+
+def test_parameters_of_a_short_file_show_nothing(
+    step: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As in a save without an optimizer: a frozen base is the same in every one.
+    monkeypatch.setattr(own_copies, "_CHANGING", frozenset())
+    (step / A).write_bytes((step / A).read_bytes()[:-1])
+    refuses(step)
+
+
+@pytest.mark.parametrize("left", ["less", "of another step", "of one value"])
+def test_too_little_of_a_short_file_shows_nothing(left: str, step: Path) -> None:
+    at = in_moment(step, A)
+    if left == "of another step":
+        shutil.copy(step.with_name("step-2") / B, step / B)
+    elif left == "of one value":
+        info = open_checkpoint(step).tensors["exp_avg:up.weight"]
+        for file in (A, B):  # as it is before the first gradient
+            piece = next(p for p in info.pieces if p.extent.file == file)
+            extent = open_checkpoint(step).payload(piece).extent
+            data = bytearray((step / file).read_bytes())
+            crc = zlib.crc32(data[extent.offset : extent.end]).to_bytes(4, "little")
+            data[extent.offset : extent.end] = bytes(extent.length)
+            now = zlib.crc32(bytes(extent.length)).to_bytes(4, "little")
+            item = data[piece.extent.offset : piece.extent.end].replace(crc, now)
+            data[piece.extent.offset : piece.extent.end] = item
+            (step / file).write_bytes(bytes(data))
+    (step / A).write_bytes((step / A).read_bytes()[: at - (left == "less")])
     refuses(step)
 
 

@@ -13,13 +13,14 @@ from typing import Any
 
 from ftckpt.checkpoint import Kind
 from ftckpt.checkpoint.dtypes import DTYPES, decode_scalar
-from ftckpt.checkpoint.read_tensor import read_tensor
+from ftckpt.checkpoint.read_tensor import dense_strides, read_tensor
 from ftckpt.errors import UnsupportedError
 from ftckpt.formats.megatron.rank_files.contents import state_key
 from ftckpt.formats.megatron.rank_files.tensor_names import LocalTensor
 from ftckpt.formats.torch_files.values import TensorRef
-from ftckpt.formats.torch_files.write_tree import CopiedTree
+from ftckpt.formats.torch_files.write_tree import CopiedTree, Storage, Tensor
 from ftckpt.transfer.content import Content, Known, TargetTensor
+from ftckpt.transfer.layout import Literal
 
 from .groups import torchs
 
@@ -27,6 +28,8 @@ from .groups import torchs
 Step = TargetTensor | CopiedTree | int | float | None
 _COMMON = "common_step"
 _LISTED = re.compile(r"(?:^|\.)optimizer\.(?:(\d{1,4})\.)?(?:optimizer\.)?state\.common_step$")
+ADAMS = ("exp_avg", "exp_avg_sq")
+MUONS = ("momentum_buffer",)
 # What stands for a tensor that is found by its name.
 PLACE = TensorRef("", 0, (), (), DTYPES["float32"])
 
@@ -79,7 +82,13 @@ class KeptState:
         return values.pop() if len(values) == 1 else None
 
     def of_parameter(
-        self, local: LocalTensor, step: Step, *, masters: bool, counts: bool = True
+        self,
+        local: LocalTensor,
+        step: Step,
+        *,
+        masters: bool,
+        counts: bool = True,
+        moments: Sequence[str] = ADAMS,
     ) -> dict[str, Any]:
         """Return what is kept of a parameter by leaf; tensors are found by name elsewhere.
 
@@ -88,6 +97,7 @@ class KeptState:
             step: counted for all; its own goes before.
             masters: whether there is an fp32 copy of it.
             counts: whether its step stands beside the moments.
+            moments: leaves that the optimizer keeps of it.
 
         Raises:
             UnsupportedError: the source lacks a part of it.
@@ -106,10 +116,14 @@ class KeptState:
         elif step is not None:
             made["step"] = step
             if type(step) is CopiedTree and isinstance(step.value, TensorRef):
-                self.known[key] = self._read(step.value, step)
+                known = self.known[key] = self._read(step.value, step)
+                # Of its own for each parameter: torch's optimizers count in place, and a tensor
+                # that all share would count once for each of them.
+                storage = Storage((Literal(known.data),))
+                made["step"] = Tensor(storage, known.dtype, known.shape, dense_strides(known.shape))
         if masters:
             self.take(state_key(local.name, "param"))
-        for leaf in ("exp_avg", "exp_avg_sq"):
+        for leaf in moments:
             made[leaf] = self.take(state_key(local.name, leaf))
         return made
 

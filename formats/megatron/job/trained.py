@@ -19,7 +19,13 @@ from ftckpt.checkpoint import Kind
 from ftckpt.checkpoint.dtypes import DTYPES, DType
 from ftckpt.errors import UnsupportedError
 from ftckpt.formats.families.facts import arguments_of
-from ftckpt.formats.megatron.optimizer.per_rank import HALF, class_of, class_of_group
+from ftckpt.formats.megatron.optimizer.per_rank import (
+    HALF,
+    class_of,
+    class_of_group,
+    is_muon,
+    is_of_muon,
+)
 from ftckpt.formats.megatron.optimizer.write_distributed import LIKE, UNPADDED
 from ftckpt.formats.megatron.optimizer.write_plain import MASTERS
 from ftckpt.formats.megatron.rank_files.grid import Arguments
@@ -29,7 +35,7 @@ from ftckpt.transfer.content import Content
 
 from .common_state import JobState
 from .groups import BufferForm, JobOptimizer, Optimizers, groups_in, regrouped, torchs
-from .kept_state import PLACE, KeptState, Step
+from .kept_state import ADAMS, MUONS, PLACE, KeptState, Step
 from .registration import unordered
 from .whole_model import WholeModel
 
@@ -57,7 +63,8 @@ def trained_of(
         apart: whether experts are to have an optimizer of their own.
 
     Raises:
-        UnsupportedError: what the layout depends on is not recorded, or the state is not Adam's.
+        UnsupportedError: what the layout depends on is not recorded, or the state is neither
+            Adam's nor Muon's.
     """
     return _Building(content, whole, state, apart=apart).trained() if whole.trained else None
 
@@ -74,9 +81,11 @@ class _Building:
         self._kept = KeptState(content, whole.trained, list(self._optimizers.values()))
         self._apart = whole.layout.grid.experts_apart and len(self._optimizers) > 1
         self._wanted_apart = apart
+        self._experts = whole.layout.experts > 0
+        self._muons: int | None = None  # the number of Muon among chained optimizers
         if arguments_of(content.checkpoint).record is None:
             raise uncertain("the source does not carry the arguments of a job")
-        self._regroups = apart != self._apart and whole.layout.experts > 0
+        self._regroups = apart != self._apart and self._experts
         if not self._optimizers or not all(map(groups_in, self._optimizers.values())):
             raise uncertain("the source does not record the groups of its parameters")
 
@@ -87,13 +96,16 @@ class _Building:
         )
         trees = [_tree(one, distributed=distributed) for one in self._optimizers.values()]
         groups = [_groups(one, distributed=distributed) for one in self._optimizers.values()]
-        _require_adam(self._args)
+        muons = muons_of(self._args, list(self._optimizers.values()))
+        if muons is not None and (self._apart or self._wanted_apart) and self._experts:
+            raise uncertain("Muon's experts have an optimizer of their own")
         dense = len(trees) - self._apart
-        if dense != 1:
+        if dense != (1 if muons is None else 2):
             raise uncertain(f"the source chains {len(trees)} optimizers")
         lost = unordered(self._parameters)
         if lost is not None:
             raise uncertain(f"where {lost} stands among the parameters is not known", lost)
+        self._muons = muons
         grouped = self._regroups or not distributed  # flat buffers need no groups
         if grouped:
             _require_known_decay(self._args)
@@ -107,6 +119,7 @@ class _Building:
                 local,
                 kept.steps[places[name][0]],
                 masters=distributed or local.ref.dtype.name in HALF,
+                moments=moments_of(local, muons),
             )
             for name, local in self._parameters.items()
         }
@@ -145,6 +158,8 @@ class _Building:
         """
         apart = self._apart
         number = int(apart and local.expert)
+        if self._muons is not None:
+            number = self._muons if is_of_muon(local) else 1 - self._muons
         classes = [class_of_group(group, self._args, apart) for group in groups[number]]
         wanted = class_of(local, self._args, apart=apart)
         if certain and classes.count(wanted) != 1:
@@ -208,13 +223,30 @@ def _is_plain(one: Mapping[Any, Any]) -> bool:
     return listed or bool(inner.get("state")) or MASTERS in one
 
 
-def _require_adam(args: Arguments) -> None:
+def muons_of(args: Arguments, optimizers: Sequence[Mapping[Any, Any]]) -> int | None:
+    """Return the number of Muon among chained optimizers; None where all are Adam.
+
+    Raises:
+        UnsupportedError: the state has a form of its own.
+    """
     name = args.get("optimizer", "adam")
-    if name != "adam":
-        raise uncertain(f"the optimizer is {name}, whose state has a form of its own")
     for flag in _OTHERWISE:
         if args.get(flag) not in (None, False):
             raise uncertain(f"the job says {flag}, and keeps its state in another form")
+    found = [number for number, one in enumerate(optimizers) if is_muon(one)]
+    # Muon's own code sets the name to Adam's while it makes the rest.
+    if found:
+        if len(found) != 1 or len(optimizers) != 2 or name not in ("muon", "adam"):
+            raise uncertain("Muon is not chained with one other optimizer")
+        return found[0]
+    if name != "adam":
+        raise uncertain(f"the optimizer is {name}, whose state has a form of its own")
+    return None
+
+
+def moments_of(local: LocalTensor, muons: int | None) -> tuple[str, ...]:
+    """Return the leaves that the optimizer of a parameter keeps; `muons` as `muons_of` gives it."""
+    return MUONS if muons is not None and is_of_muon(local) else ADAMS
 
 
 def _require_known_decay(args: Arguments) -> None:

@@ -36,7 +36,7 @@ from ftckpt.formats.megatron.job.groups import (
     optimizers_of,
     torchs,
 )
-from ftckpt.formats.megatron.job.kept_state import KeptState
+from ftckpt.formats.megatron.job.kept_state import ADAMS, MUONS, KeptState
 from ftckpt.formats.megatron.rank_files.contents import state_key
 from ftckpt.formats.megatron.rank_files.source import FirstRanks
 from ftckpt.formats.megatron.rank_files.tensor_names import LocalTensor
@@ -47,7 +47,7 @@ from ftckpt.transfer.content import Known
 from ftckpt.transfer.layout import Literal
 
 from .distributed import RankBuffers, bucket_starts
-from .per_rank import HALF, Unmapped, class_of_group
+from .per_rank import HALF, Unmapped, class_of_group, is_muon
 from .write_plain import MASTERS
 
 _OWN = ("params", "is_expert_parallel", "wd_mult")  # what says which parameters a group holds
@@ -127,8 +127,14 @@ def _states(
     for local in parameters:
         shown = found.states.get(local.name, {})
         masters = form is not None or local.ref.dtype.name in HALF
-        own = kept.of_parameter(local, step, masters=masters, counts=form is None and counts)
-        if form is None and counts and "step" not in own:
+        own = kept.of_parameter(
+            local,
+            step,
+            masters=masters,
+            counts=form is None and counts and "momentum_buffer" not in shown,
+            moments=MUONS if "momentum_buffer" in shown else ADAMS,
+        )
+        if form is None and counts and not ("step" in own or "momentum_buffer" in shown):
             own["step"] = _step_like(shown.get("step"), local, kept, count)
         for leaf in (*(k for k, v in shown.items() if isinstance(v, TENSORS)), *more):
             if leaf not in own and leaf not in _MOMENTS:
@@ -160,11 +166,12 @@ def _settings(
 ) -> tuple[list[list[Mapping[Any, Any]]], list[Finding]]:
     """Return the groups with the source's settings, and what is the example's."""
     args = ranks.layout.args
-    known = [group for one in sources for group in groups_in(one)]
     notes: list[Finding] = []
     made: list[list[Mapping[Any, Any]]] = []
     for number, groups in enumerate(found.groups):
         made.append([])
+        muon = is_muon(found.trees[number])
+        known = [group for one in sources if is_muon(one) == muon for group in groups_in(one)]
         for place, group in enumerate(groups):
             shown = opened(dict(group), found.storages)
             where = f"group {place} of optimizer {number}"

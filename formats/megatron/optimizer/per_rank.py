@@ -4,7 +4,8 @@ Neither form of it names a parameter; both follow from the order of the model's 
 
 - Without the distributed optimizer `model_optim_rng.pt` holds torch's form, with integers for
   parameters, and fp32 masters in lists. Integers count the parameters group by group; a group holds
-  those with or without weight decay (no decay: vectors and biases), experts apart.
+  those with or without weight decay (no decay: vectors and biases), experts apart. Where Muon is
+  chained with another optimizer, matrices but for embeddings and the output layer are Muon's.
 - With it `distrib_optim.pt` holds flat buffers (`megatron_buffers`).
 
 A mapping is accepted only where every shape, or the size of every buffer and the place of every
@@ -28,6 +29,12 @@ from ftckpt.formats.state.param_ids import names_of_ids
 from ftckpt.formats.torch_files.values import Composite, SubclassRef, TensorRef
 
 HALF = ("bfloat16", "float16")
+# How groups of Muon spell its setting: emerging-optimizers 0.1, and 0.3.
+_MOMENTUM = frozenset({"momentum_beta", "momentum"})
+# What groups of other optimizers have, of which some have a momentum too (SGD, RMSprop).
+_OF_OTHERS = frozenset({"betas", "eps", "dampening", "nesterov", "alpha", "centered"})
+# Parameters that Megatron marks as embedding or output layer.
+_ENDS = ("word_embeddings.weight", "output_layer.weight")
 
 
 class OptimizerTensor(NamedTuple):
@@ -90,7 +97,9 @@ def plain_optimizers(
 
     Args and errors are those of `plain_states`.
     """
-    for number, (label, one) in enumerate(optimizers(tree)):
+    chained = list(optimizers(tree))
+    muons = [is_muon(one) for _, one in chained]
+    for number, (label, one) in enumerate(chained):
         inner = one["optimizer"] if isinstance(one.get("optimizer"), dict) else one
         inside = f"{label}.optimizer" if inner is not one else label
         masters = one.get("fp32_from_fp16_params")
@@ -100,8 +109,35 @@ def plain_optimizers(
         groups: Any = inner.get("param_groups")
         if not _is_torchs(state, groups):
             raise Unmapped(f"{inside} does not have torch's form")
-        members = _members(groups, state, held, experts_apart=experts_apart, args=args)
+        mine = held
+        if any(muons) and not all(muons):
+            mine = [local for local in held if is_of_muon(local) == muons[number]]
+        members = _members(groups, state, mine, experts_apart=experts_apart, args=args)
         yield UndistributedOptimizer(number, label, inside, state, members, masters)
+
+
+def is_muon(one: Mapping[Any, Any]) -> bool:
+    """Return whether an optimizer's tree is Muon's: a momentum, and no setting of another's."""
+    inner = one["optimizer"] if isinstance(one.get("optimizer"), dict) else one
+    groups = inner.get("param_groups")
+    return (
+        isinstance(groups, list)
+        and bool(groups)
+        and all(
+            isinstance(group, dict)
+            and not _MOMENTUM.isdisjoint(group)
+            and _OF_OTHERS.isdisjoint(group)
+            for group in groups
+        )
+    )
+
+
+def is_of_muon(local: LocalTensor) -> bool:
+    """Return whether Muon takes a parameter: a matrix, no embedding and no output layer.
+
+    Source: `get_megatron_muon_optimizer` in megatron/core/optimizer/muon.py (core 0.16).
+    """
+    return len(local.ref.shape) == 2 and not local.name.endswith(_ENDS)
 
 
 def _is_torchs(state: Any, groups: Any) -> bool:
@@ -185,7 +221,7 @@ def class_of(local: LocalTensor, args: Arguments, *, apart: bool) -> tuple[bool,
     plain = len(local.ref.shape) == 1 or name.endswith(".bias")
     if args.flag("apply_wd_to_qk_layernorm"):
         plain = plain and "q_layernorm." not in name and "k_layernorm." not in name
-    ends = name.endswith(("word_embeddings.weight", "output_layer.weight"))
+    ends = name.endswith(_ENDS)
     return plain, apart and local.expert, ends and args.get("decoupled_lr") is not None
 
 

@@ -13,7 +13,7 @@ from ftckpt.formats.megatron.job.groups import Optimizers, torchs
 from ftckpt.formats.megatron.rank_files.contents import ModelTensor, RankModel, state_key
 from ftckpt.formats.megatron.rank_files.parts import Parts
 from ftckpt.formats.torch_files.values import Composite, SubclassRef, TensorRef
-from ftckpt.formats.torch_files.write_tree import CopiedTree
+from ftckpt.formats.torch_files.write_tree import CopiedTree, Tensor
 
 from .per_rank import HALF
 
@@ -97,6 +97,8 @@ class PlainWriter:
                 tensor = self._tensor(held, str(leaf), holdings)
                 if tensor is not None:
                     made[leaf] = tensor
+            elif type(value) is Tensor:
+                made[leaf] = value
             else:
                 made[leaf] = CopiedTree(value, self._found.storages)
         return made

@@ -20,9 +20,9 @@ from ftckpt.formats.families.facts import arguments_of
 from ftckpt.formats.megatron.job.common_state import job_state, not_carried
 from ftckpt.formats.megatron.job.groups import groups_in
 from ftckpt.formats.megatron.job.kept_state import KeptState
-from ftckpt.formats.megatron.job.trained import is_distributed, uncertain
+from ftckpt.formats.megatron.job.trained import is_distributed, moments_of, uncertain
 from ftckpt.formats.megatron.job.whole_model import WholeModel
-from ftckpt.formats.megatron.optimizer.per_rank import HALF
+from ftckpt.formats.megatron.optimizer.per_rank import HALF, is_muon
 from ftckpt.formats.torch_files.write_tree import Tensor
 from ftckpt.transfer.content import Content, TargetTensor
 
@@ -65,10 +65,11 @@ def trained_of(content: Content, whole: WholeModel) -> TorchDistOptimizer | None
         raise uncertain("the source does not record the groups of its parameters", hint=_HINT)
     kept = KeptState(content, whole.trained, list(optimizers.values()))
     distributed = is_distributed(whole.layout.args, optimizers.values(), kept.steps, hint=_HINT)
+    muons = next((n for n, one in enumerate(optimizers.values()) if is_muon(one)), None)
     for local in whole.locals():
         if local.kind is Kind.PARAM:
             masters = distributed or local.ref.dtype.name in HALF
-            kept.of_parameter(local, None, masters=masters)
+            kept.of_parameter(local, None, masters=masters, moments=moments_of(local, muons))
     own = [key for key in content.tensors if key in kept.placed and _is_step(content, key)]
     require_one_step(content.checkpoint, own)
     common = Tensor.of(content.whole(own[0])) if own else None

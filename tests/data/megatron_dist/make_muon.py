@@ -1,9 +1,11 @@
-"""Make `muon.tar.xz` beside this file: `python make_muon.py`.
+"""Make `muon.tar.xz` and `muon_files.tar.xz` beside this file: `python make_muon.py`.
 
 Needs megatron-core 0.16.1 and NVIDIA's emerging-optimizers (0.1.0, from its repository) with absl
 in an environment of its own, and this repository's root on the path. Four gloo ranks, tp 2 x dp 2:
 a GPT model with a gated MLP and bf16 weights, two steps of `get_megatron_muon_optimizer` (Muon for
 matrices, Adam for the rest) with gradients of a seed. The truth is gathered from live memory.
+`muon_files` is the same state as files of ranks: what `save_checkpoint` puts into
+`model_optim_rng.pt`, without schedule and random streams, under the names of the module.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import typing
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -61,9 +64,11 @@ def logical(local: str) -> str:
     return stored if layer is None else stored.replace(".layers.", f".layers.{layer}.", 1)
 
 
-def state_of(model: Any, optimizer: Any) -> dict[str, torch.Tensor]:
+def state_of(
+    model: Any, optimizer: Any, *, naming: Callable[[str], str], steps: bool
+) -> dict[str, torch.Tensor]:
     """Return this rank's part of the weights and of their state."""
-    names = {id(p): logical(name) for name, p in model.named_parameters()}
+    names = {id(p): naming(name) for name, p in model.named_parameters()}
     found = {names[id(p)]: p.data.clone() for p in model.parameters()}
     for one in optimizer.chained_optimizers:
         groups = zip(one.float16_groups, one.fp32_from_float16_groups, strict=True)
@@ -74,9 +79,21 @@ def state_of(model: Any, optimizer: Any) -> dict[str, torch.Tensor]:
                 for leaf, value in one.optimizer.state[master].items():
                     if leaf.startswith("exp_avg"):
                         found[f"{leaf}:{name}"] = value.clone()
-                    elif leaf != "step":
+                    elif leaf != "step" or steps:
                         found[f"optimizer:{name}.{leaf}"] = value.clone()
     return found
+
+
+def keep(path: str, own: dict[str, torch.Tensor]) -> None:
+    """Gather what the ranks hold; the first one saves the whole of it."""
+    every: list[Any] = [None] * WORLD
+    dist.all_gather_object(every, own)
+    if dist.get_rank() == 0:
+        truth = {
+            name: whole_of(name.removesuffix(".momentum_buffer"), [one[name] for one in every[:TP]])
+            for name in own
+        }
+        save_file({n: t.contiguous() for n, t in truth.items()}, path)
 
 
 def rank_main(rank: int, rendezvous: str, out: str) -> None:
@@ -143,15 +160,17 @@ def rank_main(rank: int, rendezvous: str, out: str) -> None:
         where.mkdir(parents=True)
     dist.barrier()
     dist_checkpointing.save(state, str(where), content_metadata=metadata)
-    every: list[Any] = [None] * WORLD
-    dist.all_gather_object(every, state_of(model, optimizer))
-    if rank == 0:
-        first = every[:TP]
-        truth = {
-            name: whole_of(name.removesuffix(".momentum_buffer"), [one[name] for one in first])
-            for name in first[0]
-        }
-        save_file({n: t.contiguous() for n, t in truth.items()}, Path(out) / "truth.safetensors")
+    keep(f"{out}/truth.safetensors", state_of(model, optimizer, naming=logical, steps=False))
+    files = Path(f"{out}_files") / "iter_0000002" / f"mp_rank_{mine:02d}"
+    if rank < TP:
+        files.mkdir(parents=True)
+        of_rank = {
+            "args": args, "checkpoint_version": 3.0, "iteration": 2,
+            "model": chunk.state_dict_for_save_checkpoint(), "optimizer": optimizer.state_dict(),
+        }  # fmt: skip
+        torch.save(of_rank, files / "model_optim_rng.pt")
+    dist.barrier()
+    keep(f"{out}_files/truth.safetensors", state_of(model, optimizer, naming=str, steps=True))
     dist.barrier()
     os._exit(0)
 
@@ -162,8 +181,9 @@ def main() -> None:
         arguments = (f"{temporary}/rendezvous", f"{temporary}/muon")
         spawn(rank_main, arguments, nprocs=WORLD)  # type: ignore[no-untyped-call]
         tar = shutil.which("tar") or "tar"
-        archive = str(HERE / "muon.tar.xz")
-        subprocess.run([tar, "-cJf", archive, "-C", temporary, "muon"], check=True)
+        for name in ("muon", "muon_files"):
+            archive = str(HERE / f"{name}.tar.xz")
+            subprocess.run([tar, "-cJf", archive, "-C", temporary, name], check=True)
 
 
 if __name__ == "__main__":

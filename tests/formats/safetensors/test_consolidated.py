@@ -16,8 +16,12 @@ from safetensors.torch import load_file, save_file
 
 from ftckpt import api
 from ftckpt.checkpoint.read_tensor import read_tensor
-from ftckpt.errors import CorruptError, ExitCode
+from ftckpt.errors import CorruptError, ExitCode, FtckptError, UnavailableError
+from ftckpt.findings import Severity
+from ftckpt.verification import values
+from ftckpt.workers import Work
 from tests.builders.checkpoints import flip, open_checkpoint
+from tests.json_run import ftckpt_json
 
 DATA = Path(__file__).parents[2] / "data" / "consolidated"
 TRUTH: dict[str, torch.Tensor] = load_file(DATA / "three.safetensors")
@@ -142,3 +146,36 @@ def test_what_differs_between_the_two_is_found(
 ) -> None:
     damage(place)
     assert found in findings(place)
+
+
+def test_a_conversion_says_which_of_the_two_it_wrote(place: Path, tmp_path: Path) -> None:
+    other_step(place)
+    done = ftckpt_json("convert", str(place), str(tmp_path / "out"), "--to", "dcp")
+    assert done["result"]["code"] == 0
+    told = {f["tensor"]: f["severity"] for f in done["findings"] if f["kind"] == "copy-differs"}
+    assert told["up.weight"] == "warning"
+    part = ftckpt_json("convert", str(place), str(tmp_path / "part"), "--to", "dcp",
+                       "--drop", "up.weight")  # fmt: skip
+    assert "up.weight" not in {f["tensor"] for f in part["findings"]}
+
+
+@pytest.mark.parametrize("lost", [CorruptError, UnavailableError])
+def test_a_second_copy_that_cannot_be_read_does_not_end_a_conversion(
+    lost: type[FtckptError], place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = values._digest
+
+    def digest(*args: Any) -> bytes:
+        file = args[2].extent.file
+        if file in args[0].second_copies:
+            raise lost(f"{file} cannot be read", file=file)
+        return whole(*args)
+
+    monkeypatch.setattr(values, "_digest", digest)
+    told = list(values.differing_copies(open_checkpoint(place), sorted(TRUTH), Work(threads=2)))
+    assert {f.tensor for f in told} == TRUTH.keys()
+    assert {(f.severity, f.code) for f in told} == {(Severity.WARNING, ExitCode.OK)}
+    assert all("cannot be read" in f.message for f in told)
+    api.convert(str(place), str(tmp_path / "out"), "dcp")
+    monkeypatch.setattr(values, "differing_copies", None)
+    api.convert(str(place), str(tmp_path / "unproven"), "dcp", no_proof=True)  # compares none

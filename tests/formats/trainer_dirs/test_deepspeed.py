@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from ftckpt.checkpoint import CommitState
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import ExitCode
-from ftckpt.findings import Strictness
+from ftckpt.findings import Severity, Strictness
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, verify
 from tests.builders.checkpoints import open_checkpoint
 from tests.conformance.formats import FormatTests, Made, Truth
@@ -150,6 +150,23 @@ def test_the_files_of_another_save_are_found(folder: Path) -> None:
     report = checked(folder, Level.STRUCTURE)
     assert report.code is ExitCode.CORRUPT
     assert "mixed-steps" in kinds(report)
+
+
+def test_an_engine_that_fell_behind_the_trainer_is_no_damage(folder: Path) -> None:
+    # Real jobs have `checkpoint-1200/global_step1192`: issue 7405 of DeepSpeed.
+    root = folder.parent
+    places = [Path(shutil.copytree(folder, root / f"checkpoint-{step}")) for step in (3, 4)]
+    for number, place in enumerate(places):
+        state = json.loads((place / "trainer_state.json").read_bytes())
+        state["global_step"] = 3 + number
+        (place / "trainer_state.json").write_text(json.dumps(state))
+    report = checked(places[1])
+    assert report.code is ExitCode.OK
+    told = [f for f in report.findings if f.kind in ("clocks-differ", "step-disagrees")]
+    assert [(f.kind, f.severity) for f in told] == [("clocks-differ", Severity.WARNING)]
+    assert ftckpt_json("latest", str(root))["path"] == str(places[1])
+    strict = VerifyOptions(level=Level.STRUCTURE, strict=frozenset({Strictness.STEPS}))
+    assert verify(open_checkpoint(places[1]), strict).code is ExitCode.CORRUPT
 
 
 def test_weights_of_another_step_are_found(folder: Path) -> None:

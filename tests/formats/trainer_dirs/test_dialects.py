@@ -20,11 +20,12 @@ from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.discovery.resolve import open_target
 from ftckpt.errors import ExitCode, IncompleteError
 from ftckpt.formats.catalog import FORMATS
-from ftckpt.formats.trainer_dirs.nested import nest_among
+from ftckpt.formats.trainer_dirs.nested import nest_among, nest_in
 from ftckpt.inspection.resume import Presence, resume_check
 from ftckpt.storage import StoreOptions
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, verify
 from tests.commands.golden import ftckpt
+from tests.conformance.formats import listing_of_path
 from tests.json_run import ftckpt_json
 
 DATA = Path(__file__).parent.parent.parent / "data" / "dialects"
@@ -298,6 +299,38 @@ def test_prime_rl_without_its_orchestrator_is_a_step_too(tmp_path: Path) -> None
     path = of("prime", tmp_path)
     shutil.rmtree(path / "orchestrator")  # supervised training has none
     require_truth(held(path))
+
+
+@pytest.mark.parametrize("beside", ["NOTES.md", "STABLE", "evals/aime.json"])
+def test_what_lies_beside_a_step_of_prime_rl_does_not_take_its_state_away(
+    beside: str, tmp_path: Path
+) -> None:
+    path = of("prime", tmp_path)
+    (path / beside).parent.mkdir(exist_ok=True)
+    (path / beside).write_text("{}\n")
+    progress = path / "orchestrator/progress.pt"
+    assert verified(path, Level.CONTENT).code is ExitCode.OK
+    assert ftckpt_json("copy", str(path), str(tmp_path / "out"))["result"]["code"] == 0
+    assert (tmp_path / "out/orchestrator/progress.pt").read_bytes() == progress.read_bytes()
+    progress.write_bytes(b"xxxx")
+    assert ftckpt_json("verify", str(path))["result"]["code"] == ExitCode.CORRUPT
+
+
+@pytest.mark.parametrize("inside", ["checkpoint-3", "log.txt", ".metadata", "__0_0.distcp"])
+def test_a_folder_called_trainer_is_prime_rls_only_with_its_store(
+    inside: str, tmp_path: Path
+) -> None:
+    prime = inside.startswith("__")  # killed before its last file
+    place = tmp_path / "step_3" / "trainer"
+    place.mkdir(parents=True)
+    shutil.copytree(DATA.parent / "dcp/fsdp2/step-3", place / "checkpoint-3")
+    for file in () if inside == "checkpoint-3" else (place / inside, place / "rank_0.txt"):
+        file.write_bytes(b"x")
+    if prime:
+        shutil.rmtree(place / "checkpoint-3")
+        (place / "rank_0.txt").unlink()
+    found = nest_in(listing_of_path(tmp_path / "step_3"))
+    assert (found is not None) == prime
 
 
 def test_a_highest_rank_beyond_the_data_files_counts(tmp_path: Path) -> None:

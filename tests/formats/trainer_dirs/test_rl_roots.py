@@ -113,6 +113,9 @@ def test_an_adapter_is_a_step_of_miles_by_its_states(miles: bool, tmp_path: Path
 
 def test_a_step_of_miles_with_lora_is_its_adapter(tmp_path: Path) -> None:
     step = miles_lora_step(tmp_path / "run/iter_0000003")
+    moments = {"param": torch.randn(4), "exp_avg": torch.randn(4), "exp_avg_sq": torch.rand(4)}
+    buffers = {0: {(torch.bfloat16, torch.float32): moments}}
+    torch.save(buffers, step / "adapter/optimizer_param_state_rank0_optimizer0.pt")
     checkpoint = open_checkpoint(step)
     weights = torch.load(step / "adapter/adapter_model.bin")
     for name, tensor in weights.items():
