@@ -151,7 +151,9 @@ def surveyed(found: ScannedEntry) -> ScannedEntry | None:
     if found.entry.contents is not None:
         return found
     try:
-        return found.now(contents=sum_up(list_entry(found.root.store, found.place)))
+        files = list_entry(found.root.store, found.place)
+        base = found.place.path if found.place.kind is EntryKind.DIRECTORY else ""
+        return found.now(contents=sum_up(files, base))
     except NotFoundError:
         return None
 

@@ -240,7 +240,8 @@ class _Candidate:
     def _list(self) -> None:
         if self.files is None:
             self.files = list_entry(self.root.store, self.place)
-            self.contents = sum_up(self.files)
+            base = self.place.path if self.place.kind is EntryKind.DIRECTORY else ""
+            self.contents = sum_up(self.files, base)
 
     def _time(self) -> float | None:
         assert self.files is not None

@@ -76,6 +76,7 @@ class EntryContents:
             keeps none.
         fingerprint: digest over names, kinds, sizes, times and versions
             (`contents.fingerprint_of`).
+        run: the path of another run's checkpoint or root among them; "" if none shows.
     """
 
     files: int
@@ -84,6 +85,7 @@ class EntryContents:
     shared: tuple[SharedFile, ...]
     newest: float | None
     fingerprint: str
+    run: str = ""
 
 
 class Pin(NamedTuple):
