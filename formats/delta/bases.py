@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
+from ftckpt.delta import BaseName
 from ftckpt.discovery.recognise import UnopenedPart
-from ftckpt.discovery.roots import Child, Root
-from ftckpt.errors import NotFoundError
-from ftckpt.storage.store import Store
+from ftckpt.discovery.roots import Candidate, Child, Root
+from ftckpt.errors import CorruptError, NotFoundError, UnsafeError, UnsupportedError
+from ftckpt.manifest.locate import read
+from ftckpt.own_files import MANIFEST, SUFFIX
+from ftckpt.storage.store import EntryKind, Store
 
 from .names import FORMAT
 
@@ -18,7 +21,8 @@ def bases(root: Root, child: Child) -> Sequence[str]:
 
     Only the first bytes of its index are read. Where nothing stands where the base was, that place
     counts all the same, because it may lie in the trash; and so does every checkpoint of its step
-    in the root, because a reader would look for it among them. What lies in the store is named by
+    in the root, because a reader would look for it among them. It may have been renamed: then it is
+    the one with its manifest, or one whose name says no step. What lies in the store is named by
     its path there, what lies elsewhere by its absolute path or URL. What lies inside a checkpoint
     (one model of several) is named together with all around it.
 
@@ -51,8 +55,28 @@ def _of_part(root: Root, child: Child, part: UnopenedPart) -> Iterator[str]:
             return
     step = step_of(base)
     for candidate in root.candidates:
-        if candidate.step == step is not None and candidate != child.candidate:
+        if candidate == child.candidate:
+            continue
+        same = candidate.step == step is not None
+        if same or (path is not None and _may_be_renamed(root.store, candidate, base)):
             yield candidate.entry.path
+
+
+def _may_be_renamed(store: Store, candidate: Candidate, base: BaseName) -> bool:
+    """Whether a checkpoint may be a base that stood under another name in the same store."""
+    from .chain import manifest_digest
+
+    if candidate.step is None:
+        return True
+    if not base.manifest:
+        return False
+    entry = candidate.entry
+    folder = entry.kind is EntryKind.DIRECTORY
+    try:
+        manifest = read(store, f"{entry.path}/{MANIFEST}" if folder else entry.path + SUFFIX)
+    except (NotFoundError, CorruptError, UnsafeError, UnsupportedError):
+        return False
+    return manifest_digest(manifest) == base.manifest
 
 
 def _with_all_around(path: str) -> Iterator[str]:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ftckpt.api import seal
 from ftckpt.delta import NAME
 from ftckpt.delta.index import HEAD
 from ftckpt.delta.index.base_path import recorded_path, resolved
@@ -151,6 +152,20 @@ def test_a_base_that_went_is_looked_for_among_those_of_its_step(tmp_path: Path) 
     prepared = plan_of(root, Policy(keep_last=1))
     assert dropped(prepared) == ["step-2", "step-4"]
     assert prepared.found["step-1"].entry.bases == ("step-0", "checkpoint-0")
+
+
+@pytest.mark.parametrize("name", ["warm-up", "step-77"])
+def test_a_renamed_base_is_kept(tmp_path: Path, name: str) -> None:
+    root, saves = tmp_path / "run", training(4)
+    for step in (0, 2, 3):
+        seal(str(save_full(root / f"step-{step}", saves[step])))
+    target = state_at(open_checkpoint(save_full(tmp_path / "whole", saves[1])))
+    pack_delta(root / "step-1", target, root / "step-0", step=1)
+    (root / "step-0").rename(root / name)
+    prepared = plan_of(root, Policy(keep_last=1, min_survivors=1))
+    assert name in prepared.found["step-1"].entry.bases
+    assert name not in dropped(prepared)
+    assert "step-2" in dropped(prepared)
 
 
 def test_a_store_of_objects(tmp_path: Path) -> None:
