@@ -73,7 +73,7 @@ BUDGET = {
     "transfer": 6_867,
     "comparison": 2_857,
     "delta": 5_415,
-    "retention": 6_950,
+    "retention": 6_990,
     "replication": 3_400,
     "parts": 2_044,
     "capabilities": 993,
