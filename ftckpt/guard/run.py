@@ -87,6 +87,7 @@ class _Running:
     fresh_at: float
     before_s: float | None
     saves: list[float] = field(default_factory=list)
+    newest: tuple[str, int | None] = "", None
     stopped_by: int = 0
     hung: bool = False
     late: bool = False
@@ -472,8 +473,11 @@ class Guard:
         elif isinstance(event, Notice):
             self._take_notice(event, running)
         elif isinstance(event, NewSave):
-            running.saves.append(time.monotonic())
-            running.fresh_at, running.late = running.saves[-1], False
+            running.fresh_at, running.late = time.monotonic(), False
+            # One that is sealed or written into afterwards is told of again, and is one save.
+            if event.step is None or (event.path, event.step) != running.newest:
+                running.saves.append(running.fresh_at)
+            running.newest = event.path, event.step
             self._journal.add("saved", token=self._token, path=event.path, step=event.step)
             self._standing.saved(event.step)
             self._write_iteration(event.step)

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from ftckpt.discovery.candidates import look
 from ftckpt.discovery.roots import Root
 from ftckpt.errors import ExitCode, FtckptError
-from ftckpt.own_files import WEIGHTS
+from ftckpt.own_files import FOLDER, WEIGHTS
 from ftckpt.storage.store import Entry, EntryKind
 
 # Seconds until a save that does not pass is verified again.
@@ -32,6 +32,8 @@ SETTLED = 30.0
 _SILENT = 3
 # Seconds that may pass before a start while the files of older saves are noted.
 NOTING = 20.0
+# Directories whose name says no step, and whose files are listed at each look.
+_STEPLESS = 16
 # What a listing shows of each name: it changes when a save of the same name is made again.
 Shown = Mapping[str, tuple[float | None, int]]
 
@@ -205,6 +207,8 @@ class SaveWatcher(threading.Thread):
         self._since, self._best = since, since
         self._before = frozenset(before)
         self._files: dict[str, FilesOf] = {}
+        self._held: dict[str, FilesOf] = {}
+        self._anew: set[str] = set()
         self._read, self._verify, self._tell = read, verify, tell
         self._every, self._settled = every, settled
         self._seen = dict(before)
@@ -237,6 +241,7 @@ class SaveWatcher(threading.Thread):
                 root = self._read()
             except FtckptError:
                 return
+            self._note_contents(root)
             # What shows no time of its own shows no touch either.
             known = [
                 c for c in root.candidates if c.path in self._seen and c.entry.mtime is not None
@@ -249,6 +254,27 @@ class SaveWatcher(threading.Thread):
                     return
                 with suppress(FtckptError):
                     self._files[candidate.path] = files_of(root, candidate.entry)
+
+    def _note_contents(self, root: Root) -> None:
+        """Add to `_anew` what was written into since the last look.
+
+        A root's listing shows no time of a prefix in an object store, and none that changes where
+        the files of a directory are written over. That is where a trainer has one fixed name
+        (`last`), seals what it has saved, or saves the step again at which it was killed.
+        """
+        named = [c for c in root.candidates if not c.staging and not c.path.endswith(WEIGHTS)]
+        folders = [c for c in named if c.entry.kind is EntryKind.DIRECTORY]
+        top = max((c.step for c in folders if c.step is not None), default=None)
+        stepless = [c for c in folders if c.step is None][:_STEPLESS]
+        for candidate in (*stepless, *(c for c in folders if c.step == top is not None)):
+            with suppress(FtckptError):
+                if candidate.step is None and root.recognise(candidate) is None:
+                    continue
+                listed = files_of(root, candidate.entry)
+                now = frozenset(one for one in listed if f"/{FOLDER}/" not in one[0])
+                if self._held.setdefault(candidate.path, now) != now:
+                    self._held[candidate.path] = now
+                    self._anew.add(candidate.path)
 
     def _is_lower(self, step: int | None) -> bool:
         return step is not None and self._since is not None and step < self._since
@@ -294,13 +320,17 @@ class SaveWatcher(threading.Thread):
             try:
                 root = self._read()
                 listed = shown(root)
-                found = new_saves(root, self._seen, unread)
+                self._note_contents(root)
+                known = {n: s for n, s in self._seen.items() if n not in self._anew}
+                found = new_saves(root, known, unread)
             except FtckptError as error:
                 self._absent = error.message
                 return
             away = [one for one in unread if one.error.exit_code is ExitCode.UNAVAILABLE]
             self._absent = away[0].error.message if away else ""
-            fresh = [save for save in found if not self._is_old(root, save)]
+            same = {save.name for save in found if self._is_old(root, save)} - self._anew
+            fresh = [save for save in found if save.name not in same]
+            self._anew.difference_update(save.name for save in found)
             self._seen |= {save.name: listed[save.name] for save in found}
             steps = [one.step for one in fresh if one.step is not None]
             self._highest = max([self._highest, *steps])
@@ -319,6 +349,7 @@ class SaveWatcher(threading.Thread):
                 self._count += 1
                 numbered = save._replace(number=self._count)
                 self._waiting.pop(save.name, None)
+                self._doubtful.pop(save.name, None)  # those were other files
                 self._waiting[save.name] = numbered
                 self._tell(numbered)
         self._news.set()

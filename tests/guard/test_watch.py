@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -14,8 +15,10 @@ from ftckpt.api.opening import STORES
 from ftckpt.discovery.roots import Root
 from ftckpt.errors import ExitCode, UnavailableError
 from ftckpt.guard import watch
+from ftckpt.guard.run import Guard, _Running
 from ftckpt.guard.watch import CheckedSave, NewSave, SaveWatcher, new_saves, shown
 from ftckpt.own_files import WEIGHTS
+from ftckpt.storage import open_store
 from tests.builders.checkpoints import save_dcp
 from tests.guard.light_job import Job
 from tests.guard.test_processes import until
@@ -186,3 +189,61 @@ def test_an_old_save_that_there_was_no_time_to_note_counts_as_old(
     job.have(2)
     watcher.look()
     assert names_of(told) == ["step-2"]
+
+
+def test_what_is_written_under_its_old_name_in_a_bucket_is_a_save(job: Job) -> None:
+    """A listing of an object store shows no time of a prefix."""
+    job.have(1, 2)
+    store = open_store("memory://guard-watch")
+
+    def put(name: str, step: int) -> None:
+        for file in sorted((job.root / f"step-{step}").iterdir()):
+            store.put(f"{name}/{file.name}", file.read_bytes())
+
+    def read() -> Root:
+        return read_root(store.url, STORES)
+
+    put("last", 1)
+    store.put("step-2/model.safetensors", b"a save that was killed")
+    told: list[NewSave | CheckedSave] = []
+    watcher = SaveWatcher(
+        read, shown(read()), lambda path: (ExitCode.OK, path), told.append, every=60.0, since=1
+    )
+    watcher.note()
+    watcher.look()
+    assert told == []
+    put("last", 2)
+    put("step-2", 2)
+    watcher.look()
+    assert names_of(told) == ["last", "step-2"]
+    watcher.look()
+    store.put("step-2/.ftckpt/receipt.json", b"{}")
+    watcher.look()
+    assert len(told) == 2
+    store.put("step-2/notes.txt", b"written beside it")
+    watcher.look()
+    assert names_of(told) == ["last", "step-2", "step-2"]
+
+
+def test_files_that_are_written_over_in_place_are_a_save(job: Job) -> None:
+    shutil.copytree(job.supply / "step-3", job.root / "last")
+    told: list[NewSave | CheckedSave] = []
+    watcher = watcher_of(job, told, since=3)
+    watcher.look()
+    assert told == []
+    times = os.stat(job.root / "last")
+    for file in (job.supply / "step-5").iterdir():
+        with (job.root / "last" / file.name).open("r+b") as old:
+            old.write(file.read_bytes())
+    assert os.stat(job.root / "last").st_mtime_ns == times.st_mtime_ns
+    watcher.look()
+    assert names_of(told) == ["last"]
+
+
+def test_a_save_that_is_sealed_afterwards_is_one_save_of_the_usual_interval() -> None:
+    guard, running = MagicMock(spec=Guard), _Running(MagicMock(), 0.0, 0.0, None)
+    for attribute in ("_journal", "_standing", "_token"):
+        setattr(guard, attribute, MagicMock())
+    for number, step in enumerate((1, 1, 2, 2, None, None)):
+        Guard._take(guard, NewSave(f"step-{step}", f"r/step-{step}", step, number), running)
+    assert len(running.saves) == 4
