@@ -247,3 +247,16 @@ def test_a_save_that_is_sealed_afterwards_is_one_save_of_the_usual_interval() ->
     for number, step in enumerate((1, 1, 2, 2, None, None)):
         Guard._take(guard, NewSave(f"step-{step}", f"r/step-{step}", step, number), running)
     assert len(running.saves) == 4
+
+
+def test_a_save_that_went_before_it_was_verified_is_no_damage() -> None:
+    guard = MagicMock(spec=Guard)
+    for attribute in ("_journal", "_standing", "_token", "_alarm", "_say", "_warn"):
+        setattr(guard, attribute, MagicMock())
+    guard._last = None
+    save = NewSave("step-1", "r/step-1", 1, 1)
+    Guard._take_verdict(guard, CheckedSave(save, ExitCode.NOT_FOUND, "it does not exist", 1.0))
+    guard._alarm.raise_.assert_not_called()
+    guard._say.assert_called_once_with("guard: r/step-1 went before it was verified")
+    Guard._take_verdict(guard, CheckedSave(save, ExitCode.CORRUPT, "cut", 1.0))
+    guard._alarm.raise_.assert_called_once()
