@@ -24,11 +24,12 @@ from ftckpt.checkpoint.read_tensor import raw_dtype, read_box, read_part, slabs,
 from ftckpt.checkpoint.replicas import copies_of
 from ftckpt.checkpoint.steps import SCALARS_A_FILE
 from ftckpt.errors import FtckptError
-from ftckpt.findings import Finding, finding, from_error
+from ftckpt.findings import Finding, counted, finding, from_error
 from ftckpt.workers import Work
 from ftckpt.workers.limits import RateLimit
 
 from .scales import check_scale
+from .zero_pages import ZeroPages
 
 if TYPE_CHECKING:
     import numpy as np
@@ -259,16 +260,19 @@ def _check_numbers(
     NaN and infinity are a finding of the kind `lesser`; None: they are damage.
     """
     nonzero = False
-    counted = False
+    floats = False
     for piece in info.pieces:
         total, offset = Count(0, 0, 0, False, -1), 0
         place = None
+        pages = _pages(checkpoint, info, piece)
         for block in _elements(checkpoint, info, piece, work.limiter):
             found = count_values(info.dtype, block)
             work.counter.add(len(block))
             if found is None:
                 break
-            counted = True
+            floats = True
+            if pages is not None:
+                pages.take(block)
             if found.first >= 0 and place is None:
                 place = offset // max(info.dtype.itemsize, 1) + found.first
             total = Count(
@@ -291,14 +295,37 @@ def _check_numbers(
         if total.negative and _is_unsigned(info):
             message = f"{key} holds {total.negative} negative values"
             yield finding("negative-exp-avg-sq", message, **where)  # type: ignore[arg-type]
-    if counted and not nonzero:
+        if pages is not None and floats:
+            yield from _zero_pages(pages, key, where)
+    if floats and not nonzero:
         zeros.add(key)
-    if counted and not nonzero and info.numel and info.kind in (Kind.EXP_AVG, Kind.EXP_AVG_SQ):
+    if floats and not nonzero and info.numel and info.kind in (Kind.EXP_AVG, Kind.EXP_AVG_SQ):
         yield finding(
             "zero-moment",
             f"{key} is all zero: frozen, an expert never used, or step 0",
             tensor=key,
         )
+
+
+def _pages(checkpoint: Checkpoint, info: TensorInfo, piece: Piece) -> ZeroPages | None:
+    """Return what looks for pages of zeros; None where the file does not hold plain elements."""
+    payload = checkpoint.payload(piece)
+    if payload.transforms or payload.strides is not None:
+        return None
+    return ZeroPages(piece, info.dtype, payload.extent.offset, payload.extent.length)
+
+
+def _zero_pages(pages: ZeroPages, key: str, where: Mapping[str, Any]) -> Iterator[Finding]:
+    pages.finish()
+    if pages.runs:
+        begin, end = pages.first
+        more = f", and {counted(pages.runs - 1, 'such run')} more" if pages.runs > 1 else ""
+        yield finding(
+            "zero-pages",
+            f"{key} is zero in bytes {begin} to {end} of {where['file']}, from page to page and not"
+            f" at its rows{more}: pages that were never written look so",
+            offset=begin, length=end - begin, **where,
+        )  # fmt: skip
 
 
 def _elements(
