@@ -93,7 +93,7 @@ BUDGET = {
     "formats.torchsave": 810,
     "formats.families": 5_278,
     "formats.adapters": 2_290,
-    "formats.megatron": 9_325,
+    "formats.megatron": 9_350,
     "formats.deepspeed": 7_320,
     "formats.nvrx": 700,
     "formats.orbax": 2_640,
