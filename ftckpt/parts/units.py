@@ -179,7 +179,7 @@ def _dump_numbers(done: Numbers) -> Any:
 
 def _load_numbers(task: NumbersOf, value: Any) -> Numbers:
     findings, cast, zero = value
-    counts = {file: (compared, differs) for file, (compared, differs) in cast.items()}
+    counts = {file: (compared, differs, far) for file, (compared, differs, far) in cast.items()}
     return Numbers(task.tensor, tuple(map(load_finding, findings)), counts, zero is True)
 
 

@@ -119,13 +119,13 @@ class Numbers(NamedTuple):
         tensor: its key.
         findings: its defects.
         cast: for each file that holds its weight, how many elements were compared with their
-            masters, and how many differ.
+            masters, how many differ, and how many differ by more than rounding can.
         zero: whether every element is zero.
     """
 
     tensor: str
     findings: tuple[Finding, ...]
-    cast: Mapping[str, tuple[int, int]]
+    cast: Mapping[str, tuple[int, int, int]]
     zero: bool
 
 
@@ -153,7 +153,7 @@ def check_values(checkpoint: Checkpoint, work: Work) -> Iterator[Finding]:
         seen: dict[str, _Cast] = defaultdict(_Cast)
         zero: set[str] = set()
         found = list(_check_tensor(checkpoint, key, trained, rules.get(key), seen, zero, work))
-        counts = {f: (c.compared, c.differs) for f, c in seen.items()}
+        counts = {f: (c.compared, c.differs, c.far) for f, c in seen.items()}
         return Numbers(key, tuple(found), counts, bool(zero))
 
     zeros: set[str] = set()
@@ -163,9 +163,10 @@ def check_values(checkpoint: Checkpoint, work: Work) -> Iterator[Finding]:
             yield from done.findings
             if done.zero:
                 zeros.add(done.tensor)
-            for file, (compared, differs) in done.cast.items():
+            for file, (compared, differs, far) in done.cast.items():
                 cast[file].compared += compared
                 cast[file].differs += differs
+                cast[file].far += far
         if work.partial:
             return  # what follows needs the whole
         yield from _check_files(checkpoint, cast)
@@ -398,23 +399,35 @@ def _digest(
 
 
 class _Cast:
-    """How many weights of a file were compared with their masters, and how many differ."""
+    """How many weights of a file were compared with their masters, and how many differ.
+
+    `far` counts those that are not one of the two numbers between which their master lies.
+    """
 
     def __init__(self) -> None:
-        self.compared = self.differs = 0
+        self.compared = self.differs = self.far = 0
 
 
 def _check_files(checkpoint: Checkpoint, cast: Mapping[str, _Cast]) -> Iterator[Finding]:
-    """Yield files without a step whose weights are not their masters', where all others' are.
+    """Yield files whose weights are not their masters'.
 
-    Stochastic rounding would show in every file, so most weights must be exact.
+    Those without a step, where all others' are: stochastic rounding would show in every file, so
+    most weights must be exact. And those of which a quarter are further from their masters
+    than any rounding: a torn save, or a file of another rank.
     """
+    apart = {file for file, one in cast.items() if 4 * one.far > one.compared}
+    for file in sorted(apart):
+        what = (
+            f"{cast[file].far} of {cast[file].compared} weights in {file} are further from their"
+            " masters than rounding takes them: they and their masters are of two saves or ranks"
+        )
+        yield finding("mixed-steps", what, file=file)
     odd = {file for file, one in cast.items() if one.differs}
     exact = sum(one.compared for file, one in cast.items() if file not in odd)
     if not odd or exact <= sum(cast[file].compared for file in odd):
         return
     odd -= {scalar.file for scalar in checkpoint.scalars(SCALARS_A_FILE)}
-    for file in sorted(odd):
+    for file in sorted(odd - apart):
         what = (
             f"{cast[file].differs} of {cast[file].compared} weights in {file} are not what their"
             " masters cast to, those of the other files are: the file is of another save"
@@ -434,16 +447,20 @@ def _check_master(
         return
     import numpy as np
 
-    differs = 0
+    differs = far = 0
     for slab in slabs(Box.whole(info.shape), _SLAB, info.dtype.itemsize):
         master = read_box(checkpoint, info, slab, limiter).view(np.float32)
         cast = _cast(master, weight.dtype)
         if cast is None:
             return
-        differs += int(np.count_nonzero(cast != read_box(checkpoint, weight, slab, limiter)))
+        held = read_box(checkpoint, weight, slab, limiter)
+        unequal = cast != held
+        differs += int(np.count_nonzero(unequal))
+        far += _far(cast[unequal], held[unequal])
     for file in {piece.extent.file for piece in weight.pieces}:
         files[file].compared += info.numel
         files[file].differs += differs
+        files[file].far += far
     if differs:
         yield finding(
             "master-differs",
@@ -451,6 +468,19 @@ def _check_master(
             "(stochastic rounding does this, and so does a torn save)",
             tensor=key,
         )
+
+
+def _far(cast: Array, held: Array) -> int:
+    """Count the numbers that are not next to each other, by the bits of one floating type."""
+    import numpy as np
+
+    def ordered(bits: Array) -> Array:
+        """Return integers in the order of the numbers; both zeros are 0."""
+        sign = 1 << (8 * bits.dtype.itemsize - 1)
+        plain = (bits & (sign - 1)).astype(np.int64)
+        return np.where(bits & sign, -plain, plain)
+
+    return int(np.count_nonzero(np.abs(ordered(cast) - ordered(held)) > 1))
 
 
 def _cast(master: Array, dtype: DType) -> Array | None:
