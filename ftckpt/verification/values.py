@@ -478,7 +478,7 @@ def _far(cast: Array, held: Array) -> int:
         """Return integers in the order of the numbers; both zeros are 0."""
         sign = 1 << (8 * bits.dtype.itemsize - 1)
         plain = (bits & (sign - 1)).astype(np.int64)
-        return np.where(bits & sign, -plain, plain)
+        return np.asarray(np.where(bits & sign, -plain, plain))
 
     return int(np.count_nonzero(np.abs(ordered(cast) - ordered(held)) > 1))
 
