@@ -68,7 +68,7 @@ BUDGET = {
     "inspection": 886,
     "manifest": 1_085,
     "discovery": 3_490,
-    "verification": 4_175,
+    "verification": 4_200,
     "planning": 5_495,
     "transfer": 6_867,
     "comparison": 2_857,
