@@ -105,7 +105,7 @@ KINDS: dict[str, KindInfo] = {
     "count-unknown": KindInfo(_OK, _W, ExitCode.UNVERIFIED, "Nothing records how many files (ranks, stages, shards) there are, or what does contradicts itself; what is present implies it.", Strictness.COUNTS),
     "state-unknown": KindInfo(_OK, _W, ExitCode.UNVERIFIED, "State that a trainer saves with what is there is not there: lost, or never saved; nothing records which.", Strictness.COUNTS),
     "partial-tensor": KindInfo(ExitCode.UNSUPPORTED, _E, _OK, "A tensor is stored as unreduced partial sums."),
-    "mixed-steps": KindInfo(_C, _E, _C, "Two independent step counters of a file disagree with the other files, or its weights are not what their masters cast to: those of this file alone, or further than any rounding."),
+    "mixed-steps": KindInfo(_C, _E, _C, "Two independent step counters of a file disagree with the other files, or its weights are not what their masters cast to: those of this file alone, or those that have little in common with them."),
     "step-disagrees": KindInfo(_OK, _N, _OK, "One step counter disagrees; one alone is not a verdict."),
     "step-name": KindInfo(_OK, _W, _C, "The directory's name says another step than its content.", Strictness.STEPS),
     "step-unknown": KindInfo(_OK, _N, _OK, "Nothing in a file shows its step."),

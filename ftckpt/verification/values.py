@@ -10,9 +10,11 @@ Elements are handled as unsigned integers, so bfloat16 and float8 need no cast.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftckpt.checkpoint import Box, Checkpoint, Kind, Piece, TensorInfo, tensor_key
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 _SLAB = 16 << 20
+# Elements whose squares are summed at once.
+_BLOCK = 1 << 18
 _RNG = re.compile(r"rng|random", re.IGNORECASE)
 _RANK = re.compile(r"(?:rank[_.]?|shard_|\[)?(\d+)$")
 
@@ -112,20 +116,60 @@ class NumbersOf(NamedTuple):
     tensor: str
 
 
+@dataclass
+class Cast:
+    """How the weights of a file compare with what their masters cast to.
+
+    Attributes:
+        compared: how many there are.
+        differs: how many differ.
+        far: how many are not one of the two numbers between which their master lies.
+        apart: the sum of the squares of the differences, where both numbers are finite.
+        masters: of the masters, as they are cast.
+        held: of the weights.
+    """
+
+    compared: int = 0
+    differs: int = 0
+    far: int = 0
+    apart: float = 0.0
+    masters: float = 0.0
+    held: float = 0.0
+
+    def add(self, other: Cast) -> None:
+        """Count what another one has counted."""
+        self.compared += other.compared
+        self.differs += other.differs
+        self.far += other.far
+        self.apart += other.apart
+        self.masters += other.masters
+        self.held += other.held
+
+    @property
+    def unlike(self) -> bool:
+        """Whether weights and masters have little in common: those of other tensors, permuted.
+
+        The cosine between them is below a half, and a quarter are further apart than rounding.
+        Weights that were kept in FP8, an average of the weights, and a save that is some steps
+        older all point where the masters point. What is all zero points nowhere, and is not unlike.
+        """
+        ends = self.masters + self.held - math.sqrt(self.masters * self.held)
+        return 4 * self.far > self.compared and self.apart > ends
+
+
 class Numbers(NamedTuple):
     """What the numbers of one tensor showed.
 
     Attributes:
         tensor: its key.
         findings: its defects.
-        cast: for each file that holds its weight, how many elements were compared with their
-            masters, how many differ, and how many differ by more than rounding can.
+        cast: for each file that holds its weight, how it compares with its master.
         zero: whether every element is zero.
     """
 
     tensor: str
     findings: tuple[Finding, ...]
-    cast: Mapping[str, tuple[int, int, int]]
+    cast: Mapping[str, Cast]
     zero: bool
 
 
@@ -146,15 +190,14 @@ def check_values(checkpoint: Checkpoint, work: Work) -> Iterator[Finding]:
         ahead = None
     trained = _Trained(checkpoint.tensors.values())
     rules = {key: rule for one in checkpoint.quantised.values() for key, rule in one.rules.items()}
-    cast: dict[str, _Cast] = defaultdict(_Cast)
+    cast: dict[str, Cast] = defaultdict(Cast)
 
     def check(one: NumbersOf) -> Numbers:
         key = one.tensor
-        seen: dict[str, _Cast] = defaultdict(_Cast)
+        seen: dict[str, Cast] = defaultdict(Cast)
         zero: set[str] = set()
         found = list(_check_tensor(checkpoint, key, trained, rules.get(key), seen, zero, work))
-        counts = {f: (c.compared, c.differs, c.far) for f, c in seen.items()}
-        return Numbers(key, tuple(found), counts, bool(zero))
+        return Numbers(key, tuple(found), dict(seen), bool(zero))
 
     zeros: set[str] = set()
 
@@ -163,10 +206,8 @@ def check_values(checkpoint: Checkpoint, work: Work) -> Iterator[Finding]:
             yield from done.findings
             if done.zero:
                 zeros.add(done.tensor)
-            for file, (compared, differs, far) in done.cast.items():
-                cast[file].compared += compared
-                cast[file].differs += differs
-                cast[file].far += far
+            for file, one in done.cast.items():
+                cast[file].add(one)
         if work.partial:
             return  # what follows needs the whole
         yield from _check_files(checkpoint, cast)
@@ -183,7 +224,7 @@ def _check_tensor(
     key: str,
     trained: _Trained,
     rule: ScaleRule | None,
-    cast: Mapping[str, _Cast],
+    cast: Mapping[str, Cast],
     zeros: set[str],
     work: Work,
 ) -> Iterator[Finding]:
@@ -398,28 +439,18 @@ def _digest(
     return digest.digest()
 
 
-class _Cast:
-    """How many weights of a file were compared with their masters, and how many differ.
-
-    `far` counts those that are not one of the two numbers between which their master lies.
-    """
-
-    def __init__(self) -> None:
-        self.compared = self.differs = self.far = 0
-
-
-def _check_files(checkpoint: Checkpoint, cast: Mapping[str, _Cast]) -> Iterator[Finding]:
+def _check_files(checkpoint: Checkpoint, cast: Mapping[str, Cast]) -> Iterator[Finding]:
     """Yield files whose weights are not their masters'.
 
     Those without a step, where all others' are: stochastic rounding would show in every file, so
-    most weights must be exact. And those of which a quarter are further from their masters
-    than any rounding: a torn save, or a file of another rank.
+    most weights must be exact. And those that are unlike their masters: a file of another rank.
     """
-    apart = {file for file, one in cast.items() if 4 * one.far > one.compared}
+    apart = {file for file, one in cast.items() if one.unlike}
     for file in sorted(apart):
         what = (
             f"{cast[file].far} of {cast[file].compared} weights in {file} are further from their"
-            " masters than rounding takes them: they and their masters are of two saves or ranks"
+            " masters than rounding takes them, and point elsewhere: they and their masters are of"
+            " two runs or ranks"
         )
         yield finding("mixed-steps", what, file=file)
     odd = {file for file, one in cast.items() if one.differs}
@@ -439,7 +470,7 @@ def _check_master(
     checkpoint: Checkpoint,
     key: str,
     info: TensorInfo,
-    files: Mapping[str, _Cast],
+    files: Mapping[str, Cast],
     limiter: RateLimit | None,
 ) -> Iterator[Finding]:
     weight = checkpoint.tensors.get(tensor_key("model", Kind.PARAM, info.name))
@@ -447,27 +478,58 @@ def _check_master(
         return
     import numpy as np
 
-    differs = far = 0
+    seen = Cast(compared=info.numel)
     for slab in slabs(Box.whole(info.shape), _SLAB, info.dtype.itemsize):
         master = read_box(checkpoint, info, slab, limiter).view(np.float32)
         cast = _cast(master, weight.dtype)
         if cast is None:
             return
         held = read_box(checkpoint, weight, slab, limiter)
-        unequal = cast != held
-        differs += int(np.count_nonzero(unequal))
-        far += _far(cast[unequal], held[unequal])
+        _compare(cast, held, weight.dtype, seen)
     for file in {piece.extent.file for piece in weight.pieces}:
-        files[file].compared += info.numel
-        files[file].differs += differs
-        files[file].far += far
-    if differs:
+        files[file].add(seen)
+    if seen.differs:
         yield finding(
             "master-differs",
-            f"{differs} of {info.numel} elements of {key} do not cast to their weight "
-            "(stochastic rounding does this, and so does a torn save)",
+            f"{seen.differs} of {info.numel} elements of {key} do not cast to their weight "
+            "(stochastic rounding does this, weights kept in FP8, an average, and a torn save)",
             tensor=key,
         )
+
+
+def _compare(cast: Array, held: Array, dtype: DType, seen: Cast) -> None:
+    """Count how weights compare with their masters, both as bits of one floating type."""
+    import numpy as np
+
+    cast, held = cast.reshape(-1), np.ascontiguousarray(held).reshape(-1)
+    for start in range(0, cast.size, _BLOCK):
+        one, other = cast[start : start + _BLOCK], held[start : start + _BLOCK]
+        unequal = one != other
+        differs = int(np.count_nonzero(unequal))
+        numbers = _finite(one, dtype)
+        squares = float(np.dot(numbers, numbers))
+        seen.masters += squares
+        if not differs:
+            seen.held += squares
+            continue
+        seen.differs += differs
+        seen.far += _far(one[unequal], other[unequal])
+        held_numbers = _finite(other, dtype)
+        seen.held += float(np.dot(held_numbers, held_numbers))
+        numbers -= held_numbers
+        seen.apart += float(np.dot(numbers, numbers))
+
+
+def _finite(bits: Array, dtype: DType) -> Array:
+    """Return numbers as float64; 0 for those that are not finite."""
+    import numpy as np
+
+    from ftckpt.checkpoint.rounding import from_bfloat16
+
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        floats = from_bfloat16(bits) if dtype.name == "bfloat16" else bits.view(dtype.name)
+        numbers = floats.astype(np.float64)
+    return np.where(np.isfinite(numbers), numbers, 0.0)
 
 
 def _far(cast: Array, held: Array) -> int:
