@@ -27,6 +27,7 @@ from ftckpt.retention.scan.check_cache import Passed
 from ftckpt.retention.scan.contents import list_entry, sum_up
 from ftckpt.retention.scan.entries import EntryClass, ScanDepth
 from ftckpt.retention.scan.entry import ScannedEntry
+from ftckpt.retention.scan.inside import with_run
 from ftckpt.storage.store import Entry, EntryKind
 from ftckpt.verification import check_structure
 
@@ -152,8 +153,7 @@ def surveyed(found: ScannedEntry) -> ScannedEntry | None:
         return found
     try:
         files = list_entry(found.root.store, found.place)
-        base = found.place.path if found.place.kind is EntryKind.DIRECTORY else ""
-        return found.now(contents=sum_up(files, base))
+        return with_run(found.now(contents=sum_up(files)), files)
     except NotFoundError:
         return None
 

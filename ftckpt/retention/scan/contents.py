@@ -12,7 +12,6 @@ from ftckpt.own_files import SUFFIX, is_own
 from ftckpt.storage.store import Entry, EntryKind, Store
 
 from .entries import EntryContents, SharedFile
-from .inside import run_inside
 
 
 def list_entry(store: Store, entry: Entry) -> list[Entry]:
@@ -41,8 +40,8 @@ def count_names(store: Store, entry: Entry) -> int:
         return 0
 
 
-def sum_up(files: Sequence[Entry], base: str = "") -> EntryContents:
-    """Sum up files below `base`; a file with several names counts once, a link not at all."""
+def sum_up(files: Sequence[Entry]) -> EntryContents:
+    """Sum up files; a file with several names counts once, a link not at all."""
     here: Counter[str] = Counter()
     held: dict[str, tuple[int, int]] = {}
     unshared = 0
@@ -63,7 +62,6 @@ def sum_up(files: Sequence[Entry], base: str = "") -> EntryContents:
         shared=shared,
         newest=max((f.mtime for f in files if f.mtime is not None), default=None),
         fingerprint=fingerprint_of(files),
-        run=run_inside((file.path for file in files), base) if base else "",
     )
 
 

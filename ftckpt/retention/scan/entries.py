@@ -76,7 +76,8 @@ class EntryContents:
             keeps none.
         fingerprint: digest over names, kinds, sizes, times and versions
             (`contents.fingerprint_of`).
-        run: the path of another run's checkpoint or root among them; "" if none shows.
+        run: the path of another run's checkpoint or root among them (`inside.with_run`); "" if
+            none shows.
     """
 
     files: int
