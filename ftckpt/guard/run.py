@@ -87,13 +87,28 @@ class _Running:
     fresh_at: float
     before_s: float | None
     saves: list[float] = field(default_factory=list)
-    newest: tuple[str, int | None] = "", None
+    newest: int | None = None
     stopped_by: int = 0
     hung: bool = False
     late: bool = False
     others_ended: bool = False
     term_at: float | None = None
     kill_at: float | None = None
+
+    def saved(self, step: int | None, now: float, settled: float) -> None:
+        """Note a save.
+
+        One that is told of again, because it was sealed or has a second name (`last`), is one save:
+        too short an interval between saves would soon make a hang of a healthy job.
+        """
+        self.fresh_at, self.late = now, False
+        if self.saves and (step is None or self.newest is None):
+            again = now - self.saves[-1] <= settled
+        else:
+            again = bool(self.saves) and step == self.newest
+        if not again:
+            self.saves.append(now)
+        self.newest = step
 
 
 class Guard:
@@ -397,7 +412,7 @@ class Guard:
         """
         until: float | None = None
         settled = time.monotonic() + self._settings.settled
-        watcher.look()
+        watcher.look(ended=True)
         while watcher.busy or watcher.away or watcher.unread:
             for event in self._drain():
                 if isinstance(event, (signal.Signals, Notice)):
@@ -412,7 +427,7 @@ class Guard:
                 self._unseen = watcher.away
                 return
             if watcher.away or (watcher.unread and now > settled):
-                watcher.look(last=now > settled)
+                watcher.look(ended=True, last=now > settled)
             select.select([self._wake], [], [], min(_TICK, self._settings.every))
 
     def _measure(self, running: _Running) -> None:
@@ -473,11 +488,7 @@ class Guard:
         elif isinstance(event, Notice):
             self._take_notice(event, running)
         elif isinstance(event, NewSave):
-            running.fresh_at, running.late = time.monotonic(), False
-            # One that is sealed or written into afterwards is told of again, and is one save.
-            if event.step is None or (event.path, event.step) != running.newest:
-                running.saves.append(running.fresh_at)
-            running.newest = event.path, event.step
+            running.saved(event.step, time.monotonic(), self._settings.settled)
             self._journal.add("saved", token=self._token, path=event.path, step=event.step)
             self._standing.saved(event.step)
             self._write_iteration(event.step)
@@ -536,9 +547,7 @@ class Guard:
             if checked.newest:
                 self._standing.good(save.step)
             return
-        if (
-            code is ExitCode.NOT_FOUND
-        ):  # a trainer that keeps few, and a verification that takes long
+        if code is ExitCode.NOT_FOUND:  # a trainer that keeps few, and a slow verification
             self._say(f"guard: {save.path} went before it was verified")
             return
         self._warn(f"guard: {save.path} does not pass ({code.name}): {checked.message}")

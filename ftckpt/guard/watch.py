@@ -23,8 +23,9 @@ from typing import NamedTuple
 from ftckpt.discovery.candidates import look
 from ftckpt.discovery.roots import Root
 from ftckpt.errors import ExitCode, FtckptError
-from ftckpt.own_files import FOLDER, WEIGHTS
-from ftckpt.storage.store import Entry, EntryKind
+from ftckpt.own_files import WEIGHTS
+
+from .folders import FilesOf, Folders, files_of
 
 # Seconds until a save that does not pass is verified again.
 SETTLED = 30.0
@@ -32,8 +33,6 @@ SETTLED = 30.0
 _SILENT = 3
 # Seconds that may pass before a start while the files of older saves are noted.
 NOTING = 20.0
-# Directories whose name says no step, and whose files are listed at each look.
-_STEPLESS = 16
 # What a listing shows of each name: it changes when a save of the same name is made again.
 Shown = Mapping[str, tuple[float | None, int]]
 
@@ -70,20 +69,6 @@ class CheckedSave(NamedTuple):
     message: str
     seconds: float
     newest: bool = False
-
-
-# The files of a save: path, size, time and version of each.
-FilesOf = frozenset[tuple[str, int, float | None, str | None]]
-
-
-def files_of(root: Root, entry: Entry) -> FilesOf:
-    """Return what shows whether a save was written anew.
-
-    Raises:
-        FtckptError: it cannot be listed.
-    """
-    found = [entry] if entry.kind is EntryKind.FILE else root.store.walk(entry.path)
-    return frozenset((one.path, one.size, one.mtime, one.etag) for one in found)
 
 
 def shown(root: Root) -> Shown:
@@ -207,7 +192,7 @@ class SaveWatcher(threading.Thread):
         self._since, self._best = since, since
         self._before = frozenset(before)
         self._files: dict[str, FilesOf] = {}
-        self._held: dict[str, FilesOf] = {}
+        self._folders = Folders(before)
         self._anew: set[str] = set()
         self._read, self._verify, self._tell = read, verify, tell
         self._every, self._settled = every, settled
@@ -241,7 +226,7 @@ class SaveWatcher(threading.Thread):
                 root = self._read()
             except FtckptError:
                 return
-            self._note_contents(root)
+            self._folders.note(root)
             # What shows no time of its own shows no touch either.
             known = [
                 c for c in root.candidates if c.path in self._seen and c.entry.mtime is not None
@@ -254,27 +239,6 @@ class SaveWatcher(threading.Thread):
                     return
                 with suppress(FtckptError):
                     self._files[candidate.path] = files_of(root, candidate.entry)
-
-    def _note_contents(self, root: Root) -> None:
-        """Add to `_anew` what was written into since the last look.
-
-        A root's listing shows no time of a prefix in an object store, and none that changes where
-        the files of a directory are written over. That is where a trainer has one fixed name
-        (`last`), seals what it has saved, or saves the step again at which it was killed.
-        """
-        named = [c for c in root.candidates if not c.staging and not c.path.endswith(WEIGHTS)]
-        folders = [c for c in named if c.entry.kind is EntryKind.DIRECTORY]
-        top = max((c.step for c in folders if c.step is not None), default=None)
-        stepless = [c for c in folders if c.step is None][:_STEPLESS]
-        for candidate in (*stepless, *(c for c in folders if c.step == top is not None)):
-            with suppress(FtckptError):
-                if candidate.step is None and root.recognise(candidate) is None:
-                    continue
-                listed = files_of(root, candidate.entry)
-                now = frozenset(one for one in listed if f"/{FOLDER}/" not in one[0])
-                if self._held.setdefault(candidate.path, now) != now:
-                    self._held[candidate.path] = now
-                    self._anew.add(candidate.path)
 
     def _is_lower(self, step: int | None) -> bool:
         return step is not None and self._since is not None and step < self._since
@@ -308,11 +272,12 @@ class SaveWatcher(threading.Thread):
             self._news.clear()
             self._check()
 
-    def look(self, *, last: bool = False) -> None:
+    def look(self, *, ended: bool = False, last: bool = False) -> None:
         """Tell of saves that are new since the last look; a store that is away tells nothing.
 
         Args:
-            last: nobody writes any more, so saves that cannot be read are told of as they are.
+            ended: nobody writes any more.
+            last: saves that cannot be read are told of as they are.
         """
         # When the command has ended the main thread looks too, and must not miss half a look.
         with self._looking:
@@ -320,15 +285,17 @@ class SaveWatcher(threading.Thread):
             try:
                 root = self._read()
                 listed = shown(root)
-                self._note_contents(root)
+                self._anew |= self._folders.look(root, ended=ended)
                 known = {n: s for n, s in self._seen.items() if n not in self._anew}
+                known |= {name: listed[name] for name in self._folders.resting}
                 found = new_saves(root, known, unread)
             except FtckptError as error:
                 self._absent = error.message
                 return
             away = [one for one in unread if one.error.exit_code is ExitCode.UNAVAILABLE]
             self._absent = away[0].error.message if away else ""
-            same = {save.name for save in found if self._is_old(root, save)} - self._anew
+            same = {save.name for save in found if self._is_old(root, save)}
+            same = (same | self._folders.decided) - self._anew
             fresh = [save for save in found if save.name not in same]
             self._anew.difference_update(save.name for save in found)
             self._seen |= {save.name: listed[save.name] for save in found}
@@ -409,4 +376,4 @@ class SaveWatcher(threading.Thread):
         self._news.set()
         if self.ident is not None:
             self.join()
-        self.look()
+        self.look(ended=True)
