@@ -14,7 +14,7 @@ import torch
 
 from ftckpt.api.choosing import read_root
 from ftckpt.api.opening import STORES
-from ftckpt.discovery.roots import Root
+from ftckpt.discovery.roots import Candidate, Child, Root
 from ftckpt.errors import ExitCode, UnavailableError
 from ftckpt.guard import watch
 from ftckpt.guard.run import Guard, _Running
@@ -322,9 +322,14 @@ def test_what_does_not_change_is_listed_now_and_then(monkeypatch: pytest.MonkeyP
         ranks.store.put(f"{name}/a.txt", b"no checkpoint")
     watcher = ranks.watcher()
     ranks.store.put("logs/a.txt", b"since")
-    asked = []
+    asked: list[str] = []
     real = Root.recognise
-    monkeypatch.setattr(Root, "recognise", lambda self, c: asked.append(c.path) or real(self, c))
+
+    def recognise(self: Root, candidate: Candidate) -> Child | None:
+        asked.append(candidate.path)
+        return real(self, candidate)
+
+    monkeypatch.setattr(Root, "recognise", recognise)
     for _ in range(100):
         watcher.look()
     assert 0 < len(asked) < 60
