@@ -26,7 +26,7 @@ from ftckpt.verification.file_digests import FileToHash, HashedFile
 from ftckpt.verification.replica import BlockPair, ReplicaDifference, TensorPair
 from ftckpt.verification.selfchecks import ChosenSelfCheck, SelfCheckDone
 from ftckpt.verification.sums import RecordStream, Spans, Sums
-from ftckpt.verification.values import Cast, Numbers, NumbersOf
+from ftckpt.verification.values import MasterCast, Numbers, NumbersOf
 
 from .compared import dump_ranges, key_of_ranges, load_ranges, part_of_ranges
 from .error_records import dump_error, load_error
@@ -180,7 +180,7 @@ def _dump_numbers(done: Numbers) -> Any:
 
 def _load_numbers(task: NumbersOf, value: Any) -> Numbers:
     findings, cast, zero = value
-    counts = {file: Cast(*counted) for file, counted in cast.items()}
+    counts = {file: MasterCast(*counted) for file, counted in cast.items()}
     return Numbers(task.tensor, tuple(map(load_finding, findings)), counts, zero is True)
 
 

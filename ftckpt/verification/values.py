@@ -117,7 +117,7 @@ class NumbersOf(NamedTuple):
 
 
 @dataclass
-class Cast:
+class MasterCast:
     """How the weights of a file compare with what their masters cast to.
 
     Attributes:
@@ -136,7 +136,7 @@ class Cast:
     masters: float = 0.0
     held: float = 0.0
 
-    def add(self, other: Cast) -> None:
+    def add(self, other: MasterCast) -> None:
         """Count what another one has counted."""
         self.compared += other.compared
         self.differs += other.differs
@@ -169,7 +169,7 @@ class Numbers(NamedTuple):
 
     tensor: str
     findings: tuple[Finding, ...]
-    cast: Mapping[str, Cast]
+    cast: Mapping[str, MasterCast]
     zero: bool
 
 
@@ -190,11 +190,11 @@ def check_values(checkpoint: Checkpoint, work: Work) -> Iterator[Finding]:
         ahead = None
     trained = _Trained(checkpoint.tensors.values())
     rules = {key: rule for one in checkpoint.quantised.values() for key, rule in one.rules.items()}
-    cast: dict[str, Cast] = defaultdict(Cast)
+    cast: dict[str, MasterCast] = defaultdict(MasterCast)
 
     def check(one: NumbersOf) -> Numbers:
         key = one.tensor
-        seen: dict[str, Cast] = defaultdict(Cast)
+        seen: dict[str, MasterCast] = defaultdict(MasterCast)
         zero: set[str] = set()
         found = list(_check_tensor(checkpoint, key, trained, rules.get(key), seen, zero, work))
         return Numbers(key, tuple(found), dict(seen), bool(zero))
@@ -224,7 +224,7 @@ def _check_tensor(
     key: str,
     trained: _Trained,
     rule: ScaleRule | None,
-    cast: Mapping[str, Cast],
+    cast: Mapping[str, MasterCast],
     zeros: set[str],
     work: Work,
 ) -> Iterator[Finding]:
@@ -439,7 +439,7 @@ def _digest(
     return digest.digest()
 
 
-def _check_files(checkpoint: Checkpoint, cast: Mapping[str, Cast]) -> Iterator[Finding]:
+def _check_files(checkpoint: Checkpoint, cast: Mapping[str, MasterCast]) -> Iterator[Finding]:
     """Yield files whose weights are not their masters'.
 
     Those without a step, where all others' are: stochastic rounding would show in every file, so
@@ -470,7 +470,7 @@ def _check_master(
     checkpoint: Checkpoint,
     key: str,
     info: TensorInfo,
-    files: Mapping[str, Cast],
+    files: Mapping[str, MasterCast],
     limiter: RateLimit | None,
 ) -> Iterator[Finding]:
     weight = checkpoint.tensors.get(tensor_key("model", Kind.PARAM, info.name))
@@ -478,7 +478,7 @@ def _check_master(
         return
     import numpy as np
 
-    seen = Cast(compared=info.numel)
+    seen = MasterCast(compared=info.numel)
     for slab in slabs(Box.whole(info.shape), _SLAB, info.dtype.itemsize):
         master = read_box(checkpoint, info, slab, limiter).view(np.float32)
         cast = _cast(master, weight.dtype)
@@ -497,7 +497,7 @@ def _check_master(
         )
 
 
-def _compare(cast: Array, held: Array, dtype: DType, seen: Cast) -> None:
+def _compare(cast: Array, held: Array, dtype: DType, seen: MasterCast) -> None:
     """Count how weights compare with their masters, both as bits of one floating type."""
     import numpy as np
 

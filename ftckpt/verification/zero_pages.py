@@ -1,8 +1,12 @@
 """Pages of zeros inside a tensor that is not zero: what a crash leaves of pages never written.
 
 A run of zeros is suspicious where it begins and ends exactly at pages of the file (or at an end of
-the piece), between elements that are not zero, and not at rows of the tensor: padded vocabularies,
-unused embeddings and pruned blocks are whole rows.
+the piece), between elements that are not zero, and tensors do not look so by themselves:
+
+- Padded vocabularies, unused embeddings and pruned blocks are whole rows. An end of the piece is
+  the end of a row as well, because a flat partition may cut it.
+- Causal masks, padded rows and tables of positions are zero from or to the end of a row.
+- Blocks of zeros are at the same place in the row before or after.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ from ftckpt.checkpoint import Piece
 from ftckpt.checkpoint.dtypes import DType
 
 PAGE = 4096
+# Runs of one piece that are remembered.
+_MOST = 10_000
 
 
 class ZeroPages:
@@ -26,7 +32,7 @@ class ZeroPages:
         length: of the bytes.
 
     Attributes:
-        runs: how many there are.
+        runs: how many there are, once it has finished.
         first: the bytes of the first of them in the file.
     """
 
@@ -36,6 +42,7 @@ class ZeroPages:
         self._shift = start - (0 if piece.flat is None else piece.flat[0] * size)
         self._start, self._end, self._size = start, start + length, size
         self._at, self._last, self._begun, self._sharp = start, b"", -1, False
+        self._found: list[tuple[int, int]] = []
         self.runs = 0
         self.first = (0, 0)
 
@@ -70,18 +77,32 @@ class ZeroPages:
         self._at, self._last = self._at + len(block), block[-self._size :]
 
     def finish(self) -> None:
-        """Look at what reaches to the end of the piece."""
+        """Look at what reaches to the end of the piece, and count."""
         if self._begun > self._start:
             self._run(self._end, after=True)
+        found = set(self._found)
+        alone = [
+            (begin, end)
+            for begin, end in self._found
+            if not any((begin + by, end + by) in found for row in self._rows for by in (row, -row))
+        ]
+        self.runs = len(alone)
+        self.first = alone[0] if alone else (0, 0)
 
     def _run(self, end: int, *, after: bool) -> None:
         begin, self._begun = self._begun, -1
-        aligned = all(at % PAGE == 0 or at in (self._start, self._end) for at in (begin, end))
+        edges = self._start, self._end
+        aligned = all(at % PAGE == 0 or at in edges for at in (begin, end))
         if not (aligned and after and self._sharp) or end - begin < PAGE:
             return
-        first, last = begin - self._shift, end - self._shift
-        if any(first % row == 0 == last % row for row in self._rows):
+
+        def ends(at: int, row: int) -> bool:
+            return at in edges or (at - self._shift) % row == 0
+
+        if any(ends(begin, row) and ends(end, row) for row in self._rows):
             return
-        if not self.runs:
-            self.first = begin, end
-        self.runs += 1
+        inner = self._rows[-1]
+        if end - begin <= inner and (ends(begin, inner) or ends(end, inner)):
+            return
+        if len(self._found) < _MOST:
+            self._found.append((begin, end))
