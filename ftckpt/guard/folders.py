@@ -3,7 +3,7 @@
 A root's listing shows no time of a prefix in an object store, and none that changes where the files
 of a directory are written over. That is where a trainer has one fixed name (`last`), seals what it
 has saved, or saves the step again at which it was killed. A save of many files is told of once,
-when none of them changes any more.
+when none of them changes any more; where they come long after each other, it is still one save.
 """
 
 from __future__ import annotations
@@ -51,11 +51,13 @@ class _Folder:
         moving: how many looks in a row have found other files than were told of.
         idle: how many have not.
         rest: how many looks leave it out.
+        save: the files that were written since its newest save began.
     """
 
     told: FilesOf
     seen: FilesOf
     shown: tuple[float | None, int]
+    save: frozenset[str] = frozenset()
     moving: int = 0
     idle: int = 0
     rest: int = 0
@@ -79,6 +81,7 @@ class Folders:
     Attributes:
         decided: names of which the files alone show that they are a new save.
         resting: names that this look left out, because they were no checkpoints.
+        again: names whose newest save was told of in part: no file of it was written twice.
     """
 
     def __init__(self, before: Iterable[str]) -> None:
@@ -87,6 +90,7 @@ class Folders:
         self._strange: dict[str, _Strange] = {}
         self.decided: set[str] = set()
         self.resting: set[str] = set()
+        self.again: set[str] = set()
 
     def note(self, root: Root) -> None:
         """Note what is there before the command starts."""
@@ -136,6 +140,10 @@ class Folders:
         if not settled:
             folder.moving += 1
             return False
+        written = frozenset(one[0] for one in now ^ folder.told)
+        again = bool(folder.save) and not written & folder.save
+        folder.save = written | folder.save if again else written
+        (self.again.add if again else self.again.discard)(name)
         folder.told, folder.moving = now, 0
         return True
 

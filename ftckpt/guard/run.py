@@ -95,20 +95,22 @@ class _Running:
     term_at: float | None = None
     kill_at: float | None = None
 
-    def saved(self, step: int | None, now: float, settled: float) -> None:
+    def saved(self, save: NewSave, now: float, settled: float) -> None:
         """Note a save.
 
         One that is told of again, because it was sealed or has a second name (`last`), is one save:
         too short an interval between saves would soon make a hang of a healthy job.
         """
         self.fresh_at, self.late = now, False
-        if self.saves and (step is None or self.newest is None):
-            again = now - self.saves[-1] <= settled
+        if not self.saves:
+            again = False
+        elif save.step is None or self.newest is None:
+            again = save.again or now - self.saves[-1] <= settled
         else:
-            again = bool(self.saves) and step == self.newest
+            again = save.step == self.newest
         if not again:
             self.saves.append(now)
-        self.newest = step
+        self.newest = save.step
 
 
 class Guard:
@@ -488,7 +490,7 @@ class Guard:
         elif isinstance(event, Notice):
             self._take_notice(event, running)
         elif isinstance(event, NewSave):
-            running.saved(event.step, time.monotonic(), self._settings.settled)
+            running.saved(event, time.monotonic(), self._settings.settled)
             self._journal.add("saved", token=self._token, path=event.path, step=event.step)
             self._standing.saved(event.step)
             self._write_iteration(event.step)

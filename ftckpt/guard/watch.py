@@ -45,12 +45,14 @@ class NewSave(NamedTuple):
         path: as a user would type it.
         step: by content, else by name.
         number: counts the saves that a watcher has seen.
+        again: whether it is more of the save of this name that was told of last.
     """
 
     name: str
     path: str
     step: int | None
     number: int = 0
+    again: bool = False
 
 
 class CheckedSave(NamedTuple):
@@ -314,7 +316,8 @@ class SaveWatcher(threading.Thread):
                 self._tell(CheckedSave(numbered, one.error.exit_code, one.error.message, 0.0))
             for save in fresh:
                 self._count += 1
-                numbered = save._replace(number=self._count)
+                again = save.name in self._folders.again
+                numbered = save._replace(number=self._count, again=again)
                 self._waiting.pop(save.name, None)
                 self._doubtful.pop(save.name, None)  # those were other files
                 self._waiting[save.name] = numbered

@@ -344,9 +344,26 @@ def test_a_save_that_is_told_of_again_is_one_save_of_the_usual_interval() -> Non
         (1, 0), (1, 90), (2, 100), (2, 101), (None, 200), (None, 201), (None, 300),
         (None, 400), (4, 401), (None, 415), (5, 500), (None, 515), (5, 620), (6, 700),
     ):  # fmt: skip
-        running.saved(step, now, 30.0)
+        running.saved(NewSave(f"step-{step}", f"r/step-{step}", step), now, 30.0)
     assert running.saves == [0, 100, 200, 300, 400, 500, 620, 700]
     assert running.fresh_at == 700
+
+
+def test_a_save_whose_files_come_long_after_each_other_is_one_save() -> None:
+    ranks = Ranks("slow")
+    for rank in range(8):
+        ranks.save(rank, 0)
+    watcher, running = ranks.watcher(), _Running(MagicMock(), 0.0, 0.0, None)
+    for number in (1, 2, 3):
+        for rank in range(8):
+            ranks.save(rank, number)
+            for _ in range(8):
+                watcher.look()
+    for now, one in enumerate(ranks.told):
+        assert isinstance(one, NewSave)
+        running.saved(one, 60.0 * now, 30.0)
+    assert len(ranks.told) == 24
+    assert running.saves == [0.0, 480.0, 960.0]
 
 
 def test_a_save_that_went_before_it_was_verified_is_no_damage() -> None:
