@@ -81,6 +81,7 @@ class Folders:
     Attributes:
         decided: names of which the files alone show that they are a new save.
         resting: names that this look left out, because they were no checkpoints.
+        moving: whether this look found files that have not settled.
         again: names whose newest save was told of in part: no file of it was written twice.
     """
 
@@ -91,6 +92,7 @@ class Folders:
         self.decided: set[str] = set()
         self.resting: set[str] = set()
         self.again: set[str] = set()
+        self.moving = False
 
     def note(self, root: Root) -> None:
         """Note what is there before the command starts."""
@@ -106,10 +108,14 @@ class Folders:
         """
         self.decided, self.resting = set(), set()
         found = set()
+        moving = False
         for candidate in _watched(root):
             with suppress(FtckptError):
                 if self._settles(root, candidate, ended=ended):
                     found.add(candidate.path)
+                elif candidate.path in self._known:
+                    moving |= self._known[candidate.path].moving > 0
+        self.moving = moving
         return found
 
     def _settles(self, root: Root, candidate: Candidate, *, ended: bool) -> bool:

@@ -94,6 +94,7 @@ class _Running:
     others_ended: bool = False
     term_at: float | None = None
     kill_at: float | None = None
+    watcher: SaveWatcher | None = None
 
     def saved(self, save: NewSave, now: float, settled: float) -> None:
         """Note a save.
@@ -374,6 +375,7 @@ class Guard:
         self._last, self._unseen = None, ""
         try:
             if watcher is not None:
+                running.watcher = watcher
                 watcher.start()
                 threading.Thread(
                     target=self._measure, args=(running,), name="ftckpt-interval", daemon=True
@@ -583,6 +585,9 @@ class Guard:
         limit = self._hang_limit(running)
         age = now - running.fresh_at
         if limit is None or age <= limit:
+            return
+        if running.watcher is not None and running.watcher.moving:
+            running.fresh_at = now - limit + self._settings.every  # it saves: look again
             return
         running.late = True
         policy = self._settings.limits.on_hang

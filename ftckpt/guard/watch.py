@@ -364,6 +364,11 @@ class SaveWatcher(threading.Thread):
         return self._absent or (self._unanswered if self.busy else "")
 
     @property
+    def moving(self) -> bool:
+        """Whether the last look found files of a save that is being written over an older one."""
+        return self._folders.moving
+
+    @property
     def unread(self) -> bool:
         """Whether the last look found saves that cannot be read."""
         return bool(self._unread)

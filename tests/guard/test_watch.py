@@ -17,6 +17,7 @@ from ftckpt.api.opening import STORES
 from ftckpt.discovery.roots import Candidate, Child, Root
 from ftckpt.errors import ExitCode, UnavailableError
 from ftckpt.guard import watch
+from ftckpt.guard.decisions import OnHang
 from ftckpt.guard.run import Guard, _Running
 from ftckpt.guard.watch import CheckedSave, NewSave, SaveWatcher, new_saves, shown
 from ftckpt.own_files import MANIFEST, WEIGHTS
@@ -347,6 +348,29 @@ def test_a_save_that_is_told_of_again_is_one_save_of_the_usual_interval() -> Non
         running.saved(NewSave(f"step-{step}", f"r/step-{step}", step), now, 30.0)
     assert running.saves == [0, 100, 200, 300, 400, 500, 620, 700]
     assert running.fresh_at == 700
+
+
+def test_a_job_that_is_saving_does_not_hang() -> None:
+    """One that saves at every look into one directory is told of now and then only."""
+    ranks = Ranks("saving")
+    ranks.save(0, 0)
+    watcher = ranks.watcher()
+    guard, running = MagicMock(spec=Guard), _Running(MagicMock(), 0.0, 0.0, 10.0)
+    for attribute in ("_alarm", "_journal", "_standing", "_team", "_warn", "_token"):
+        setattr(guard, attribute, MagicMock())
+    guard._notice, guard._settings = None, MagicMock(every=15.0)
+    guard._settings.limits.on_hang = OnHang.WARN
+    guard._hang_limit.return_value = 60.0
+    running.watcher = watcher
+    for number in range(1, 20):
+        ranks.save(0, number)
+        watcher.look()
+        Guard._look_for_hang(guard, running, 15.0 * number)
+    assert not running.late
+    for number in range(20, 30):
+        watcher.look()
+        Guard._look_for_hang(guard, running, 15.0 * number)
+    assert running.late
 
 
 def test_a_save_whose_files_come_long_after_each_other_is_one_save() -> None:
