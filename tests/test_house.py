@@ -82,7 +82,7 @@ BUDGET = {
     "alerting": 500,
     "replay": 5_125,
     "formats.pickles": 2_359,
-    "guard": 3_160,
+    "guard": 3_180,
     "formats.torch_files": 4_180,
     "formats.state": 2_020,
     "formats.huggingface": 500,
