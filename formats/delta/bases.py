@@ -63,7 +63,7 @@ def _of_part(root: Root, child: Child, part: UnopenedPart) -> Iterator[str]:
         if candidate == child.candidate:
             continue
         same = candidate.step == step is not None
-        # In the same store it may have been renamed; what may not be read may be it.
+        # In the same store it may have been renamed; the base may also be one that is denied.
         renamed = candidate.step is None or digests.get(candidate.path) in ("", base.manifest)
         if same or (path is not None and renamed):
             yield candidate.entry.path

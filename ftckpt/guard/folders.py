@@ -19,7 +19,7 @@ from ftckpt.storage.store import Entry, EntryKind
 
 # Directories whose name says no step, and whose files are listed.
 _STEPLESS = 16
-# A directory that changes at each of so many looks holds more than saves, a log perhaps.
+# Where a directory changes at each of these looks, it holds more than saves, a log perhaps.
 _RESTLESS = 40
 # What did not change for four looks is left out of one, and so on.
 _PATIENCE, _MOST = 4, 4
@@ -179,7 +179,7 @@ def _watched(root: Root) -> Iterator[Candidate]:
 
 
 def _data_of(root: Root, candidate: Candidate) -> FilesOf:
-    """Return the files of a directory; a seal of what names no step is no save."""
+    """Return the files of a directory; sealing `last` does not save it anew."""
     listed = files_of(root, candidate.entry)
     start = len(candidate.entry.path) + 1
     if candidate.step is None:
