@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
 
 from ftckpt.discovery.recognise import UnopenedPart
-from ftckpt.discovery.roots import Child, Root
-from ftckpt.errors import NotFoundError
-from ftckpt.storage.store import Store
+from ftckpt.discovery.roots import Candidate, Child, Root, concurrently
+from ftckpt.errors import CorruptError, DeniedError, NotFoundError, UnsafeError, UnsupportedError
+from ftckpt.manifest.locate import read
+from ftckpt.own_files import MANIFEST, SUFFIX
+from ftckpt.storage.store import EntryKind, Store
 
 from .names import FORMAT
+
+_READING = threading.Lock()
 
 
 def bases(root: Root, child: Child) -> Sequence[str]:
@@ -18,7 +24,9 @@ def bases(root: Root, child: Child) -> Sequence[str]:
 
     Only the first bytes of its index are read. Where nothing stands where the base was, that place
     counts all the same, because it may lie in the trash; and so does every checkpoint of its step
-    in the root, because a reader would look for it among them. What lies in the store is named by
+    in the root, because a reader would look for it among them. It may have been renamed: then it is
+    the one with its manifest, one whose manifest may not be read, or one whose name says no step.
+    What lies in the store is named by
     its path there, what lies elsewhere by its absolute path or URL. What lies inside a checkpoint
     (one model of several) is named together with all around it.
 
@@ -50,9 +58,42 @@ def _of_part(root: Root, child: Child, part: UnopenedPart) -> Iterator[str]:
         if _stands(root.store, path):
             return
     step = step_of(base)
+    digests = _digests(root) if path is not None and base.manifest else {}
     for candidate in root.candidates:
-        if candidate.step == step is not None and candidate != child.candidate:
+        if candidate == child.candidate:
+            continue
+        same = candidate.step == step is not None
+        # In the same store it may have been renamed; the base may also be one that is denied.
+        renamed = candidate.step is None or digests.get(candidate.path) in ("", base.manifest)
+        if same or (path is not None and renamed):
             yield candidate.entry.path
+
+
+def _digests(root: Root) -> Mapping[str, str]:
+    """Return the digests of the manifests of a root's checkpoints; "" where one may not be read.
+
+    They are read once, however many deltas have lost their base.
+    """
+    from .chain import manifest_digest
+
+    def of(candidate: Candidate) -> str | None:
+        entry = candidate.entry
+        folder = entry.kind is EntryKind.DIRECTORY
+        beside = f"{entry.path}/{MANIFEST}" if folder else entry.path + SUFFIX
+        try:
+            return manifest_digest(read(root.store, beside))
+        except DeniedError:
+            return ""
+        except (NotFoundError, CorruptError, UnsafeError, UnsupportedError):
+            return None
+
+    with _READING:  # deltas are looked at side by side
+        known = root.memo.get(__name__)
+        if known is None:
+            named = [c for c in root.candidates if c.step is not None]
+            found = zip(named, concurrently(root.store, of, named), strict=True)
+            known = root.memo[__name__] = {c.path: one for c, one in found if one is not None}
+    return cast("Mapping[str, str]", known)
 
 
 def _with_all_around(path: str) -> Iterator[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ftckpt.checkpoint import CommitState
 from ftckpt.errors import FtckptError, NotFoundError, UsageError
@@ -75,6 +75,7 @@ class Root:
         foreign: other names; reported, never touched.
         ask: recognises one directory or file.
         tombs: of candidates that were dropped in place, by path; see `is_dropped`.
+        memo: what was read of this listing and is asked for more than once, by who asks.
     """
 
     store: Store
@@ -84,6 +85,7 @@ class Root:
     foreign: tuple[str, ...]
     ask: Callable[[Entry], UnopenedPart | None]
     tombs: Mapping[str, Tomb] = field(default_factory=dict)
+    memo: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def url(self) -> str:

@@ -87,12 +87,31 @@ class _Running:
     fresh_at: float
     before_s: float | None
     saves: list[float] = field(default_factory=list)
+    newest: int | None = None
     stopped_by: int = 0
     hung: bool = False
     late: bool = False
     others_ended: bool = False
     term_at: float | None = None
     kill_at: float | None = None
+    watcher: SaveWatcher | None = None
+
+    def saved(self, save: NewSave, now: float, settled: float) -> None:
+        """Note a save.
+
+        One that is told of again, because it was sealed or has a second name (`last`), is one save:
+        too short an interval between saves would soon make a hang of a healthy job.
+        """
+        self.fresh_at, self.late = now, False
+        if not self.saves:
+            again = False
+        elif save.step is None or self.newest is None:
+            again = save.again or now - self.saves[-1] <= settled
+        else:
+            again = save.step == self.newest
+        if not again:
+            self.saves.append(now)
+        self.newest = save.step
 
 
 class Guard:
@@ -356,6 +375,7 @@ class Guard:
         self._last, self._unseen = None, ""
         try:
             if watcher is not None:
+                running.watcher = watcher
                 watcher.start()
                 threading.Thread(
                     target=self._measure, args=(running,), name="ftckpt-interval", daemon=True
@@ -396,7 +416,7 @@ class Guard:
         """
         until: float | None = None
         settled = time.monotonic() + self._settings.settled
-        watcher.look()
+        watcher.look(ended=True)
         while watcher.busy or watcher.away or watcher.unread:
             for event in self._drain():
                 if isinstance(event, (signal.Signals, Notice)):
@@ -411,7 +431,7 @@ class Guard:
                 self._unseen = watcher.away
                 return
             if watcher.away or (watcher.unread and now > settled):
-                watcher.look(last=now > settled)
+                watcher.look(ended=True, last=now > settled)
             select.select([self._wake], [], [], min(_TICK, self._settings.every))
 
     def _measure(self, running: _Running) -> None:
@@ -472,8 +492,7 @@ class Guard:
         elif isinstance(event, Notice):
             self._take_notice(event, running)
         elif isinstance(event, NewSave):
-            running.saves.append(time.monotonic())
-            running.fresh_at, running.late = running.saves[-1], False
+            running.saved(event, time.monotonic(), self._settings.settled)
             self._journal.add("saved", token=self._token, path=event.path, step=event.step)
             self._standing.saved(event.step)
             self._write_iteration(event.step)
@@ -532,6 +551,9 @@ class Guard:
             if checked.newest:
                 self._standing.good(save.step)
             return
+        if code is ExitCode.NOT_FOUND:  # a trainer that keeps few, and a slow verification
+            self._say(f"guard: {save.path} went before it was verified")
+            return
         self._warn(f"guard: {save.path} does not pass ({code.name}): {checked.message}")
         self._alarm.raise_("damaged", f"{save.path}: {checked.message}")
 
@@ -563,6 +585,9 @@ class Guard:
         limit = self._hang_limit(running)
         age = now - running.fresh_at
         if limit is None or age <= limit:
+            return
+        if running.watcher is not None and running.watcher.moving:
+            running.fresh_at = now - limit + self._settings.every  # it saves: look again
             return
         running.late = True
         policy = self._settings.limits.on_hang

@@ -24,7 +24,8 @@ from ftckpt.discovery.candidates import look
 from ftckpt.discovery.roots import Root
 from ftckpt.errors import ExitCode, FtckptError
 from ftckpt.own_files import WEIGHTS
-from ftckpt.storage.store import Entry, EntryKind
+
+from .folders import FilesOf, Folders, files_of
 
 # Seconds until a save that does not pass is verified again.
 SETTLED = 30.0
@@ -44,12 +45,14 @@ class NewSave(NamedTuple):
         path: as a user would type it.
         step: by content, else by name.
         number: counts the saves that a watcher has seen.
+        again: whether it is more of the save of this name that was told of last.
     """
 
     name: str
     path: str
     step: int | None
     number: int = 0
+    again: bool = False
 
 
 class CheckedSave(NamedTuple):
@@ -68,20 +71,6 @@ class CheckedSave(NamedTuple):
     message: str
     seconds: float
     newest: bool = False
-
-
-# The files of a save: path, size, time and version of each.
-FilesOf = frozenset[tuple[str, int, float | None, str | None]]
-
-
-def files_of(root: Root, entry: Entry) -> FilesOf:
-    """Return what shows whether a save was written anew.
-
-    Raises:
-        FtckptError: it cannot be listed.
-    """
-    found = [entry] if entry.kind is EntryKind.FILE else root.store.walk(entry.path)
-    return frozenset((one.path, one.size, one.mtime, one.etag) for one in found)
 
 
 def shown(root: Root) -> Shown:
@@ -205,6 +194,8 @@ class SaveWatcher(threading.Thread):
         self._since, self._best = since, since
         self._before = frozenset(before)
         self._files: dict[str, FilesOf] = {}
+        self._folders = Folders(before)
+        self._anew: set[str] = set()
         self._read, self._verify, self._tell = read, verify, tell
         self._every, self._settled = every, settled
         self._seen = dict(before)
@@ -237,6 +228,7 @@ class SaveWatcher(threading.Thread):
                 root = self._read()
             except FtckptError:
                 return
+            self._folders.note(root)
             # What shows no time of its own shows no touch either.
             known = [
                 c for c in root.candidates if c.path in self._seen and c.entry.mtime is not None
@@ -282,11 +274,12 @@ class SaveWatcher(threading.Thread):
             self._news.clear()
             self._check()
 
-    def look(self, *, last: bool = False) -> None:
+    def look(self, *, ended: bool = False, last: bool = False) -> None:
         """Tell of saves that are new since the last look; a store that is away tells nothing.
 
         Args:
-            last: nobody writes any more, so saves that cannot be read are told of as they are.
+            ended: nobody writes any more.
+            last: saves that cannot be read are told of as they are.
         """
         # When the command has ended the main thread looks too, and must not miss half a look.
         with self._looking:
@@ -294,13 +287,19 @@ class SaveWatcher(threading.Thread):
             try:
                 root = self._read()
                 listed = shown(root)
-                found = new_saves(root, self._seen, unread)
+                self._anew |= self._folders.look(root, ended=ended)
+                known = {n: s for n, s in self._seen.items() if n not in self._anew}
+                known |= {name: listed[name] for name in self._folders.resting}
+                found = new_saves(root, known, unread)
             except FtckptError as error:
                 self._absent = error.message
                 return
             away = [one for one in unread if one.error.exit_code is ExitCode.UNAVAILABLE]
             self._absent = away[0].error.message if away else ""
-            fresh = [save for save in found if not self._is_old(root, save)]
+            same = {save.name for save in found if self._is_old(root, save)}
+            same = (same | self._folders.decided) - self._anew
+            fresh = [save for save in found if save.name not in same]
+            self._anew.difference_update(save.name for save in found)
             self._seen |= {save.name: listed[save.name] for save in found}
             steps = [one.step for one in fresh if one.step is not None]
             self._highest = max([self._highest, *steps])
@@ -317,8 +316,10 @@ class SaveWatcher(threading.Thread):
                 self._tell(CheckedSave(numbered, one.error.exit_code, one.error.message, 0.0))
             for save in fresh:
                 self._count += 1
-                numbered = save._replace(number=self._count)
+                again = save.name in self._folders.again
+                numbered = save._replace(number=self._count, again=again)
                 self._waiting.pop(save.name, None)
+                self._doubtful.pop(save.name, None)  # those were other files
                 self._waiting[save.name] = numbered
                 self._tell(numbered)
         self._news.set()
@@ -363,6 +364,11 @@ class SaveWatcher(threading.Thread):
         return self._absent or (self._unanswered if self.busy else "")
 
     @property
+    def moving(self) -> bool:
+        """Whether the last look found files of a save that is being written over an older one."""
+        return self._folders.moving
+
+    @property
     def unread(self) -> bool:
         """Whether the last look found saves that cannot be read."""
         return bool(self._unread)
@@ -378,4 +384,4 @@ class SaveWatcher(threading.Thread):
         self._news.set()
         if self.ident is not None:
             self.join()
-        self.look()
+        self.look(ended=True)

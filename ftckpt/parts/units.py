@@ -7,6 +7,7 @@ the task says of itself (file, range) is not repeated.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import astuple
 from typing import Any, NamedTuple
 
 from ftckpt.comparison.read import ComparedRange
@@ -25,7 +26,7 @@ from ftckpt.verification.file_digests import FileToHash, HashedFile
 from ftckpt.verification.replica import BlockPair, ReplicaDifference, TensorPair
 from ftckpt.verification.selfchecks import ChosenSelfCheck, SelfCheckDone
 from ftckpt.verification.sums import RecordStream, Spans, Sums
-from ftckpt.verification.values import Numbers, NumbersOf
+from ftckpt.verification.values import MasterCast, Numbers, NumbersOf
 
 from .compared import dump_ranges, key_of_ranges, load_ranges, part_of_ranges
 from .error_records import dump_error, load_error
@@ -174,12 +175,12 @@ def _load_file(task: FileToHash, value: Any) -> HashedFile:
 
 def _dump_numbers(done: Numbers) -> Any:
     findings = [dump_finding(one) for one in done.findings]
-    return [findings, {f: [*c] for f, c in done.cast.items()}, done.zero]
+    return [findings, {f: [*astuple(c)] for f, c in done.cast.items()}, done.zero]
 
 
 def _load_numbers(task: NumbersOf, value: Any) -> Numbers:
     findings, cast, zero = value
-    counts = {file: (compared, differs) for file, (compared, differs) in cast.items()}
+    counts = {file: MasterCast(*counted) for file, counted in cast.items()}
     return Numbers(task.tensor, tuple(map(load_finding, findings)), counts, zero is True)
 
 

@@ -10,11 +10,12 @@ Elements are handled as unsigned integers, so bfloat16 and float8 need no cast.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftckpt.checkpoint import Box, Checkpoint, Kind, Piece, TensorInfo, tensor_key
@@ -26,11 +27,12 @@ from ftckpt.checkpoint.read_tensor import raw_dtype, read_box, read_part, slabs,
 from ftckpt.checkpoint.replicas import copies_of
 from ftckpt.checkpoint.steps import SCALARS_A_FILE
 from ftckpt.errors import CorruptError, ExitCode, FtckptError
-from ftckpt.findings import Finding, Severity, finding, from_error
+from ftckpt.findings import Finding, Severity, counted, finding, from_error
 from ftckpt.workers import Work
 from ftckpt.workers.limits import RateLimit
 
 from .scales import check_scale
+from .zero_pages import ZeroPages
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 _SLAB = 16 << 20
+# Elements whose squares are summed at once.
+_BLOCK = 1 << 18
 _RNG = re.compile(r"rng|random", re.IGNORECASE)
 _RANK = re.compile(r"(?:rank[_.]?|shard_|\[)?(\d+)$")
 
@@ -113,20 +117,60 @@ class NumbersOf(NamedTuple):
     tensor: str
 
 
+@dataclass
+class MasterCast:
+    """How the weights of a file compare with what their masters cast to.
+
+    Attributes:
+        compared: how many there are.
+        differs: how many differ.
+        far: how many are not one of the two numbers between which their master lies.
+        apart: the sum of the squares of the differences, where both numbers are finite.
+        masters: of the masters, as they are cast.
+        held: of the weights.
+    """
+
+    compared: int = 0
+    differs: int = 0
+    far: int = 0
+    apart: float = 0.0
+    masters: float = 0.0
+    held: float = 0.0
+
+    def add(self, other: MasterCast) -> None:
+        """Count what another one has counted."""
+        self.compared += other.compared
+        self.differs += other.differs
+        self.far += other.far
+        self.apart += other.apart
+        self.masters += other.masters
+        self.held += other.held
+
+    @property
+    def unlike(self) -> bool:
+        """Whether weights and masters have little in common: those of other tensors, permuted.
+
+        The cosine between them is below a half, and a quarter are further apart than rounding.
+        Weights that were kept in FP8, an average of the weights, and a save that is some steps
+        older all point where the masters point. What is all zero points nowhere, and is not unlike.
+        """
+        ends = self.masters + self.held - math.sqrt(self.masters * self.held)
+        return 4 * self.far > self.compared and self.apart > ends
+
+
 class Numbers(NamedTuple):
     """What the numbers of one tensor showed.
 
     Attributes:
         tensor: its key.
         findings: its defects.
-        cast: for each file that holds its weight, how many elements were compared with their
-            masters, and how many differ.
+        cast: for each file that holds its weight, how it compares with its master.
         zero: whether every element is zero.
     """
 
     tensor: str
     findings: tuple[Finding, ...]
-    cast: Mapping[str, tuple[int, int]]
+    cast: Mapping[str, MasterCast]
     zero: bool
 
 
@@ -150,15 +194,14 @@ def check_values(checkpoint: Checkpoint, work: Work) -> Iterator[Finding]:
     with suppress(CorruptError):  # it is a finding of the structure
         quantised = checkpoint.quantised
     rules = {key: rule for one in quantised.values() for key, rule in one.rules.items()}
-    cast: dict[str, _Cast] = defaultdict(_Cast)
+    cast: dict[str, MasterCast] = defaultdict(MasterCast)
 
     def check(one: NumbersOf) -> Numbers:
         key = one.tensor
-        seen: dict[str, _Cast] = defaultdict(_Cast)
+        seen: dict[str, MasterCast] = defaultdict(MasterCast)
         zero: set[str] = set()
         found = list(_check_tensor(checkpoint, key, trained, rules.get(key), seen, zero, work))
-        counts = {f: (c.compared, c.differs) for f, c in seen.items()}
-        return Numbers(key, tuple(found), counts, bool(zero))
+        return Numbers(key, tuple(found), dict(seen), bool(zero))
 
     zeros: set[str] = set()
 
@@ -167,9 +210,8 @@ def check_values(checkpoint: Checkpoint, work: Work) -> Iterator[Finding]:
             yield from done.findings
             if done.zero:
                 zeros.add(done.tensor)
-            for file, (compared, differs) in done.cast.items():
-                cast[file].compared += compared
-                cast[file].differs += differs
+            for file, one in done.cast.items():
+                cast[file].add(one)
         if work.partial:
             return  # what follows needs the whole
         yield from _check_files(checkpoint, cast)
@@ -186,7 +228,7 @@ def _check_tensor(
     key: str,
     trained: _Trained,
     rule: ScaleRule | None,
-    cast: Mapping[str, _Cast],
+    cast: Mapping[str, MasterCast],
     zeros: set[str],
     work: Work,
 ) -> Iterator[Finding]:
@@ -264,16 +306,19 @@ def _check_numbers(
     NaN and infinity are a finding of the kind `lesser`; None: they are damage.
     """
     nonzero = False
-    counted = False
+    floats = False
     for piece in info.pieces:
         total, offset = Count(0, 0, 0, False, -1), 0
         place = None
+        pages = _pages(checkpoint, info, piece)
         for block in _elements(checkpoint, info, piece, work.limiter):
             found = count_values(info.dtype, block)
             work.counter.add(len(block))
             if found is None:
                 break
-            counted = True
+            floats = True
+            if pages is not None:
+                pages.take(block)
             if found.first >= 0 and place is None:
                 place = offset // max(info.dtype.itemsize, 1) + found.first
             total = Count(
@@ -296,14 +341,37 @@ def _check_numbers(
         if total.negative and _is_unsigned(info):
             message = f"{key} holds {total.negative} negative values"
             yield finding("negative-exp-avg-sq", message, **where)  # type: ignore[arg-type]
-    if counted and not nonzero:
+        if pages is not None and floats:
+            yield from _zero_pages(pages, key, where)
+    if floats and not nonzero:
         zeros.add(key)
-    if counted and not nonzero and info.numel and info.kind in (Kind.EXP_AVG, Kind.EXP_AVG_SQ):
+    if floats and not nonzero and info.numel and info.kind in (Kind.EXP_AVG, Kind.EXP_AVG_SQ):
         yield finding(
             "zero-moment",
             f"{key} is all zero: frozen, an expert never used, or step 0",
             tensor=key,
         )
+
+
+def _pages(checkpoint: Checkpoint, info: TensorInfo, piece: Piece) -> ZeroPages | None:
+    """Return what looks for pages of zeros; None where the file does not hold plain elements."""
+    payload = checkpoint.payload(piece)
+    if payload.transforms or payload.strides is not None:
+        return None
+    return ZeroPages(piece, info.dtype, payload.extent.offset, payload.extent.length)
+
+
+def _zero_pages(pages: ZeroPages, key: str, where: Mapping[str, Any]) -> Iterator[Finding]:
+    pages.finish()
+    if pages.runs:
+        begin, end = pages.first
+        more = f", and {counted(pages.runs - 1, 'such run')} more" if pages.runs > 1 else ""
+        yield finding(
+            "zero-pages",
+            f"{key} is zero in bytes {begin} to {end} of {where['file']}, from page to page and not"
+            f" at its rows{more}: pages that were never written look so",
+            offset=begin, length=end - begin, **where,
+        )  # fmt: skip
 
 
 def _elements(
@@ -404,24 +472,26 @@ def _digest(
     return digest.digest()
 
 
-class _Cast:
-    """How many weights of a file were compared with their masters, and how many differ."""
+def _check_files(checkpoint: Checkpoint, cast: Mapping[str, MasterCast]) -> Iterator[Finding]:
+    """Yield files whose weights are not their masters'.
 
-    def __init__(self) -> None:
-        self.compared = self.differs = 0
-
-
-def _check_files(checkpoint: Checkpoint, cast: Mapping[str, _Cast]) -> Iterator[Finding]:
-    """Yield files without a step whose weights are not their masters', where all others' are.
-
-    Stochastic rounding would show in every file, so most weights must be exact.
+    Those without a step, where all others' are: stochastic rounding would show in every file, so
+    most weights must be exact. And those that are unlike their masters: a file of another rank.
     """
+    apart = {file for file, one in cast.items() if one.unlike}
+    for file in sorted(apart):
+        what = (
+            f"{cast[file].far} of {cast[file].compared} weights in {file} are further from their"
+            " masters than rounding takes them, and point elsewhere: they and their masters are of"
+            " two runs or ranks"
+        )
+        yield finding("mixed-steps", what, file=file)
     odd = {file for file, one in cast.items() if one.differs}
     exact = sum(one.compared for file, one in cast.items() if file not in odd)
     if not odd or exact <= sum(cast[file].compared for file in odd):
         return
     odd -= {scalar.file for scalar in checkpoint.scalars(SCALARS_A_FILE)}
-    for file in sorted(odd):
+    for file in sorted(odd - apart):
         what = (
             f"{cast[file].differs} of {cast[file].compared} weights in {file} are not what their"
             " masters cast to, those of the other files are: the file is of another save"
@@ -433,7 +503,7 @@ def _check_master(
     checkpoint: Checkpoint,
     key: str,
     info: TensorInfo,
-    files: Mapping[str, _Cast],
+    files: Mapping[str, MasterCast],
     limiter: RateLimit | None,
 ) -> Iterator[Finding]:
     weight = checkpoint.tensors.get(tensor_key("model", Kind.PARAM, info.name))
@@ -441,23 +511,71 @@ def _check_master(
         return
     import numpy as np
 
-    differs = 0
+    seen = MasterCast(compared=info.numel)
     for slab in slabs(Box.whole(info.shape), _SLAB, info.dtype.itemsize):
         master = read_box(checkpoint, info, slab, limiter).view(np.float32)
         cast = _cast(master, weight.dtype)
         if cast is None:
             return
-        differs += int(np.count_nonzero(cast != read_box(checkpoint, weight, slab, limiter)))
+        held = read_box(checkpoint, weight, slab, limiter)
+        _compare(cast, held, weight.dtype, seen)
     for file in {piece.extent.file for piece in weight.pieces}:
-        files[file].compared += info.numel
-        files[file].differs += differs
-    if differs:
+        files[file].add(seen)
+    if seen.differs:
         yield finding(
             "master-differs",
-            f"{differs} of {info.numel} elements of {key} do not cast to their weight "
-            "(stochastic rounding does this, and so does a torn save)",
+            f"{seen.differs} of {info.numel} elements of {key} do not cast to their weight "
+            "(stochastic rounding does this, weights kept in FP8, an average, and a torn save)",
             tensor=key,
         )
+
+
+def _compare(cast: Array, held: Array, dtype: DType, seen: MasterCast) -> None:
+    """Count how weights compare with their masters, both as bits of one floating type."""
+    import numpy as np
+
+    cast, held = cast.reshape(-1), np.ascontiguousarray(held).reshape(-1)
+    for start in range(0, cast.size, _BLOCK):
+        one, other = cast[start : start + _BLOCK], held[start : start + _BLOCK]
+        unequal = one != other
+        differs = int(np.count_nonzero(unequal))
+        numbers = _finite(one, dtype)
+        squares = float(np.dot(numbers, numbers))
+        seen.masters += squares
+        if not differs:
+            seen.held += squares
+            continue
+        seen.differs += differs
+        seen.far += _far(one[unequal], other[unequal])
+        held_numbers = _finite(other, dtype)
+        seen.held += float(np.dot(held_numbers, held_numbers))
+        numbers -= held_numbers
+        seen.apart += float(np.dot(numbers, numbers))
+
+
+def _finite(bits: Array, dtype: DType) -> Array:
+    """Return numbers as float64; 0 for those that are not finite."""
+    import numpy as np
+
+    from ftckpt.checkpoint.rounding import from_bfloat16
+
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        floats = from_bfloat16(bits) if dtype.name == "bfloat16" else bits.view(dtype.name)
+        numbers = floats.astype(np.float64)
+    return np.where(np.isfinite(numbers), numbers, 0.0)
+
+
+def _far(cast: Array, held: Array) -> int:
+    """Count the numbers that are not next to each other, by the bits of one floating type."""
+    import numpy as np
+
+    def ordered(bits: Array) -> Array:
+        """Return integers in the order of the numbers; both zeros are 0."""
+        sign = 1 << (8 * bits.dtype.itemsize - 1)
+        plain = (bits & (sign - 1)).astype(np.int64)
+        return np.asarray(np.where(bits & sign, -plain, plain))
+
+    return int(np.count_nonzero(np.abs(ordered(cast) - ordered(held)) > 1))
 
 
 def _cast(master: Array, dtype: DType) -> Array | None:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import time
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
+import torch
 
 from ftckpt.api.choosing import read_root
 from ftckpt.api.opening import STORES
-from ftckpt.discovery.roots import Root
+from ftckpt.discovery.roots import Candidate, Child, Root
 from ftckpt.errors import ExitCode, UnavailableError
 from ftckpt.guard import watch
+from ftckpt.guard.decisions import OnHang
+from ftckpt.guard.run import Guard, _Running
 from ftckpt.guard.watch import CheckedSave, NewSave, SaveWatcher, new_saves, shown
-from ftckpt.own_files import WEIGHTS
+from ftckpt.own_files import MANIFEST, WEIGHTS
+from ftckpt.storage import open_store
 from tests.builders.checkpoints import save_dcp
 from tests.guard.light_job import Job
 from tests.guard.test_processes import until
@@ -186,3 +192,212 @@ def test_an_old_save_that_there_was_no_time_to_note_counts_as_old(
     job.have(2)
     watcher.look()
     assert names_of(told) == ["step-2"]
+
+
+def test_what_is_written_under_its_old_name_in_a_bucket_is_a_save(job: Job) -> None:
+    """A listing of an object store shows no time of a prefix."""
+    job.have(1, 2)
+    store = open_store("memory://guard-watch")
+
+    def put(name: str, step: int) -> None:
+        for file in sorted((job.root / f"step-{step}").iterdir()):
+            store.put(f"{name}/{file.name}", file.read_bytes())
+
+    def read() -> Root:
+        return read_root(store.url, STORES)
+
+    put("last", 1)
+    store.put("step-2/model.safetensors", b"a save that was killed")
+    told: list[NewSave | CheckedSave] = []
+    watcher = SaveWatcher(
+        read, shown(read()), lambda path: (ExitCode.OK, path), told.append, every=60.0, since=1
+    )
+    watcher.note()
+    watcher.look()
+    assert told == []
+    put("last", 2)
+    put("step-2", 2)
+    watcher.look()
+    assert told == []  # perhaps they are being written
+    watcher.look()
+    assert names_of(told) == ["last", "step-2"]
+    for file in (".ftckpt/receipt.json", MANIFEST):
+        store.put(f"last/{file}", b"{}")
+    store.put("step-2/.ftckpt/receipt.json", b"{}")
+    watcher.look()
+    watcher.look()
+    assert len(told) == 2
+    store.put("step-2/notes.txt", b"written beside it")
+    watcher.look()
+    watcher.look()
+    assert names_of(told) == ["last", "step-2", "step-2"]
+
+
+def test_files_that_are_written_over_in_place_are_a_save(job: Job) -> None:
+    shutil.copytree(job.supply / "step-3", job.root / "last")
+    told: list[NewSave | CheckedSave] = []
+    watcher = watcher_of(job, told, since=3)
+    watcher.look()
+    assert told == []
+    times = os.stat(job.root / "last")
+    for file in (job.supply / "step-5").iterdir():
+        with (job.root / "last" / file.name).open("r+b") as old:
+            old.write(file.read_bytes())
+    assert os.stat(job.root / "last").st_mtime_ns == times.st_mtime_ns
+    watcher.look()
+    watcher.look()
+    assert names_of(told) == ["last"]
+
+
+class Ranks:
+    """A bucket in which eight ranks write a save of one name."""
+
+    def __init__(self, name: str) -> None:
+        self.store = open_store(f"memory://guard-{name}")
+        self.told: list[NewSave | CheckedSave] = []
+        self.save(0, 0, "step-1")
+
+    def read(self) -> Root:
+        return read_root(self.store.url, STORES)
+
+    def save(self, rank: int, number: int, name: str = "last") -> None:
+        file = io.BytesIO()
+        torch.save({"model": {"w": torch.full((8,), float(number))}}, file)
+        self.store.put(f"{name}/model_rank_{rank}.pt", file.getvalue())
+
+    def watcher(self) -> SaveWatcher:
+        watcher = SaveWatcher(
+            self.read, shown(self.read()), lambda path: (ExitCode.OK, path), self.told.append,
+            every=60.0,
+        )  # fmt: skip
+        watcher.note()
+        return watcher
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["written over", "new"])
+def test_a_save_that_is_written_during_many_looks_is_one(before: bool) -> None:
+    ranks = Ranks(f"many-{before}")
+    for rank in range(8 * before):
+        ranks.save(rank, 0)
+    watcher = ranks.watcher()
+    for number in (1, 2):
+        for rank in range(8):
+            ranks.save(rank, number)
+            watcher.look()
+        for _ in range(20):
+            watcher.look()
+        assert names_of(ranks.told) == ["last"] * number
+    ranks.save(0, 3)
+    watcher.look(ended=True)  # nobody writes any more
+    assert names_of(ranks.told) == ["last"] * 3
+    watcher.stop()
+    assert len(ranks.told) == 3
+
+
+def test_a_directory_that_never_settles_is_told_of_now_and_then() -> None:
+    """Else a log in it would make a hang of a job that saves."""
+    ranks = Ranks("restless")
+    ranks.save(0, 0)
+    watcher = ranks.watcher()
+    for number in range(200):
+        ranks.store.put("last/log.txt", b"x" * number)
+        watcher.look()
+    assert names_of(ranks.told) == ["last"] * 4
+
+
+def test_a_name_that_becomes_a_checkpoint_is_a_save() -> None:
+    ranks = Ranks("begins")
+    ranks.store.put("last/notes.txt", b"no checkpoint")
+    watcher = ranks.watcher()
+    watcher.look()
+    ranks.save(0, 1)
+    for _ in range(3):
+        watcher.look()
+    assert names_of(ranks.told) == ["last"]
+
+
+def test_what_does_not_change_is_listed_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks("lists")
+    ranks.save(0, 1)
+    for name in ("wandb", "plots"):
+        ranks.store.put(f"{name}/a.txt", b"no checkpoint")
+    watcher = ranks.watcher()
+    ranks.store.put("logs/a.txt", b"since")
+    asked: list[str] = []
+    real = Root.recognise
+
+    def recognise(self: Root, candidate: Candidate) -> Child | None:
+        asked.append(candidate.path)
+        return real(self, candidate)
+
+    monkeypatch.setattr(Root, "recognise", recognise)
+    for _ in range(100):
+        watcher.look()
+    assert 0 < len(asked) < 60
+    assert "last" not in asked
+    assert ranks.told == []
+
+
+def test_a_save_that_is_told_of_again_is_one_save_of_the_usual_interval() -> None:
+    running = _Running(MagicMock(), 0.0, 0.0, None)
+    # Sealed afterwards; under a fixed name; a copy under a fixed name, told of before or after it.
+    for step, now in (
+        (1, 0), (1, 90), (2, 100), (2, 101), (None, 200), (None, 201), (None, 300),
+        (None, 400), (4, 401), (None, 415), (5, 500), (None, 515), (5, 620), (6, 700),
+    ):  # fmt: skip
+        running.saved(NewSave(f"step-{step}", f"r/step-{step}", step), now, 30.0)
+    assert running.saves == [0, 100, 200, 300, 400, 500, 620, 700]
+    assert running.fresh_at == 700
+
+
+def test_a_job_that_is_saving_does_not_hang() -> None:
+    """One that saves at every look into one directory is told of now and then only."""
+    ranks = Ranks("saving")
+    ranks.save(0, 0)
+    watcher = ranks.watcher()
+    guard, running = MagicMock(spec=Guard), _Running(MagicMock(), 0.0, 0.0, 10.0)
+    for attribute in ("_alarm", "_journal", "_standing", "_team", "_warn", "_token"):
+        setattr(guard, attribute, MagicMock())
+    guard._notice, guard._settings = None, MagicMock(every=15.0)
+    guard._settings.limits.on_hang = OnHang.WARN
+    guard._hang_limit.return_value = 60.0
+    running.watcher = watcher
+    for number in range(1, 20):
+        ranks.save(0, number)
+        watcher.look()
+        Guard._look_for_hang(guard, running, 15.0 * number)
+    assert not running.late
+    for number in range(20, 30):
+        watcher.look()
+        Guard._look_for_hang(guard, running, 15.0 * number)
+    assert running.late
+
+
+def test_a_save_whose_files_come_long_after_each_other_is_one_save() -> None:
+    ranks = Ranks("slow")
+    for rank in range(8):
+        ranks.save(rank, 0)
+    watcher, running = ranks.watcher(), _Running(MagicMock(), 0.0, 0.0, None)
+    for number in (1, 2, 3):
+        for rank in range(8):
+            ranks.save(rank, number)
+            for _ in range(8):
+                watcher.look()
+    for now, one in enumerate(ranks.told):
+        assert isinstance(one, NewSave)
+        running.saved(one, 60.0 * now, 30.0)
+    assert len(ranks.told) == 24
+    assert running.saves == [0.0, 480.0, 960.0]
+
+
+def test_a_save_that_went_before_it_was_verified_is_no_damage() -> None:
+    guard = MagicMock(spec=Guard)
+    for attribute in ("_journal", "_standing", "_token", "_alarm", "_say", "_warn"):
+        setattr(guard, attribute, MagicMock())
+    guard._last = None
+    save = NewSave("step-1", "r/step-1", 1, 1)
+    Guard._take_verdict(guard, CheckedSave(save, ExitCode.NOT_FOUND, "it does not exist", 1.0))
+    guard._alarm.raise_.assert_not_called()
+    guard._say.assert_called_once_with("guard: r/step-1 went before it was verified")
+    Guard._take_verdict(guard, CheckedSave(save, ExitCode.CORRUPT, "cut", 1.0))
+    guard._alarm.raise_.assert_called_once()

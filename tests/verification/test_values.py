@@ -231,6 +231,42 @@ def test_a_master_that_does_not_cast_is_a_warning(tmp_path: Path, dtype: torch.d
     assert report(bad, strict=True).code is ExitCode.CORRUPT
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=name_of)
+def test_weights_that_no_rounding_makes_of_their_masters_are_of_another_save(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    master = torch.randn(1000)
+    rounded = master.to(dtype)
+    optimizer = {"state": {"w": {"master_param": master}}}
+    # Stochastic rounding takes each of the two neighbours, also over zero.
+    off = torch.where(rounded.float() < master, 1, -1) * torch.where(rounded < 0, -1, 1)
+    other = (rounded.view(torch.int16) + off.to(torch.int16)).view(dtype)
+    taken = torch.where(torch.rand(1000) < 0.5, other, rounded)
+    stochastic = save({"model": {"w": taken}, "optimizer": optimizer}, tmp_path / "stochastic")
+    assert report(stochastic).code is ExitCode.OK
+    assert "master-differs" in said(stochastic)
+    moved = save({"model": {"w": rounded.flip(0)}, "optimizer": optimizer}, tmp_path / "moved")
+    assert report(moved).code is ExitCode.CORRUPT
+    assert "are of two runs or ranks" in said(moved)["mixed-steps"].message
+
+
+def test_weights_that_are_near_their_masters_are_a_warning(tmp_path: Path) -> None:
+    """Megatron with --fp8-param-gather saves dequantised weights; averages differ as well."""
+    torch.manual_seed(0)
+    master = torch.randn(64, 64)
+    scale = 448 / master.abs().max()
+    fp8 = (master * scale).to(torch.float8_e4m3fn).float() / scale
+    average = 0.3 * master + 0.1 * torch.randn(64, 64)
+    empty = torch.zeros(64, 64)
+    optimizer = {"state": {"w": {"master_param": master}}}
+    for name, weight in (("fp8", fp8), ("average", average), ("empty", empty)):
+        model = {"w": weight.to(torch.bfloat16)}
+        near = save({"model": model, "optimizer": optimizer}, tmp_path / name)
+        assert (report(near).code, "mixed-steps" in said(near)) == (ExitCode.OK, False)
+        assert "weights kept in FP8" in said(near)["master-differs"].message
+
+
 @given(data=st.binary(min_size=4, max_size=200))
 def test_masters_are_cast_as_torch_casts(data: bytes) -> None:
     import numpy as np

@@ -74,6 +74,10 @@ def read_ranks(source: Source) -> RankDirectories:
     if any(stream.tree.get("optimizer") for stream in weights.values()):
         found += _layer_wise_findings(source, args, grid, directories)
     numbers = {at: n for n, at in enumerate(grid.directories())}
+    places = {
+        d: at for d, names in directories.items() if (at := grid.coordinate(names)) in numbers
+    }
+    found += _copied(parsed, places)
     wrote = {d: Arguments(stream.tree.get("args")).get("rank") for d, stream in weights.items()}
     if len({rank for rank in wrote.values() if type(rank) is int}) < 2:
         wrote = {}  # one process converted all: its number is nobody's place
@@ -132,6 +136,28 @@ def read_ranks(source: Source) -> RankDirectories:
         found=found,
         notes=_opaque(parsed),
     )
+
+
+def _copied(
+    parsed: Mapping[str, TorchStream], places: Mapping[str, Coordinate]
+) -> Iterator[Finding]:
+    """Yield files that are, by the CRC-32 of every record, those of another stage or tensor rank.
+
+    These hold other weights, even where a converter writes all ranks as one process. A stage
+    without experts is the same on all expert ranks.
+    """
+    first: dict[tuple[object, ...], str] = {}
+    for path, stream in sorted(parsed.items()):
+        directory, _, name = path.rpartition("/")
+        records = tuple((record, at.length, crc) for record, at, crc in stream.records)
+        if name not in (WEIGHTS, OPTIMIZER) or directory not in places or not stream.storages:
+            continue
+        if any(crc is None for *_, crc in records):
+            continue
+        other = first.setdefault((name, places[directory].ep, *records), path)
+        if other != path:
+            what = f"{path} holds what {other} holds, byte for byte: one is the other rank's file"
+            yield finding("wrong-rank", what, file=path)
 
 
 def sizes(grid: MegatronGrid) -> str:

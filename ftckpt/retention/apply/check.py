@@ -27,6 +27,7 @@ from ftckpt.retention.scan.check_cache import Passed
 from ftckpt.retention.scan.contents import list_entry, sum_up
 from ftckpt.retention.scan.entries import EntryClass, ScanDepth
 from ftckpt.retention.scan.entry import ScannedEntry
+from ftckpt.retention.scan.inside import with_run
 from ftckpt.storage.store import Entry, EntryKind
 from ftckpt.verification import check_structure
 
@@ -151,7 +152,8 @@ def surveyed(found: ScannedEntry) -> ScannedEntry | None:
     if found.entry.contents is not None:
         return found
     try:
-        return found.now(contents=sum_up(list_entry(found.root.store, found.place)))
+        files = list_entry(found.root.store, found.place)
+        return with_run(found.now(contents=sum_up(files)), files)
     except NotFoundError:
         return None
 

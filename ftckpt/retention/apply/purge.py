@@ -22,7 +22,7 @@ from ftckpt.retention.scan.leftovers import (
     remove_leftovers,
 )
 from ftckpt.retention.scan.read import read_entries
-from ftckpt.retention.scan.uploads import abort_own
+from ftckpt.retention.scan.uploads import abort_own, has_dead_uploads
 from ftckpt.retention.trash import Trash, Trashed
 from ftckpt.retention.trash.open import open_trash
 
@@ -122,7 +122,7 @@ def purge_held(
 
 def has_remains(root: Root, now: float) -> bool:
     """Say whether a root holds what runs of ftckpt have left and a purge removes."""
-    return bool(leftovers(root, now) or dead_plans(root, now))
+    return bool(leftovers(root, now) or dead_plans(root, now) or has_dead_uploads(root, now))
 
 
 def _is_over(thing: Trashed, now: float, trash_ttl: float) -> bool:

@@ -80,6 +80,8 @@ def protect(run: EntryGroup, policy: Policy) -> Iterator[tuple[RootEntry, Reason
     latest = max(times, default=None)
     for entry in run.entries:
         yield from _in_use(entry)
+        if entry.contents is not None and entry.contents.run:
+            yield entry, Reason("holds", f"{entry.contents.run} in it is of another run")
         match entry.entry_class:
             case EntryClass.COMMITTED:
                 if entry.name in run.held:

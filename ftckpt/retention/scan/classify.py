@@ -32,6 +32,7 @@ from ftckpt.storage.store import Entry, EntryKind
 from .contents import list_entry, sum_up
 from .entries import EntryClass, EntryContents, RootEntry, ScanDepth
 from .entry import ScannedEntry, ScanOptions
+from .inside import with_run
 from .uploads import announced_at, is_sent_to
 
 # The weights of a checkpoint that stands whole wait for it to be thinned, or for gc to drop them.
@@ -49,7 +50,9 @@ def classify(root: Root, candidate: Candidate, how: ScanOptions) -> ScannedEntry
         NotFoundError: it is gone.
         UnavailableError, DeniedError: it cannot be listed or read.
     """
-    return _Candidate(root, candidate, how).classify()
+    one = _Candidate(root, candidate, how)
+    found = one.classify()
+    return found if one.files is None else with_run(found, one.files)
 
 
 def judged_by(found: ScannedEntry, how: ScanOptions) -> ScannedEntry:

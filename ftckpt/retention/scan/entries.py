@@ -76,6 +76,8 @@ class EntryContents:
             keeps none.
         fingerprint: digest over names, kinds, sizes, times and versions
             (`contents.fingerprint_of`).
+        run: the path of another run's checkpoint or root among them (`inside.with_run`); "" if
+            none shows.
     """
 
     files: int
@@ -84,6 +86,7 @@ class EntryContents:
     shared: tuple[SharedFile, ...]
     newest: float | None
     fingerprint: str
+    run: str = ""
 
 
 class Pin(NamedTuple):

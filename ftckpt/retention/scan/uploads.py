@@ -56,6 +56,14 @@ def dead_uploads(root: Root, now: float) -> list[Unfinished]:
     return found
 
 
+def has_dead_uploads(root: Root, now: float) -> bool:
+    """Say whether `abort_own` has something to do."""
+    try:
+        return bool(dead_uploads(root, now))
+    except FtckptError:
+        return False  # nothing depends on them
+
+
 def is_sent_to(store: Store, place: str, now: float) -> bool:
     """Say whether an upload below a place was begun, or got a part, in the last day.
 

@@ -14,7 +14,7 @@ entry is not trash any more and is not touched.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from ftckpt.discovery.dropped import TRASH, Tomb, finished_since, is_record
@@ -28,7 +28,7 @@ from ftckpt.errors import (
     UnavailableError,
     UnsafeError,
 )
-from ftckpt.own_files import TRANSFER
+from ftckpt.own_files import MANIFEST, TRANSFER
 from ftckpt.retention.locks.remote import RemoteLock
 from ftckpt.retention.policy.plan import Decision
 from ftckpt.retention.scan.contents import fingerprint_of, list_entry
@@ -120,8 +120,11 @@ class RemoteTrash:
             raise RefusedError(f"{trashed.name} is being reclaimed: it is not whole any more")
         tombstone = self._read(trashed)
         standing = {file.path: file for file in self._standing(tombstone)}
+        own = self._ended_transfers(tombstone, standing)
         for file in tombstone.files:
             there = standing.get(file.path)
+            if file.path.startswith(own):
+                continue  # a transfer's own records, which went when it ended
             if there is None and file.path not in tombstone.markers:
                 raise RefusedError(f"{trashed.name} is not whole any more: {file.path} is gone")
             if there is not None and not self._is_same(there, file, tombstone):
@@ -258,6 +261,18 @@ class RemoteTrash:
             self._delete(trashed.path)
             raise RefusedError(message, hint="it is not trash any more")
         raise RefusedError(message, hint=f"gc undelete {trashed.id} has it back")
+
+    def _ended_transfers(
+        self, tombstone: Tombstone, standing: Mapping[str, Entry]
+    ) -> tuple[str, ...]:
+        """Return where the records lay of transfers that have ended since the entry was dropped."""
+        ended = finished_since((file.path for file in tombstone.files), standing)
+        places = [path.removesuffix(MANIFEST) for path in ended]
+        return tuple(
+            f"{place}{TRANSFER.removesuffix('.json')}{end}"
+            for place in places
+            for end in ("/", ".json")
+        )
 
     def _late_records(self, tombstone: Tombstone, standing: Sequence[Entry]) -> list[Entry]:
         """Return the manifests that were written while an entry was dropped."""

@@ -13,19 +13,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ftckpt.api import seal
 from ftckpt.delta import NAME
 from ftckpt.delta.index import HEAD
 from ftckpt.delta.index.base_path import recorded_path, resolved
 from ftckpt.delta.index.head import _member, read_base
 from ftckpt.discovery import resolve as opening
-from ftckpt.errors import CorruptError, UnsupportedError
+from ftckpt.errors import CorruptError, DeniedError, UnsupportedError
 from ftckpt.formats.catalog import FORMATS
+from ftckpt.manifest import Manifest
+from ftckpt.manifest.locate import read as read_manifest
 from ftckpt.retention import no_bases, purge
 from ftckpt.retention.apply.prepare import Prepared, prepare, remember
 from ftckpt.retention.policy import Policy
 from ftckpt.retention.scan.entries import EntryClass
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.local.store import LocalStore
+from ftckpt.storage.store import Store
 from tests.builders.checkpoints import open_checkpoint
 from tests.delta.on_disk import pack_delta, put, run_of, save_full, state_at, training
 
@@ -151,6 +155,45 @@ def test_a_base_that_went_is_looked_for_among_those_of_its_step(tmp_path: Path) 
     prepared = plan_of(root, Policy(keep_last=1))
     assert dropped(prepared) == ["step-2", "step-4"]
     assert prepared.found["step-1"].entry.bases == ("step-0", "checkpoint-0")
+
+
+@pytest.mark.parametrize("name", ["warm-up", "step-77"])
+def test_a_renamed_base_is_kept(tmp_path: Path, name: str) -> None:
+    root, saves = tmp_path / "run", training(4)
+    for step in (0, 2, 3):
+        seal(str(save_full(root / f"step-{step}", saves[step])))
+    target = state_at(open_checkpoint(save_full(tmp_path / "whole", saves[1])))
+    pack_delta(root / "step-1", target, root / "step-0", step=1)
+    (root / "step-0").rename(root / name)
+    prepared = plan_of(root, Policy(keep_last=1, min_survivors=1))
+    assert name in prepared.found["step-1"].entry.bases
+    assert name not in dropped(prepared)
+    assert "step-2" in dropped(prepared)
+
+
+def test_manifests_are_read_once_and_one_that_may_not_be_read_may_be_the_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, saves = tmp_path / "run", training(8)
+    for step in (0, 4, 5, 6):
+        seal(str(save_full(root / f"step-{step}", saves[step])))
+    target = state_at(open_checkpoint(save_full(tmp_path / "whole", saves[1])))
+    for step in (1, 2, 3):
+        pack_delta(root / f"step-{step}", target, root / "step-0", step=step)
+    shutil.rmtree(root / "step-0")
+    asked: list[str] = []
+
+    def read(store: Store, path: str) -> Manifest:
+        asked.append(path)
+        if path.startswith("step-4/"):
+            raise DeniedError("not allowed")
+        return read_manifest(store, path)
+
+    monkeypatch.setattr("ftckpt.formats.delta.bases.read", read)
+    prepared = plan_of(root, Policy(keep_last=1, min_survivors=1))
+    assert len(asked) == len(set(asked)) == 6
+    assert prepared.found["step-1"].entry.bases == ("step-0", "step-4")
+    assert "step-5" in dropped(prepared)
 
 
 def test_a_store_of_objects(tmp_path: Path) -> None:

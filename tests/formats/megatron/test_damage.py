@@ -70,6 +70,15 @@ class TestDamage:
             altered(made, f"mp_rank_{tp:02d}_{pp:03d}", args__rank=0)
         assert "wrong-rank" not in self.errors(made.path)
 
+    def test_a_file_of_one_rank_copied_over_that_of_another(self, tmp_path: Path) -> None:
+        """Its arguments do not tell it where no third rank shows that ranks have numbers."""
+        made = write(tmp_path, Job(tp=2))
+        one, other = (made.path / f"mp_rank_0{tp}" / "model_optim_rng.pt" for tp in (0, 1))
+        shutil.copyfile(one, other)
+        (found,) = (f for f in opened(made.path).check() if f.kind == "wrong-rank")
+        assert found.file == "mp_rank_01/model_optim_rng.pt"
+        assert "mp_rank_00/model_optim_rng.pt holds" in found.message
+
     def test_a_rank_of_another_job(self, tmp_path: Path) -> None:
         made = write(tmp_path / "a", Job(tp=2))
         other = write(tmp_path / "b", Job(tp=2, dp=4))

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from ftckpt.discovery.resolve import locate
 from ftckpt.discovery.roots import Root
 from ftckpt.errors import DeniedError, UnavailableError
+from ftckpt.retention import purge
 from ftckpt.retention.scan.uploads import (
     abort_own,
     dead_uploads,
@@ -21,6 +23,7 @@ from ftckpt.retention.scan.uploads import (
 from ftckpt.storage import open_store
 from ftckpt.storage.s3.store import S3Store
 from ftckpt.transfer.staging.remote import RemoteStaging
+from tests.retention.carrying import FORMATS
 from tests.retention.remote_roots import planned, save
 from tests.servers.places import QUICK
 from tests.servers.s3 import BUCKET, S3Service
@@ -62,6 +65,15 @@ def test_only_old_ones_and_ours_are_aborted(root: Root) -> None:
     assert "1 of ftckpt's own" in note
     (done,) = abort_own(root, later)
     assert done.endswith("step-3/weights/shard-1 was aborted")
+    assert paths(old_uploads(root, later)) == ["step-3/weights/other", "theirs/file"]
+
+
+def test_a_purge_aborts_them_where_nothing_else_is_to_be_freed(root: Root) -> None:
+    later = time.time() + 2 * DAY
+    place = locate(root.store.url, QUICK)
+    assert purge(place, FORMATS, actor="me", now=lambda: later).notes == (
+        f"an upload to {root.store.url}/step-3/weights/shard-1 was aborted",
+    )
     assert paths(old_uploads(root, later)) == ["step-3/weights/other", "theirs/file"]
 
 

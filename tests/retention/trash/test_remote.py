@@ -393,6 +393,18 @@ class TestATransferThatWasUnderWay:
         assert kept.items() <= content(store).items()
         assert not [name for name in trash(store) if name.endswith(self.PLACE)]
 
+    def test_undelete_has_it_back_once_it_is_finished(
+        self, store: TimedStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.dropped(store, monkeypatch)
+        store.now += HOUR
+        self.finish(store)
+        before = content(store)
+        assert undeleted(store, self.PLACE).code is ExitCode.OK
+        assert not [name for name in trash(store) if name.endswith(self.PLACE)]
+        kept = {k: v for k, v in before.items() if k.startswith(self.PLACE)}
+        assert kept.items() <= content(store).items()
+
     def test_it_may_end_while_it_is_reclaimed(
         self, store: TimedStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
