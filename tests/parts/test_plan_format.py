@@ -18,7 +18,7 @@ from tests.commands.golden import DATA
 
 from .answers import answer, small_tasks
 
-KNOWN = {6: "34c9d2d78c03cb7f"}
+KNOWN = {7: "34c9d2d78c03cb7f"}
 
 
 def form(value: Any) -> Any:
