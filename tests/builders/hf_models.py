@@ -119,6 +119,10 @@ class Model:
                 if (self.sparse and dense) or (self.tied and known.text.startswith(
                     ("lm_head", "embed_out"))):  # fmt: skip
                     continue
+                if known.text.split(".")[-2] in ("enorm", "hnorm", "eh_proj") or "shared_head" in (
+                    known.text
+                ):  # of layers behind these
+                    continue
                 for layer in range(self.layers):
                     for expert in range(self.experts):
                         found[known.fill({"layer": str(layer), "expert": str(expert)})] = None
