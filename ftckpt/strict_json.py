@@ -36,6 +36,7 @@ class JsonLimits(NamedTuple):
         keys: number of keys in all objects together.
         items: number of commas, which bounds the items of all arrays.
         naturals: whether every number must be an integer from 0 up.
+        infinities: whether Infinity and -Infinity are numbers, as Python writes them.
     """
 
     depth: int
@@ -43,6 +44,7 @@ class JsonLimits(NamedTuple):
     keys: int
     items: int
     naturals: bool
+    infinities: bool = False
 
 
 class JsonError(ValueError):
@@ -62,12 +64,13 @@ def shown(value: object) -> str:
     return text if len(text) <= 90 else text[:87] + "..."
 
 
-def decode(text: bytes | str, *, naturals: bool = False) -> Any:
+def decode(text: bytes | str, *, naturals: bool = False, infinities: bool = False) -> Any:
     """Return the value of a JSON text that has one meaning.
 
     Args:
         text: UTF-8 bytes, or text.
         naturals: whether every number must be an integer.
+        infinities: whether Infinity and -Infinity are numbers, as Python writes them.
 
     Raises:
         DuplicateKeyError: an object holds a key twice.
@@ -84,7 +87,7 @@ def decode(text: bytes | str, *, naturals: bool = False) -> Any:
         return json.loads(
             text if isinstance(text, str) else text.decode("utf-8"),
             object_pairs_hook=_pairs,
-            parse_constant=_constant,
+            parse_constant=_infinity if infinities else _constant,
             parse_float=real,
         )
     except JsonError:
@@ -126,7 +129,7 @@ def parse(raw: bytes, limits: JsonLimits, *, file: str, what: str, bad: str, uns
     if limits.naturals and b"-" in bare:  # "-0" would pass as an integer
         damaged("holds a negative number")
     try:
-        value = decode(raw, naturals=limits.naturals)
+        value = decode(raw, naturals=limits.naturals, infinities=limits.infinities)
         if b"\\u" in raw:  # half of a surrogate pair is not text
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except DuplicateKeyError as error:
@@ -223,6 +226,10 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _constant(name: str) -> NoReturn:
     raise JsonError(f"holds {name}, which is not JSON")
+
+
+def _infinity(name: str) -> float:
+    return _constant(name) if name == "NaN" else float(name)
 
 
 def _without_strings(raw: bytes) -> bytes:

@@ -60,7 +60,7 @@ CIRCLES = {
 TWICE = 0  # public class names of more than one class
 # Lines of each package.
 BUDGET = {
-    "ground": 1_092,
+    "ground": 1_099,
     "workers": 1_224,
     "storage": 6_785,
     "checkpoint": 2_707,
@@ -85,7 +85,7 @@ BUDGET = {
     "guard": 3_185,
     "formats.torch_files": 4_180,
     "formats.state": 2_026,
-    "formats.huggingface": 500,
+    "formats.huggingface": 501,
     "formats.dcp": 3_187,
     "formats.quantised": 2_163,
     "formats.ranks": 5_180,

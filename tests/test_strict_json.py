@@ -79,3 +79,10 @@ def test_an_object_has_exactly_its_members() -> None:
     for value in others:
         with pytest.raises(JsonError, match=r"from it, or unknown|it is not an object"):
             members(value, ("a", "b"), "it")
+
+
+def test_infinities_are_numbers_where_python_writes_them() -> None:
+    assert decode(b"[Infinity, -Infinity]", infinities=True) == [float("inf"), -float("inf")]
+    for text in (b"[NaN]", b"[1e999]"):
+        with pytest.raises(JsonError):
+            decode(text, infinities=True)

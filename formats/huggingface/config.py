@@ -14,7 +14,10 @@ from ftckpt.transfer.content import Content
 
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
-_LIMITS = JsonLimits(32, objects=10_000, keys=1_000_000, items=1_000_000, naturals=False)
+# Models with Mamba layers have `"time_step_limit": [0.0, Infinity]`.
+_LIMITS = JsonLimits(
+    32, objects=10_000, keys=1_000_000, items=1_000_000, naturals=False, infinities=True
+)
 _MAX_SIZE = 16 << 20  # bytes
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
 # How it names the type of the weights: since transformers 5, and before.

@@ -115,6 +115,7 @@ def test_another_model_than_the_configuration_says(
         ),
         ("deepseek_v2", {"num_experts_per_tok": 1}, {"moe_router_topk": 1}),
         ("nemotron_h", {"time_step_limit": [0.0, {"__float__": "Infinity"}]}, {}),
+        ("nemotron_h", {"time_step_limit": [0.0, float("inf")]}, {}),
         ("mimo", {"rms_norm_eps": 1e-5, "attention_bias": True}, {"norm_epsilon": 1e-5}),
         ("gpt2", {}, {"position_embedding_type": "learned_absolute"}),
         ("gpt_neox", {}, {"rotary_percent": 0.5}),
