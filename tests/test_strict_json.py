@@ -83,6 +83,6 @@ def test_an_object_has_exactly_its_members() -> None:
 
 def test_infinities_are_numbers_where_python_writes_them() -> None:
     assert decode(b"[Infinity, -Infinity]", infinities=True) == [float("inf"), -float("inf")]
-    for text in (b"[NaN]", b"[1e999]"):
+    for number in (b"[NaN]", b"[1e999]"):
         with pytest.raises(JsonError):
-            decode(text, infinities=True)
+            decode(number, infinities=True)
