@@ -116,6 +116,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_dcp(root / "step-7")
     (root / "latest").write_text("step-7")
     (root / "notes.txt").write_text("x")
+    # Whichever cases a worker gets, `status --parts` finds a record.
+    ftckpt_json("verify", f"{root}/step-7", "--part", "0/2", "--parts", f"{root}/../parts")
     return root
 
 
