@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, Kind, TensorInfo
@@ -47,9 +47,9 @@ class Recorded(NamedTuple):
         """Return the tensors whose kind the method tells."""
         return {key: tensors[key]._replace(kind=kind) for key, kind in self.pairing.kinds()}
 
-    def check(self, source: Source) -> Iterator[Finding]:
-        """Yield missing, misshapen and lone scales."""
-        return check(self.pairing, lambda: self.states(source))
+    def check(self, read: Callable[[], object]) -> Iterator[Finding]:
+        """Yield missing, misshapen and lone scales; `read` reads bitsandbytes' states."""
+        return check(self.pairing, read)
 
     def states(self, source: Source) -> Mapping[str, BlockState]:
         """Return bitsandbytes' states, by the key of the codes."""
@@ -84,9 +84,9 @@ def dequantise(checkpoint: Checkpoint, recorded: Recorded, dtype: DType) -> Chec
             " not known",
             hint="without --dtype every byte is kept as it is",
         )
-    for found in recorded.check(checkpoint.source):
+    states: dict[str, BlockState] = {}
+    for found in recorded.check(lambda: states.update(recorded.states(checkpoint.source))):
         raise as_error(found, hint="ftckpt verify names every weight that is damaged")
-    states = recorded.states(checkpoint.source)
     found_pairs = list(weights(recorded.pairing, states))
     require_decodable(method, [one for _, one in found_pairs])
     tensors: dict[str, TensorInfo] = {}

@@ -113,7 +113,7 @@ class SafetensorsCheckpoint(Checkpoint):
         yield from self.stored.check(self.source)
         yield from self.shards.check()
         if self.recorded is not None:
-            yield from self.recorded.check(self.source)
+            yield from self.recorded.check(lambda: self.quantised)
         places = [f for f in self.headers if shard_place(f)]
         if places and not self.source.single and not self.sets:
             every = [f for f in self.source.entries if shard_place(f)]
