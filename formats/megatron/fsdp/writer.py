@@ -23,11 +23,10 @@ from ftckpt.formats.dcp.names import MARKER
 from ftckpt.formats.dcp.rank_files import RankFiles
 from ftckpt.formats.dcp.write_metadata import ItemPlace, TensorItems, WrittenChunk, metadata
 from ftckpt.formats.megatron.job.common_state import job_state, not_carried
-from ftckpt.formats.megatron.job.groups import groups_in
+from ftckpt.formats.megatron.job.optimizer_tree import groups_in, numbered
 from ftckpt.formats.megatron.job.trained import uncertain
 from ftckpt.formats.megatron.job.whole_model import VERSION, WholeModel, namespace, whole_model
 from ftckpt.formats.megatron.optimizer.per_rank import class_of, class_of_group
-from ftckpt.formats.megatron.torch_dist.job import numbered
 from ftckpt.formats.pickles.walk import Path, dotted
 from ftckpt.formats.state.worlds import world_of
 from ftckpt.formats.torch_files.write_tree import save, save_shard

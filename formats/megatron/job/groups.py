@@ -17,16 +17,15 @@ from ftckpt.formats.megatron.optimizer.per_rank import (
     Unmapped,
     class_of,
     class_of_group,
-    optimizers,
     plain_optimizers,
 )
 from ftckpt.formats.megatron.rank_files.source import FirstRanks
 from ftckpt.formats.megatron.rank_files.tensor_names import is_expert
 from ftckpt.formats.torch_files.values import StoredStorage
 
+from .optimizer_tree import INNER, chained, groups_in
+
 _EXPERT = "is_expert_parallel"
-_INNER = "optimizer"
-_GROUPS = "param_groups"
 _PLAIN = (int, float, str, bool, type(None), tuple)
 
 
@@ -100,10 +99,10 @@ def optimizers_of(ranks: FirstRanks) -> Optimizers | None:
             groups than the first one.
     """
     first = ranks.stream(ranks.coordinates()[0])
-    tree = first.tree.get(_INNER)
+    tree = first.tree.get(INNER)
     if not isinstance(tree, (dict, list)) or not tree:
         return None
-    trees = [dict(one) for _, one in optimizers(tree)]
+    trees = [dict(one) for _, one in chained(tree)]
     single = isinstance(tree, dict) and not all(type(key) is int for key in tree)
     if not single and len(trees) != len(tree):
         raise _unknown("one of the chained optimizers has no state")
@@ -116,8 +115,8 @@ def optimizers_of(ranks: FirstRanks) -> Optimizers | None:
     apart = ranks.layout.grid.experts_apart and len(trees) > 1
     found.dense = len(trees) - apart
     for at in ranks.coordinates():
-        own = ranks.stream(at).tree.get(_INNER)
-        alike = [[_alike(g) for g in groups_in(one)] for _, one in optimizers(own)]
+        own = ranks.stream(at).tree.get(INNER)
+        alike = [[_alike(g) for g in groups_in(one)] for _, one in chained(own)]
         if alike != [[_alike(g) for g in groups] for groups in found.groups]:
             raise _unknown(f"{ranks.stream(at).file} has other groups than {first.file}")
         _place(found, ranks, at, own)
@@ -210,20 +209,6 @@ def _joined(found: Optimizers) -> Optimizers:
 
 def _of_experts(group: Mapping[Any, Any], apart: bool) -> Mapping[Any, Any]:
     return {**group, _EXPERT: apart} if _EXPERT in group else group
-
-
-def torchs(tree: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """Return the part of an optimizer's tree that has torch's form."""
-    inner = tree.get(_INNER)
-    return inner if isinstance(inner, dict) else tree
-
-
-def groups_in(tree: Mapping[Any, Any]) -> list[Mapping[Any, Any]]:
-    """Return the groups of an optimizer; none where they are not of torch's form."""
-    groups = torchs(tree).get(_GROUPS)
-    if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
-        return []
-    return groups
 
 
 def _alike(group: Mapping[Any, Any]) -> list[tuple[str, Any]]:

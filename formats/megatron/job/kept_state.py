@@ -22,7 +22,7 @@ from ftckpt.formats.torch_files.write_tree import CopiedTree, Storage, Tensor
 from ftckpt.transfer.content import Content, Known, TargetTensor
 from ftckpt.transfer.layout import Literal
 
-from .groups import torchs
+from .optimizer_tree import torchs
 
 # A step that is the same for all parameters: a tensor, or whatever it was in the object.
 Step = TargetTensor | CopiedTree | int | float | None

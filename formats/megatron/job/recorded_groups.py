@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from ftckpt.formats.megatron.torch_dist.job import RESHARDABLE, SHARDING, numbered
 from ftckpt.formats.megatron.torch_dist.reshard import (
     GATHERED,
     OF_BUCKETS,
@@ -24,6 +23,8 @@ from ftckpt.formats.megatron.torch_dist.reshard import (
 from ftckpt.formats.pickles.walk import Path
 from ftckpt.formats.state.nested import NestedState
 from ftckpt.formats.torch_files.write_tree import pickled
+
+from .optimizer_tree import RESHARDABLE, SHARDING, numbered
 
 
 class GroupState:

@@ -23,19 +23,17 @@ from ftckpt.formats.megatron.optimizer.per_rank import (
     HALF,
     class_of,
     class_of_group,
-    is_muon,
     is_of_muon,
 )
 from ftckpt.formats.megatron.optimizer.write_distributed import LIKE, UNPADDED
-from ftckpt.formats.megatron.optimizer.write_plain import MASTERS
 from ftckpt.formats.megatron.rank_files.grid import Arguments
 from ftckpt.formats.megatron.rank_files.tensor_names import LocalTensor
-from ftckpt.formats.megatron.torch_dist.job import SHARDING, numbered
 from ftckpt.transfer.content import Content
 
 from .common_state import JobState
-from .groups import BufferForm, JobOptimizer, Optimizers, groups_in, regrouped, torchs
+from .groups import BufferForm, JobOptimizer, Optimizers, regrouped
 from .kept_state import ADAMS, MUONS, PLACE, KeptState, Step
+from .optimizer_tree import ALL_MASTERS, MASTERS, SHARDING, groups_in, is_muon, numbered, torchs
 from .registration import unordered
 from .whole_model import WholeModel
 
@@ -203,7 +201,7 @@ def _tree(one: Mapping[Any, Any], *, distributed: bool) -> Mapping[Any, Any]:
     if inner is one:
         return form
     made = {key: form if value is inner else value for key, value in one.items()}
-    for key in (SHARDING, MASTERS, "fp32_from_fp16"):
+    for key in (SHARDING, *ALL_MASTERS):
         made.pop(key, None)
     return made if distributed else made | {MASTERS: []}
 

@@ -32,23 +32,20 @@ from ftckpt.formats.megatron.job.groups import (
     JobOptimizer,
     Optimizers,
     form_of,
-    groups_in,
     optimizers_of,
-    torchs,
 )
 from ftckpt.formats.megatron.job.kept_state import ADAMS, MUONS, KeptState
+from ftckpt.formats.megatron.job.optimizer_tree import MASTERS, groups_in, is_muon, numbered, torchs
 from ftckpt.formats.megatron.rank_files.contents import state_key
 from ftckpt.formats.megatron.rank_files.source import FirstRanks
 from ftckpt.formats.megatron.rank_files.tensor_names import LocalTensor
-from ftckpt.formats.megatron.torch_dist.job import numbered
 from ftckpt.formats.torch_files.values import TensorRef
 from ftckpt.formats.torch_files.write_tree import Storage, Tensor
 from ftckpt.transfer.content import Known
 from ftckpt.transfer.layout import Literal
 
 from .distributed import RankBuffers, bucket_starts
-from .per_rank import HALF, Unmapped, class_of_group, is_muon
-from .write_plain import MASTERS
+from .per_rank import HALF, Unmapped, class_of_group
 
 _OWN = ("params", "is_expert_parallel", "wd_mult")  # what says which parameters a group holds
 _MOMENTS = ("param", "exp_avg", "exp_avg_sq")

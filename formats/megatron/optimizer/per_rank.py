@@ -22,6 +22,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
+from ftckpt.formats.megatron.job.optimizer_tree import MASTERS, chained, is_muon, torchs
 from ftckpt.formats.megatron.rank_files.grid import Arguments
 from ftckpt.formats.megatron.rank_files.tensor_names import LocalTensor
 from ftckpt.formats.pickles.walk import step_of
@@ -29,10 +30,6 @@ from ftckpt.formats.state.param_ids import names_of_ids
 from ftckpt.formats.torch_files.values import Composite, SubclassRef, TensorRef
 
 HALF = ("bfloat16", "float16")
-# How groups of Muon spell its setting: emerging-optimizers 0.1, and 0.3.
-_MOMENTUM = frozenset({"momentum_beta", "momentum"})
-# What groups of other optimizers have, of which some have a momentum too (SGD, RMSprop).
-_OF_OTHERS = frozenset({"betas", "eps", "dampening", "nesterov", "alpha", "centered"})
 # Parameters that Megatron marks as embedding or output layer.
 _ENDS = ("word_embeddings.weight", "output_layer.weight")
 
@@ -87,7 +84,7 @@ def plain_states(
                 yield from _of_one(one.state.get(key, {}), local, f"{one.inside}.state.{key}")
         if one.masters is not None:
             mine = [chosen for _, chosen in one.members]
-            yield from _masters(one.masters, mine, f"{one.label}.fp32_from_fp16_params")
+            yield from _masters(one.masters, mine, f"{one.label}.{MASTERS}")
 
 
 def plain_optimizers(
@@ -97,12 +94,12 @@ def plain_optimizers(
 
     Args and errors are those of `plain_states`.
     """
-    chained = list(optimizers(tree))
-    muons = [is_muon(one) for _, one in chained]
-    for number, (label, one) in enumerate(chained):
-        inner = one["optimizer"] if isinstance(one.get("optimizer"), dict) else one
+    found = list(chained(tree))
+    muons = [is_muon(one) for _, one in found]
+    for number, (label, one) in enumerate(found):
+        inner = torchs(one)
         inside = f"{label}.optimizer" if inner is not one else label
-        masters = one.get("fp32_from_fp16_params")
+        masters = one.get(MASTERS)
         if "state" not in inner and masters is None:
             continue  # the distributed optimizer keeps it in a file of its own
         state: Any = inner.get("state")
@@ -114,22 +111,6 @@ def plain_optimizers(
             mine = [local for local in held if is_of_muon(local) == muons[number]]
         members = _members(groups, state, mine, experts_apart=experts_apart, args=args)
         yield UndistributedOptimizer(number, label, inside, state, members, masters)
-
-
-def is_muon(one: Mapping[Any, Any]) -> bool:
-    """Return whether an optimizer's tree is Muon's: a momentum, and no setting of another's."""
-    inner = one["optimizer"] if isinstance(one.get("optimizer"), dict) else one
-    groups = inner.get("param_groups")
-    return (
-        isinstance(groups, list)
-        and bool(groups)
-        and all(
-            isinstance(group, dict)
-            and not _MOMENTUM.isdisjoint(group)
-            and _OF_OTHERS.isdisjoint(group)
-            for group in groups
-        )
-    )
 
 
 def is_of_muon(local: LocalTensor) -> bool:
@@ -160,16 +141,6 @@ def _of_one(state: Mapping[Any, Any], local: LocalTensor, label: str) -> Iterato
             if value.shape != local.ref.shape and not _single(value):
                 raise Unmapped(f"{label}.{leaf} does not have the shape of its parameter")
             yield OptimizerTensor(local, leaf, value, f"{label}.{leaf}")
-
-
-def optimizers(tree: Any) -> Iterator[tuple[str, Mapping[Any, Any]]]:
-    """Yield each of chained optimizers, which old versions keep in a dict by number."""
-    if isinstance(tree, dict) and tree and all(type(key) is int for key in tree):
-        tree = [tree[key] for key in sorted(tree)]
-    if isinstance(tree, dict):
-        yield "optimizer", tree
-    elif isinstance(tree, list):
-        yield from ((f"optimizer.{i}", one) for i, one in enumerate(tree) if isinstance(one, dict))
 
 
 def _members(

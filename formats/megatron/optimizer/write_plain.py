@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ftckpt.formats.megatron.job.groups import Optimizers, torchs
+from ftckpt.formats.megatron.job.groups import Optimizers
+from ftckpt.formats.megatron.job.optimizer_tree import GROUPS, INNER, MASTERS, torchs
 from ftckpt.formats.megatron.rank_files.contents import ModelTensor, RankModel, state_key
 from ftckpt.formats.megatron.rank_files.parts import Parts
 from ftckpt.formats.torch_files.values import Composite, SubclassRef, TensorRef
@@ -17,9 +18,6 @@ from ftckpt.formats.torch_files.write_tree import CopiedTree, Tensor
 
 from .per_rank import HALF
 
-MASTERS = "fp32_from_fp16_params"
-_GROUPS = "param_groups"
-_INNER = "optimizer"
 _TENSORS = (TensorRef, SubclassRef, Composite)
 
 
@@ -49,11 +47,11 @@ class PlainWriter:
         nested = torchs(tree) is not tree
         made: dict[Any, Any] = {}
         for key, value in tree.items():
-            if key == _INNER and nested:
+            if key == INNER and nested:
                 made[key] = self._torchs(value, number, groups, holdings)
             elif key == MASTERS:
                 made[key] = [self._masters(group, holdings) for group in groups]
-            elif nested or key not in ("state", _GROUPS):
+            elif nested or key not in ("state", GROUPS):
                 made[key] = CopiedTree(value, found.storages)
         return made if nested else self._torchs(tree, number, groups, holdings, made)
 
@@ -72,7 +70,7 @@ class PlainWriter:
                 members = [held for group in groups for held in group]
                 states = {n: self._state(held, holdings) for n, held in enumerate(members)}
                 made[key] = {n: state for n, state in states.items() if state}
-            elif key == _GROUPS:
+            elif key == GROUPS:
                 made[key] = self._groups(number, groups)
             elif rest is not None:
                 made[key] = rest[key]

@@ -19,6 +19,7 @@ from ftckpt.formats.megatron.job.common_state import job_state, not_carried
 from ftckpt.formats.megatron.job.kept_state import PLACE, KeptState
 from ftckpt.formats.megatron.job.layout import target_of
 from ftckpt.formats.megatron.job.module_order import order_of
+from ftckpt.formats.megatron.job.optimizer_tree import numbered
 from ftckpt.formats.megatron.job.padding import repadded, vocabulary_of
 from ftckpt.formats.megatron.job.rules import rules_of
 from ftckpt.formats.megatron.job.whole_model import (
@@ -28,7 +29,6 @@ from ftckpt.formats.megatron.job.whole_model import (
     trained_tensors,
 )
 from ftckpt.formats.megatron.optimizer.from_example import example_optimizer
-from ftckpt.formats.megatron.torch_dist.job import numbered
 from ftckpt.formats.megatron.torch_dist.spelling import own_name
 from ftckpt.formats.pickles.inert import Ordered
 from ftckpt.transfer.content import Content, TargetTensor

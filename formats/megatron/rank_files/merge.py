@@ -12,6 +12,7 @@ from ftckpt.checkpoint.rules import Rules
 from ftckpt.checkpoint.steps import is_counter
 from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.findings import Finding, finding
+from ftckpt.formats.megatron.job.optimizer_tree import MASTERS
 from ftckpt.formats.megatron.job.stages import Counts, Stage, offsets, planned, settle
 from ftckpt.formats.megatron.optimizer.distributed import RankBuffers, distributed_states
 from ftckpt.formats.megatron.optimizer.per_rank import (
@@ -260,6 +261,6 @@ def _without_state(tree: Any) -> Any:
         return [_without_state(one) for one in tree]
     if not isinstance(tree, dict):
         return tree
-    kept = {k: v for k, v in tree.items() if k not in ("state", "fp32_from_fp16_params")}
+    kept = {k: v for k, v in tree.items() if k not in ("state", MASTERS)}
     return {k: _without_state(v) if k == "optimizer" or type(k) is int else v
             for k, v in kept.items()}  # fmt: skip

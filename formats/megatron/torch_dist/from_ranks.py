@@ -23,7 +23,14 @@ from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding
 from ftckpt.formats.huggingface.sidecar_files import beside_weights
 from ftckpt.formats.megatron.checkpoint import MegatronCheckpoint
-from ftckpt.formats.megatron.job.groups import torchs
+from ftckpt.formats.megatron.job.optimizer_tree import (
+    ALL_MASTERS,
+    RESHARDABLE,
+    SHARDING,
+    master_word,
+    numbered,
+    torchs,
+)
 from ftckpt.formats.megatron.rank_files.grid import Arguments
 from ftckpt.formats.megatron.rank_files.source import FirstRanks
 from ftckpt.formats.megatron.rank_files.tensor_names import chunk_keys
@@ -33,13 +40,9 @@ from ftckpt.transfer.content import Content, TargetTensor
 
 from .job import (
     NEEDED,
-    RESHARDABLE,
-    SHARDING,
     Blob,
     Common,
     TorchDistJob,
-    master_word,
-    numbered,
     weight_among,
 )
 from .names import StoredForm, state_name, stored_place
@@ -60,7 +63,6 @@ EXTRA = "._extra_state"
 _NO_EXTRA = "output_layer._extra_state"  # which Megatron takes out before it saves or loads
 _RANDOM, _RERUN = "rng_state", "rerun_state_machine"
 _OF_RANKS = (_RANDOM, _RERUN)
-_MASTERS = ("fp32_from_fp16_params", "fp32_from_fp16")
 
 
 def job_of_ranks(content: Content) -> TorchDistJob:
@@ -86,7 +88,7 @@ def job_of_ranks(content: Content) -> TorchDistJob:
         objects={name: blob for name, (blob, _) in random.items()} | tensors.extra(ranks),
         random={name: place for name, (_, place) in random.items()},
         configuration=json.dumps(CONFIGURATION).encode(),
-        master=master_word(numbered(common.root.get("optimizer"))),
+        master=master_word(numbered(common.root.get("optimizer")).values()),
         unplaced=[*state.unplaced, *tensors.unplaced],
         notes=state.notes,
         further=list(beside_weights(content)),
@@ -261,7 +263,7 @@ def _shared(one: Mapping[Any, Any], counts: bool) -> dict[Any, Any]:
         found = (entry["step"] for entry in state.values() if "step" in entry)
         step = next(found, None) if counts else None
         beside = {} if step is None else {"common_step": step}
-    distributed = state is None and not any(key in one for key in _MASTERS)
+    distributed = state is None and not any(key in one for key in ALL_MASTERS)
     return as_stored(one, beside, distributed=distributed)
 
 
@@ -275,7 +277,7 @@ def as_stored(
         beside: what the store keeps of the state for all parameters; None where there is none.
         distributed: whether its state is that of flat buffers, stored by parameter.
     """
-    made = {key: value for key, value in one.items() if key not in _MASTERS}
+    made = {key: value for key, value in one.items() if key not in ALL_MASTERS}
     inner = one["optimizer"] if isinstance(one.get("optimizer"), dict) else made
     kept = {key: value for key, value in inner.items() if key != "state"}
     if isinstance(kept.get("param_groups"), list):

@@ -17,12 +17,13 @@ from collections.abc import Iterable, Iterator
 
 from ftckpt.findings import finding
 from ftckpt.formats.huggingface.sidecar_files import beside_weights
+from ftckpt.formats.megatron.job.optimizer_tree import master_word, numbered
 from ftckpt.formats.megatron.job.whole_model import VERSION, namespace, whole_model
 from ftckpt.formats.megatron.rank_files.grid import Arguments
 from ftckpt.transfer.content import Content
 
 from .from_ranks import CONFIGURATION, CONTENT, EXTRA, StoredTensors, object_of
-from .job import Blob, Common, TorchDistJob, master_word, numbered
+from .job import Blob, Common, TorchDistJob
 from .owners import experts_of, layers_of
 from .trained import trained_of
 
@@ -75,7 +76,7 @@ def job_of_whole(content: Content) -> TorchDistJob:
             for module in _modules(stored, args)
         },
         configuration=json.dumps(CONFIGURATION).encode(),
-        master=master_word(numbered(common.root.get("optimizer"))),
+        master=master_word(numbered(common.root.get("optimizer")).values()),
         unplaced=[*(name for name in whole.unplaced if name not in placed), *tensors.unplaced],
         notes=[*whole.notes, finding("note", _ALONE if trained is None else _SEEDED)],
         further=list(beside_weights(content)),

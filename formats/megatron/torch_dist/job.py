@@ -19,6 +19,7 @@ from ftckpt.checkpoint.optimizer_states import named_state
 from ftckpt.findings import Finding
 from ftckpt.formats.megatron.checkpoint import MegatronLayout
 from ftckpt.formats.megatron.job.layout import recorded
+from ftckpt.formats.megatron.job.optimizer_tree import RESHARDABLE, SHARDING
 from ftckpt.formats.megatron.rank_files.grid import Arguments
 from ftckpt.formats.pickles.inert import Inert
 from ftckpt.formats.torch_files.values import StoredStorage
@@ -28,8 +29,6 @@ from ftckpt.transfer.layout import OutputFile, Segment, Stored
 
 from .names import StoredForm
 
-SHARDING = "param_state_sharding_type"
-RESHARDABLE = "fully_reshardable"
 _OF_OPTIMIZER = "distrib_optim_sharding_type"
 _METADATA = "content_metadata"
 # Without these entries of the common state a job does not load a store at all.
@@ -154,23 +153,6 @@ class TorchDistJob:
     unplaced: Sequence[str] = ()  # names of what has no place
     notes: Sequence[Finding] = ()  # what is worth knowing
     rows: int | None = None  # of the vocabulary that are no padding, where the source shows it
-
-
-def numbered(optimizer: Any) -> dict[Any, Mapping[Any, Any]]:
-    """Return the optimizers of a common state by number; one alone has the number None."""
-    if isinstance(optimizer, list):
-        optimizer = dict(enumerate(optimizer)) if len(optimizer) > 1 else (*optimizer, None)[0]
-    if not isinstance(optimizer, dict):
-        return {}
-    if optimizer and all(type(key) is int for key in optimizer):
-        return {key: one for key, one in optimizer.items() if isinstance(one, dict)}
-    return {None: optimizer}
-
-
-def master_word(optimizers: Mapping[Any, Mapping[Any, Any]]) -> str:
-    """Return how the optimizer calls an fp32 copy of a weight."""
-    plain = optimizers and not any(SHARDING in one for one in optimizers.values())
-    return "fp32_param" if plain else "param"
 
 
 def weight_among(weights: Collection[str], name: str) -> str:

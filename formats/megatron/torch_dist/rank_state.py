@@ -15,9 +15,10 @@ from typing import Any
 
 from ftckpt.findings import Finding, finding
 from ftckpt.formats.megatron.job.layout import TargetLayout
+from ftckpt.formats.megatron.job.optimizer_tree import RESHARDABLE, SHARDING, numbered
 from ftckpt.formats.megatron.rank_files.grid import Arguments
 
-from .job import RESHARDABLE, SHARDING, TorchDistJob, numbered
+from .job import TorchDistJob
 
 _RERUN, _RERUN_OBJECT = "rerun_state_machine", "rerun_state_machine_state/"
 # Digests of the source's files, which Megatron checks with `--verify-integrity`.

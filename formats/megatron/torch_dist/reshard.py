@@ -20,6 +20,7 @@ from ftckpt.findings import listed
 from ftckpt.formats.dcp.names import COMMON, CONFIGURATION, RUN_CONFIG, TRAIN_STATE
 from ftckpt.formats.huggingface.sidecar_files import beside_weights
 from ftckpt.formats.megatron.checkpoint import MegatronLayout
+from ftckpt.formats.megatron.job.optimizer_tree import RESHARDABLE, SHARDING, master_word, numbered
 from ftckpt.formats.megatron.job.stages import Counts, Stage, planned
 from ftckpt.formats.megatron.rank_files.grid import Arguments, MegatronGrid
 from ftckpt.formats.state.objects import Storages
@@ -29,13 +30,9 @@ from ftckpt.transfer.content import Content, TargetTensor
 
 from .job import (
     NEEDED,
-    RESHARDABLE,
-    SHARDING,
     Blob,
     Common,
     TorchDistJob,
-    master_word,
-    numbered,
     weight_among,
 )
 from .names import StoredForm, form_of
@@ -117,7 +114,7 @@ def job_of_dist(content: Content) -> TorchDistJob:
         beside=[n for n in checkpoint.source.entries if n in _BRIDGE or n.startswith(FOLDERS)],
         further=list(beside_weights(content)),
         configuration=checkpoint.source.read(CONFIGURATION),
-        master=master_word(optimizers),
+        master=master_word(optimizers.values()),
     )
 
 

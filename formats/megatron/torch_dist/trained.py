@@ -18,16 +18,15 @@ from typing import Any, NamedTuple
 from ftckpt.checkpoint import Kind
 from ftckpt.formats.families.facts import arguments_of
 from ftckpt.formats.megatron.job.common_state import job_state, not_carried
-from ftckpt.formats.megatron.job.groups import groups_in
 from ftckpt.formats.megatron.job.kept_state import KeptState
+from ftckpt.formats.megatron.job.optimizer_tree import groups_in, is_muon, numbered
 from ftckpt.formats.megatron.job.trained import is_distributed, moments_of, uncertain
 from ftckpt.formats.megatron.job.whole_model import WholeModel
-from ftckpt.formats.megatron.optimizer.per_rank import HALF, is_muon
+from ftckpt.formats.megatron.optimizer.per_rank import HALF
 from ftckpt.formats.torch_files.write_tree import Tensor
 from ftckpt.transfer.content import Content, TargetTensor
 
 from .from_ranks import as_stored, require_one_step
-from .job import numbered
 
 _HINT = (
     "--to megatron --like EXAMPLE makes files of ranks, which then become megatron-dist; --only"

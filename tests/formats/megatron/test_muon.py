@@ -14,8 +14,8 @@ import torch
 from ftckpt import api
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import UnsupportedError
+from ftckpt.formats.megatron.job.optimizer_tree import is_muon
 from ftckpt.formats.megatron.job.trained import muons_of
-from ftckpt.formats.megatron.optimizer.per_rank import is_muon
 from ftckpt.formats.megatron.rank_files.grid import Arguments
 from tests.builders.checkpoints import open_checkpoint
 from tests.conformance.formats import Made
