@@ -5,8 +5,8 @@
     config.json, …                                what lay beside a Hugging Face model's weights
 
 What is written comes from files of ranks, from a whole model of any format, or has the layout of an
-example; all three are a `RankFilesJob`. The tracker (`latest_checkpointed_iteration.txt`) is the
-root's and is not written.
+example; of all three a `RankFilesPlan` says how. The tracker (`latest_checkpointed_iteration.txt`)
+is the root's and is not written.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from ftckpt.formats.megatron.job.stages import Stage, offsets
 from ftckpt.formats.megatron.optimizer.write_distributed import DistributedWriter
 from ftckpt.formats.megatron.optimizer.write_plain import PlainWriter
 from ftckpt.formats.megatron.rank_files.contents import RankModel, holdings
-from ftckpt.formats.megatron.rank_files.from_example import job_of_example
-from ftckpt.formats.megatron.rank_files.from_ranks import job_of_ranks
-from ftckpt.formats.megatron.rank_files.from_whole import job_of_whole
+from ftckpt.formats.megatron.rank_files.from_example import plan_of_example
+from ftckpt.formats.megatron.rank_files.from_ranks import plan_of_ranks
+from ftckpt.formats.megatron.rank_files.from_whole import plan_of_whole
 from ftckpt.formats.megatron.rank_files.grid import OPTIMIZER, WEIGHTS
-from ftckpt.formats.megatron.rank_files.job import WRITTEN, RankFilesJob, RankFrame
 from ftckpt.formats.megatron.rank_files.parts import Parts
+from ftckpt.formats.megatron.rank_files.plan import RankFilesPlan
+from ftckpt.formats.megatron.rank_files.states import WRITTEN, RankFrame
 from ftckpt.formats.megatron.rank_files.tensor_names import EXTRA_STATE, head_of
 from ftckpt.formats.pickles.inert import Ordered
 from ftckpt.formats.torch_files.write_tree import Tensor, save
@@ -72,50 +73,50 @@ class MegatronWriter:
         """
         with no_gc():
             if isinstance(request.like, MegatronCheckpoint):
-                job = job_of_example(content, request.like, request)
+                plan = plan_of_example(content, request.like, request)
             elif isinstance(content.checkpoint, MegatronCheckpoint):
-                job = job_of_ranks(content, content.checkpoint, request)
+                plan = plan_of_ranks(content, content.checkpoint, request)
             else:
-                job = job_of_whole(content, request)
-            return _Writing(job).layout()
+                plan = plan_of_whole(content, request)
+            return _Writing(plan).layout()
 
 
 class _Writing:
     """One layout on its way."""
 
-    def __init__(self, job: RankFilesJob) -> None:
-        self._job = job
-        self._target = job.target
-        self._parts = Parts(job.content, job.target.grid, job.rules)
+    def __init__(self, plan: RankFilesPlan) -> None:
+        self._plan, self._job = plan, plan.job
+        self._target = plan.target
+        self._parts = Parts(plan.job.content, plan.target.grid, plan.rules)
         self._placed: set[str] = set()
         self._aliases: dict[str, str] = {}
         self._plain: PlainWriter | None = None
         self._distributed: DistributedWriter | None = None
-        found = job.optimizer
+        found = plan.optimizer
         if found is not None:
             self._plain = PlainWriter(self._parts, found.optimizers)
             if found.form is not None:
                 self._distributed = DistributedWriter(
-                    self._parts, found.form, found, job.target.grid, job.args
+                    self._parts, found.form, found, plan.target.grid, plan.args
                 )
 
     def layout(self) -> Layout:
         """Return the files."""
         job = self._job
         files = [file for one in self._holdings() for file in self._files(one)]
-        placed = self._placed | job.states.placed
+        placed = self._placed | job.state.placed
         for writer in (self._plain, self._distributed):
             placed |= writer.placed if writer is not None else set()
         return Layout(
             files=[*files, *beside_weights(job.given)],
             unplaced=[name for name in job.names if name not in placed],
             notes=job.notes,
-            content=job.states.held(replace(job.content, aliases=self._aliases)),
+            content=self._plan.states.held(replace(job.content, aliases=self._aliases)),
         )
 
     def _holdings(self) -> list[RankModel]:
-        job, source, target = self._job, self._job.layout, self._target
-        order, firsts, known = dict(job.order), source.firsts, job.content.tensors
+        plan, source, target = self._plan, self._job.layout, self._target
+        order, firsts, known = dict(plan.order), source.firsts, self._job.content.tensors
         if not target.same_stages:
             stack = main_stack(order)
             order = cut_anew(order, target.layers)
@@ -124,7 +125,7 @@ class _Writing:
         last = Stage(target.grid.pp - 1, target.chunks - 1)
         if target.grid.pp == 1:
             order = {stage: without_copy(slots) for stage, slots in order.items()}
-        elif job.tied and embedding is not None and head_of(embedding.name) not in known:
+        elif plan.tied and embedding is not None and head_of(embedding.name) not in known:
             # Whatever arguments say, the output layer may be a parameter of its own.
             order[last] = with_copy(order[last], embedding.name, embedding.words)
         experts = source.experts * source.grid.ep // target.grid.ep
@@ -132,8 +133,8 @@ class _Writing:
 
     def _files(self, mine: RankModel) -> list[OutputFile]:
         """Return the files of one rank."""
-        job, folder = self._job, self._target.grid.name(mine.at)
-        frame = job.states.frame(mine.at, trained=self._plain is not None)
+        states, folder = self._plan.states, self._target.grid.name(mine.at)
+        frame = states.frame(mine.at, trained=self._plain is not None)
         trees: dict[str, Any] = {}
         weights: Mapping[tuple[int, str], Tensor] = {}
         if self._distributed is not None:
@@ -145,8 +146,8 @@ class _Writing:
             OutputFile(f"{folder}/{name}", save(tree, folder=name.removesuffix(".pt")))
             for name, tree in trees.items()
         ]
-        for path in job.states.of_others(mine.at, list(trees)):
-            whole = Extent(path, 0, job.given.checkpoint.source.size(path))
+        for path in states.of_others(mine.at, list(trees)):
+            whole = Extent(path, 0, self._job.given.checkpoint.source.size(path))
             files.append(OutputFile(path, [Stored(whole)]))
         return files
 

@@ -22,10 +22,10 @@ from ftckpt.findings import Finding, finding
 from ftckpt.formats.dcp.names import MARKER
 from ftckpt.formats.dcp.rank_files import RankFiles
 from ftckpt.formats.dcp.write_metadata import ItemPlace, TensorItems, WrittenChunk, metadata
-from ftckpt.formats.megatron.job.common_state import job_state, not_carried
+from ftckpt.formats.megatron.job.common_state import not_carried
 from ftckpt.formats.megatron.job.optimizer_tree import groups_in, numbered
 from ftckpt.formats.megatron.job.trained import uncertain
-from ftckpt.formats.megatron.job.whole_model import VERSION, WholeModel, namespace, whole_model
+from ftckpt.formats.megatron.job.whole_model import VERSION, namespace, whole_model
 from ftckpt.formats.megatron.optimizer.per_rank import class_of, class_of_group
 from ftckpt.formats.pickles.walk import Path, dotted
 from ftckpt.formats.state.worlds import world_of
@@ -78,9 +78,8 @@ class _Writing:
     """Files and metadata while they grow."""
 
     def __init__(self, content: Content, world: int) -> None:
-        self._whole: WholeModel = whole_model(content)
-        self._args = self._whole.layout.args
-        self._state = job_state(content)
+        job = self._job = whole_model(content, state=True)
+        self._args = job.args
         wrappers = 3 if self._args.flag("bf16") or self._args.flag("fp16") else 2
         self._wrapped = "module." * wrappers
         self._world = world
@@ -88,10 +87,10 @@ class _Writing:
         self.tensors: dict[str, TensorItems] = {}
         self.objects: dict[str, ItemPlace] = {}
         self.paths: dict[str, Path] = {}
-        self.notes: list[Finding] = [*self._whole.notes, *self._state.notes]
-        trained = self._whole.trained
+        self.notes: list[Finding] = [*job.notes, *job.state.notes]
+        trained = job.trained
         self._kept = {(w.kind, w.name): w for w in trained.values()}
-        packed = next(filter(_PACKED.fullmatch, self._whole.content.tensors), None)
+        packed = next(filter(_PACKED.fullmatch, self._job.content.tensors), None)
         if packed is not None:
             raise UnsupportedError(
                 f"how Megatron-FSDP stores {packed}, which has several parts, is not known",
@@ -105,17 +104,17 @@ class _Writing:
                 tensor=others[0].key,
                 hint=_HINT,
             )
-        placed = {*trained, *self._state.placed, *not_carried(content, repeated=True)}
-        self.unplaced = [name for name in self._whole.unplaced if name not in placed]
+        placed = {*trained, *job.state.placed, *not_carried(content, repeated=True)}
+        self.unplaced = [name for name in job.names if name not in placed]
         self._logical: dict[str, TargetTensor] = {}
         what = "random streams were not written: Megatron seeds them anew from --seed"
         self.notes.append(finding("note", what))
-        narrow = {w.dtype.name for w in self._whole.content.tensors.values()} - {"float32"}
+        narrow = {w.dtype.name for w in self._job.content.tensors.values()} - {"float32"}
         if narrow and any(kind is Kind.MASTER for kind, _ in self._kept):
             what = f"the fp32 masters are the weights; their {' and '.join(sorted(narrow))} copies"
             self.notes.append(finding("note", f"{what} are not stored, as Megatron-FSDP does"))
         # What is read back: under the reader's names, for the cutting and for the proof.
-        weights = [self._weight(w) for w in self._whole.content.tensors.values()]
+        weights = [self._weight(w) for w in self._job.content.tensors.values()]
         moments = [w for w in trained.values() if w.kind in _LEAVES]
         self._own = {w.key: w for w in (*weights, *moments)}
         named = [w._replace(name=logical_name(w.name)) for w in self._own.values()]
@@ -172,14 +171,14 @@ class _Writing:
 
     def add_objects(self) -> None:
         """Place the shared state, each value by itself, on the first rank."""
-        arguments = {**self._whole.arguments, "ckpt_format": "fsdp_dtensor"}
+        arguments = {**self._job.arguments, "ckpt_format": "fsdp_dtensor"}
         self._add(("args",), namespace({**arguments, "use_megatron_fsdp": True}))
         self._add(("checkpoint_version",), VERSION)
-        self._add(("iteration",), self._whole.iteration)
-        for key, value in self._state.root.items():
+        self._add(("iteration",), self._job.iteration)
+        for key, value in self._job.state.root.items():
             if key not in _APART:
                 self._flattened((key,), value)
-        if self._whole.trained:
+        if self._job.trained:
             for name, group in self._groups():
                 settings = {key: value for key, value in group.items() if key != "params"}
                 self._flattened(("optimizer", "param_to_group_meta", self._wrapped + name),
@@ -203,12 +202,12 @@ class _Writing:
         Raises:
             UnsupportedError: the source has no groups, or it cannot be told which is whose.
         """
-        optimizers = list(numbered(self._state.root.get("optimizer")).values())
+        optimizers = list(numbered(self._job.state.root.get("optimizer")).values())
         groups = [groups_in(one) for one in optimizers]
         if not groups or not all(groups) or len(groups) > 2:
             raise uncertain("the source does not record the groups of its parameters", hint=_HINT)
         apart = len(groups) == 2
-        for local in self._whole.locals():
+        for local in self._job.locals():
             if local.kind is not Kind.PARAM:
                 continue
             own = groups[int(apart and local.expert)]

@@ -12,15 +12,15 @@ into single values, under the names that they had:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ftckpt.checkpoint import ObjectInfo
 from ftckpt.findings import Finding, finding
+from ftckpt.formats.megatron.rank_files.source import FirstRanks
 from ftckpt.formats.megatron.rank_files.tensor_names import chunk_keys
+from ftckpt.formats.megatron.torch_dist.from_store import plan_of_store
 from ftckpt.formats.megatron.torch_dist.reader import MegatronDistCheckpoint
-from ftckpt.formats.megatron.torch_dist.reshard import job_of_dist
 from ftckpt.formats.pickles.walk import Path, leaves
 from ftckpt.formats.state.nested import NestedState
 from ftckpt.formats.state.objects import StateObjects, Storages
@@ -30,7 +30,8 @@ from ftckpt.formats.torch_files.values import StoredStorage
 from ftckpt.formats.torch_files.write_tree import CopiedTree, Tensor, pickled
 from ftckpt.transfer.content import Content, TargetTensor
 
-from .recorded_groups import GroupState
+from .description import JobState
+from .group_records import GroupState
 
 _RANK = re.compile(r"rank_(\d{1,7})\.(.+)", re.DOTALL)
 # What a nested state has around an optimizer's tensors, and around those of a rank.
@@ -40,32 +41,19 @@ _OF_RANK = re.compile(
 )
 # A tensor of one rank's; a universal checkpoint has all of them in the state of one rank more.
 _LISTED = re.compile(r"extra:(?:rank_?\d{1,7}\.)?rank_?(\d{1,7})\.(.+)", re.DOTALL)
+_RANDOM, _RERUN = "rng_state", "rerun_state_machine"
+_OF_RANKS = (_RANDOM, _RERUN)
 # What may stand at the top of a state that nothing else shows to be of a rank.
 _KEYS = (
     "args", "iteration", "checkpoint_version", "optimizer", "opt_param_scheduler",
-    "num_floating_point_operations_so_far", "content_metadata", "rerun_state_machine",
+    "num_floating_point_operations_so_far", "content_metadata", _RERUN,
 )  # fmt: skip
-_RANDOM = "rng_state"
 # Of single ranks, or of another format: Megatron begins it anew, or does not ask for it.
-_NOT_SHARED = ("content_metadata", "rerun_state_machine", _RANDOM)
+_NOT_SHARED = ("content_metadata", *_OF_RANKS)
 _PLAIN = (int, float, str, bool, bytes, type(None))
 # How Megatron-FSDP keeps the settings of groups: those of each parameter, by its name.
 _BY_PARAMETER = "param_to_group_meta"
 _EXPERT = "is_expert_parallel"
-
-
-@dataclass
-class JobState:
-    """The state of a job."""
-
-    # what the files of all ranks are to hold, by key; inside, everything but containers, numbers
-    # and texts is `CopiedTree`, or a `Tensor` where the source lists it
-    root: dict[Any, Any] = field(default_factory=dict)
-    # random streams by pipeline stage and tensor rank, where the source shows whose they are
-    random: dict[tuple[int, int], CopiedTree] = field(default_factory=dict)
-    # names of the objects and keys of the tensors that it was made of
-    placed: set[str] = field(default_factory=set)
-    notes: list[Finding] = field(default_factory=list)  # what is worth knowing
 
 
 def job_state(content: Content) -> JobState:
@@ -83,7 +71,7 @@ def job_state(content: Content) -> JobState:
     if isinstance(by_parameter, dict) and isinstance(by_parameter.get(_BY_PARAMETER), dict):
         found.root["optimizer"] = _grouped(by_parameter[_BY_PARAMETER])
     for key in _NOT_SHARED:
-        if found.root.pop(key, None) is not None and key == "rerun_state_machine":
+        if found.root.pop(key, None) is not None and key == _RERUN:
             what = "the state of reruns is of the ranks that saved it: Megatron begins it anew"
             found.notes.append(finding("note", what))
     for key in [*chunk_keys(found.root).values(), "args"]:
@@ -160,22 +148,65 @@ def _grouped(settings: Mapping[str, Any]) -> dict[Any, Any]:
     return made[0] if len(made) == 1 else dict(enumerate(made))
 
 
+# --- of files of ranks ----------------------------------------------------------------------------
+
+
+def state_of_ranks(content: Content, ranks: FirstRanks, needed: Sequence[str]) -> JobState:
+    """Return the state of a job whose source has files of ranks: what the first one says.
+
+    Args:
+        content: what is written.
+        ranks: its files.
+        needed: keys that are kept whatever part of the state is wanted.
+    """
+    first = ranks.stream(ranks.coordinates()[0])
+    chunks = set(chunk_keys(first.tree).values())
+    if any(wanted.component == "optimizer" for wanted in content.tensors.values()):
+        needed = (*needed, "optimizer")
+    root = {
+        key: value
+        for key, value in first.tree.items()
+        if key not in chunks
+        and (key in needed or (f"rank_0.{key}" in content.objects and key not in _OF_RANKS))
+    }
+    found = JobState(root, first.storages)
+    if f"rank_0.{_RERUN}" in content.objects:
+        what = "the state of reruns is of one rank each and is dropped: Megatron begins it anew"
+        found.notes.append(finding("note", what, tensor=f"rank_0.{_RERUN}"))
+    for number, at in enumerate(ranks.layout.grid.directories()):
+        # Those of further expert ranks Megatron does not keep either.
+        if f"rank_{number}.{_RANDOM}" in content.objects and (at.pp, at.tp) not in found.random:
+            stream = ranks.checkpoint.stream(at)
+            found.random[at.pp, at.tp] = CopiedTree(stream.tree[_RANDOM], stream.storages)
+    inside = set(map(str, first.tree))  # names whose objects and tensors all this holds
+    for name in content.objects:
+        if (match := _RANK.fullmatch(name)) is not None and match[2] in inside:
+            found.placed.add(name)
+    for key, wanted in content.tensors.items():
+        if (
+            wanted.component not in ("model", "optimizer")
+            and wanted.name.partition(".")[0] in inside
+        ):
+            found.placed.add(key)
+    return found
+
+
 # --- of torch_dist --------------------------------------------------------------------------------
 
 
 def _of_store(content: Content) -> JobState:
-    job = job_of_dist(content)
+    plan = plan_of_store(content)
     found = JobState()
-    if job.common is not None:
-        found.root = opened(job.common.root, job.common.storages)
+    if plan.common is not None:
+        found.root = opened(plan.common.root, plan.common.storages)
     infos = content.checkpoint.objects
-    for name, place in job.random.items():
+    for name, place in plan.random.items():
         value = content.checkpoint.load_object(name)
         inner = value[0] if type(value) is list and len(value) == 1 else value
         found.random[place] = CopiedTree(inner, Storages(content.checkpoint, infos[name]))
-    taken = content.objects.keys() - job.objects.keys()
+    taken = content.objects.keys() - plan.objects.keys()
     reruns = {name for name in content.objects if name.startswith("rerun_state_machine_state/")}
-    found.placed = {*taken, *job.random, *reruns}
+    found.placed = {*taken, *plan.random, *reruns}
     return found
 
 

@@ -13,6 +13,7 @@ megatron/core/optimizer; `get_parameter_state_dp_zero` in distrib_optimizer.py;
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ftckpt.checkpoint import Kind
@@ -28,14 +29,13 @@ from ftckpt.formats.megatron.optimizer.per_rank import (
 from ftckpt.formats.megatron.optimizer.write_distributed import LIKE, UNPADDED
 from ftckpt.formats.megatron.rank_files.grid import Arguments
 from ftckpt.formats.megatron.rank_files.tensor_names import LocalTensor
-from ftckpt.transfer.content import Content
 
-from .common_state import JobState
+from .common_state import not_carried
+from .description import MegatronJob
 from .groups import BufferForm, JobOptimizer, Optimizers, regrouped
 from .kept_state import ADAMS, MUONS, PLACE, KeptState, Step
 from .optimizer_tree import ALL_MASTERS, MASTERS, SHARDING, groups_in, is_muon, numbered, torchs
 from .registration import unordered
-from .whole_model import WholeModel
 
 Groups = list[list[Mapping[Any, Any]]]
 _DISTRIBUTED = "use_distributed_optimizer"
@@ -49,52 +49,79 @@ _OTHERWISE = (
 _HINT = f"{LIKE}; --only model writes the weights alone"
 
 
-def trained_of(
-    content: Content, whole: WholeModel, state: JobState, *, apart: bool
-) -> tuple[JobOptimizer, KeptState] | None:
-    """Return the optimizer of a job by its arguments, and its state; None where there is none.
+@dataclass
+class CarriedOptimizer:
+    """The optimizer of a job, as a source has it that is not the job's own files."""
+
+    trees: Mapping[Any, Mapping[Any, Any]]  # of each by number; one alone has the number None
+    kept: KeptState  # what they keep of parameters
+    distributed: bool  # whether the job keeps flat buffers
+
+
+def carried_optimizer(job: MegatronJob, *, hint: str = _HINT) -> CarriedOptimizer | None:
+    """Return the optimizer of a job whose state was read; None where the source holds none.
 
     Args:
-        content: what is written.
-        whole: its model.
-        state: that the source carries of the job.
+        job: of which.
+        hint: the way out.
+
+    Raises:
+        UnsupportedError: the source does not carry the job's own groups, or what it records does
+            not agree on the form.
+    """
+    if not job.trained:
+        return None
+    if arguments_of(job.given.checkpoint).record is None:
+        raise uncertain("the source does not carry the arguments of a job", hint=hint)
+    trees = numbered(job.state.root.get("optimizer"))
+    if not trees or not all(map(groups_in, trees.values())):
+        raise uncertain("the source does not record the groups of its parameters", hint=hint)
+    kept = KeptState(job.given, job.trained, list(trees.values()))
+    distributed = is_distributed(job.args, trees.values(), kept.steps, hint=hint)
+    return CarriedOptimizer(trees, kept, distributed)
+
+
+def placed_with(job: MegatronJob, kept: KeptState) -> set[str]:
+    """Return what of a source has its place when the state of all parameters was taken."""
+    tied = not job.args.flag("untie_embeddings_and_output_weights")
+    return {*job.state.placed, *kept.placed, *not_carried(job.given, repeated=tied)}
+
+
+def optimizer_of(job: MegatronJob, carried: CarriedOptimizer, *, apart: bool) -> JobOptimizer:
+    """Return the optimizer of a job by its arguments, and take its state.
+
+    Args:
+        job: of which.
+        carried: its optimizer, as the source has it.
         apart: whether experts are to have an optimizer of their own.
 
     Raises:
         UnsupportedError: what the layout depends on is not recorded, or the state is neither
             Adam's nor Muon's.
     """
-    return _Building(content, whole, state, apart=apart).trained() if whole.trained else None
+    return _Building(job, carried, apart=apart).made()
 
 
 class _Building:
     """One optimizer on its way."""
 
-    def __init__(
-        self, content: Content, whole: WholeModel, state: JobState, *, apart: bool
-    ) -> None:
-        self._args = whole.layout.args
-        self._optimizers = numbered(state.root.get("optimizer"))
-        self._parameters = {p.name: p for p in whole.locals() if p.kind is Kind.PARAM}
-        self._kept = KeptState(content, whole.trained, list(self._optimizers.values()))
-        self._apart = whole.layout.grid.experts_apart and len(self._optimizers) > 1
+    def __init__(self, job: MegatronJob, carried: CarriedOptimizer, *, apart: bool) -> None:
+        self._args = job.args
+        self._carried = carried
+        self._parameters = {p.name: p for p in job.locals() if p.kind is Kind.PARAM}
+        self._apart = job.layout.grid.experts_apart and len(carried.trees) > 1
         self._wanted_apart = apart
-        self._experts = whole.layout.experts > 0
+        self._experts = job.layout.experts > 0
         self._muons: int | None = None  # the number of Muon among chained optimizers
-        if arguments_of(content.checkpoint).record is None:
-            raise uncertain("the source does not carry the arguments of a job")
         self._regroups = apart != self._apart and self._experts
-        if not self._optimizers or not all(map(groups_in, self._optimizers.values())):
-            raise uncertain("the source does not record the groups of its parameters")
 
-    def trained(self) -> tuple[JobOptimizer, KeptState]:
+    def made(self) -> JobOptimizer:
         """Return all of it."""
-        distributed = is_distributed(
-            self._args, self._optimizers.values(), self._kept.steps, hint=_HINT
-        )
-        trees = [_tree(one, distributed=distributed) for one in self._optimizers.values()]
-        groups = [_groups(one, distributed=distributed) for one in self._optimizers.values()]
-        muons = muons_of(self._args, list(self._optimizers.values()))
+        kept, distributed = self._carried.kept, self._carried.distributed
+        optimizers = list(self._carried.trees.values())
+        trees = [_tree(one, distributed=distributed) for one in optimizers]
+        groups = [_groups(one, distributed=distributed) for one in optimizers]
+        muons = muons_of(self._args, optimizers)
         if muons is not None and (self._apart or self._wanted_apart) and self._experts:
             raise uncertain("Muon's experts have an optimizer of their own")
         dense = len(trees) - self._apart
@@ -111,7 +138,6 @@ class _Building:
             name: self._place(local, groups, certain=grouped)
             for name, local in self._parameters.items()
         }
-        kept = self._kept
         states: dict[str, Mapping[Any, Any]] = {
             name: kept.of_parameter(
                 local,
@@ -126,13 +152,13 @@ class _Building:
             groups=groups,
             places=places,
             states=states,
-            wrapped="" if None in self._optimizers else "list",
+            wrapped="" if None in self._carried.trees else "list",
             dense=dense,
             plain=not distributed,
         )
         found = regrouped(found, apart=self._wanted_apart)
         form = self._form(listed=bool(found.wrapped)) if distributed else None
-        return JobOptimizer(found, form, certain=True), kept
+        return JobOptimizer(found, form, certain=True)
 
     def _form(self, *, listed: bool) -> BufferForm:
         args = self._args

@@ -11,12 +11,11 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ftckpt.checkpoint import Kind, Topology
 from ftckpt.checkpoint.dtypes import DType
-from ftckpt.checkpoint.read_tensor import dense_strides
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding
 from ftckpt.formats.families.arguments import arguments_of_config, flags_beside
@@ -24,11 +23,10 @@ from ftckpt.formats.families.facts import ModelFacts, arguments_of, model_of
 from ftckpt.formats.families.sections import joined_sections
 from ftckpt.formats.families.translator import Translator
 from ftckpt.formats.huggingface.config import read_config
-from ftckpt.formats.megatron.checkpoint import MegatronLayout
 from ftckpt.formats.megatron.rank_files.grid import Arguments
-from ftckpt.formats.megatron.rank_files.tensor_names import LocalTensor, expert_of, tied_to
+from ftckpt.formats.megatron.rank_files.tensor_names import expert_of, tied_to
+from ftckpt.formats.megatron.torch_dist.from_store import layout_of
 from ftckpt.formats.megatron.torch_dist.packed import SECTIONS
-from ftckpt.formats.megatron.torch_dist.reshard import layout_of
 from ftckpt.formats.megatron.torch_dist.spelling import own_name
 from ftckpt.formats.pickles.inert import Inert
 from ftckpt.formats.pickles.walk import leaves
@@ -38,6 +36,8 @@ from ftckpt.formats.torch_files.values import Composite, SubclassRef, TensorRef
 from ftckpt.transfer.content import Content, TargetTensor
 from ftckpt.transfer.request.parameters import parted
 
+from .common_state import job_state
+from .description import JobState, MegatronJob
 from .registration import EMBEDDING, OUTPUT, constructed
 
 _TENSORS = (TensorRef, SubclassRef, Composite)
@@ -60,47 +60,19 @@ _ONE_RANK = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class WholeModel:
-    """A model."""
+def whole_model(content: Content, *, state: bool = False) -> MegatronJob:
+    """Return the job of a content whose model has all its parts, under Megatron-Core's names.
 
-    content: Content  # its tensors, in the order in which it registers them, tied ones once
-    # of the job that the arguments are of; a model that no job has had has one rank
-    layout: MegatronLayout
-    iteration: int  # of the save; 0 for weights that nobody says the step of
-    rows: int | None  # of the vocabulary that are no padding, where that is known
-    # by key: what an optimizer keeps of the model's tensors, under their own names too
-    trained: Mapping[str, TargetTensor]
-    unplaced: list[str]  # keys of tensors and names of objects that are no part of the model
-    notes: list[Finding]  # how Megatron is to be started
-
-    @property
-    def arguments(self) -> Mapping[str, Any]:
-        """The arguments of the job by name."""
-        record = self.layout.args.record
-        assert isinstance(record, dict)
-        return record
-
-    def locals(self) -> list[LocalTensor]:
-        """Return the tensors as a job of one rank would hold them; where is not said."""
-        return [
-            LocalTensor(
-                0, w.name, TensorRef("", 0, w.shape, dense_strides(w.shape), w.dtype), w.kind
-            )
-            for w in self.content.tensors.values()
-        ]
-
-
-def whole_model(content: Content) -> WholeModel:
-    """Return the model of a content under Megatron-Core's names.
+    Args:
+        content: of any format.
+        state: whether the state beside the model is wanted without that of an optimizer too.
 
     Raises:
         UnsupportedError: another name, a model with a gap, or one that arguments cannot describe.
         UsageError: nothing says what the model is, or it has no weights.
         CorruptError, UnsafeError: what says what the model is, is damaged or hostile.
     """
-    checkpoint = content.checkpoint
-    carried = arguments_of(checkpoint)
+    given, carried = content, arguments_of(content.checkpoint)
     content = joined_sections(content, SECTIONS)
     model, tied = model_and_copies(content)
     unplaced = [key for key in content.tensors if key not in model]
@@ -130,14 +102,16 @@ def whole_model(content: Content) -> WholeModel:
     )
     rows = args.count("vocab_size") if derived else 0
     notes = [_beside(args)] if derived else []
-    return WholeModel(
-        whole,
-        layout_of(whole, args),
-        checkpoint.step or 0,
-        rows or None,
-        _with_masters(dict(trained_tensors(content, owned)), named, owned),
-        unplaced,
-        notes,
+    trained = _with_masters(dict(trained_tensors(content, owned)), named, owned)
+    return MegatronJob(
+        given=given,
+        content=whole,
+        layout=layout_of(whole, args),
+        state=job_state(given) if trained or state else JobState(),
+        trained=trained,
+        names=unplaced,
+        notes=notes,
+        rows=rows or None,
     )
 
 

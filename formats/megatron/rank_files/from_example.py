@@ -16,6 +16,7 @@ from ftckpt.findings import finding, listed
 from ftckpt.formats.families.facts import arguments_of
 from ftckpt.formats.megatron.checkpoint import MegatronCheckpoint
 from ftckpt.formats.megatron.job.common_state import job_state, not_carried
+from ftckpt.formats.megatron.job.description import MegatronJob
 from ftckpt.formats.megatron.job.kept_state import PLACE, KeptState
 from ftckpt.formats.megatron.job.layout import target_of
 from ftckpt.formats.megatron.job.module_order import order_of
@@ -34,8 +35,9 @@ from ftckpt.formats.pickles.inert import Ordered
 from ftckpt.transfer.content import Content, TargetTensor
 from ftckpt.transfer.layout import LayoutRequest
 
-from .job import RankFilesJob, SharedState, seeded_anew, weights_alone
+from .plan import RankFilesPlan, seeded_anew, weights_alone
 from .source import FirstRanks
+from .states import SharedState
 from .tensor_names import LocalTensor, chunk_keys
 
 # Of a job's arguments, those that count what was trained.
@@ -43,10 +45,10 @@ _COUNTERS = ("consumed_train_samples", "consumed_valid_samples", "skipped_train_
 _SHOWN = 3  # names in a message
 
 
-def job_of_example(
+def plan_of_example(
     content: Content, example: MegatronCheckpoint, request: LayoutRequest
-) -> RankFilesJob:
-    """Return the job that an example shows, with the values of a content.
+) -> RankFilesPlan:
+    """Return how a content is written as an example shows it.
 
     Args:
         content: what is written.
@@ -94,12 +96,18 @@ def job_of_example(
     if "checkpoint_version" in tree:
         root.setdefault("checkpoint_version", tree["checkpoint_version"])
     repeated = optimizer is not None
-    return RankFilesJob(
-        given=content,
-        content=replace(
-            named, tensors={w.key: w for w in weights} | kept.tensors, known=kept.known
+    state.placed |= {*kept.placed, *not_carried(content, repeated=repeated)}
+    return RankFilesPlan(
+        job=MegatronJob(
+            given=content,
+            content=replace(
+                named, tensors={w.key: w for w in weights} | kept.tensors, known=kept.known
+            ),
+            layout=layout,
+            state=state,
+            names=rest,
+            notes=[*notes, weights_alone() if optimizer is None else seeded_anew()],
         ),
-        layout=layout,
         target=target,
         order=order_of(ranks),
         rules=rules,
@@ -112,10 +120,7 @@ def job_of_example(
             arguments={**plain_arguments(args), **counted},
             grid=grid,
             ordered=isinstance(tree[models[0]], Ordered),
-            placed={*state.placed, *kept.placed, *not_carried(content, repeated=repeated)},
         ),
-        names=rest,
-        notes=[*notes, weights_alone() if optimizer is None else seeded_anew()],
     )
 
 

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding
 from ftckpt.formats.megatron.checkpoint import MegatronCheckpoint
+from ftckpt.formats.megatron.job.description import MegatronJob
 from ftckpt.formats.megatron.job.groups import JobOptimizer, form_of, optimizers_of, regrouped
 from ftckpt.formats.megatron.job.layout import TargetLayout, changed, target_of
 from ftckpt.formats.megatron.job.module_order import order_of
-from ftckpt.formats.megatron.job.own_state import OwnState
 from ftckpt.formats.megatron.job.padding import may_differ, repadded, vocabulary_of
 from ftckpt.formats.megatron.job.rules import rules_of
 from ftckpt.transfer.content import Content, TargetTensor
 from ftckpt.transfer.layout import LayoutRequest
 
 from .grid import OPTIMIZER
-from .job import RankFilesJob
+from .plan import RankFilesPlan
 from .source import FirstRanks
+from .states import OwnState
 
 _OPTIMIZER = re.compile(r"rank_\d+\.optimizer")
 
 
-def job_of_ranks(
+def plan_of_ranks(
     content: Content, checkpoint: MegatronCheckpoint, request: LayoutRequest
-) -> RankFilesJob:
-    """Return the job of files of ranks, for the layout that is wished for.
+) -> RankFilesPlan:
+    """Return how files of ranks are written for the layout that is wished for.
 
     Raises:
         UsageError: sizes that do not divide.
@@ -42,29 +44,31 @@ def job_of_ranks(
     changes = dict(target.arguments)
     if rows is not None:
         changes["padded_vocab_size"] = rows
-    own = OwnState(content, ranks, target, changes)
+    job = MegatronJob(
+        given=content,
+        content=content,
+        layout=source,
+        names=[*content.tensors, *content.objects],
+    )
+    states = OwnState(job, ranks, target, changes)
     unchanged = target.same_ranks and rows is None and source.grid.dp == target.grid.dp
     optimizer = _optimizer(content, ranks, target, unchanged=unchanged)
     if optimizer is not None:
-        own.placed.update(name for name in content.objects if _OPTIMIZER.fullmatch(name))
+        job.state.placed.update(name for name in content.objects if _OPTIMIZER.fullmatch(name))
     order = order_of(ranks)
     if not target.same_stages and source.args.count("mtp_num_layers"):
         what = "a model that predicts several tokens keeps its pipeline stages"
         raise UnsupportedError(what, hint="leave out --pp and --vp")
     notes = [] if true is not None else list(_padding_notes(content, ranks, target, vocabulary))
-    return RankFilesJob(
-        given=content,
-        content=content,
-        layout=source,
+    return RankFilesPlan(
+        job=replace(job, notes=[*job.state.notes, *notes]),
         target=target,
         order=order,
         rules=rules,
         args=changed(source.args, changes),
         tied=ranks.tied,
         optimizer=optimizer,
-        states=own,
-        names=[*content.tensors, *content.objects],
-        notes=[*own.notes, *notes],
+        states=states,
     )
 
 

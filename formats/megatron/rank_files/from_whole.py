@@ -9,24 +9,24 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
 
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.findings import finding
-from ftckpt.formats.megatron.job.common_state import JobState, job_state, not_carried
+from ftckpt.formats.megatron.job.description import MegatronJob
 from ftckpt.formats.megatron.job.layout import TargetLayout, target_of
 from ftckpt.formats.megatron.job.module_order import order_of_names
 from ftckpt.formats.megatron.job.padding import padding, repadded, vocabulary_of
 from ftckpt.formats.megatron.job.rules import rules_of
 from ftckpt.formats.megatron.job.stages import Stage
-from ftckpt.formats.megatron.job.trained import trained_of
-from ftckpt.formats.megatron.job.whole_model import VERSION, WholeModel, whole_model
+from ftckpt.formats.megatron.job.trained import carried_optimizer, optimizer_of, placed_with
+from ftckpt.formats.megatron.job.whole_model import VERSION, whole_model
 from ftckpt.formats.torch_files.write_tree import CopiedTree
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import LayoutRequest
 
 from .grid import Arguments, Coordinate
-from .job import RankFilesJob, SharedState, seeded_anew, weights_alone
+from .plan import RankFilesPlan, seeded_anew, weights_alone
+from .states import SharedState
 from .tensor_names import is_expert
 
 # The order of a rank's file; other state of the source follows.
@@ -42,8 +42,8 @@ _OLDER = (
 _NORM = "decoder.layers.0.input_layernorm.weight"
 
 
-def job_of_whole(content: Content, request: LayoutRequest) -> RankFilesJob:
-    """Return the job of a content that is not a legacy checkpoint, for the layout wished for.
+def plan_of_whole(content: Content, request: LayoutRequest) -> RankFilesPlan:
+    """Return how a content that is not a legacy checkpoint is written.
 
     Raises:
         UsageError: sizes that do not divide, or a distributed optimizer without the number of
@@ -51,72 +51,60 @@ def job_of_whole(content: Content, request: LayoutRequest) -> RankFilesJob:
         UnsupportedError: a model that nothing describes, or state of an optimizer whose form is not
             certain.
     """
-    whole = whole_model(content)
-    _require_own_names(whole)
-    target = target_of(whole.layout, request)
-    grid, args = target.grid, whole.layout.args
-    state = job_state(content) if whole.trained else JobState()
-    trained = trained_of(content, whole, state, apart=grid.experts_apart)
-    full, placed = whole.content, set(state.placed)
-    if trained is not None:
-        kept = trained[1]
+    job = whole_model(content)
+    _require_own_names(job)
+    target = target_of(job.layout, request)
+    carried = carried_optimizer(job)
+    optimizer, full = None, job.content
+    if carried is not None:
+        optimizer = optimizer_of(job, carried, apart=target.grid.experts_apart)
+        kept = carried.kept
         full = replace(full, tensors={**full.tensors, **kept.tensors}, known=kept.known)
-    rules = rules_of(args, whole.locals(), request.rules)
-    true = request.true_vocab_size or whole.rows
-    full, rows = repadded(full, vocabulary_of(full, rules), args, grid.tp, true)
-    arguments = {**whole.arguments, **target.arguments, "ckpt_format": "torch"}
+    rules = rules_of(job.args, job.locals(), request.rules)
+    true = request.true_vocab_size or job.rows
+    full, rows = repadded(full, vocabulary_of(full, rules), job.args, target.grid.tp, true)
+    arguments = {**job.arguments, **target.arguments, "ckpt_format": "torch"}
     arguments["use_dist_ckpt"] = False
     if rows is not None:
         arguments["padded_vocab_size"] = rows
-    random = _streams(whole, state, target)
-    notes = [*whole.notes, *state.notes]
-    if any(map(_CONVOLUTION.fullmatch, whole.content.tensors)):
+    state = job.state
+    notes = [*job.notes, *state.notes]
+    if any(map(_CONVOLUTION.fullmatch, job.content.tensors)):
         notes.append(finding("note", _OLDER))
-    if whole.rows is not None and rows is not None:
-        notes.append(padding(whole.rows, rows))
-    root: dict[Any, Any] = {}
-    if trained is None:
+    if job.rows is not None and rows is not None:
+        notes.append(padding(job.rows, rows))
+    root = {"checkpoint_version": VERSION, "iteration": job.iteration}
+    random = _streams(job, target)
+    if carried is None:
         notes.append(weights_alone())
     else:
-        if trained[0].form is not None and grid.dp is None:
+        if carried.distributed and target.grid.dp is None:
             what = "the layout of the distributed optimizer depends on the data-parallel ranks"
             raise UsageError(what, hint="--dp N says how many")
-        tied = not Arguments(arguments).flag("untie_embeddings_and_output_weights")
-        placed |= {*trained[1].placed, *not_carried(content, repeated=tied)}
+        state = replace(state, placed=placed_with(job, carried.kept))
         notes += () if random else (seeded_anew(),)
-        root = state.root
+        root |= state.root
     weights = [w.name for w in full.tensors.values() if w.component == "model"]
-    return RankFilesJob(
-        given=content,
-        content=full,
-        layout=whole.layout,
+    return RankFilesPlan(
+        job=replace(job, content=full, state=state, notes=notes),
         target=target._replace(same_stages=False),  # a whole model is one stage
         order={Stage(0, 0): order_of_names(weights)},
         rules=rules,
         args=Arguments(arguments),
         tied=True,
-        optimizer=None if trained is None else trained[0],
+        optimizer=optimizer,
         states=SharedState(
-            keys=_KEYS,
-            root={"checkpoint_version": VERSION, "iteration": whole.iteration, **root},
-            arguments=arguments,
-            grid=grid,
-            random=random,
-            placed=placed,
+            keys=_KEYS, root=root, arguments=arguments, grid=target.grid, random=random
         ),
-        names=whole.unplaced,
-        notes=notes,
     )
 
 
-def _streams(
-    whole: WholeModel, state: JobState, target: TargetLayout
-) -> dict[Coordinate, CopiedTree]:
+def _streams(job: MegatronJob, target: TargetLayout) -> dict[Coordinate, CopiedTree]:
     """Return the random streams of every rank; nothing where any has none to go on with.
 
     Of several expert ranks the source keeps those of the first alone.
     """
-    old, new, random = whole.layout.grid, target.grid, state.random
+    old, new, random = job.layout.grid, target.grid, job.state.random
     several = any(type(one.value) is list and len(one.value) > 1 for one in random.values())
     if not target.same_ranks or new.ep > 1 or (several and old.dp != new.dp):
         return {}
@@ -126,7 +114,7 @@ def _streams(
     return {at: random[at.pp, at.tp] for at in ranks}
 
 
-def _require_own_names(whole: WholeModel) -> None:
+def _require_own_names(job: MegatronJob) -> None:
     """Refuse names that the implementation in the arguments does not have.
 
     Megatron loads such files without a word and leaves what it does not find at random.
@@ -135,7 +123,7 @@ def _require_own_names(whole: WholeModel) -> None:
         UnsupportedError: experts that the job keeps in one matrix, norms of the other one, or
             layers that predict further tokens.
     """
-    args, names = whole.layout.args, whole.content.tensors
+    args, names = job.args, job.content.tensors
     local = args.get("transformer_impl") == "local"
     stacked = args.flag("moe_grouped_gemm") and (local or args.flag("moe_use_legacy_grouped_gemm"))
     if stacked and any(is_expert(name) for name in names):

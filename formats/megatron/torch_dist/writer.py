@@ -26,8 +26,10 @@ from ftckpt.findings import Finding
 from ftckpt.formats.dcp.names import COMMON, CONFIGURATION, MARKER
 from ftckpt.formats.dcp.rank_files import RankFiles
 from ftckpt.formats.dcp.write_metadata import ItemPlace, TensorItems, WrittenChunk, metadata
+from ftckpt.formats.huggingface.sidecar_files import beside_weights
 from ftckpt.formats.megatron.checkpoint import MegatronCheckpoint
 from ftckpt.formats.megatron.job.layout import TargetLayout, target_of
+from ftckpt.formats.megatron.job.optimizer_tree import master_word
 from ftckpt.formats.megatron.job.padding import padding, repadded
 from ftckpt.formats.megatron.job.registration import expert_of
 from ftckpt.formats.torch_files.write_tree import save_shard
@@ -35,13 +37,12 @@ from ftckpt.transfer.content import Content, ShardBox, TargetTensor
 from ftckpt.transfer.layout import Layout, LayoutRequest, Literal, OutputFile, Stored
 
 from .cuts import TensorCut, TensorCuts
-from .from_ranks import job_of_ranks
-from .from_whole import job_of_whole
-from .job import Blob, TorchDistJob
+from .from_model import plan_of_ranks, plan_of_whole
+from .from_store import plan_of_store
 from .owners import Owners
+from .plan import Blob, StorePlan
 from .rank_state import RankState
 from .reader import MegatronDistCheckpoint
-from .reshard import job_of_dist
 from .stacks import StackedTensor, StoredTensor, stacked
 
 _COMMON_STATE = "common_state/shard_0_1"
@@ -64,47 +65,48 @@ class MegatronDistWriter:
             UnsupportedError: nothing describes the model to Megatron, or it has tensors that
                 torch_dist stores in another shape.
         """
-        job = _job(content)
-        target = target_of(job.layout, request)
-        kept = RankState(job, target)
-        store = _Store(job, target, request)
+        plan = _plan(content)
+        target = target_of(plan.job.layout, request)
+        kept = RankState(plan, target)
+        store = _Store(plan, target, request)
         store.add_objects(kept)
         beside = store.add_common(kept)
         store.add_tensors()
         return Layout(
-            files=[*store.files.outputs(), *beside, *job.further],
+            files=[*store.files.outputs(), *beside, *beside_weights(content)],
             commit=[
                 OutputFile(MARKER, [Literal(metadata(store.tensors, store.objects, {}))]),
-                OutputFile(CONFIGURATION, [Literal(job.configuration)]),
+                OutputFile(CONFIGURATION, [Literal(plan.configuration)]),
             ],
-            unplaced=job.unplaced,
-            notes=[*job.notes, *store.notes, *kept.notes()],
+            unplaced=plan.job.names,
+            notes=[*plan.job.notes, *store.notes, *kept.notes()],
             content=store.content,
         )
 
 
-def _job(content: Content) -> TorchDistJob:
+def _plan(content: Content) -> StorePlan:
     checkpoint = content.checkpoint
     if isinstance(checkpoint, MegatronDistCheckpoint):
-        return job_of_dist(content)
+        return plan_of_store(content)
     if isinstance(checkpoint, MegatronCheckpoint):
-        return job_of_ranks(content)
-    return job_of_whole(content)
+        return plan_of_ranks(content, checkpoint)
+    return plan_of_whole(content)
 
 
 class _Store:
     """Files and metadata, as they grow."""
 
-    def __init__(self, job: TorchDistJob, target: TargetLayout, request: LayoutRequest) -> None:
+    def __init__(self, plan: StorePlan, target: TargetLayout, request: LayoutRequest) -> None:
+        job = plan.job
         self.content = job.content  # what the store holds
         weights = {w.name: w for w in job.content.tensors.values() if w.component == "model"}
-        self._job = job
+        self._plan = plan
         self._cuts = TensorCuts(weights, target.grid, request.rules)
         self._arguments = dict(target.arguments)
         self.notes: list[Finding] = []  # on what it holds otherwise than the source
         true = request.true_vocab_size or job.rows
         if true is not None:
-            args, tp = job.layout.args, target.grid.tp
+            args, tp = job.args, target.grid.tp
             self.content, rows = repadded(job.content, self._cuts.is_vocabulary, args, tp, true)
             if rows is not None:
                 self._arguments["padded_vocab_size"] = rows
@@ -119,9 +121,9 @@ class _Store:
 
     def add_objects(self, kept: RankState) -> None:
         """Place the byte items: those of a rank or a layer with their owners, others first."""
-        names = [name for name in self._job.objects if kept.has(name)]
+        names = [name for name in self._plan.objects if kept.has(name)]
         for name in names:
-            self._add(name, self._owner_of(name), self._job.objects[name])
+            self._add(name, self._owner_of(name), self._plan.objects[name])
         objects = {n: info for n, info in self.content.objects.items() if n in self.objects}
         self.content = replace(self.content, objects=objects)
 
@@ -131,38 +133,38 @@ class _Store:
 
     def _owner_of(self, name: str) -> int:
         """Return the rank that writes an object."""
-        if name in self._job.random:
-            return self._owners.first(*self._job.random[name])
+        if name in self._plan.random:
+            return self._owners.first(*self._plan.random[name])
         match = _OF_LAYER.fullmatch(name)
         layer = f"{match[1]}{match[2]}." if match else name
         return self._owners.first(self._owners.stage_of(layer), 0)
 
     def add_common(self, kept: RankState) -> list[OutputFile]:
         """Place the common state; return the files beside the store."""
-        job = self._job
-        entries = job.content.checkpoint.source.entries
+        plan, checkpoint = self._plan, self.content.checkpoint
+        entries = checkpoint.source.entries
         beside = [
-            OutputFile(name, [Stored(Extent(name, 0, entries[name].size))]) for name in job.beside
+            OutputFile(name, [Stored(Extent(name, 0, entries[name].size))]) for name in plan.beside
         ]
         kept.finish(self._arguments)
-        if job.common is None:
+        if plan.common is None:
             return beside
-        blob = job.common.blob()
+        blob = plan.common.blob()
         if blob.stored is not None:
-            infos = job.content.checkpoint.objects.items()
+            infos = checkpoint.objects.items()
             same = {name: info for name, info in infos if info.extent == blob.stored}
             self.content = replace(self.content, objects={**self.content.objects, **same})
-        if job.common.file:
+        if plan.common.file:
             return [OutputFile(COMMON, blob.segments(folder="common")), *beside]
         self._add(_COMMON_STATE, 0, blob)
         return beside
 
     def add_tensors(self) -> None:
         """Place every chunk of every tensor in the file of a rank that would write it."""
-        job, tensors = self._job, self.content.tensors
-        parts = {key: wanted for key, wanted in tensors.items() if key not in job.as_stored}
-        stores = stacked(parts, job.form_of, job.master)
-        for key, name in job.as_stored.items():
+        plan, tensors = self._plan, self.content.tensors
+        parts = {key: wanted for key, wanted in tensors.items() if key not in plan.as_stored}
+        stores = stacked(parts, plan.form_of, master_word(plan.optimizers.values()))
+        for key, name in plan.as_stored.items():
             wanted = tensors[key]
             whole = StackedTensor(key, (), Box.whole(wanted.shape))
             stores.append(StoredTensor(name, wanted.dtype, wanted.shape, (whole,)))
@@ -173,7 +175,7 @@ class _Store:
     def _chunks(self, member: StackedTensor) -> list[WrittenChunk]:
         """Return the chunks of one logical tensor, or of the half of it that is stored here."""
         wanted = self.content.tensors[member.key]
-        weight = self._job.weight_of(wanted)
+        weight = self._plan.weight_of(wanted)
         found = []
         for cut in self._cuts.of(wanted, weight):
             box = intersection(cut.box, member.box) if cut.box != member.box else cut.box

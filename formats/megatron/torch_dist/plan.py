@@ -1,4 +1,4 @@
-"""Describe a job for torch_dist's writer: tensors by stored name, and other state.
+"""How a job is written as a store of torch_dist: tensors by stored name, and other state.
 
 The common state is a dict that every rank shares: arguments, iteration, scheduler, groups of the
 optimizer. Its optimizer is written so that any number of ranks can load it: a distributed one as
@@ -16,16 +16,15 @@ from typing import Any, NamedTuple
 
 from ftckpt.checkpoint import Extent
 from ftckpt.checkpoint.optimizer_states import named_state
-from ftckpt.findings import Finding
-from ftckpt.formats.megatron.checkpoint import MegatronLayout
+from ftckpt.formats.megatron.job.description import MegatronJob
 from ftckpt.formats.megatron.job.layout import recorded
-from ftckpt.formats.megatron.job.optimizer_tree import RESHARDABLE, SHARDING
+from ftckpt.formats.megatron.job.optimizer_tree import RESHARDABLE, SHARDING, numbered
 from ftckpt.formats.megatron.rank_files.grid import Arguments
 from ftckpt.formats.pickles.inert import Inert
 from ftckpt.formats.torch_files.values import StoredStorage
 from ftckpt.formats.torch_files.write_tree import CopiedTree, save
-from ftckpt.transfer.content import Content, TargetTensor
-from ftckpt.transfer.layout import OutputFile, Segment, Stored
+from ftckpt.transfer.content import TargetTensor
+from ftckpt.transfer.layout import Segment, Stored
 
 from .names import StoredForm
 
@@ -130,13 +129,12 @@ class Common:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TorchDistJob:
-    """A source as a writer of torch_dist sees it."""
+class StorePlan:
+    """How a job is written as a store."""
 
-    # the tensors under their names on disk; of the objects those that the result will have byte for
-    # byte
-    content: Content
-    layout: MegatronLayout  # how the job was laid out
+    # its tensors have their names on disk, and its objects are those that the result will have byte
+    # for byte
+    job: MegatronJob
     common: Common | None  # the state that all ranks share; None where the source has none
     form_of: Callable[[TargetTensor], StoredForm]  # how a tensor is to be stored
     weight_of: Callable[[TargetTensor], str]  # name of the weight that a tensor is, or is state of
@@ -147,12 +145,12 @@ class TorchDistJob:
     # by name: the stage and tensor rank whose RNG state an item is
     random: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     beside: Sequence[str] = ()  # files of the source that go with the store
-    further: Sequence[OutputFile] = ()  # files that go with it and are not the source's as they are
-    configuration: bytes = b""  # of the store: the content of `metadata.json`
-    master: str = "param"  # how the optimizer calls an fp32 copy of a weight
-    unplaced: Sequence[str] = ()  # names of what has no place
-    notes: Sequence[Finding] = ()  # what is worth knowing
-    rows: int | None = None  # of the vocabulary that are no padding, where the source shows it
+    configuration: bytes  # of the store: the content of `metadata.json`
+
+    @property
+    def optimizers(self) -> Mapping[Any, Mapping[Any, Any]]:
+        """Those of the common state by number; one alone has the number None."""
+        return numbered(self.common.root.get("optimizer")) if self.common is not None else {}
 
 
 def weight_among(weights: Collection[str], name: str) -> str:

@@ -1,4 +1,6 @@
-"""Assign a legacy Megatron checkpoint's state outside the model to ranks of a new layout.
+"""Assign the state beside the model to the ranks of a legacy checkpoint that is written.
+
+`SharedState` is of a source that has it once, `OwnState` of one that has files of ranks itself.
 
 What all ranks have alike (the iteration, the schedule) goes to every rank. Random streams belong to
 the tensor, pipeline and expert rank that drew from them. Where the layout of these ranks changes no
@@ -11,43 +13,96 @@ Source: `get_rng_state` and `load_checkpoint` in megatron/training/checkpointing
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
-from ftckpt.findings import Finding, counted, finding
+from ftckpt.findings import counted, finding
 from ftckpt.formats.megatron.checkpoint import MegatronCheckpoint
-from ftckpt.formats.megatron.rank_files.grid import WEIGHTS, Coordinate
-from ftckpt.formats.megatron.rank_files.job import WRITTEN, RankFrame
-from ftckpt.formats.megatron.rank_files.source import FirstRanks
-from ftckpt.formats.megatron.rank_files.tensor_names import chunk_keys
+from ftckpt.formats.megatron.job.description import MegatronJob
+from ftckpt.formats.megatron.job.layout import TargetLayout, recorded
+from ftckpt.formats.megatron.job.module_order import RankFileItem
+from ftckpt.formats.megatron.job.whole_model import namespace
 from ftckpt.formats.pickles.inert import Ordered
 from ftckpt.formats.pickles.walk import at as value_at
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.formats.torch_files.write_tree import CopiedTree, pickled
 from ftckpt.transfer.content import Content, TargetTensor
 
-from .layout import TargetLayout, recorded
-from .module_order import RankFileItem
+from .grid import WEIGHTS, Coordinate, MegatronGrid
+from .source import FirstRanks
+from .tensor_names import chunk_keys
 
 # What Megatron reads before anything else; written whatever part of the state is wanted.
 ALWAYS = ("args", "checkpoint_version", "iteration")
 _RNG = "rng_state"
 
 
+# What stands in a frame for the model's chunks and for the optimizer.
+WRITTEN = object()
+
+
+class RankFrame(NamedTuple):
+    """What a rank's `model_optim_rng.pt` holds beside tensors that are laid out."""
+
+    # by key, in the file's order; `WRITTEN` for `model` (all chunks) and `optimizer`
+    root: Mapping[Any, Any]
+    # returns what a module keeps beside its weights (`_extra_state`), by chunk and place
+    extra: Callable[[int, RankFileItem], Any] = lambda chunk, item: None
+    ordered: bool = True  # whether a chunk is an ordered dict, as torch's `state_dict` is
+
+
+@dataclass(kw_only=True)
+class SharedState:
+    """The state of every rank, of a source that has it once.
+
+    As of `OwnState`, `frame` is what a file holds, `of_others` which further files are copied, and
+    `held` what the result holds, given the tensors that were laid out.
+    """
+
+    keys: Sequence[str]  # of a rank's file, in its order; what `root` holds beyond them follows
+    root: Mapping[Any, Any]
+    arguments: Mapping[str, Any]  # of the job
+    grid: MegatronGrid  # its ranks
+    # random streams of each rank, where there are any to go on with
+    random: Mapping[Coordinate, CopiedTree] = field(default_factory=dict)
+    ordered: bool = True  # see `RankFrame`
+
+    def frame(self, at: Coordinate, *, trained: bool) -> RankFrame:
+        """Return what a rank's file holds; its arguments say which rank it is, where known."""
+        rank = self.grid.rank(at)
+        known = "rank" in self.arguments and rank is not None
+        args = namespace({**self.arguments, "rank": rank} if known else self.arguments)
+        root = {k: v for k, v in self.root.items() if k != "optimizer"}
+        own = root | {"args": args, "model": WRITTEN}
+        if trained:
+            own["optimizer"] = WRITTEN
+        if at in self.random:
+            own["rng_state"] = self.random[at]
+        made = {key: own[key] for key in self.keys if key in own}
+        made |= {key: value for key, value in root.items() if key not in made}
+        return RankFrame(made, ordered=self.ordered)
+
+    def of_others(self, at: Coordinate, known: Sequence[str]) -> list[str]:
+        """Return nothing: such a source has no files of ranks."""
+        return []
+
+    def held(self, content: Content) -> Content:
+        """Return the content: the result lists no object of what all ranks share."""
+        return content
+
+
 class OwnState:
-    """The state of each rank of a target."""
+    """The state of each rank of a target; what has its place by it is noted in the job's."""
 
     def __init__(
-        self, content: Content, ranks: FirstRanks, target: TargetLayout, changes: Mapping[str, Any]
+        self, job: MegatronJob, ranks: FirstRanks, target: TargetLayout, changes: Mapping[str, Any]
     ) -> None:
         # what of it is listed as tensors, as the result will have them
         self.tensors: list[TargetTensor] = []
         self.compared: set[str] = set()  # names of objects that the result has just as the source
-        # keys of tensors and names of objects of the source that need no other place
-        self.placed: set[str] = set()
-        self.notes: list[Finding] = []  # what the user should know
-        self._content = content
+        self.placed, self.notes = job.state.placed, job.state.notes
+        self._content = job.content
         self._ranks = ranks
         self._checkpoint: MegatronCheckpoint = ranks.checkpoint
         self._target = target
@@ -100,7 +155,12 @@ class OwnState:
         return True
 
     def frame(self, at: Coordinate, *, trained: bool) -> RankFrame:
-        """Return what a rank's file holds, in the order of the source's; see `RankStates`."""
+        """Return what a rank's file holds, in the order of the source's.
+
+        Args:
+            at: the rank.
+            trained: whether its optimizer is laid out.
+        """
         stream = self._checkpoint.stream(self.source(at))
         models = chunk_keys(stream.tree)
         same = self._target.same_ranks

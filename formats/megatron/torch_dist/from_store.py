@@ -9,71 +9,43 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from ftckpt.checkpoint import Kind, TensorInfo
 from ftckpt.checkpoint.sharding import even_rows
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import listed
 from ftckpt.formats.dcp.names import COMMON, CONFIGURATION, RUN_CONFIG, TRAIN_STATE
-from ftckpt.formats.huggingface.sidecar_files import beside_weights
 from ftckpt.formats.megatron.checkpoint import MegatronLayout
-from ftckpt.formats.megatron.job.optimizer_tree import RESHARDABLE, SHARDING, master_word, numbered
+from ftckpt.formats.megatron.job.description import MegatronJob
+from ftckpt.formats.megatron.job.group_records import GATHERED, OF_BUCKETS, agreed, of_group
+from ftckpt.formats.megatron.job.optimizer_tree import RESHARDABLE, SHARDING, numbered
 from ftckpt.formats.megatron.job.stages import Counts, Stage, planned
 from ftckpt.formats.megatron.rank_files.grid import Arguments, MegatronGrid
 from ftckpt.formats.state.objects import Storages
 from ftckpt.formats.state.stored_names import is_common
-from ftckpt.formats.torch_files.write_tree import CopiedTree, pickled
+from ftckpt.formats.torch_files.write_tree import CopiedTree
 from ftckpt.transfer.content import Content, TargetTensor
 
-from .job import (
-    NEEDED,
-    Blob,
-    Common,
-    TorchDistJob,
-    weight_among,
-)
 from .names import StoredForm, form_of
 from .optimizer_buckets import is_bucket
 from .owners import experts_of, layers_of
+from .plan import NEEDED, Blob, Common, StorePlan, weight_among
 from .reader import FOLDERS, MegatronDistCheckpoint
 
-_OF_GROUP = re.compile(
-    r"(?:chained_(?P<number>\d{1,4})\.)?optimizer\.distributed\.dp_group_idx_\d{1,7}\."
-    r"(?P<leaf>\w+)/shard_0(?:_1)?"
-)
-# Sizes of buckets: other ranks have other buckets, and `fully_reshardable` has none.
-OF_BUCKETS = ("per_bucket_numel", "per_bucket_numel_unpadded")
-# The state of all parameters in one object, which nothing here takes apart.
-GATHERED = "param_state"
 # What Megatron-Bridge keeps of a run: the same for any grid of ranks.
 _BRIDGE = (TRAIN_STATE, RUN_CONFIG)
 _RANDOM = re.compile(r"(?:.*[._])?rng_state/shard_(\d{1,7})\.(\d{1,7})(?:_[\d.]+)?")
-
-
-class OfGroup(NamedTuple):
-    """What a name says of state that a group of ranks recorded of its optimizer."""
-
-    number: int | None  # of the optimizer; None for one alone
-    leaf: str  # which state
-
-
-def of_group(name: str) -> OfGroup | None:
-    """Return which group's state the name of an object means; None for other names."""
-    match = _OF_GROUP.fullmatch(name)
-    if match is None:
-        return None
-    return OfGroup(None if match["number"] is None else int(match["number"]), match["leaf"])
 
 
 # Number of the optimizer (None for one alone) -> leaf -> names of objects, one a group of ranks.
 _Groups = Mapping[int | None, Mapping[str, list[str]]]
 
 
-def job_of_dist(content: Content) -> TorchDistJob:
-    """Return what is written of a torch_dist source.
+def plan_of_store(content: Content) -> StorePlan:
+    """Return how a store is written for other ranks.
 
     Raises:
         UnsupportedError: groups of ranks recorded different optimizers, or state that is not given
@@ -86,8 +58,8 @@ def job_of_dist(content: Content) -> TorchDistJob:
     gathered = [name for leaves in groups.values() for name in leaves.get(GATHERED, ())]
     _require_mapped(checkpoint, [*tensors.buckets, *gathered])
     common = _common(content)
-    optimizers = numbered(common.root.get("optimizer")) if common else {}
     if common is not None:
+        optimizers = numbered(common.root.get("optimizer"))
         made = {n: _reshardable(content, one, groups.get(n, {})) for n, one in optimizers.items()}
         common.make_reshardable(made)
     objects = {
@@ -95,9 +67,12 @@ def job_of_dist(content: Content) -> TorchDistJob:
         for name, info in content.objects.items()
         if name not in of_groups and not is_common(name) and name != TRAIN_STATE
     }
-    return TorchDistJob(
-        content=replace(content, objects=objects),
-        layout=layout_of(content, common.args if common else Arguments()),
+    return StorePlan(
+        job=MegatronJob(
+            given=content,
+            content=replace(content, objects=objects),
+            layout=layout_of(content, common.args if common else Arguments()),
+        ),
         common=common,
         form_of=tensors.form,
         weight_of=tensors.weight,
@@ -112,9 +87,7 @@ def job_of_dist(content: Content) -> TorchDistJob:
             if (match := _RANDOM.fullmatch(name))
         },
         beside=[n for n in checkpoint.source.entries if n in _BRIDGE or n.startswith(FOLDERS)],
-        further=list(beside_weights(content)),
         configuration=checkpoint.source.read(CONFIGURATION),
-        master=master_word(optimizers.values()),
     )
 
 
@@ -188,36 +161,17 @@ def _reshardable(
     made = {key: value for key, value in one.items() if key != GATHERED}
     for leaf, names in groups.items():
         if leaf not in (*OF_BUCKETS, GATHERED):
-            made[leaf] = _shared(content, leaf, names)
+            made[leaf] = agreed(leaf, _recorded(content, names))
     return made | {SHARDING: RESHARDABLE}
 
 
-def _shared(content: Content, leaf: str, names: list[str]) -> CopiedTree:
-    """Return what all groups of ranks hold."""
+def _recorded(content: Content, names: Iterable[str]) -> Iterator[tuple[str, CopiedTree]]:
+    """Yield what each of some objects holds."""
     checkpoint = content.checkpoint
-    found: CopiedTree | None = None
-    first = b""
     for name in names:
         value = checkpoint.load_object(name)
         inner = value[0] if type(value) is list and len(value) == 1 else value
-        carried = CopiedTree(inner, Storages(checkpoint, checkpoint.objects[name]))
-        pickle, _ = pickled(carried)
-        if found is None:
-            found, first = carried, pickle
-        elif pickle != first:
-            raise differing(leaf, name, names[0])
-    assert found is not None
-    return found
-
-
-def differing(leaf: str, name: str, other: str) -> UnsupportedError:
-    """Return the error about groups of ranks that recorded different states of an optimizer."""
-    return UnsupportedError(
-        f"{name} differs from {other}: ranks have different {leaf} states, and a checkpoint that"
-        " any number of ranks can load has one",
-        tensor=name,
-        hint="--only model writes the weights alone",
-    )
+        yield name, CopiedTree(inner, Storages(checkpoint, checkpoint.objects[name]))
 
 
 def _common(content: Content) -> Common | None:
