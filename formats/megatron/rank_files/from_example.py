@@ -35,7 +35,7 @@ from ftckpt.formats.pickles.inert import Ordered
 from ftckpt.transfer.content import Content, TargetTensor
 from ftckpt.transfer.layout import LayoutRequest
 
-from .plan import RankFilesPlan, seeded_anew, weights_alone
+from .plan import SEEDED_ANEW, WEIGHTS_ALONE, RankFilesPlan
 from .source import FirstRanks
 from .states import SharedState
 from .tensor_names import LocalTensor, chunk_keys
@@ -106,7 +106,7 @@ def plan_of_example(
             layout=layout,
             state=state,
             names=rest,
-            notes=[*notes, weights_alone() if optimizer is None else seeded_anew()],
+            notes=[*notes, WEIGHTS_ALONE if optimizer is None else SEEDED_ANEW],
         ),
         target=target,
         order=order_of(ranks),

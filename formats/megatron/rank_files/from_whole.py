@@ -25,7 +25,7 @@ from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import LayoutRequest
 
 from .grid import Arguments, Coordinate
-from .plan import RankFilesPlan, seeded_anew, weights_alone
+from .plan import SEEDED_ANEW, WEIGHTS_ALONE, RankFilesPlan
 from .states import SharedState
 from .tensor_names import is_expert
 
@@ -76,13 +76,13 @@ def plan_of_whole(content: Content, request: LayoutRequest) -> RankFilesPlan:
     root = {"checkpoint_version": VERSION, "iteration": job.iteration}
     random = _streams(job, target)
     if carried is None:
-        notes.append(weights_alone())
+        notes.append(WEIGHTS_ALONE)
     else:
         if carried.distributed and target.grid.dp is None:
             what = "the layout of the distributed optimizer depends on the data-parallel ranks"
             raise UsageError(what, hint="--dp N says how many")
         state = replace(state, placed=placed_with(job, carried.kept))
-        notes += () if random else (seeded_anew(),)
+        notes += () if random else (SEEDED_ANEW,)
         root |= state.root
     weights = [w.name for w in full.tensors.values() if w.component == "model"]
     return RankFilesPlan(

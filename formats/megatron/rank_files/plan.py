@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ftckpt.checkpoint.rules import Rules
-from ftckpt.findings import Finding, finding
+from ftckpt.findings import finding
 from ftckpt.formats.megatron.job.description import MegatronJob
 from ftckpt.formats.megatron.job.groups import JobOptimizer
 from ftckpt.formats.megatron.job.layout import TargetLayout
@@ -13,6 +13,18 @@ from ftckpt.formats.megatron.job.module_order import Order
 
 from .grid import Arguments
 from .states import OwnState, SharedState
+
+# Notes of files without an optimizer's state, and of those without random streams.
+WEIGHTS_ALONE = finding(
+    "note",
+    "these are the weights alone: start Megatron with --finetune, or with --no-load-optim and"
+    " --no-load-rng",
+)
+SEEDED_ANEW = finding(
+    "note",
+    "random streams were not written, as no rank can go on with them: start Megatron with"
+    " --no-load-rng, and each is seeded anew",
+)
 
 
 @dataclass(kw_only=True)
@@ -29,21 +41,3 @@ class RankFilesPlan:
     tied: bool
     optimizer: JobOptimizer | None  # None where none is laid out
     states: SharedState | OwnState  # of its ranks
-
-
-def weights_alone() -> Finding:
-    """Return the note of files without an optimizer's state."""
-    what = (
-        "these are the weights alone: start Megatron with --finetune, or with --no-load-optim and"
-        " --no-load-rng"
-    )
-    return finding("note", what)
-
-
-def seeded_anew() -> Finding:
-    """Return the note of files without random streams."""
-    what = (
-        "random streams were not written, as no rank can go on with them: start Megatron with"
-        " --no-load-rng, and each is seeded anew"
-    )
-    return finding("note", what)

@@ -133,8 +133,7 @@ def plan_of_whole(content: Content) -> StorePlan:
         own = [w for key, w in carried.kept.tensors.items() if not key.endswith(".step")]
         kept = kept.with_tensors([*kept.tensors.values(), *own])
     tensors = StoredTensors(kept, job.args)
-    stored = [wanted.name for wanted in tensors.named.values() if wanted.component == "model"]
-    extra = ((module + _EXTRA, None) for module in _modules(stored, job.args))
+    extra = ((module + _EXTRA, None) for module in _modules(tensors.weights, job.args))
     notes = [*job.notes, finding("note", _ALONE if carried is None else _SEEDED)]
     return _plan(replace(job, state=state, notes=notes), tensors, optimizers, extra)
 
@@ -160,8 +159,8 @@ def _plan(
             names=[*unplaced, *tensors.unplaced],
         ),
         common=common,
-        form_of=tensors.form,
-        weight_of=tensors.weight,
+        weights=tensors.weights.keys(),
+        form_of=tensors.form_of,
         objects=streams | tensors.extra_states(extra),
         random=random,
         configuration=json.dumps(CONFIGURATION).encode(),

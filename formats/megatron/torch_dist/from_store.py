@@ -32,7 +32,7 @@ from ftckpt.transfer.content import Content, TargetTensor
 from .names import StoredForm, form_of
 from .optimizer_buckets import is_bucket
 from .owners import experts_of, layers_of
-from .plan import NEEDED, Blob, Common, StorePlan, weight_among
+from .plan import NEEDED, Blob, Common, StorePlan
 from .reader import FOLDERS, MegatronDistCheckpoint
 
 # What Megatron-Bridge keeps of a run: the same for any grid of ranks.
@@ -74,8 +74,8 @@ def plan_of_store(content: Content) -> StorePlan:
             layout=layout_of(content, common.args if common else Arguments()),
         ),
         common=common,
-        form_of=tensors.form,
-        weight_of=tensors.weight,
+        weights=tensors.forms.keys(),
+        form_of=lambda weight: tensors.forms.get(weight, StoredForm()),
         as_stored=tensors.own,
         objects={
             name: Blob(stored=info.extent, transforms=_transforms(checkpoint, name))
@@ -113,7 +113,7 @@ class _Tensors:
         # by key: the stored name of what is not part of the model or its optimizer
         self.own: dict[str, str] = {}
         self.buckets: list[str] = []  # keys of optimizer state that is not a parameter's
-        self._forms: dict[str, StoredForm] = {}
+        self.forms: dict[str, StoredForm] = {}  # by name of a weight
         for key, wanted in content.tensors.items():
             info = _source(content, wanted)
             if info is None or not info.stored_name:
@@ -123,16 +123,7 @@ class _Tensors:
             elif wanted.component not in ("model", "optimizer"):
                 self.own[key] = info.stored_name
             elif wanted.component == "model" or wanted.kind is not Kind.OTHER:
-                self._forms.setdefault(wanted.name, form_of(info.stored_name))
-        self._weights = frozenset(self._forms)
-
-    def weight(self, wanted: TargetTensor) -> str:
-        """Return the weight that a tensor is, or is state of: a state's name comes before it."""
-        return weight_among(self._weights, wanted.name)
-
-    def form(self, wanted: TargetTensor) -> StoredForm:
-        """Return how a tensor is stored: as the weight is that it belongs to."""
-        return self._forms.get(self.weight(wanted), StoredForm())
+                self.forms.setdefault(wanted.name, form_of(info.stored_name))
 
 
 def _source(content: Content, wanted: TargetTensor) -> TensorInfo | None:
@@ -191,7 +182,8 @@ def _common(content: Content) -> Common | None:
     )
     if name not in content.objects:
         trained = any(wanted.component == "optimizer" for wanted in content.tensors.values())
-        common.keep((*NEEDED, "optimizer") if trained else NEEDED)
+        kept = (*NEEDED, "optimizer") if trained else NEEDED
+        common.remove(key for key in root if key not in kept)
     return common
 
 

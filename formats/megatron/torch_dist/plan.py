@@ -10,7 +10,7 @@ megatron/core/optimizer; `_build_sharded_state_dict_metadata` in megatron/traini
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -78,16 +78,11 @@ class Common:
             self.root[key] = value
             self.stored = None
 
-    def remove(self, key: str) -> None:
-        """Leave one entry out."""
-        if key in self.root:
+    def remove(self, keys: Iterable[str]) -> None:
+        """Leave entries out."""
+        for key in self.root.keys() & set(keys):
             del self.root[key]
             self.stored = None
-
-    def keep(self, keys: Sequence[str]) -> None:
-        """Leave out all entries but these."""
-        for key in [key for key in self.root if key not in keys]:
-            self.remove(key)
 
     def change_arguments(self, changes: Mapping[str, Any]) -> None:
         """Give arguments other values, where the job recorded its arguments.
@@ -136,8 +131,8 @@ class StorePlan:
     # for byte
     job: MegatronJob
     common: Common | None  # the state that all ranks share; None where the source has none
-    form_of: Callable[[TargetTensor], StoredForm]  # how a tensor is to be stored
-    weight_of: Callable[[TargetTensor], str]  # name of the weight that a tensor is, or is state of
+    weights: Collection[str]  # their names
+    form_of: Callable[[str], StoredForm]  # how a weight, and what is kept of it, is to be stored
     # keys of tensors that are stored under a name of their own
     as_stored: Mapping[str, str] = field(default_factory=dict)
     # every byte item but the common state, by name
@@ -152,19 +147,22 @@ class StorePlan:
         """Those of the common state by number; one alone has the number None."""
         return numbered(self.common.root.get("optimizer")) if self.common is not None else {}
 
+    def weight(self, wanted: TargetTensor) -> str:
+        """Return the weight that a tensor is, or is state of.
 
-def weight_among(weights: Collection[str], name: str) -> str:
-    """Return the weight that a tensor's name is, or is state of.
+        A state that the table of states knows follows the weight's name; another comes first.
+        """
+        shorter = name = wanted.name
+        known = named_state(name, self.weights).parameter
+        if name not in self.weights and known in self.weights:
+            return known
+        while shorter and shorter not in self.weights:
+            shorter = shorter.partition(".")[2]
+        return shorter or name
 
-    A state that the table of states knows follows the weight's name; another comes first.
-    """
-    shorter = name
-    known = named_state(name, weights).parameter
-    if name not in weights and known in weights:
-        return known
-    while shorter and shorter not in weights:
-        shorter = shorter.partition(".")[2]
-    return shorter or name
+    def form(self, wanted: TargetTensor) -> StoredForm:
+        """Return how a tensor is to be stored."""
+        return self.form_of(self.weight(wanted))
 
 
 def _raw(args: Arguments, name: str) -> Any:

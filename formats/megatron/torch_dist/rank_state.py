@@ -53,7 +53,7 @@ class RankState:
         if common is None:
             return
         if not self._same_ranks:
-            common.remove(_RERUN)
+            common.remove((_RERUN,))
         known = {
             "ckpt_format": "torch_dist",
             "use_dist_ckpt": True,

@@ -16,7 +16,7 @@ from ftckpt.transfer.content import Content, TargetTensor
 from .names import StoredForm, state_name, stored_place
 from .owners import experts_of, layers_of
 from .packed import PackedTensors
-from .plan import Blob, weight_among
+from .plan import Blob
 from .spelling import JobNames
 
 _STACKS = ("decoder.layers.", "encoder.layers.")
@@ -45,7 +45,8 @@ class StoredTensors:
                 self._place(key, wanted, weights, content)
             elif key not in placed:
                 self.unplaced.append(key)
-        self._weights = frozenset(w.name for w in self.named.values() if w.component == "model")
+        named = self.named.values()
+        self.weights = dict.fromkeys(w.name for w in named if w.component == "model")
 
     def _place(self, key: str, wanted: TargetTensor, weights: set[str], content: Content) -> None:
         name = wanted.name
@@ -69,16 +70,8 @@ class StoredTensors:
             named = part._replace(name=spelled)
             self.named[named.key] = named
 
-    def weight(self, wanted: TargetTensor) -> str:
-        """Return the weight that a tensor is, or is state of."""
-        return weight_among(self._weights, wanted.name)
-
-    def form(self, wanted: TargetTensor) -> StoredForm:
-        """Return how a tensor is stored: stacked, where all layers of the model are alike."""
-        return self.form_of(self.weight(wanted))
-
     def form_of(self, weight: str) -> StoredForm:
-        """Return how a weight of this name is stored."""
+        """Return how a weight is stored: stacked, where all layers of the model are alike."""
         return StoredForm(layers=self._homogeneous and weight.startswith(_STACKS))
 
     def extra_states(self, held: Iterable[tuple[str, Any]]) -> dict[str, Blob]:
@@ -89,7 +82,7 @@ class StoredTensors:
         Args:
             held: the name of each in the whole model, and its value; the first of a name counts.
         """
-        sizes = (layers_of(self._weights), experts_of(self._weights))
+        sizes = (layers_of(self.weights), experts_of(self.weights))
         found: dict[str, Blob] = {}
         for own, value in held:
             whole = self._spelling.stored(own)

@@ -163,7 +163,7 @@ class _Store:
         """Place every chunk of every tensor in the file of a rank that would write it."""
         plan, tensors = self._plan, self.content.tensors
         parts = {key: wanted for key, wanted in tensors.items() if key not in plan.as_stored}
-        stores = stacked(parts, plan.form_of, master_word(plan.optimizers.values()))
+        stores = stacked(parts, plan.form, master_word(plan.optimizers.values()))
         for key, name in plan.as_stored.items():
             wanted = tensors[key]
             whole = StackedTensor(key, (), Box.whole(wanted.shape))
@@ -175,7 +175,7 @@ class _Store:
     def _chunks(self, member: StackedTensor) -> list[WrittenChunk]:
         """Return the chunks of one logical tensor, or of the half of it that is stored here."""
         wanted = self.content.tensors[member.key]
-        weight = self._plan.weight_of(wanted)
+        weight = self._plan.weight(wanted)
         found = []
         for cut in self._cuts.of(wanted, weight):
             box = intersection(cut.box, member.box) if cut.box != member.box else cut.box
