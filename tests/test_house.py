@@ -93,7 +93,7 @@ BUDGET = {
     "formats.torchsave": 810,
     "formats.families": 6_480,
     "formats.adapters": 2_290,
-    "formats.megatron": 9_672,
+    "formats.megatron": 9_638,
     "formats.deepspeed": 7_337,
     "formats.nvrx": 700,
     "formats.orbax": 2_640,

@@ -23,10 +23,10 @@ from ftckpt.formats.dcp.names import MARKER
 from ftckpt.formats.dcp.rank_files import RankFiles
 from ftckpt.formats.dcp.write_metadata import ItemPlace, TensorItems, WrittenChunk, metadata
 from ftckpt.formats.megatron.job.common_state import not_carried
+from ftckpt.formats.megatron.job.groups import groups_like
 from ftckpt.formats.megatron.job.optimizer_tree import groups_in, numbered
 from ftckpt.formats.megatron.job.trained import uncertain
 from ftckpt.formats.megatron.job.whole_model import VERSION, namespace, whole_model
-from ftckpt.formats.megatron.optimizer.per_rank import class_of, class_of_group
 from ftckpt.formats.pickles.walk import Path, dotted
 from ftckpt.formats.state.worlds import world_of
 from ftckpt.formats.torch_files.write_tree import save, save_shard
@@ -211,9 +211,8 @@ class _Writing:
             if local.kind is not Kind.PARAM:
                 continue
             own = groups[int(apart and local.expert)]
-            classes = [class_of_group(group, self._args, apart) for group in own]
-            wanted = class_of(local, self._args, apart=apart)
-            if classes.count(wanted) != 1:
+            found = groups_like(local, own, self._args, apart=apart)
+            if len(found) != 1:
                 what = f"in which group of parameters {local.name} is"
                 raise uncertain(what, local.name, hint=_HINT)
-            yield local.name, own[classes.index(wanted)]
+            yield local.name, own[found[0]]

@@ -5,7 +5,7 @@ state; files of ranks repeat them; other formats carry one or the other along, w
 into single values, under the names that they had:
 
     common_state/shard_0_1, common.pt      of torch_dist; 0.optimizer.param_groups.0.lr taken apart
-    optimizer.distributed.dp_group_idx_G.… of groups of ranks (`megatron_group_state`)
+    optimizer.distributed.dp_group_idx_G.… of groups of ranks (`group_records`)
     rank_R.optimizer, rank_R.args, …       of files of ranks, the same for all R
 """
 
@@ -19,11 +19,11 @@ from ftckpt.checkpoint import ObjectInfo
 from ftckpt.findings import Finding, finding
 from ftckpt.formats.megatron.rank_files.source import FirstRanks
 from ftckpt.formats.megatron.rank_files.tensor_names import chunk_keys
-from ftckpt.formats.megatron.torch_dist.from_store import plan_of_store
+from ftckpt.formats.megatron.torch_dist.from_store import plan_of_store, recorded
 from ftckpt.formats.megatron.torch_dist.reader import MegatronDistCheckpoint
 from ftckpt.formats.pickles.walk import Path, leaves
 from ftckpt.formats.state.nested import NestedState
-from ftckpt.formats.state.objects import StateObjects, Storages
+from ftckpt.formats.state.objects import StateObjects
 from ftckpt.formats.state.paths import recorded_paths
 from ftckpt.formats.state.stored_names import is_common
 from ftckpt.formats.torch_files.values import StoredStorage
@@ -199,11 +199,7 @@ def _of_store(content: Content) -> JobState:
     found = JobState()
     if plan.common is not None:
         found.root = opened(plan.common.root, plan.common.storages)
-    infos = content.checkpoint.objects
-    for name, place in plan.random.items():
-        value = content.checkpoint.load_object(name)
-        inner = value[0] if type(value) is list and len(value) == 1 else value
-        found.random[place] = CopiedTree(inner, Storages(content.checkpoint, infos[name]))
+    found.random = {plan.random[name]: tree for name, tree in recorded(content, plan.random)}
     taken = content.objects.keys() - plan.objects.keys()
     reruns = {name for name in content.objects if name.startswith("rerun_state_machine_state/")}
     found.placed = {*taken, *plan.random, *reruns}

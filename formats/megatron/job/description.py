@@ -1,9 +1,8 @@
-"""The one description of a Megatron job: readers make it of a source, and writers lay it out.
+"""The one description of a Megatron job: a source becomes it, and each writer lays it out.
 
-    files of ranks         rank_files.from_ranks     ┐               ┌ rank_files   files of ranks
-    files as an example    rank_files.from_example   ├  MegatronJob  ┼ torch_dist   a store
-    a torch_dist store     torch_dist.from_store     │               └ fsdp         a plain store
-    a model in any format  job.whole_model           ┘
+    files of ranks, such files as an example      ┐               ┌ rank_files   files of ranks
+    a torch_dist store                            ├  MegatronJob  ┼ torch_dist   a store
+    a model in any format (`whole_model`)         ┘               └ fsdp         a plain store
 
 A reader says what the source shows: tensors, the layout with its arguments, and the state beside
 the model. What depends on the layout that is written (which rank has what, how a tensor is stored)

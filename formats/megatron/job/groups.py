@@ -7,7 +7,7 @@ groups are split, or joined where all else about them is equal.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeGuard
 
@@ -19,8 +19,9 @@ from ftckpt.formats.megatron.optimizer.per_rank import (
     class_of_group,
     plain_optimizers,
 )
+from ftckpt.formats.megatron.rank_files.grid import Arguments
 from ftckpt.formats.megatron.rank_files.source import FirstRanks
-from ftckpt.formats.megatron.rank_files.tensor_names import is_expert
+from ftckpt.formats.megatron.rank_files.tensor_names import LocalTensor, is_expert
 from ftckpt.formats.torch_files.values import StoredStorage
 
 from .optimizer_tree import INNER, chained, groups_in
@@ -146,10 +147,16 @@ def _place(found: Optimizers, ranks: FirstRanks, at: Any, tree: Any) -> None:
     for local in held:
         # The distributed optimizer's groups list no parameters: the rule of the groups decides.
         own = found.dense if len(found.trees) > found.dense and local.expert else 0
-        wanted = class_of(local, args, apart=apart)
-        classes = [class_of_group(group, args, apart) for group in found.groups[own]]
-        group = classes.index(wanted) if wanted in classes else 0
+        group = next(iter(groups_like(local, found.groups[own], args, apart=apart)), 0)
         found.places.setdefault(weights[local.chunk, local.name], (own, group))
+
+
+def groups_like(
+    local: LocalTensor, groups: Iterable[Mapping[Any, Any]], args: Arguments, *, apart: bool
+) -> list[int]:
+    """Return the numbers of the groups that hold parameters of the class of one."""
+    wanted = class_of(local, args, apart=apart)
+    return [n for n, group in enumerate(groups) if class_of_group(group, args, apart) == wanted]
 
 
 def regrouped(found: Optimizers, *, apart: bool) -> Optimizers:

@@ -20,19 +20,14 @@ from ftckpt.checkpoint import Kind
 from ftckpt.checkpoint.dtypes import DTYPES, DType
 from ftckpt.errors import UnsupportedError
 from ftckpt.formats.families.facts import arguments_of
-from ftckpt.formats.megatron.optimizer.per_rank import (
-    HALF,
-    class_of,
-    class_of_group,
-    is_of_muon,
-)
+from ftckpt.formats.megatron.optimizer.per_rank import HALF, is_of_muon
 from ftckpt.formats.megatron.optimizer.write_distributed import LIKE, UNPADDED
 from ftckpt.formats.megatron.rank_files.grid import Arguments
 from ftckpt.formats.megatron.rank_files.tensor_names import LocalTensor
 
 from .common_state import not_carried
 from .description import MegatronJob
-from .groups import BufferForm, JobOptimizer, Optimizers, regrouped
+from .groups import BufferForm, JobOptimizer, Optimizers, groups_like, regrouped
 from .kept_state import ADAMS, MUONS, PLACE, KeptState, Step
 from .optimizer_tree import ALL_MASTERS, MASTERS, SHARDING, groups_in, is_muon, numbered, torchs
 from .registration import unordered
@@ -184,11 +179,10 @@ class _Building:
         number = int(apart and local.expert)
         if self._muons is not None:
             number = self._muons if is_of_muon(local) else 1 - self._muons
-        classes = [class_of_group(group, self._args, apart) for group in groups[number]]
-        wanted = class_of(local, self._args, apart=apart)
-        if certain and classes.count(wanted) != 1:
+        found = groups_like(local, groups[number], self._args, apart=apart)
+        if certain and len(found) != 1:
             raise uncertain(f"in which group of parameters {local.name} is", local.name)
-        return number, classes.index(wanted) if wanted in classes else 0
+        return number, found[0] if found else 0
 
 
 def is_distributed(

@@ -152,12 +152,12 @@ def _reshardable(
     made = {key: value for key, value in one.items() if key != GATHERED}
     for leaf, names in groups.items():
         if leaf not in (*OF_BUCKETS, GATHERED):
-            made[leaf] = agreed(leaf, _recorded(content, names))
+            made[leaf] = agreed(leaf, recorded(content, names))
     return made | {SHARDING: RESHARDABLE}
 
 
-def _recorded(content: Content, names: Iterable[str]) -> Iterator[tuple[str, CopiedTree]]:
-    """Yield what each of some objects holds."""
+def recorded(content: Content, names: Iterable[str]) -> Iterator[tuple[str, CopiedTree]]:
+    """Yield names of objects and what each holds; the store keeps it in a list of one."""
     checkpoint = content.checkpoint
     for name in names:
         value = checkpoint.load_object(name)
