@@ -53,7 +53,7 @@ class MegatronCheckpoint(RanksCheckpoint):
     def tree(self, at: Coordinate) -> Mapping[Any, Any]:
         """Return all that one rank's `model_optim_rng.pt` holds, as inert data.
 
-        Its model chunks give the order of the rank's parameters (`megatron_names.parameters`).
+        Its model chunks give the order of the rank's parameters (`tensor_names.parameters`).
 
         Raises:
             CorruptError, UnsafeError: the file is missing, damaged or hostile.

@@ -1,4 +1,4 @@
-"""The names of the directories of a legacy Megatron checkpoint (see `megatron_ranks`)."""
+"""The names of the directories of a legacy Megatron checkpoint (see `rank_files.grid`)."""
 
 from __future__ import annotations
 

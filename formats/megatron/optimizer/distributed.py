@@ -2,7 +2,7 @@
 
     {"buckets_coalesced": True, 0: {(bfloat16, float32): {"param": …, "exp_avg": …, …}}, 1: …}
 
-Buffers are numbered chunk by chunk; `megatron_buffers` builds their layout again. Experts may have
+Buffers are numbered chunk by chunk; `buffers` builds their layout again. Experts may have
 an optimizer of their own, and then the file is a list, with None for what another rank's file
 holds. A layout is accepted only if it has as many elements as the file, and puts each weight where
 `model_optim_rng.pt` shows that it lay: with this optimizer the weights are views of one buffer,

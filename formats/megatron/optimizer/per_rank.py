@@ -6,7 +6,7 @@ Neither form of it names a parameter; both follow from the order of the model's 
   parameters, and fp32 masters in lists. Integers count the parameters group by group; a group holds
   those with or without weight decay (no decay: vectors and biases), experts apart. Where Muon is
   chained with another optimizer, matrices but for embeddings and the output layer are Muon's.
-- With it `distrib_optim.pt` holds flat buffers (`megatron_buffers`).
+- With it `distrib_optim.pt` holds flat buffers (`buffers`).
 
 A mapping is accepted only where every shape, or the size of every buffer and the place of every
 weight in memory, agrees with it: a moment under the wrong name would be worse than one without.

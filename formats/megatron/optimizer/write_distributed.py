@@ -1,7 +1,7 @@
 """Lay out the flat buffers of Megatron's distributed optimizer for another layout.
 
 Which parameters share a buffer, where each begins and where a bucket ends depends on the tensor,
-pipeline and data-parallel ranks: `megatron_buffers` says it, as Megatron will find it when it
+pipeline and data-parallel ranks: `buffers` says it, as Megatron will find it when it
 loads. Gaps between parameters are zero. The weights themselves become views of one buffer again.
 """
 

@@ -1,7 +1,7 @@
 """Lay out the state of Megatron's optimizers that keep it beside the weights, in torch's form.
 
 Numbers count a rank's parameters group by group, and the fp32 masters stand in lists of the same
-order (see `megatron_optimizer`).
+order (see `per_rank`).
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Blob(NamedTuple):
 
         Args:
             base: where it begins in its file.
-            folder: see `torch_tree.save`.
+            folder: see `write_tree.save`.
 
         Raises:
             UnsupportedError: it holds what torch.save cannot write.

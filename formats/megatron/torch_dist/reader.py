@@ -1,4 +1,4 @@
-"""An opened `torch_dist` checkpoint, and how one is opened (see `megatron_dist`)."""
+"""An opened `torch_dist` checkpoint, and how one is opened (see `torch_dist`)."""
 
 from __future__ import annotations
 
