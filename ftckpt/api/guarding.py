@@ -41,7 +41,7 @@ from .choosing import (
     read_tiers,
     selection_rules,
 )
-from .opening import STORES, chosen
+from .opening import STORES
 from .transferring import LayoutFlags
 
 if TYPE_CHECKING:
@@ -513,12 +513,3 @@ def signal_number(name: str, flag: str) -> int:
         raise UsageError(
             f"{flag} {name!r} is not a signal", hint="USR1, USR2, TERM, HUP"
         ) from error
-
-
-def level_of(word: str) -> Level:
-    """Return the level of checks that a word names.
-
-    Raises:
-        UsageError: there is none.
-    """
-    return chosen(Level, word, "--verify")
