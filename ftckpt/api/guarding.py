@@ -42,7 +42,7 @@ from .choosing import (
     selection_rules,
 )
 from .opening import STORES
-from .transferring import LayoutFlags
+from .transferring import LayoutFlags, layout_flags
 
 if TYPE_CHECKING:
     from ftckpt.discovery.checks import Checks
@@ -389,11 +389,9 @@ class _Place:
         path, environment = found.path, {}
         if self.choice.world is not None:
             environment = self._elastic(found.path)
-            keys = LayoutFlags.__annotations__
-            layout: LayoutFlags = {n: v for n, v in self.flags.items() if n in keys}  # type: ignore[assignment]
             path, _ = loadable(
                 found.path, self.choice.world, scratch=self.choice.scratch, stores=self.stores,
-                counter=self.counter, note=self.say, **layout,
+                counter=self.counter, note=self.say, **layout_flags(self.flags),
             )  # fmt: skip
         return StartPoint(
             ExitCode.OK, found.message, "", path, found.step, found.path,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, overload
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, cast, overload
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import UsageError
@@ -45,6 +45,12 @@ class LayoutFlags(TypedDict, total=False):
     zero_stage: int | None
     max_shard_size: int | str
     like: Checkpoint | str
+
+
+def layout_flags(flags: Mapping[str, object]) -> LayoutFlags:
+    """Return those of some flags that say how a result is laid out."""
+    keys = LayoutFlags.__annotations__
+    return cast("LayoutFlags", {name: value for name, value in flags.items() if name in keys})
 
 
 class WritingFlags(LayoutFlags, total=False):

@@ -18,6 +18,7 @@ from ftckpt.discovery.roots import Candidate, Child, Root
 from ftckpt.errors import ExitCode, UnavailableError
 from ftckpt.guard import watch
 from ftckpt.guard.attempt import CommandAttempt
+from ftckpt.guard.events import TICK
 from ftckpt.guard.hang import HangWatch
 from ftckpt.guard.terms import GuardSettings, StartPoint
 from ftckpt.guard.watch import CheckedSave, NewSave, SaveWatcher, new_saves, shown
@@ -394,3 +395,15 @@ def test_a_save_that_went_before_it_was_verified_is_no_damage() -> None:
     tools.say.assert_called_once_with("guard: r/step-1 went before it was verified")
     attempt._take_verdict(CheckedSave(save, ExitCode.CORRUPT, "cut", 1.0))
     tools.alarm.raise_.assert_called_once()
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_follower_does_not_wake_without_pause_where_saves_are_late(late: bool) -> None:
+    """The leader alone looks for hangs; it wakes when the next save is due."""
+    tools = MagicMock(settings=GuardSettings(max_age=60.0), team=MagicMock(leads=not late))
+    attempt = CommandAttempt(["true"], StartPoint(ExitCode.OK), 1, tools)
+    attempt._command = MagicMock(status=None)
+    attempt._hang.fresh_at -= 1000.0 if late else 59.5
+    attempt._step()
+    (seconds, _), _ = tools.events.wait.call_args
+    assert seconds == TICK if late else 0.0 <= seconds <= 0.5
