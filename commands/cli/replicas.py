@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-import typer
+from ftckpt.commands.cli.parameters import option, switch
 
 from .bounds import MemoryOption, RateOption, bound_memory
 
@@ -20,21 +20,17 @@ class ReplicaOptions:
 
     TITLE: ClassVar[str] = "How it is done"
 
-    no_proof: Annotated[bool, typer.Option("--no-proof", help="Skip reading back the result.")] = (
-        False
-    )
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Discard what another run to DST left.")
-    ] = False
+    no_proof: Annotated[bool, switch("--no-proof", "Skip reading back the result.")] = False
+    restart: Annotated[bool, switch("--restart", "Discard what another run to DST left.")] = False
     jobs: Annotated[
         int,
-        typer.Option(
+        option(
+            "N",
+            "Blocks in flight; 0: one a processor, 8 to or from an object store.",
             "--jobs",
             "-j",
             "--concurrency",
-            metavar="N",
             min=0,
-            help="Blocks in flight; 0: one a processor, 8 to or from an object store.",
         ),
     ] = 0
     limit_rate: RateOption = ""
