@@ -11,13 +11,7 @@ from posixpath import basename
 from ftckpt.checkpoint import Checkpoint, Topology
 from ftckpt.checkpoint.read_ahead import reading_ahead
 from ftckpt.discovery.recognise import Format
-from ftckpt.errors import (
-    CorruptError,
-    ExitCode,
-    FtckptError,
-    NoResourceError,
-    UnsupportedError,
-)
+from ftckpt.errors import CorruptError, ExitCode, NoResourceError, UnsupportedError, error_of
 from ftckpt.findings import listed
 from ftckpt.manifest import FileDigest, Manifest, PassedCheck, ThinnedFrom
 from ftckpt.manifest.seal import utc_now
@@ -386,8 +380,8 @@ def require_sound(report: VerifyReport) -> None:
     """
     if report.code is ExitCode.OK:
         return
-    kinds = {kind.exit_code: kind for kind in FtckptError.__subclasses__()}
-    raise kinds[report.code](
+    raise error_of(
+        report.code,
         f"nothing was written: {report.message}",
         hint=report.hint or "ftckpt verify SRC says more; --no-proof carries it over as it is",
     )
