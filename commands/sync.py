@@ -81,14 +81,11 @@ def command(
         tag=tag,
         again=again,
         dry_run=dry_run,
-        no_proof=run.no_proof,
-        restart=run.restart,
-        jobs=run.jobs,
-        limit_rate=run.limit_rate,
         stores=invocation.stores,
         counter=invocation.counter,
         told=lambda item: _tell(invocation, item),
         remark=lambda text: invocation.say(f"no lock: {text}"),
+        **run.flags,
     )
     invocation.close()
     for item in report.items:

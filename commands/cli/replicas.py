@@ -10,6 +10,7 @@ from ftckpt.commands.cli.parameters import option, switch
 from .bounds import MemoryOption, RateOption, bound_memory
 
 if TYPE_CHECKING:
+    from ftckpt.api.opening import RunFlags
     from ftckpt.progress import Counter
     from ftckpt.replication.options import ReplicationOptions
 
@@ -44,6 +45,14 @@ class ReplicaOptions:
         """
         bound_memory(self.max_memory)
 
+    @property
+    def flags(self) -> RunFlags:
+        """The flags of the Python API."""
+        return {
+            "no_proof": self.no_proof, "restart": self.restart, "jobs": self.jobs,
+            "limit_rate": self.limit_rate,
+        }  # fmt: skip
+
     def replication(
         self, *, reads_local: bool, writes_local: bool, counter: Counter, beside: bool = False
     ) -> ReplicationOptions:
@@ -62,7 +71,5 @@ class ReplicaOptions:
         from ftckpt.api.replicating import replication_options
 
         return replication_options(
-            near=reads_local, writes_local=writes_local, jobs=self.jobs,
-            limit_rate=self.limit_rate, proof=not self.no_proof, restart=self.restart,
-            beside=beside, counter=counter,
-        )  # fmt: skip
+            self.flags, near=reads_local, writes_local=writes_local, beside=beside, counter=counter
+        )

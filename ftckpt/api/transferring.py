@@ -12,7 +12,7 @@ from ftckpt.storage import StoreOptions
 from ftckpt.workers import Work
 from ftckpt.workers.limits import parse_bytes
 
-from .opening import STORES, job_count, opened, rate_limit
+from .opening import STORES, RunFlags, job_count, opened, rate_limit
 from .tables import read_renames, read_rules, read_text
 
 if TYPE_CHECKING:
@@ -53,22 +53,14 @@ def layout_flags(flags: Mapping[str, object]) -> LayoutFlags:
     return cast("LayoutFlags", {name: value for name, value in flags.items() if name in keys})
 
 
-class WritingFlags(LayoutFlags, total=False):
+class WritingFlags(LayoutFlags, RunFlags, total=False):
     """How a result is laid out, written and proven.
 
     Attributes:
-        no_proof: check neither the source nor, read back, the result.
-        restart: forget what another transfer to the destination has left.
         device: `cpu`, `cuda`, `cuda:N` or `auto`.
-        jobs: threads; 0 for one a processor.
-        limit_rate: bytes a second, or a text such as "200MiB/s".
     """
 
-    no_proof: bool
-    restart: bool
     device: str
-    jobs: int
-    limit_rate: float | str
 
 
 class PartFlags(WritingFlags, total=False):

@@ -310,7 +310,7 @@ def _placed(
     source.decoding.bases()  # opens them
     store = open_store(destination, store_options)
     require_apart_from_all(source, store)
-    staging = _staging_at(store, destination, store_options, single=single)
+    staging = staging_at(store, destination, store_options, single=single)
     if single:  # a file is called as the user calls it
         (file,) = layout.files
         name = basename(absolute(store)) if store.traits.local else name_of(destination)
@@ -343,9 +343,10 @@ def _gatherer(
     return gatherer(source, device, layout, limiter)
 
 
-def _staging_at(
+def staging_at(
     store: Store, destination: str, store_options: StoreOptions, *, single: bool
 ) -> Staging:
+    """Return where a result is built; `store` is opened at the destination."""
     if store.traits.local:
         from ftckpt.transfer.staging.local import LocalStaging
 
