@@ -70,9 +70,9 @@ BUDGET = {
     "discovery": 3_479,
     "verification": 4_382,
     "planning": 5_478,
-    "transfer": 6_850,
+    "transfer": 6_851,
     "comparison": 2_857,
-    "delta": 5_407,
+    "delta": 5_400,
     "retention": 7_078,
     "replication": 3_399,
     "parts": 2_045,
@@ -100,9 +100,9 @@ BUDGET = {
     "formats.trainer_dirs": 1_947,
     "formats.delta": 2_050,
     "formats": 831,
-    "api": 5_092,
+    "api": 5_068,
     "trainers": 270,
-    "commands": 17_692,
+    "commands": 17_696,
     "torch": 905,
 }
 HEAVY = ("torch", "numpy", "s3fs", "fsspec", "rich", "botocore", "zstandard", "matplotlib")
