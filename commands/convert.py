@@ -9,7 +9,7 @@ import typer
 
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
 from ftckpt.commands.cli.many import ManyOptions
-from ftckpt.commands.cli.parameters import OneOf
+from ftckpt.commands.cli.parameters import OneOf, option, switch
 from ftckpt.commands.cli.target import AlsoOption, open_checkpoint, open_other
 from ftckpt.commands.cli.transfer_options import CODES as CODES
 from ftckpt.commands.cli.transfer_options import (
@@ -128,25 +128,20 @@ def command(
     destination: DestinationArgument,
     to: Annotated[
         str,
-        typer.Option(
-            "--to", metavar="FORMAT", help=f"{', '.join(WRITTEN)}; without it that of --like."
-        ),
+        option("FORMAT", f"{', '.join(WRITTEN)}; without it that of --like."),
         OneOf(WRITTEN),
     ] = "",
     dtype: Annotated[
         DTypeChoice | None, typer.Option(help="Type of the model's floating-point weights.")
     ] = None,
     quantised: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Quantise this weight or module too. Repeatable."),
+        list[str] | None, option("NAME", "Quantise this weight or module too. Repeatable.")
     ] = None,
     unquantised: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Leave this weight or module as it is. Repeatable."),
+        list[str] | None, option("NAME", "Leave this weight or module as it is. Repeatable.")
     ] = None,
     from_master: Annotated[
-        bool,
-        typer.Option("--from-master", help="Round the weights from their fp32 masters."),
+        bool, switch("--from-master", "Round the weights from their fp32 masters.")
     ] = False,
     names: Annotated[
         NamesChoice | None,
@@ -154,36 +149,25 @@ def command(
     ] = None,
     spelling: Annotated[
         list[SpellingChoice] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Megatron's: transformer_engine or local, sequential or grouped. Repeatable.",
+        option(
+            "NAME", "Megatron's: transformer_engine or local, sequential or grouped. Repeatable."
         ),
     ] = None,
     family: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME", help="llama, mistral, … or a table's FILE.toml; else what SRC shows."
-        ),
+        str, option("NAME", "llama, mistral, … or a table's FILE.toml; else what SRC shows.")
     ] = "",
-    config: Annotated[
-        str,
-        typer.Option(metavar="FILE", help="config.json of the model, where SRC lacks it."),
-    ] = "",
+    config: Annotated[str, option("FILE", "config.json of the model, where SRC lacks it.")] = "",
     also: AlsoOption = None,
     adapter: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PATH", help="Merge this LoRA adapter of PEFT. Repeatable, in order."),
+        list[str] | None, option("PATH", "Merge this LoRA adapter of PEFT. Repeatable, in order.")
     ] = None,
     allow_gaps: Annotated[
-        bool, typer.Option("--allow-gaps", help="Merge an adapter that lacks layers it names.")
+        bool, switch("--allow-gaps", "Merge an adapter that lacks layers it names.")
     ] = False,
     beside: Annotated[
-        str,
-        typer.Option(metavar="DIR", help="Take config.json, a tokenizer, ... from this folder."),
+        str, option("DIR", "Take config.json, a tokenizer, ... from this folder.")
     ] = "",
-    rename: Annotated[
-        str, typer.Option(metavar="FILE.toml", help="Other names for parameters.")
-    ] = "",
+    rename: Annotated[str, option("FILE.toml", "Other names for parameters.")] = "",
 ) -> Result:
     """Write a checkpoint in another format: whole, or one part of it.
 

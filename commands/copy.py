@@ -8,6 +8,7 @@ import typer
 
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
 from ftckpt.commands.cli.many import ManyOptions
+from ftckpt.commands.cli.parameters import argument, switch
 from ftckpt.commands.cli.render import human_bytes, human_duration, printable
 from ftckpt.commands.cli.replicas import ReplicaOptions
 from ftckpt.commands.cli.target import AlsoOption, open_checkpoint
@@ -50,17 +51,14 @@ def command(
     ctx: typer.Context,
     source: SourceArgument,
     destination: Annotated[
-        str,
-        typer.Argument(metavar="DST", help="Where the copy goes; DIR/ keeps the name of SRC."),
+        str, argument("DST", "Where the copy goes; DIR/ keeps the name of SRC.")
     ],
     also: AlsoOption = None,
     include_bases: Annotated[
-        bool,
-        typer.Option("--include-bases", help="Also copy a delta's bases, before it and beside it."),
+        bool, switch("--include-bases", "Also copy a delta's bases, before it and beside it.")
     ] = False,
     unmanaged: Annotated[
-        bool,
-        typer.Option("--unmanaged", help="Also copy files that do not belong to the checkpoint."),
+        bool, switch("--unmanaged", "Also copy files that do not belong to the checkpoint.")
     ] = False,
 ) -> Result:
     """Copy a checkpoint between tiers: verified on the way, resumable, visible at the end.

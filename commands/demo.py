@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.parameters import argument
 from ftckpt.commands.cli.render import terminal_width
 from ftckpt.errors import ExitCode
 
@@ -30,7 +31,7 @@ CODES = {
 def command(
     ctx: typer.Context,
     directory: Annotated[
-        str, typer.Argument(metavar="[DIR]", help="Directory to make; must not exist, or be empty.")
+        str, argument("[DIR]", "Directory to make; must not exist, or be empty.")
     ] = "ftckpt-demo",
 ) -> Result:
     """Make a small real checkpoint, damage it, and walk through the incident.

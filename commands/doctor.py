@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.parameters import argument
 from ftckpt.commands.cli.render import table
 from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
@@ -40,9 +41,7 @@ CODES = {
 
 def command(
     ctx: typer.Context,
-    root: Annotated[
-        str, typer.Argument(metavar="[ROOT]", help="Directory or URL to try; else the machine.")
-    ] = "",
+    root: Annotated[str, argument("[ROOT]", "Directory or URL to try; else the machine.")] = "",
 ) -> Result:
     """Show what this machine and a place can do, and what to do about the rest.
 

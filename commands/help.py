@@ -8,6 +8,7 @@ import typer
 
 from ftckpt.commands.cli.codes import MEANINGS
 from ftckpt.commands.cli.invocation import invoked
+from ftckpt.commands.cli.parameters import argument, option
 from ftckpt.commands.cli.render import table
 from ftckpt.commands.cli.verbs import VERBS, family, load
 from ftckpt.errors import ExitCode, UsageError
@@ -24,12 +25,8 @@ CODES = {ExitCode.OK: "printed", ExitCode.USAGE: "unknown topic"}
 
 def command(
     ctx: typer.Context,
-    words: Annotated[
-        list[str] | None, typer.Argument(metavar="TOPIC|VERB", help="What to explain.")
-    ] = None,
-    man: Annotated[
-        str, typer.Option(metavar="DIR", help="Write all man pages into this directory.")
-    ] = "",
+    words: Annotated[list[str] | None, argument("TOPIC|VERB", "What to explain.")] = None,
+    man: Annotated[str, option("DIR", "Write all man pages into this directory.")] = "",
 ) -> None:
     """Explain exit codes, the environment, or a verb.
 

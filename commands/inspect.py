@@ -10,6 +10,7 @@ import typer
 
 from ftckpt.commands.cli.bounds import MemoryOption, bound_memory
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.parameters import option, switch
 from ftckpt.commands.cli.render import human_bytes, human_count, printable
 from ftckpt.commands.cli.target import AlsoOption, PathArgument, open_from, open_target
 from ftckpt.errors import ExitCode, NotFoundError
@@ -63,20 +64,17 @@ class SortChoice(StrEnum):
 def command(
     ctx: typer.Context,
     path: PathArgument,
-    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
-    files: Annotated[bool, typer.Option("--files", help="List every file.")] = False,
+    tensors: Annotated[bool, switch("--tensors", "List every tensor.")] = False,
+    files: Annotated[bool, switch("--files", "List every file.")] = False,
     tensor: Annotated[
-        str,
-        typer.Option(metavar="GLOB", help="Show tensors of this name and where their pieces lie."),
+        str, option("GLOB", "Show tensors of this name and where their pieces lie.")
     ] = "",
-    match: Annotated[
-        str, typer.Option(metavar="GLOB", help="List tensors of this name, with sums by prefix.")
-    ] = "",
+    match: Annotated[str, option("GLOB", "List tensors of this name, with sums by prefix.")] = "",
     sort: Annotated[
         SortChoice | None, typer.Option(help="Order of the listed tensors; else as stored.")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Say what a restart lacks, and what follows of it.")
+        bool, switch("--resume", "Say what a restart lacks, and what follows of it.")
     ] = False,
     also: AlsoOption = None,
     max_memory: MemoryOption = "1GiB",

@@ -22,6 +22,7 @@ from ftckpt.commands.cli.choose_checkpoint import (
 )
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
 from ftckpt.commands.cli.option_values import parse_duration
+from ftckpt.commands.cli.parameters import argument, option, switch
 from ftckpt.commands.cli.render import printable
 from ftckpt.commands.cli.target import AlsoOption
 from ftckpt.commands.cli.terminal import write_bytes
@@ -76,9 +77,9 @@ def command(
     ctx: typer.Context,
     roots: Annotated[
         list[str],
-        typer.Argument(
-            metavar="ROOT...",
-            help="Directory or URL that holds the checkpoints; or several tiers, nearest first.",
+        argument(
+            "ROOT...",
+            "Directory or URL that holds the checkpoints; or several tiers, nearest first.",
         ),
     ],
     verify: Annotated[
@@ -86,50 +87,34 @@ def command(
         typer.Option(help="Check names, sizes and coverage; every byte; or the numbers, too."),
     ] = CheckLevel.STRUCTURE,
     world_size: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Take only one that N ranks load as it is."),
+        int | None, option("N", "Take only one that N ranks load as it is.", min=1)
     ] = None,
     or_reshard: Annotated[
-        bool,
-        typer.Option(
-            "--or-reshard", help="With --world-size: take any, and print the reshard command."
-        ),
+        bool, switch("--or-reshard", "With --world-size: take any, and print the reshard command.")
     ] = False,
     not_newer_than: Annotated[int | None, typer.Option(min=0, hidden=True)] = None,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Wait for a save in flight that is newer.")
-    ] = False,
-    timeout: Annotated[
-        str, typer.Option(metavar="T", help="How long --wait waits: 90s, 5m, 1h.")
-    ] = "10m",
+    wait: Annotated[bool, switch("--wait", "Wait for a save in flight that is newer.")] = False,
+    timeout: Annotated[str, option("T", "How long --wait waits: 90s, 5m, 1h.")] = "10m",
     skip_unverified: Annotated[
-        bool, typer.Option("--skip-unverified", help="Walk back over those without evidence.")
+        bool, switch("--skip-unverified", "Walk back over those without evidence.")
     ] = False,
-    skip_unsafe: Annotated[
-        bool, typer.Option("--skip-unsafe", help="Walk back over hostile ones.")
-    ] = False,
+    skip_unsafe: Annotated[bool, switch("--skip-unsafe", "Walk back over hostile ones.")] = False,
     weights: Annotated[
-        bool,
-        typer.Option("--weights", help="Take one that gc has thinned to its weights, too."),
+        bool, switch("--weights", "Take one that gc has thinned to its weights, too.")
     ] = False,
     pointer: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME", help="Choose the target of this pointer: last-known-good (see promote)."
-        ),
+        str, option("NAME", "Choose the target of this pointer: last-known-good (see promote).")
     ] = "",
     allow_missing_tier: Annotated[
         bool,
-        typer.Option(
+        switch(
             "--allow-missing-tier",
-            help="Of several tiers: choose although one cannot be read and may hold a newer step.",
+            "Of several tiers: choose although one cannot be read and may hold a newer step.",
         ),
     ] = False,
     create_root: Annotated[
         bool,
-        typer.Option(
-            "--create-root", help="Mark ROOT as the root of a run, once, before its first start."
-        ),
+        switch("--create-root", "Mark ROOT as the root of a run, once, before its first start."),
     ] = False,
     also: AlsoOption = None,
 ) -> Result:

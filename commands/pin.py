@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.parameters import option
 from ftckpt.commands.cli.pins_and_tags import CODES as MARKING
 from ftckpt.commands.cli.pins_and_tags import RootArgument, StepArgument
 from ftckpt.errors import ExitCode
@@ -22,12 +23,8 @@ def command(
     ctx: typer.Context,
     root: RootArgument,
     step: StepArgument,
-    reason: Annotated[
-        str, typer.Option(metavar="TEXT", help="Why; shown to anyone who finds a full disk.")
-    ],
-    owner: Annotated[
-        str, typer.Option(metavar="NAME", help="Who wants it kept; by default the login name.")
-    ] = "",
+    reason: Annotated[str, option("TEXT", "Why; shown to anyone who finds a full disk.")],
+    owner: Annotated[str, option("NAME", "Who wants it kept; by default the login name.")] = "",
 ) -> Result:
     """Keep a checkpoint until it is unpinned, against all retention rules.
 

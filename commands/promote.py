@@ -9,6 +9,7 @@ import typer
 from ftckpt.commands.cli.bounds import JobsOption, MemoryOption, RateOption, bound_memory
 from ftckpt.commands.cli.choose_checkpoint import CheckLevel
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.parameters import argument, option, switch
 from ftckpt.commands.cli.render import finding_line, printable
 from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
@@ -48,27 +49,19 @@ CODES = {
 
 def command(
     ctx: typer.Context,
-    checkpoint: Annotated[
-        str, typer.Argument(metavar="CHECKPOINT", help="A checkpoint, ROOT@STEP or ROOT@latest.")
-    ],
+    checkpoint: Annotated[str, argument("CHECKPOINT", "A checkpoint, ROOT@STEP or ROOT@latest.")],
     pointer: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="latest, a tracker, last-known-good, or a link that is there. Repeatable.",
-        ),
+        option("NAME", "latest, a tracker, last-known-good, or a link that is there. Repeatable."),
     ] = None,
     verify: Annotated[
         CheckLevel, typer.Option(help="Check names and sizes, every byte, or the numbers too.")
     ] = CheckLevel.CONTENT,
     backwards: Annotated[
-        bool, typer.Option("--backwards", help="Also move a pointer that names a later step.")
+        bool, switch("--backwards", "Also move a pointer that names a later step.")
     ] = False,
     dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Show what would be moved, without verifying; write nothing."
-        ),
+        bool, switch("--dry-run", "Show what would be moved, without verifying; write nothing.")
     ] = False,
     jobs: JobsOption = 0,
     limit_rate: RateOption = "",

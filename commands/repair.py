@@ -8,6 +8,7 @@ import typer
 
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
 from ftckpt.commands.cli.many import ManyOptions
+from ftckpt.commands.cli.parameters import argument, option, switch
 from ftckpt.commands.cli.render import human_bytes, human_duration, printable
 from ftckpt.commands.cli.replicas import ReplicaOptions
 from ftckpt.commands.cli.transfer_report import taken_over
@@ -56,26 +57,21 @@ _LISTED = 20
 
 def command(
     ctx: typer.Context,
-    path: Annotated[
-        str, typer.Argument(metavar="PATH", help="The damaged checkpoint: path, URL or ROOT@STEP.")
-    ],
+    path: Annotated[str, argument("PATH", "The damaged checkpoint: path, URL or ROOT@STEP.")],
     replica: Annotated[
         str,
-        typer.Option(
-            "--from",
-            metavar="REPLICA",
-            help="Another copy of the same checkpoint; without it, the copies that PATH keeps"
+        option(
+            "REPLICA",
+            "Another copy of the same checkpoint; without it, the copies that PATH keeps"
             " itself (copy-0, copy-1).",
+            "--from",
         ),
     ] = "",
     to: Annotated[
-        str,
-        typer.Option(
-            "--to", metavar="DST", help="Write the repaired checkpoint there; DIR/ keeps its name."
-        ),
+        str, option("DST", "Write the repaired checkpoint there; DIR/ keeps its name.")
     ] = "",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List the damage; fetch and write nothing.")
+        bool, switch("--dry-run", "List the damage; fetch and write nothing.")
     ] = False,
 ) -> Result:
     """Repair a damaged checkpoint with the blocks of a replica.

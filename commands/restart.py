@@ -20,6 +20,7 @@ from ftckpt.commands.cli.choose_checkpoint import (
     warn_about,
 )
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.parameters import argument, option
 from ftckpt.commands.cli.render import printable
 from ftckpt.commands.cli.target import open_checkpoint
 from ftckpt.commands.cli.terminal import write_bytes
@@ -89,16 +90,10 @@ class _Job(NamedTuple):
 
 def command(
     ctx: typer.Context,
-    root: Annotated[
-        str, typer.Argument(metavar="ROOT", help="Directory or URL that holds the checkpoints.")
-    ],
-    world: Annotated[
-        int,
-        typer.Option("--world", "--gpus", metavar="N", min=1, help="Ranks of the job to restart."),
-    ],
+    root: Annotated[str, argument("ROOT", "Directory or URL that holds the checkpoints.")],
+    world: Annotated[int, option("N", "Ranks of the job to restart.", "--world", "--gpus", min=1)],
     scratch: Annotated[
-        str,
-        typer.Option(metavar="DIR", help="Where a checkpoint is resharded to, if it must be."),
+        str, option("DIR", "Where a checkpoint is resharded to, if it must be.")
     ] = "",
     verify: Annotated[
         CheckLevel, typer.Option(help="How deep each checkpoint is checked.")

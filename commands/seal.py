@@ -15,6 +15,7 @@ from ftckpt.commands.cli.bounds import (
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
 from ftckpt.commands.cli.many import ManyOptions
 from ftckpt.commands.cli.option_values import check_file
+from ftckpt.commands.cli.parameters import option, switch
 from ftckpt.commands.cli.render import human_bytes, human_duration
 from ftckpt.commands.cli.target import PathArgument, open_checkpoint
 from ftckpt.errors import ExitCode, UsageError
@@ -57,17 +58,15 @@ CODES = {
 def command(
     ctx: typer.Context,
     path: PathArgument,
-    manifest: Annotated[
-        str, typer.Option(metavar="ELSEWHERE", help="Write the manifest to this path or URL.")
-    ] = "",
+    manifest: Annotated[str, option("ELSEWHERE", "Write the manifest to this path or URL.")] = "",
     force: Annotated[
-        bool, typer.Option("--force", help="Replace a manifest that says something else.")
+        bool, switch("--force", "Replace a manifest that says something else.")
     ] = False,
     level: Annotated[
         LevelChoice, typer.Option(help="What to check before sealing.")
     ] = LevelChoice.AUTO,
     integrity: Annotated[
-        bool, typer.Option("--integrity", help="Write Megatron's integrity.json (SHA-256) too.")
+        bool, switch("--integrity", "Write Megatron's integrity.json (SHA-256) too.")
     ] = False,
     jobs: JobsOption = 0,
     limit_rate: RateOption = "",

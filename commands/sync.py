@@ -8,6 +8,7 @@ import typer
 
 from ftckpt.commands.cli.alerts import AlertOptions
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.parameters import argument, option, switch
 from ftckpt.commands.cli.pins_and_tags import RootArgument
 from ftckpt.commands.cli.render import human_bytes, human_duration, printable
 from ftckpt.commands.cli.replicas import ReplicaOptions
@@ -44,26 +45,15 @@ OPTIONS = (ReplicaOptions, AlertOptions)
 def command(
     ctx: typer.Context,
     root: RootArgument,
-    destination: Annotated[
-        str, typer.Argument(metavar="DST", help="The tier: a directory that exists, or a URL.")
-    ],
+    destination: Annotated[str, argument("DST", "The tier: a directory that exists, or a URL.")],
     every: Annotated[
-        int | None,
-        typer.Option(
-            metavar="STEPS", min=1, help="The nearest to each multiple of STEPS, as in gc."
-        ),
+        int | None, option("STEPS", "The nearest to each multiple of STEPS, as in gc.", min=1)
     ] = None,
-    newest: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="The N newest, by step and by time.")
-    ] = None,
-    tag: Annotated[
-        list[str] | None, typer.Option(metavar="TAG", help="Checkpoints with the tag. Repeatable.")
-    ] = None,
-    again: Annotated[
-        bool, typer.Option("--again", help="Ship again what gc at DST has dropped.")
-    ] = False,
+    newest: Annotated[int | None, option("N", "The N newest, by step and by time.", min=1)] = None,
+    tag: Annotated[list[str] | None, option("TAG", "Checkpoints with the tag. Repeatable.")] = None,
+    again: Annotated[bool, switch("--again", "Ship again what gc at DST has dropped.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be shipped; write nothing.")
+        bool, switch("--dry-run", "Show what would be shipped; write nothing.")
     ] = False,
 ) -> Result:
     """Ship the checkpoints of a root to another tier, the oldest missing one first.
@@ -91,14 +81,11 @@ def command(
         tag=tag,
         again=again,
         dry_run=dry_run,
-        no_proof=run.no_proof,
-        restart=run.restart,
-        jobs=run.jobs,
-        limit_rate=run.limit_rate,
         stores=invocation.stores,
         counter=invocation.counter,
         told=lambda item: _tell(invocation, item),
         remark=lambda text: invocation.say(f"no lock: {text}"),
+        **run.flags,
     )
     invocation.close()
     for item in report.items:

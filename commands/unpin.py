@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.parameters import option, switch
 from ftckpt.commands.cli.pins_and_tags import CODES as MARKING
 from ftckpt.commands.cli.pins_and_tags import RootArgument, StepArgument
 from ftckpt.errors import ExitCode
@@ -22,12 +23,8 @@ def command(
     ctx: typer.Context,
     root: RootArgument,
     step: StepArgument,
-    owner: Annotated[
-        str, typer.Option(metavar="NAME", help="Whose pin; by default the login name's.")
-    ] = "",
-    everybody: Annotated[
-        bool, typer.Option("--everybody", help="Take away the pins of all owners.")
-    ] = False,
+    owner: Annotated[str, option("NAME", "Whose pin; by default the login name's.")] = "",
+    everybody: Annotated[bool, switch("--everybody", "Take away the pins of all owners.")] = False,
 ) -> Result:
     """Unpin a checkpoint, so that retention rules apply to it again.
 

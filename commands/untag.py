@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.parameters import argument
 from ftckpt.commands.cli.pins_and_tags import CODES as MARKING
 from ftckpt.commands.cli.pins_and_tags import RootArgument, StepArgument
 from ftckpt.errors import ExitCode
@@ -19,7 +20,7 @@ def command(
     ctx: typer.Context,
     root: RootArgument,
     step: StepArgument,
-    words: Annotated[list[str], typer.Argument(metavar="TAG...", help="The words.")],
+    words: Annotated[list[str], argument("TAG...", "The words.")],
 ) -> Result:
     """Remove tags from a checkpoint, so that retention rules apply to it again.
 

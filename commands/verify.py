@@ -19,6 +19,7 @@ from ftckpt.commands.cli.bounds import (
 )
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
 from ftckpt.commands.cli.many import ManyOptions
+from ftckpt.commands.cli.parameters import option, switch
 from ftckpt.commands.cli.render import human_bytes, human_duration
 from ftckpt.commands.cli.target import (
     AlsoOption,
@@ -103,51 +104,37 @@ def command(
         Requirement | None, typer.Option(help="Exit 6 where this evidence is missing.")
     ] = None,
     all_: Annotated[
-        bool, typer.Option("--all", help="Every checkpoint of a root; the worst code wins.")
+        bool, switch("--all", "Every checkpoint of a root; the worst code wins.")
     ] = False,
     oldest_first: Annotated[
         bool,
-        typer.Option(
+        switch(
             "--oldest-first",
-            help="Scrub a root: read first what was not read for longest, and remember it.",
+            "Scrub a root: read first what was not read for longest, and remember it.",
         ),
     ] = False,
-    budget: Annotated[
-        str, typer.Option(metavar="TIME", help="Begin no further checkpoint of a scrub after it.")
-    ] = "",
+    budget: Annotated[str, option("TIME", "Begin no further checkpoint of a scrub after it.")] = "",
     state: Annotated[
-        str,
-        typer.Option(metavar="FILE", help="Where a scrub remembers; else .ftckpt/ in the root."),
+        str, option("FILE", "Where a scrub remembers; else .ftckpt/ in the root.")
     ] = "",
     also: AlsoOption = None,
-    against: Annotated[
-        str, typer.Option(metavar="OTHER", help="A replica to compare with, byte by byte.")
-    ] = "",
-    manifest: Annotated[
-        str, typer.Option(metavar="FILE", help="A manifest that is kept elsewhere.")
-    ] = "",
-    sample: Annotated[
-        str, typer.Option(metavar="SHARE", help="Read only this share of the content: 5%.")
-    ] = "",
+    against: Annotated[str, option("OTHER", "A replica to compare with, byte by byte.")] = "",
+    manifest: Annotated[str, option("FILE", "A manifest that is kept elsewhere.")] = "",
+    sample: Annotated[str, option("SHARE", "Read only this share of the content: 5%.")] = "",
     strict: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="[=CLASS,...]",
-            help="Treat warnings as errors, or those alone of replicas, masters, values, stale, "
+        option(
+            "[=CLASS,...]",
+            "Treat warnings as errors, or those alone of replicas, masters, values, stale, "
             "steps, names, pointers, counts, sizes, links, opaque, odd.",
         ),
     ] = None,
-    fail_fast: Annotated[
-        bool, typer.Option("--fail-fast", help="Stop at the first error.")
-    ] = False,
+    fail_fast: Annotated[bool, switch("--fail-fast", "Stop at the first error.")] = False,
     remember: Annotated[
         bool,
-        typer.Option(
-            "--remember",
-            help="Keep a receipt for `latest --reuse`; implies --require content.",
-        ),
+        switch("--remember", "Keep a receipt for `latest --reuse`; implies --require content."),
     ] = False,
-    receipts: Annotated[str, typer.Option(metavar="DIR", help="Where --remember keeps it.")] = "",
+    receipts: Annotated[str, option("DIR", "Where --remember keeps it.")] = "",
     jobs: JobsOption = 0,
     limit_rate: RateOption = "",
     max_memory: MemoryOption = "1GiB",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 from ftckpt.storage.local.oserror import translate
@@ -15,20 +14,21 @@ from ftckpt.storage.local.oserror import translate
 from .errors import ExistsError
 from .packages import needing
 
+# When the model is saved.
+_STEPS = (10, 20, 30)
 
-def train_and_save(directory: str, steps: Sequence[int] = (10, 20, 30), seed: int = 0) -> list[str]:
-    """Train a model of 50,000 parameters and save it at each of `steps`.
+
+def train_and_save(directory: str) -> list[str]:
+    """Train a model of 50,000 parameters and save it three times.
 
     Each checkpoint `step-N` holds model, AdamW moments, scheduler, step counter and the RNG states
     of Python, NumPy and torch, as torch.distributed.checkpoint writes them.
 
     Args:
         directory: is made; must not exist, or be empty.
-        steps: increasing.
-        seed: of everything random.
 
     Returns:
-        The paths of the checkpoints, in the order of `steps`.
+        The paths of the checkpoints, in the order of their steps.
 
     Raises:
         ExistsError: the directory has content, or is none.
@@ -40,7 +40,7 @@ def train_and_save(directory: str, steps: Sequence[int] = (10, 20, 30), seed: in
         import torch
     _make_empty(directory)
 
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Embedding(128, 64),
         torch.nn.Linear(64, 256),
@@ -49,9 +49,9 @@ def train_and_save(directory: str, steps: Sequence[int] = (10, 20, 30), seed: in
         torch.nn.Linear(256, 128),
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=max(steps) * 2)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=_STEPS[-1] * 2)
     paths = []
-    for step in range(1, max(steps) + 1):
+    for step in range(1, _STEPS[-1] + 1):
         tokens = torch.randint(0, 128, (16, 33))
         logits = model(tokens[:, :-1])
         loss = torch.nn.functional.cross_entropy(
@@ -61,7 +61,7 @@ def train_and_save(directory: str, steps: Sequence[int] = (10, 20, 30), seed: in
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         scheduler.step()
-        if step in steps:
+        if step in _STEPS:
             path = os.path.join(directory, f"step-{step}")
             _save(path, model, optimizer, scheduler, step)
             paths.append(path)
@@ -108,10 +108,10 @@ def _save(path: str, model: Any, optimizer: Any, scheduler: Any, step: int) -> N
         save(state, storage_writer=writer, no_dist=True)
 
 
-def flip_bit(path: str, offset: int, bit: int = 0) -> None:
-    """Flip one bit of a file in place, as a failing disk or cable does."""
+def flip_bit(path: str, offset: int) -> None:
+    """Flip the lowest bit of a byte in place, as a failing disk or cable does."""
     with open(path, "r+b") as file:
         file.seek(offset)
         byte = file.read(1)[0]
         file.seek(offset)
-        file.write(bytes([byte ^ (1 << bit)]))
+        file.write(bytes([byte ^ 1]))

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import IntEnum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class ExitCode(IntEnum):
@@ -241,7 +241,7 @@ class PartialError(FtckptError):
     default_kind = "partial"
 
 
-def error_of(code: ExitCode, message: str, hint: str = "") -> FtckptError:
-    """Return the error that a verdict's exit code and sentence make."""
+def error_of(code: ExitCode, message: str, **fields: Any) -> FtckptError:
+    """Return the error that a verdict's exit code and sentence make; the fields are its others."""
     kinds = {kind.exit_code: kind for kind in FtckptError.__subclasses__()}
-    return kinds[code](message, hint=hint)
+    return kinds[code](message, **fields)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
-from .errors import ExitCode, FtckptError, UsageError
+from .errors import ExitCode, FtckptError, UsageError, error_of
 
 
 class Severity(StrEnum):
@@ -278,8 +278,8 @@ def from_error(
 
 def as_error(found: Finding, hint: str = "") -> FtckptError:
     """Return the error that says what `found`, an ERROR, says, with its exit code."""
-    kinds = {kind.exit_code: kind for kind in FtckptError.__subclasses__()}
-    return kinds[found.code](
+    return error_of(
+        found.code,
         found.message,
         hint=hint,
         kind=found.kind,

@@ -12,6 +12,7 @@ import typer
 
 from ftckpt.commands.cli.bounds import MemoryOption, bound_memory
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.parameters import argument, option
 from ftckpt.commands.cli.render import human_bytes, pairs, plain, table
 from ftckpt.commands.cli.target import AlsoOption, PathArgument, open_checkpoint
 from ftckpt.commands.cli.terminal import is_terminal, write_bytes
@@ -57,12 +58,8 @@ class FormatChoice(StrEnum):
 def command(
     ctx: typer.Context,
     path: PathArgument,
-    tensor: Annotated[
-        str, typer.Argument(metavar="TENSOR", help="A tensor, an object, or a subtree of state.")
-    ],
-    slice_: Annotated[
-        str, typer.Option("--slice", metavar="SLICE", help="A part, as numpy: 0:4,: or -1.")
-    ] = "",
+    tensor: Annotated[str, argument("TENSOR", "A tensor, an object, or a subtree of state.")],
+    slice_: Annotated[str, option("SLICE", "A part, as numpy: 0:4,: or -1.", "--slice")] = "",
     format_: Annotated[
         FormatChoice,
         typer.Option("--format", help="npy goes to a file or pipe; hist draws the values."),

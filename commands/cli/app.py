@@ -13,6 +13,7 @@ from typing import Annotated, Any, NamedTuple, NoReturn, cast
 
 import typer
 
+from ftckpt.commands.cli.parameters import switch
 from ftckpt.errors import DeniedError, ExitCode, FtckptError, NoResourceError
 from ftckpt.storage.remotes import named_in
 from ftckpt.version import __version__
@@ -65,7 +66,7 @@ def options(
             help="Show the version and exit.",
         ),
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    debug: Annotated[bool, switch("--debug", "Show tracebacks.")] = False,
 ) -> None:
     """Remember what stands before the verb."""
     ctx.obj.debug |= debug

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from ftckpt.commands.cli.parameters import option
 
 if TYPE_CHECKING:
     from ftckpt.workers.limits import RateLimit
 
-MemoryOption = Annotated[str, typer.Option("--max-memory", metavar="SIZE", help="Memory limit.")]
-JobsOption = Annotated[
-    int, typer.Option("--jobs", "-j", metavar="N", min=0, help="Workers; 0: one a processor.")
-]
-RateOption = Annotated[
-    str, typer.Option("--limit-rate", metavar="RATE", help="Read no faster: 200MiB/s.")
-]
+MemoryOption = Annotated[str, option("SIZE", "Memory limit.", "--max-memory")]
+JobsOption = Annotated[int, option("N", "Workers; 0: one a processor.", "--jobs", "-j", min=0)]
+RateOption = Annotated[str, option("RATE", "Read no faster: 200MiB/s.", "--limit-rate")]
 
 
 def bound_memory(text: str) -> int:

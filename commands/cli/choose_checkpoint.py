@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-import typer
+from ftckpt.commands.cli.parameters import option
 
 from .invocation import Invocation
 from .option_values import parse_duration
@@ -37,27 +37,22 @@ class ChoiceOptions:
 
     require: Annotated[
         str,
-        typer.Option(
-            metavar="PARTS",
-            help="Skip checkpoints without these parts of the training state: "
+        option(
+            "PARTS",
+            "Skip checkpoints without these parts of the training state: "
             "model,optimizer,scheduler,rng,dataloader,step,scaler.",
         ),
     ] = ""
-    step_at_most: Annotated[
-        int | None, typer.Option(metavar="STEP", min=0, help="Take no step above this one.")
-    ] = None
+    step_at_most: Annotated[int | None, option("STEP", "Take no step above this one.", min=0)] = (
+        None
+    )
     max_fallback: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Walk back over at most N checkpoints.")
+        int | None, option("N", "Walk back over at most N checkpoints.", min=0)
     ] = None
     reuse: Annotated[
-        str,
-        typer.Option(
-            metavar="T", help="Accept a content check of the last T if no file has changed."
-        ),
+        str, option("T", "Accept a content check of the last T if no file has changed.")
     ] = ""
-    receipts: Annotated[
-        str, typer.Option(metavar="DIR", help="Where --reuse keeps its receipts.")
-    ] = ""
+    receipts: Annotated[str, option("DIR", "Where --reuse keeps its receipts.")] = ""
 
     @property
     def parts(self) -> tuple[Part, ...]:

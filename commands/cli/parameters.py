@@ -1,4 +1,6 @@
-"""Options and arguments that need no conversion are taken as they are.
+"""Declare the options and arguments of verbs, and take their values.
+
+`option`, `switch` and `argument` spell most of them on one line, so that a list reads as a table.
 
 typer converts every value by pydantic, defaults included, and to import that takes longer than most
 verbs do. Text, whole numbers and names of choices are what a command line has; they are taken here.
@@ -12,6 +14,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+import typer
 from typer.core import TyperArgument, TyperOption
 
 
@@ -22,6 +25,35 @@ class OneOf(NamedTuple):
     """
 
     words: tuple[str, ...]
+
+
+def option(
+    metavar: str,
+    help: str,  # noqa: A002
+    *names: str,
+    min: int | None = None,  # noqa: A002
+    max: int | None = None,  # noqa: A002
+) -> Any:
+    """Return an option with a value.
+
+    Args:
+        metavar: what stands for the value.
+        help: one sentence.
+        names: where it is not called like its parameter.
+        min: the least number that is taken.
+        max: the largest one.
+    """
+    return typer.Option(*names, metavar=metavar, help=help, min=min, max=max)
+
+
+def argument(metavar: str, help: str) -> Any:  # noqa: A002
+    """Return an argument: what stands for it, and one sentence."""
+    return typer.Argument(metavar=metavar, help=help)
+
+
+def switch(name: str, help: str) -> Any:  # noqa: A002
+    """Return an option that is on where it is given; named, so that it has no opposite."""
+    return typer.Option(name, help=help)
 
 
 _WHOLE = re.compile(r"[0-9]{1,18}")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from ftckpt.commands.cli.parameters import argument
 from ftckpt.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -13,12 +12,8 @@ if TYPE_CHECKING:
 
     from .invocation import Invocation
 
-RootArgument = Annotated[
-    str, typer.Argument(metavar="ROOT", help="Directory or URL that holds the checkpoints.")
-]
-StepArgument = Annotated[
-    str, typer.Argument(metavar="STEP", help="A step, a name in the root, or latest.")
-]
+RootArgument = Annotated[str, argument("ROOT", "Directory or URL that holds the checkpoints.")]
+StepArgument = Annotated[str, argument("STEP", "A step, a name in the root, or latest.")]
 
 CODES = {
     ExitCode.UNSAFE: "the root's .ftckpt is a link",

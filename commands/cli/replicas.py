@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-import typer
+from ftckpt.commands.cli.parameters import option, switch
 
 from .bounds import MemoryOption, RateOption, bound_memory
 
 if TYPE_CHECKING:
+    from ftckpt.api.opening import RunFlags
     from ftckpt.progress import Counter
     from ftckpt.replication.options import ReplicationOptions
 
@@ -20,21 +21,17 @@ class ReplicaOptions:
 
     TITLE: ClassVar[str] = "How it is done"
 
-    no_proof: Annotated[bool, typer.Option("--no-proof", help="Skip reading back the result.")] = (
-        False
-    )
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Discard what another run to DST left.")
-    ] = False
+    no_proof: Annotated[bool, switch("--no-proof", "Skip reading back the result.")] = False
+    restart: Annotated[bool, switch("--restart", "Discard what another run to DST left.")] = False
     jobs: Annotated[
         int,
-        typer.Option(
+        option(
+            "N",
+            "Blocks in flight; 0: one a processor, 8 to or from an object store.",
             "--jobs",
             "-j",
             "--concurrency",
-            metavar="N",
             min=0,
-            help="Blocks in flight; 0: one a processor, 8 to or from an object store.",
         ),
     ] = 0
     limit_rate: RateOption = ""
@@ -47,6 +44,14 @@ class ReplicaOptions:
             UsageError: it is not a size.
         """
         bound_memory(self.max_memory)
+
+    @property
+    def flags(self) -> RunFlags:
+        """The flags of the Python API."""
+        return {
+            "no_proof": self.no_proof, "restart": self.restart, "jobs": self.jobs,
+            "limit_rate": self.limit_rate,
+        }  # fmt: skip
 
     def replication(
         self, *, reads_local: bool, writes_local: bool, counter: Counter, beside: bool = False
@@ -66,7 +71,5 @@ class ReplicaOptions:
         from ftckpt.api.replicating import replication_options
 
         return replication_options(
-            near=reads_local, writes_local=writes_local, jobs=self.jobs,
-            limit_rate=self.limit_rate, proof=not self.no_proof, restart=self.restart,
-            beside=beside, counter=counter,
-        )  # fmt: skip
+            self.flags, near=reads_local, writes_local=writes_local, beside=beside, counter=counter
+        )

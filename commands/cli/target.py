@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from ftckpt.commands.cli.parameters import argument, option
 from ftckpt.discovery import resolve as opening
 from ftckpt.discovery.open_part import open_part
 from ftckpt.errors import UsageError
@@ -27,19 +26,19 @@ if TYPE_CHECKING:
 
 PathArgument = Annotated[
     str,
-    typer.Argument(
-        metavar="PATH",
-        help="A checkpoint or root: local path, s3:// or other URL, REMOTE:path, ROOT@STEP, "
+    argument(
+        "PATH",
+        "A checkpoint or root: local path, s3:// or other URL, REMOTE:path, ROOT@STEP, "
         "ROOT@latest.",
     ),
 ]
 
 AlsoOption = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
+        "DIR",
+        "Another place with files of the same checkpoint: another node's disk. Repeatable.",
         "--also",
-        metavar="DIR",
-        help="Another place with files of the same checkpoint: another node's disk. Repeatable.",
     ),
 ]
 

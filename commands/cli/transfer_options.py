@@ -11,6 +11,7 @@ import typer
 
 from ftckpt.api.tables import read_rules as read_rules
 from ftckpt.api.tables import read_text as read_text
+from ftckpt.commands.cli.parameters import argument, option, switch
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.findings import KINDS, Severity
 
@@ -30,17 +31,12 @@ if TYPE_CHECKING:
 
     from .many.transferring import Measures
 
-SourceArgument = Annotated[
-    str, typer.Argument(metavar="SRC", help="The checkpoint to read: path, URL or ROOT@STEP.")
-]
+SourceArgument = Annotated[str, argument("SRC", "The checkpoint to read: path, URL or ROOT@STEP.")]
 DestinationArgument = Annotated[
-    str, typer.Argument(metavar="DST", help="Where the result goes; it must not exist yet.")
+    str, argument("DST", "Where the result goes; it must not exist yet.")
 ]
 RulesOption = Annotated[
-    str,
-    typer.Option(
-        metavar="FILE.toml", help="Table of how tensors divide over ranks, or a name: llama, …"
-    ),
+    str, option("FILE.toml", "Table of how tensors divide over ranks, or a name: llama, …")
 ]
 
 CODES: Mapping[ExitCode, str] = {
@@ -76,12 +72,11 @@ class PartOptions:
         typer.Option(help="The weights, the optimizer's state, or a LoRA adapter alone."),
     ] = None
     drop: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Leave out state by name or pattern. Repeatable."),
+        list[str] | None, option("NAME", "Leave out state by name or pattern. Repeatable.")
     ] = None
     rules: RulesOption = ""
     true_vocab_size: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Rows of the vocabulary without padding.")
+        int | None, option("N", "Rows of the vocabulary without padding.", min=1)
     ] = None
 
 
@@ -91,31 +86,17 @@ class LayoutOptions:
 
     TITLE: ClassVar[str] = "For whom it is laid out"
 
-    tp: Annotated[int | None, typer.Option(metavar="N", min=1, help="Tensor-parallel ranks.")] = (
-        None
-    )
-    pp: Annotated[int | None, typer.Option(metavar="N", min=1, help="Pipeline stages.")] = None
-    vp: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Virtual stages of each pipeline stage."),
-    ] = None
-    dp: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Data-parallel (ZeRO, FSDP) ranks.")
-    ] = None
-    ep: Annotated[int | None, typer.Option(metavar="N", min=1, help="Expert-parallel ranks.")] = (
-        None
-    )
-    zero_stage: Annotated[
-        int | None, typer.Option(metavar="N", min=1, max=3, help="DeepSpeed's ZeRO stage.")
-    ] = None
+    tp: Annotated[int | None, option("N", "Tensor-parallel ranks.", min=1)] = None
+    pp: Annotated[int | None, option("N", "Pipeline stages.", min=1)] = None
+    vp: Annotated[int | None, option("N", "Virtual stages of each pipeline stage.", min=1)] = None
+    dp: Annotated[int | None, option("N", "Data-parallel (ZeRO, FSDP) ranks.", min=1)] = None
+    ep: Annotated[int | None, option("N", "Expert-parallel ranks.", min=1)] = None
+    zero_stage: Annotated[int | None, option("N", "DeepSpeed's ZeRO stage.", min=1, max=3)] = None
     max_shard_size: Annotated[
-        str, typer.Option(metavar="SIZE", help="Largest file, if the format allows a choice.")
+        str, option("SIZE", "Largest file, if the format allows a choice.")
     ] = ""
     like: Annotated[
-        str,
-        typer.Option(
-            metavar="EXAMPLE", help="Use the layout of this checkpoint of the target job."
-        ),
+        str, option("EXAMPLE", "Use the layout of this checkpoint of the target job.")
     ] = ""
 
     def request(self, invocation: Invocation, part: PartOptions) -> LayoutRequest:
@@ -153,21 +134,20 @@ class RunOptions:
     TITLE: ClassVar[str] = "How it is done"
 
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the files and the cost; write nothing.")
+        bool, switch("--dry-run", "Print the files and the cost; write nothing.")
     ] = False
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="With --dry-run: print every copy too.")
     ] = False
     no_proof: Annotated[
-        bool,
-        typer.Option("--no-proof", help="Skip the checks of the source and of the result."),
+        bool, switch("--no-proof", "Skip the checks of the source and of the result.")
     ] = False
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Discard what another transfer to DST left.")
-    ] = False
-    device: Annotated[
-        str, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:N; auto measures and chooses.")
-    ] = "cpu"
+    restart: Annotated[bool, switch("--restart", "Discard what another transfer to DST left.")] = (
+        False
+    )
+    device: Annotated[str, option("DEVICE", "cpu, cuda, cuda:N; auto measures and chooses.")] = (
+        "cpu"
+    )
     jobs: JobsOption = 0
     limit_rate: RateOption = ""
     max_memory: MemoryOption = "1GiB"

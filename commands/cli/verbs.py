@@ -16,6 +16,7 @@ from typing import Annotated, Any, NamedTuple, cast
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
+from ftckpt.commands.cli.parameters import option, switch
 from ftckpt.storage.options import StoreOptions
 from ftckpt.storage.settings import read_settings
 
@@ -104,7 +105,7 @@ _MEANT = {
 
 def _common(
     json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document on stdout, errors included.")
+        bool, switch("--json", "Print one JSON document on stdout, errors included.")
     ] = False,
     quiet: Annotated[
         bool,
@@ -114,25 +115,21 @@ def _common(
         ProgressChoice,
         typer.Option(help="auto: a bar, or a line now and then; json: a record a second."),
     ] = ProgressChoice.AUTO,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    debug: Annotated[bool, switch("--debug", "Show tracebacks.")] = False,
 ) -> None:
     """Options of every verb."""
 
 
 def _storage(
-    endpoint: Annotated[
-        str, typer.Option(metavar="URL", help="S3-compatible service (AWS_ENDPOINT_URL).")
-    ] = "",
-    profile: Annotated[
-        str, typer.Option(metavar="NAME", help="Profile of the AWS configuration.")
-    ] = "",
-    region: Annotated[str, typer.Option(metavar="NAME", help="Region of the bucket.")] = "",
+    endpoint: Annotated[str, option("URL", "S3-compatible service (AWS_ENDPOINT_URL).")] = "",
+    profile: Annotated[str, option("NAME", "Profile of the AWS configuration.")] = "",
+    region: Annotated[str, option("NAME", "Region of the bucket.")] = "",
     requester_pays: Annotated[
-        bool, typer.Option("--requester-pays", help="Pay for requests to another owner's bucket.")
+        bool, switch("--requester-pays", "Pay for requests to another owner's bucket.")
     ] = False,
-    anonymous: Annotated[bool, typer.Option("--anonymous", help="Send no credentials.")] = False,
+    anonymous: Annotated[bool, switch("--anonymous", "Send no credentials.")] = False,
     retry_seconds: Annotated[
-        float, typer.Option(metavar="S", min=0, help="Retry one request for this long.")
+        float, option("S", "Retry one request for this long.", min=0)
     ] = StoreOptions().retry_seconds,
 ) -> None:
     """Options of every verb that opens a place."""

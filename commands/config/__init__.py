@@ -9,6 +9,7 @@ import typer
 
 from ftckpt.commands.cli.environment import PREFIX
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.parameters import argument
 from ftckpt.commands.cli.render import pairs, table
 from ftckpt.commands.cli.verbs import VERBS, load
 from ftckpt.errors import ExitCode, UsageError
@@ -38,8 +39,7 @@ _LONG = 60
 def command(
     ctx: typer.Context,
     words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[VERB [OPTIONS]]", help="Explain the options of this verb."),
+        list[str] | None, argument("[VERB [OPTIONS]]", "Explain the options of this verb.")
     ] = None,
 ) -> Result:
     """Show which settings are active, and where each comes from.

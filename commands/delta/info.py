@@ -8,6 +8,7 @@ import typer
 
 from ftckpt.commands.cli.bounds import JobsOption, MemoryOption, bound_memory, job_count
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.parameters import argument, option, switch
 from ftckpt.commands.cli.render import human_bytes, table
 from ftckpt.commands.cli.target import open_checkpoint
 from ftckpt.errors import ExitCode, UsageError
@@ -43,19 +44,12 @@ CODES = {
 
 def command(
     ctx: typer.Context,
-    delta: Annotated[
-        str, typer.Argument(metavar="DELTA", help="The delta: path, URL or ROOT@STEP.")
-    ],
+    delta: Annotated[str, argument("DELTA", "The delta: path, URL or ROOT@STEP.")],
     base: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PATH", help="Where a base of the chain lies now. Repeatable."),
+        list[str] | None, option("PATH", "Where a base of the chain lies now. Repeatable.")
     ] = None,
-    advise: Annotated[
-        bool, typer.Option("--advise", help="Measure rates, and say when deltas pay.")
-    ] = False,
-    storage_rate: Annotated[
-        str, typer.Option(metavar="RATE", help="Write rate of the storage: 2GB/s.")
-    ] = "",
+    advise: Annotated[bool, switch("--advise", "Measure rates, and say when deltas pay.")] = False,
+    storage_rate: Annotated[str, option("RATE", "Write rate of the storage: 2GB/s.")] = "",
     jobs: JobsOption = 0,
     max_memory: MemoryOption = "1GiB",
 ) -> Result:

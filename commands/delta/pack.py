@@ -10,6 +10,7 @@ import typer
 from ftckpt.commands.cli.bounds import bound_memory
 from ftckpt.commands.cli.invocation import Result, invoked
 from ftckpt.commands.cli.many import ManyOptions
+from ftckpt.commands.cli.parameters import argument, option
 from ftckpt.commands.cli.target import open_checkpoint, open_other
 from ftckpt.errors import UsageError
 from ftckpt.findings import counted
@@ -30,14 +31,12 @@ def command(
     ctx: typer.Context,
     paths: Annotated[
         list[str],
-        typer.Argument(
-            metavar="[BASE] TARGET OUT",
-            help="Three places: store TARGET against BASE. Two: compress TARGET whole.",
+        argument(
+            "[BASE] TARGET OUT",
+            "Three places: store TARGET against BASE. Two: compress TARGET whole.",
         ),
     ],
-    rename: Annotated[
-        str, typer.Option(metavar="FILE.toml", help="Other names for the parameters of BASE.")
-    ] = "",
+    rename: Annotated[str, option("FILE.toml", "Other names for the parameters of BASE.")] = "",
 ) -> Result:
     """Write a checkpoint as its difference from another one, or compressed whole.
 

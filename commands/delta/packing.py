@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-import typer
-
 from ftckpt.commands.cli.bounds import JobsOption, MemoryOption, RateOption, bound_memory
 from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.many import ManyOptions
+from ftckpt.commands.cli.parameters import option, switch
 from ftckpt.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -44,19 +43,16 @@ class PackingOptions:
 
     TITLE: ClassVar[str] = "How it is packed"
 
-    level: Annotated[int, typer.Option(metavar="N", min=1, max=3, help="1 fast, 2, 3 small.")] = 2
+    level: Annotated[int, option("N", "1 fast, 2, 3 small.", min=1, max=3)] = 2
     no_proof: Annotated[
-        bool,
-        typer.Option("--no-proof", help="Skip the checks of the sources and of the result."),
+        bool, switch("--no-proof", "Skip the checks of the sources and of the result.")
     ] = False
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Discard what another run to OUT left.")
-    ] = False
+    restart: Annotated[bool, switch("--restart", "Discard what another run to OUT left.")] = False
     jobs: JobsOption = 0
     limit_rate: RateOption = ""
     max_memory: MemoryOption = "1GiB"
     storage_rate: Annotated[
-        str, typer.Option(metavar="RATE", help="Write rate of the storage, for the advice: 2GB/s.")
+        str, option("RATE", "Write rate of the storage, for the advice: 2GB/s.")
     ] = ""
 
 

@@ -8,6 +8,7 @@ import typer
 
 from ftckpt.commands.cli.bounds import bound_memory
 from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.parameters import argument, option, switch
 from ftckpt.commands.cli.target import open_checkpoint, open_other
 from ftckpt.errors import ExitCode, UsageError
 
@@ -33,19 +34,12 @@ OPTIONS = (PackingOptions,)
 
 def command(
     ctx: typer.Context,
-    delta: Annotated[
-        str, typer.Argument(metavar="DELTA", help="The delta: path, URL or ROOT@STEP.")
-    ],
-    out: Annotated[
-        str, typer.Argument(metavar="OUT", help="Where the result goes; it must not exist yet.")
-    ],
-    onto: Annotated[str, typer.Option(metavar="BASE", help="New base of the result.")] = "",
-    full: Annotated[
-        bool, typer.Option("--full", help="Make the result independent of any base.")
-    ] = False,
+    delta: Annotated[str, argument("DELTA", "The delta: path, URL or ROOT@STEP.")],
+    out: Annotated[str, argument("OUT", "Where the result goes; it must not exist yet.")],
+    onto: Annotated[str, option("BASE", "New base of the result.")] = "",
+    full: Annotated[bool, switch("--full", "Make the result independent of any base.")] = False,
     base: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PATH", help="Where a base of the chain lies now. Repeatable."),
+        list[str] | None, option("PATH", "Where a base of the chain lies now. Repeatable.")
     ] = None,
 ) -> Result:
     """Rewrite a delta against another base, or none; every bit stays.

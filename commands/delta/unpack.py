@@ -8,7 +8,7 @@ import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
 from ftckpt.commands.cli.many import ManyOptions
-from ftckpt.commands.cli.parameters import OneOf
+from ftckpt.commands.cli.parameters import OneOf, argument, option
 from ftckpt.commands.cli.target import open_checkpoint
 from ftckpt.commands.cli.transfer_options import CODES as TRANSFER_CODES
 from ftckpt.commands.cli.transfer_options import (
@@ -39,19 +39,14 @@ OPTIONS = (LayoutOptions, RunOptions, ManyOptions)
 
 def command(
     ctx: typer.Context,
-    delta: Annotated[
-        str, typer.Argument(metavar="DELTA", help="The delta to read: path, URL or ROOT@STEP.")
-    ],
+    delta: Annotated[str, argument("DELTA", "The delta to read: path, URL or ROOT@STEP.")],
     destination: DestinationArgument,
     base: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PATH", help="Where a base of the chain lies now. Repeatable."),
+        list[str] | None, option("PATH", "Where a base of the chain lies now. Repeatable.")
     ] = None,
     to: Annotated[
         str,
-        typer.Option(
-            "--to", metavar="FORMAT", help=f"{', '.join(WRITTEN)}; without it what it was."
-        ),
+        option("FORMAT", f"{', '.join(WRITTEN)}; without it what it was."),
         OneOf(WRITTEN),
     ] = "",
 ) -> Result:

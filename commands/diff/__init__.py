@@ -14,6 +14,7 @@ from ftckpt.commands.cli.bounds import (
 )
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
 from ftckpt.commands.cli.many import ManyOptions
+from ftckpt.commands.cli.parameters import argument, option, switch
 from ftckpt.commands.cli.target import open_checkpoint
 from ftckpt.commands.cli.transfer_options import RulesOption, read_rules, read_text
 from ftckpt.errors import ExitCode, NotFoundError
@@ -53,12 +54,8 @@ CODES = {
     ExitCode.UNSUPPORTED: "a format, or a type of tensor, that cannot be compared",
 }
 
-_First = Annotated[
-    str, typer.Argument(metavar="A", help="The first checkpoint: path, URL or ROOT@STEP.")
-]
-_Second = Annotated[
-    str, typer.Argument(metavar="B", help="The second; of any format and topology.")
-]
+_First = Annotated[str, argument("A", "The first checkpoint: path, URL or ROOT@STEP.")]
+_Second = Annotated[str, argument("B", "The second; of any format and topology.")]
 
 
 def command(
@@ -66,43 +63,27 @@ def command(
     a: _First,
     b: _Second,
     component: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="model, optimizer, exp_avg, …, state. Repeatable."),
+        list[str] | None, option("NAME", "model, optimizer, exp_avg, …, state. Repeatable.")
     ] = None,
     tensor: Annotated[
-        list[str] | None,
-        typer.Option(metavar="GLOB", help="Only tensors of this name, `*` any text. Repeatable."),
+        list[str] | None, option("GLOB", "Only tensors of this name, `*` any text. Repeatable.")
     ] = None,
-    stat: Annotated[bool, typer.Option("--stat", help="Sums alone, no single tensor.")] = False,
-    top: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Tensors shown, by relative change.")
-    ] = 20,
-    rtol: Annotated[
-        float | None, typer.Option(metavar="X", min=0, help="Close is |a-b| <= atol + rtol*|b|.")
-    ] = None,
-    atol: Annotated[
-        float | None, typer.Option(metavar="X", min=0, help="See --rtol; without both: bits.")
-    ] = None,
-    rename: Annotated[
-        str, typer.Option(metavar="FILE.toml", help="Other names for the parameters of A.")
-    ] = "",
+    stat: Annotated[bool, switch("--stat", "Sums alone, no single tensor.")] = False,
+    top: Annotated[int, option("N", "Tensors shown, by relative change.", min=0)] = 20,
+    rtol: Annotated[float | None, option("X", "Close is |a-b| <= atol + rtol*|b|.", min=0)] = None,
+    atol: Annotated[float | None, option("X", "See --rtol; without both: bits.", min=0)] = None,
+    rename: Annotated[str, option("FILE.toml", "Other names for the parameters of A.")] = "",
     rules: RulesOption = "",
     true_vocab_size: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Rows of the vocabulary, no padding.")
+        int | None, option("N", "Rows of the vocabulary, no padding.", min=1)
     ] = None,
     layout_state: Annotated[
-        bool,
-        typer.Option("--layout-state", help="State that follows the grid of ranks counts too."),
+        bool, switch("--layout-state", "State that follows the grid of ranks counts too.")
     ] = False,
     trust_recorded: Annotated[
-        bool,
-        typer.Option(
-            "--trust-recorded", help="Do not read what recorded digests or CRC-32s call equal."
-        ),
+        bool, switch("--trust-recorded", "Do not read what recorded digests or CRC-32s call equal.")
     ] = False,
-    plot: Annotated[
-        str, typer.Option(metavar="FILE", help="A heat map, layer by component: .png, .svg, .html.")
-    ] = "",
+    plot: Annotated[str, option("FILE", "A heat map, layer by component: .png, .svg, .html.")] = "",
     jobs: JobsOption = 0,
     limit_rate: RateOption = "",
     max_memory: MemoryOption = "1GiB",

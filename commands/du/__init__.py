@@ -8,6 +8,7 @@ import typer
 
 from ftckpt.commands.cli.bounds import MemoryOption, bound_memory
 from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.parameters import option
 from ftckpt.commands.cli.render import branch, human_bytes, human_count, table
 from ftckpt.commands.cli.target import AlsoOption, PathArgument, open_checkpoint
 from ftckpt.errors import ExitCode
@@ -34,12 +35,8 @@ CODES = {
 def command(
     ctx: typer.Context,
     path: PathArgument,
-    depth: Annotated[
-        int, typer.Option("--depth", "-d", metavar="N", min=0, help="Parts of a name to sum by.")
-    ] = 2,
-    match: Annotated[
-        str, typer.Option(metavar="GLOB", help="Only tensors of this name, `*` any text.")
-    ] = "",
+    depth: Annotated[int, option("N", "Parts of a name to sum by.", "--depth", "-d", min=0)] = 2,
+    match: Annotated[str, option("GLOB", "Only tensors of this name, `*` any text.")] = "",
     also: AlsoOption = None,
     max_memory: MemoryOption = "1GiB",
 ) -> Result:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.parameters import argument, option
 from ftckpt.commands.cli.render import table
 from ftckpt.commands.cli.transfer_options import read_text
 from ftckpt.errors import ExitCode, UsageError
@@ -29,15 +30,10 @@ CODES = {
 
 def command(
     ctx: typer.Context,
-    family: Annotated[
-        str, typer.Argument(metavar="[TABLE]", help="A built-in table, or a TOML file; else all.")
-    ] = "",
-    config: Annotated[
-        str, typer.Option(metavar="FILE", help="config.json of a model to try the table on.")
-    ] = "",
+    family: Annotated[str, argument("[TABLE]", "A built-in table, or a TOML file; else all.")] = "",
+    config: Annotated[str, option("FILE", "config.json of a model to try the table on.")] = "",
     names: Annotated[
-        str,
-        typer.Option(metavar="SIDE", help="megatron, torchtitan, meta or packed; else all it has."),
+        str, option("SIDE", "megatron, torchtitan, meta or packed; else all it has.")
     ] = "",
 ) -> Result:
     """List the tables of model families, or check one against a model.

@@ -10,6 +10,7 @@ import typer
 
 from ftckpt.commands.cli.alerts import AlertOptions, Alerts
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.parameters import argument, option, switch
 from ftckpt.commands.cli.pins_and_tags import RootArgument, open_place
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.retention.document import dump_plan
@@ -73,22 +74,17 @@ def command(
     ctx: typer.Context,
     root: RootArgument,
     plan: Annotated[
-        str,
-        typer.Argument(
-            metavar="PLAN", help="A plan that --json printed: show it, or --apply exactly it."
-        ),
+        str, argument("PLAN", "A plan that --json printed: show it, or --apply exactly it.")
     ] = "",
     apply: Annotated[
-        bool, typer.Option("--apply", help="Carry the plan out; without it nothing changes.")
+        bool, switch("--apply", "Carry the plan out; without it nothing changes.")
     ] = False,
-    trash_ttl: Annotated[
-        str, typer.Option(metavar="T", help="How long dropped checkpoints can be restored.")
-    ] = "24h",
+    trash_ttl: Annotated[str, option("T", "How long dropped checkpoints can be restored.")] = "24h",
     purge_now: Annotated[
-        bool, typer.Option("--purge-now", help="Free the space at once; this cannot be undone.")
+        bool, switch("--purge-now", "Free the space at once; this cannot be undone.")
     ] = False,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Confirm --purge-now, or a --trash-ttl under one day.")
+        bool, switch("--yes", "Confirm --purge-now, or a --trash-ttl under one day.")
     ] = False,
 ) -> Result:
     """Drop the checkpoints that no rule keeps: shows a plan, and --apply carries it out.

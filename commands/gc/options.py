@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-import typer
+from ftckpt.commands.cli.parameters import option, switch
 
 RULES = "--keep-last 3 --keep-every 1000"
 
@@ -16,52 +16,32 @@ class KeepOptions:
 
     TITLE: ClassVar[str] = "Keep (a checkpoint stays as soon as one rule says so)"
 
-    keep_last: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="The N newest, by step and by time.")
-    ] = None
+    keep_last: Annotated[int | None, option("N", "The N newest, by step and by time.", min=1)] = (
+        None
+    )
     keep_every: Annotated[
-        int | None,
-        typer.Option(metavar="STEPS", min=1, help="The nearest to each multiple of STEPS."),
+        int | None, option("STEPS", "The nearest to each multiple of STEPS.", min=1)
     ] = None
     keep_hourly: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="The latest of each of N hours that hold one (UTC)."),
+        int | None, option("N", "The latest of each of N hours that hold one (UTC).", min=1)
     ] = None
-    keep_daily: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="The same for days.")
-    ] = None
-    keep_weekly: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="The same for ISO weeks.")
-    ] = None
-    keep_monthly: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="The same for months.")
-    ] = None
-    keep_within: Annotated[
-        str, typer.Option(metavar="T", help="All up to so long before the newest: 36h, 7d.")
-    ] = ""
-    keep_best: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="The N best by --metric.")
-    ] = None
+    keep_daily: Annotated[int | None, option("N", "The same for days.", min=1)] = None
+    keep_weekly: Annotated[int | None, option("N", "The same for ISO weeks.", min=1)] = None
+    keep_monthly: Annotated[int | None, option("N", "The same for months.", min=1)] = None
+    keep_within: Annotated[str, option("T", "All up to so long before the newest: 36h, 7d.")] = ""
+    keep_best: Annotated[int | None, option("N", "The N best by --metric.", min=1)] = None
     metric: Annotated[
-        str,
-        typer.Option(metavar="min:NAME|max:NAME", help="Which metric, and which way is better."),
+        str, option("min:NAME|max:NAME", "Which metric, and which way is better.")
     ] = ""
-    keep_tag: Annotated[
-        list[str] | None, typer.Option(metavar="TAG", help="What carries the tag. Repeatable.")
-    ] = None
+    keep_tag: Annotated[list[str] | None, option("TAG", "What carries the tag. Repeatable.")] = None
     thin_after: Annotated[
         str,
-        typer.Option(
-            metavar="T|N",
-            help="Of milestones older than that, or not among the N newest, keep the weights.",
+        option(
+            "T|N", "Of milestones older than that, or not among the N newest, keep the weights."
         ),
     ] = ""
-    policy: Annotated[
-        str, typer.Option(metavar="FILE", help="Take the rules from this retention.toml instead.")
-    ] = ""
-    tier: Annotated[
-        str, typer.Option(metavar="NAME", help="Which tier of it; by default the one that fits.")
-    ] = ""
+    policy: Annotated[str, option("FILE", "Take the rules from this retention.toml instead.")] = ""
+    tier: Annotated[str, option("NAME", "Which tier of it; by default the one that fits.")] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,17 +51,12 @@ class LimitOptions:
     TITLE: ClassVar[str] = "Limits (a plan that breaks one is refused)"
 
     min_survivors: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Good ones that each run must keep; by default 2."),
+        int | None, option("N", "Good ones that each run must keep; by default 2.", min=1)
     ] = None
     max_delete: Annotated[
-        str,
-        typer.Option(metavar="N|P%", help="Most to drop at once; by default 50% or 50 entries."),
+        str, option("N|P%", "Most to drop at once; by default 50% or 50 entries.")
     ] = ""
-    free: Annotated[
-        str,
-        typer.Option(metavar="SIZE", help="Drop the oldest, until so much is freed: 20TB."),
-    ] = ""
+    free: Annotated[str, option("SIZE", "Drop the oldest, until so much is freed: 20TB.")] = ""
     delete_corrupt: Annotated[
-        bool, typer.Option("--delete-corrupt", help="Let damaged ones go; else they are evidence.")
+        bool, switch("--delete-corrupt", "Let damaged ones go; else they are evidence.")
     ] = False

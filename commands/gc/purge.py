@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.parameters import option, switch
 from ftckpt.commands.cli.pins_and_tags import RootArgument
 from ftckpt.errors import ExitCode
 
@@ -33,12 +34,8 @@ CODES = {
 def command(
     ctx: typer.Context,
     root: RootArgument,
-    trash_ttl: Annotated[
-        str, typer.Option(metavar="T", help="Leave what was dropped less than so long ago.")
-    ] = "24h",
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Mean a --trash-ttl of less than a day.")
-    ] = False,
+    trash_ttl: Annotated[str, option("T", "Leave what was dropped less than so long ago.")] = "24h",
+    yes: Annotated[bool, switch("--yes", "Mean a --trash-ttl of less than a day.")] = False,
 ) -> Result:
     """Free the space of trash that is old enough.
 

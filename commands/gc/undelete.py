@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.parameters import argument, switch
 from ftckpt.commands.cli.pins_and_tags import RootArgument
 from ftckpt.commands.cli.render import printable, table
 from ftckpt.errors import ExitCode
@@ -44,12 +45,10 @@ def command(
     root: RootArgument,
     names: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="STEP|NAME...", help="What to have back; without, the trash is listed."
-        ),
+        argument("STEP|NAME...", "What to have back; without, the trash is listed."),
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="All of it; of several of one name the last.")
+        bool, switch("--all", "All of it; of several of one name the last.")
     ] = False,
 ) -> Result:
     """Restore checkpoints from the trash (without a name: list it).

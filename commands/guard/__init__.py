@@ -12,6 +12,7 @@ from ftckpt.commands.cli.choose_checkpoint import CheckLevel, ChoiceOptions
 from ftckpt.commands.cli.codes import CommandCode
 from ftckpt.commands.cli.invocation import Result, invoked
 from ftckpt.commands.cli.option_values import check_file, parse_duration
+from ftckpt.commands.cli.parameters import argument, option, switch
 from ftckpt.commands.cli.render import printable
 from ftckpt.errors import ExitCode
 
@@ -68,46 +69,32 @@ OPTIONS = (ChoiceOptions, WorldOptions, RestartOptions, NoticeOptions, WatchOpti
 
 def command(
     ctx: typer.Context,
-    root: Annotated[
-        str, typer.Argument(metavar="ROOT", help="Directory or URL that holds the checkpoints.")
-    ],
+    root: Annotated[str, argument("ROOT", "Directory or URL that holds the checkpoints.")],
     words: Annotated[
-        list[str],
-        typer.Argument(metavar="-- COMMAND...", help="The training; {} is the checkpoint's path."),
+        list[str], argument("-- COMMAND...", "The training; {} is the checkpoint's path.")
     ],
     tier: Annotated[
-        list[str] | None,
-        typer.Option(metavar="URL", help="Another place of the run: damage is mended from there."),
+        list[str] | None, option("URL", "Another place of the run: damage is mended from there.")
     ] = None,
     verify: Annotated[
         CheckLevel, typer.Option(help="How deep each checkpoint is checked.")
     ] = CheckLevel.CONTENT,
-    timeout: Annotated[
-        str, typer.Option(metavar="T", help="Wait for a save in flight, or for a store.")
-    ] = "10m",
+    timeout: Annotated[str, option("T", "Wait for a save in flight, or for a store.")] = "10m",
     allow_missing_tier: Annotated[
-        bool,
-        typer.Option("--allow-missing-tier", help="Choose although a tier cannot be read."),
+        bool, switch("--allow-missing-tier", "Choose although a tier cannot be read.")
     ] = False,
     skip_unverified: Annotated[
-        bool, typer.Option("--skip-unverified", help="Walk back over those without evidence.")
+        bool, switch("--skip-unverified", "Walk back over those without evidence.")
     ] = False,
-    wait_lock: Annotated[
-        str, typer.Option(metavar="T", help="Wait for another guard of ROOT to end.")
-    ] = "200s",
+    wait_lock: Annotated[str, option("T", "Wait for another guard of ROOT to end.")] = "200s",
     skip_unsafe: Annotated[
-        bool, typer.Option("--skip-unsafe", help="Walk back over hostile or ambiguous ones.")
+        bool, switch("--skip-unsafe", "Walk back over hostile or ambiguous ones.")
     ] = False,
     nodes: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Guards of this job, where no launcher says it."),
+        int | None, option("N", "Guards of this job, where no launcher says it.", min=1)
     ] = None,
-    job: Annotated[
-        str, typer.Option(metavar="NAME", help="What names this start of the job on every node.")
-    ] = "",
-    no_lock: Annotated[
-        bool, typer.Option("--no-lock", help="Do not exclude a second guard of ROOT.")
-    ] = False,
+    job: Annotated[str, option("NAME", "What names this start of the job on every node.")] = "",
+    no_lock: Annotated[bool, switch("--no-lock", "Do not exclude a second guard of ROOT.")] = False,
 ) -> Result:
     """Start a job from its newest good checkpoint, watch it, and restart it.
 

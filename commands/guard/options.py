@@ -13,6 +13,7 @@ from ftckpt.commands.cli.bounds import RateOption
 from ftckpt.commands.cli.choose_checkpoint import CheckLevel
 from ftckpt.commands.cli.invocation import Invocation
 from ftckpt.commands.cli.option_values import parse_duration
+from ftckpt.commands.cli.parameters import option, switch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,25 +37,21 @@ class RestartOptions:
     TITLE: ClassVar[str] = "Restarts"
 
     max_restarts: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Restart a command that fails at most N times.")
+        int, option("N", "Restart a command that fails at most N times.", min=0)
     ] = 3
     backoff: Annotated[
-        str, typer.Option(metavar="T", help="Before the first restart; doubled without a new save.")
+        str, option("T", "Before the first restart; doubled without a new save.")
     ] = "10s"
-    max_backoff: Annotated[str, typer.Option(metavar="T", help="Wait no longer than this.")] = "10m"
-    grace: Annotated[
-        str, typer.Option(metavar="T", help="Between SIGTERM to the command and SIGKILL.")
-    ] = "30s"
+    max_backoff: Annotated[str, option("T", "Wait no longer than this.")] = "10m"
+    grace: Annotated[str, option("T", "Between SIGTERM to the command and SIGKILL.")] = "30s"
     signal_group: Annotated[
-        bool, typer.Option("--signal-group", help="Pass signals on to the whole process group.")
+        bool, switch("--signal-group", "Pass signals on to the whole process group.")
     ] = False
     zero_is_done: Annotated[
-        bool,
-        typer.Option("--zero-is-done", help="0 after a notice is the end of the training, not 75."),
+        bool, switch("--zero-is-done", "0 after a notice is the end of the training, not 75.")
     ] = False
     retry_suspected: Annotated[
-        bool,
-        typer.Option("--retry-suspected", help="Forget which checkpoints failed twice before."),
+        bool, switch("--retry-suspected", "Forget which checkpoints failed twice before.")
     ] = False
 
 
@@ -64,23 +61,16 @@ class NoticeOptions:
 
     TITLE: ClassVar[str] = "Preemption"
 
-    save_signal: Annotated[
-        str, typer.Option(metavar="NAME", help="What asks the trainer to save.")
-    ] = "USR1"
+    save_signal: Annotated[str, option("NAME", "What asks the trainer to save.")] = "USR1"
     notice_signal: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="A signal that announces a preemption (repeatable)."),
+        list[str] | None, option("NAME", "A signal that announces a preemption (repeatable).")
     ] = None
     notice_time: Annotated[
-        str, typer.Option(metavar="T", help="How long such a signal leaves: --signal=USR1@300.")
+        str, option("T", "How long such a signal leaves: --signal=USR1@300.")
     ] = ""
-    notices: Annotated[
-        str, typer.Option(metavar="CLOUDS", help="Ask metadata services: aws,gcp,azure.")
-    ] = ""
-    notice: Annotated[
-        str, typer.Option(metavar="COMMAND", help="Ask this: it ends with 0 if there is a notice.")
-    ] = ""
-    notice_every: Annotated[str, typer.Option(metavar="T", help="How often both are asked.")] = "5s"
+    notices: Annotated[str, option("CLOUDS", "Ask metadata services: aws,gcp,azure.")] = ""
+    notice: Annotated[str, option("COMMAND", "Ask this: it ends with 0 if there is a notice.")] = ""
+    notice_every: Annotated[str, option("T", "How often both are asked.")] = "5s"
     metadata_url: Annotated[str, typer.Option(hidden=True)] = ""
 
 
@@ -90,34 +80,17 @@ class WatchOptions:
 
     TITLE: ClassVar[str] = "While it runs"
 
-    every: Annotated[str, typer.Option(metavar="T", help="How often new saves are looked for.")] = (
-        "15s"
-    )
-    settled: Annotated[
-        str, typer.Option(metavar="T", help="Verify a save that does not pass again after T.")
-    ] = "30s"
+    every: Annotated[str, option("T", "How often new saves are looked for.")] = "15s"
+    settled: Annotated[str, option("T", "Verify a save that does not pass again after T.")] = "30s"
     limit_rate: RateOption = ""
-    max_age: Annotated[
-        str, typer.Option(metavar="T", help="A newest save of this age is a hang (3 intervals).")
-    ] = ""
+    max_age: Annotated[str, option("T", "A newest save of this age is a hang (3 intervals).")] = ""
     on_hang: Annotated[HangPolicy, typer.Option(help="Warn; kill and restart; or end with 75.")] = (
         HangPolicy.WARN
     )
-    on_alert: Annotated[
-        str, typer.Option(metavar="COMMAND", help="Run for hangs, damage, restarts, notices.")
-    ] = ""
-    alert_url: Annotated[
-        str, typer.Option(metavar="URL", help="Post each alert to this webhook as JSON.")
-    ] = ""
-    prometheus: Annotated[
-        str, typer.Option(metavar="FILE", help="Write metrics for node_exporter.")
-    ] = ""
-    iteration_file: Annotated[
-        str,
-        typer.Option(
-            "--iteration-file", metavar="FILE", help="Step of the newest save, for ft_launcher."
-        ),
-    ] = ""
+    on_alert: Annotated[str, option("COMMAND", "Run for hangs, damage, restarts, notices.")] = ""
+    alert_url: Annotated[str, option("URL", "Post each alert to this webhook as JSON.")] = ""
+    prometheus: Annotated[str, option("FILE", "Write metrics for node_exporter.")] = ""
+    iteration_file: Annotated[str, option("FILE", "Step of the newest save, for ft_launcher.")] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,18 +100,12 @@ class WorldOptions:
     TITLE: ClassVar[str] = "Another number of ranks"
 
     reshard_to_world: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Reshard for N ranks if it must be.")
+        int | None, option("N", "Reshard for N ranks if it must be.", min=1)
     ] = None
-    scratch: Annotated[str, typer.Option(metavar="DIR", help="Where to.")] = ""
-    batch: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Global batch so far, for advice.")
-    ] = None
-    lr: Annotated[
-        float | None, typer.Option(metavar="X", help="Learning rate so far, for advice.")
-    ] = None
-    accumulation: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Passes that make one step, so far.")
-    ] = 1
+    scratch: Annotated[str, option("DIR", "Where to.")] = ""
+    batch: Annotated[int | None, option("N", "Global batch so far, for advice.", min=1)] = None
+    lr: Annotated[float | None, option("X", "Learning rate so far, for advice.")] = None
+    accumulation: Annotated[int, option("N", "Passes that make one step, so far.", min=1)] = 1
 
 
 def choice_of(

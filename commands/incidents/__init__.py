@@ -8,6 +8,7 @@ import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
 from ftckpt.commands.cli.option_values import check_file, parse_duration
+from ftckpt.commands.cli.parameters import argument, option, switch
 from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
 
@@ -41,33 +42,17 @@ CODES = {
 
 def command(
     ctx: typer.Context,
-    logs: Annotated[
-        list[str],
-        typer.Argument(metavar="LOG...", help="Logs of one run, in any order; - is stdin."),
-    ],
-    job: Annotated[
-        str, typer.Option(metavar="NAME", help="The job in Slurm's accounting: its name or ID.")
-    ] = "",
+    logs: Annotated[list[str], argument("LOG...", "Logs of one run, in any order; - is stdin.")],
+    job: Annotated[str, option("NAME", "The job in Slurm's accounting: its name or ID.")] = "",
     timezone: Annotated[
-        str, typer.Option(metavar="ZONE", help="Zone of times without one: Europe/Berlin, +02:00.")
+        str, option("ZONE", "Zone of times without one: Europe/Berlin, +02:00.")
     ] = "UTC",
-    together: Annotated[
-        str, typer.Option(metavar="T", help="Lines no further apart may be of one failure.")
-    ] = "15m",
-    nodes: Annotated[
-        int,
-        typer.Option(metavar="N", min=0, help="Nodes of the job; 0: those that the logs name."),
-    ] = 0,
-    all_: Annotated[
-        bool, typer.Option("--all", help="List every incident, not the last 20.")
-    ] = False,
-    run: Annotated[
-        str, typer.Option(metavar="NAME", help="What to call the run; else the first log.")
-    ] = "",
-    html: Annotated[str, typer.Option(metavar="FILE", help="Write one self-contained page.")] = "",
-    prometheus: Annotated[
-        str, typer.Option(metavar="FILE", help="Write metrics for node_exporter, atomically.")
-    ] = "",
+    together: Annotated[str, option("T", "Lines no further apart may be of one failure.")] = "15m",
+    nodes: Annotated[int, option("N", "Nodes of the job; 0: those that the logs name.", min=0)] = 0,
+    all_: Annotated[bool, switch("--all", "List every incident, not the last 20.")] = False,
+    run: Annotated[str, option("NAME", "What to call the run; else the first log.")] = "",
+    html: Annotated[str, option("FILE", "Write one self-contained page.")] = "",
+    prometheus: Annotated[str, option("FILE", "Write metrics for node_exporter, atomically.")] = "",
 ) -> Result:
     """Show what failed, how often and where, from job logs, sacct and the guard's log.
 
@@ -81,9 +66,9 @@ def command(
     from .text import headline, text_of
 
     invocation = invoked(ctx)
-    for option, path in (("--html", html), ("--prometheus", prometheus)):
+    for flag, path in (("--html", html), ("--prometheus", prometheus)):
         if path:
-            check_file(option, path)
+            check_file(flag, path)
     name = run or logs[0]
     invocation.report(target=name)
     report, read = read_run(

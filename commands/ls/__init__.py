@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.parameters import argument, switch
 from ftckpt.commands.cli.render import brief_duration, human_bytes, table
 from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
@@ -31,10 +32,8 @@ CODES = {
 
 def command(
     ctx: typer.Context,
-    path: Annotated[
-        str, typer.Argument(metavar="[PATH]", help="Directory or URL that holds the checkpoints.")
-    ] = ".",
-    all_: Annotated[bool, typer.Option("--all", help="Foreign names and the trash, too.")] = False,
+    path: Annotated[str, argument("[PATH]", "Directory or URL that holds the checkpoints.")] = ".",
+    all_: Annotated[bool, switch("--all", "Foreign names and the trash, too.")] = False,
 ) -> Result:
     """List the checkpoints of a root: step, age, size, class, verified or not, pins.
 

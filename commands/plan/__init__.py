@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.parameters import option, switch
 from ftckpt.commands.cli.render import terminal_width
 from ftckpt.commands.pictures.drawing import check_path
 from ftckpt.errors import ExitCode, UsageError
@@ -76,47 +77,35 @@ def command(
         IntervalRule, typer.Option(help="The formula of the interval and of the predicted goodput.")
     ] = IntervalRule.EXACT,
     interval: Annotated[
-        str, typer.Option(metavar="T", help="Use this interval between saves, not the best: 20m.")
+        str, option("T", "Use this interval between saves, not the best: 20m.")
     ] = "",
     from_: Annotated[
-        str,
-        typer.Option("--from", metavar="ROOT", help="Measure size, pace and save time of a root."),
+        str, option("ROOT", "Measure size, pace and save time of a root.", "--from")
     ] = "",
     from_log: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FILE", help="Measure costs and failures in a run's log. Repeatable."),
+        list[str] | None, option("FILE", "Measure costs and failures in a run's log. Repeatable.")
     ] = None,
-    timezone: Annotated[
-        str, typer.Option(metavar="ZONE", help="Zone of a log's times without one: +02:00.")
-    ] = "UTC",
+    timezone: Annotated[str, option("ZONE", "Zone of a log's times without one: +02:00.")] = "UTC",
     simulate: Annotated[
-        bool, typer.Option("--simulate", help="Check the answer by an independent simulation.")
+        bool, switch("--simulate", "Check the answer by an independent simulation.")
     ] = False,
     law: Annotated[
-        str,
-        typer.Option(
-            metavar="LAW",
-            help="Simulated failures: exponential, weibull:0.7, lognormal:2, trace:FILE.",
-        ),
+        str, option("LAW", "Simulated failures: exponential, weibull:0.7, lognormal:2, trace:FILE.")
     ] = "exponential",
     ageing: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME=K",
-            help="Simulated parts age, new at first, each renewed alone: gpu=0.7. Repeatable.",
+        option(
+            "NAME=K", "Simulated parts age, new at first, each renewed alone: gpu=0.7. Repeatable."
         ),
     ] = None,
-    runs: Annotated[int, typer.Option(metavar="N", min=2, help="Runs to simulate.")] = 100,
-    failures_per_run: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Failures in each of them.")
-    ] = 1000,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the simulation.")] = 0,
+    runs: Annotated[int, option("N", "Runs to simulate.", min=2)] = 100,
+    failures_per_run: Annotated[int, option("N", "Failures in each of them.", min=1)] = 1000,
+    seed: Annotated[int, option("N", "Seed of the simulation.", min=0)] = 0,
     plot: Annotated[
-        str,
-        typer.Option(metavar="FILE", help="Picture: .png, .svg, .html; - draws in the terminal."),
+        str, option("FILE", "Picture: .png, .svg, .html; - draws in the terminal.")
     ] = "",
     presets: Annotated[
-        bool, typer.Option("--presets", help="List the presets and their sources, and stop.")
+        bool, switch("--presets", "List the presets and their sources, and stop.")
     ] = False,
 ) -> Result:
     """Compute how often to save, what it costs, and what to improve first.

@@ -8,6 +8,7 @@ import typer
 
 from ftckpt.amounts import decimal_bytes
 from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.parameters import option
 from ftckpt.commands.cli.render import brief_duration, table
 from ftckpt.errors import ExitCode
 from ftckpt.planning import quantities
@@ -29,16 +30,10 @@ CODES = {ExitCode.OK: "printed", ExitCode.USAGE: "an option without its unit, or
 
 def command(
     ctx: typer.Context,
-    size: Annotated[str, typer.Option(metavar="SIZE", help="Size of the checkpoint: 5.7TB.")],
-    ratio: Annotated[
-        str, typer.Option(metavar="X", help="Size before over size after compression: 1.5.")
-    ],
-    codec_bw: Annotated[
-        str, typer.Option(metavar="RATE", help="Input rate of the codec, all ranks together.")
-    ],
-    storage_bw: Annotated[
-        str, typer.Option(metavar="RATE", help="Write rate of the storage: 80GB/s.")
-    ],
+    size: Annotated[str, option("SIZE", "Size of the checkpoint: 5.7TB.")],
+    ratio: Annotated[str, option("X", "Size before over size after compression: 1.5.")],
+    codec_bw: Annotated[str, option("RATE", "Input rate of the codec, all ranks together.")],
+    storage_bw: Annotated[str, option("RATE", "Write rate of the storage: 80GB/s.")],
 ) -> Result:
     """Compute whether compressing a checkpoint makes the save shorter.
 

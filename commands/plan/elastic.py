@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.parameters import option
 from ftckpt.commands.cli.render import brief_duration, table
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.planning import quantities
@@ -28,16 +29,12 @@ CODES = {ExitCode.OK: "printed", ExitCode.USAGE: "a number is none, or the batch
 
 def command(
     ctx: typer.Context,
-    from_gpus: Annotated[str, typer.Option(metavar="N", help="Data-parallel GPUs so far.")],
-    to_gpus: Annotated[str, typer.Option(metavar="N", help="Data-parallel GPUs from now on.")],
-    batch: Annotated[str, typer.Option(metavar="N", help="Global batch so far, in samples.")],
-    lr: Annotated[str, typer.Option(metavar="X", help="Learning rate so far: 1e-3.")],
-    accumulation: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Passes that make one step, so far.")
-    ] = 1,
-    reshard: Annotated[
-        str, typer.Option(metavar="T", help="Time to stop, reshard and go on: 6m.")
-    ] = "",
+    from_gpus: Annotated[str, option("N", "Data-parallel GPUs so far.")],
+    to_gpus: Annotated[str, option("N", "Data-parallel GPUs from now on.")],
+    batch: Annotated[str, option("N", "Global batch so far, in samples.")],
+    lr: Annotated[str, option("X", "Learning rate so far: 1e-3.")],
+    accumulation: Annotated[int, option("N", "Passes that make one step, so far.", min=1)] = 1,
+    reshard: Annotated[str, option("T", "Time to stop, reshard and go on: 6m.")] = "",
 ) -> Result:
     """Compute batch, accumulation and learning rate for fewer or more GPUs.
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.parameters import option
 from ftckpt.commands.cli.render import brief_duration, pairs
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.planning import quantities, risk
@@ -25,15 +26,10 @@ CODES = {ExitCode.OK: "printed", ExitCode.USAGE: "an option without its unit, or
 
 def command(
     ctx: typer.Context,
-    gpus: Annotated[str, typer.Option(metavar="N", help="GPUs of the job: 16384 or 16k.")],
-    afr: Annotated[
-        str,
-        typer.Option(metavar="RATE", help="Failures of one GPU: 9% a year, 50000h, 2300FIT."),
-    ],
-    days: Annotated[float, typer.Option(metavar="N", help="Days of work in the run.")],
-    restart: Annotated[
-        str, typer.Option(metavar="T", help="Time from a failure until training goes on: 10m.")
-    ] = "0s",
+    gpus: Annotated[str, option("N", "GPUs of the job: 16384 or 16k.")],
+    afr: Annotated[str, option("RATE", "Failures of one GPU: 9% a year, 50000h, 2300FIT.")],
+    days: Annotated[float, option("N", "Days of work in the run.")],
+    restart: Annotated[str, option("T", "Time from a failure until training goes on: 10m.")] = "0s",
 ) -> Result:
     """Compute how likely a run is to fail, and its time without checkpoints.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.parameters import option
 from ftckpt.commands.cli.render import brief_duration, table
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.planning import Plain, solve
@@ -54,17 +55,11 @@ _FINE = 41
 
 def command(
     ctx: typer.Context,
-    over: Annotated[
-        list[str],
-        typer.Option(metavar="NAME=LOW..HIGH", help=f"One or two of {', '.join(AXES)}."),
-    ],
+    over: Annotated[list[str], option("NAME=LOW..HIGH", f"One or two of {', '.join(AXES)}.")],
     number: Annotated[
-        int,
-        typer.Option(
-            "--points", metavar="N", min=0, help="Points of a range; 0: doublings, or 13."
-        ),
+        int, option("N", "Points of a range; 0: doublings, or 13.", "--points", min=0)
     ] = 0,
-    plot: Annotated[str, typer.Option(metavar="FILE", help="Picture: .png, .svg or .html.")] = "",
+    plot: Annotated[str, option("FILE", "Picture: .png, .svg or .html.")] = "",
 ) -> Result:
     """Plan over a range of cluster sizes, save times or failure rates.
 

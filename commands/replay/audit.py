@@ -8,6 +8,7 @@ import typer
 
 from ftckpt.commands.cli.bounds import MemoryOption, bound_memory
 from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.parameters import option, switch
 from ftckpt.commands.cli.render import pairs, table
 from ftckpt.commands.cli.target import PathArgument, open_checkpoint, open_other
 from ftckpt.errors import ExitCode
@@ -40,12 +41,8 @@ CODES = {
 def command(
     ctx: typer.Context,
     path: PathArgument,
-    against: Annotated[
-        str, typer.Option(metavar="NEXT", help="The next checkpoint of the same run.")
-    ] = "",
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Treat an absent component as a verdict.")
-    ] = False,
+    against: Annotated[str, option("NEXT", "The next checkpoint of the same run.")] = "",
+    strict: Annotated[bool, switch("--strict", "Treat an absent component as a verdict.")] = False,
     max_memory: MemoryOption = "1GiB",
 ) -> Result:
     """Report what a restart from a checkpoint would lack, without running it.

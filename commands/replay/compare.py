@@ -8,6 +8,7 @@ import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
 from ftckpt.commands.cli.option_values import check_file
+from ftckpt.commands.cli.parameters import argument, option
 from ftckpt.errors import ExitCode
 
 from .answer import record, result, text
@@ -40,22 +41,17 @@ CODES = {
 
 def command(
     ctx: typer.Context,
-    log_a: Annotated[str, typer.Argument(metavar="LOG_A", help="Directory, JSON lines, or text.")],
-    log_b: Annotated[str, typer.Argument(metavar="LOG_B", help="The log of another run.")],
+    log_a: Annotated[str, argument("LOG_A", "Directory, JSON lines, or text.")],
+    log_b: Annotated[str, argument("LOG_B", "The log of another run.")],
     reference: Annotated[
-        str,
-        typer.Option(metavar="LOG", help="The uninterrupted run; A and B are restarts of it."),
+        str, option("LOG", "The uninterrupted run; A and B are restarts of it.")
     ] = "",
     pattern: Annotated[
-        str, typer.Option(metavar="REGEX", help="Pattern for the step and the numbers in a line.")
+        str, option("REGEX", "Pattern for the step and the numbers in a line.")
     ] = "",
-    first: Annotated[
-        int, typer.Option("--from", metavar="STEP", min=0, help="First step to compare.")
-    ] = 0,
-    last: Annotated[
-        int, typer.Option("--to", metavar="STEP", min=0, help="Last step to compare.")
-    ] = 0,
-    html: Annotated[str, typer.Option(metavar="FILE", help="Write the timeline as a page.")] = "",
+    first: Annotated[int, option("STEP", "First step to compare.", "--from", min=0)] = 0,
+    last: Annotated[int, option("STEP", "Last step to compare.", "--to", min=0)] = 0,
+    html: Annotated[str, option("FILE", "Write the timeline as a page.")] = "",
 ) -> Result:
     """Compare the logs of runs, and name the first event that differs.
 

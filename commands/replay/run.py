@@ -13,6 +13,7 @@ import typer
 
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
 from ftckpt.commands.cli.option_values import check_file
+from ftckpt.commands.cli.parameters import argument, option
 from ftckpt.commands.cli.render import human_bytes
 from ftckpt.commands.cli.target import open_checkpoint
 from ftckpt.errors import ExitCode, UnsupportedError
@@ -57,48 +58,30 @@ def command(
     ctx: typer.Context,
     words: Annotated[
         list[str],
-        typer.Argument(
-            metavar="-- COMMAND...",
-            help="The training; {checkpoint}, {steps}, {log} are filled in.",
-        ),
+        argument("-- COMMAND...", "The training; {checkpoint}, {steps}, {log} are filled in."),
     ],
-    steps: Annotated[
-        int, typer.Option(metavar="K", min=1, help="Steps to compare after the checkpoint.")
-    ] = 20,
+    steps: Annotated[int, option("K", "Steps to compare after the checkpoint.", min=1)] = 20,
     at: Annotated[
         int,
-        typer.Option(
-            metavar="N",
-            min=0,
-            help="Kill it after step N, not its first save; with --checkpoint, its step.",
+        option(
+            "N", "Kill it after step N, not its first save; with --checkpoint, its step.", min=0
         ),
     ] = 0,
-    runs: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Repetitions of each run; 1 proves less.")
-    ] = 2,
+    runs: Annotated[int, option("N", "Repetitions of each run; 1 proves less.", min=1)] = 2,
     checkpoint: Annotated[
-        str, typer.Option(metavar="DIR", help="Restart from copies of this one, never from it.")
+        str, option("DIR", "Restart from copies of this one, never from it.")
     ] = "",
     baseline: Annotated[
-        str, typer.Option(metavar="COMMAND", help="With --checkpoint: the uninterrupted training.")
+        str, option("COMMAND", "With --checkpoint: the uninterrupted training.")
     ] = "",
-    baseline_at: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Steps that --baseline begins with.")
-    ] = 0,
-    reference: Annotated[
-        str, typer.Option(metavar="LOG", help="Instead of --baseline: the log of such a run.")
-    ] = "",
-    every: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Read whole tensors every N steps.")
-    ] = 1,
-    timeout: Annotated[str, typer.Option(metavar="T", help="Time limit of each run.")] = "1h",
+    baseline_at: Annotated[int, option("N", "Steps that --baseline begins with.", min=0)] = 0,
+    reference: Annotated[str, option("LOG", "Instead of --baseline: the log of such a run.")] = "",
+    every: Annotated[int, option("N", "Read whole tensors every N steps.", min=1)] = 1,
+    timeout: Annotated[str, option("T", "Time limit of each run.")] = "1h",
     directory: Annotated[
-        str,
-        typer.Option(
-            "--dir", metavar="DIR", help="Keep logs and output here; a repeated command continues."
-        ),
+        str, option("DIR", "Keep logs and output here; a repeated command continues.", "--dir")
     ] = "",
-    html: Annotated[str, typer.Option(metavar="FILE", help="Write the timeline as a page.")] = "",
+    html: Annotated[str, option("FILE", "Write the timeline as a page.")] = "",
 ) -> Result:
     """Run a training and its restart, and compare them bit by bit.
 

@@ -9,6 +9,7 @@ import typer
 from ftckpt.commands.cli.alerts import AlertOptions
 from ftckpt.commands.cli.invocation import Result, invoked
 from ftckpt.commands.cli.option_values import check_file, parse_duration
+from ftckpt.commands.cli.parameters import argument, option
 from ftckpt.errors import ExitCode, FtckptError, UsageError
 from ftckpt.findings import counted
 
@@ -59,44 +60,27 @@ CODES = {
 
 def command(
     ctx: typer.Context,
-    root: Annotated[
-        str, typer.Argument(metavar="ROOT", help="Directory or URL that holds the checkpoints.")
-    ] = "",
+    root: Annotated[str, argument("ROOT", "Directory or URL that holds the checkpoints.")] = "",
     parts: Annotated[
         str,
-        typer.Option(
-            "--parts",
-            metavar="PLACE",
-            help="Show instead how far the parts are that leave their records in PLACE.",
+        option(
+            "PLACE",
+            "Show instead how far the parts are that leave their records in PLACE.",
         ),
     ] = "",
     expect_interval: Annotated[
-        str, typer.Option(metavar="T", help="How often a save is due: 22m; else as measured.")
+        str, option("T", "How often a save is due: 22m; else as measured.")
     ] = "",
-    late: Annotated[
-        float, typer.Option(metavar="N", min=1, help="Alert above N intervals without a save.")
-    ] = 2.0,
-    slower: Annotated[
-        float, typer.Option(metavar="N", min=1, help="Alert when saves take N times as long.")
-    ] = 1.5,
-    tier: Annotated[
-        str, typer.Option(metavar="ROOT", help="The second tier: counts the saves that it lacks.")
-    ] = "",
-    policy: Annotated[
-        str, typer.Option(metavar="FILE.toml", help="Show what a retention policy keeps.")
-    ] = "",
+    late: Annotated[float, option("N", "Alert above N intervals without a save.", min=1)] = 2.0,
+    slower: Annotated[float, option("N", "Alert when saves take N times as long.", min=1)] = 1.5,
+    tier: Annotated[str, option("ROOT", "The second tier: counts the saves that it lacks.")] = "",
+    policy: Annotated[str, option("FILE.toml", "Show what a retention policy keeps.")] = "",
     scrub_every: Annotated[
-        str, typer.Option(metavar="T", help="Alert on a save that no scrub has read for T: 30d.")
+        str, option("T", "Alert on a save that no scrub has read for T: 30d.")
     ] = "",
-    state: Annotated[
-        str, typer.Option(metavar="FILE", help="Where the scrub remembers; else below ROOT.")
-    ] = "",
-    prometheus: Annotated[
-        str, typer.Option(metavar="FILE", help="Write metrics for node_exporter, atomically.")
-    ] = "",
-    plot: Annotated[
-        str, typer.Option(metavar="FILE", help="Draw saves over time: .png, .svg or .html.")
-    ] = "",
+    state: Annotated[str, option("FILE", "Where the scrub remembers; else below ROOT.")] = "",
+    prometheus: Annotated[str, option("FILE", "Write metrics for node_exporter, atomically.")] = "",
+    plot: Annotated[str, option("FILE", "Draw saves over time: .png, .svg or .html.")] = "",
 ) -> Result:
     """Show a run's checkpoint health: newest saves, age, cadence, size, alerts.
 

@@ -71,45 +71,23 @@ __all__ = [
     "verify",
 ]
 
-# The module of this package that has each function: a verb loads what it needs and no more.
-HOMES = {
-    "cat": "checking",
-    "diff": "checking",
-    "du": "checking",
-    "inspect": "checking",
-    "seal": "checking",
-    "verify": "checking",
-    "latest": "choosing",
-    "pin": "marking",
-    "pins": "marking",
-    "tag": "marking",
-    "unpin": "marking",
-    "untag": "marking",
-    "families": "learning",
-    "incidents": "learning",
-    "open_checkpoint": "opening",
-    "delta_info": "deltas",
-    "delta_pack": "deltas",
-    "delta_rebase": "deltas",
-    "delta_unpack": "deltas",
-    "promote": "promoting",
-    "copy": "replicating",
-    "repair": "replicating",
-    "sync": "replicating",
-    "replay_audit": "replaying",
-    "replay_compare": "replaying",
-    "replay_run": "replaying",
-    "restart": "restarting",
-    "gc": "retaining",
-    "gc_purge": "retaining",
-    "gc_undelete": "retaining",
-    "doctor": "surveying",
-    "ls": "surveying",
-    "status": "surveying",
-    "convert": "transferring",
-    "reshard": "transferring",
-    "open": "opening.open_checkpoint",
+# The functions of each module of this package: a verb loads what it needs and no more.
+_FUNCTIONS = {
+    "checking": ("cat", "diff", "du", "inspect", "seal", "verify"),
+    "choosing": ("latest",),
+    "deltas": ("delta_info", "delta_pack", "delta_rebase", "delta_unpack"),
+    "learning": ("families", "incidents"),
+    "marking": ("pin", "pins", "tag", "unpin", "untag"),
+    "opening": ("open_checkpoint",),
+    "promoting": ("promote",),
+    "replaying": ("replay_audit", "replay_compare", "replay_run"),
+    "replicating": ("copy", "repair", "sync"),
+    "restarting": ("restart",),
+    "retaining": ("gc", "gc_purge", "gc_undelete"),
+    "surveying": ("doctor", "ls", "status"),
+    "transferring": ("convert", "reshard"),
 }
+_HOMES = {name: home for home, names in _FUNCTIONS.items() for name in names}
 
 
 # The flags that `**flags` may bring and that are sequences of strings.
@@ -154,7 +132,7 @@ def _named(given: Any) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    if name in HOMES:
-        home, _, own = HOMES[name].partition(".")
-        return _function(home, own or name)
+    own = "open_checkpoint" if name == "open" else name
+    if own in _HOMES:
+        return _function(_HOMES[own], own)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

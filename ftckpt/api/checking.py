@@ -246,7 +246,7 @@ def seal(
     report = check(target, options, work=work)
     if report.code is not ExitCode.OK:
         hint = report.hint or "ftckpt.verify(PATH).findings"
-        raise error_of(report.code, f"not sealed: {report.message}", hint)
+        raise error_of(report.code, f"not sealed: {report.message}", hint=hint)
     checks = [PassedCheck(report.level, report.evidence, sealing.utc_now())]
     if integrity and write_integrity(target.source, work=work):
         target = opened(target.source.url, stores)

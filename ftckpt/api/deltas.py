@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Literal, Unpack, overload
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import UsageError
@@ -13,7 +13,7 @@ from ftckpt.storage import StoreOptions, open_store
 from ftckpt.workers import Work
 from ftckpt.workers.limits import parse_rate
 
-from .opening import STORES, job_count, opened, rate_limit
+from .opening import STORES, RunFlags, job_count, opened, rate_limit
 
 if TYPE_CHECKING:
     from ftckpt.delta.pack.advice import Advice
@@ -34,22 +34,14 @@ if TYPE_CHECKING:
     Told = Callable[[Checkpoint, VerifyReport], None]
 
 
-class PackingFlags(TypedDict, total=False):
+class PackingFlags(RunFlags, total=False):
     """How a delta is made.
 
     Attributes:
         level: 1 fast, 2 (the default), 3 small.
-        no_proof: check neither the sources nor, read back, the result.
-        restart: forget what another run to the destination has left.
-        jobs: workers; 0 for one a processor.
-        limit_rate: bytes a second, or a text such as "200MiB/s".
     """
 
     level: int
-    no_proof: bool
-    restart: bool
-    jobs: int
-    limit_rate: float | str
 
 
 def delta_pack(

@@ -26,7 +26,7 @@ from ftckpt.guard.journal import GuardJournal, log_of, of_place
 from ftckpt.guard.lock import WAIT, Hold, held
 from ftckpt.guard.nodes import NodePlace, team_of
 from ftckpt.guard.run import Guard
-from ftckpt.guard.terms import Ended, GuardedPlace, GuardSettings, StartPoint
+from ftckpt.guard.terms import Ended, GuardSettings, StartPoint
 from ftckpt.guard.watch import CheckedSave, NewSave, SaveWatcher, Shown, Verifier, shown
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
@@ -41,8 +41,8 @@ from .choosing import (
     read_tiers,
     selection_rules,
 )
-from .opening import STORES, chosen
-from .transferring import LayoutFlags
+from .opening import STORES
+from .transferring import LayoutFlags, layout_flags
 
 if TYPE_CHECKING:
     from ftckpt.discovery.checks import Checks
@@ -139,7 +139,7 @@ def guard(
     if not command:
         raise UsageError("no command to guard", hint="ftckpt guard ROOT -- COMMAND...")
     how = settings or GuardSettings()
-    place = _Place(choice, flags, stores, counter, say, warn)
+    place = _Place(choice, flags, how, stores, counter, say, warn)
     with ExitStack() as held_here:
         try:
             root = place.read()
@@ -161,7 +161,7 @@ def guard(
             raise
         folder = held_here.enter_context(tempfile.TemporaryDirectory(prefix="ftckpt-guard-"))
         return Guard(
-            command, place.hooks(how), how, journal, hold, folder, say, warn,
+            command, place, how, journal, hold, folder, say, warn,
             team_of(own, node, choice.timeout),
         ).run()  # fmt: skip
 
@@ -172,6 +172,7 @@ class _Place:
 
     choice: GuardChoice
     flags: GuardFlags
+    how: GuardSettings
     stores: StoreOptions
     counter: Counter
     say: Note
@@ -180,23 +181,17 @@ class _Place:
     started: bool = False
     also: Callable[[Root], None] = lambda _: None
 
-    def hooks(self, how: GuardSettings) -> GuardedPlace:
-        """Return what the guard does with it."""
-
-        def watcher(
-            before: Shown,
-            verifier: Verifier,
-            tell: Callable[[NewSave | CheckedSave], None],
-            since: int | None,
-        ) -> SaveWatcher:
-            return SaveWatcher(
-                self.read, before, verifier.verify, tell,
-                every=how.every, settled=how.settled, since=since,
-            )  # fmt: skip
-
-        return GuardedPlace(
-            choose=self.choose, listed=self.begun, watcher=watcher,
-            verifier=self.verifier, keep=self.keep, interval=self.interval,
+    def watcher(
+        self,
+        before: Shown,
+        verifier: Verifier,
+        tell: Callable[[NewSave | CheckedSave], None],
+        since: int | None,
+    ) -> SaveWatcher:
+        """Return the thread that looks for saves."""
+        return SaveWatcher(
+            self.read, before, verifier.verify, tell,
+            every=self.how.every, settled=self.how.settled, since=since,
         )  # fmt: skip
 
     def begun(self) -> Shown:
@@ -394,11 +389,9 @@ class _Place:
         path, environment = found.path, {}
         if self.choice.world is not None:
             environment = self._elastic(found.path)
-            keys = LayoutFlags.__annotations__
-            layout: LayoutFlags = {n: v for n, v in self.flags.items() if n in keys}  # type: ignore[assignment]
             path, _ = loadable(
                 found.path, self.choice.world, scratch=self.choice.scratch, stores=self.stores,
-                counter=self.counter, note=self.say, **layout,
+                counter=self.counter, note=self.say, **layout_flags(self.flags),
             )  # fmt: skip
         return StartPoint(
             ExitCode.OK, found.message, "", path, found.step, found.path,
@@ -513,12 +506,3 @@ def signal_number(name: str, flag: str) -> int:
         raise UsageError(
             f"{flag} {name!r} is not a signal", hint="USR1, USR2, TERM, HUP"
         ) from error
-
-
-def level_of(word: str) -> Level:
-    """Return the level of checks that a word names.
-
-    Raises:
-        UsageError: there is none.
-    """
-    return chosen(Level, word, "--verify")

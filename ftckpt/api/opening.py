@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.discovery.open_part import open_part
@@ -18,6 +18,24 @@ if TYPE_CHECKING:
     from ftckpt.checkpoint.rules import Rules
     from ftckpt.discovery.resolve import Place
     from ftckpt.discovery.roots import Root
+
+
+class RunFlags(TypedDict, total=False):
+    """How something is written and proven.
+
+    Attributes:
+        no_proof: check neither the source nor, read back, the result.
+        restart: forget what another run to the destination has left.
+        jobs: threads, or blocks in flight; 0 for one a processor, and for 8 in a copy to or from an
+            object store.
+        limit_rate: bytes a second, or a text such as "200MiB/s".
+    """
+
+    no_proof: bool
+    restart: bool
+    jobs: int
+    limit_rate: float | str
+
 
 STORES = StoreOptions()
 

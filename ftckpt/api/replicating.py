@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import NotFoundError, RefusedError, UsageError
@@ -13,7 +13,7 @@ from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
 from ftckpt.workers import Work
 
-from .opening import STORES, job_count, opened, rate_limit
+from .opening import STORES, RunFlags, job_count, opened, rate_limit
 
 if TYPE_CHECKING:
     from ftckpt.discovery.roots import Root
@@ -33,12 +33,9 @@ def copy(
     also: Sequence[str] = (),
     include_bases: bool = False,
     unmanaged: bool = False,
-    no_proof: bool = False,
-    restart: bool = False,
-    jobs: int = 0,
-    limit_rate: float | str = "",
     stores: StoreOptions = STORES,
     counter: Counter = NULL,
+    **flags: Unpack[RunFlags],
 ) -> CopyReport:
     """Copy a checkpoint to another tier; see `ftckpt.replication.copy.copy`.
 
@@ -48,12 +45,9 @@ def copy(
         also: directories with more files of the source (see `open_checkpoint`).
         include_bases: copy what a delta depends on first, beside it.
         unmanaged: copy files too that do not belong to the checkpoint.
-        no_proof: do not read back what was written.
-        restart: forget what another run to the destination has left.
-        jobs: blocks in flight; 0: one a processor, 8 to or from an object store.
-        limit_rate: bytes a second, or a text such as "200MiB/s".
         stores: how to reach object stores.
         counter: is told of the work.
+        flags: see `RunFlags`.
 
     Raises:
         CorruptError: the source is damaged, or what stands there already, or the proof failed.
@@ -67,9 +61,8 @@ def copy(
     checkpoint = opened(source, stores, also=also)
     destination = destination_of(checkpoint.source, destination)
     options = replication_options(
-        near=checkpoint.source.store.traits.local, writes_local=is_local(destination, stores),
-        jobs=jobs, limit_rate=limit_rate, proof=not no_proof, restart=restart, beside=unmanaged,
-        counter=counter,
+        flags, near=checkpoint.source.store.traits.local,
+        writes_local=is_local(destination, stores), beside=unmanaged, counter=counter,
     )  # fmt: skip
     for base, place in bases_beside(checkpoint, destination) if include_bases else ():
         copied(base, place, options=options, stores=stores)
@@ -97,25 +90,19 @@ def bases_beside(checkpoint: Checkpoint, destination: str) -> list[tuple[Checkpo
 
 
 def replication_options(
+    flags: RunFlags,
     *,
     near: bool,
     writes_local: bool,
-    jobs: int,
-    limit_rate: float | str,
-    proof: bool,
-    restart: bool,
     beside: bool = False,
     counter: Counter = NULL,
 ) -> ReplicationOptions:
     """Return how a replica is made, with as many blocks in flight as memory allows.
 
     Args:
+        flags: how it is written.
         near: whether everything that is read is on this machine.
         writes_local: whether the replica is.
-        jobs: blocks in flight; 0: one a processor, 8 to or from an object store.
-        limit_rate: bytes a second, or a text.
-        proof: read back what was written.
-        restart: forget what another run has left.
         beside: whether files that do not belong to the checkpoint are carried too.
         counter: is told of bytes read, carried and proven.
 
@@ -126,15 +113,15 @@ def replication_options(
     from ftckpt.replication.options import ReplicationOptions
     from ftckpt.transfer.request.dry_run import affordable_jobs
 
-    wanted = jobs or max(job_count(0), 0 if near and writes_local else _REQUESTS)
+    wanted = flags.get("jobs", 0) or max(job_count(0), 0 if near and writes_local else _REQUESTS)
     return ReplicationOptions(
         work=Work(
             threads=affordable_jobs(wanted, local=writes_local),
-            limiter=rate_limit(limit_rate),
+            limiter=rate_limit(flags.get("limit_rate", "")),
             counter=counter,
         ),
-        proof=proof,
-        restart=restart,
+        proof=not flags.get("no_proof", False),
+        restart=flags.get("restart", False),
         beside=beside,
     )
 
@@ -148,14 +135,11 @@ def sync(
     tag: Sequence[str] | None = None,
     again: bool = False,
     dry_run: bool = False,
-    no_proof: bool = False,
-    restart: bool = False,
-    jobs: int = 0,
-    limit_rate: float | str = "",
     stores: StoreOptions = STORES,
     counter: Counter = NULL,
     told: Callable[[SyncItem], None] = lambda _: None,
     remark: Callable[[str], None] = lambda _: None,
+    **flags: Unpack[RunFlags],
 ) -> SyncReport:
     """Ship the checkpoints of a root to another tier, the oldest missing one first.
 
@@ -170,14 +154,11 @@ def sync(
         tag: those with one of these tags.
         again: ship again what gc at the tier has dropped.
         dry_run: say what would be shipped; write nothing.
-        no_proof: do not read back what was written.
-        restart: forget what another run has left.
-        jobs: blocks in flight; 0: one a processor, 8 to or from an object store.
-        limit_rate: bytes a second, or a text such as "200MiB/s".
         stores: how to reach object stores.
         counter: is told of the work.
         told: is told each checkpoint as it is decided.
         remark: is told what else is to be known.
+        flags: see `RunFlags`.
 
     Raises:
         NotFoundError: no such root, or a directory that does not exist.
@@ -200,8 +181,8 @@ def sync(
     if every or newest or tag:
         policy = Policy(keep_every=every, keep_last=newest, keep_tags=tuple(tag or ()))
     replication = replication_options(
-        near=source.store.traits.local, writes_local=tier.store.traits.local, jobs=jobs,
-        limit_rate=limit_rate, proof=not no_proof, restart=restart, counter=counter,
+        flags, near=source.store.traits.local, writes_local=tier.store.traits.local,
+        counter=counter,
     )  # fmt: skip
     options = SyncOptions(policy, replication, stores, dry_run=dry_run, again=again, actor=actor())
     how = ScanOptions(FORMATS, time.time(), bases=bases)
@@ -284,12 +265,9 @@ def repair(
     *,
     to: str = "",
     dry_run: bool = False,
-    no_proof: bool = False,
-    restart: bool = False,
-    jobs: int = 0,
-    limit_rate: float | str = "",
     stores: StoreOptions = STORES,
     counter: Counter = NULL,
+    **flags: Unpack[RunFlags],
 ) -> RepairReport:
     """Repair a damaged checkpoint with the blocks of a replica.
 
@@ -298,12 +276,9 @@ def repair(
         replica: another copy of it (the flag is `--from`); "" for the copies that it keeps itself.
         to: path or URL of the mended one; "" for the place of the damaged one.
         dry_run: look for damage, and do no more.
-        no_proof: do not read back what was written.
-        restart: forget what another run has left.
-        jobs: blocks in flight; 0: one a processor, 8 to or from an object store.
-        limit_rate: bytes a second, or a text such as "200MiB/s".
         stores: how to reach object stores.
         counter: is told of the work.
+        flags: see `RunFlags`.
 
     Raises:
         CorruptError: a block is damaged in both.
@@ -325,9 +300,8 @@ def repair(
     other = files_at(replica, FORMATS, stores) if replica else None
     local = damaged.store.traits.local
     options = replication_options(
-        near=local and (other or damaged).store.traits.local,
-        writes_local=is_local(to, stores) if to else local,
-        jobs=jobs, limit_rate=limit_rate, proof=not no_proof, restart=restart, counter=counter,
+        flags, near=local and (other or damaged).store.traits.local,
+        writes_local=is_local(to, stores) if to else local, counter=counter,
     )  # fmt: skip
     opened = partial(open_source, formats=FORMATS)
     if other is None:

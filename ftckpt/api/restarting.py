@@ -27,7 +27,7 @@ from ftckpt.workers import Work
 from .choosing import ChoiceFlags, checks_of, condition_of, quiet, read_root, selection_rules
 from .opening import STORES, chosen, job_count, open_checkpoint
 from .tables import read_rules
-from .transferring import LayoutFlags, WritingFlags, layout_request, write
+from .transferring import LayoutFlags, WritingFlags, layout_flags, layout_request, write
 from .writing import prepare
 
 
@@ -94,11 +94,9 @@ def restart(
     found = select(read_root(root, stores), check, which, note)
     if found.path is None:
         return Restart(None, found, {})
-    keys = LayoutFlags.__annotations__
-    layout = cast(LayoutFlags, {name: value for name, value in flags.items() if name in keys})
     path, grid = loadable(
         found.path, world, scratch=scratch, rules=rules, jobs=jobs, limit_rate=limit_rate,
-        stores=stores, counter=counter, note=note, **layout,
+        stores=stores, counter=counter, note=note, **layout_flags(flags),
     )  # fmt: skip
     return Restart(path, found, grid)
 

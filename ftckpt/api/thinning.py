@@ -80,7 +80,7 @@ class WeightsAlone:
         def check() -> VerifyReport:
             report = verify(checkpoint.as_stored, work=self._work)
             if report.code:
-                raise error_of(report.code, f"it stays whole: {report.message}", report.hint)
+                raise error_of(report.code, f"it stays whole: {report.message}", hint=report.hint)
             return report
 
         def write(*, restart: bool) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, overload
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, cast, overload
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import UsageError
@@ -12,7 +12,7 @@ from ftckpt.storage import StoreOptions
 from ftckpt.workers import Work
 from ftckpt.workers.limits import parse_bytes
 
-from .opening import STORES, job_count, opened, rate_limit
+from .opening import STORES, RunFlags, job_count, opened, rate_limit
 from .tables import read_renames, read_rules, read_text
 
 if TYPE_CHECKING:
@@ -47,22 +47,20 @@ class LayoutFlags(TypedDict, total=False):
     like: Checkpoint | str
 
 
-class WritingFlags(LayoutFlags, total=False):
+def layout_flags(flags: Mapping[str, object]) -> LayoutFlags:
+    """Return those of some flags that say how a result is laid out."""
+    keys = LayoutFlags.__annotations__
+    return cast("LayoutFlags", {name: value for name, value in flags.items() if name in keys})
+
+
+class WritingFlags(LayoutFlags, RunFlags, total=False):
     """How a result is laid out, written and proven.
 
     Attributes:
-        no_proof: check neither the source nor, read back, the result.
-        restart: forget what another transfer to the destination has left.
         device: `cpu`, `cuda`, `cuda:N` or `auto`.
-        jobs: threads; 0 for one a processor.
-        limit_rate: bytes a second, or a text such as "200MiB/s".
     """
 
-    no_proof: bool
-    restart: bool
     device: str
-    jobs: int
-    limit_rate: float | str
 
 
 class PartFlags(WritingFlags, total=False):

@@ -187,13 +187,6 @@ def move(
         ) from error
 
 
-def previous(root: Root, name: str) -> str | None:
-    """Return a pointer's content before its last promotion, by the log; None if unknown."""
-    events = [e for e in log.read(root) if e.get("event") == _EVENT and e.get("pointer") == name]
-    said = events[-1].get("from") if events else None
-    return said if isinstance(said, str) else None
-
-
 def _still(root: Root, one: PointerMove, entry: Entry) -> Entry:
     if one.link:
         text = entry.link or ""

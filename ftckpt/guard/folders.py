@@ -21,10 +21,10 @@ from ftckpt.storage.store import Entry, EntryKind
 _STEPLESS = 16
 # Where a directory changes at each of these looks, it holds more than saves, a log perhaps.
 _RESTLESS = 40
-# What did not change for four looks is left out of one, and so on.
-_PATIENCE, _MOST = 4, 4
-# What is not known as a checkpoint is asked about after 1, 2, 4, … looks.
-_SELDOM = 16
+# A look at a directory costs requests, so looks leave out what stays as it is. A checkpoint that
+# has not changed for 4 looks is left out of the next one, after 8 of the next two, and so on up to
+# 4. What is not known as a checkpoint is left out of 1, 2, 4, ... looks, up to the square of 4.
+_REST = 4
 
 # The files of a save: path, size, time and version of each.
 FilesOf = frozenset[tuple[str, int, float | None, str | None]]
@@ -135,7 +135,7 @@ class Folders:
         else:
             now = _data_of(root, candidate)
             folder.idle = 0 if now != folder.seen else folder.idle + 1
-            folder.rest = min(folder.idle // _PATIENCE, _MOST)
+            folder.rest = min(folder.idle // _REST, _REST)
         if candidate.step is None:
             self.decided.add(name)
         settled = ended or now == folder.seen or folder.moving >= _RESTLESS
@@ -164,7 +164,7 @@ class Folders:
         if root.recognise(candidate) is not None:
             self._strange.pop(name, None)
             return False
-        wait = 1 if strange is None or strange.shown != shown else min(2 * strange.wait, _SELDOM)
+        wait = 1 if strange is None or strange.shown != shown else min(2 * strange.wait, _REST**2)
         self._strange[name] = _Strange(shown, wait, wait)
         return True
 

@@ -185,6 +185,19 @@ class _Meeting(Team):
         time.sleep(min(0.5, self._beat / 2))
 
 
+class _Gathered(NamedTuple):
+    """The nodes of a job before a start.
+
+    Attributes:
+        tokens: of those that are ready, by rank.
+        left: one that has left to be started again, as after a notice of preemption: it does not
+            come back before the whole job does, and no command is started.
+    """
+
+    tokens: dict[str, str]
+    left: int | None = None
+
+
 class Leader(_Meeting):
     """The guard that chooses, for all nodes."""
 
@@ -200,9 +213,9 @@ class Leader(_Meeting):
         if not self._attempt:
             with suppress(FtckptError):
                 self._clean()
-        tokens = self._gather()
-        if isinstance(tokens, StartPoint):
-            return tokens
+        tokens, left = self._gather()
+        if left is not None:
+            return StartPoint(ExitCode.REQUEUE, f"node {left} has left: start the whole job again")
         chosen = choose()
         if chosen.code is ExitCode.UNAVAILABLE:
             return chosen
@@ -233,11 +246,8 @@ class Leader(_Meeting):
             with suppress(OSError):  # not empty
                 os.rmdir(os.path.join(str(local), job.rpartition("/")[2]))
 
-    def _gather(self) -> dict[str, str] | StartPoint:
-        """Wait for every node to be ready, and return their tokens.
-
-        A node that has left to be started again, as after a notice of preemption, does not come
-        back before the whole job does: no command is started then.
+    def _gather(self) -> _Gathered:
+        """Wait for every node to be ready, or for one of them to leave.
 
         Raises:
             UnavailableError: one did not come.
@@ -245,21 +255,19 @@ class Leader(_Meeting):
         until = time.monotonic() + self._patience
         used = set(self._tokens.values())
         while True:
-            tokens = {}
+            tokens: dict[str, str] = {}
             for rank in range(1, self._place.guards):
                 said = self._node(rank)
                 token = str(said.get("token", ""))
                 if not self._lives(rank):
                     continue
                 if said.get("state") == "left" and said.get("code") == REQUEUE:
-                    return StartPoint(
-                        ExitCode.REQUEUE, f"node {rank} has left: start the whole job again"
-                    )
+                    return _Gathered(tokens, rank)
                 if said.get("state") == "ready" and token not in used:
                     tokens[str(rank)] = token
             missing = [r for r in range(1, self._place.guards) if str(r) not in tokens]
             if not missing:
-                return tokens
+                return _Gathered(tokens)
             if time.monotonic() > until:
                 raise UnavailableError(
                     f"node {missing[0]} of {self._place.guards} did not come",

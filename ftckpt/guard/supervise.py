@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
@@ -134,17 +133,3 @@ class GuardedCommand:
                 os.close(descriptor)
         self._control = self._answers = -1
         self._process.wait()
-
-
-def wait_for(command: GuardedCommand, seconds: float) -> bool:
-    """Wait for the end of a command; return whether it has ended."""
-    import select
-
-    until = time.monotonic() + seconds
-    while command.status is None:
-        left = until - time.monotonic()
-        if left <= 0:
-            return False
-        if select.select([command.fileno()], [], [], left)[0]:
-            command.read()
-    return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, Protocol
 
 from ftckpt.errors import ExitCode
 
@@ -112,27 +112,32 @@ class GuardSettings:
     output: IO[bytes] | int | None = None
 
 
-@dataclass(frozen=True)
-class GuardedPlace:
-    """What a guard does with the root; the caller knows formats and stores.
+class GuardedPlace(Protocol):
+    """What a guard does with the root; who implements it knows formats and stores."""
 
-    Attributes:
-        choose: returns what to start from; is given the suspected identities.
-        listed: returns what the root shows now.
-        watcher: makes the thread that looks for saves.
-        verifier: makes what verifies them.
-        keep: pins a save as the last known good one.
-        interval: returns the usual seconds between saves, by the root.
-    """
+    def choose(self, suspected: frozenset[str]) -> StartPoint:
+        """Return what the command starts from, which is none of the suspected checkpoints."""
 
-    choose: Callable[[frozenset[str]], StartPoint]
-    listed: Callable[[], Shown]
-    watcher: Callable[
-        [Shown, Verifier, Callable[[NewSave | CheckedSave], None], int | None], SaveWatcher
-    ]
-    verifier: Callable[[], Verifier]
-    keep: Callable[[str], None]
-    interval: Callable[[], float | None]
+    def begun(self) -> Shown:
+        """Return what the root showed when the command began, which is now."""
+
+    def watcher(
+        self,
+        before: Shown,
+        verifier: Verifier,
+        tell: Callable[[NewSave | CheckedSave], None],
+        since: int | None,
+    ) -> SaveWatcher:
+        """Return the thread that looks for saves, made of what the root showed and the step."""
+
+    def verifier(self) -> Verifier:
+        """Return what verifies a save beside the training."""
+
+    def keep(self, name: str) -> None:
+        """Pin an entry as the last known good one."""
+
+    def interval(self) -> float | None:
+        """Return the usual seconds between saves; None if too few show."""
 
 
 class Team:

@@ -11,13 +11,15 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 
 from ftckpt.planning import poisson
-from ftckpt.planning.exposure import LogEvent, exposure_of_each
+from ftckpt.planning.exposure import LogEvent, exposure
 
 from .collect import Collection
 from .grouping import Incident, Until, incidents_of
 from .trend import Trend, trend_of
 
 UNKNOWN = "unknown"
+# Of all limits.
+_CONFIDENCE = 0.95
 # A straggler's median step is at least this much slower than that of the median rank, and lies
 # this far from it in robust standard deviations (Iglewicz and Hoaglin, 1993: 3.5).
 _SLOWER, _FAR = 1.05, 3.5
@@ -200,7 +202,6 @@ def report_of(
     detect: float | None = None,
     restart: float | None = None,
     nodes: int | None = None,
-    confidence: float = 0.95,
 ) -> IncidentReport:
     """Return what the logs say of one run, or of several jobs whose times add up.
 
@@ -210,7 +211,6 @@ def report_of(
         detect: seconds until failures were noticed that record none; default: the others' mean.
         restart: the same for restarts.
         nodes: number of nodes; default: those that the logs name.
-        confidence: of the limits, in (0, 1).
     """
     incidents: list[Incident] = []
     survived: list[Incident] = []
@@ -227,7 +227,7 @@ def report_of(
         exposed = sum(one.exposed for one in some)
         if seconds is None:
             return Rate(name, len(some), exposed, None, None, None)
-        low, high = poisson.mean_limits(exposed, confidence)
+        low, high = poisson.mean_limits(exposed, _CONFIDENCE)
         return Rate(name, len(some), exposed, exposed / seconds, low / seconds, high / seconds)
 
     def by(key: Callable[[Incident], str]) -> tuple[Rate, ...]:
@@ -247,7 +247,7 @@ def report_of(
     return IncidentReport(
         incidents=tuple(incidents),
         survived=tuple(survived),
-        confidence=confidence,
+        confidence=_CONFIDENCE,
         began=min((one[0] for one in times), default=None),
         ended=max((one[1] for one in times), default=None),
         exposed_s=seconds,
@@ -257,7 +257,7 @@ def report_of(
         nodes=by_node,
         lemons=_lemons(by_node, known),
         nodes_known=known,
-        recovery=_recovery(incidents, confidence),
+        recovery=_recovery(incidents),
         steps=steps,
         wasted=_wasted(incidents, steps),
         planned=sum(1 for one in collections for end in one.ends if end.planned),
@@ -279,7 +279,7 @@ def _expose(
     for stretch in collection.stretches:
         events += [LogEvent("step", stretch.began), LogEvent("step", stretch.ended)]
     timed = any(event.time is not None for event in events)
-    exposed, counted = exposure_of_each(events, detect=detect, restart=restart)
+    exposed, counted = exposure(events, detect=detect, restart=restart)
     for incident, counts in zip(incidents, counted, strict=False):
         incident.exposed = counts
     return exposed.seconds if timed else 0.0
@@ -292,7 +292,7 @@ def _down(incident: Incident) -> tuple[float | None, float | None]:
     return incident.detect_s, incident.restart_s
 
 
-def _recovery(incidents: Sequence[Incident], confidence: float) -> RecoveryTimes | None:
+def _recovery(incidents: Sequence[Incident]) -> RecoveryTimes | None:
     measured: dict[Until, list[Incident]] = {}
     for one in incidents:
         if one.until is not None:
@@ -309,7 +309,7 @@ def _recovery(incidents: Sequence[Incident], confidence: float) -> RecoveryTimes
         median(seconds),
         seconds[min(len(seconds) - 1, int(0.9 * len(seconds)))],
         sum(seconds),
-        trend_of(points, confidence),
+        trend_of(points, _CONFIDENCE),
     )
 
 

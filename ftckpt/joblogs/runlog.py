@@ -8,12 +8,9 @@ from dataclasses import dataclass, field
 
 from ftckpt.errors import UsageError
 
-from .collect import Collection
 from .entries import LogEntryKind
 from .grouping import Until
-from .reading import records
-from .report import UNKNOWN, IncidentReport, report_of
-from .sources import TOGETHER
+from .report import UNKNOWN, IncidentReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,26 +55,6 @@ class RunLog:
     whole_recovery: bool = False
     step_s: float | None = None
     ignored: int = 0
-
-
-def read_log(
-    lines: Iterable[str], name: str, *, detect: float | None = None, restart: float | None = None
-) -> RunLog:
-    """Read a log of one JSON object a line (see `reading.records`).
-
-    Args:
-        lines: each a JSON object with an `event`.
-        name: of the log, for messages.
-        detect: seconds for failures that record none; default: the mean of those that do.
-        restart: the same for restarts.
-
-    Raises:
-        UsageError: names the line that is not such an object, or the value that is not a number.
-    """
-    collection = Collection(TOGETHER)
-    collection.take(records.of_events((line.encode() for line in lines), name, 0))
-    report = report_of([collection], TOGETHER, detect=detect, restart=restart)
-    return run_log_of(report, name)
 
 
 def run_log_of(report: IncidentReport, name: str) -> RunLog:

@@ -81,7 +81,7 @@ def _manifest(data: bytes, file: str) -> Manifest:
     return Manifest(
         format=text(body["format"], "format"),
         step=optional_count(body["step"], "step"),
-        topology=_topology(body["topology"]),
+        topology=parse_topology(body["topology"]),
         files=files,
         unmanaged=[safe_name(name, named_by=file) for name in unmanaged],
         checks=[_check(row) for row in items(body["checks"], "checks")],
@@ -118,7 +118,12 @@ def _file(row: object, file: str) -> FileDigest:
     return FileDigest(path, size, blocks)
 
 
-def _topology(value: object) -> Topology:
+def parse_topology(value: object) -> Topology:
+    """Return the grid of ranks that a manifest, or the index of a delta, records.
+
+    Raises:
+        JsonError: it is none.
+    """
     said = members(value, TOPOLOGY, "topology")
     world, tp, pp, dp, ep = (optional_count(said[name], name) for name in TOPOLOGY)
     return Topology(world_size=world, tp=tp, pp=pp, dp=dp, ep=ep)

@@ -79,11 +79,10 @@ def gather(place: PartsPlace, parts: int | None, stages: Sequence[str] = ("",)) 
     return Gathered(records, mine)
 
 
-def is_complete(place: PartsPlace, parts: int, stages: Sequence[str] = ("",)) -> bool:
-    """Say whether every part has its records."""
-    wanted = {(number, f".{stage}" if stage else "") for number in range(parts) for stage in stages}
-    have = {(one.part.number, one.what) for one in place.listed() if one.part.of == parts}
-    return wanted <= have
+def is_complete(place: PartsPlace, parts: int) -> bool:
+    """Say whether every part has its record."""
+    have = {one.part.number for one in place.listed() if one.part.of == parts and not one.what}
+    return have >= set(range(parts))
 
 
 def elected(place: PartsPlace, part: WorkPart, *, again: bool) -> bool:

@@ -26,7 +26,8 @@ from ftckpt.verification.file_digests import FileToHash, HashedFile
 from ftckpt.verification.replica import BlockPair, ReplicaDifference, TensorPair
 from ftckpt.verification.selfchecks import ChosenSelfCheck, SelfCheckDone
 from ftckpt.verification.sums import RecordStream, Spans, Sums
-from ftckpt.verification.values import MasterCast, Numbers, NumbersOf
+from ftckpt.verification.values import Numbers, NumbersOf
+from ftckpt.verification.values.masters import MasterCast
 
 from .compared import dump_ranges, key_of_ranges, load_ranges, part_of_ranges
 from .error_records import dump_error, load_error

@@ -85,30 +85,50 @@ class Model(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plain(Model):
-    """Exponential failures, saves to one place, blocking or in the background.
+class OnePlace(Model):
+    """Saves to one place.
 
     Attributes:
         save: pause of training for a save; for a background save, for its snapshot.
-        flush: time of the background write; 0 for a blocking save.
-        slowdown: slowdown of training meanwhile, as a fraction.
         restart: from the replacement until training continues.
     """
 
     save: float
-    flush: float = 0.0
-    slowdown: float = 0.0
     restart: float = 0.0
 
     @property
     def stall(self) -> float:
-        """The delay of training by one save."""
-        return self.save + self.slowdown * self.flush
+        """The save."""
+        return self.save
 
     @property
     def reload(self) -> float:
         """The restart."""
         return self.restart
+
+    def improvements(self) -> Iterator[tuple[str, Model]]:
+        """Yield possible improvements, each with the improved job."""
+        yield from super().improvements()
+        if self.restart:
+            yield "restarts in half the time", replace(self, restart=self.restart / 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain(OnePlace):
+    """Exponential failures, saves to one place, blocking or in the background.
+
+    Attributes:
+        flush: time of the background write; 0 for a blocking save.
+        slowdown: slowdown of training meanwhile, as a fraction.
+    """
+
+    flush: float = 0.0
+    slowdown: float = 0.0
+
+    @property
+    def stall(self) -> float:
+        """The delay of training by one save."""
+        return self.save + self.slowdown * self.flush
 
     @property
     def durable(self) -> float:
@@ -162,8 +182,6 @@ class Plain(Model):
             behind = replace(self, save=0.0, flush=self.save)
             yield "asynchronous saves, at best (no stall at all)", behind
         yield from super().improvements()
-        if self.restart:
-            yield "restarts in half the time", replace(self, restart=self.restart / 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,20 +235,16 @@ class Spot(Plain):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Silent(Model):
+class Silent(OnePlace):
     """Failures and silent errors; every save is verified first, so every copy is good.
 
     Attributes:
-        save: pause of training for a save.
         verify: pause to look for errors.
         silent_rate: silent errors per second.
-        restart: from the replacement until training continues.
     """
 
-    save: float
     verify: float
     silent_rate: float
-    restart: float = 0.0
 
     @property
     def stall(self) -> float:
@@ -241,11 +255,6 @@ class Silent(Model):
     def writing(self) -> float:
         """The save, without the verification before it."""
         return self.save
-
-    @property
-    def reload(self) -> float:
-        """The restart."""
-        return self.restart
 
     def optimum(self) -> float:
         """See `ftckpt.planning.models.silent.optimum`."""
@@ -277,42 +286,26 @@ class Silent(Model):
         yield "verification in half the time", replace(self, verify=self.verify / 2)
         yield "silent errors half as often", replace(self, silent_rate=self.silent_rate / 2)
         yield from super().improvements()
-        if self.restart:
-            yield "restarts in half the time", replace(self, restart=self.restart / 2)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Latent(Model):
+class Latent(OnePlace):
     """Failures, and silent errors that are noticed some time after they struck.
 
     Attributes:
-        save: pause of training for a save.
         silent_rate: silent errors per second of work.
         latency: mean time until one is noticed.
         keep_last: number of kept copies.
-        restart: from the replacement until training continues.
     """
 
-    save: float
     silent_rate: float
     latency: float
     keep_last: int = 1
-    restart: float = 0.0
-
-    @property
-    def stall(self) -> float:
-        """The save."""
-        return self.save
 
     @property
     def rollback_mtbf(self) -> float:
         """Mean time between failures and errors."""
         return 1 / (1 / self.mtbf + self.silent_rate)
-
-    @property
-    def reload(self) -> float:
-        """The restart."""
-        return self.restart
 
     def optimum(self) -> float:
         """See `ftckpt.planning.models.latent.optimum`."""
@@ -347,8 +340,6 @@ class Latent(Model):
         yield "silent errors noticed in half the time", replace(self, latency=self.latency / 2)
         yield "silent errors half as often", replace(self, silent_rate=self.silent_rate / 2)
         yield from super().improvements()
-        if self.restart:
-            yield "restarts in half the time", replace(self, restart=self.restart / 2)
 
 
 @dataclass(frozen=True, kw_only=True)

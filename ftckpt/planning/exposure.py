@@ -48,8 +48,8 @@ class Exposure(NamedTuple):
 
 def exposure(
     events: Sequence[LogEvent], *, detect: float | None = None, restart: float | None = None
-) -> Exposure:
-    """Return how long a job could fail, and how many failures struck in that time.
+) -> tuple[Exposure, list[bool]]:
+    """Return how long a job could fail, how many failures struck in that time, and which events.
 
     The job can fail from a `start` (or the first event, if no start precedes it) to an `end` (or
     the last event), and again after the restart of a failure. A `start` without an `end` before it
@@ -59,14 +59,10 @@ def exposure(
         events: in any order. Failures without a time are counted, less their detection.
         detect: seconds for failures that record none; default: the mean of those that do.
         restart: the same for restarts.
+
+    Returns:
+        The exposure, and for each event whether it is a failure that counts towards it.
     """
-    return exposure_of_each(events, detect=detect, restart=restart)[0]
-
-
-def exposure_of_each(
-    events: Sequence[LogEvent], *, detect: float | None = None, restart: float | None = None
-) -> tuple[Exposure, list[bool]]:
-    """Return the exposure, and for each event whether it is a failure that counts towards it."""
     counted = [False] * len(events)
     failures = [event for event in events if event.kind == "failure"]
     detects = [event.detect for event in failures if event.detect is not None]

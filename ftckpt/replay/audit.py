@@ -25,7 +25,7 @@ from ftckpt.errors import FtckptError
 from ftckpt.findings import counted
 from ftckpt.inspection.resume import ResumeItem, resume_check
 from ftckpt.progress import NULL, Counter
-from ftckpt.verification.values import check_rng
+from ftckpt.verification.values.rng import check_rng
 
 from .state_content import judge_by_content
 

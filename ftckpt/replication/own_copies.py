@@ -29,7 +29,7 @@ from ftckpt.findings import Finding, Severity
 from ftckpt.manifest.locate import find
 from ftckpt.progress import NULL
 from ftckpt.storage import StoreOptions
-from ftckpt.storage.readonly import ReadOnlyStore
+from ftckpt.storage.readonly import StoreView
 from ftckpt.storage.source import Source
 from ftckpt.verification import Level, VerifyOptions, verify
 from ftckpt.verification.replica import BlockPair, compare_or_fail
@@ -42,7 +42,7 @@ from .trusted_manifest import Open
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint
-    from ftckpt.storage.store import Entry, Reader, Store, Usage
+    from ftckpt.storage.store import Entry, Reader, Store
 
 _CHANGING = frozenset({Kind.MASTER, Kind.EXP_AVG, Kind.EXP_AVG_SQ})
 # Bytes of a record of which it is not a chance that two steps have the same.
@@ -255,20 +255,14 @@ def _read_as(source: Source, places: Mapping[str, str]) -> Source:
     return Source(_OtherNames(source.store, below), source.base, entries, named=source.named)
 
 
-class _OtherNames(ReadOnlyStore):
+class _OtherNames(StoreView):
     """A store in which some names stand for other files of it."""
 
     def __init__(self, below: Store, places: Mapping[str, str]) -> None:
-        self.url = below.url
-        self.traits = below.traits
-        self.options = below.options
-        self.refusal = f"{self.url} is read by the names of other copies, and not written so"
-        self._below = below
+        super().__init__(
+            below, f"{below.url} is read by the names of other copies, and not written so"
+        )
         self._places = places
-
-    def usage(self) -> Usage:
-        """Return the usage of the store below."""
-        return self._below.usage()
 
     def stat(self, path: str) -> Entry:
         """Return the entry of one key."""

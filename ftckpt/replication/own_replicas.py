@@ -10,21 +10,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
 from ftckpt.checkpoint.read_tensor import stream_payload
 from ftckpt.checkpoint.replicas import copies_of
 from ftckpt.errors import FtckptError
 from ftckpt.extents import Extent
-from ftckpt.storage.readonly import ReadOnlyStore
+from ftckpt.storage.readonly import StoreView
 from ftckpt.storage.source import Source
+from ftckpt.storage.store import Reader
 from ftckpt.verification import Level, VerifyOptions, verify
 from ftckpt.workers import Work
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint, Payload, TensorInfo
-    from ftckpt.storage.store import Entry, Reader, Store, Usage
+    from ftckpt.storage.store import Store
 
 
 class Splice(NamedTuple):
@@ -122,28 +123,14 @@ def _crc32(checkpoint: Checkpoint, payload: Payload) -> int | None:
     return total
 
 
-class _Spliced(ReadOnlyStore):
+class _Spliced(StoreView):
     """A store in which parts of some objects are read from others."""
 
     def __init__(self, below: Store, splices: Mapping[str, Sequence[Splice]]) -> None:
-        self.url = below.url
-        self.traits = below.traits
-        self.options = below.options
-        self.refusal = f"{self.url} is read with the bytes of replicas, and not written so"
-        self._below = below
+        super().__init__(
+            below, f"{below.url} is read with the bytes of replicas, and not written so"
+        )
         self._splices = splices
-
-    def usage(self) -> Usage:
-        """Return the usage of the store below."""
-        return self._below.usage()
-
-    def stat(self, path: str) -> Entry:
-        """Return the entry of one key."""
-        return self._below.stat(path)
-
-    def walk(self, path: str = "") -> list[Entry]:
-        """Return every object below `path`, sorted by path."""
-        return self._below.walk(path)
 
     def open(self, path: str) -> Reader:
         """Open one object for ranged reads."""
@@ -160,19 +147,13 @@ class _Spliced(ReadOnlyStore):
         return found
 
 
-class _SplicedReader:
+class _SplicedReader(Reader):
     """One such object."""
 
     def __init__(self, below: Reader, splices: Sequence[Splice], store: Store) -> None:
         self._below = below
         self._splices = splices
         self._store = store
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Return exactly `length` bytes at `offset`."""
-        data = bytearray(length)
-        self.readinto(offset, memoryview(data))
-        return bytes(data)
 
     def readinto(self, offset: int, view: memoryview) -> None:
         """Fill `view` with the bytes at `offset`."""
@@ -186,18 +167,6 @@ class _SplicedReader:
                     part = view[start - offset : stop - offset]
                     reader.readinto(splice.at + start - splice.offset, part)
 
-    def fileno(self) -> int | None:
-        """Return None: no descriptor has these bytes."""
-        return None
-
     def close(self) -> None:
         """Release it."""
         self._below.close()
-
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        """Close it."""
-        self.close()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
 
 from ftckpt.extents import Extent
 
@@ -110,18 +109,6 @@ class _ComputedReader(Reader):
     def __init__(self, fill: Fill, key: str) -> None:
         self._fill = fill
         self._key = key
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Return exactly `length` bytes at `offset`."""
-        data = bytearray(length)
-        self._fill(self._key, offset, memoryview(data))
-        return bytes(data)
 
     def readinto(self, offset: int, view: memoryview) -> None:
         """Fill `view` with the bytes at `offset`."""

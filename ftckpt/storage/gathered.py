@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from ftckpt.errors import CorruptError, IncompleteError, NotFoundError, UsageError
 from ftckpt.own_files import FOLDER
@@ -177,12 +177,6 @@ class _ComparingReader(Reader):
         self._path = path
         self._places = places
         self._readers = readers
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def read(self, offset: int, length: int) -> bytes:
         """Return exactly `length` bytes at `offset`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.errors import ExistsError, FtckptError, NotFoundError, TruncatedError
 
@@ -52,12 +52,6 @@ class MemoryReader(Reader):
         self._url = url
         self._data = memoryview(data)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
     def read(self, offset: int, length: int) -> bytes:
         """Return exactly `length` bytes at `offset`; TruncatedError if it is shorter."""
         return bytes(self._range(offset, length))
@@ -86,7 +80,6 @@ class MemoryUpload(Upload):
     """An object that becomes visible, whole, when it is finished."""
 
     unit = 1
-    resumes = False
 
     def __init__(self, store: MemoryStore, path: str, size: int) -> None:
         self._store = store
@@ -109,7 +102,6 @@ class MemoryJointUpload(JointUpload):
     """An object whose parts several stores of this process send."""
 
     unit = 2  # more than one byte, so that a block comes as one part
-    resumes = False
 
     def __init__(self, store: MemoryStore, path: str, name: str, marks: Mapping[int, str]) -> None:
         self._store = store

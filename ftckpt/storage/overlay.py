@@ -8,24 +8,16 @@ from ftckpt.errors import NotFoundError
 from ftckpt.extents import Extent
 
 from .memory import MemoryReader
-from .readonly import ReadOnlyStore
-from .store import Entry, EntryKind, Reader, Store, Usage
+from .readonly import StoreView
+from .store import Entry, EntryKind, Reader, Store
 
 
-class OverlayStore(ReadOnlyStore):
+class OverlayStore(StoreView):
     """A read-only store with additional objects in memory, which hide the store's own."""
 
     def __init__(self, below: Store, added: Mapping[str, bytes]) -> None:
-        self.url = below.url
-        self.traits = below.traits
-        self.options = below.options
-        self.refusal = f"{self.url} is only looked at as it will be"
-        self._below = below
+        super().__init__(below, f"{below.url} is only looked at as it will be")
         self._added = dict(added)
-
-    def usage(self) -> Usage:
-        """Return the usage of the store below."""
-        return self._below.usage()
 
     def stat(self, path: str) -> Entry:
         """Return the entry of one key."""

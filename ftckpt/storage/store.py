@@ -130,6 +130,9 @@ class Reader(Protocol):
 
     def read(self, offset: int, length: int) -> bytes:
         """Return exactly `length` bytes at `offset`; TruncatedError if the object is shorter."""
+        data = bytearray(length)
+        self.readinto(offset, memoryview(data))
+        return bytes(data)
 
     def readinto(self, offset: int, view: memoryview) -> None:
         """Fill `view` with the bytes at `offset`; TruncatedError if the object is shorter."""
@@ -143,9 +146,11 @@ class Reader(Protocol):
 
     def __enter__(self) -> Self:
         """Return itself."""
+        return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close it."""
+        self.close()
 
 
 class Opens(Protocol):
@@ -162,16 +167,14 @@ class Opens(Protocol):
 class Upload(ABC):
     """One large object that is being written in pieces.
 
-    It is not complete before `finish` returns: a store either shows nothing until then, or
-    (`resumes`) shows the bytes under the key itself, which the caller chose in a staging place.
+    It is not complete before `finish` returns: a store either shows nothing until then, or (a local
+    one) shows the bytes under the key itself, which the caller chose in a staging place.
 
     Attributes:
         unit: every write but the last has this many bytes at a multiple of it; 1 if unrestricted.
-        resumes: whether bytes of an earlier upload of the same key and size still exist.
     """
 
     unit: int
-    resumes: bool
 
     @abstractmethod
     def write(self, offset: int, view: memoryview) -> None:
@@ -445,3 +448,8 @@ class Store(ABC):
 def join(base: str, path: str) -> str:
     """Join two store paths, either of which may be empty."""
     return f"{base}/{path}" if base and path else base or path
+
+
+def relative(base: str, path: str) -> str:
+    """Return a store path as seen from `base`, which may be empty: the opposite of `join`."""
+    return path[len(base) + 1 if base else 0 :]

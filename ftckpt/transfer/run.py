@@ -11,13 +11,7 @@ from posixpath import basename
 from ftckpt.checkpoint import Checkpoint, Topology
 from ftckpt.checkpoint.read_ahead import reading_ahead
 from ftckpt.discovery.recognise import Format
-from ftckpt.errors import (
-    CorruptError,
-    ExitCode,
-    FtckptError,
-    NoResourceError,
-    UnsupportedError,
-)
+from ftckpt.errors import CorruptError, ExitCode, NoResourceError, UnsupportedError, error_of
 from ftckpt.findings import listed
 from ftckpt.manifest import FileDigest, Manifest, PassedCheck, ThinnedFrom
 from ftckpt.manifest.seal import utc_now
@@ -316,7 +310,7 @@ def _placed(
     source.decoding.bases()  # opens them
     store = open_store(destination, store_options)
     require_apart_from_all(source, store)
-    staging = _staging_at(store, destination, store_options, single=single)
+    staging = staging_at(store, destination, store_options, single=single)
     if single:  # a file is called as the user calls it
         (file,) = layout.files
         name = basename(absolute(store)) if store.traits.local else name_of(destination)
@@ -349,9 +343,10 @@ def _gatherer(
     return gatherer(source, device, layout, limiter)
 
 
-def _staging_at(
+def staging_at(
     store: Store, destination: str, store_options: StoreOptions, *, single: bool
 ) -> Staging:
+    """Return where a result is built; `store` is opened at the destination."""
     if store.traits.local:
         from ftckpt.transfer.staging.local import LocalStaging
 
@@ -386,8 +381,8 @@ def require_sound(report: VerifyReport) -> None:
     """
     if report.code is ExitCode.OK:
         return
-    kinds = {kind.exit_code: kind for kind in FtckptError.__subclasses__()}
-    raise kinds[report.code](
+    raise error_of(
+        report.code,
         f"nothing was written: {report.message}",
         hint=report.hint or "ftckpt verify SRC says more; --no-proof carries it over as it is",
     )

@@ -31,7 +31,6 @@ def check_manifest(
     members: Iterable[str] | None = None,
     work: Work = ALONE,
     sample: float | None = None,
-    seed: int = 0,
     owners: Owners | None = None,
     used: UsedBytes | None = None,
 ) -> ContentResult:
@@ -47,7 +46,6 @@ def check_manifest(
         members: names that belong to the checkpoint by its own index, if it can be opened.
         work: threads, rate limit and counter of bytes.
         sample: share of the blocks to read; None for all. A file's first block is always read.
-        seed: for another sample.
         owners: finds the owners of a range of a file.
         used: only blocks with these bytes are read; None for all.
 
@@ -56,7 +54,7 @@ def check_manifest(
         UnavailableError: the storage does not answer.
     """
     report = Report(source, emit)
-    chosen = Sample(sample, source.name, seed)
+    chosen = Sample(sample, source.name)
     wanted, uncovered = compare_listing(source, manifest, members or (), report)
     work.counter.start("checking digests", None if sample else sum(f.size for f in wanted))
     left = {file.path: block_count(file.size) for file in wanted if file.size}

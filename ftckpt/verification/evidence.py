@@ -64,12 +64,10 @@ class Sample(NamedTuple):
     Attributes:
         share: in (0, 1]; None selects everything.
         name: of the checkpoint, so that different checkpoints are sampled differently.
-        seed: for another sample of the same checkpoint.
     """
 
     share: float | None = None
     name: str = ""
-    seed: int = 0
 
     def takes(self, file: str, place: int, *, first: bool) -> bool:
         """Whether the block or record at `place` of `file` is in; a file's first always is."""
@@ -77,7 +75,7 @@ class Sample(NamedTuple):
             return True
         import xxhash
 
-        text = f"{self.seed}\0{self.name}\0{file}\0{place}"
+        text = f"0\0{self.name}\0{file}\0{place}"
         drawn: int = xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogateescape"))
         return drawn < self.share * (1 << 64)
 

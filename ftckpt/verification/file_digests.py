@@ -65,7 +65,7 @@ def check_file_digests(
     """
     source = checkpoint.source
     report = Report(source, emit)
-    chosen = Sample(sample, source.name, 0)
+    chosen = Sample(sample, source.name)
     listed = sorted(name for name in digests if name in source.entries)
     taken = [name for name in listed if chosen.takes(name, 0, first=False)]
     # Parts of a checkpoint may record different ones; the weaker is what is said of all.

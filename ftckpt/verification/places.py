@@ -158,9 +158,9 @@ class PlaceCheck:
         self.watcher.end(made)
         return made
 
-    def unopened(self, error: FtckptError, url: str, began: float | None = None) -> PlaceReport:
+    def unopened(self, error: FtckptError, url: str) -> PlaceReport:
         """Return the report on a place where nothing can be opened."""
-        return self._failed(error, (), url, None, time.monotonic() if began is None else began)
+        return self._failed(error, (), url, None, time.monotonic())
 
     def _root(self, root: Root, url: str, *, everything: bool) -> PlaceReport:
         pointed = self._pointed(root)

@@ -30,7 +30,6 @@ def check_records(
     emit: Emit,
     work: Work = ALONE,
     sample: float | None = None,
-    seed: int = 0,
     used: UsedBytes | None = None,
 ) -> ContentResult:
     """Compare every record of `checkpoint` with the CRC-32 that its writer recorded.
@@ -45,7 +44,7 @@ def check_records(
         UnavailableError: the storage does not answer.
     """
     report = Report(checkpoint.source, emit)
-    chosen = Sample(sample, checkpoint.source.name, seed)
+    chosen = Sample(sample, checkpoint.source.name)
     check = _Check(checkpoint, report, chosen, work.limiter)
     # Padding and headers have no sums and are not read: it ends a little below the total.
     members = {name for name in checkpoint.members() if name in checkpoint.source.entries}

@@ -67,7 +67,6 @@ def check_against(
     emit: Emit,
     work: Work = ALONE,
     sample: float | None = None,
-    seed: int = 0,
     owners: Owners | None = None,
 ) -> ContentResult:
     """Compare the files of `checkpoint` with those of the same relative names in `replica`.
@@ -82,7 +81,7 @@ def check_against(
     """
     source = checkpoint.source
     report = Report(source, emit)
-    chosen = Sample(sample, source.name, seed)
+    chosen = Sample(sample, source.name)
     names = sorted(set(checkpoint.members()))
     wanted = [n for n in names if not is_own(n) and _both(source, replica, n, report)]
     total = sum(source.size(name) for name in wanted)
@@ -235,7 +234,6 @@ def check_tensors_against(
     emit: Emit,
     work: Work = ALONE,
     sample: float | None = None,
-    seed: int = 0,
 ) -> ContentResult:
     """Compare the logical tensors of two checkpoints of any format and topology.
 
@@ -248,7 +246,7 @@ def check_tensors_against(
         UnavailableError: the storage does not answer.
     """
     report = Report(checkpoint.source, emit)
-    chosen = Sample(sample, checkpoint.source.name, seed)
+    chosen = Sample(sample, checkpoint.source.name)
     ours, theirs = checkpoint.tensors, replica.tensors
     for keys, where in (
         (sorted(ours.keys() - theirs.keys()), replica.source.url),

@@ -57,7 +57,6 @@ def check_itself(
     emit: Emit,
     work: Work = ALONE,
     sample: float | None = None,
-    seed: int = 0,
     decode: bool = True,
 ) -> ContentResult:
     """Let a checkpoint check itself; the evidence is `none` if it cannot.
@@ -71,7 +70,7 @@ def check_itself(
         UnavailableError: the storage does not answer.
     """
     check = _Check(Report(checkpoint.source, emit))
-    chosen = Sample(sample, checkpoint.source.name, seed)
+    chosen = Sample(sample, checkpoint.source.name)
     tasks = _tasks(_chosen(checkpoint, chosen, sealed=sealed, decode=decode))
     total = None if sample else sum(info.nbytes for info in checkpoint.tensors.values())
     work = replace(work, processes=_affordable(work, checkpoint))

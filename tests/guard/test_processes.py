@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 
 from ftckpt.errors import ExitCode
 from ftckpt.guard.decisions import Limits, exit_code
-from ftckpt.guard.supervise import MARK, GuardedCommand, Whom, wait_for
+from ftckpt.guard.supervise import MARK, GuardedCommand, Whom
 from ftckpt.replay.processes import end_marked
 from tests import campaign
 from tests.guard.light_job import Job, quick
@@ -36,8 +37,9 @@ def started(*words: str, token: str = "t") -> GuardedCommand:
 
 
 def ended(command: GuardedCommand) -> int:
-    assert wait_for(command, 60)
-    assert command.status is not None
+    while command.status is None:
+        assert select.select([command.fileno()], [], [], 60)[0], "in vain"
+        command.read()
     return exit_code(command.status)
 
 

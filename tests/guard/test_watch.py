@@ -17,8 +17,10 @@ from ftckpt.api.opening import STORES
 from ftckpt.discovery.roots import Candidate, Child, Root
 from ftckpt.errors import ExitCode, UnavailableError
 from ftckpt.guard import watch
-from ftckpt.guard.decisions import OnHang
-from ftckpt.guard.run import Guard, _Running
+from ftckpt.guard.attempt import CommandAttempt
+from ftckpt.guard.events import TICK
+from ftckpt.guard.hang import HangWatch
+from ftckpt.guard.terms import GuardSettings, StartPoint
 from ftckpt.guard.watch import CheckedSave, NewSave, SaveWatcher, new_saves, shown
 from ftckpt.own_files import MANIFEST, WEIGHTS
 from ftckpt.storage import open_store
@@ -339,15 +341,15 @@ def test_what_does_not_change_is_listed_now_and_then(monkeypatch: pytest.MonkeyP
 
 
 def test_a_save_that_is_told_of_again_is_one_save_of_the_usual_interval() -> None:
-    running = _Running(MagicMock(), 0.0, 0.0, None)
+    hang = HangWatch(GuardSettings(settled=30.0), 0.0)
     # Sealed afterwards; under a fixed name; a copy under a fixed name, told of before or after it.
     for step, now in (
         (1, 0), (1, 90), (2, 100), (2, 101), (None, 200), (None, 201), (None, 300),
         (None, 400), (4, 401), (None, 415), (5, 500), (None, 515), (5, 620), (6, 700),
     ):  # fmt: skip
-        running.saved(NewSave(f"step-{step}", f"r/step-{step}", step), now, 30.0)
-    assert running.saves == [0, 100, 200, 300, 400, 500, 620, 700]
-    assert running.fresh_at == 700
+        hang.saved(NewSave(f"step-{step}", f"r/step-{step}", step), now)
+    assert hang.saves == [0, 100, 200, 300, 400, 500, 620, 700]
+    assert hang.fresh_at == 700
 
 
 def test_a_job_that_is_saving_does_not_hang() -> None:
@@ -355,29 +357,23 @@ def test_a_job_that_is_saving_does_not_hang() -> None:
     ranks = Ranks("saving")
     ranks.save(0, 0)
     watcher = ranks.watcher()
-    guard, running = MagicMock(spec=Guard), _Running(MagicMock(), 0.0, 0.0, 10.0)
-    for attribute in ("_alarm", "_journal", "_standing", "_team", "_warn", "_token"):
-        setattr(guard, attribute, MagicMock())
-    guard._notice, guard._settings = None, MagicMock(every=15.0)
-    guard._settings.limits.on_hang = OnHang.WARN
-    guard._hang_limit.return_value = 60.0
-    running.watcher = watcher
+    hang = HangWatch(GuardSettings(every=15.0, max_age=60.0), 0.0)
     for number in range(1, 20):
         ranks.save(0, number)
         watcher.look()
-        Guard._look_for_hang(guard, running, 15.0 * number)
-    assert not running.late
+        assert hang.look(15.0 * number, moving=watcher.moving) is None
+    found = []
     for number in range(20, 30):
         watcher.look()
-        Guard._look_for_hang(guard, running, 15.0 * number)
-    assert running.late
+        found.append(hang.look(15.0 * number, moving=watcher.moving))
+    assert [one.limit for one in found if one] == [60.0]  # it is told of once
 
 
 def test_a_save_whose_files_come_long_after_each_other_is_one_save() -> None:
     ranks = Ranks("slow")
     for rank in range(8):
         ranks.save(rank, 0)
-    watcher, running = ranks.watcher(), _Running(MagicMock(), 0.0, 0.0, None)
+    watcher, hang = ranks.watcher(), HangWatch(GuardSettings(settled=30.0), 0.0)
     for number in (1, 2, 3):
         for rank in range(8):
             ranks.save(rank, number)
@@ -385,19 +381,29 @@ def test_a_save_whose_files_come_long_after_each_other_is_one_save() -> None:
                 watcher.look()
     for now, one in enumerate(ranks.told):
         assert isinstance(one, NewSave)
-        running.saved(one, 60.0 * now, 30.0)
+        hang.saved(one, 60.0 * now)
     assert len(ranks.told) == 24
-    assert running.saves == [0.0, 480.0, 960.0]
+    assert hang.saves == [0.0, 480.0, 960.0]
 
 
 def test_a_save_that_went_before_it_was_verified_is_no_damage() -> None:
-    guard = MagicMock(spec=Guard)
-    for attribute in ("_journal", "_standing", "_token", "_alarm", "_say", "_warn"):
-        setattr(guard, attribute, MagicMock())
-    guard._last = None
+    tools = MagicMock()
+    attempt = CommandAttempt(["true"], StartPoint(ExitCode.OK), 1, tools)
     save = NewSave("step-1", "r/step-1", 1, 1)
-    Guard._take_verdict(guard, CheckedSave(save, ExitCode.NOT_FOUND, "it does not exist", 1.0))
-    guard._alarm.raise_.assert_not_called()
-    guard._say.assert_called_once_with("guard: r/step-1 went before it was verified")
-    Guard._take_verdict(guard, CheckedSave(save, ExitCode.CORRUPT, "cut", 1.0))
-    guard._alarm.raise_.assert_called_once()
+    attempt._take_verdict(CheckedSave(save, ExitCode.NOT_FOUND, "it does not exist", 1.0))
+    tools.alarm.raise_.assert_not_called()
+    tools.say.assert_called_once_with("guard: r/step-1 went before it was verified")
+    attempt._take_verdict(CheckedSave(save, ExitCode.CORRUPT, "cut", 1.0))
+    tools.alarm.raise_.assert_called_once()
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_follower_does_not_wake_without_pause_where_saves_are_late(late: bool) -> None:
+    """The leader alone looks for hangs; it wakes when the next save is due."""
+    tools = MagicMock(settings=GuardSettings(max_age=60.0), team=MagicMock(leads=not late))
+    attempt = CommandAttempt(["true"], StartPoint(ExitCode.OK), 1, tools)
+    attempt._command = MagicMock(status=None)
+    attempt._hang.fresh_at -= 1000.0 if late else 59.5
+    attempt._step()
+    (seconds, _), _ = tools.events.wait.call_args
+    assert seconds == TICK if late else 0.0 <= seconds <= 0.5

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from ftckpt.joblogs.sources import TOGETHER
+from tests.builders.run_logs import read_log
 from tests.joblogs.test_grouping import FAILED, steps
 from tests.joblogs.test_reading import read
 
@@ -77,8 +78,6 @@ def test_what_only_looks_like_a_step_back_is_none(tmp_path: Path) -> None:
 
 
 def test_a_plan_does_not_take_silence_for_safety(tmp_path: Path) -> None:
-    from ftckpt.joblogs.runlog import read_log
-
     lines = [
         json.dumps({"event": "step", "time": 1e9 + begun + 10 * n, "step": first + n})
         for begun, first in ((0, 1), (TOGETHER * 2, 51), (TOGETHER * 4, 101))

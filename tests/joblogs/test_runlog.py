@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from ftckpt.errors import UsageError
-from ftckpt.joblogs.runlog import RunLog, read_log
+from ftckpt.joblogs.runlog import RunLog
+from tests.builders.run_logs import read_log
 
 
 def lines(*events: dict[str, Any]) -> list[str]:

@@ -13,7 +13,7 @@ from ftckpt.transfer.casting import cast, changes
 from ftckpt.transfer.device import _items
 from ftckpt.transfer.read.copies_plan import ElementMove
 from ftckpt.transfer.read.geometry import StoredBox
-from ftckpt.verification.values import _cast as cast_of_verify
+from ftckpt.verification.values.masters import cast_master
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 OTHERS = ("int64", "int32", "int16", "int8", "uint8", "bool")
@@ -91,7 +91,7 @@ def test_a_nan_keeps_its_sign_and_payload_wherever_it_is_cast(
     items = np.array(bits, np.uint32)
     source, dtype = DTYPES["float32"], DTYPES[target]
     assert cast(items, source, dtype).tolist() == words
-    assert cast_of_verify(items.view(np.float32), dtype).tolist() == words  # type: ignore[union-attr]
+    assert cast_master(items.view(np.float32), dtype).tolist() == words  # type: ignore[union-attr]
     many = np.repeat(items, 20)
     assert cast(many, source, dtype).tolist() == np.repeat(words, 20).tolist()
     file = StoredBox(Box.whole((5,)), "f", 0, (4,))

@@ -289,20 +289,12 @@ def test_a_sample_is_the_same_every_time_and_holds_each_files_first(tmp_path: Pa
             file.truncate(200 * 100_000)
         places = [Extent(name, at, 1000) for at in range(0, 200 * 100_000, 100_000)]
         given += [Record(place, crc(bytes(1000)), f"{name}{place.offset}") for place in places]
-    first, again, other = (
-        check(fake(tmp_path, given), sample=0.1, seed=seed)[0] for seed in (0, 0, 1)
-    )
+    first, again = (check(fake(tmp_path, given), sample=0.1)[0] for _ in range(2))
     assert first == again
     assert first.sampled == 0.1
     assert first.bytes_covered == 400_000
     assert 10_000 < first.bytes_read < 100_000
-    chosen = [c.bytes_read for c in (first, other)]
     (tmp_path / "a").write_bytes(b"\1" * 20_000_000)
-    hits = [
-        {f.tensor for f in errors(check(fake(tmp_path, given), sample=0.1, seed=seed)[1])}
-        for seed in (0, 1)
-    ]
-    assert hits[0] != hits[1], chosen
     _, found = check(fake(tmp_path, given), sample=1e-9)
     assert [f.tensor for f in errors(found)] == ["a0"]
 

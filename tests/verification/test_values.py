@@ -17,7 +17,7 @@ from ftckpt.errors import ExitCode
 from ftckpt.findings import Finding, Severity, Strictness
 from ftckpt.formats.dcp import Dcp
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, verify
-from ftckpt.verification.values import count_values
+from ftckpt.verification.values.special import count_values
 from tests.conformance.formats import open_path
 from tests.formats.dcp.writing import DATA, save, truth_of
 
@@ -271,12 +271,12 @@ def test_weights_that_are_near_their_masters_are_a_warning(tmp_path: Path) -> No
 def test_masters_are_cast_as_torch_casts(data: bytes) -> None:
     import numpy as np
 
-    from ftckpt.verification.values import _cast
+    from ftckpt.verification.values.masters import cast_master
 
     bits = np.frombuffer(data[: len(data) - len(data) % 4], np.uint32)
     values = torch.frombuffer(bytearray(bits.tobytes()), dtype=torch.float32)
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        got = _cast(bits.view(np.float32), DTYPES[name_of(dtype)])
+        got = cast_master(bits.view(np.float32), DTYPES[name_of(dtype)])
         assert got is not None
         back = torch.frombuffer(bytearray(got.tobytes()), dtype=dtype)
         want = values.to(dtype)

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-import typer
-
+from ftckpt.commands.cli.parameters import option
 from ftckpt.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -23,15 +22,10 @@ class AlertOptions:
 
     TITLE: ClassVar[str] = "Alerts (each once, and again after it was over)"
 
-    on_alert: Annotated[
-        str, typer.Option(metavar="COMMAND", help="Run it for each alert, as JSON on its stdin.")
-    ] = ""
-    alert_url: Annotated[
-        str, typer.Option(metavar="URL", help="Post each alert to this webhook as JSON.")
-    ] = ""
+    on_alert: Annotated[str, option("COMMAND", "Run it for each alert, as JSON on its stdin.")] = ""
+    alert_url: Annotated[str, option("URL", "Post each alert to this webhook as JSON.")] = ""
     alert_state: Annotated[
-        str,
-        typer.Option(metavar="FILE", help="Where it is remembered what was told; else below HOME."),
+        str, option("FILE", "Where it is remembered what was told; else below HOME.")
     ] = ""
 
     def begin(self, invocation: Invocation, verb: str, *targets: str) -> Alerts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-import typer
+from ftckpt.commands.cli.parameters import option, switch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,43 +16,35 @@ class ManyOptions:
 
     part: Annotated[
         str,
-        typer.Option(
-            "--part",
-            metavar="I/N",
-            help="Do part I of N, from 0; auto, or auto/N: as Slurm, Kubernetes, torchrun or MPI"
+        option(
+            "I/N",
+            "Do part I of N, from 0; auto, or auto/N: as Slurm, Kubernetes, torchrun or MPI"
             " number this process.",
         ),
     ] = ""
     parts: Annotated[
         str,
-        typer.Option(
-            "--parts",
-            metavar="PLACE",
-            help="Where parts leave their records; else .ftckpt/parts beside the checkpoint.",
+        option(
+            "PLACE",
+            "Where parts leave their records; else .ftckpt/parts beside the checkpoint.",
         ),
     ] = ""
     finish: Annotated[
-        bool, typer.Option("--finish", help="Give the answer of the whole, from all records.")
+        bool, switch("--finish", "Give the answer of the whole, from all records.")
     ] = False
     finish_last: Annotated[
-        bool, typer.Option("--finish-last", help="After its part, the last one finishes.")
+        bool, switch("--finish-last", "After its part, the last one finishes.")
     ] = False
 
     cluster: Annotated[
         str,
-        typer.Option(
-            "--cluster",
-            metavar="WHERE",
-            help="Do all parts by a cluster: ADDRESS of a Dask scheduler, local:N, slurm:jobs=4,…,"
+        option(
+            "WHERE",
+            "Do all parts by a cluster: ADDRESS of a Dask scheduler, local:N, slurm:jobs=4,…,"
             " ray://…",
         ),
     ] = ""
-    shares: Annotated[
-        int,
-        typer.Option(
-            "--shares", metavar="N", min=0, help="Parts of --cluster; 0: some for each worker."
-        ),
-    ] = 0
+    shares: Annotated[int, option("N", "Parts of --cluster; 0: some for each worker.", min=0)] = 0
 
     @property
     def asked(self) -> bool:

@@ -24,15 +24,7 @@ from ftckpt.transfer.staging.local import built_below
 from ftckpt.transfer.staging.marks import marks_of, same
 
 from . import ManyOptions
-from .run import (
-    finishes,
-    is_last,
-    named_count,
-    named_part,
-    require_same_number,
-    tell_part,
-    use_up,
-)
+from .run import OwnPart, carry_out, require_same_number, use_up
 from .stages import POLL, AllWritten, Keep, all_written, place_of, write_once
 
 if TYPE_CHECKING:
@@ -107,19 +99,15 @@ class DividedBuild(ABC):
         Raises:
             FtckptError: what the verb raises, and `Divided.run`.
         """
-        many = self.invocation.options(ManyOptions)
-        place = place_of(self.destination, many.parts, self.invocation.stores, self.plan)
-        if many.cluster:
-            from .cluster import on_cluster
+        elsewhere = self.invocation.options(ManyOptions).parts
+        return carry_out(
+            self.invocation,
+            lambda: place_of(self.destination, elsewhere, self.invocation.stores, self.plan),
+            [WRITE, PROOF] if self.proof else [WRITE],
+            lambda: self.nbytes, self._part, self._finish,
+        )  # fmt: skip
 
-            stages = [WRITE, PROOF] if self.proof else [WRITE]
-            return on_cluster(
-                self.invocation, place, self.nbytes, stages,
-                lambda number: self._finish(place, number),
-            )  # fmt: skip
-        if finishes(many):
-            return self._finish(place, named_count(many.part))
-        part = named_part(self.invocation, many.part)
+    def _part(self, place: PartsPlace, part: WorkPart) -> OwnPart:
         record = place.find(part, f".{WRITE}")
         again = record is not None
         with Heartbeat(place, part, self.work.counter) as beating:
@@ -129,9 +117,7 @@ class DividedBuild(ABC):
             if self.proof:
                 self._prove(place, part, beating)
             ready = is_ready([one for one in place.listed() if one.part.of == part.of], part)
-        if many.finish_last and ready and is_last(self.invocation, place, part, again=again):
-            return self._finish(place, part.of)
-        return tell_part(self.invocation, place, record, again=again, stage=f".{WRITE}")
+            return OwnPart(record, again, ready)
 
     def _prove(self, place: PartsPlace, part: WorkPart, beating: Heartbeat) -> None:
         """Prove the share that the part before has roughly written, once all is there."""

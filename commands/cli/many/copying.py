@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ftckpt.commands.cli.invocation import Invocation, Result
@@ -24,15 +25,7 @@ from ftckpt.transfer.staging.marks import marks_of
 from ftckpt.transfer.write.blocks import BlockMade
 
 from . import ManyOptions
-from .run import (
-    finishes,
-    is_last,
-    named_count,
-    named_part,
-    require_same_number,
-    tell_part,
-    use_up,
-)
+from .run import OwnPart, carry_out, require_same_number, use_up
 from .stages import POLL, Keep, all_written, blocks_of, place_of, units_of, write_once
 
 if TYPE_CHECKING:
@@ -73,22 +66,12 @@ class DividedCopy:
         job = prepare(
             self.checkpoint, self.destination, self.options, self.invocation.stores, by_parts=True
         )
-        place = self._place(job, many.parts)
-        if many.cluster:
-            from .cluster import on_cluster
-
-            stages = [WRITE, PROOF] if self.options.proof else [WRITE]
-            return on_cluster(
-                self.invocation, place, sum(job.sizes.values()), stages,
-                lambda number: self._finish(job, place, number),
-            )  # fmt: skip
-        if finishes(many):
-            return self._finish(job, place, named_count(many.part))
-        part = named_part(self.invocation, many.part)
-        record, again, ready = self._own(job, place, part)
-        if many.finish_last and ready and is_last(self.invocation, place, part, again=again):
-            return self._finish(job, place, part.of)
-        return tell_part(self.invocation, place, record, again=again, stage=f".{WRITE}")
+        return carry_out(
+            self.invocation,
+            lambda: self._place(job, many.parts),
+            [WRITE, PROOF] if self.options.proof else [WRITE],
+            lambda: sum(job.sizes.values()), partial(self._own, job), partial(self._finish, job),
+        )  # fmt: skip
 
     def _place(self, job: CopyJob, elsewhere: str) -> PartsPlace:
         source = self.checkpoint.source
@@ -103,14 +86,8 @@ class DividedCopy:
 
         return place_of(job.destination, elsewhere, self.invocation.stores, plan)
 
-    def _own(
-        self, job: CopyJob, place: PartsPlace, part: WorkPart
-    ) -> tuple[ShareRecord, bool, bool]:
-        """Copy a part and read back others'.
-
-        Returns:
-            The part's record, whether it was there before, and whether all others have ended.
-        """
+    def _own(self, job: CopyJob, place: PartsPlace, part: WorkPart) -> OwnPart:
+        """Copy a part and read back others'."""
         record = place.find(part, f".{WRITE}")
         again = record is not None
         neighbours = Neighbours(place, part)
@@ -120,7 +97,7 @@ class DividedCopy:
                 record = self._write(job, place, part, beating)
             if self.options.proof:
                 self._read_back(job, place, neighbours, beating)
-            return record, again, neighbours.ended()
+            return OwnPart(record, again, neighbours.ended())
 
     def _write(
         self, job: CopyJob, place: PartsPlace, part: WorkPart, beating: Heartbeat

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.render import human_bytes, human_duration, printable
@@ -58,34 +59,24 @@ class Divided:
             IncompleteError: parts are missing, or the source changed.
             RefusedError: a record is not whole, too old, or of another plan.
         """
-        options = self.invocation.options(ManyOptions)
-        stores = self.invocation.stores
-        if options.cluster:
-            from .cluster import on_cluster
+        options, source = self.invocation.options(ManyOptions), self.checkpoint.source
+        sizes = (source.entries[name].size for name in self.names if name in source.entries)
+        return carry_out(
+            self.invocation,
+            lambda: parts_place(source, self.plan, options.parts, self.invocation.stores),
+            [""], lambda: sum(sizes), self._own, self._finish,
+        )  # fmt: skip
 
-            source = self.checkpoint.source
-            place = parts_place(source, self.plan, options.parts, stores)
-            names = [name for name in self.names if name in source.entries]
-            nbytes = sum(source.entries[name].size for name in names)
-            return on_cluster(
-                self.invocation, place, nbytes, [""], lambda number: self._finish(place, number)
-            )
-        if finishes(options):
-            place = parts_place(self.checkpoint.source, self.plan, options.parts, stores)
-            return self._finish(place, named_count(options.part))
-        part = named_part(self.invocation, options.part)
-        place = parts_place(self.checkpoint.source, self.plan, options.parts, stores)
-        record, again = self._own(place, part)
-        if options.finish_last:
-            return self._perhaps_finish(place, record, again=again)
-        return tell_part(self.invocation, place, record, again=again)
+    def _own(self, place: PartsPlace, part: WorkPart) -> OwnPart:
+        record = place.find(part)
+        again = record is not None
+        if record is None:
+            require_same_number(place, part)
+            record = self._made(place, part)
+        asked = self.invocation.options(ManyOptions).finish_last
+        return OwnPart(record, again, asked and is_complete(place, part.of))
 
-    def _own(self, place: PartsPlace, part: WorkPart) -> tuple[ShareRecord, bool]:
-        """Return the record of a part, and whether it was there before."""
-        standing = place.find(part)
-        if standing is not None:
-            return standing, True
-        require_same_number(place, part)
+    def _made(self, place: PartsPlace, part: WorkPart) -> ShareRecord:
         own = OwnShare(Shares(self.checkpoint, self.names, part.of), part.number)
         began = time.monotonic()
         findings: Sequence[Finding] = ()
@@ -111,14 +102,7 @@ class Divided:
             code=worst([*(one.code for one in errors), *([raised.exit_code] if raised else [])]),
             raised=dump_error(raised),
         )  # fmt: skip
-        return place.create(made), False
-
-    def _perhaps_finish(self, place: PartsPlace, record: ShareRecord, *, again: bool) -> Result:
-        if is_complete(place, record.part.of) and is_last(
-            self.invocation, place, record.part, again=again
-        ):
-            return self._finish(place, record.part.of)
-        return tell_part(self.invocation, place, record, again=again)
+        return place.create(made)
 
     def _finish(self, place: PartsPlace, number: int | None) -> Result:
         gathered = gather(place, number)
@@ -128,7 +112,60 @@ class Divided:
         return result
 
 
-def finishes(options: ManyOptions) -> bool:
+class OwnPart(NamedTuple):
+    """The part of this process.
+
+    Attributes:
+        record: of it.
+        again: whether that was there before.
+        ready: whether all that others do is done too.
+    """
+
+    record: ShareRecord
+    again: bool
+    ready: bool
+
+
+def carry_out(
+    invocation: Invocation,
+    place: Callable[[], PartsPlace],
+    stages: Sequence[str],
+    nbytes: Callable[[], int],
+    own: Callable[[PartsPlace, WorkPart], OwnPart],
+    finish: Callable[[PartsPlace, int | None], Result],
+) -> Result:
+    """Do what the options of a verb ask for: all parts by a cluster, one of them, or the end.
+
+    Args:
+        invocation: of the verb.
+        place: returns the place of the records.
+        stages: of which each part leaves a record, in order; [""] if there is one.
+        nbytes: returns the bytes that are read, roughly.
+        own: does a part.
+        finish: gives the answer of the whole from the records of a number of parts; None: as many
+            as they say.
+
+    Raises:
+        UsageError: options contradict each other, or no scheduler says which part this is.
+    """
+    options = invocation.options(ManyOptions)
+    if options.cluster:
+        from .cluster import on_cluster
+
+        where = place()
+        return on_cluster(invocation, where, nbytes(), stages, partial(finish, where))
+    if _finishes(options):
+        return finish(place(), _named_count(options.part))
+    part = _named_part(invocation, options.part)
+    where = place()
+    record, again, ready = own(where, part)
+    if options.finish_last and ready and _is_last(invocation, where, part, again=again):
+        return finish(where, part.of)
+    stage = f".{stages[0]}" if stages[0] else ""
+    return _tell_part(invocation, where, record, again=again, stage=stage)
+
+
+def _finishes(options: ManyOptions) -> bool:
     """Say whether the whole is to be finished, and no part done.
 
     Raises:
@@ -141,7 +178,7 @@ def finishes(options: ManyOptions) -> bool:
     return options.finish
 
 
-def is_last(invocation: Invocation, place: PartsPlace, part: WorkPart, *, again: bool) -> bool:
+def _is_last(invocation: Invocation, place: PartsPlace, part: WorkPart, *, again: bool) -> bool:
     """Say whether this process, which saw that all is done, is the one that finishes."""
     if not elected(place, part, again=again):
         return False
@@ -174,7 +211,7 @@ def require_same_number(place: PartsPlace, part: WorkPart) -> None:
         )
 
 
-def tell_part(
+def _tell_part(
     invocation: Invocation, place: PartsPlace, record: ShareRecord, *, again: bool, stage: str = ""
 ) -> Result:
     """Say what a part did, which says nothing of the whole.
@@ -227,7 +264,7 @@ def errors_of(invocation: Invocation) -> Callable[[Finding], None]:
     return tell
 
 
-def named_part(invocation: Invocation, text: str) -> WorkPart:
+def _named_part(invocation: Invocation, text: str) -> WorkPart:
     """Return the part that `--part` names, and say who named it where the environment did.
 
     Raises:
@@ -245,7 +282,7 @@ def named_part(invocation: Invocation, text: str) -> WorkPart:
     return part
 
 
-def named_count(text: str) -> int | None:
+def _named_count(text: str) -> int | None:
     """Return the number of parts that `--part` names beside `--finish`; None: the records do."""
     word, _, number = text.partition("/")
     if not text or (word == "auto" and not number):

@@ -18,6 +18,7 @@ from ftckpt.delta.codec.blocks import BLOCK, Form, Reference
 from ftckpt.delta.codec.fit_predictor import Fit
 from ftckpt.delta.codec.words import word_count, words_of
 from ftckpt.errors import UnsupportedError
+from ftckpt.manifest import TOPOLOGY
 from ftckpt.own_files import DELTA
 
 NAME = DELTA
@@ -28,7 +29,6 @@ MAX_BYTES = 512 << 20
 HEAD = struct.Struct("<8sIIQQ")  # magic, version, zero, bytes of the header, number of blocks
 # file, reference, form, zero, offset, length, XXH3-64 of the payload, XXH3-128 of the elements
 ROW = struct.Struct("<IBBHQI8s16s")
-TOPOLOGY = ("world_size", "tp", "pp", "dp", "ep")
 # By number: to look an enum's member up by its value takes longer.
 _REFERENCES, _FORMS = tuple(Reference), tuple(Form)
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from ftckpt.checkpoint import Kind, Topology
+from ftckpt.checkpoint import Kind
 from ftckpt.checkpoint.dtypes import DTYPES, DType
 from ftckpt.delta.codec.blocks import BLOCK
 from ftckpt.delta.codec.fit_predictor import Fit
@@ -23,7 +23,6 @@ from ftckpt.delta.index import (
     MAX_BYTES,
     NAME,
     ROW,
-    TOPOLOGY,
     VERSION,
     BaseName,
     BaseTensor,
@@ -33,6 +32,7 @@ from ftckpt.delta.index import (
     DeltaTensor,
 )
 from ftckpt.errors import CorruptError, TruncatedError, UnsupportedError
+from ftckpt.manifest.parse import parse_topology
 from ftckpt.storage.source import safe_name
 from ftckpt.strict_json import (
     JsonError,
@@ -129,7 +129,7 @@ class IndexParser:
         return DeltaIndex(
             step=optional_count(body["step"], "step"),
             source_format=text(body["source_format"], "source_format"),
-            topology=self._topology(body["topology"]),
+            topology=parse_topology(body["topology"]),
             base=None if base is None else self._base(base),
             files=files,
             tensors=tensors,
@@ -343,11 +343,6 @@ class IndexParser:
         if len(pair) != 2:
             self.bad("an entry of files is not a name with a size")
         return DataFile(safe_name(pair[0], named_by=self.file), count(pair[1], "a size"))
-
-    def _topology(self, value: object) -> Topology:
-        said = members(value, TOPOLOGY, "topology")
-        world, tp, pp, dp, ep = (optional_count(said[name], name) for name in TOPOLOGY)
-        return Topology(world_size=world, tp=tp, pp=pp, dp=dp, ep=ep)
 
     def _number(self, value: object) -> float:
         try:

@@ -26,9 +26,8 @@ from ftckpt.transfer.layout import Layout, Literal, OutputFile
 from ftckpt.transfer.places import absolute, require_apart_from_all, require_outside
 from ftckpt.transfer.prove.against_source import Proof, SameObjects, prove
 from ftckpt.transfer.request import source_changes as changes
-from ftckpt.transfer.run import forgetting_failures, manifest_of, require_sound
+from ftckpt.transfer.run import forgetting_failures, manifest_of, require_sound, staging_at
 from ftckpt.transfer.staging import Staging
-from ftckpt.transfer.staging.local import LocalStaging
 from ftckpt.transfer.write.blocks import BlockMade
 from ftckpt.transfer.write.files import build, commit_bytes, digest_of_bytes
 from ftckpt.workers import Division
@@ -201,13 +200,7 @@ def packed_at(
     for source in sources:
         require_apart_from_all(source, store)
     require_outside(store)
-    staging: Staging
-    if store.traits.local:
-        staging = LocalStaging(absolute(store), single=False)
-    else:
-        from ftckpt.transfer.staging.remote import RemoteStaging
-
-        staging = RemoteStaging(store)
+    staging = staging_at(store, destination, store_options, single=False)
     url = absolute(store) if store.traits.local else store.url.rstrip("/")
     with ExitStack() as closing:
         closing.callback(staging.close)

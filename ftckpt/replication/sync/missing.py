@@ -30,7 +30,7 @@ from ftckpt.retention.scan.contents import fingerprint_of, identity_of, list_ent
 from ftckpt.retention.scan.entry import ScannedEntry
 from ftckpt.storage import StoreOptions
 from ftckpt.storage.source import Source
-from ftckpt.storage.store import EntryKind, join
+from ftckpt.storage.store import EntryKind, join, relative
 from ftckpt.transfer.places import staging_name
 
 _KIND, _LABEL = "synced", "source"
@@ -78,7 +78,7 @@ def chosen(good: Mapping[str, ScannedEntry], policy: Policy | None) -> list[tupl
 
 def name_in(root: Root, found: ScannedEntry) -> str:
     """Return the name of a checkpoint, relative to its root."""
-    return found.place.path[len(root.base) + 1 if root.base else 0 :]
+    return relative(root.base, found.place.path)
 
 
 def opened(root: Root, found: ScannedEntry) -> Checkpoint:
@@ -119,7 +119,7 @@ class DestinationTier:
         """Return where a checkpoint goes: the store's path in the tier."""
         assert found.child is not None
         path = found.child.parts[0].entry.path
-        return join(self.tier.base, path[len(self.root.base) + 1 if self.root.base else 0 :])
+        return join(self.tier.base, relative(self.root.base, path))
 
     def target(self, found: ScannedEntry) -> str:
         """Return where a checkpoint goes, as a user would type it."""
@@ -322,7 +322,7 @@ def dropped_from(tier: Root) -> Mapping[str, float]:
         if event.get("event") == log.APPLIED and isinstance(names, list):
             assert isinstance(then, (int, float))
             for name in _texts(names):
-                found[name[len(tier.base) + 1 if tier.base else 0 :]] = float(then)
+                found[relative(tier.base, name)] = float(then)
     return found
 
 

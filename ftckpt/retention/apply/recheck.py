@@ -21,7 +21,7 @@ from ftckpt.retention.scan.entry import ScannedEntry, ScanOptions
 from ftckpt.retention.scan.evidence import EntryHolds
 from ftckpt.storage.local.oserror import translate, twice
 from ftckpt.storage.overlay import OverlayStore
-from ftckpt.storage.store import Entry, EntryKind, Store, join
+from ftckpt.storage.store import Entry, EntryKind, Store, join, relative
 
 # Entries of these classes stay so until somebody changes them.
 _SETTLED = (EntryClass.COMMITTED, EntryClass.CORRUPT)
@@ -124,7 +124,7 @@ class Watch:
         return {self._name_of(entry) for entry in entries if entry.link is not None}
 
     def _name_of(self, entry: Entry) -> str:
-        return entry.path[len(self._root.base) + 1 if self._root.base else 0 :]
+        return relative(self._root.base, entry.path)
 
 
 class _Glimpse(OverlayStore):

@@ -33,6 +33,7 @@ from ftckpt.retention.scan.entry import Bases, ScannedEntry, ScanOptions, record
 from ftckpt.retention.scan.staleness import is_same
 from ftckpt.retention.trash import Trash
 from ftckpt.storage.source import Source
+from ftckpt.storage.store import relative
 from ftckpt.verification.blocks import check_manifest, compare_listing
 from ftckpt.verification.evidence import Report
 from ftckpt.workers import ALONE, Work
@@ -166,12 +167,11 @@ class _Thinning:
         contents, step = found.entry.contents, found.entry.step
         assert contents is not None
         assert step is not None
-        base = found.root.base
         files = list_entry(found.root.store, found.place)
         if fingerprint_of(files) != contents.fingerprint:
             raise RefusedError(f"{name} stays whole: it is changing")
         record = ThinnedFrom(
-            name=found.place.path[len(base) + 1 if base else 0 :],
+            name=relative(found.root.base, found.place.path),
             step=step,
             format=found.entry.format,
             saved=found.entry.time,

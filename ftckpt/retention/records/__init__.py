@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote
 from ftckpt.discovery.roots import Root, read_again
 from ftckpt.errors import CorruptError, NotFoundError, UnsafeError
 from ftckpt.own_files import FOLDER
-from ftckpt.storage.store import EntryKind, join
+from ftckpt.storage.store import EntryKind, join, relative
 from ftckpt.strict_json import JsonError, decode
 
 _MAX_BYTES = 64 << 10
@@ -75,7 +75,7 @@ def _require_own(root: Root, path: str) -> None:
         raise UnsafeError(
             f"{root.store.describe(path)} is a link or no directory: it was not made by ftckpt",
             kind="special-file",
-            file=path[len(root.base) + 1 if root.base else 0 :],
+            file=relative(root.base, path),
         )
 
 

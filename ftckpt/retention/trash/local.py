@@ -30,7 +30,7 @@ from ftckpt.storage.local.folders import is_file, opened, status
 from ftckpt.storage.local.oserror import translate, twice
 from ftckpt.storage.local.removal import Removal
 from ftckpt.storage.local.renaming import rename_new
-from ftckpt.storage.store import EntryKind, join
+from ftckpt.storage.store import EntryKind, join, relative
 
 from .room import is_full, is_marked, mark, taken_apart
 
@@ -68,8 +68,7 @@ class LocalTrash:
         final: bool = False,
     ) -> Trashed:
         """Rename an entry into the trash."""
-        base = self._root.base
-        name = found.place.path[len(base) + 1 if base else 0 :]
+        name = relative(self._root.base, found.place.path)
         with self._translated("drop", name):
             self._require_itself(name, found.place.kind)
             try:

@@ -35,7 +35,7 @@ from ftckpt.retention.scan.contents import fingerprint_of, list_entry
 from ftckpt.retention.scan.entry import ScannedEntry
 from ftckpt.retention.scan.markers import marker_of
 from ftckpt.retention.trash import Erased, Trashed, parse_trash_name, trash_name
-from ftckpt.storage.store import Entry, EntryKind, join
+from ftckpt.storage.store import Entry, EntryKind, join, relative
 
 from .tombstone import MAX_BYTES, Tombstone
 
@@ -79,9 +79,8 @@ class RemoteTrash:
         self._require_as_seen(found, files)
         parts = () if found.child is None else found.child.parts
         markers = [m for part in parts if (m := marker_of(self._store, part, files)) is not None]
-        base = self._root.base
         tombstone = Tombstone(
-            name=found.place.path[len(base) + 1 if base else 0 :],
+            name=relative(self._root.base, found.place.path),
             directory=found.place.kind is EntryKind.DIRECTORY,
             time=now,
             actor=actor,

@@ -15,6 +15,7 @@ from ftckpt.retention.scan.contents import list_entry
 from ftckpt.retention.scan.entry import ScannedEntry
 from ftckpt.retention.scan.markers import marker_of
 from ftckpt.storage.local.folders import opened, status
+from ftckpt.storage.store import relative
 
 # No trainer makes a directory with this mode.
 _MARK = stat.S_ISVTX | stat.S_IRWXU
@@ -39,12 +40,12 @@ def taken_apart(found: ScannedEntry, here: int) -> Iterator[None]:
     Raises:
         FtckptError, OSError: it could not be listed, or a file not be removed.
     """
-    store, base = found.root.store, found.root.base
+    store = found.root.store
     files = list_entry(store, found.place)
     parts = found.child.parts if found.child is not None else ()
     markers = {marker_of(store, part, files) for part in parts}
     for file in sorted(files, key=lambda file: (file not in markers, file.path)):
-        _unlink(file.path[len(base) + 1 if base else 0 :], here)
+        _unlink(relative(found.root.base, file.path), here)
         yield
 
 

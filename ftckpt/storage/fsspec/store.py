@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ftckpt.errors import (
     ExistsError,
@@ -298,12 +298,6 @@ class FsspecReader(Reader):
     def __init__(self, store: FsspecStore, path: str) -> None:
         self._store = store
         self._path = path
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def read(self, offset: int, length: int) -> bytes:
         """Return exactly `length` bytes at `offset`; TruncatedError where it is shorter."""

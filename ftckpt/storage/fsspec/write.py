@@ -19,7 +19,6 @@ class FsspecUpload(Upload):
     """
 
     unit = BLOCK
-    resumes = False
 
     def __init__(self, store: Store, path: str, size: int, file: Any) -> None:
         self._store = store

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from itertools import filterfalse, islice
 from operator import methodcaller
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ftckpt.errors import FtckptError, NotFoundError, TruncatedError, UnsafeError
 from ftckpt.storage.store import Entry, EntryKind, Reader, Store, Traits, Usage
@@ -47,12 +47,6 @@ class LocalReader(Reader):
         self._file = PoliteFile(fd)
         self._key = key
         self._path = path
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         self.close()

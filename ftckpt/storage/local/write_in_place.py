@@ -30,7 +30,6 @@ class LocalUpload(Upload):
     """
 
     unit = 1
-    resumes = True
     shared = False
 
     def __init__(self, path: str, key: str, size: int) -> None:

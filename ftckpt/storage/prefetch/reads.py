@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from ftckpt.errors import CorruptError, FtckptError, NoResourceError
 from ftckpt.extents import Extent
@@ -267,12 +267,6 @@ class _AheadReader(Reader):
         self._ahead = ahead
         self._path = path
         self._direct = reader
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def read(self, offset: int, length: int) -> bytes:
         """Return exactly `length` bytes at `offset`; TruncatedError if it is shorter."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Self
+from typing import Any
 
 from ftckpt.errors import IncompleteError, TruncatedError, UnsupportedError
 from ftckpt.storage.ranges import PART, split_parts
@@ -145,12 +145,6 @@ class S3Reader(Reader):
         self._client = client
         self._at = at
         self._version = Version()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def read(self, offset: int, length: int) -> bytes:
         """Return exactly `length` bytes at `offset`; TruncatedError if it is shorter."""

@@ -41,7 +41,6 @@ class S3Upload(Upload):
     """
 
     unit = BLOCK
-    resumes = False
 
     def __init__(self, client: S3Client, at: S3Object, size: int) -> None:
         self._client = client

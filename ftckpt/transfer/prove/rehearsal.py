@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Self
 from zlib import crc32
 
 from ftckpt.checkpoint.read_ahead import extents_of, reading_ahead
@@ -124,19 +123,8 @@ class _LaidOutReader(Reader):
     def __init__(self, file: OutputFile, gatherer: Gatherer) -> None:
         self._file, self._gatherer = file, gatherer
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None: ...
-
     def close(self) -> None:
         """Nothing is open."""
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Return bytes of the file."""
-        data = bytearray(length)
-        self.readinto(offset, memoryview(data))
-        return bytes(data)
 
     def readinto(self, offset: int, view: memoryview) -> None:
         """Fill `view` with bytes of the file."""

@@ -115,8 +115,6 @@ class NotedUpload(Upload):
         where: the store.
     """
 
-    resumes = False
-
     def __init__(self, inner: JointUpload, name: str, where: Store) -> None:
         self._inner = inner
         self._where = where

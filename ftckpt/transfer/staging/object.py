@@ -122,7 +122,6 @@ class _Held(Upload):
     def __init__(self, inner: Upload) -> None:
         self._inner = inner
         self.unit = inner.unit
-        self.resumes = False
 
     def write(self, offset: int, view: memoryview) -> None:
         """Write bytes."""

@@ -54,7 +54,6 @@ class MemoryUpload(Upload):
     def __init__(self, size: int, unit: int) -> None:
         self.data = bytearray(size)
         self.unit = unit
-        self.resumes = True
         self.is_finished = False
 
     def write(self, offset: int, view: memoryview) -> None:

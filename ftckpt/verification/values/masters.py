@@ -1,0 +1,188 @@
+"""Compare weights with what their masters cast to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ftckpt.checkpoint import Box, Checkpoint, Kind, TensorInfo, tensor_key
+from ftckpt.checkpoint.dtypes import DType
+from ftckpt.checkpoint.read_tensor import read_box, slabs
+from ftckpt.checkpoint.steps import SCALARS_A_FILE
+from ftckpt.findings import Finding, finding
+from ftckpt.workers.limits import RateLimit
+
+from .replicas import SLAB
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+# Elements whose squares are summed at once.
+_BLOCK = 1 << 18
+
+
+@dataclass
+class MasterCast:
+    """How the weights of a file compare with what their masters cast to.
+
+    Attributes:
+        compared: how many there are.
+        differs: how many differ.
+        far: how many are not one of the two numbers between which their master lies.
+        apart: the sum of the squares of the differences, where both numbers are finite.
+        masters: of the masters, as they are cast.
+        held: of the weights.
+    """
+
+    compared: int = 0
+    differs: int = 0
+    far: int = 0
+    apart: float = 0.0
+    masters: float = 0.0
+    held: float = 0.0
+
+    def add(self, other: MasterCast) -> None:
+        """Count what another one has counted."""
+        self.compared += other.compared
+        self.differs += other.differs
+        self.far += other.far
+        self.apart += other.apart
+        self.masters += other.masters
+        self.held += other.held
+
+    @property
+    def unlike(self) -> bool:
+        """Whether weights and masters have little in common: those of other tensors, permuted.
+
+        The cosine between them is below a half, and a quarter are further apart than rounding.
+        Weights that were kept in FP8, an average of the weights, and a save that is some steps
+        older all point where the masters point. What is all zero points nowhere, and is not unlike.
+        """
+        ends = self.masters + self.held - math.sqrt(self.masters * self.held)
+        return 4 * self.far > self.compared and self.apart > ends
+
+
+def check_files(checkpoint: Checkpoint, cast: Mapping[str, MasterCast]) -> Iterator[Finding]:
+    """Yield files whose weights are not their masters'.
+
+    Those without a step, where all others' are: stochastic rounding would show in every file, so
+    most weights must be exact. And those that are unlike their masters: a file of another rank.
+    """
+    apart = {file for file, one in cast.items() if one.unlike}
+    for file in sorted(apart):
+        what = (
+            f"{cast[file].far} of {cast[file].compared} weights in {file} are further from their"
+            " masters than rounding takes them, and point elsewhere: they and their masters are of"
+            " two runs or ranks"
+        )
+        yield finding("mixed-steps", what, file=file)
+    odd = {file for file, one in cast.items() if one.differs}
+    exact = sum(one.compared for file, one in cast.items() if file not in odd)
+    if not odd or exact <= sum(cast[file].compared for file in odd):
+        return
+    odd -= {scalar.file for scalar in checkpoint.scalars(SCALARS_A_FILE)}
+    for file in sorted(odd - apart):
+        what = (
+            f"{cast[file].differs} of {cast[file].compared} weights in {file} are not what their"
+            " masters cast to, those of the other files are: the file is of another save"
+        )
+        yield finding("mixed-steps", what, file=file)
+
+
+def check_master(
+    checkpoint: Checkpoint,
+    key: str,
+    info: TensorInfo,
+    files: Mapping[str, MasterCast],
+    limiter: RateLimit | None,
+) -> Iterator[Finding]:
+    """Yield whether a master casts to its weight; count in `files` how they compare."""
+    weight = checkpoint.tensors.get(tensor_key("model", Kind.PARAM, info.name))
+    if weight is None or weight.shape != info.shape or info.dtype.name != "float32":
+        return
+    import numpy as np
+
+    seen = MasterCast(compared=info.numel)
+    for slab in slabs(Box.whole(info.shape), SLAB, info.dtype.itemsize):
+        master = read_box(checkpoint, info, slab, limiter).view(np.float32)
+        cast = cast_master(master, weight.dtype)
+        if cast is None:
+            return
+        held = read_box(checkpoint, weight, slab, limiter)
+        _compare(cast, held, weight.dtype, seen)
+    for file in {piece.extent.file for piece in weight.pieces}:
+        files[file].add(seen)
+    if seen.differs:
+        yield finding(
+            "master-differs",
+            f"{seen.differs} of {info.numel} elements of {key} do not cast to their weight "
+            "(stochastic rounding does this, weights kept in FP8, an average, and a torn save)",
+            tensor=key,
+        )
+
+
+def _compare(cast: Array, held: Array, dtype: DType, seen: MasterCast) -> None:
+    """Count how weights compare with their masters, both as bits of one floating type."""
+    import numpy as np
+
+    cast, held = cast.reshape(-1), np.ascontiguousarray(held).reshape(-1)
+    for start in range(0, cast.size, _BLOCK):
+        one, other = cast[start : start + _BLOCK], held[start : start + _BLOCK]
+        unequal = one != other
+        differs = int(np.count_nonzero(unequal))
+        numbers = _finite(one, dtype)
+        squares = float(np.dot(numbers, numbers))
+        seen.masters += squares
+        if not differs:
+            seen.held += squares
+            continue
+        seen.differs += differs
+        seen.far += _far(one[unequal], other[unequal])
+        held_numbers = _finite(other, dtype)
+        seen.held += float(np.dot(held_numbers, held_numbers))
+        numbers -= held_numbers
+        seen.apart += float(np.dot(numbers, numbers))
+
+
+def _finite(bits: Array, dtype: DType) -> Array:
+    """Return numbers as float64; 0 for those that are not finite."""
+    import numpy as np
+
+    from ftckpt.checkpoint.rounding import from_bfloat16
+
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        floats = from_bfloat16(bits) if dtype.name == "bfloat16" else bits.view(dtype.name)
+        numbers = floats.astype(np.float64)
+    return np.where(np.isfinite(numbers), numbers, 0.0)
+
+
+def _far(cast: Array, held: Array) -> int:
+    """Count the numbers that are not next to each other, by the bits of one floating type."""
+    import numpy as np
+
+    def ordered(bits: Array) -> Array:
+        """Return integers in the order of the numbers; both zeros are 0."""
+        sign = 1 << (8 * bits.dtype.itemsize - 1)
+        plain = (bits & (sign - 1)).astype(np.int64)
+        return np.asarray(np.where(bits & sign, -plain, plain))
+
+    return int(np.count_nonzero(np.abs(ordered(cast) - ordered(held)) > 1))
+
+
+def cast_master(master: Array, dtype: DType) -> Array | None:
+    """Cast float32 to the bits of a 16- or 32-bit type, rounding to nearest even."""
+    import numpy as np
+
+    if dtype.name == "float32":
+        return master.view(np.uint32)
+    from ftckpt.checkpoint.rounding import to_bfloat16, to_float16
+
+    if dtype.name == "float16":
+        return to_float16(master)
+    if dtype.name == "bfloat16":
+        return to_bfloat16(master)
+    return None
