@@ -167,13 +167,13 @@ class DeepSpeedParser:
                     file=file.path,
                 )
             weights.add_model(state)
-            self.experts.add_shapes((*(name for g in state.groups for name in g), *state.frozen))
+            self.experts.add_model(state)
             self.keep_objects(file, stream)
 
         def expert(file: DeepSpeedFile, stream: TorchStream) -> None:
             refs = read_weights(file.path, stream.tree)
             self.experts.add_file(file, refs)
-            weights.add_expert(file, refs, stream.storages)
+            weights.add_expert(file, self.experts.by_rows(refs), stream.storages)
 
         beside: list[tuple[DeepSpeedFile, TorchStream]] = []
 
