@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +14,11 @@ from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import CorruptError, ExitCode, UnsupportedError
 from ftckpt.verification.values import check_values
 from ftckpt.workers import Work
-from tests.formats.deepspeed.sets import copied, opened, tag
+from tests.builders.checkpoints import open_checkpoint
+from tests.formats.deepspeed.sets import DATA, copied, opened, tag, tensors_of
 from tests.formats.deepspeed.test_damage import edit, errors, optimizer_file
 from tests.formats.deepspeed.test_experts import expert_file, model_file
+from tests.json_run import ftckpt_json
 
 OF_FIRST = "model.layers.0.mlp.experts"
 
@@ -218,6 +221,27 @@ def test_records_that_nothing_can_read(
     edit(model_file(path), change)
     with pytest.raises(UnsupportedError, match=why):
         opened(path)
+
+
+def test_commands_give_every_bit_of_it_and_see_one_that_is_wrong(tmp_path: Path) -> None:
+    path = copied("autoep_z1", tmp_path)
+    truth = tensors_of(DATA / "autoep_z1" / "truth.safetensors")
+    for form in ("safetensors", "dcp"):
+        out = tmp_path / form
+        assert ftckpt_json("convert", str(path), str(out), "--to", form)["result"]["code"] == 0
+        result = open_checkpoint(out)
+        for key, value in truth.items():
+            assert read_tensor(result, key) == value.data, (form, key)
+    assert ftckpt_json("verify", str(path), "--level", "values")["result"]["code"] == 0
+    assert ftckpt_json("seal", str(path))["result"]["code"] == 0
+    file, at = expert_file(path, 1, 2), opened(path).tensors["model.layers.1.mlp.experts.w1"]
+    piece = next(piece for piece in at.pieces if piece.extent.file == file.name)
+    data = bytearray(file.read_bytes())
+    data[piece.extent.offset] ^= 1
+    file.write_bytes(data)
+    answer = ftckpt_json("verify", str(path), "--level", "content")
+    assert answer["result"]["code"] == ExitCode.CORRUPT
+    assert file.name in json.dumps(answer)
 
 
 def test_the_name_that_the_record_had_before(tmp_path: Path) -> None:
