@@ -130,8 +130,10 @@ class Weights:
         self.placed |= place_all({0: shapes}, self._grid, cut_of, self._report)
         for name in stacked.keys() & self._weights.keys():
             # Of a frozen one the first file has a copy of what its own rank holds.
-            own = StackedRows(name, 0, stacked[name].local).key
-            self._weights[own] += self._weights.pop(name)
+            for weight in self._weights.pop(name):
+                for number in range(stacked[name].local):
+                    row = weight._replace(ref=_row(weight.ref, number))
+                    self._weights[StackedRows(name, number, 1).key].append(row)
         self.placed |= experts.parts(self.placed)
 
     def _check_layers(self, known: set[str]) -> None:
@@ -243,6 +245,14 @@ class Weights:
             )
             held = [PlacedWeight(weight, whole[name]) for weight in own]
             yield weight_tensor(identity, held, self._report)
+
+
+def _row(ref: TensorRef, number: int) -> TensorRef:
+    """Return one row of a stack; a tensor of fewer rows as it is, which its shape then shows."""
+    if not ref.shape or number >= ref.shape[0]:
+        return ref
+    offset = ref.storage_offset + number * ref.strides[0]
+    return ref._replace(storage_offset=offset, shape=(1, *ref.shape[1:]))
 
 
 def _whole(name: str, shapes: Sequence[Shape]) -> SliceCut:

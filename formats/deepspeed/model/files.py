@@ -179,7 +179,7 @@ class ModelFiles:
         tensors, trained = self._content.tensors, self._job.trained
         found = [
             name
-            for name in state.weights
+            for name in (*state.weights, *self._job.zero.experts.stacked)
             if name not in trained and name in tensors and tensors[name].kind is Kind.PARAM
         ]
         if found and self._job.called and self._job.stage > 1:

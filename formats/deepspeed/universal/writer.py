@@ -86,7 +86,13 @@ def _of_deepspeed(
     content = stored_content(job, content)
     content = content.with_tensors(cuts.without_padding(content.tensors.values()))
     experts = {name: layer.experts for name, layer in checkpoint.experts.stacked.items()}
-    content = without_weights(content, experts.keys() & job.trained)
+    if frozen := sorted(experts.keys() - job.trained):
+        raise UnsupportedError(
+            f"{frozen[0]} is not trained: a universal checkpoint has no frozen experts of AutoEP",
+            hint="ftckpt reshard --dp N --ep N writes the job's own form",
+            tensor=frozen[0],
+        )
+    content = without_weights(content, experts.keys())
     flats = RankFlats(content, job.placed)
     models = RoleStates(content, read_states(checkpoint, job.files[FileRole.MODEL]))
     layers = LayerStates(content, job)

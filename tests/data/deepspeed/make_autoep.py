@@ -7,6 +7,7 @@ stacked as transformers 5 stacks Mixtral's; DeepSpeed's AutoEP gives each rank s
 - autoep_data: four ranks, stage 1, data parallel before expert parallel
 - autoep_off: ZeRO off, two ranks
 - autoep_z3: four ranks, stage 3
+- autoep_frozen: two ranks, stage 2, the experts of the first layer are not trained
 - universal_autoep_z1: the first, by `ds_to_universal.py`
 """
 
@@ -33,6 +34,7 @@ JOBS: dict[str, dict[str, Any]] = {
                     "use_data_before_expert_parallelism": True},
     "autoep_off": {"world": 2, "ep": 2, "zero": {"stage": 0}},
     "autoep_z3": {"world": 4, "ep": 2, "zero": {"stage": 3}},
+    "autoep_frozen": {"world": 2, "ep": 2, "frozen": "layers.0.mlp.experts", "zero": {"stage": 2}},
 }  # fmt: skip
 STACKED = re.compile(r"\.experts\.w[123]$")
 
@@ -108,7 +110,9 @@ def engine_of(job: dict[str, Any]) -> Any:
 
     torch.manual_seed(7)
     model = Model()
-    rest = {k: v for k, v in job.items() if k not in ("world", "ep", "zero")}
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("frozen" not in job or job["frozen"] not in name)
+    rest = {k: v for k, v in job.items() if k not in ("world", "ep", "zero", "frozen")}
     config = BASE | rest | {
         "zero_optimization": {"overlap_comm": False} | job["zero"],
         "expert_parallel": {

@@ -134,6 +134,11 @@ def test_experts_that_autoep_stacks_are_what_the_converter_makes(tmp_path: Path)
     assert mine == its
 
 
+def test_frozen_experts_have_no_place_in_it() -> None:
+    with pytest.raises(UnsupportedError, match="no frozen experts"):
+        layout(opened("autoep_frozen"))
+
+
 def test_weights_of_stacked_experts_are_made_of_masters_again(tmp_path: Path) -> None:
     source = opened("autoep_z1")
     back = written(opened("universal_autoep_z1"), tmp_path / "back", DeepSpeedWriter(), ep=1)

@@ -32,7 +32,15 @@ from tests.formats.deepspeed.trees import Job, save_job, trees
 WRITER = DeepSpeedWriter()
 SETS = ("z1", "z2", "z3", "bf16", "pipe", "tp", "wrap")
 SLICED = "autotp"
-OF_EXPERTS = ("moe_z1", "moe_data", "moe_bf16", "autoep_z1", "autoep_data", "autoep_z3")
+OF_EXPERTS = (
+    "moe_z1",
+    "moe_data",
+    "moe_bf16",
+    "autoep_z1",
+    "autoep_data",
+    "autoep_z3",
+    "autoep_frozen",
+)
 REAL = {
     "ds_z1_w4_bf16": (3, {"dp": 3}),
     "ds_z2_w2_bf16": (3, {"dp": 4}),
@@ -105,6 +113,7 @@ def test_experts_there_and_back(name: str, sizes: dict[str, int], tmp_path: Path
         ("autoep_z1", {"dp": 3}, "cannot share"),
         ("autoep_z3", {"ep": 8, "dp": 8}, "cannot share the 4 experts"),
         ("autoep_off", {"ep": 1}, "ZeRO is off"),
+        ("autoep_frozen", {"zero_stage": 3}, "no frozen experts"),
         ("z1", {"ep": 2}, "no layers of experts"),
     ],
 )
@@ -158,6 +167,7 @@ def test_experts_that_a_group_has_in_part(tmp_path: Path) -> None:
         ("autoep_z1", 3),
         ("autoep_data", 2),
         ("autoep_z3", 2),
+        ("autoep_frozen", 1),
     ],
 )
 def test_another_stage_and_back(name: str, stage: int, tmp_path: Path) -> None:
