@@ -32,6 +32,8 @@ AUTOEP = "ds_autoep_layers"
 AUTOEP_KEYS = (AUTOEP, "autoep_layers")
 # The stacked parameters of a layer; AutoEP makes them of whatever the model had.
 _STACKED = ("w1", "w2", "w3")
+# Experts of one layer, and of all, that are believed: what is kept grows with them.
+_MOST, _MOST_OF_ALL = 1 << 14, 1 << 20
 _PER_EXPERT, _PARTITIONED = "per_expert_files", "zero3_partitioned"
 
 
@@ -93,6 +95,8 @@ def read_layers(path: str, tree: Mapping[Any, Any]) -> tuple[StackedLayer, ...]:
     if not isinstance(records, list):
         raise _odd(path, key, "is not a list of layers")
     found = tuple(_layer(path, key, record) for record in records)
+    if sum(layer.experts for layer in found) > _MOST_OF_ALL:
+        raise _odd(path, key, f"has more than {_MOST_OF_ALL} experts")
     if len({layer.experts // layer.local for layer in found}) > 1:
         raise _odd(path, key, "shares layers over different numbers of ranks")
     for part in ("number", "prefix"):
@@ -119,6 +123,8 @@ def _layer(path: str, key: str, record: Any) -> StackedLayer:
             f" {str(version)[:20]}, which is not one that ftckpt knows",
             file=path,
         )
+    if experts > _MOST:
+        raise _odd(path, key, f"has {experts} experts of {prefix}, more than any model")
     if not local or local * ep != experts:
         raise _odd(path, key, f"shares {experts} experts of {prefix} over {ep} ranks of {local}")
     placement = record.get("expert_placement")
@@ -131,13 +137,30 @@ def _layer(path: str, key: str, record: Any) -> StackedLayer:
     ep_rank = record.get("ep_rank")
     if ep_rank is not None and (type(ep_rank) is not int or not 0 <= ep_rank < ep):
         raise _odd(path, key, f"is of an expert-parallel rank that {ep} have not")
-    layer = StackedLayer(number, prefix, experts, local, form == _PARTITIONED, ep_rank)
-    maps = record.get("affine_maps")
-    params = maps.get("params") if isinstance(maps, dict) else None
-    if isinstance(params, dict):
-        for name in layer.names:
-            _require_the_same(path, key, layer, name, params.get(name))
-    return layer
+    return StackedLayer(number, prefix, experts, local, form == _PARTITIONED, ep_rank)
+
+
+def check_maps(path: str, tree: Mapping[Any, Any], layers: Sequence[StackedLayer]) -> None:
+    """Require that the affine maps of a model's file say what its layers say.
+
+    Every file of stage 3 repeats the maps of all ranks, so one file's are checked.
+
+    Args:
+        path: of the file.
+        tree: its content.
+        layers: what `read_layers` found there.
+
+    Raises:
+        CorruptError: a map contradicts its layer (`bad-metadata`).
+        UnsupportedError: a map is malformed.
+    """
+    key = next((key for key in AUTOEP_KEYS if tree.get(key) is not None), AUTOEP)
+    for layer, record in zip(layers, tree.get(key) or (), strict=True):
+        maps = record.get("affine_maps")
+        params = maps.get("params") if isinstance(maps, dict) else None
+        if isinstance(params, dict):
+            for name in layer.names:
+                _require_the_same(path, key, layer, name, params.get(name))
 
 
 def _require_the_same(path: str, key: str, layer: StackedLayer, name: str, record: Any) -> None:

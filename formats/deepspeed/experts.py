@@ -33,7 +33,7 @@ from ftckpt.findings import Finding, finding
 from ftckpt.formats.deepspeed.zero.partition import Shape
 from ftckpt.formats.torch_files.values import TensorRef
 
-from .autoep import StackedRows
+from .autoep import StackedLayer, StackedRows
 from .geometry import MOST, DeepSpeedGrid, ParameterPart, PlacedParameter
 from .names import SHOWN, DeepSpeedFile, FileRole
 from .states import ModelState, OptimizerState
@@ -165,7 +165,7 @@ class ExpertLayers:
         self._grid, self._counts = grid, head.experts
         self._file, self._data_first = head.file.path, head.data_first
         self._files: dict[int, str] = {}
-        self._recorded: list[ModelState] = []
+        self._recorded: list[tuple[DeepSpeedFile, tuple[StackedLayer, ...]]] = []
         self._held: dict[str, set[int]] = defaultdict(set)
         self._stacked = head.stacked
         self._numbers = {name: one.number for one in head.stacked for name in one.names}
@@ -241,7 +241,7 @@ class ExpertLayers:
 
     def add_model(self, state: ModelState) -> None:
         """Add a model's file: the parameters that it lists, as a rank names them."""
-        self._recorded.append(state)
+        self._recorded.append((state.file, state.stacked))
         for name in (*(name for group in state.groups for name in group), *state.frozen):
             own = expert_name(name)
             if own is not None:
@@ -457,8 +457,8 @@ class ExpertLayers:
         made: dict[str, Shape] = {}
         for name, shape in group.items():
             own = expert_name(name)
-            if name in self.stacked:
-                made[name] = (self.stacked[name].local, *shape[1:])
+            if name in self._numbers:
+                made[name] = (self.layers[name].local, *shape[1:])
             elif own is not None and own.prefix in of.layers:
                 numbers = listed.setdefault(own.prefix, {})
                 numbers.setdefault(own.number, {})[own.rest] = shape
@@ -482,9 +482,9 @@ class ExpertLayers:
 
         It is the name itself for other parameters.
         """
-        layer = self.stacked.get(name)
-        if layer is None:
+        if name not in self._numbers:
             return name
+        layer = self.layers[name]
         return StackedName(name).on_rank(self.place(dp, layer.ep)[0], layer)
 
     def require_the_same_groups(
@@ -500,7 +500,7 @@ class ExpertLayers:
             UnsupportedError: two groups that were too large together would be one.
         """
         for one, other in zip(pairwise(before), pairwise(after), strict=True):
-            if not all(group.keys() & self.stacked.keys() for group in other):
+            if not all(group.keys() & self._numbers.keys() for group in other):
                 continue
             sizes = []
             for first, second in (one, other):
@@ -512,7 +512,7 @@ class ExpertLayers:
     def on_its_rank(self, name: str) -> str:
         """Return a name as the rank has it that holds the expert, or the rows of a parameter."""
         whole, bracket, _ = name.rpartition("[")
-        if bracket and whole in self.stacked:
+        if bracket and whole in self._numbers:
             return whole
         own = expert_name(name)
         layer = None if own is None else self.layers.get(own.prefix)
@@ -583,20 +583,20 @@ class ExpertLayers:
 
     def _check_recorded(self) -> Iterator[Finding]:
         """Yield model's files that record other layers of AutoEP, or another rank's experts."""
-        for state in self._recorded:
-            path = state.file.path
-            if [one._replace(ep_rank=None) for one in state.stacked] != [
+        for file, stacked in self._recorded:
+            path, dp = file.path, file.dp or 0
+            if [one._replace(ep_rank=None) for one in stacked] != [
                 one._replace(ep_rank=None) for one in self._stacked
             ]:
                 what = f"{path} records other layers of experts than {self._file}"
                 yield finding("bad-metadata", what, file=path)
                 continue
-            for one in state.stacked:
-                ep_rank = self.place(state.file.dp or 0, one.experts // one.local)[0]
+            for one in stacked:
+                ep_rank = self.place(dp, one.experts // one.local)[0]
                 if one.ep_rank not in (None, ep_rank):
                     what = (
                         f"{path} is the file of expert-parallel rank {one.ep_rank}, and"
-                        f" partition {state.file.dp or 0} is one of rank {ep_rank}"
+                        f" partition {dp} is one of rank {ep_rank}"
                     )
                     yield finding("wrong-rank", what, file=path)
                     break

@@ -19,6 +19,7 @@ from ftckpt.formats.state.tied import aliases_of
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.storage.source import Source
 
+from .autoep import check_maps
 from .checkpoint import DeepSpeedCheckpoint, StepCopy
 from .experts import ExpertLayers, group_ep
 from .geometry import grid_of
@@ -91,7 +92,9 @@ class DeepSpeedParser:
             try:
                 if isinstance(stream, CorruptError):
                     raise stream
-                return read_model(file, stream.tree, stream.storages)
+                state = read_model(file, stream.tree, stream.storages)
+                check_maps(file.path, stream.tree, state.stacked)
+                return state
             except CorruptError as error:
                 broken = broken or error
         raise broken or CorruptError(

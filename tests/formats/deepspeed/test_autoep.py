@@ -125,6 +125,10 @@ def _sizes(state: Any) -> None:
     _first(state)["num_local_experts"] = 3
 
 
+def _too_many(state: Any) -> None:
+    _first(state).update(num_experts=1 << 23, num_local_experts=1 << 22)
+
+
 def _no_list(state: Any) -> None:
     state["ds_autoep_layers"] = {"moe_layer_id": 0}
 
@@ -167,6 +171,7 @@ def _another_shape(state: Any) -> None:
     ("change", "kind"),
     [
         (_sizes, "bad-metadata"),
+        (_too_many, "bad-metadata"),
         (_no_list, "bad-metadata"),
         (_no_prefix, "bad-metadata"),
         (_twice, "bad-metadata"),
