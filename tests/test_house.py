@@ -94,7 +94,7 @@ BUDGET = {
     "formats.families": 6_480,
     "formats.adapters": 2_290,
     "formats.megatron": 9_672,
-    "formats.deepspeed": 8_010,
+    "formats.deepspeed": 8_020,
     "formats.nvrx": 700,
     "formats.orbax": 2_640,
     "formats.trainer_dirs": 1_947,

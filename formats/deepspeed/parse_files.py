@@ -21,7 +21,8 @@ from ftckpt.storage.source import Source
 
 from .autoep import check_maps
 from .checkpoint import DeepSpeedCheckpoint, StepCopy
-from .experts import ExpertLayers, group_ep
+from .expert_names import group_ep
+from .experts import ExpertLayers
 from .geometry import grid_of
 from .names import DeepSpeedFile, FileRole, check_grid, deepspeed_files
 from .slices import cuts_of

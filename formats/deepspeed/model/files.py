@@ -15,7 +15,7 @@ from typing import Any
 from ftckpt.checkpoint import Kind
 from ftckpt.errors import UnsupportedError
 from ftckpt.formats.deepspeed.autoep import AUTOEP, AUTOEP_KEYS, ExpertRank, StackedRows, relaid
-from ftckpt.formats.deepspeed.experts import ExpertLayer
+from ftckpt.formats.deepspeed.expert_names import ExpertLayer
 from ftckpt.formats.deepspeed.job import DeepSpeedJob
 from ftckpt.formats.deepspeed.job.file_state import FileState, PartitionRank
 from ftckpt.formats.deepspeed.job.rank_states import RoleStates

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ftckpt.errors import UnsupportedError
-from ftckpt.formats.deepspeed.experts import group_ep
+from ftckpt.formats.deepspeed.expert_names import group_ep
 from ftckpt.formats.deepspeed.job import DeepSpeedJob
 from ftckpt.formats.deepspeed.job.file_state import GROUPS, FileState
 from ftckpt.formats.deepspeed.states import BASES, GROUPS_OF_RANKS, MASTERS, OPTIMIZER
