@@ -53,7 +53,8 @@ class DeepSpeed:
             NotFoundError: none of DeepSpeed's files is there.
             CorruptError: no file says which parameters there are; other damage is a finding.
             UnsafeError: a file is hostile.
-            UnsupportedError: experts, offloaded tensors, or a cut that no rule explains.
+            UnsupportedError: experts in a pipeline, offloaded tensors, or a cut that no rule
+                explains.
         """
         from .reader import open_deepspeed
 

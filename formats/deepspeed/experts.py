@@ -3,7 +3,8 @@
 The ranks of a data-parallel group of a job with experts form a grid of their own: `ep` ranks share
 the experts of a layer evenly, and the `edp` ranks that hold the same experts partition them. A rank
 numbers its own experts from 0. A file of an expert has the number in the whole model, in its path
-and in the names of its tensors.
+and in the names of its tensors. AutoEP stacks the experts of a rank (see `autoep`): the rank's rows
+of a parameter then go by a name of their own, from which `parts` finds the parameter.
 
     dp = 4, ep = 2, 4 experts    partition 0 1 2 3
     expert first                 holds    0-1 2-3 0-1 2-3
@@ -20,71 +21,29 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from itertools import islice
+from itertools import islice, pairwise
 from math import prod
 from typing import NamedTuple
 
+from ftckpt.checkpoint import Box
+from ftckpt.checkpoint.read_tensor import dense_strides
+from ftckpt.checkpoint.sharding import Slab
 from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.findings import Finding, finding
 from ftckpt.formats.deepspeed.zero.partition import Shape
+from ftckpt.formats.torch_files.values import TensorRef
 
-from .geometry import MOST, DeepSpeedGrid
+from .autoep import StackedLayer, StackedRows
+from .expert_names import ExpertLayer, ExpertName, StackedName, expert_name, group_ep
+from .geometry import MOST, DeepSpeedGrid, ParameterPart, PlacedParameter
 from .names import SHOWN, DeepSpeedFile, FileRole
 from .states import ModelState, OptimizerState
 
-# What the name of an expert's parameter begins with, its number, and the rest.
-_NAME = re.compile(r"(.*\.deepspeed_moe\.experts\.deepspeed_experts\.)(\d{1,7})(\..*)", re.DOTALL)
-# The name of a parameter group of experts says over how many ranks they are shared.
-_GROUP = re.compile(r"ep_size_(\d{1,7})")
-
+# The number of an expert in the name of its row.
+_NUMBER = re.compile(r"0|[1-9]\d{0,6}")
 # Elements of a group, after which `split_params_into_different_moe_groups_for_optimizer` begins
 # another.
 _MOST_OF_A_GROUP = 178_956_971
-
-
-class ExpertName(NamedTuple):
-    """The name of an expert's parameter, in three parts."""
-
-    prefix: str
-    number: int
-    rest: str
-
-    @property
-    def full(self) -> str:
-        """The name."""
-        return f"{self.prefix}{self.number}{self.rest}"
-
-
-def expert_name(name: str) -> ExpertName | None:
-    """Take the name of an expert's parameter apart; None for other names."""
-    match = _NAME.fullmatch(name)
-    return None if match is None else ExpertName(match[1], int(match[2]), match[3])
-
-
-def group_ep(group: object) -> int | None:
-    """Return over how many ranks a parameter group of experts says they are shared."""
-    name = group.get("name") if isinstance(group, dict) and group.get("moe") is True else None
-    match = _GROUP.fullmatch(name) if isinstance(name, str) else None
-    return int(match[1]) or None if match is not None else None
-
-
-class ExpertLayer(NamedTuple):
-    """One layer of experts.
-
-    Attributes:
-        number: of the layer, as the names of its files have it.
-        experts: number of them in the whole model.
-        local: number of them on one rank.
-    """
-
-    number: int
-    experts: int
-    local: int
-
-    @property
-    def ep(self) -> int:
-        """Number of ranks that share the experts."""
-        return self.experts // self.local
 
 
 class GroupPartition(NamedTuple):
@@ -103,11 +62,26 @@ class GroupPartition(NamedTuple):
     rank: int
 
 
+def _placed(rows: StackedRows, whole: PlacedParameter) -> PlacedParameter:
+    shape = (rows.rows, *whole.shape[1:])
+    box = Box((rows.first, *(0 for _ in shape[1:])), shape)
+    slabs = (Slab(box, Box.whole(shape)),)
+    return whole._replace(parts={mp: ParameterPart(mp, shape, slabs, (0,)) for mp in whole.parts})
+
+
+def _otherwise() -> UnsupportedError:
+    return UnsupportedError(
+        "a parameter group of experts that a job of other sizes would divide otherwise",
+        hint="ftckpt convert --to deepspeed-universal, where AutoEP stacks them; else --to dcp",
+    )
+
+
 class ExpertLayers:
     """The layers of experts of a job; without any, all parameters are partitioned alike.
 
     Attributes:
-        layers: prefix of the names of its parameters -> layer.
+        layers: prefix of the names of its parameters, or name of a parameter that AutoEP stacks
+            -> layer.
     """
 
     def __init__(self, grid: DeepSpeedGrid, head: ModelState) -> None:
@@ -120,8 +94,24 @@ class ExpertLayers:
         self._grid, self._counts = grid, head.experts
         self._file, self._data_first = head.file.path, head.data_first
         self._files: dict[int, str] = {}
+        self._recorded: list[tuple[DeepSpeedFile, tuple[StackedLayer, ...]]] = []
         self._held: dict[str, set[int]] = defaultdict(set)
+        self._stacked = head.stacked
+        self._numbers = {name: one.number for one in head.stacked for name in one.names}
         self.layers: dict[str, ExpertLayer] = {}
+
+    @property
+    def stacked(self) -> Mapping[str, ExpertLayer]:
+        """The parameters that AutoEP stacks, by name."""
+        return {name: self.layers[name] for name in self._numbers if name in self.layers}
+
+    def _named(self, name: str) -> tuple[ExpertName | StackedName, ExpertLayer] | None:
+        """Return a rank's parameter of experts and its layer; None for other parameters."""
+        if name in self._numbers and name in self.layers:
+            return StackedName(name), self.layers[name]
+        own = expert_name(name)
+        layer = None if own is None else self.layers.get(own.prefix)
+        return None if own is None or layer is None else (own, layer)
 
     @property
     def ep(self) -> int | None:
@@ -143,6 +133,10 @@ class ExpertLayers:
                 file=file.path,
             )
         for name in names:
+            row = self._row(name)
+            layer = None if row is None else self._numbers[row.name]
+            if row is not None and (layer, row.first) == (file.layer, file.expert):
+                continue
             own = expert_name(name)
             prefix = None if own is None else own.prefix
             if own is None or own.number != file.expert:
@@ -158,9 +152,26 @@ class ExpertLayers:
                     file=file.path,
                 )
 
-    def add_shapes(self, names: Iterable[str]) -> None:
-        """Add the parameters that a model's file lists, as a rank names them."""
-        for name in names:
+    def _row(self, name: str) -> StackedRows | None:
+        """Return which row a tensor in the file of an expert is, where AutoEP stacks them."""
+        whole, _, number = name.rpartition(".")
+        known = whole in self._numbers and _NUMBER.fullmatch(number)
+        return StackedRows(whole, int(number), 1) if known else None
+
+    def by_rows(self, refs: Mapping[str, TensorRef]) -> dict[str, TensorRef]:
+        """Return the tensors in the file of an expert with the name and the axis of their row."""
+        found = {}
+        for name, ref in refs.items():
+            row = self._row(name)
+            if row is not None:
+                ref = ref._replace(shape=(1, *ref.shape), strides=(ref.numel, *ref.strides))
+            found[name if row is None else row.key] = ref
+        return found
+
+    def add_model(self, state: ModelState) -> None:
+        """Add a model's file: the parameters that it lists, as a rank names them."""
+        self._recorded.append((state.file, state.stacked))
+        for name in (*(name for group in state.groups for name in group), *state.frozen):
             own = expert_name(name)
             if own is not None:
                 self._held[own.prefix].add(own.number)
@@ -175,8 +186,13 @@ class ExpertLayers:
             CorruptError: the numbers of experts, of ranks and of layers contradict each other.
             UnsupportedError: the job is a pipeline, or shares experts over tensor slices.
         """
-        if not self._held and not self._files:
+        if not self._held and not self._files and not self._stacked:
             return
+        if self._stacked and self._grid.tp > 1:
+            raise UnsupportedError(
+                "experts of AutoEP in a job of tensor slices: how they share them is not recorded",
+                file=self._file,
+            )
         if self._grid.pp > 1:
             raise UnsupportedError(
                 "experts in a pipeline: each stage numbers its layers of experts from 0, and which"
@@ -185,9 +201,10 @@ class ExpertLayers:
             )
         # A layer of which every file is missing is told, and its place follows from the order.
         numbers = {prefix: number for number, prefix in self._files.items()}
+        taken = {*self._files, *(layer.number for layer in self._stacked)}
         if len(numbers) != len(self._files):
             raise self._odd("two layers of experts have files of the same parameters")
-        free = iter(n for n in range(len(self._counts)) if n not in self._files)
+        free = iter(n for n in range(len(self._counts)) if n not in taken)
         for prefix in self._held:
             if prefix not in numbers:
                 number = next(free, None)
@@ -202,13 +219,23 @@ class ExpertLayers:
                 raise self._odd(f"{prefix}* does not number a rank's experts from 0")
             if not experts or not local or experts % local:
                 raise self._odd(f"{local} experts a rank of the {experts} of {prefix}*")
-            layer = ExpertLayer(number, experts, local)
-            if layer.ep > MOST or self._grid.dp % layer.ep:
-                raise self._odd(
-                    f"{layer.ep} ranks share the experts of {prefix}*, and the job has"
-                    f" {self._grid.dp} partitions"
-                )
-            self.layers[prefix] = layer
+            self._add_layer(prefix, ExpertLayer(number, experts, local))
+        for recorded in self._stacked:
+            if recorded.number in self._files or self._counts[recorded.number :][:1] != (
+                recorded.experts,
+            ):
+                raise self._odd(f"{recorded.prefix} is layer {recorded.number} of experts")
+            layer = ExpertLayer(recorded.number, recorded.experts, recorded.local)
+            for name in recorded.names:
+                self._add_layer(name, layer)
+
+    def _add_layer(self, prefix: str, layer: ExpertLayer) -> None:
+        if layer.ep > MOST or self._grid.dp % layer.ep:
+            raise self._odd(
+                f"{layer.ep} ranks share the experts of {prefix}*, and the job has"
+                f" {self._grid.dp} partitions"
+            )
+        self.layers[prefix] = layer
 
     def _odd(self, what: str) -> CorruptError:
         return CorruptError(
@@ -221,13 +248,30 @@ class ExpertLayers:
         """Return a rank's parameters with the experts of all ranks in place of its own."""
         found: dict[str, Shape] = {}
         for name, shape in shapes.items():
-            own = expert_name(name)
-            layer = None if own is None else self.layers.get(own.prefix)
-            if own is None or layer is None:
+            if (named := self._named(name)) is None:
                 found[name] = shape
                 continue
-            for number in range(own.number, layer.experts, layer.local):
-                found[own._replace(number=number).full] = shape
+            own, layer = named
+            if isinstance(own, StackedName) and shape[:1] != (layer.local,):
+                raise self._odd(f"{name} is of shape {list(shape)} where a rank has {layer.local}")
+            found |= own.whole(shape, layer)
+        return found
+
+    def parts(self, placed: Mapping[str, PlacedParameter]) -> dict[str, PlacedParameter]:
+        """Return where rows of stacked parameters lie: those of each rank and of each expert.
+
+        Args:
+            placed: the parameters.
+        """
+        found = {}
+        for name, layer in self.stacked.items():
+            whole = placed.get(name)
+            if whole is None:
+                continue
+            for count in {layer.local, 1}:
+                for first in range(0, layer.experts, count):
+                    rows = StackedRows(name, first, count)
+                    found[rows.key] = _placed(rows, whole)
         return found
 
     def ordered(
@@ -277,9 +321,8 @@ class ExpertLayers:
         Raises:
             CorruptError: the group mixes experts that are shared differently.
         """
-        names = [(name, expert_name(name)) for name in shapes]
-        layers = [None if own is None else self.layers.get(own.prefix) for _, own in names]
-        sizes = {None if layer is None else layer.ep for layer in layers}
+        named = {name: self._named(name) for name in shapes}
+        sizes = {None if own is None else own[1].ep for own in named.values()}
         if len(sizes) > 1:
             raise self._odd("a parameter group has parameters that are partitioned differently")
         ep = next(iter(sizes), None)
@@ -287,11 +330,9 @@ class ExpertLayers:
             return GroupPartition(0, shapes, self._grid.dp, dp)
         ep_rank, rank = self.place(dp, ep)
         made = {}
-        for (name, own), layer in zip(names, layers, strict=True):
+        for name, own in named.items():
             assert own is not None
-            assert layer is not None
-            number = own.number + ep_rank * layer.local
-            made[own._replace(number=number).full] = shapes[name]
+            made[own[0].on_rank(ep_rank, own[1])] = shapes[name]
         return GroupPartition(ep_rank, made, self._grid.dp // ep, rank)
 
     def place(self, dp: int, ep: int) -> tuple[int, int]:
@@ -345,7 +386,9 @@ class ExpertLayers:
         made: dict[str, Shape] = {}
         for name, shape in group.items():
             own = expert_name(name)
-            if own is not None and own.prefix in of.layers:
+            if name in self._numbers:
+                made[name] = (self.layers[name].local, *shape[1:])
+            elif own is not None and own.prefix in of.layers:
                 numbers = listed.setdefault(own.prefix, {})
                 numbers.setdefault(own.number, {})[own.rest] = shape
             else:
@@ -360,13 +403,46 @@ class ExpertLayers:
             for number in range(self.layers[prefix].local):
                 made |= {f"{prefix}{number}{rest}": shape for rest, shape in first.items()}
         if order != [*group] or sum(map(prod, made.values())) > _MOST_OF_A_GROUP:
-            raise UnsupportedError(
-                "a parameter group of experts that a job of other sizes would divide otherwise"
-            )
+            raise _otherwise()
         return made
 
+    def rows_of(self, name: str, dp: int) -> str:
+        """Return the name of the rows of a stacked parameter that a partition's rank has.
+
+        It is the name itself for other parameters.
+        """
+        if name not in self._numbers:
+            return name
+        layer = self.layers[name]
+        return StackedName(name).on_rank(self.place(dp, layer.ep)[0], layer)
+
+    def require_the_same_groups(
+        self, before: Sequence[Mapping[str, Shape]], after: Sequence[Mapping[str, Shape]]
+    ) -> None:
+        """Require that groups of stacked experts are those that a job of this size makes.
+
+        Args:
+            before: the parameter groups of the source.
+            after: the same, as a rank of this job has them.
+
+        Raises:
+            UnsupportedError: two groups that were too large together would be one.
+        """
+        for one, other in zip(pairwise(before), pairwise(after), strict=True):
+            if not all(group.keys() & self._numbers.keys() for group in other):
+                continue
+            sizes = []
+            for first, second in (one, other):
+                head = next(iter(second.values()))
+                sizes.append(sum(map(prod, first.values())) + prod(head))
+            if sizes[0] > _MOST_OF_A_GROUP >= sizes[1]:
+                raise _otherwise()
+
     def on_its_rank(self, name: str) -> str:
-        """Return a name with the number that its expert has on the rank that holds it."""
+        """Return a name as the rank has it that holds the expert, or the rows of a parameter."""
+        whole, bracket, _ = name.rpartition("[")
+        if bracket and whole in self._numbers:
+            return whole
         own = expert_name(name)
         layer = None if own is None else self.layers.get(own.prefix)
         if own is None or layer is None:
@@ -377,22 +453,49 @@ class ExpertLayers:
         """Return the partition that writes for an expert-parallel rank where ZeRO is off."""
         return ep_rank * (self._grid.dp // (self.ep or 1)) if self._data_first else ep_rank
 
-    def of_rank(self, names: Iterable[str], ep_rank: int) -> Iterator[str]:
-        """Yield the experts' parameters among `names` that one expert-parallel rank holds."""
-        for name in names:
+    def any_row(self, name: str, held: Mapping[str, TensorRef]) -> TensorRef | None:
+        """Return one expert's row of a stacked parameter, whichever there is.
+
+        Args:
+            name: of the parameter.
+            held: the tensors of all files of experts, by name.
+        """
+        keys = (StackedRows(name, n, 1).key for n in range(self.layers[name].experts))
+        return next((held[key] for key in keys if key in held), None)
+
+    def of_rank(
+        self, held: Mapping[str, TensorRef], ep_rank: int
+    ) -> Iterator[tuple[str, TensorRef]]:
+        """Yield the experts' parameters that one expert-parallel rank holds, stacked where it does.
+
+        Args:
+            held: those of all files of experts, by name.
+            ep_rank: which rank.
+        """
+        for name, layer in self.stacked.items():
+            ref = self.any_row(name, held)
+            if ref is not None:
+                mine = self.place(self.first(ep_rank), layer.ep)[0] * layer.local
+                shape = (layer.local, *ref.shape[1:])
+                stack = ref._replace(shape=shape, strides=dense_strides(shape))
+                yield StackedRows(name, mine, layer.local).key, stack
+        for name, ref in held.items():
             own = expert_name(name)
-            layer = None if own is None else self.layers.get(own.prefix)
-            if own is None or layer is None:
+            its = None if own is None else self.layers.get(own.prefix)
+            if own is None or its is None:
                 continue
-            if own.number // layer.local == self.place(self.first(ep_rank), layer.ep)[0]:
-                yield name
+            if own.number // its.local == self.place(self.first(ep_rank), its.ep)[0]:
+                yield name, ref
 
     def check(self, files: Sequence[DeepSpeedFile]) -> Iterator[Finding]:
-        """Yield the experts that have no file."""
+        """Yield the experts that have no file, and files that are of other experts' ranks."""
+        yield from self._check_recorded()
         held = {(f.layer, f.expert, f.mp) for f in files if f.role is FileRole.EXPERT}
+        without = {layer.number for layer in self._stacked if layer.partitioned}
         absent = (
             (number, expert, mp)
             for number, count in enumerate(self._counts)
+            if number not in without
             for expert in range(count)
             for mp in range(self._grid.mp)
             if (number, expert, mp) not in held
@@ -406,3 +509,23 @@ class ExpertLayers:
             name = f"expp_rank_{rank}_mp_rank_00_optim_states.pt"
             what = f"{name} is missing: expert-parallel rank {rank} has no optimizer file"
             yield finding("missing-rank", what, file=name)
+
+    def _check_recorded(self) -> Iterator[Finding]:
+        """Yield model's files that record other layers of AutoEP, or another rank's experts."""
+        for file, stacked in self._recorded:
+            path, dp = file.path, file.dp or 0
+            if [one._replace(ep_rank=None) for one in stacked] != [
+                one._replace(ep_rank=None) for one in self._stacked
+            ]:
+                what = f"{path} records other layers of experts than {self._file}"
+                yield finding("bad-metadata", what, file=path)
+                continue
+            for one in stacked:
+                ep_rank = self.place(dp, one.experts // one.local)[0]
+                if one.ep_rank not in (None, ep_rank):
+                    what = (
+                        f"{path} is the file of expert-parallel rank {one.ep_rank}, and"
+                        f" partition {dp} is one of rank {ep_rank}"
+                    )
+                    yield finding("wrong-rank", what, file=path)
+                    break

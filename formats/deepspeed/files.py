@@ -96,7 +96,9 @@ class JobFiles:
             files=files,
             unplaced=sorted({*unplaced(self.content, states), *self.left_out()}),
             notes=[*self._notes(), *(note for state in states for note in state.notes)],
-            content=renamed_content(self.content, states, renumbered=renumbered),
+            content=renamed_content(
+                self.content, states, renumbered=renumbered, rewritten=model.rewritten
+            ),
         )
 
     def _optimizer_files(self) -> Iterator[OutputFile]:
@@ -111,7 +113,7 @@ class JobFiles:
                 name = f"{self.job.zero.prefix}zero_pp_rank_{dp}_mp_rank_{mp:02d}_optim_states"
                 place = PartitionRank(mp, dp)
                 state = self._optimizers.assign(place, grid.rank(mp, dp), first=place == (0, 0))
-                tree = CopiedTree(self._trees.build(state, groups), state.storages)
+                tree = CopiedTree(self._trees.build(state, groups, dp), state.storages)
                 yield OutputFile(f"{name}.pt", save(tree, folder=name))
         self._optimizers.finish()
 
@@ -130,7 +132,7 @@ class JobFiles:
         flat.ranks = ranks
         flat.numbers = self.numbers(mp, number)
         if self.job.stage < 3:
-            weight = self.content.tensors.get(next(iter(group), ""))
+            weight = self.content.tensors.get(self._flats.owner(next(iter(group), "")))
             itemsize = weight.dtype.itemsize if weight is not None else 4
             flat.gaps = self.job.gaps(mp, number, itemsize)
         return flat

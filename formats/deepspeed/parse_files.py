@@ -19,8 +19,10 @@ from ftckpt.formats.state.tied import aliases_of
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.storage.source import Source
 
+from .autoep import check_maps
 from .checkpoint import DeepSpeedCheckpoint, StepCopy
-from .experts import ExpertLayers, group_ep
+from .expert_names import group_ep
+from .experts import ExpertLayers
 from .geometry import grid_of
 from .names import DeepSpeedFile, FileRole, check_grid, deepspeed_files
 from .slices import cuts_of
@@ -91,7 +93,9 @@ class DeepSpeedParser:
             try:
                 if isinstance(stream, CorruptError):
                     raise stream
-                return read_model(file, stream.tree, stream.storages)
+                state = read_model(file, stream.tree, stream.storages)
+                check_maps(file.path, stream.tree, state.stacked)
+                return state
             except CorruptError as error:
                 broken = broken or error
         raise broken or CorruptError(
@@ -167,13 +171,13 @@ class DeepSpeedParser:
                     file=file.path,
                 )
             weights.add_model(state)
-            self.experts.add_shapes((*(name for g in state.groups for name in g), *state.frozen))
+            self.experts.add_model(state)
             self.keep_objects(file, stream)
 
         def expert(file: DeepSpeedFile, stream: TorchStream) -> None:
             refs = read_weights(file.path, stream.tree)
             self.experts.add_file(file, refs)
-            weights.add_expert(file, refs, stream.storages)
+            weights.add_expert(file, self.experts.by_rows(refs), stream.storages)
 
         beside: list[tuple[DeepSpeedFile, TorchStream]] = []
 

@@ -13,7 +13,7 @@ from ftckpt.storage.source import Source
 from ftckpt.workers.memory import no_gc
 
 from .checkpoint import DeepSpeedCheckpoint
-from .experts import group_ep
+from .expert_names import group_ep
 from .names import DeepSpeedFile, FileRole, deepspeed_files, refuse_unread
 from .parse_files import DeepSpeedParser
 from .states import read_expert_optimizer, read_optimizer

@@ -19,20 +19,22 @@ from ftckpt.formats.deepspeed.zero.partition import Shape
 from ftckpt.formats.pickles.inert import Inert
 from ftckpt.formats.torch_files.values import Composite, StoredStorage, SubclassRef, TensorRef
 
+from .autoep import AUTOEP_KEYS, StackedLayer, read_layers
 from .names import DeepSpeedFile
 
 MODULE = "module"
 OPTIMIZER = "optimizer_state_dict"
 INFO = "universal_checkpoint_info"
+GROUPS_OF_RANKS = "ds_zero_partition_groups"
 # Keys that say how the files cut the state; they mean nothing beside another cut.
 LAYOUT_OF_MODEL = frozenset({
     "buffer_names", "param_shapes", "frozen_param_shapes", "frozen_param_fragments",
     "shared_params", "dp_world_size", "mp_world_size", "checkpoint_parallel_dimensions",
-    "sparse_tensor_module_names",
+    "sparse_tensor_module_names", *AUTOEP_KEYS,
 })  # fmt: skip
 LAYOUT_OF_OPTIMIZER = frozenset({
     "zero_stage", "group_paddings", "param_alignment_paddings", "partition_count",
-    "param_slice_mappings", "ds_zero_partition_groups",
+    "param_slice_mappings", GROUPS_OF_RANKS,
 })  # fmt: skip
 MASTERS = ("single_partition_of_fp32_groups", "fp32_flat_groups")
 BASES = ("base_optimizer_state", OPTIMIZER)
@@ -62,6 +64,7 @@ class ModelState:
         dp: number of data-parallel ranks, as recorded.
         info: `universal_checkpoint_info`: how tensor-parallel parameters are cut.
         experts: number of experts of each layer of experts.
+        stacked: the layers of experts that AutoEP stacks.
         data_first: whether ranks are grouped for data parallelism before expert parallelism.
         optimizer: the optimizer's state where ZeRO is off.
         args: the arguments of Megatron-DeepSpeed, a record, where that wrote it.
@@ -81,6 +84,7 @@ class ModelState:
     dp: int | None
     info: Mapping[str, Any] | None
     experts: tuple[int, ...]
+    stacked: tuple[StackedLayer, ...]
     data_first: bool
     optimizer: Any
     args: Any
@@ -110,6 +114,8 @@ class OptimizerState:
         masters: flat fp32 weights of each group, or sub-group of stage 3.
         states: state name -> value of each group: flat tensors, counters.
         gaps: elements after each parameter of each group, where they were recorded.
+        ranks: of each sub-group of stage 3, which partition this is and the global ranks of all,
+            where they were recorded.
     """
 
     file: DeepSpeedFile
@@ -121,6 +127,7 @@ class OptimizerState:
     masters: tuple[TensorRef, ...]
     states: tuple[Mapping[str, Any], ...]
     gaps: tuple[tuple[int, ...], ...]
+    ranks: tuple[tuple[object, tuple[object, ...]], ...]
 
 
 def read_model(file: DeepSpeedFile, tree: Any, storages: Storages) -> ModelState:
@@ -128,19 +135,11 @@ def read_model(file: DeepSpeedFile, tree: Any, storages: Storages) -> ModelState
 
     Raises:
         CorruptError: it is none (`bad-metadata`).
-        UnsupportedError: a weight is of a tensor subclass, or experts are partitioned.
+        UnsupportedError: a weight is of a tensor subclass, or see `read_layers`.
     """
     path = file.path
     if not isinstance(tree, dict) or MODULE not in tree:
         _malformed(path, "no module's state")
-    for key in ("ds_autoep_layers", "autoep_layers"):
-        if tree.get(key):
-            raise UnsupportedError(
-                f"{path} has {key}: AutoEP of DeepSpeed stacks the experts of a layer and gives"
-                " each rank some of them, which ftckpt does not read",
-                hint="DeepSpeed's own ds_to_universal.py (0.19) puts the experts together",
-                file=path,
-            )
     shapes = tree.get("param_shapes") or ()
     if isinstance(shapes, dict):  # one group, as versions before 0.4 wrote
         shapes = [shapes]
@@ -181,6 +180,7 @@ def read_model(file: DeepSpeedFile, tree: Any, storages: Storages) -> ModelState
         dp=_natural(tree.get("dp_world_size")) or None,
         info=info if isinstance(info, dict) else None,
         experts=tuple(experts),
+        stacked=read_layers(path, tree),
         data_first=config.get("use_data_before_expert_parallelism") is True,
         optimizer=tree.get("optimizer"),
         args=tree.get("args"),
@@ -258,6 +258,11 @@ def read_optimizer(file: DeepSpeedFile, tree: Any, storages: Storages) -> Optimi
             for number in range(len(masters))
         ),
         gaps=tuple(tuple(g) for g in gaps),
+        ranks=tuple(
+            (one.get("partition_rank"), tuple(listed(one.get("partition_ranks"))))
+            for one in listed(inner.get(GROUPS_OF_RANKS))
+            if isinstance(one, dict)
+        ),
     )
 
 

@@ -42,8 +42,15 @@ class RankWeight(NamedTuple):
     storages: Storages
 
 
+class PlacedWeight(NamedTuple):
+    """What one file holds of a tensor, and where that lies in it."""
+
+    weight: RankWeight
+    placed: PlacedParameter
+
+
 def weight_tensor(
-    identity: TensorIdentity, placed: PlacedParameter, held: Sequence[RankWeight], report: Report
+    identity: TensorIdentity, held: Sequence[PlacedWeight], report: Report
 ) -> TensorInfo:
     """Return a weight or buffer from the ranks' own tensors, each dense or strided.
 
@@ -51,8 +58,8 @@ def weight_tensor(
         UnsupportedError: a conjugate view, or bytes inside the pickle.
     """
     boxes = PieceBoxes()
-    dtype = held[0].ref.dtype
-    for weight in held:
+    dtype = held[0].weight.ref.dtype
+    for weight, placed in held:
         part = placed.parts.get(weight.mp)
         entry = RankEntry(weight.rank, weight.file.path, weight.ref, weight.storages)
         if part is None or weight.ref.shape != part.shape:
@@ -63,7 +70,7 @@ def weight_tensor(
         else:
             patches = [Patch(slab.box, slab.local.offsets) for slab in part.slabs]
             boxes.add(entry, weight.ref, patches)
-    return _info(identity, placed.shape, dtype, boxes.pieces)
+    return _info(identity, held[0].placed.shape, dtype, boxes.pieces)
 
 
 def _info(
@@ -128,7 +135,7 @@ class Partitions:
         self._counters: dict[tuple[_Group, str], list[FlatTensor]] = defaultdict(list)
         self._members: dict[_Group, list[str]] = {}
         self._layouts: dict[_Group, FlatGroup] = {}
-        self._sliced: dict[int, SlicedGroup] = {}
+        self._sliced: dict[tuple[int, tuple[int, ...]], SlicedGroup] = {}
         self.extra: list[tuple[str, FlatTensor]] = []
 
     def add(self, state: OptimizerState, model: ModelState) -> None:
@@ -155,6 +162,8 @@ class Partitions:
         for number, place in enumerate(self._experts.ordered(state, groups)):
             ep, shapes, ranks, rank = self._experts.partition(groups[place], dp)
             group = _Group(file.mp, place, ep)
+            own = {name: self._experts.on_its_rank(name) for name in shapes}
+            called = {name: model.called.get(one, one) for name, one in own.items()}
             layout = self._layouts.get(group)
             gaps = state.gaps[number] if number < len(state.gaps) else ()
             if layout is None:
@@ -165,7 +174,7 @@ class Partitions:
                 layout = self._layouts[group] = FlatGroup(shapes, ranks, gaps)
             runs = list(layout.runs(rank))
             told = state.slices[number] if number < len(state.slices) else {}
-            if what := _contradiction(told, runs, shapes, model.called):
+            if what := _contradiction(told, runs, called):
                 self._odd("wrong-rank", file, f"records that it holds {what} of group {number}: it"
                           f" is not the file of partition {rank}")  # fmt: skip
                 return
@@ -180,10 +189,20 @@ class Partitions:
     def _add_stage3(self, state: OptimizerState, groups: Sequence[Mapping[str, Shape]]) -> None:
         """Walk the flat tensors of all sub-groups as one: old versions list shapes otherwise."""
         file, dp = state.file, state.file.dp or 0
-        layout = self._sliced.get(file.mp)
+        parts = [self._experts.partition(group, dp) for group in groups]
+        told = state.ranks if self._experts.layers else ()
+        for part, (own, ranks) in zip(parts, told, strict=False):
+            if (own, len(ranks)) != (part.rank, part.ranks) or ranks[part.rank] != dp:
+                self._odd("wrong-rank", file, f"records partition {str(own)[:20]} of {len(ranks)},"
+                          f" and its name is that of {part.rank} of {part.ranks}")  # fmt: skip
+                return
+        eps = tuple(part.ep for part in parts)
+        layout = self._sliced.get((file.mp, eps))
         if layout is None:
-            shapes = {name: shape for group in groups for name, shape in group.items()}
-            layout = self._sliced[file.mp] = SlicedGroup(shapes, self._grid.dp)
+            shapes = {name: shape for part in parts for name, shape in part.shapes.items()}
+            counts = {name: part.ranks for part in parts for name in part.shapes}
+            layout = self._sliced[file.mp, eps] = SlicedGroup(shapes, counts)
+        rank = [part.rank for part in parts for _ in part.shapes]
         has = sum(master.numel for master in state.masters)
         if has != layout.total:
             self._odd("size-mismatch", file, f"holds {has} elements of master weights where the"
@@ -192,9 +211,9 @@ class Partitions:
         begin = 0
         for number, master in enumerate(state.masters):
             end = begin + master.numel
-            group = _Group(file.mp, number, 0)
+            group = _Group(file.mp, number, eps[number] if len(eps) > number else 0)
             self._members.setdefault(group, layout.names(begin, end))
-            runs = list(layout.runs(dp, begin, end))
+            runs = list(layout.runs(rank, begin, end))
             for kind, leaf, flat in self._flats(state, number, group):
                 if self._fits(flat, master.numel, master.numel, (kind, leaf), number):
                     self._put(flat, kind, leaf, file.mp, runs)
@@ -240,9 +259,9 @@ class Partitions:
         for run in runs:
             placed = self._placed.get(run.name)
             part = None if placed is None else placed.parts.get(mp)
-            if part is None:
+            if placed is None or part is None:
                 continue  # its parts contradict each other, which is reported
-            key = (kind, run.name, leaf if kind is Kind.OTHER else "")
+            key = (kind, placed.name, leaf if kind is Kind.OTHER else "")
             if self._dtypes.setdefault(key, flat.ref.dtype) is not flat.ref.dtype:
                 self._odd("dtype-mismatch", flat, f"holds {leaf or 'masters'} of {run.name} as"
                           f" {flat.ref.dtype.name}, other files do not")  # fmt: skip
@@ -270,7 +289,8 @@ class Partitions:
         owners: dict[str, list[_Group]] = defaultdict(list)
         for place, names in sorted(self._members.items()):
             for name in names:
-                owners[name].append(place)
+                placed = self._placed.get(name)
+                owners[name if placed is None else placed.name].append(place)
         found = []
         for leaf in dict.fromkeys(leaf for _, leaf in self._counters):
             for name, places in owners.items():
@@ -303,7 +323,6 @@ class Partitions:
 def _contradiction(
     told: Mapping[str, tuple[int, int] | None],
     runs: Sequence[FlatRun],
-    shapes: Mapping[str, Shape],
     called: Mapping[str, str],
 ) -> str:
     """Return what a rank's record of its own elements says that its place does not; "" for nothing.
@@ -311,12 +330,11 @@ def _contradiction(
     Args:
         told: parameter -> (elements, first), by the names of the optimizer's file.
         runs: what a file of this name holds.
-        shapes: of the group's parameters.
-        called: name -> that of the optimizer's file, where they differ.
+        called: name -> that of the optimizer's file, of all the group's parameters.
     """
-    if not told or not told.keys() <= {called.get(name, name) for name in shapes}:
+    if not told or not told.keys() <= set(called.values()):
         return ""  # not recorded, or under names of another kind
-    places = {called.get(run.name, run.name): (run.stop - run.start, run.at) for run in runs}
+    places = {called[run.name]: (run.stop - run.start, run.at) for run in runs}
     for name in dict.fromkeys((*told, *places)):
         has, needs = told.get(name), places.get(name)
         if has is None and name in told:

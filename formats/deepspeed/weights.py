@@ -21,12 +21,13 @@ from ftckpt.formats.ranks.tensors import Report, TensorIdentity
 from ftckpt.formats.state.stored_names import place
 from ftckpt.formats.torch_files.values import TensorRef
 
+from .autoep import StackedRows
 from .experts import ExpertLayers
 from .geometry import DeepSpeedGrid, PlacedParameter, place_all
 from .names import DeepSpeedFile
 from .slices import WHOLE, CutOf, SliceCut
 from .states import ModelState, Storages
-from .tensors import RankWeight, fragment_tensor, weight_tensor
+from .tensors import PlacedWeight, RankWeight, fragment_tensor, weight_tensor
 
 _TIED = "tied_modules."
 
@@ -84,7 +85,7 @@ class Weights:
     def add_expert(
         self, file: DeepSpeedFile, refs: Mapping[str, TensorRef], storages: Storages
     ) -> None:
-        """Add the file of one expert."""
+        """Add the file of one expert; its tensors' names may be those of rows (`StackedRows`)."""
         for name, ref in refs.items():
             self.experts.setdefault(name, ref)
             self._weights[name].append(RankWeight(file.mp, None, file, ref, storages))
@@ -103,6 +104,7 @@ class Weights:
         self._held = {mp: experts.whole(shapes) for mp, shapes in self._held.items()}
         self.buffers = set(experts.whole(dict.fromkeys(self.buffers, ())))
         self.placed = place_all(self._held, self._grid, cut_of, self._report)
+        self._place_rows(cut_of, experts)
         known = {name for shapes in self._held.values() for name in shapes}
         stages = {name: min(p.parts) // self._grid.tp for name, p in self.placed.items()}
         for layer, files in sorted(self._layers.items()):
@@ -117,6 +119,22 @@ class Weights:
         if layers and self._pipeline:
             self._check_layers(known)
         self._place_rest(cut_of)
+
+    def _place_rows(self, cut_of: CutOf, experts: ExpertLayers) -> None:
+        """Place the rows of stacked parameters, which no list has where ZeRO is off."""
+        stacked, shapes = experts.stacked, dict[str, Shape]()
+        for name in stacked.keys() - self.placed.keys():
+            ref = experts.any_row(name, self.experts)
+            if ref is not None:
+                shapes[name] = (stacked[name].experts, *ref.shape[1:])
+        self.placed |= place_all({0: shapes}, self._grid, cut_of, self._report)
+        for name in stacked.keys() & self._weights.keys():
+            # Of a frozen one the first file has a copy of what its own rank holds.
+            for weight in self._weights.pop(name):
+                for number in range(stacked[name].local):
+                    row = weight._replace(ref=_row(weight.ref, number))
+                    self._weights[StackedRows(name, number, 1).key].append(row)
+        self.placed |= experts.parts(self.placed)
 
     def _check_layers(self, known: set[str]) -> None:
         """Report layers of which the optimizer knows parameters and no file has any."""
@@ -184,12 +202,19 @@ class Weights:
             UnsupportedError: a view or a fragment that the data model cannot hold.
         """
         split = 0
+        parts: dict[str, list[PlacedWeight]] = defaultdict(list)
+        for name, weights in self._weights.items():
+            placed = self.placed.get(name)
+            if placed is not None and name not in self.buffers:
+                parts[placed.name] += (PlacedWeight(weight, placed) for weight in weights)
         for name, weights in self._weights.items():
             placed = self.placed.get(name)
             kind = self._kind(name, weights[0].ref)
             if placed is not None and name not in self.buffers:
-                identity = TensorIdentity("model", Kind.PARAM, name)
-                yield weight_tensor(identity, placed, weights, self._report)
+                held = parts.pop(placed.name, None)
+                if held is not None:
+                    identity = TensorIdentity("model", Kind.PARAM, placed.name)
+                    yield weight_tensor(identity, held, self._report)
             elif kind is Kind.BUFFER:
                 slices = {weight.mp % self._grid.tp for weight in weights}
                 split += len(slices) > 1
@@ -218,7 +243,16 @@ class Weights:
             whole = place_all(
                 {0: {name: own[0].ref.shape}}, DeepSpeedGrid(1, 1, 1), _whole, self._report
             )
-            yield weight_tensor(identity, whole[name], own, self._report)
+            held = [PlacedWeight(weight, whole[name]) for weight in own]
+            yield weight_tensor(identity, held, self._report)
+
+
+def _row(ref: TensorRef, number: int) -> TensorRef:
+    """Return one row of a stack; a tensor of fewer rows as it is, which its shape then shows."""
+    if not ref.shape or number >= ref.shape[0]:
+        return ref
+    offset = ref.storage_offset + number * ref.strides[0]
+    return ref._replace(storage_offset=offset, shape=(1, *ref.shape[1:]))
 
 
 def _whole(name: str, shapes: Sequence[Shape]) -> SliceCut:

@@ -10,4 +10,5 @@ if [ ! -x "$place/bin/python" ]; then
     DS_BUILD_OPS=0 DS_ACCELERATOR=cpu \
         "$place/bin/pip" install --quiet --no-build-isolation deepspeed==0.19.8
 fi
-FTCKPT_PEER_DEEPSPEED="$place/bin/python" exec python -m pytest tests/peers/test_deepspeed.py
+FTCKPT_PEER_DEEPSPEED="$place/bin/python" exec python -m pytest \
+    tests/peers/test_deepspeed.py tests/peers/test_autoep.py

@@ -61,10 +61,18 @@ class DeepSpeedJob:
         """The stage of ZeRO."""
         return self.zero.stage
 
-    @property
+    @cached_property
     def placed(self) -> Mapping[str, PlacedParameter]:
-        """Where parameters lie on the model-parallel ranks."""
-        return self.checkpoint.placed
+        """Where parameters, and rows of stacked ones, lie on the model-parallel ranks."""
+        placed = self.checkpoint.placed
+        return {**placed, **self.zero.experts.parts(placed)}
+
+    @property
+    def moves_experts(self) -> bool:
+        """Whether a rank of AutoEP's has other experts, or keeps them otherwise, than it did."""
+        now, before = self.zero, self.checkpoint
+        same = now.grid.dp == before.grid.dp and now.experts.layers == before.experts.layers
+        return bool(now.experts.stacked) and not (same and now.stage == before.stage)
 
     @property
     def layers(self) -> Sequence[DeepSpeedFile]:
@@ -156,8 +164,14 @@ class DeepSpeedJob:
         before = self.zero.experts
         if request.ep is not None and not before.layers:
             raise UsageError("--ep has no meaning here: the job has no layers of experts")
-        if before.layers and stage == 3:
+        if before.layers.keys() - before.stacked.keys() and stage == 3:
             raise UnsupportedError("DeepSpeed has no experts with stage 3 of ZeRO")
+        frozen = sorted(before.stacked.keys() - self.trained)
+        if frozen and stage == 3:
+            raise UnsupportedError(
+                f"{frozen[0]} is not trained: stage 3 has no frozen experts of AutoEP",
+                tensor=frozen[0],
+            )
         experts = before.resharded(grid, request.ep)
         zero = replace(
             self.zero,
@@ -168,8 +182,9 @@ class DeepSpeedJob:
             bf16_optimizer=self.zero.bf16_optimizer and stage == 1,
             elastic=self.zero.elastic and stage < 3,
         )
-        flats = {
-            mp: [zero.flat_groups(experts.relisted(one, before)) for one in own]
-            for mp, own in self.groups.items()
-        }
+        flats = {}
+        for mp, own in self.groups.items():
+            relisted = [experts.relisted(one, before) for one in own]
+            experts.require_the_same_groups(own, relisted)
+            flats[mp] = [zero.flat_groups(one) for one in relisted]
         return replace(self, zero=zero, flats=flats)

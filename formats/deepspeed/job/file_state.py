@@ -9,10 +9,12 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ftckpt.formats.deepspeed.autoep import AUTOEP
 from ftckpt.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
 from ftckpt.formats.deepspeed.names import DeepSpeedFile, FileRole
 from ftckpt.formats.deepspeed.states import (
     BASES,
+    INFO,
     LAYOUT_OF_MODEL,
     LAYOUT_OF_OPTIMIZER,
     MASTERS,
@@ -89,6 +91,8 @@ class FileState:
         fields: path in the file's tree -> value.
         at: where the optimizer's state stands in the tree.
         layout: what a model's file says of how the files are cut.
+        repeats_layers: whether `universal_checkpoint_info` has the layers of AutoEP once more; they
+            are kept in `layout` alone.
         labels: path -> name of the object, without its rank.
         names: path -> name of the source's object.
         inside: path -> keys of the source's own tensors that lie there.
@@ -101,6 +105,7 @@ class FileState:
     fields: dict[Path, Any] = field(default_factory=dict)
     at: Path = ()
     layout: Mapping[str, Any] = field(default_factory=dict)
+    repeats_layers: bool = False
     labels: dict[Path, str] = field(default_factory=dict)
     names: dict[Path, str] = field(default_factory=dict)
     inside: dict[Path, list[str]] = field(default_factory=dict)
@@ -122,6 +127,10 @@ class FileState:
                 made.labels[*at, key] = label
         if file.role is FileRole.MODEL:
             made.layout = {key: tree[key] for key in tree if key in LAYOUT_OF_MODEL}
+            info = tree.get(INFO)
+            made.repeats_layers = isinstance(info, dict) and bool(info.get(AUTOEP))
+            if made.repeats_layers:
+                made.fields[INFO,] = {key: v for key, v in info.items() if key != AUTOEP}
         else:
             made.at, _ = optimizer_at(tree)
         return made

@@ -7,7 +7,7 @@ to stage 3 has no place for them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from ftckpt.checkpoint import Kind, tensor_key
@@ -23,11 +23,10 @@ def stored_content(job: DeepSpeedJob, content: Content) -> Content:
     """Return the content that a repartitioned job stores."""
     content = content.with_tensors(_padded(job, content))
     if job.stage == 3:
-        kept = [w for w in content.tensors.values() if not _is_trained_weight(job, w)]
-        return content.with_tensors(kept)
-    if job.checkpoint.stage != 3:
-        return content
+        return without_weights(content, job.trained)
     made = {wanted.key: wanted for wanted in _cast_masters(job, content)}
+    if not made:
+        return content
     tied = {n: owner for n, owner in job.shared.items() if {n, owner} <= made.keys()}
     return replace(
         content, tensors={**made, **content.tensors}, aliases={**content.aliases, **tied}
@@ -48,17 +47,28 @@ def _padded(job: DeepSpeedJob, content: Content) -> Iterator[TargetTensor]:
             yield wanted
 
 
-def _is_trained_weight(job: DeepSpeedJob, wanted: TargetTensor) -> bool:
-    weight = wanted.component == "model" and wanted.kind is Kind.PARAM
-    return weight and wanted.name in job.trained
+def without_weights(content: Content, names: Collection[str]) -> Content:
+    """Return content without the weights of parameters that are their masters, cast."""
+    tensors = content.tensors
+    return content.with_tensors(
+        wanted
+        for wanted in tensors.values()
+        if (wanted.component, wanted.kind) != ("model", Kind.PARAM) or wanted.name not in names
+    )
 
 
 def _cast_masters(job: DeepSpeedJob, content: Content) -> Iterator[TargetTensor]:
+    """Yield the weights that the source does not store.
+
+    Stage 3 stores none, a universal checkpoint those alone that AutoEP does not stack.
+    """
     for state in job.states.values():
-        for name, ref in state.weights.items():
+        weights = {name: ref.dtype for name, ref in state.weights.items() if name in job.trained}
+        found = dict(weights) if job.checkpoint.stage == 3 else {}
+        for name in job.zero.experts.stacked if weights else ():
+            found[name] = next(iter(weights.values()))  # all parameters are of one type
+        for name, dtype in found.items():
             key = tensor_key("optimizer", Kind.MASTER, job.shared.get(name, name))
             master = content.tensors.get(key)
             if name in job.trained and name not in content.tensors and master is not None:
-                yield master._replace(
-                    component="model", kind=Kind.PARAM, name=name, dtype=ref.dtype
-                )
+                yield master._replace(component="model", kind=Kind.PARAM, name=name, dtype=dtype)

@@ -8,6 +8,7 @@ to a rank that has gone has no place.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -26,6 +27,8 @@ from .file_state import GROUPS, FileState, PartitionRank
 
 # Tensors in other state are random states: small. More than this is not read to be compared.
 _COMPARED = 16 << 20
+# What the name of an object of another rank than the first begins with.
+_RANK = re.compile(r"rank_\d+\.")
 # How a component of one rank alone begins; its number follows.
 RANK_COMPONENT = "extra:rank"
 
@@ -201,19 +204,27 @@ def unplaced(content: Content, states: Iterable[OtherState]) -> list[str]:
     return sorted(strays | found)
 
 
-def renamed_content(content: Content, states: Sequence[OtherState], *, renumbered: bool) -> Content:
+def renamed_content(
+    content: Content,
+    states: Sequence[OtherState],
+    *,
+    renumbered: bool,
+    rewritten: Collection[str] = (),
+) -> Content:
     """Return what the files hold, under the names that the result's ranks give it.
 
     Args:
         content: what was to be written.
         states: the other state.
         renumbered: whether parameter groups have other numbers than in the source.
+        rewritten: labels of objects of which a part says another layout now.
     """
     kept = [wanted for wanted in content.tensors.values() if not _is_of_rank(wanted)]
     found = content.with_tensors([*kept, *(wanted for s in states for wanted in s.tensors)])
     same = {name for state in states for name in state.same}
     if renumbered:
         same = {name for name in same if not name.endswith(f"optimizer.{GROUPS}")}
+    same = {name for name in same if _RANK.sub("", name) not in rewritten}
     objects = {name: info for name, info in found.objects.items() if name in same}
     return replace(found, objects=objects)
 

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from ftckpt.checkpoint import Kind
 from ftckpt.errors import UnsupportedError
+from ftckpt.formats.deepspeed.autoep import AUTOEP, AUTOEP_KEYS, ExpertRank, StackedRows, relaid
+from ftckpt.formats.deepspeed.expert_names import ExpertLayer
 from ftckpt.formats.deepspeed.job import DeepSpeedJob
 from ftckpt.formats.deepspeed.job.file_state import FileState, PartitionRank
 from ftckpt.formats.deepspeed.job.rank_states import RoleStates
 from ftckpt.formats.deepspeed.names import DeepSpeedFile, FileRole
-from ftckpt.formats.deepspeed.states import MODULE
+from ftckpt.formats.deepspeed.states import INFO, MODULE
 from ftckpt.formats.deepspeed.zero.flats import RankFlats, fragment
 from ftckpt.formats.deepspeed.zero.partition import Shape
 from ftckpt.formats.pickles.inert import Ordered
@@ -40,6 +43,9 @@ def size_of(shape: Shape) -> Call:
 class ModelFiles:
     """The model's files of a job, and those of a pipeline's layers.
 
+    Attributes:
+        rewritten: labels of objects of which a part says another layout now.
+
     Args:
         content: what they hold.
         flats: of that content.
@@ -58,6 +64,7 @@ class ModelFiles:
     ) -> None:
         self._content, self._flats, self._states, self._layers = content, flats, states, layers
         self._job, self._checkpoint = job, job.checkpoint
+        self.rewritten: set[str] = {INFO} if job.moves_experts else set()
 
     def files(self) -> Iterator[OutputFile]:
         """Yield the files of all ranks; stage 3 has one a partition."""
@@ -86,8 +93,24 @@ class ModelFiles:
         tree |= self._frozen(mp, dp, weights)
         if dp:
             tree["shared_params"] = {}  # only rank 0 lists them
+        if self._job.moves_experts:
+            tree |= self._layers_of_rank(state, dp)
+        if state.repeats_layers and isinstance(info := tree.get(INFO), dict):
+            tree[INFO] = {**info, AUTOEP: next(tree[k] for k in AUTOEP_KEYS if tree.get(k))}
         tree["dp_world_size"] = self._job.grid.dp
         return tree
+
+    def _layers_of_rank(self, state: FileState, dp: int) -> dict[str, Any]:
+        """Return what a partition's file says of the layers that AutoEP stacks."""
+        job, experts = self._job, self._job.zero.experts
+        ep = experts.ep or 1
+        rank = ExpertRank(ep, job.grid.dp // ep, *experts.place(dp, ep))
+        shapes = {name: self._checkpoint.placed[name].shape for name in experts.stacked}
+        return {
+            key: relaid(state.layout[key], shapes, rank, partitioned=job.stage == 3)
+            for key in AUTOEP_KEYS
+            if state.layout.get(key)
+        }
 
     def expert_files(self) -> Iterator[OutputFile]:
         """Yield the files of experts, which are the same however many ranks share them."""
@@ -96,7 +119,23 @@ class ModelFiles:
             for name in self._checkpoint.tree(file.path):
                 if name in self._content.tensors:
                     made[name] = Tensor.of(self._flats.local(name, file.mp))
-            yield OutputFile(file.path, save(made, folder=stem))
+            if made:
+                yield OutputFile(file.path, save(made, folder=stem))
+        stacked = self._job.zero.experts.stacked if self._job.stage < 3 else {}
+        layers: dict[ExpertLayer, list[str]] = defaultdict(list)
+        for name, layer in stacked.items():
+            if name in self._content.tensors:
+                layers[layer].append(name)
+        for layer, names in layers.items():
+            for expert in range(layer.experts):
+                made = Ordered({f"{name}.{expert}": self._row(name, expert) for name in names})
+                stem = f"layer_{layer.number}_expert_{expert}_mp_rank_00_model_states"
+                yield OutputFile(f"{stem}.pt", save(made, folder=stem))
+
+    def _row(self, name: str, expert: int) -> Tensor:
+        """Return what the file of an expert has of a stacked parameter."""
+        row = Tensor.of(self._flats.local(name, 0, StackedRows(name, expert, 1).key))
+        return replace(row, shape=row.shape[1:], strides=row.strides[1:])
 
     def layer_files(self) -> Iterator[OutputFile]:
         """Yield the files of a pipeline's layers."""
@@ -140,7 +179,7 @@ class ModelFiles:
         tensors, trained = self._content.tensors, self._job.trained
         found = [
             name
-            for name in state.weights
+            for name in (*state.weights, *self._job.zero.experts.stacked)
             if name not in trained and name in tensors and tensors[name].kind is Kind.PARAM
         ]
         if found and self._job.called and self._job.stage > 1:
@@ -170,10 +209,13 @@ class ModelFiles:
         for name in names:
             if name not in self._content.tensors:
                 continue
-            shard = self._flats.local(name, mp)
+            shard = self._flats.local(name, mp, self._job.zero.experts.rows_of(name, dp))
             whole, called = self._job.stage < 3, self._job.called.get(name, name)
             shapes[called] = size_of(shard.shape)
-            held[called] = weights[name] if whole else fragment(shard, self._job.grid.dp, dp)
+            if not whole:
+                held[called] = fragment(shard, self._job.grid.dp, dp)
+            else:  # experts that are stacked are not among the module's weights
+                held[called] = weights[name] if name in weights else Tensor.of(shard)
         return {"frozen_param_shapes": shapes, "frozen_param_fragments": held}
 
     @cached_property

@@ -27,7 +27,7 @@ from ftckpt.findings import Finding, finding
 from ftckpt.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
 from ftckpt.formats.deepspeed.job.file_state import GROUPS, PartitionRank
 from ftckpt.formats.deepspeed.job.from_other_format import OtherFormatJob
-from ftckpt.formats.deepspeed.job.models import stored_content
+from ftckpt.formats.deepspeed.job.models import stored_content, without_weights
 from ftckpt.formats.deepspeed.job.rank_states import (
     RoleStates,
     read_states,
@@ -41,6 +41,7 @@ from ftckpt.formats.deepspeed.model.pipeline_layers import LayerStates
 from ftckpt.formats.deepspeed.names import STATE, ZERO, FileRole
 from ftckpt.formats.deepspeed.states import OPTIMIZER, ModelState
 from ftckpt.formats.deepspeed.zero.flats import RankFlats
+from ftckpt.formats.deepspeed.zero.partition import Shape
 from ftckpt.formats.torch_files.write_tree import CopiedTree, Tensor, save
 from ftckpt.storage.source import safe_name
 from ftckpt.transfer.content import Content
@@ -74,7 +75,7 @@ class DeepSpeedUniversalWriter:
 def _of_deepspeed(
     content: Content, checkpoint: DeepSpeedCheckpoint, request: LayoutRequest
 ) -> Layout:
-    if checkpoint.experts.layers:
+    if checkpoint.experts.layers.keys() - checkpoint.experts.stacked.keys():
         raise UnsupportedError(
             "DeepSpeed finds an expert in a universal checkpoint by its number on a rank, so that"
             " every rank would load those of the first",
@@ -84,7 +85,15 @@ def _of_deepspeed(
     cuts = _cuts(job.states[0], request)
     content = stored_content(job, content)
     content = content.with_tensors(cuts.without_padding(content.tensors.values()))
-    flats = RankFlats(content, checkpoint.placed)
+    experts = {name: layer.experts for name, layer in checkpoint.experts.stacked.items()}
+    if frozen := sorted(experts.keys() - job.trained):
+        raise UnsupportedError(
+            f"{frozen[0]} is not trained: a universal checkpoint has no frozen experts of AutoEP",
+            hint="ftckpt reshard --dp N --ep N writes the job's own form",
+            tensor=frozen[0],
+        )
+    content = without_weights(content, experts.keys())
+    flats = RankFlats(content, job.placed)
     models = RoleStates(content, read_states(checkpoint, job.files[FileRole.MODEL]))
     layers = LayerStates(content, job)
     model = ModelFiles(content, flats, job, models, layers)
@@ -93,7 +102,7 @@ def _of_deepspeed(
     for mp, groups in job.groups.items():
         for group, found in zip(groups, job.numbers[mp], strict=True):
             numbers |= dict.fromkeys(group, found)
-    folders = _Folders(content, flats, cuts, numbers, job.called)
+    folders = _Folders(content, flats, cuts, numbers, job.called, experts)
     state = optimizer.assign(PartitionRank(0, 0), 0, first=True)
     optimizer.finish()
     # Without groups the loader would restore no state at all; one of no settings changes none.
@@ -115,7 +124,8 @@ def _of_other(content: Content, request: LayoutRequest) -> Layout:
     source = OtherFormatJob(content)
     cuts = _cuts(None, request)
     holdings = RankFlats(source.content, {})
-    folders = _Folders(source.content, holdings, cuts, {name: {} for name in source.trained}, {})
+    numbers: dict[str, dict[str, Any]] = {name: {} for name in source.trained}
+    folders = _Folders(source.content, holdings, cuts, numbers, {}, {})
     tree = folders.state_tree(source.optimizer, source.base, source.version)
     files = [source.model_file(), *folders.files(), _state_file(tree)]
     return Layout(
@@ -146,6 +156,7 @@ class _Folders:
         cuts: how jobs cut parameters.
         numbers: the names of parameters, each with the states of it that are no tensors.
         called: name -> folder, where that is another.
+        experts: name -> number of experts, of those that AutoEP stacks.
     """
 
     def __init__(
@@ -155,9 +166,10 @@ class _Folders:
         cuts: ParameterCuts,
         numbers: Mapping[str, Mapping[str, Any]],
         called: Mapping[str, str],
+        experts: Mapping[str, int],
     ) -> None:
         self._content, self._states, self._cuts = content, holdings.states, cuts
-        self._numbers, self._called = numbers, called
+        self._numbers, self._called, self._experts = numbers, called, experts
 
     def files(self) -> Iterator[OutputFile]:
         """Yield the files of all parameters.
@@ -175,7 +187,7 @@ class _Folders:
                     f"{master} is not there: a job starts from it", tensor=master
                 )
             shape = tensors[master].shape
-            how, folder = self._cuts.how(name, shape), self._called.get(name, name)
+            how, folder = self._how(name, shape), self._called.get(name, name)
             yield _file(folder, "fp32", {**how, "param": self._tensor(master)})
             for leaf, key in self._states.get(name, {}).items():
                 if leaf == _STEP and tensors[key].shape == ():
@@ -188,6 +200,12 @@ class _Folders:
                 if leaf != _STEP:
                     raise _unread(f"{name}.{leaf}", "is not a tensor")
                 yield _file(folder, leaf, value)
+
+    def _how(self, name: str, shape: Shape) -> dict[str, Any]:
+        """Return what stands beside a parameter in each of its files."""
+        if name in self._experts:
+            return {"cat_dim": 0, "is_expert_param": True, "ep_num_experts": self._experts[name]}
+        return self._cuts.how(name, shape)
 
     def _tensor(self, key: str) -> Tensor:
         return Tensor.of(self._content.whole(key))

@@ -70,10 +70,21 @@ class RankFlats:
             found[name][leaves.get(wanted.kind) or rest.removeprefix(".")] = key
         return found
 
-    def local(self, key: str, mp: int) -> Shard:
-        """Return what a model-parallel rank holds of a tensor."""
+    def owner(self, name: str) -> str:
+        """Return the parameter that a name is of; rows of a stacked one have names of their own."""
+        placed = self._placed.get(name)
+        return name if placed is None else placed.name
+
+    def local(self, key: str, mp: int, rows: str = "") -> Shard:
+        """Return what a model-parallel rank holds of a tensor.
+
+        Args:
+            key: of the tensor.
+            mp: the rank.
+            rows: the name of the only rows that are wanted; "" for all.
+        """
         wanted = self._content.tensors[key]
-        placed = self._placed.get(wanted.name)
+        placed = self._placed.get(rows or wanted.name)
         part = None if placed is None else placed.parts.get(mp)
         if part is None or len(wanted.shape) != len(part.shape):
             return self._content.whole(key)
@@ -89,13 +100,13 @@ class RankFlats:
         tensors = self._content.tensors
         masters: dict[str, Shard] = {}
         for name, shape in group.items():
-            key = tensor_key("optimizer", Kind.MASTER, name)
+            key = tensor_key("optimizer", Kind.MASTER, self.owner(name))
             if key not in tensors:
                 raise UnsupportedError(
                     f"{key} is not there: ZeRO's partitions are made of master weights",
                     tensor=key,
                 )
-            masters[name] = self.local(key, mp)
+            masters[name] = self.local(key, mp, name)
             if masters[name].shape != shape:
                 raise UnsupportedError(
                     f"{key} is of shape {list(masters[name].shape)} on a rank, and the job has"
@@ -103,23 +114,24 @@ class RankFlats:
                     tensor=key,
                 )
         _one_type(masters)
-        first = self.states.get(next(iter(group), ""), {})
+        held = {name: self.states.get(self.owner(name), {}) for name in group}
+        first = next(iter(held.values()), {})
         states: dict[str, dict[str, Shard]] = {}
         counters: dict[str, Shard] = {}
         for name in group:
-            if self.states.get(name, {}).keys() != first.keys():
+            if held[name].keys() != first.keys():
                 raise UnsupportedError(
-                    f"the optimizer keeps {sorted(self.states.get(name, {}))} of {name} and"
+                    f"the optimizer keeps {sorted(held[name])} of {name} and"
                     f" {sorted(first)} of others in its group: ZeRO has one state for all",
                     tensor=name,
                 )
         for leaf in first:
-            keys = {name: self.states[name][leaf] for name in group}
+            keys = {name: held[name][leaf] for name in group}
             if self._is_counter(leaf, keys):
                 self._require_equal(list(keys.values()))
                 counters[leaf] = self._content.whole(keys[next(iter(group))])
                 continue
-            states[leaf] = {name: self.local(key, mp) for name, key in keys.items()}
+            states[leaf] = {name: self.local(key, mp, name) for name, key in keys.items()}
             _one_type(states[leaf])
             for name, shard in states[leaf].items():
                 if shard.shape != group[name]:

@@ -10,14 +10,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ftckpt.errors import UnsupportedError
-from ftckpt.formats.deepspeed.experts import group_ep
+from ftckpt.formats.deepspeed.expert_names import group_ep
 from ftckpt.formats.deepspeed.job import DeepSpeedJob
 from ftckpt.formats.deepspeed.job.file_state import GROUPS, FileState
-from ftckpt.formats.deepspeed.states import BASES, MASTERS, OPTIMIZER
+from ftckpt.formats.deepspeed.states import BASES, GROUPS_OF_RANKS, MASTERS, OPTIMIZER
 from ftckpt.formats.pickles.inert import Ordered
 from ftckpt.formats.pickles.write import Call, Global
 
 from .flats import Partition, RankFlatGroup
+from .options import Group
 
 _STAGE = Global("deepspeed.runtime.zero.config", "ZeroStageEnum")
 _ADDRESS = Global("deepspeed.utils.tensor_fragment", "fragment_address")
@@ -40,13 +41,14 @@ class OptimizerTree:
         self.renumbered = False
 
     def build(
-        self, state: FileState, groups: Sequence[Sequence[PartitionedGroup]]
+        self, state: FileState, groups: Sequence[Sequence[PartitionedGroup]], dp: int
     ) -> dict[str, Any]:
         """Return the tree of one partition's file.
 
         Args:
             state: the other state.
             groups: flat groups of each parameter group, each with the number of its partition.
+            dp: which partition of the job.
 
         Raises:
             UnsupportedError: the source has no parameter groups, and this form needs them.
@@ -57,6 +59,10 @@ class OptimizerTree:
         if self._zero.stage == 3:
             inner = self._stage3(inner, parts)
             inner[OPTIMIZER] = self._base(state, groups, [part.state(part.size) for part in parts])
+            if self._zero.experts.stacked:
+                inner[GROUPS_OF_RANKS] = [
+                    self._ranks(number, flat.group, dp) for number, flat in enumerate(flats)
+                ]
         else:
             inner = self._stages12(inner, flats, parts)
             if self._zero.elastic:
@@ -66,6 +72,23 @@ class OptimizerTree:
                 inner[BASES[0]] = self._base(state, groups, states)
         around = {"ds_config": self._job.config, "ds_version": self._job.version}
         return {OPTIMIZER: inner, **(state.outer if state.at else around)}
+
+    def _ranks(self, number: int, group: Group, dp: int) -> dict[str, Any]:
+        """Return which ranks partition a sub-group; AutoEP loads on the same ones alone."""
+        experts, ep = self._zero.experts, self._zero.experts.ep or 1
+        stacked = experts.on_its_rank(next(iter(group))) in experts.stacked
+        every = [*range(self._zero.grid.dp)]
+        if stacked:
+            mine = experts.place(dp, ep)[0]
+            every = [rank for rank in every if experts.place(rank, ep)[0] == mine]
+        return {
+            "sub_group": number,
+            "partition_count": len(every),
+            "partition_rank": every.index(dp),
+            "partition_ranks": every,
+            "families": ["autoep_expert" if stacked else "replicated"],
+            "group_names": [f"ep_size_{ep}" if stacked else "replicated"],
+        }
 
     def _stage3(self, inner: dict[str, Any], parts: Sequence[Partition]) -> dict[str, Any]:
         scaler = Call(_SCALER, state={"cur_scale": 1.0, "dynamic": False}, new=True)

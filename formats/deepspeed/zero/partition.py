@@ -103,15 +103,21 @@ class SlicedGroup:
 
     Attributes:
         shapes: name -> shape, in the order in which they are laid out.
-        ranks: number of partitions.
         total: elements that each rank stores, padding included.
     """
 
-    def __init__(self, shapes: Mapping[str, Shape], ranks: int) -> None:
-        self.shapes, self.ranks = shapes, ranks
+    def __init__(self, shapes: Mapping[str, Shape], ranks: int | Mapping[str, int]) -> None:
+        """Lay the parameters out.
+
+        Args:
+            shapes: as above.
+            ranks: number of partitions, of all parameters or of each.
+        """
+        self.shapes = shapes
         self._names = list(shapes)
         self._lengths = [prod(shape) for shape in shapes.values()]
-        self._sizes = [-(-length // ranks) for length in self._lengths]
+        counts = ranks.values() if isinstance(ranks, Mapping) else [ranks] * len(shapes)
+        self._sizes = [-(-n // count) for n, count in zip(self._lengths, counts, strict=True)]
         ends = list(accumulate(self._sizes))
         self.total = ends[-1] if ends else 0
         self._starts = [end - size for end, size in zip(ends, self._sizes, strict=True)]
@@ -121,16 +127,21 @@ class SlicedGroup:
         low, high = bisect_left(self._starts, begin), bisect_left(self._starts, end)
         return self._names[low:high]
 
-    def runs(self, rank: int, begin: int, end: int) -> Iterator[FlatRun]:
+    def runs(self, rank: int | Sequence[int], begin: int, end: int) -> Iterator[FlatRun]:
         """Yield what lies at `begin` to `end` of a rank's flat tensor, in order.
 
         The runs' places are counted from `begin`: that is where a sub-group's own tensor starts.
+
+        Args:
+            rank: which partition, of all parameters or of each.
+            begin: first element.
+            end: one after the last.
         """
         for number in range(max(bisect_right(self._starts, begin) - 1, 0), len(self._names)):
             at, size = self._starts[number], self._sizes[number]
             if at >= end:
                 return
-            first = rank * size
+            first = (rank if isinstance(rank, int) else rank[number]) * size
             length = min(first + size, self._lengths[number]) - first
             low, high = max(at, begin), min(at + length, end)
             if low < high:

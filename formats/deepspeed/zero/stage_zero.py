@@ -8,10 +8,18 @@ from collections.abc import Iterator, Sequence
 from ftckpt.checkpoint import Kind, TensorInfo
 from ftckpt.findings import finding
 from ftckpt.formats.deepspeed.checkpoint import StepCopy
-from ftckpt.formats.deepspeed.experts import ExpertLayers, expert_name
+from ftckpt.formats.deepspeed.expert_names import expert_name
+from ftckpt.formats.deepspeed.experts import ExpertLayers
 from ftckpt.formats.deepspeed.geometry import DeepSpeedGrid
 from ftckpt.formats.deepspeed.states import ModelState, listed
-from ftckpt.formats.deepspeed.tensors import KINDS, FlatTensor, RankWeight, copies, weight_tensor
+from ftckpt.formats.deepspeed.tensors import (
+    KINDS,
+    FlatTensor,
+    PlacedWeight,
+    RankWeight,
+    copies,
+    weight_tensor,
+)
 from ftckpt.formats.deepspeed.weights import Weights
 from ftckpt.formats.pickles.walk import leaves
 from ftckpt.formats.ranks.tensors import Report, TensorIdentity
@@ -38,7 +46,7 @@ class PlainOptimizer:
     ) -> None:
         self._placed, self._weights = weights.placed, weights.experts
         self._grid, self._experts, self._report = grid, experts, report
-        self._held: dict[TensorIdentity, list[RankWeight]] = defaultdict(list)
+        self._held: dict[TensorIdentity, list[PlacedWeight]] = defaultdict(list)
         self._numbers: dict[TensorIdentity, list[FlatTensor]] = defaultdict(list)
         self.extra: list[tuple[str, FlatTensor]] = []
         self.steps: list[StepCopy] = []
@@ -57,8 +65,10 @@ class PlainOptimizer:
         for number, state in enumerate(self._states(model, rank)):
             if not isinstance(state.value, TensorRef):
                 continue
-            value, full = state.value, f"{state.parameter}.{state.leaf}"
+            value = state.value
             placed = self._placed.get(state.parameter)
+            parameter = state.parameter if placed is None else placed.name
+            full = f"{parameter}.{state.leaf}"
             part = None if placed is None else placed.parts.get(file.mp)
             if value.shape == ():
                 flat = FlatTensor(file.path, rank, value, model.storages)
@@ -68,9 +78,12 @@ class PlainOptimizer:
                     self.steps.append(StepCopy(file.mp, number, rank, place, value.dtype))
             elif part is not None and value.shape == part.shape:
                 kind = KINDS.get(state.leaf, Kind.OTHER)
-                name = full if kind is Kind.OTHER else state.parameter
+                name = full if kind is Kind.OTHER else parameter
                 weight = RankWeight(file.mp, rank, file, value, model.storages)
-                self._held[TensorIdentity("optimizer", kind, name)].append(weight)
+                assert placed is not None
+                self._held[TensorIdentity("optimizer", kind, name)].append(
+                    PlacedWeight(weight, placed)
+                )
             else:  # of a parameter whose name cannot be proven, or of another shape than its own
                 flat = FlatTensor(file.path, rank, value, model.storages)
                 self.extra.append((f"{prefix}optimizer.state.{full}", flat))
@@ -86,7 +99,7 @@ class PlainOptimizer:
                 views.setdefault(ref, name)
         params = [(name, ref) for ref, name in views.items()]
         own = self._experts.of_rank(self._weights, model.file.expert or 0)
-        experts = [(name, self._weights[name]) for name in own if name not in model.buffers]
+        experts = [(name, ref) for name, ref in own if name not in model.buffers]
         read, groups = HeldReader(rank).read, listed(model.optimizer["param_groups"])
         kinds = [isinstance(group, dict) and group.get("moe") is True for group in groups]
         if not any(kinds):
@@ -121,10 +134,7 @@ class PlainOptimizer:
     def tensors(self) -> Iterator[TensorInfo]:
         """Yield the moments, then the counters."""
         for identity, held in self._held.items():
-            parameter = identity.name
-            if identity.kind is Kind.OTHER:
-                parameter = parameter.rpartition(".")[0]
-            yield weight_tensor(identity, self._placed[parameter], held, self._report)
+            yield weight_tensor(identity, held, self._report)
         for identity, flats in self._numbers.items():
             yield TensorInfo(
                 "optimizer", identity.name, identity.kind, (), flats[0].ref.dtype, copies(flats)

@@ -192,14 +192,3 @@ def test_layers_that_are_shared_differently_without_zero_are_refused(tmp_path: P
     edit(model_file(path), change)
     with pytest.raises(UnsupportedError, match="nothing says which"):
         opened(path)
-
-
-@pytest.mark.parametrize("key", ["ds_autoep_layers", "autoep_layers"])
-def test_what_autoep_stacks_is_refused_by_name(key: str, tmp_path: Path) -> None:
-    # DeepSpeed 0.19.8's engine (`_save_moe_checkpoint`) puts this list beside the module.
-    path = copied("moe_z1", tmp_path)
-    layer = {"moe_layer_id": 0, "module_path": "a", "num_experts": 4, "num_local_experts": 2,
-             "ep_size": 2, "expert_key_prefix": "a.experts"}  # fmt: skip
-    edit(model_file(path), lambda state: state.update({key: [layer]}))
-    with pytest.raises(UnsupportedError, match="AutoEP of DeepSpeed stacks the experts"):
-        opened(path)

@@ -15,7 +15,8 @@ from tests.formats.deepspeed.sets import made, opened, tensors_of, unpacked
 SETS = (
     "z1", "z2", "z3", "bf16", "pipe", "tp", "wrap", "off",
     "moe_z1", "moe_z2", "moe_data", "moe_bf16", "moe_off", "autotp",
-    "lora_z2", "lora_z3", "lora_left",
+    "lora_z2", "lora_z3", "lora_left", "autoep_z1", "autoep_data", "autoep_off", "autoep_z3",
+    "autoep_frozen",
 )  # fmt: skip
 
 

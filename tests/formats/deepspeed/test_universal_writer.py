@@ -118,7 +118,34 @@ def test_a_pipeline_keeps_the_files_of_its_layers(tmp_path: Path) -> None:
     assert "layer_00-model_states.pt" in result.files
 
 
-@pytest.mark.parametrize("name", ["z1", "z3", "pipe"])
+def test_experts_that_autoep_stacks_are_what_the_converter_makes(tmp_path: Path) -> None:
+    """But for copies of the record, which it shortens, and a pattern that it writes otherwise."""
+    ours = trees(written(opened("autoep_z1"), tmp_path / "universal"))
+    theirs = trees(opened("universal_autoep_z1"))
+    assert ours.keys() == theirs.keys()
+    apart = {"zero/optimizer_state.pt", "mp_rank_00_model_states.pt"}
+    assert {p: ours[p] for p in ours if p not in apart} == {
+        p: theirs[p] for p in theirs if p not in apart
+    }
+    mine, its = (made["mp_rank_00_model_states.pt"] for made in (ours, theirs))
+    layers = mine.pop("universal_checkpoint_info")["ds_autoep_layers"]
+    short = its.pop("universal_checkpoint_info")["ds_autoep_layers"]
+    assert [{key: one[key] for key in two} for one, two in zip(layers, short, strict=True)] == short
+    assert mine == its
+
+
+def test_frozen_experts_have_no_place_in_it() -> None:
+    with pytest.raises(UnsupportedError, match="no frozen experts"):
+        layout(opened("autoep_frozen"))
+
+
+def test_weights_of_stacked_experts_are_made_of_masters_again(tmp_path: Path) -> None:
+    source = opened("autoep_z1")
+    back = written(opened("universal_autoep_z1"), tmp_path / "back", DeepSpeedWriter(), ep=1)
+    assert_same_tensors(back, source)
+
+
+@pytest.mark.parametrize("name", ["z1", "z3", "pipe", "autoep_data", "autoep_z3"])
 def test_partitions_are_made_of_it_again(name: str, tmp_path: Path) -> None:
     source = opened(name)
     universal = written(source, tmp_path / "universal")

@@ -32,7 +32,7 @@ from tests.formats.deepspeed.trees import Job, save_job, trees
 WRITER = DeepSpeedWriter()
 SETS = ("z1", "z2", "z3", "bf16", "pipe", "tp", "wrap")
 SLICED = "autotp"
-OF_EXPERTS = ("moe_z1", "moe_data", "moe_bf16")
+OF_EXPERTS = ("moe_z1", "moe_data", "moe_bf16", "autoep_z1", "autoep_z3")
 REAL = {
     "ds_z1_w4_bf16": (3, {"dp": 3}),
     "ds_z2_w2_bf16": (3, {"dp": 4}),
@@ -102,12 +102,27 @@ def test_experts_there_and_back(name: str, sizes: dict[str, int], tmp_path: Path
         ("moe_z1", {"zero_stage": 3}, "no experts with stage 3"),
         ("moe_z2", {"dp": 4}, "by different numbers of ranks"),
         ("moe_off", {"dp": 4}, "ZeRO is off"),
+        ("autoep_z1", {"dp": 3}, "cannot share"),
+        ("autoep_z3", {"ep": 8, "dp": 8}, "cannot share the 4 experts"),
+        ("autoep_off", {"ep": 1}, "ZeRO is off"),
+        ("autoep_frozen", {"zero_stage": 3}, "no frozen experts"),
         ("z1", {"ep": 2}, "no layers of experts"),
     ],
 )
 def test_experts_that_ranks_cannot_have(name: str, sizes: dict[str, int], why: str) -> None:
     with pytest.raises((UnsupportedError, UsageError), match=why):
         layout(opened(tag(name)), **sizes)
+
+
+def test_groups_of_stacked_experts_that_other_ranks_would_join() -> None:
+    """DeepSpeed begins a group after so many elements of a rank, and has fewer of four ranks."""
+    experts = opened(tag("autoep_z1")).experts
+    one, other, *_ = experts.stacked
+    rows = 1 << 26
+    before, after = ([{one: (n, rows)}, {other: (n, rows)}] for n in (2, 1))
+    experts.require_the_same_groups(after, after)
+    with pytest.raises(UnsupportedError, match="divide otherwise"):
+        experts.require_the_same_groups(before, after)
 
 
 def test_experts_that_a_group_has_in_part(tmp_path: Path) -> None:
@@ -141,6 +156,9 @@ def test_experts_that_a_group_has_in_part(tmp_path: Path) -> None:
         ("lora_z2", 3),
         ("lora_z3", 1),
         ("lora_left", 2),
+        ("autoep_z1", 3),
+        ("autoep_data", 2),
+        ("autoep_frozen", 1),
     ],
 )
 def test_another_stage_and_back(name: str, stage: int, tmp_path: Path) -> None:

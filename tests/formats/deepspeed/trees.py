@@ -44,8 +44,12 @@ def trees(checkpoint: DeepSpeedCheckpoint) -> dict[str, Any]:
         file = deepspeed_file(path)
         if file is not None and FLATS in tree.get("optimizer_state_dict", {}):
             flats = tree["optimizer_state_dict"][FLATS]
+            told = tree["optimizer_state_dict"].get("ds_zero_partition_groups")
             for number, group in enumerate(checkpoint.groups[file.mp]):
-                flats[number] = _zeroed(flats[number], group, file.dp or 0, checkpoint.grid.dp)
+                rank, ranks = file.dp or 0, checkpoint.grid.dp
+                if told is not None:  # AutoEP partitions experts over other ranks
+                    rank, ranks = (told[number][f"partition_{key}"] for key in ("rank", "count"))
+                flats[number] = _zeroed(flats[number], group, rank, ranks)
     return made
 
 
