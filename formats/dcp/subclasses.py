@@ -22,7 +22,7 @@ from typing import NamedTuple
 from ftckpt.checkpoint import Box, Piece
 from ftckpt.errors import FtckptError, UnsupportedError
 from ftckpt.findings import Finding, finding
-from ftckpt.formats.state.coded_shards import CodedShard, CodedTensor, Part, is_covered, joined
+from ftckpt.formats.state.coded_shards import CodedShard, CodedTensor, InnerPart, is_covered, joined
 from ftckpt.formats.torch_files.inner import inner_tensors, outer_view
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.formats.torch_files.values import SubclassRef, TensorRef
@@ -48,7 +48,7 @@ class Subclass(NamedTuple):
 
     entry: TensorEntry
     item: StoredItem
-    parts: Sequence[Part]
+    parts: Sequence[InnerPart]
 
 
 class CutSubclass(NamedTuple):
@@ -63,7 +63,7 @@ class CutSubclass(NamedTuple):
 
     tensor: CodedTensor
     item: StoredItem
-    parts: Sequence[Part]
+    parts: Sequence[InnerPart]
     wrong: Sequence[Finding]
 
 
@@ -73,7 +73,7 @@ class Subclasses(NamedTuple):
     whole: Mapping[str, Subclass]
     cut: Mapping[str, CutSubclass]
 
-    def parts(self) -> Mapping[str, Sequence[Part]]:
+    def parts(self) -> Mapping[str, Sequence[InnerPart]]:
         """Return the tensors inside, by the name of the subclass."""
         whole = {name: one.parts for name, one in self.whole.items()}
         return whole | {name: one.parts for name, one in self.cut.items()}
@@ -212,7 +212,7 @@ def _candidates(meta: DcpMetadata) -> list[str]:
     ]  # fmt: skip
 
 
-def _parts(stream: TorchStream, item: Item) -> list[Part]:
+def _parts(stream: TorchStream, item: Item) -> list[InnerPart]:
     """Return the tensors of a subclass that each lie in bytes of their own; else nothing."""
     if type(stream.tree) is not SubclassRef:
         return []
@@ -222,7 +222,7 @@ def _parts(stream: TorchStream, item: Item) -> list[Part]:
     return list(_inside(stream, item, stream.tree))
 
 
-def _inside(stream: TorchStream, item: Item, record: SubclassRef) -> Iterator[Part]:
+def _inside(stream: TorchStream, item: Item, record: SubclassRef) -> Iterator[InnerPart]:
     held = list(inner_tensors(record))
     if any(ref.conj or ref.neg or stream.storages[ref.key].inline is not None for _, ref in held):
         return
@@ -230,4 +230,4 @@ def _inside(stream: TorchStream, item: Item, record: SubclassRef) -> Iterator[Pa
         strides = None if ref.dense else ref.strides
         span = ref.span(stream.storages)
         piece = Piece(Box.whole(ref.shape), span, None, strides, 0, item.rank)
-        yield Part(suffix or ".tensor", ref.shape, ref.dtype, (piece,))
+        yield InnerPart(suffix or ".tensor", ref.shape, ref.dtype, (piece,))

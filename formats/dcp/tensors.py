@@ -20,7 +20,7 @@ from .metadata import DcpMetadata, Path
 from .records import Chunk, Offsets
 
 if TYPE_CHECKING:
-    from ftckpt.formats.state.coded_shards import Part
+    from ftckpt.formats.state.coded_shards import InnerPart
 
 _MARKER = ".metadata"
 
@@ -55,11 +55,11 @@ def logical_tensors(
 
 
 def inner_infos(
-    meta: DcpMetadata, homes: Homes, inside: Mapping[str, Sequence[Part]]
+    meta: DcpMetadata, homes: Homes, inside: Mapping[str, Sequence[InnerPart]]
 ) -> Iterator[tuple[TensorInfo, str, str]]:
     """Yield the tensors inside subclasses, each with its stored name and that of its subclass."""
     rows: list[tuple[str, Path, DType]] = []
-    held: list[tuple[str, Part]] = []
+    held: list[tuple[str, InnerPart]] = []
     for name, parts in inside.items():
         path = meta.named.get(name) or meta.paths.get(name) or (name,)
         for part in parts:

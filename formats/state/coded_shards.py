@@ -25,22 +25,23 @@ from ftckpt.errors import UnsupportedError
 from ftckpt.formats.torch_files.inner import inner_tensors, outer_view
 from ftckpt.formats.torch_files.sharded import hidden
 from ftckpt.formats.torch_files.values import StoredStorage, SubclassRef, TensorRef
+from ftckpt.formats.torch_files.write_tree import CopiedTree, pickled
 
 
-class How(Enum):
-    """How a part of a shard belongs to the part of the whole tensor."""
+class CutBy(Enum):
+    """CutBy a part of a shard belongs to the part of the whole tensor."""
 
     SAME = auto()  # it has the shape of the shard
-    FLAT = auto()  # it is a row: one element for each so and so many of the shard's
+    FLAT = auto()  # it is a row, with one element for each block of the shard's
     EACH = auto()  # every shard has the same
 
 
-_CODED = {"codes": How.SAME, "scale": How.FLAT, "qmap": How.EACH}
-_CLASSES: Mapping[str, Mapping[str, How]] = {
+_CODED = {"codes": CutBy.SAME, "scale": CutBy.FLAT, "qmap": CutBy.EACH}
+_CLASSES: Mapping[str, Mapping[str, CutBy]] = {
     "OptimState8bit": _CODED,
-    "OptimState4bit": _CODED | {"codes": How.FLAT},
-    "OptimStateFp8": {"codes": How.SAME, "scale": How.FLAT},
-    "WeightWithDynamicFloat8CastTensor": {"_tensor": How.SAME},
+    "OptimState4bit": _CODED | {"codes": CutBy.FLAT},
+    "OptimStateFp8": {"codes": CutBy.SAME, "scale": CutBy.FLAT},
+    "WeightWithDynamicFloat8CastTensor": {"_tensor": CutBy.SAME},
 }
 _LIBRARY = "torchao."
 # What a class records of the shard's own shape.
@@ -66,7 +67,7 @@ class CodedShard(NamedTuple):
     file: str
 
 
-class Part(NamedTuple):
+class InnerPart(NamedTuple):
     """A tensor inside, of the whole or of one shard, by what follows the tensor's name."""
 
     suffix: str
@@ -75,7 +76,7 @@ class Part(NamedTuple):
     pieces: tuple[Piece, ...]
 
 
-class Own(NamedTuple):
+class OwnShard(NamedTuple):
     """A shard that keeps its own parts.
 
     Attributes:
@@ -108,10 +109,10 @@ class CodedTensor(NamedTuple):
     dtype: DType
     record: SubclassRef
     head: Box
-    cuts: Mapping[str, How]
+    cuts: Mapping[str, CutBy]
     per: Mapping[str, int]
     boxes: tuple[Box, ...]
-    own: tuple[Own, ...] = ()
+    own: tuple[OwnShard, ...] = ()
     why: str = ""
 
 
@@ -136,7 +137,7 @@ class CodedParts(NamedTuple):
     keys: Mapping[str, str]
 
 
-def cuts_of(value: SubclassRef) -> Mapping[str, How]:
+def cuts_of(value: SubclassRef) -> Mapping[str, CutBy]:
     """Return how the parts of a shard are cut.
 
     Raises:
@@ -154,7 +155,7 @@ Refuse = Callable[[CodedShard, str], Any]
 
 def joined(
     shape: tuple[int, ...], dtype: DType, shards: Sequence[CodedShard], refuse: Refuse
-) -> tuple[CodedTensor | None, list[Part]]:
+) -> tuple[CodedTensor | None, list[InnerPart]]:
     """Return what shards make up, and its parts; None if none of them is whole.
 
     Args:
@@ -187,8 +188,8 @@ def joined(
     why = _why_apart(tensor, coded, plain)
     if not why:
         return tensor, list(_whole_parts(tensor, kept))
-    parts: list[Part] = []
-    own: list[Own] = []
+    parts: list[InnerPart] = []
+    own: list[OwnShard] = []
     for number, box in enumerate(boxes):
         same = [shard for shard in kept if shard.box == box]
         head = same[0].value
@@ -196,7 +197,7 @@ def joined(
         for shard in same:
             if shard not in alike:
                 refuse(shard, "is in codes on one rank and plain on its replica, in")
-        own.append(Own(box, f".{number}", type(head) is SubclassRef))
+        own.append(OwnShard(box, f".{number}", type(head) is SubclassRef))
         parts += _own_parts(f".{number}", box, alike)
     return tensor._replace(own=tuple(own), why=why), parts
 
@@ -235,8 +236,8 @@ def _elements_per_one(shard: CodedShard, refuse: Refuse) -> dict[str, int] | Non
                 f"the {part} of a tensor is a conjugate view, or has no bytes of its own",
                 file=shard.file,
             )
-        fits = how is How.EACH or (how is How.SAME and ref.shape == view[0])
-        if how is How.FLAT and len(ref.shape) == 1 and ref.shape[0] and numel % ref.shape[0] == 0:
+        fits = how is CutBy.EACH or (how is CutBy.SAME and ref.shape == view[0])
+        if how is CutBy.FLAT and len(ref.shape) == 1 and ref.shape[0] and numel % ref.shape[0] == 0:
             per[part] = numel // ref.shape[0]
             blocks = state.get(_BLOCK, per[part])
             fits = part != "scale" or blocks == per[part]
@@ -288,13 +289,15 @@ def _form(value: SubclassRef) -> tuple[Any, ...]:
     inside = dict(inner_tensors(value))
     cuts = cuts_of(value)
     types = {
-        suffix: (ref.dtype, ref.shape if cuts[suffix[1:]] is How.EACH else None)
+        suffix: (ref.dtype, ref.shape if cuts[suffix[1:]] is CutBy.EACH else None)
         for suffix, ref in inside.items()
     }
     own = {SHAPE, _BLOCK} | {suffix[1:] for suffix in inside}
-    rest = {k: repr(v) for k, v in state.items() if k not in own}
+    rest = {str(k): v for k, v in state.items() if k not in own}
     view = outer_view(value)
-    return value.type_name, types, rest, view and view[1]
+    # As it would be written: objects of the library say little of what is in them.
+    settings, _ = pickled(CopiedTree(rest, {}))
+    return value.type_name, types, settings, view and view[1]
 
 
 def is_run(box: Box, shape: tuple[int, ...]) -> bool:
@@ -321,16 +324,16 @@ def part_box(tensor: CodedTensor, part: str, box: Box, of: tuple[int, ...]) -> B
         of: the shape of a part of which all have the same.
     """
     how = tensor.cuts[part]
-    if how is How.SAME:
+    if how is CutBy.SAME:
         return box
-    if how is How.EACH:
+    if how is CutBy.EACH:
         return Box.whole(of)
     start, length = run_of(box, tensor.shape)
     per = tensor.per[part]
     return Box((start // per,), (length // per,))
 
 
-def _whole_parts(tensor: CodedTensor, shards: Sequence[CodedShard]) -> Iterator[Part]:
+def _whole_parts(tensor: CodedTensor, shards: Sequence[CodedShard]) -> Iterator[InnerPart]:
     for part, how in tensor.cuts.items():
         pieces: list[Piece] = []
         seen: dict[Box, int] = {}
@@ -338,9 +341,9 @@ def _whole_parts(tensor: CodedTensor, shards: Sequence[CodedShard]) -> Iterator[
         for shard in shards:
             assert type(shard.value) is SubclassRef
             ref = dict(inner_tensors(shard.value))[f".{part}"]
-            if how is How.FLAT:
+            if how is CutBy.FLAT:
                 shape = (prod(tensor.shape) // tensor.per[part],)
-            elif how is How.EACH:
+            elif how is CutBy.EACH:
                 shape = ref.shape
             dtype = ref.dtype
             box = part_box(tensor, part, shard.box, ref.shape)
@@ -348,10 +351,10 @@ def _whole_parts(tensor: CodedTensor, shards: Sequence[CodedShard]) -> Iterator[
             seen[box] = replica + 1
             pieces.append(_piece(ref, box, shard, replica))
         assert dtype is not None
-        yield Part(f".{part}", shape, dtype, tuple(pieces))
+        yield InnerPart(f".{part}", shape, dtype, tuple(pieces))
 
 
-def _own_parts(suffix: str, box: Box, shards: Sequence[CodedShard]) -> Iterator[Part]:
+def _own_parts(suffix: str, box: Box, shards: Sequence[CodedShard]) -> Iterator[InnerPart]:
     """Yield the parts of one shard, whose replicas follow it."""
     found: dict[str, list[tuple[TensorRef, CodedShard]]] = {}
     for shard in shards:
@@ -368,7 +371,7 @@ def _own_parts(suffix: str, box: Box, shards: Sequence[CodedShard]) -> Iterator[
             for replica, (ref, shard) in enumerate(held)
             if (ref.shape, ref.dtype) == (first.shape, first.dtype)
         ]
-        yield Part(name, first.shape, first.dtype, tuple(pieces))
+        yield InnerPart(name, first.shape, first.dtype, tuple(pieces))
 
 
 def _piece(ref: TensorRef, box: Box, shard: CodedShard, replica: int) -> Piece:

@@ -15,7 +15,16 @@ from ftckpt.formats.torch_files.write_tree import Storage, Tensor, subclass_call
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Literal
 
-from .coded_shards import SHAPE, CodedParts, CodedTensor, HoldsCoded, How, is_run, part_box, run_of
+from .coded_shards import (
+    SHAPE,
+    CodedParts,
+    CodedTensor,
+    CutBy,
+    HoldsCoded,
+    is_run,
+    part_box,
+    run_of,
+)
 
 
 @dataclass(frozen=True)
@@ -73,7 +82,7 @@ class CodedContent:
             key = self.keys[f".{part}"]
             shape = self.content.tensors[key].shape
             inner = part_box(self.tensor, part, box, shape)
-            whole = how is How.EACH
+            whole = how is CutBy.EACH
             yield (
                 part,
                 Tensor.of(self.content.whole(key) if whole else self.content.part(key, inner)),

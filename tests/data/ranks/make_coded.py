@@ -63,7 +63,8 @@ def inside(value: Any) -> dict[str, torch.Tensor]:
     local = value.to_local() if isinstance(value, DTensor) else value
     if type(local) is torch.Tensor:
         return {"": local.detach().clone().contiguous()}
-    names = local.__tensor_flatten__()[0]
+    flatten: Any = type(local)
+    names: list[str] = flatten.__tensor_flatten__(local)[0]
     return {f".{name}": getattr(local, name).detach().clone().contiguous() for name in names}
 
 
@@ -127,7 +128,8 @@ def main() -> None:
         world = JOBS[kind][1]
         shutil.rmtree(HERE / kind, ignore_errors=True)
         (HERE / kind).mkdir(parents=True)
-        start_processes(job, args=(kind,), nprocs=world, start_method="spawn")
+        start: Any = start_processes  # torch leaves it untyped
+        start(job, args=(kind,), nprocs=world, start_method="spawn")
 
 
 if __name__ == "__main__":
