@@ -10,6 +10,8 @@ shards in the order of ranks, joined where that is exact.
 - adamw8bit: two ranks, blocks of 64. `short` is cut into two of other sizes; `mixed` into one in
   codes and one that torchao leaves as plain numbers; `small` is plain.
 - adamw4bit, adamwfp8: three ranks; the last one holds nothing of `wide`.
+- float8: two ranks, weights of torchao's float8 training, which gathers them in float8. They are
+  not trained: that needs a GPU.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ JOBS: dict[str, tuple[str, int, int, dict[str, tuple[int, int]]]] = {
         "AdamW8bit", 2, 64,
         {"short": (131, 64), "mixed": (127, 64), "small": (8, 64)},
     ),
+    "float8": ("", 2, 0, {}),
     "adamw4bit": ("AdamW4bit", 3, 128, {"wide": (4, 2048), "small": (2, 64)}),
     "adamwfp8": ("AdamWFp8", 3, 256, {"wide": (4, 2048), "small": (2, 64)}),
 }  # fmt: skip
@@ -56,6 +59,15 @@ class Net(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         given = [x[:, : one.shape[1]] @ one.T for one in self.parameters()]
         return torch.stack([one.float().square().mean() for one in given]).sum()
+
+
+def in_float8() -> nn.Module:
+    """Return a model whose weights torchao's float8 training wraps."""
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    net = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 49))
+    config = Float8LinearConfig(enable_fsdp_float8_all_gather=True, emulate=True)
+    return convert_to_float8_training(net, config=config)  # type: ignore[no-any-return]
 
 
 def inside(value: Any) -> dict[str, torch.Tensor]:
@@ -91,18 +103,21 @@ def job(rank: int, kind: str) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29631"}
     dist.init_process_group("gloo", rank=rank, world_size=world)
     torch.manual_seed(5)
-    net = Net(shapes)
+    net = Net(shapes) if made else in_float8()
     fully_shard(net, mesh=init_device_mesh("cpu", (world,), mesh_dim_names=("dp",)))
-    optimizer = getattr(torchao.optim, made)(net.parameters(), lr=0.01, block_size=block)
-    for _ in range(3):
-        optimizer.zero_grad()
-        net(torch.randn(4, 2048)).backward()
-        optimizer.step()
-    state = {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "step": 3}
+    state: dict[str, Any] = {"model": net.state_dict(), "step": 3}
+    optimizer: Any = torch.optim.SGD(net.parameters())
+    if made:
+        optimizer = getattr(torchao.optim, made)(net.parameters(), lr=0.01, block_size=block)
+        for _ in range(3):
+            optimizer.zero_grad()
+            net(torch.randn(4, 2048)).backward()
+            optimizer.step()
+        state["optimizer"] = optimizer.state_dict()
     torch.save(state, out / f"rank_{rank}_of_{world}.pt")
     held = {name: inside(value) for name, value in net.state_dict().items()}
     for name, parameter in net.named_parameters():
-        for leaf, value in optimizer.state[parameter].items():
+        for leaf, value in optimizer.state[parameter].items() if made else ():
             held[f"{name}/{leaf}"] = inside(value)
     torch.save(held, out / f"held_{rank}")
     dist.barrier()
@@ -116,8 +131,10 @@ def job(rank: int, kind: str) -> None:
         )
         for one in range(world):
             (out / f"held_{one}").unlink()
-    weights, states = get_state_dict(net, optimizer)
-    state_dict_saver.save({"model": weights, "optimizer": states}, checkpoint_id=out / "dcp")
+    if made:
+        weights, states = get_state_dict(net, optimizer)
+        state = {"model": weights, "optimizer": states}
+    state_dict_saver.save(state, checkpoint_id=out / "dcp")
     dist.destroy_process_group()
 
 
