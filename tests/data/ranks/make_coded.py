@@ -63,7 +63,10 @@ class Net(nn.Module):
 
 def in_float8() -> nn.Module:
     """Return a model whose weights torchao's float8 training wraps."""
-    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    from torchao.float8 import (  # type: ignore[import-not-found]
+        Float8LinearConfig,
+        convert_to_float8_training,
+    )
 
     net = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 49))
     config = Float8LinearConfig(enable_fsdp_float8_all_gather=True, emulate=True)

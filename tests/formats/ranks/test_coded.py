@@ -21,8 +21,10 @@ from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import ExitCode, UnsupportedError
 from ftckpt.findings import Severity
+from ftckpt.formats.pickles.walk import leaves
 from ftckpt.formats.state.coded_shards import CodedShard, joined
 from ftckpt.formats.state.write_coded import coded_in
+from ftckpt.formats.torch_files.stream import parse_stream
 from ftckpt.formats.torch_files.values import Composite, StoredStorage, SubclassRef, TensorRef
 from ftckpt.inspection.resume import Presence, resume_check
 from ftckpt.transfer.content import Content
@@ -63,6 +65,13 @@ def truth(name: str) -> dict[str, bytes]:
         data = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
         found[key if inside else parameter] = data
     return found
+
+
+def classes_in(file: Path) -> set[str]:
+    """Return the classes of the tensor subclasses in a file of torch.save."""
+    data = file.read_bytes()
+    stream = parse_stream(lambda at, n: data[at : at + n], len(data), file=file.name)
+    return {one.type_name for _, one in leaves(stream.tree) if type(one) is SubclassRef}
 
 
 def holds(place: Path, name: str) -> None:
@@ -127,6 +136,18 @@ def test_torch_save_holds_the_whole_subclass(name: str, form: str, tmp_path: Pat
     place = sample(name, form, tmp_path)
     convert(str(place), str(tmp_path / "one.pt"), to="torchsave")
     holds(tmp_path / "one.pt", name)
+    (found,) = classes_in(tmp_path / "one.pt")
+    assert found.startswith("torchao.")
+
+
+def test_in_a_trainers_folder_too(tmp_path: Path) -> None:
+    place = tmp_path / "checkpoint-3"
+    shutil.copytree(SAMPLES / "adamw4bit" / "dcp", place / "pytorch_model_fsdp_0")
+    (place / "trainer_state.json").write_text('{"global_step": 3}')
+    holds(place, "adamw4bit")
+    convert(str(place), str(tmp_path / "one.pt"), to="torchsave")
+    holds(tmp_path / "one.pt", "adamw4bit")
+    assert classes_in(tmp_path / "one.pt") == {"torchao.optim.subclass_4bit.OptimState4bit"}
 
 
 @pytest.mark.parametrize("dp", [0, 1, 4])
