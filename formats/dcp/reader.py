@@ -21,7 +21,6 @@ from ftckpt.checkpoint import (
 )
 from ftckpt.errors import CorruptError, FtckptError, IncompleteError, UnsupportedError
 from ftckpt.findings import Finding, counted, finding, from_error
-from ftckpt.formats.state.coded_shards import CodedParts
 from ftckpt.formats.state.homes import NO_HOMES, Homes
 from ftckpt.formats.state.stored_names import is_common, is_group_settings, is_of_bitsandbytes
 from ftckpt.formats.torch_files.values import TensorRef
@@ -63,6 +62,7 @@ if TYPE_CHECKING:
     from ftckpt.checkpoint.dtypes import DType
     from ftckpt.checkpoint.quantised import QuantisedTensor
     from ftckpt.formats.quantised.pairing import Pairing
+    from ftckpt.formats.state.coded_shards import CodedParts
     from ftckpt.formats.state.paths import RecordedPaths
 
 # Ratio of parsed metadata to its file, measured with 100,000 tensors in 200,000 pieces.
@@ -422,6 +422,10 @@ def with_subclasses(checkpoint: DcpCheckpoint, subclasses: Subclasses) -> None:
             meta.paths[place_] = (*path[:-1], f"{path[-1]}{place_.removeprefix(name)}")
     checkpoint.tensors, checkpoint.objects, checkpoint.stored = tensors, objects, stored
     checkpoint.subclasses, checkpoint.tensors_inside = subclasses.whole, inside
+    if not keys:
+        return
+    from ftckpt.formats.state.coded_shards import CodedParts
+
     checkpoint.cut = subclasses.cut
     checkpoint.coded = {n: CodedParts(subclasses.cut[n].tensor, held) for n, held in keys.items()}
 

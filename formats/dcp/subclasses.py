@@ -17,13 +17,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from math import prod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.checkpoint import Box, Piece
 from ftckpt.errors import FtckptError, UnsupportedError
 from ftckpt.findings import Finding, finding
-from ftckpt.formats.state.coded_shards import CodedShard, CodedTensor, InnerPart, is_covered, joined
-from ftckpt.formats.torch_files.inner import inner_tensors, outer_view
+from ftckpt.formats.torch_files.inner import InnerPart, inner_tensors, outer_view
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.formats.torch_files.values import SubclassRef, TensorRef
 from ftckpt.storage.source import Source
@@ -31,6 +30,9 @@ from ftckpt.storage.source import Source
 from .items import Item, as_item, windows
 from .metadata import DcpMetadata
 from .records import Chunk, StoredItem, TensorEntry
+
+if TYPE_CHECKING:
+    from ftckpt.formats.state.coded_shards import CodedShard, CodedTensor
 
 # Bytes of a stream around the elements of a plain tensor, of all releases of torch; and how much
 # they differ among the tensors of one save, whose names and sizes are short or long.
@@ -140,6 +142,8 @@ def _cut(source: Source, meta: DcpMetadata, names: Sequence[str]) -> dict[str, C
 
 
 def _joined(name: str, entry: TensorEntry, shards: Sequence[CodedShard]) -> CutSubclass | None:
+    from ftckpt.formats.state.coded_shards import is_covered, joined
+
     wrong: list[Finding] = []
 
     def refuse(shard: CodedShard, what: str) -> None:
@@ -161,6 +165,8 @@ def _joined(name: str, entry: TensorEntry, shards: Sequence[CodedShard]) -> CutS
 
 
 def _shard(stream: TorchStream, item: Item, box: Box) -> CodedShard | None:
+    from ftckpt.formats.state.coded_shards import CodedShard
+
     value = stream.tree
     view = outer_view(value) if type(value) is SubclassRef else None
     if type(value) is TensorRef and stream.storages[value.key].inline is None:

@@ -20,7 +20,7 @@ from .metadata import DcpMetadata, Path
 from .records import Chunk, Offsets
 
 if TYPE_CHECKING:
-    from ftckpt.formats.state.coded_shards import InnerPart
+    from ftckpt.formats.torch_files.inner import InnerPart
 
 _MARKER = ".metadata"
 

@@ -22,14 +22,15 @@ from ftckpt.formats.pickles.walk import Path, dotted
 from ftckpt.formats.state.objects import StateObjects
 from ftckpt.formats.state.paths import (
     carried_inside,
+    coded_in,
     is_divided,
     recorded_items,
     recorded_paths,
     tensor_paths,
     with_aliases,
+    without_records,
 )
 from ftckpt.formats.state.worlds import world_notes, world_of
-from ftckpt.formats.state.write_coded import coded_in, without_records
 from ftckpt.formats.torch_files.write_tree import save, save_shard
 from ftckpt.transfer.content import Content, TargetTensor
 from ftckpt.transfer.layout import Layout, LayoutRequest, Literal, OutputFile, Segment, Stored

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ftckpt.checkpoint import Checkpoint, Extent, Kind
 from ftckpt.checkpoint.sharding import Split as Cut
@@ -22,9 +22,15 @@ from ftckpt.checkpoint.sharding import part_shape, slabs
 from ftckpt.findings import Finding, finding
 from ftckpt.formats.pickles.walk import Path, dotted
 from ftckpt.formats.state.nested import NestedState
-from ftckpt.formats.state.paths import LEAVES, is_divided, owner_of, with_aliases
+from ftckpt.formats.state.paths import (
+    LEAVES,
+    coded_in,
+    is_divided,
+    owner_of,
+    with_aliases,
+    without_records,
+)
 from ftckpt.formats.state.worlds import world_notes, world_of
-from ftckpt.formats.state.write_coded import CodedContent, coded_in, without_records
 from ftckpt.formats.torch_files.write_dtensor import RankMesh
 from ftckpt.formats.torch_files.write_tree import CopiedTree, Tensor, save
 from ftckpt.transfer.content import Content, Shard, ShardBox, TargetTensor
@@ -46,6 +52,9 @@ from .names import Role, rank_file
 from .objects import RankObjects
 from .places import RankPlace, RankPlaces
 from .splits import PARAMETERS, cut_of
+
+if TYPE_CHECKING:
+    from ftckpt.formats.state.write_coded import CodedContent
 
 
 class RanksWriter:

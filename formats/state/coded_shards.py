@@ -22,10 +22,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from ftckpt.checkpoint import Box, Piece
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.errors import UnsupportedError
-from ftckpt.formats.torch_files.inner import inner_tensors, outer_view
+from ftckpt.formats.torch_files.inner import InnerPart, inner_tensors, outer_view
 from ftckpt.formats.torch_files.sharded import hidden
 from ftckpt.formats.torch_files.values import StoredStorage, SubclassRef, TensorRef
-from ftckpt.formats.torch_files.write_tree import CopiedTree, pickled
 
 
 class CutBy(Enum):
@@ -65,15 +64,6 @@ class CodedShard(NamedTuple):
     storages: Mapping[str, StoredStorage]
     rank: int | None
     file: str
-
-
-class InnerPart(NamedTuple):
-    """A tensor inside, of the whole or of one shard, by what follows the tensor's name."""
-
-    suffix: str
-    shape: tuple[int, ...]
-    dtype: DType
-    pieces: tuple[Piece, ...]
 
 
 class OwnShard(NamedTuple):
@@ -296,6 +286,8 @@ def _form(value: SubclassRef) -> tuple[Any, ...]:
     rest = {str(k): v for k, v in state.items() if k not in own}
     view = outer_view(value)
     # As it would be written: objects of the library say little of what is in them.
+    from ftckpt.formats.torch_files.write_tree import CopiedTree, pickled
+
     settings, _ = pickled(CopiedTree(rest, {}))
     return value.type_name, types, settings, view and view[1]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -109,7 +109,7 @@ class CodedContent:
         )
 
 
-def coded_in(content: Content) -> list[CodedContent]:
+def coded_contents(content: Content) -> list[CodedContent]:
     """Return the tensor subclasses that `content` has from its source.
 
     Raises:
@@ -134,13 +134,6 @@ def coded_in(content: Content) -> list[CodedContent]:
             lost = next(key for key in held[name].keys.values() if key not in content.tensors)
             raise _changed(lost, name)
     return [CodedContent(name, *held[name], content) for name, number in there.items() if number]
-
-
-def without_records(content: Content, coded: Sequence[CodedContent]) -> Content:
-    """Return `content` without the records of shards, in whose place new ones are written."""
-    names = {one.name for one in coded}
-    held = {name: info for name, info in content.objects.items() if name not in names}
-    return replace(content, objects=held)
 
 
 def _changed(key: str, name: str) -> UnsupportedError:

@@ -24,12 +24,13 @@ from ftckpt.formats.state.objects import StateObjects, numbered
 from ftckpt.formats.state.paths import (
     RecordedPaths,
     carried_inside,
+    coded_in,
     owner_of,
     recorded_paths,
     tensor_paths,
     with_aliases,
+    without_records,
 )
-from ftckpt.formats.state.write_coded import coded_in, without_records
 from ftckpt.formats.torch_files.values import SubclassRef, TensorRef
 from ftckpt.formats.torch_files.write_tree import CopiedTree, Tensor, pickled, save
 from ftckpt.transfer.content import Content

@@ -23,7 +23,7 @@ from ftckpt.errors import ExitCode, UnsupportedError
 from ftckpt.findings import Severity
 from ftckpt.formats.pickles.walk import leaves
 from ftckpt.formats.state.coded_shards import CodedShard, joined
-from ftckpt.formats.state.write_coded import coded_in
+from ftckpt.formats.state.paths import coded_in
 from ftckpt.formats.torch_files.stream import parse_stream
 from ftckpt.formats.torch_files.values import Composite, StoredStorage, SubclassRef, TensorRef
 from ftckpt.inspection.resume import Presence, resume_check
