@@ -84,7 +84,7 @@ BUDGET = {
     "formats.pickles": 2_359,
     "guard": 3_185,
     "formats.torch_files": 4_210,
-    "formats.state": 2_570,
+    "formats.state": 2_580,
     "formats.huggingface": 501,
     "formats.dcp": 3_370,
     "formats.quantised": 2_163,

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum, auto
+from itertools import combinations, pairwise
 from math import prod
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ftckpt.checkpoint import Box, Piece
+from ftckpt.checkpoint.coverage import intersection
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.errors import UnsupportedError
 from ftckpt.formats.torch_files.inner import InnerPart, inner_tensors, outer_view
@@ -193,9 +195,16 @@ def joined(
 
 
 def is_covered(tensor: CodedTensor) -> bool:
-    """Whether shards that keep their own parts are as many elements as the tensor."""
-    numbers = sum(prod(one.box.sizes) for one in tensor.own)
-    return not tensor.own or numbers == prod(tensor.shape)
+    """Whether shards that keep their own parts hold each element of the tensor once."""
+    boxes = [one.box for one in tensor.own]
+    if not boxes:
+        return True
+    if sum(prod(box.sizes) for box in boxes) != prod(tensor.shape):
+        return False
+    if all(is_run(box, tensor.shape) for box in boxes):
+        runs = sorted(run_of(box, tensor.shape) for box in boxes)
+        return all(a + n == b for (a, n), (b, _) in pairwise(runs)) and runs[0][0] == 0
+    return not any(intersection(one, other) for one, other in combinations(boxes, 2))
 
 
 def _elements_per_one(shard: CodedShard, refuse: Refuse) -> dict[str, int] | None:

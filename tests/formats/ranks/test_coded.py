@@ -22,7 +22,7 @@ from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import ExitCode, UnsupportedError
 from ftckpt.findings import Severity
 from ftckpt.formats.pickles.walk import leaves
-from ftckpt.formats.state.coded_shards import CodedShard, joined
+from ftckpt.formats.state.coded_shards import CodedShard, is_covered, joined
 from ftckpt.formats.state.paths import coded_in
 from ftckpt.formats.torch_files.stream import parse_stream
 from ftckpt.formats.torch_files.values import Composite, StoredStorage, SubclassRef, TensorRef
@@ -278,6 +278,16 @@ class TestShards:
         why, told = self.joined(self.shard(4, 1), self.shard(4, 5), rows=9)
         assert "begins inside a block" in why
         assert not told
+
+    @pytest.mark.parametrize(("starts", "whole"), [((0, 4), True), ((0, 1), False)])
+    def test_own_shards_cover_the_tensor_once(self, starts: tuple[int, int], whole: bool) -> None:
+        coded, plain = self.shard(4, starts[0]), self.shard(4, starts[1])
+        numbers = TensorRef("codes", 0, (4, 4), (4, 1), _F32)
+        shards = [coded, plain._replace(value=numbers)]
+        tensor, parts = joined((8, 4), _F32, shards, lambda _, what: None)
+        assert tensor is not None
+        assert [part.suffix for part in parts] == [".0.codes", ".0.scale", ".0.qmap", ".1"]
+        assert is_covered(tensor) is whole
 
     def test_wrong_blocks_are_refused(self) -> None:
         why, told = self.joined(self.shard(4, 0, block_size=16), self.shard(4, 4))
