@@ -180,32 +180,36 @@ def _full(entry: TensorEntry) -> list[Chunk]:
     return [chunk for chunk in entry.chunks if 0 not in chunk.sizes]
 
 
+def _ends(entry: TensorEntry) -> tuple[Chunk | None, Chunk | None]:
+    """Return the first and the last chunk that has elements; nothing for a part of a tensor."""
+    chunks = entry.chunks
+    if not chunks or (len(chunks) == 1 and chunks[0].sizes != entry.size):
+        return None, None
+    first, last = chunks[0], chunks[-1]
+    if 0 in first.sizes or 0 in last.sizes:
+        full = _full(entry)
+        return (full[0], full[-1]) if full else (None, None)
+    return first, last
+
+
 def _candidates(meta: DcpMetadata) -> list[str]:
     """Return the tensors with items that are longer or shorter than a plain tensor's would be."""
     told: list[tuple[int, str]] = []
-    usual: Counter[int] = Counter()
     copied = {copy.name for copy in meta.copies}
+    elements: dict[tuple[tuple[int, ...], int], int] = {}  # there are many tensors of few shapes
     for name, entry in meta.tensors.items():
-        chunks = entry.chunks
-        if len(chunks) == 1:
-            if chunks[0].sizes != entry.size:
-                continue
-            ends = list(chunks)
-        elif any(0 in chunk.sizes for chunk in chunks):
-            full = _full(entry)
-            ends = [full[0], full[-1]] if full else []
-        else:
-            ends = [chunks[0], chunks[-1]] if chunks else []
-        items = [chunk.item for chunk in ends]
-        if not items or any(item is None or item.transforms for item in items):
+        if name in copied:
             continue
-        for chunk in ends:
-            assert chunk.item is not None
-            around = chunk.item.length - entry.dtype.nbytes(prod(chunk.sizes))
-            if _LEAST <= around <= _MOST:
-                usual[around] += 1
-            if name not in copied:
-                told.append((around, name))
+        first, last = _ends(entry)
+        for chunk in (first,) if last is first else (first, last):
+            if chunk is None or chunk.item is None or chunk.item.transforms:
+                break
+            form = chunk.sizes, entry.dtype.bits
+            nbytes = elements.get(form)
+            if nbytes is None:
+                nbytes = elements[form] = entry.dtype.nbytes(prod(chunk.sizes))
+            told.append((chunk.item.length - nbytes, name))
+    usual = Counter(around for around, _ in told if _LEAST <= around <= _MOST)
     # Records of several tensors are longer than plain ones, so the least common length is plain.
     often = [around for around, times in usual.items() if times * 16 >= len(told)]
     plain = min(often, default=_LEAST - _SPREAD)
