@@ -164,12 +164,17 @@ def check_tiling(meta: DcpMetadata, source: Source) -> Iterator[Finding]:
 
 
 def check_items(
-    source: Source, meta: DcpMetadata, items: Iterable[Item], counter: Counter, other: Set[str]
+    source: Source,
+    meta: DcpMetadata,
+    items: Iterable[Item],
+    counter: Counter,
+    other: Set[str],
+    subclasses: Set[str] = frozenset(),
 ) -> Iterator[Finding]:
     """Open every item: its archive, its pickle, and its shape and type against the metadata.
 
     In the files `other`, which do not tile, a record that is cut anywhere is damage, however
-    ambiguous its pieces look as an archive.
+    ambiguous its pieces look as an archive. Items of `subclasses` were looked into already.
     """
     counter.start("items", sum(1 for _ in meta.placed()), "items")
     opaque: dict[str, tuple[str, str]] = {}
@@ -191,7 +196,7 @@ def check_items(
                     yield _in_item(found, item)
             for name in stream.opaque:
                 opaque.setdefault(name, (item.extent.file, item.name))
-            if item.name in meta.tensors:
+            if item.name in meta.tensors and item.name not in subclasses:
                 yield from _compare(stream, item, meta)
         except FtckptError as error:
             if error.kind == "unsafe-zip" and item.extent.file in other:

@@ -55,13 +55,14 @@ from .names import (
 )  # fmt: skip
 from .scalars import read_scalars
 from .state import StateDicts, unfinished, unnamed
-from .subclasses import Subclass, find_subclasses
+from .subclasses import CutSubclass, Subclass, Subclasses, find_subclasses
 from .tensors import homes_of, inner_infos, logical_tensors
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint.dtypes import DType
     from ftckpt.checkpoint.quantised import QuantisedTensor
     from ftckpt.formats.quantised.pairing import Pairing
+    from ftckpt.formats.state.coded_shards import CodedParts
     from ftckpt.formats.state.paths import RecordedPaths
 
 # Ratio of parsed metadata to its file, measured with 100,000 tensors in 200,000 pieces.
@@ -83,7 +84,9 @@ class DcpCheckpoint(Checkpoint):
         homes: the models and optimizers below wrappers.
         stored: key -> name in the metadata.
         beside: objects that are files of their own, by their item.
-        subclasses: tensor subclasses by stored name; each is an object, too.
+        subclasses: tensor subclasses in one chunk by stored name; each is an object, too.
+        cut: those in several chunks; the record of one of them is an object.
+        coded: the tensors inside these, by the name of that object.
         tensors_inside: key of a tensor inside a subclass -> name of that object.
         pairing: bitsandbytes' weights in codes and scales; None where there are none.
     """
@@ -95,6 +98,8 @@ class DcpCheckpoint(Checkpoint):
     stored: Mapping[str, str] = field(default_factory=dict)
     beside: Mapping[str, Item] = field(default_factory=dict)
     subclasses: Mapping[str, Subclass] = field(default_factory=dict)
+    cut: Mapping[str, CutSubclass] = field(default_factory=dict)
+    coded: Mapping[str, CodedParts] = field(default_factory=dict)
     tensors_inside: Mapping[str, str] = field(default_factory=dict)
     pairing: Pairing | None = None
 
@@ -221,7 +226,10 @@ class DcpCheckpoint(Checkpoint):
             if found.code and found.file:
                 other.add(found.file)
             yield found
-        yield from check_items(self.source, self.meta, self.metadata_items(), counter, other)
+        for cut in self.cut.values():
+            yield from cut.wrong
+        items = self.metadata_items()
+        yield from check_items(self.source, self.meta, items, counter, other, self.cut.keys())
         yield from check_write_order(self.source, self.markers)
         yield from check_rank_metadata(self.source, self.markers)
         named = self.meta.files
@@ -314,7 +322,7 @@ class DcpCheckpoint(Checkpoint):
 
     def recorded_items(self) -> Mapping[str, tuple[str, ...]]:
         """Return the byte items among the objects (see `RecordsPaths`)."""
-        held = self.meta.objects
+        held = self.meta.objects | {name: one.item for name, one in self.cut.items()}
         return {name: item.transforms for name in self.objects if (item := held.get(name))}
 
     @cached_property
@@ -349,7 +357,7 @@ class DcpCheckpoint(Checkpoint):
     def _object_item(self, name: str) -> Item:
         if name in self.beside:
             return self.beside[name]
-        item = self.meta.objects[name]
+        item = self.cut[name].item if name in self.cut else self.meta.objects[name]
         if item is None:
             raise CorruptError(f"{name} lies in no file", kind="bad-metadata",
                                file=self.markers[0], tensor=name)  # fmt: skip
@@ -372,7 +380,7 @@ def open_plain(source: Source) -> DcpCheckpoint:
     """
     checkpoint = open_dcp(source, DcpCheckpoint)
     subclasses = find_subclasses(source, checkpoint.meta)
-    if subclasses:
+    if subclasses.whole or subclasses.cut:
         with_subclasses(checkpoint, subclasses)
     common = (name for name in checkpoint.objects if name != COMMON and is_common(name))
     if any(common):
@@ -385,27 +393,41 @@ def open_plain(source: Source) -> DcpCheckpoint:
 C = TypeVar("C", bound=DcpCheckpoint)
 
 
-def with_subclasses(checkpoint: DcpCheckpoint, subclasses: Mapping[str, Subclass]) -> None:
+def with_subclasses(checkpoint: DcpCheckpoint, subclasses: Subclasses) -> None:
     """List the tensors inside subclasses, and their records as objects, in place of the tensors."""
     meta = checkpoint.meta
     tensors, stored = dict(checkpoint.tensors), dict(checkpoint.stored)
     for key, name in checkpoint.stored.items():
-        if name in subclasses:
+        if name in subclasses.whole or name in subclasses.cut:
             del tensors[key], stored[key]
     objects = dict(checkpoint.objects)
-    for name, subclass in subclasses.items():
-        meta.objects[name] = item = subclass.item
+    items = {name: one.item for name, one in subclasses.whole.items()}
+    for name, item in items.items():
+        meta.objects[name] = item
         del meta.tensors[name]
+    items |= {name: one.item for name, one in subclasses.cut.items()}
+    for name, item in items.items():
         extent = Extent(item.path, item.offset, item.length)
         objects[name] = ObjectInfo(name, extent, rank_of(item.path))
     inside: dict[str, str] = {}
-    for info, place_, name in inner_infos(meta, checkpoint.homes, subclasses):
+    keys: dict[str, dict[str, str]] = {name: {} for name in subclasses.cut}
+    for info, place_, name in inner_infos(meta, checkpoint.homes, subclasses.parts()):
         if tensors.setdefault(info.key, info) is info:
-            stored[info.key], inside[info.key] = place_, name
+            stored[info.key] = place_
+            if name in keys:
+                keys[name][place_.removeprefix(name)] = info.key
+            else:
+                inside[info.key] = name
             path = meta.paths.get(name) or (name,)
             meta.paths[place_] = (*path[:-1], f"{path[-1]}{place_.removeprefix(name)}")
     checkpoint.tensors, checkpoint.objects, checkpoint.stored = tensors, objects, stored
-    checkpoint.subclasses, checkpoint.tensors_inside = subclasses, inside
+    checkpoint.subclasses, checkpoint.tensors_inside = subclasses.whole, inside
+    if not keys:
+        return
+    from ftckpt.formats.state.coded_shards import CodedParts
+
+    checkpoint.cut = subclasses.cut
+    checkpoint.coded = {n: CodedParts(subclasses.cut[n].tensor, held) for n, held in keys.items()}
 
 
 def open_dcp(source: Source, kind: type[C]) -> C:

@@ -20,9 +20,7 @@ from .metadata import DcpMetadata, Path
 from .records import Chunk, Offsets
 
 if TYPE_CHECKING:
-    from ftckpt.formats.torch_files.stream import TensorRef
-
-    from .subclasses import Subclass
+    from ftckpt.formats.torch_files.inner import InnerPart
 
 _MARKER = ".metadata"
 
@@ -57,22 +55,23 @@ def logical_tensors(
 
 
 def inner_infos(
-    meta: DcpMetadata, homes: Homes, subclasses: Mapping[str, Subclass]
+    meta: DcpMetadata, homes: Homes, inside: Mapping[str, Sequence[InnerPart]]
 ) -> Iterator[tuple[TensorInfo, str, str]]:
     """Yield the tensors inside subclasses, each with its stored name and that of its subclass."""
     rows: list[tuple[str, Path, DType]] = []
-    parts: list[tuple[str, str, TensorRef, Piece]] = []
-    for name, subclass in subclasses.items():
+    held: list[tuple[str, InnerPart]] = []
+    for name, parts in inside.items():
         path = meta.named.get(name) or meta.paths.get(name) or (name,)
-        for suffix, (ref, piece) in subclass.parts.items():
-            rows.append((name + suffix, (*path[:-1], f"{path[-1]}{suffix}"), ref.dtype))
-            parts.append((name, suffix, ref, piece))
-    for (component, kind, said), (stored, _, dtype), (name, suffix, ref, piece) in zip(
-        names_of(rows, homes), rows, parts, strict=True
+        for part in parts:
+            rows.append((name + part.suffix, (*path[:-1], f"{path[-1]}{part.suffix}"), part.dtype))
+            held.append((name, part))
+    for (component, kind, said), (stored, _, dtype), (name, part) in zip(
+        names_of(rows, homes), rows, held, strict=True
     ):
         if component == "model":
-            kind = inner_kind(suffix.rpartition(".")[2], kind)
-        yield TensorInfo(component, said, kind, ref.shape, dtype, (piece,), stored), stored, name
+            kind = inner_kind(part.suffix.rpartition(".")[2], kind)
+        info = TensorInfo(component, said, kind, part.shape, dtype, part.pieces, stored)
+        yield info, stored, name
 
 
 def homes_of(meta: DcpMetadata) -> Homes:

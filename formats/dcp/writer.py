@@ -22,11 +22,13 @@ from ftckpt.formats.pickles.walk import Path, dotted
 from ftckpt.formats.state.objects import StateObjects
 from ftckpt.formats.state.paths import (
     carried_inside,
+    coded_in,
     is_divided,
     recorded_items,
     recorded_paths,
     tensor_paths,
     with_aliases,
+    without_records,
 )
 from ftckpt.formats.state.worlds import world_notes, world_of
 from ftckpt.formats.torch_files.write_tree import save, save_shard
@@ -58,12 +60,13 @@ class DcpWriter:
         """
         world = world_of(content, request)
         content = with_aliases(content)
-        state = _State(content, world)
+        state = _State(content, world, anew=request.dp is not None)
         state.add_objects()  # before the tensors, as torch writes them
         state.add_tensors()
         marker = metadata(state.tensors, state.objects, state.paths)
         return Layout(
             files=list(state.files.outputs()),
+            content=without_records(content, state.coded) if state.coded else None,
             commit=[OutputFile(MARKER, [Literal(marker)])],
             unplaced=state.unplaced,
             notes=world_notes(content, world),
@@ -73,7 +76,7 @@ class DcpWriter:
 class _State:
     """Files and metadata while they grow."""
 
-    def __init__(self, content: Content, world: int) -> None:
+    def __init__(self, content: Content, world: int, *, anew: bool) -> None:
         self.tensors: dict[str, TensorItems] = {}
         self.objects: dict[str, ItemPlace] = {}
         self.paths: dict[str, Path] = {}
@@ -85,7 +88,12 @@ class _State:
             content, self._recorded, flat=self._recorded.flat
         )
         self._subclasses = _subclasses(content)
-        for key in carried_inside(content):
+        self.coded = coded_in(content)
+        # A store keeps the shards that it has, unless another number of ranks is asked for.
+        self._anew = anew and world != content.topology.world_size
+        self._coded_paths = {one.name: one.path(self._places) for one in self.coded}
+        own = (key for one in self.coded for key in one.keys.values())
+        for key in (*carried_inside(content), *own):
             self._places.pop(key, None)
         self._taken = {dotted(path) for path in self._places.values()}
 
@@ -93,7 +101,10 @@ class _State:
         """Place the non-tensor state, each rank's in that rank's file if there is one."""
         trees = StateObjects(self._content, self._recorded.objects)
         stored = recorded_items(self._content.checkpoint)
+        coded = self._coded_paths
         for name, info in self._content.objects.items():
+            if name in coded:
+                continue
             rank = (info.rank or 0) % self._world
             if name in self._subclasses:
                 self._subclass(name, rank, info.extent)
@@ -141,11 +152,26 @@ class _State:
             self.tensors[name] = TensorItems(wanted.dtype, wanted.shape, chunks)
             self.paths[name] = path
 
+        for one in self.coded:
+            boxes = list(self._rows(one.tensor.shape))
+            if not self._anew:
+                boxes = [(n % self._world, box) for n, box in enumerate(one.tensor.boxes)]
+            path = self._coded_paths[one.name]
+            chunks = []
+            for rank, box in boxes:
+                segments = save(one.shard(box), base=self.files.sizes[rank])
+                chunks.append(WrittenChunk(box.offsets, box.sizes, self.files.add(rank, segments)))
+            self.tensors[dotted(path)] = TensorItems(one.tensor.dtype, one.tensor.shape, chunks)
+            self.paths[dotted(path)] = path
+
     def _boxes(self, wanted: TargetTensor) -> Iterator[tuple[int, Box]]:
         if self._world == 1 or not is_divided(wanted):
             yield self.files.lightest(), Box.whole(wanted.shape)
             return
-        rows, *rest = wanted.shape
+        yield from self._rows(wanted.shape)
+
+    def _rows(self, shape: tuple[int, ...]) -> Iterator[tuple[int, Box]]:
+        rows, *rest = shape
         zeros = (0,) * len(rest)
         for rank in range(self._world):
             start, stop = even_rows(rows, self._world, rank)

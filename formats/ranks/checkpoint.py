@@ -14,6 +14,7 @@ from ftckpt.checkpoint.steps import Allowance
 from ftckpt.errors import CorruptError, NotFoundError, UnsafeError
 from ftckpt.findings import Finding, from_error
 from ftckpt.formats.pickles.walk import at
+from ftckpt.formats.state.coded_shards import CodedParts
 from ftckpt.formats.torch_files.parse_files import check_saved_names, check_streams
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.progress import NULL, Counter
@@ -35,6 +36,7 @@ class RanksCheckpoint(Checkpoint):
         elsewhere: (file, stored name) of what a file holds of a tensor under another name than its
             `stored_name`: pipeline stages number the parameters of their optimizers by themselves.
         splits: key -> how a plain tensor is cut over the ranks.
+        coded: the tensor subclasses that are cut over ranks, each by the object that is its record.
     """
 
     format: ClassVar[str] = "ranks"
@@ -46,6 +48,7 @@ class RanksCheckpoint(Checkpoint):
     ranks: Mapping[str, int]
     elsewhere: Set[tuple[str, str]] = frozenset()
     splits: Mapping[str, RankSplit] = field(default_factory=dict)
+    coded: Mapping[str, CodedParts] = field(default_factory=dict)
 
     def members(self) -> Iterable[str]:
         """Paths of the rank files, their configuration and verl's own additions."""
@@ -75,6 +78,8 @@ class RanksCheckpoint(Checkpoint):
         info = self.objects.get(name)
         if info is None:
             raise NotFoundError(f"no object is called {name!r}", tensor=name)
+        if name in self.coded:
+            return self.coded[name].tensor.record
         path = tuple(info.field)
         try:
             return at(read_stream(self.source, info.extent.file).tree, path)
@@ -89,7 +94,8 @@ class RanksCheckpoint(Checkpoint):
         for key, tensor in self.tensors.items():
             for piece in tensor.pieces:
                 owners[piece.extent.file].append((piece.extent.offset, key))
-        pickles = {info.extent: info.name for info in self.objects.values()}
+        pickles = {info.extent: info.name for name, info in self.objects.items()
+                   if name not in self.coded}  # fmt: skip
         for file, stream in self.streams.items():
             records = stream.records
             starts = [extent.offset for _, extent, _ in records]

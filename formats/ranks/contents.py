@@ -11,6 +11,7 @@ from ftckpt.checkpoint.steps import role_of
 from ftckpt.errors import FtckptError
 from ftckpt.formats.pickles.walk import Path, leaves
 from ftckpt.formats.pickles.walk import at as inner_at
+from ftckpt.formats.state.coded_shards import cuts_of
 from ftckpt.formats.state.fsdp_local import OPTIMIZERS, is_local, placed
 from ftckpt.formats.state.rank_optimizer import is_optimizer, states
 from ftckpt.formats.state.stored_names import StoredName, place
@@ -66,7 +67,7 @@ class Contents:
         self.objects: dict[str, ObjectInfo] = {}
         self.names: list[str] = []
         self.numbers: list[StepNumber] = []
-        self._reader = HeldReader(file.rank)
+        self._reader = HeldReader(file.rank, records=True)
         self._whose = owner
         self._owner = f"{owner}rank_{file.rank}"
         self._pickle = next(
@@ -152,7 +153,8 @@ class Contents:
                 self._name(f"optimizer.state.{state.parameter}.{state.leaf}", state.value)
         for key in tree:
             if key != "state":
-                self._state(tree[key], (*at, key), f"optimizer.{key}")
+                groups = key if key == "param_groups" else ""
+                self._state(tree[key], (*at, key), f"optimizer.{key}", groups)
 
     def _local(self, optimizers: list[Any], key: str) -> None:
         """Sort the optimizers of FSDP, and give the local shards before them their places."""
@@ -173,7 +175,7 @@ class Contents:
         key = data_key(value)
         return self._reader.read(value[key] if key else value)
 
-    def _state(self, tree: Any, at: Path, label: str) -> None:
+    def _state(self, tree: Any, at: Path, label: str, groups: str = "") -> None:
         for path, value in leaves(tree, at):
             name = ".".join(map(str, path))
             if label:
@@ -185,6 +187,9 @@ class Contents:
                 parts = isinstance(held, (Distributed, Listed))
                 own = "extra:state" if parts else f"extra:rank{self.file.rank}"
                 where = StoredName(own, Kind.OTHER, whose)
+                if groups:  # a learning rate that is a tensor
+                    steps = ".".join([groups, *map(str, path[len(at) :])])
+                    where = StoredName("optimizer", Kind.OTHER, steps)
                 self.tensors.append(RankTensor(where, name, held))
             else:
                 inside = at or path[:1]
@@ -195,6 +200,8 @@ class Contents:
     def _held(self, value: Any, name: str) -> Held:
         try:
             held = self._reader.read(value)
+            if isinstance(held, Distributed) and held.record is not None:
+                cuts_of(held.record)  # refuses a class of which nothing is known
         except FtckptError as error:
             error.tensor, error.file = error.tensor or name, error.file or self.file.path
             raise

@@ -44,6 +44,8 @@ class OneFileRanksCheckpoint(RanksCheckpoint):
 
     def load_object(self, name: str) -> Any:
         """Return one object as inert data."""
+        if name in self.coded:
+            return self.coded[name].tensor.record
         return at(self.tree, self.objects[name].field)
 
 
@@ -90,8 +92,7 @@ class _OneFile(RanksReader):
             what = f"{file} names classes that are kept inert: {', '.join(self._stream.opaque[:8])}"
             self.notes.append(finding("opaque-object", what, file=file))
         return OneFileRanksCheckpoint(
-            **self.parts(),
-            elsewhere=self._places,
+            **(self.parts() | {"elsewhere": self._places | self.coded_places}),
             dialect="the shards of several ranks in one file",
             files=[file],
             tree=self._stream.tree,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ftckpt.checkpoint import TensorInfo
@@ -34,13 +35,18 @@ class RankPlaces:
         unplaced: keys of tensors that the format has no place for.
     """
 
-    def __init__(self, content: Content, *, whole: bool) -> None:
+    def __init__(
+        self, content: Content, *, whole: bool, inside: Mapping[str, str] | None = None
+    ) -> None:
         """Find the places.
 
         Args:
             content: what is to be written.
             whole: whether a rank has one file, which holds other components too.
+            inside: keys of tensors inside a subclass, and what follows its name. They have its
+                place, and this at the end.
         """
+        self._inside = inside or {}
         self.found: dict[str, RankPlace] = {}
         self.unplaced: list[str] = []
         self._checkpoint = content.checkpoint
@@ -83,19 +89,22 @@ class RankPlaces:
         info = self._checkpoint.tensors[wanted.copies[0].key]
         if info.name != wanted.name or not info.pieces:
             return None
-        path = self._path(info)
+        path = self._path(info, self._inside.get(wanted.key, ""))
         match = _OF_RANK.fullmatch(wanted.component)
+        suffix = self._inside.get(wanted.key, "")
+        if path is not None and suffix:
+            path = (*path[:-1], f"{path[-1]}{suffix}")
         role = _role(_file_of(info))
         return None if path is None else RankPlace(role, path, int(match[1]) if match else None)
 
-    def _path(self, info: TensorInfo) -> Path | None:
+    def _path(self, info: TensorInfo, suffix: str) -> Path | None:
         file = _file_of(info)
         if file not in self._trees:
             tree = read_stream(self._checkpoint.source, file).tree
             self._trees[file] = tree, {dotted(path): path for path, _ in leaves(tree)}
         # What is one rank's own stands under the rank's name, where another component had it.
         own = info.name.removeprefix(f"{info.component.removeprefix('extra:')}.")
-        return self._trees[file][1].get(info.stored_name or own)
+        return self._trees[file][1].get((info.stored_name or own).removesuffix(suffix))
 
 
 def _file_of(info: TensorInfo) -> str:

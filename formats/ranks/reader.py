@@ -25,6 +25,7 @@ from ftckpt.checkpoint.rules import Rules
 from ftckpt.errors import CorruptError, ExitCode, NotFoundError
 from ftckpt.findings import Finding, finding, from_error
 from ftckpt.formats.huggingface.config import parsed_json
+from ftckpt.formats.state.coded_shards import CodedParts
 from ftckpt.formats.state.stored_names import StoredName
 from ftckpt.formats.state.tied import aliases_of
 from ftckpt.formats.torch_files.sharded import Distributed, Held, Listed
@@ -39,7 +40,15 @@ from .meta.checklist import is_of_release, listed_release
 from .names import CONFIG, METADATA, RankFile, Role, folder_order, rank_file, rank_files
 from .parse_files import RecordedConfig, read_recorded, read_streams
 from .splits import PARAMETERS, Splits, check_release, meta_rules
-from .tensors import RankEntry, RankSplit, TensorIdentity, assemble, wrong_rank
+from .tensors import (
+    RankEntry,
+    RankSplit,
+    TensorIdentity,
+    assemble,
+    assemble_coded,
+    is_coded,
+    wrong_rank,
+)
 
 # verl's dataloader state beside them.
 DATA = "data.pt"
@@ -59,6 +68,8 @@ class RanksReader:
     def __init__(self, source: Source, rules: Rules | None) -> None:
         self.source, self._rules = source, rules
         self.splits: dict[str, RankSplit] = {}
+        self.coded: dict[str, CodedParts] = {}
+        self.coded_places: set[tuple[str, str]] = set()
         self.tensors: dict[str, TensorInfo] = {}
         self.objects: dict[str, ObjectInfo] = {}
         self.names: list[str] = []
@@ -111,6 +122,8 @@ class RanksReader:
             "topology": self._topology(),
             "commit": self.commit,
             "splits": self.splits,
+            "coded": self.coded,
+            "elsewhere": self.coded_places,
             "notes": self.notes,
             "names": self.names,
             "open_findings": self.found,
@@ -232,6 +245,9 @@ class RanksReader:
             rules = meta_rules(groups)
         splits = Splits(recorded, rules, component, groups, self.found.append)
         for identity, held_by in groups.values():
+            if is_coded(held_by):
+                self._coded(identity, held_by)
+                continue
             whole = not any(isinstance(e.held, (Distributed, Listed)) for e in held_by)
             if sharded and whole and identity.kind is Kind.PARAM:
                 # Parameters are sharded here, so what stays whole is a buffer.
@@ -257,6 +273,25 @@ class RanksReader:
                 " rank, as extra:rank<R>, and not merged"
             )
             self.notes.append(finding("note", what, file=recorded.path or None))
+
+    def _coded(self, identity: TensorIdentity, held_by: Sequence[RankEntry]) -> None:
+        """Put a tensor subclass together; the record of one shard is an object."""
+        tensor, parts = assemble_coded(identity, held_by, report=self.found.append)
+        self.tensors |= {info.key: info for info in parts.values()}
+        stored = identity.stored_name or identity.name
+        self.coded_places |= {(entry.file, stored) for entry in held_by}
+        if tensor is None:
+            return
+        suffix, first = next(iter(parts.items()))
+        own = first.name.removesuffix(suffix)
+        name = f"optimizer.state.{own}" if first.component == "optimizer" else own
+        if first.component not in ("model", "optimizer"):
+            name = f"{first.component}.{own}"
+        self.coded[name] = CodedParts(tensor, {s: info.key for s, info in parts.items()})
+        file = first.pieces[0].extent.file
+        pickle = next((e for n, e, _ in self.streams[file].records if n == "data.pkl"), None)
+        where = pickle or Extent(file, 0, self.source.size(file))
+        self.objects[name] = ObjectInfo(name, where, None, (*stored.split("."), "_local_tensor"))
 
     def _check_release(self, folder: str) -> None:
         file = f"{folder}/{PARAMETERS}".lstrip("/")

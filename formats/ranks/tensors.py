@@ -8,7 +8,7 @@ models. A plain tensor with no record stays one tensor a rank, in the component 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
@@ -19,7 +19,10 @@ from ftckpt.checkpoint.sharding import Split as Cut
 from ftckpt.checkpoint.sharding import part_shape, slabs
 from ftckpt.errors import FtckptError, UnsupportedError
 from ftckpt.findings import Finding, finding
+from ftckpt.formats.state.coded_shards import CodedShard, CodedTensor, is_covered, joined
+from ftckpt.formats.state.paths import LEAVES
 from ftckpt.formats.torch_files.dtensor import Patch, choose_rule, local_of
+from ftckpt.formats.torch_files.inner import inner_kind
 from ftckpt.formats.torch_files.sharded import Distributed, Held, Listed
 from ftckpt.formats.torch_files.values import StoredStorage, TensorRef, is_dense, reach
 
@@ -128,6 +131,85 @@ def _distributed(
     identity: TensorIdentity, entries: Sequence[RankEntry], report: Report
 ) -> TensorInfo:
     entries = agreeing(identity, entries, report)
+    head, boxes = entries[0].held, PieceBoxes()
+    for entry, part, patches in _placed(identity, entries, report):
+        boxes.add(entry, part.local, patches)
+    return _info(identity, head.shape, head.dtype, boxes)
+
+
+def is_coded(entries: Sequence[RankEntry]) -> bool:
+    """Whether any rank holds a DTensor whose local tensor is of a subclass."""
+    return any(isinstance(e.held, Distributed) and e.held.record is not None for e in entries)
+
+
+def assemble_coded(
+    identity: TensorIdentity, entries: Sequence[RankEntry], *, report: Report
+) -> tuple[CodedTensor | None, dict[str, TensorInfo]]:
+    """Return the tensor subclass that the entries make up, and the tensors inside by suffix.
+
+    Args:
+        identity: what it is.
+        entries: what each rank holds, in order of rank; `is_coded` is true of them.
+        report: takes findings.
+
+    Raises:
+        UnsupportedError: a shard of several boxes; and see `coded_shards.joined`.
+    """
+    try:
+        return _coded(identity, entries, report)
+    except FtckptError as error:
+        error.tensor = error.tensor or identity.key
+        raise
+
+
+def _coded(
+    identity: TensorIdentity, entries: Sequence[RankEntry], report: Report
+) -> tuple[CodedTensor | None, dict[str, TensorInfo]]:
+    for other in (e for e in entries if not isinstance(e.held, Distributed)):
+        report(odd("bad-metadata", identity, other, "is sharded in some files, whole in"))
+    entries = [e for e in entries if isinstance(e.held, Distributed)]
+    # A subclass forgets the type that its plain neighbours show.
+    entries = agreeing(identity, entries, report, dtypes=False)
+    shards: list[CodedShard] = []
+    by_shard: dict[int, RankEntry] = {}
+    for entry, part, patches in _placed(identity, entries, report):
+        if len(patches) != 1:
+            raise UnsupportedError(
+                f"a shard of a tensor in codes falls into {len(patches)} separate boxes",
+                file=entry.file,
+            )
+        value = part.local if part.record is None else part.record
+        shard = CodedShard(patches[0].box, value, entry.storages, entry.rank, entry.file)
+        by_shard[id(shard)] = entry
+        shards.append(shard)
+
+    def refuse(shard: CodedShard, what: str) -> None:
+        report(odd("bad-metadata", identity, by_shard[id(shard)], what))
+
+    recorded = [e.held for e in entries if isinstance(e.held, Distributed) and e.held.record]
+    if not recorded:
+        return None, {}
+    tensor, parts = joined(recorded[0].shape, recorded[0].dtype, shards, refuse)
+    if tensor is not None and not is_covered(tensor):
+        what = f"{identity.key}: its shards do not hold each of its elements once"
+        report(finding("hole", what, tensor=identity.key))
+    made: dict[str, TensorInfo] = {}
+    leaf = LEAVES.get(identity.kind, "")
+    name = f"{identity.name}.{leaf}" if leaf else identity.name
+    model = identity.component in ("model", "ema")
+    stored = identity.stored_name or identity.name
+    for suffix, shape, dtype, pieces in parts:
+        kind = inner_kind(suffix.rpartition(".")[2], identity.kind) if model else Kind.OTHER
+        made[suffix] = TensorInfo(
+            identity.component, name + suffix, kind, shape, dtype, pieces, stored + suffix
+        )
+    return tensor, made
+
+
+def _placed(
+    identity: TensorIdentity, entries: Sequence[RankEntry], report: Report
+) -> Iterator[tuple[RankEntry, Distributed, tuple[Patch, ...]]]:
+    """Yield what each rank holds of a DTensor, with its boxes in the whole."""
     head = entries[0].held
     assert isinstance(head, Distributed)
     held: list[tuple[RankEntry, Distributed, tuple[int, ...]]] = []
@@ -140,7 +222,6 @@ def _distributed(
             held.append((entry, part, part.mesh.coordinate))
     stored = [(coordinate, part.local.shape) for _, part, coordinate in held]
     nominal = choose_rule(head.shape, head.mesh.sizes, head.placements, stored)
-    boxes = PieceBoxes()
     for entry, part, coordinate in held:
         local = local_of(
             head.shape, head.mesh.sizes, head.placements, coordinate, nominal=bool(nominal)
@@ -149,8 +230,7 @@ def _distributed(
             what = f"needs a shard of {list(local.shape)} and has {list(part.local.shape)} in"
             report(odd("shape-mismatch", identity, entry, what))
             continue
-        boxes.add(entry, part.local, local.patches)
-    return _info(identity, head.shape, head.dtype, boxes)
+        yield entry, part, local.patches
 
 
 def _listed(identity: TensorIdentity, entries: Sequence[RankEntry], report: Report) -> TensorInfo:
@@ -263,9 +343,14 @@ def _of_one_rank(identity: TensorIdentity, entry: RankEntry) -> TensorInfo:
 
 
 def agreeing(
-    identity: TensorIdentity, entries: Sequence[RankEntry], report: Report, *, shapes: bool = True
+    identity: TensorIdentity,
+    entries: Sequence[RankEntry],
+    report: Report,
+    *,
+    shapes: bool = True,
+    dtypes: bool = True,
 ) -> list[RankEntry]:
-    """Return the entries of the first one's dtype and, unless `shapes` is False, shape.
+    """Return the entries of the first one's dtype and shape, unless either is False.
 
     The others are reported.
     """
@@ -275,7 +360,7 @@ def agreeing(
         if shapes and entry.held.shape != head.held.shape:
             what = f"is {list(head.held.shape)} in {head.file} and {list(entry.held.shape)} in"
             report(odd("shape-mismatch", identity, entry, what))
-        elif entry.held.dtype is not head.held.dtype:
+        elif dtypes and entry.held.dtype is not head.held.dtype:
             what = f"is {head.held.dtype.name} in {head.file} and {entry.held.dtype.name} in"
             report(odd("dtype-mismatch", identity, entry, what))
         else:

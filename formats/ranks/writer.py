@@ -12,9 +12,9 @@ rest is whole on every rank. Non-tensor state is dealt out by `rank_objects`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ftckpt.checkpoint import Checkpoint, Extent, Kind
 from ftckpt.checkpoint.sharding import Split as Cut
@@ -22,7 +22,14 @@ from ftckpt.checkpoint.sharding import part_shape, slabs
 from ftckpt.findings import Finding, finding
 from ftckpt.formats.pickles.walk import Path, dotted
 from ftckpt.formats.state.nested import NestedState
-from ftckpt.formats.state.paths import LEAVES, is_divided, owner_of, with_aliases
+from ftckpt.formats.state.paths import (
+    LEAVES,
+    coded_in,
+    is_divided,
+    owner_of,
+    with_aliases,
+    without_records,
+)
 from ftckpt.formats.state.worlds import world_notes, world_of
 from ftckpt.formats.torch_files.write_dtensor import RankMesh
 from ftckpt.formats.torch_files.write_tree import CopiedTree, Tensor, save
@@ -43,8 +50,11 @@ from .meta.checklist import CHECKLIST
 from .meta.writer import release_layout
 from .names import Role, rank_file
 from .objects import RankObjects
-from .places import RankPlaces
+from .places import RankPlace, RankPlaces
 from .splits import PARAMETERS, cut_of
+
+if TYPE_CHECKING:
+    from ftckpt.formats.state.write_coded import CodedContent
 
 
 class RanksWriter:
@@ -74,8 +84,11 @@ class RanksWriter:
         unplaced: list[str] = []
         notes: list[Finding] = world_notes(content, world)
         changed: set[str] = set()
-        for dialect, part, keys in _folders(content):
-            state = _Folder(part, dialect, world)
+        coded = coded_in(content)
+        for dialect, part, keys in _folders(content, {one.name for one in coded}):
+            own = {source: key for key, source in keys.items()}
+            inside = [one.moved(part, own) for one in coded if own.keys() >= {*one.keys.values()}]
+            state = _Folder(part, dialect, world, inside)
             files += state.outputs()
             unplaced += (keys.get(name, name) for name in state.unplaced)
             notes += state.notes
@@ -86,20 +99,27 @@ class RanksWriter:
                 record = Literal(dialect.record_bytes(before, world))
                 commit.append(OutputFile(dialect.folder + name, [record]))
         files += _beside(content)
-        if not changed:
+        if not changed and not coded:
             return Layout(files=files, commit=commit, unplaced=unplaced, notes=notes)
         held = {name: info for name, info in content.objects.items() if name not in changed}
+        content = without_records(replace(content, objects=held), coded)
+        if not changed:
+            return Layout(
+                files=files, commit=commit, unplaced=unplaced, notes=notes, content=content
+            )
         what = f"world size and ranks inside the files are those of the new ranks: {min(changed)}"
         more = len(changed) - 1
         notes.append(finding("note", what + (f" and {more} more" if more else "")))
-        return Layout(
-            files=files, commit=commit, unplaced=unplaced, notes=notes,
-            content=replace(content, objects=held),
-        )  # fmt: skip
+        return Layout(files=files, commit=commit, unplaced=unplaced, notes=notes, content=content)
 
 
-def _folders(content: Content) -> Iterator[tuple[Dialect, Content, Mapping[str, str]]]:
-    """Yield each folder's dialect, its content, and what its keys are called in the whole."""
+def _folders(
+    content: Content, records: Collection[str]
+) -> Iterator[tuple[Dialect, Content, Mapping[str, str]]]:
+    """Yield each folder's dialect, its content, and what its keys are called in the whole.
+
+    The objects `records` are in none: they are of tensors.
+    """
     dialects = dialects_of(content.checkpoint)
     others = [component for component in dialects if component != "model"]
     for component, dialect in dialects.items():
@@ -120,7 +140,8 @@ def _folders(content: Content) -> Iterator[tuple[Dialect, Content, Mapping[str, 
         objects = {
             name: info
             for name, info in content.objects.items()
-            if (name.startswith(f"{owner}rank_") if owner else not name.startswith(apart or "\0"))
+            if name not in records
+            and (name.startswith(f"{owner}rank_") if owner else not name.startswith(apart or "\0"))
             and name not in _carried(content.checkpoint)
         }
         yield dialect, replace(content.with_tensors(tensors), objects=objects), mine
@@ -129,14 +150,18 @@ def _folders(content: Content) -> Iterator[tuple[Dialect, Content, Mapping[str, 
 class _Folder:
     """The files of one folder, as they grow: a nested state for each file of each rank."""
 
-    def __init__(self, content: Content, dialect: Dialect, world: int) -> None:
+    def __init__(
+        self, content: Content, dialect: Dialect, world: int, coded: Sequence[CodedContent]
+    ) -> None:
         self._content, self._dialect, self._world = content, dialect, world
         self._states: list[dict[Role, NestedState]] = [{} for _ in range(world)]
         self._meshes = [RankMesh(rank, world, dialect.mesh) for rank in range(world)]
         self._tied = set(content.aliases.values())
         self._locals: dict[tuple[str, int, Cut | None], Tensor] = {}  # of tied weights
         self._splits = splits_of(content)
-        self._places = RankPlaces(content, whole=dialect.whole)
+        self._coded = coded
+        suffixes = {key: suffix for one in coded for suffix, key in one.keys.items()}
+        self._places = RankPlaces(content, whole=dialect.whole, inside=suffixes)
         objects = RankObjects(content, world)
         self.notes, self.changed = objects.notes, objects.changed
         self.unplaced = [*self._places.unplaced, *objects.unplaced]
@@ -165,7 +190,8 @@ class _Folder:
                 state.put((*at, "param_groups"), [])
 
     def _tensors(self) -> None:
-        places = self._places.found
+        places = dict(self._places.found)
+        own = [{key: places.pop(key) for key in one.keys.values()} for one in self._coded]
         axes = {key: self._cut(key) for key in places}
         # Where nothing is divided, only a placement can say that all ranks hold the same.
         alone = all(axis is None for axis in axes.values()) and self._world > 1
@@ -179,13 +205,30 @@ class _Folder:
                     self.unplaced.append(key)
                     break
 
+        for one, found in zip(self._coded, own, strict=True):  # after the model, as in its file
+            self._subclass(one, found)
+
+    def _subclass(self, one: CodedContent, found: Mapping[str, RankPlace]) -> None:
+        """Put each rank's shard of a tensor subclass where a tensor inside would stand."""
+        role = next(iter(found.values())).role
+        path = one.path({key: place.path for key, place in found.items()})
+        shape = one.tensor.shape
+        for rank in range(self._world):
+            local = one.shard(shard_box(shape, Cut(0), self._world, rank))
+            dtype = local.dtype if isinstance(local, Tensor) else one.tensor.dtype
+            value = self._meshes[rank].dtensor(local, shape, dtype, 0)
+            if not self._put(rank, role, path, value):
+                self.unplaced.append(one.name)
+                break
+
     def _cut(self, key: str) -> Cut | None:
         """Return how a tensor is divided over the ranks; None where all of them hold all of it."""
         wanted = self._content.tensors[key]
         if self._splits:
             split = split_of(self._content, wanted)
             return None if split is None or split.dim is None else cut_of(split)
-        return Cut(0) if self._world > 1 and is_divided(wanted) else None
+        alone = self._world == 1 and not self._coded  # a subclass is always a DTensor's
+        return Cut(0) if not alone and is_divided(wanted) else None
 
     def _value(self, key: str, rank: int, cut: Cut | None, *, placed: bool) -> Any:
         """Return what a rank holds of a tensor; `placed` says to give a whole one a placement."""

@@ -57,5 +57,5 @@ def placed(
         first = moments[0]
         places = {(m.shape, m.placements, m.mesh, m.local.shape) for m in moments}
         if len(places) == 1 and first.local.shape == weight.shape:
-            found[names[key]] = first._replace(local=weight, dtype=weight.dtype)
+            found[names[key]] = first._replace(local=weight, dtype=weight.dtype, record=None)
     return found

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from ftckpt.checkpoint import Checkpoint, Kind, tensor_key
 from ftckpt.checkpoint.names import unwrapped
@@ -22,6 +22,9 @@ from ftckpt.formats.pickles.walk import Path, dotted
 from ftckpt.formats.state.homes import NO_HOMES, Homes, find_homes, names_of
 from ftckpt.formats.state.stored_names import place
 from ftckpt.transfer.content import Content, TargetTensor
+
+if TYPE_CHECKING:
+    from .write_coded import CodedContent
 
 _SAYING = (("params",), ("param_names",))
 LEAVES = {
@@ -146,6 +149,26 @@ def carried_inside(content: Content) -> dict[str, str]:
                 tensor=key,
             )
     return found
+
+
+def coded_in(content: Content) -> list[CodedContent]:
+    """Return the tensor subclasses cut over ranks that `content` has from its source.
+
+    Raises:
+        UnsupportedError: a tensor inside one is changed, renamed or left out alone.
+    """
+    if not getattr(content.checkpoint, "coded", None):
+        return []
+    from .write_coded import coded_contents  # few checkpoints have some
+
+    return coded_contents(content)
+
+
+def without_records(content: Content, coded: Iterable[CodedContent]) -> Content:
+    """Return `content` without the records of shards, in whose place new ones are written."""
+    names = {one.name for one in coded}
+    held = {name: info for name, info in content.objects.items() if name not in names}
+    return replace(content, objects=held)
 
 
 def tensor_paths(

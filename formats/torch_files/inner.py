@@ -20,9 +20,9 @@ tensor/*_tensor.py (1.12 to 2.x).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ftckpt.checkpoint import Kind
+from ftckpt.checkpoint import Kind, Piece
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.formats.pickles.inert import inert, sealed
 from ftckpt.formats.pickles.walk import leaves
@@ -46,6 +46,15 @@ _HELPERS = frozenset((
     "_rowwise_scale_inv", "_columnwise_data", "_columnwise_scale_inv", "_amax_rowwise",
     "_amax_columnwise",
 ))  # fmt: skip
+
+
+class InnerPart(NamedTuple):
+    """A tensor inside, of the whole or of one shard, by what follows the tensor's name."""
+
+    suffix: str
+    shape: tuple[int, ...]
+    dtype: DType
+    pieces: tuple[Piece, ...]
 
 
 def inner_kind(part: str, usual: Kind) -> Kind:

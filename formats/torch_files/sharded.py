@@ -12,10 +12,12 @@ from typing import Any, NamedTuple, NoReturn
 
 from ftckpt.checkpoint import Box
 from ftckpt.checkpoint.dtypes import DType
+from ftckpt.checkpoint.read_tensor import dense_strides
 from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.formats.pickles.unpickle import Inert
 
 from .dtensor import How, Patch, Placement
+from .inner import outer_view
 from .values import Composite, SubclassRef, TensorRef
 
 
@@ -36,13 +38,18 @@ class Mesh(NamedTuple):
 
 
 class Distributed(NamedTuple):
-    """One rank's part of a DTensor: a local tensor, and the placements that say where it lies."""
+    """One rank's part of a DTensor: a local tensor, and the placements that say where it lies.
+
+    Attributes:
+        record: the local tensor, if it is of a subclass; `local` then has its shape and no bytes.
+    """
 
     shape: tuple[int, ...]
     dtype: DType
     local: TensorRef
     mesh: Mesh
     placements: tuple[Placement, ...]
+    record: SubclassRef | None = None
 
 
 class Listed(NamedTuple):
@@ -84,10 +91,15 @@ _PLACEMENTS = {
 
 
 class HeldReader:
-    """Reads the tensors of one stream; meshes are shared between them and parsed once."""
+    """Reads the tensors of one stream; meshes are shared between them and parsed once.
 
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
+    Args:
+        rank: whose stream it is.
+        records: whether a DTensor's local tensor may be of another subclass.
+    """
+
+    def __init__(self, rank: int, *, records: bool = False) -> None:
+        self._rank, self._records = rank, records
         self._meshes: dict[int, Mesh] = {}
 
     def read(self, value: Any) -> Held | None:
@@ -114,10 +126,12 @@ class HeldReader:
         attributes = _attributes(value.state)
         local, spec = attributes.get("_local_tensor"), attributes.get("_spec")
         shape, dtype = _described(value.base)
+        record = None
         if type(local) is SubclassRef:
-            raise UnsupportedError(
-                f"the local part of a DTensor is of the subclass {local.type_name}, which hides it"
-            )
+            view = outer_view(local)
+            if view is None or not self._records:
+                raise hidden(local)
+            record, local = local, TensorRef("", 0, view[0], dense_strides(view[0]), view[1])
         if type(local) is not TensorRef or not isinstance(spec, Inert):
             _malformed("a DTensor without a local tensor or a spec")
         mesh = spec.get("mesh")
@@ -127,7 +141,8 @@ class HeldReader:
         found = self._meshes.get(id(mesh))
         if found is None:
             found = self._meshes[id(mesh)] = _mesh(mesh, self._rank)
-        return Distributed(shape, dtype, local, found, tuple(_placement(p) for p in placements))
+        cuts = tuple(_placement(p) for p in placements)
+        return Distributed(shape, dtype, local, found, cuts, record)
 
     def _listed(self, value: SubclassRef) -> Listed:
         state = value.state
@@ -152,6 +167,13 @@ class HeldReader:
         rank = group.get("global_rank") if isinstance(group, Inert) else None
         world = group.get("global_world_size") if isinstance(group, Inert) else None
         return Listed(shape, dtype, tuple(mine), boxes, _whole(rank), _whole(world))
+
+
+def hidden(value: SubclassRef) -> UnsupportedError:
+    """Return the error for a DTensor's local tensor of a class that is not known."""
+    return UnsupportedError(
+        f"the local part of a DTensor is of the subclass {value.type_name}, which hides it"
+    )
 
 
 def _malformed(what: str) -> NoReturn:

@@ -38,12 +38,12 @@ class RankMesh:
         self._specs: dict[tuple[tuple[int, ...], str, int | None], Call] = {}
 
     def dtensor(
-        self, local: Tensor, shape: tuple[int, ...], dtype: DType, axis: int | None
+        self, local: Tensor | Call, shape: tuple[int, ...], dtype: DType, axis: int | None
     ) -> Call:
         """Return a DTensor.
 
         Args:
-            local: what this rank holds.
+            local: what this rank holds, or the call that makes it.
             shape: global shape.
             dtype: of its elements.
             axis: the axis that is divided over the ranks; None where each has all of it.
@@ -79,7 +79,9 @@ def _spec(mesh: Call, shape: tuple[int, ...], dtype: DType, axis: int | None) ->
 
 
 def _mesh(rank: int, world: int, form: MeshForm) -> Call:
-    axis = _made("_mesh_layout", "_FlatLayout", {"shape": (world,), "stride": (1,)})
+    # torch drops an axis of one rank, and compares meshes by what is left.
+    flat = {"shape": (world,), "stride": (1,)} if world > 1 else {"shape": (), "stride": ()}
+    axis = _made("_mesh_layout", "_FlatLayout", flat)
     ranks = b"".join(r.to_bytes(4, "little") for r in range(world))
     rank_map = Tensor(Storage((Literal(ranks),)), DTYPES["int32"], (world,), (1,))
     state = {

@@ -225,6 +225,27 @@ class _Carrier:
         return made
 
 
+def subclass_call(
+    record: SubclassRef, shape: tuple[int, ...], parts: Mapping[str, Tensor], own: str
+) -> Call:
+    """Return the call that makes a tensor subclass of other tensors.
+
+    Args:
+        record: one of the same class, with the same settings.
+        shape: that it is to show.
+        parts: the tensors inside, by their names.
+        own: where it keeps its shape once more, if it does.
+    """
+    base, kind = record.base.parts, _global(record.type_name)
+    layout = Call(_LAYOUT, (base["layout"] or "torch.strided",))
+    view = (base["dtype"], (*shape,), dense_strides(shape), 0, layout)
+    args = (kind, *view, Call(_DEVICE, ("cpu",)), base["requires_grad"])
+    state = {**record.state, **parts}
+    if own in state:
+        state[own] = Call(_SIZE, ((*shape,),))
+    return Call(_FROM_TYPE, (_WRAPPER, kind, args, state))
+
+
 def _global(qualname: str) -> Global:
     module, _, name = qualname.rpartition(".")
     return Global(module, name)
@@ -283,6 +304,7 @@ _FROM_TYPE = Global("torch._tensor", "_rebuild_from_type_v2")
 _WRAPPER = Global("torch._utils", "_rebuild_wrapper_subclass")
 _LAYOUT = Global("torch.serialization", "_get_layout")
 _DEVICE = Global("torch", "device")
+_SIZE = Global("torch", "Size")
 _HOOKS = Global("collections", "OrderedDict")
 _UNTYPED = Global("torch.storage", "UntypedStorage")
 # Types of torch without a storage class: `torch/_tensor.py` writes them as untyped bytes.

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from ftckpt.checkpoint import Box
 from ftckpt.errors import UnsupportedError
 from ftckpt.formats.pickles.walk import Path, at, dotted, leaves
 from ftckpt.formats.ranks.training_tree import MODELS, OPTIMIZERS
@@ -23,10 +24,12 @@ from ftckpt.formats.state.objects import StateObjects, numbered
 from ftckpt.formats.state.paths import (
     RecordedPaths,
     carried_inside,
+    coded_in,
     owner_of,
     recorded_paths,
     tensor_paths,
     with_aliases,
+    without_records,
 )
 from ftckpt.formats.torch_files.values import SubclassRef, TensorRef
 from ftckpt.formats.torch_files.write_tree import CopiedTree, Tensor, pickled, save
@@ -55,17 +58,26 @@ class TorchSaveWriter:
         """
         content = with_aliases(content)
         nesting = _nesting(content)
+        coded = coded_in(content)
+        paths = {one.name: one.path(nesting.tensors) for one in coded}
+        for key in (key for one in coded for key in one.keys.values()):
+            nesting.tensors.pop(key, None)
         for key in carried_inside(content):  # they stay inside the records, which are objects
             nesting.tensors.pop(key, None)
         state = NestedState()
         unplaced = [*nesting.lost, *_put_tensors(content, nesting, state)]
+        for one in coded:
+            if not state.put(paths[one.name], one.shard(Box.whole(one.tensor.shape))):
+                unplaced.append(one.name)
+        content = without_records(content, coded)
         unplaced += _put_objects(content, nesting, state)
         for path in {path[:-3] for path in nesting.tensors.values() if path[-3:-2] == ("state",)}:
             # torch's optimizers always have groups (see `_GROUPS`).
             if path and path[0] in OPTIMIZERS and "param_groups" not in state.below(path):
                 state.put((*path, "param_groups"), [])
         tree = state.settled(nesting.is_list)
-        return Layout(files=[OutputFile(FILE, save(tree, folder="checkpoint"))], unplaced=unplaced)
+        files = [OutputFile(FILE, save(tree, folder="checkpoint"))]
+        return Layout(files=files, unplaced=unplaced, content=content if coded else None)
 
 
 class _Nesting(NamedTuple):

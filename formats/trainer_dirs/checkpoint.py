@@ -34,6 +34,7 @@ from .names import (
 )  # fmt: skip
 
 if TYPE_CHECKING:
+    from ftckpt.formats.state.coded_shards import CodedParts
     from ftckpt.formats.state.paths import RecordedPaths
 
 
@@ -194,6 +195,19 @@ class BundleCheckpoint(Checkpoint):
             shown: parts[id(part)][name]
             for shown, (part, name) in self.owners.items()
             if name in parts[id(part)] and not part.model
+        }
+
+    @property
+    def coded(self) -> Mapping[str, CodedParts]:
+        """The tensor subclasses that the parts have cut over ranks (see `HoldsCoded`)."""
+        from ftckpt.formats.state.coded_shards import HoldsCoded
+
+        return {
+            shown: part.checkpoint.coded[name]
+            for shown, (part, name) in self.owners.items()
+            if isinstance(part.checkpoint, HoldsCoded)
+            and name in part.checkpoint.coded
+            and not part.model
         }
 
     def _part_of(self, file: str) -> OpenedPart:

@@ -1,0 +1,380 @@
+"""Tensor subclasses that are cut over ranks: codes, their scales, and what all shards share.
+
+FSDP2 cuts a parameter, and torchao codes what its optimizer keeps of each rank's shard by itself:
+a DTensor whose local tensor is an `OptimState8bit`. Its parts are joined to tensors of the whole
+parameter if that says the same: if every shard is in codes and begins where a block begins, the
+blocks of the shards are those of the whole, as torchao's own `full_tensor` joins them. torchao
+leaves a shard that is not made of whole blocks, or has fewer than 4096 elements, as plain numbers.
+Where one shard is plain and another is not, each keeps its own: `exp_avg.0.codes`, `exp_avg.1`.
+
+Source: `_new_buffer` in torchao 0.18 `optim/adam.py`, `tensor_attrs` and the operators in
+`optim/subclass_*.py` (`aten.slice`, `all_gather_into_tensor`); the paths of its older releases have
+the same classes. `WeightWithDynamicFloat8CastTensor` in `float8/fsdp_utils.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum, auto
+from itertools import combinations, pairwise
+from math import prod
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from ftckpt.checkpoint import Box, Piece
+from ftckpt.checkpoint.coverage import intersection
+from ftckpt.checkpoint.dtypes import DType
+from ftckpt.errors import UnsupportedError
+from ftckpt.formats.torch_files.inner import InnerPart, inner_tensors, outer_view
+from ftckpt.formats.torch_files.sharded import hidden
+from ftckpt.formats.torch_files.values import StoredStorage, SubclassRef, TensorRef
+
+
+class CutBy(Enum):
+    """CutBy a part of a shard belongs to the part of the whole tensor."""
+
+    SAME = auto()  # it has the shape of the shard
+    FLAT = auto()  # it is a row, with one element for each block of the shard's
+    EACH = auto()  # every shard has the same
+
+
+_CODED = {"codes": CutBy.SAME, "scale": CutBy.FLAT, "qmap": CutBy.EACH}
+_CLASSES: Mapping[str, Mapping[str, CutBy]] = {
+    "OptimState8bit": _CODED,
+    "OptimState4bit": _CODED | {"codes": CutBy.FLAT},
+    "OptimStateFp8": {"codes": CutBy.SAME, "scale": CutBy.FLAT},
+    "WeightWithDynamicFloat8CastTensor": {"_tensor": CutBy.SAME},
+}
+_LIBRARY = "torchao."
+# What a class records of the shard's own shape.
+SHAPE = "_shape"
+_BLOCK = "block_size"
+
+
+class CodedShard(NamedTuple):
+    """One rank's shard.
+
+    Attributes:
+        box: in the whole tensor.
+        value: the subclass, or a plain tensor.
+        storages: of the stream that holds it.
+        rank: whose it is; None if that is not known.
+        file: which file.
+    """
+
+    box: Box
+    value: SubclassRef | TensorRef
+    storages: Mapping[str, StoredStorage]
+    rank: int | None
+    file: str
+
+
+class OwnShard(NamedTuple):
+    """A shard that keeps its own parts.
+
+    Attributes:
+        box: in the whole tensor.
+        suffix: what follows the tensor's name in the names of its parts: `.0`.
+        coded: whether it is in codes; else it is one plain tensor.
+    """
+
+    box: Box
+    suffix: str
+    coded: bool
+
+
+class CodedTensor(NamedTuple):
+    """A tensor subclass that is cut over ranks.
+
+    Attributes:
+        shape: of the whole tensor.
+        dtype: that it shows.
+        record: that of one shard: its class, and what it says beside its tensors.
+        head: the box of that shard.
+        cuts: how each part is cut.
+        per: how many elements of the tensor stand for one of each part that is a row.
+        boxes: of the shards, each once.
+        own: the shards, if they are not joined.
+        why: the reason for that.
+    """
+
+    shape: tuple[int, ...]
+    dtype: DType
+    record: SubclassRef
+    head: Box
+    cuts: Mapping[str, CutBy]
+    per: Mapping[str, int]
+    boxes: tuple[Box, ...]
+    own: tuple[OwnShard, ...] = ()
+    why: str = ""
+
+
+@runtime_checkable
+class HoldsCoded(Protocol):
+    """A checkpoint with tensor subclasses that are cut over ranks."""
+
+    @property
+    def coded(self) -> Mapping[str, CodedParts]:
+        """By the name of the object that is a record of it."""
+
+
+class CodedParts(NamedTuple):
+    """A tensor subclass of a checkpoint, and the keys of the tensors inside.
+
+    Attributes:
+        tensor: what it is.
+        keys: by what follows its name.
+    """
+
+    tensor: CodedTensor
+    keys: Mapping[str, str]
+
+
+def cuts_of(value: SubclassRef) -> Mapping[str, CutBy]:
+    """Return how the parts of a shard are cut.
+
+    Raises:
+        UnsupportedError: nothing is known of its class.
+    """
+    known = value.type_name.startswith(_LIBRARY)
+    cuts = _CLASSES.get(value.type_name.rpartition(".")[2]) if known else None
+    if cuts is None:
+        raise hidden(value)
+    return cuts
+
+
+Refuse = Callable[[CodedShard, str], Any]
+
+
+def joined(
+    shape: tuple[int, ...], dtype: DType, shards: Sequence[CodedShard], refuse: Refuse
+) -> tuple[CodedTensor | None, list[InnerPart]]:
+    """Return what shards make up, and its parts; None if none of them is whole.
+
+    Args:
+        shape: of the whole tensor.
+        dtype: that it shows.
+        shards: all that there are, at least one of them a subclass; replicas have equal boxes.
+        refuse: is told of a shard that contradicts itself or the others, and is left out.
+
+    Raises:
+        UnsupportedError: nothing is known of a class; a conjugate view, or bytes in the pickle.
+    """
+    held = [shard for shard in shards if 0 not in shard.box.sizes]
+    coded: list[tuple[CodedShard, dict[str, int]]] = []
+    plain: list[CodedShard] = []
+    for shard in held:
+        if type(shard.value) is not SubclassRef:
+            plain.append(shard)
+            continue
+        per = _elements_per_one(shard, refuse)
+        if per is not None:
+            coded.append((shard, per))
+    if not coded:
+        return None, []
+    first, per = coded[0]
+    assert type(first.value) is SubclassRef
+    _require_one_form([shard for shard, _ in coded])
+    kept = sorted([*(shard for shard, _ in coded), *plain], key=lambda s: s.box.offsets)
+    boxes = tuple(dict.fromkeys(shard.box for shard in kept))
+    tensor = CodedTensor(shape, dtype, first.value, first.box, cuts_of(first.value), per, boxes)
+    why = _why_apart(tensor, coded, plain)
+    if not why:
+        return tensor, list(_whole_parts(tensor, kept))
+    parts: list[InnerPart] = []
+    own: list[OwnShard] = []
+    for number, box in enumerate(boxes):
+        same = [shard for shard in kept if shard.box == box]
+        head = same[0].value
+        alike = [shard for shard in same if type(shard.value) is type(head)]
+        for shard in same:
+            if shard not in alike:
+                refuse(shard, "is in codes on one rank and plain on its replica, in")
+        own.append(OwnShard(box, f".{number}", type(head) is SubclassRef))
+        parts += _own_parts(f".{number}", box, alike)
+    return tensor._replace(own=tuple(own), why=why), parts
+
+
+def is_covered(tensor: CodedTensor) -> bool:
+    """Whether shards that keep their own parts hold each element of the tensor once."""
+    boxes = [one.box for one in tensor.own]
+    if not boxes:
+        return True
+    if sum(prod(box.sizes) for box in boxes) != prod(tensor.shape):
+        return False
+    if all(is_run(box, tensor.shape) for box in boxes):
+        runs = sorted(run_of(box, tensor.shape) for box in boxes)
+        return all(a + n == b for (a, n), (b, _) in pairwise(runs)) and runs[0][0] == 0
+    return not any(intersection(one, other) for one, other in combinations(boxes, 2))
+
+
+def _elements_per_one(shard: CodedShard, refuse: Refuse) -> dict[str, int] | None:
+    """Return how many elements each part that is a row has one for; None for a wrong shard."""
+    value = shard.value
+    assert type(value) is SubclassRef
+    cuts, state = cuts_of(value), value.state
+    view = outer_view(value)
+    if type(state) is not dict or view is None:
+        refuse(shard, "is a record without its tensors in")
+        return None
+    if view[0] != shard.box.sizes or state.get(SHAPE, view[0]) != view[0]:
+        what = f"needs a shard of {list(shard.box.sizes)} and has {list(view[0])} in"
+        refuse(shard, what)
+        return None
+    inside = dict(inner_tensors(value))
+    if set(inside) - {f".{part}" for part in cuts}:
+        more = min(set(inside) - {f".{part}" for part in cuts})
+        raise UnsupportedError(f"a {value.type_name} has another tensor inside: {more[1:]}")
+    numel, per = prod(view[0]), dict[str, int]()
+    for part, how in cuts.items():
+        ref = inside.get(f".{part}")
+        if ref is None:
+            refuse(shard, f"has no {part} in")
+            return None
+        if ref.conj or ref.neg or shard.storages[ref.key].inline is not None:
+            raise UnsupportedError(
+                f"the {part} of a tensor is a conjugate view, or has no bytes of its own",
+                file=shard.file,
+            )
+        fits = how is CutBy.EACH or (how is CutBy.SAME and ref.shape == view[0])
+        if how is CutBy.FLAT and len(ref.shape) == 1 and ref.shape[0] and numel % ref.shape[0] == 0:
+            per[part] = numel // ref.shape[0]
+            blocks = state.get(_BLOCK, per[part])
+            fits = part != "scale" or blocks == per[part]
+        if not fits:
+            refuse(shard, f"of {list(view[0])} cannot have a {part} of {list(ref.shape)}, in")
+            return None
+    return per
+
+
+def _why_apart(
+    tensor: CodedTensor,
+    coded: Sequence[tuple[CodedShard, Mapping[str, int]]],
+    plain: Sequence[CodedShard],
+) -> str:
+    """Return why shards cannot be joined to codes of the whole; "" if they can."""
+    if plain:
+        return (
+            f"{len(plain)} of {len(plain) + len(coded)} shards are plain numbers, as torchao leaves"
+            " one that is not made of whole blocks or is small, and the others are codes"
+        )
+    for shard, per in coded:
+        if per != tensor.per:
+            return "its shards have blocks of different sizes"
+        if tensor.per and not is_run(shard.box, tensor.shape):
+            return "its blocks run within the columns that a rank holds, and not in whole rows"
+        start, length = run_of(shard.box, tensor.shape)
+        if any(start % per or length % per for per in tensor.per.values()):
+            return "a shard begins inside a block of the whole"
+    return ""
+
+
+def _require_one_form(shards: Sequence[CodedShard]) -> None:
+    wanted = None
+    for shard in shards:
+        assert type(shard.value) is SubclassRef
+        form = _form(shard.value)
+        if wanted is not None and form != wanted:
+            raise UnsupportedError(
+                f"the shards of a {shard.value.type_name} have different settings or types",
+                file=shard.file,
+            )
+        wanted = form
+
+
+def _form(value: SubclassRef) -> tuple[Any, ...]:
+    """Return what must be equal in all shards: the class, its settings, types of its tensors."""
+    state = value.state
+    assert type(state) is dict
+    inside = dict(inner_tensors(value))
+    cuts = cuts_of(value)
+    types = {
+        suffix: (ref.dtype, ref.shape if cuts[suffix[1:]] is CutBy.EACH else None)
+        for suffix, ref in inside.items()
+    }
+    own = {SHAPE, _BLOCK} | {suffix[1:] for suffix in inside}
+    rest = {str(k): v for k, v in state.items() if k not in own}
+    view = outer_view(value)
+    # As it would be written: objects of the library say little of what is in them.
+    from ftckpt.formats.torch_files.write_tree import CopiedTree, pickled
+
+    settings, _ = pickled(CopiedTree(rest, {}))
+    return value.type_name, types, settings, view and view[1]
+
+
+def is_run(box: Box, shape: tuple[int, ...]) -> bool:
+    """Whether the elements of a box follow each other in the tensor."""
+    cut = [n for n, size in enumerate(shape) if box.sizes[n] != size]
+    return not cut or all(n == 1 for n in box.sizes[: cut[-1]])
+
+
+def run_of(box: Box, shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return the first element and the number of those of a box whose elements are a run."""
+    start = 0
+    for offset, size in zip(box.offsets, shape, strict=True):
+        start = start * size + offset
+    return start, prod(box.sizes)
+
+
+def part_box(tensor: CodedTensor, part: str, box: Box, of: tuple[int, ...]) -> Box:
+    """Return the box of a part of the whole tensor that belongs to a box of the tensor.
+
+    Args:
+        tensor: the tensor, whose shards are joined.
+        part: which one.
+        box: of the tensor.
+        of: the shape of a part of which all have the same.
+    """
+    how = tensor.cuts[part]
+    if how is CutBy.SAME:
+        return box
+    if how is CutBy.EACH:
+        return Box.whole(of)
+    start, length = run_of(box, tensor.shape)
+    per = tensor.per[part]
+    return Box((start // per,), (length // per,))
+
+
+def _whole_parts(tensor: CodedTensor, shards: Sequence[CodedShard]) -> Iterator[InnerPart]:
+    for part, how in tensor.cuts.items():
+        pieces: list[Piece] = []
+        seen: dict[Box, int] = {}
+        dtype, shape = None, tensor.shape
+        for shard in shards:
+            assert type(shard.value) is SubclassRef
+            ref = dict(inner_tensors(shard.value))[f".{part}"]
+            if how is CutBy.FLAT:
+                shape = (prod(tensor.shape) // tensor.per[part],)
+            elif how is CutBy.EACH:
+                shape = ref.shape
+            dtype = ref.dtype
+            box = part_box(tensor, part, shard.box, ref.shape)
+            replica = seen.get(box, 0)
+            seen[box] = replica + 1
+            pieces.append(_piece(ref, box, shard, replica))
+        assert dtype is not None
+        yield InnerPart(f".{part}", shape, dtype, tuple(pieces))
+
+
+def _own_parts(suffix: str, box: Box, shards: Sequence[CodedShard]) -> Iterator[InnerPart]:
+    """Yield the parts of one shard, whose replicas follow it."""
+    found: dict[str, list[tuple[TensorRef, CodedShard]]] = {}
+    for shard in shards:
+        if type(shard.value) is SubclassRef:
+            for inner, ref in inner_tensors(shard.value):
+                found.setdefault(suffix + inner, []).append((ref, shard))
+        else:
+            assert type(shard.value) is TensorRef
+            found.setdefault(suffix, []).append((shard.value, shard))
+    for name, held in found.items():
+        first = held[0][0]
+        pieces = [
+            _piece(ref, Box.whole(ref.shape), shard, replica)
+            for replica, (ref, shard) in enumerate(held)
+            if (ref.shape, ref.dtype) == (first.shape, first.dtype)
+        ]
+        yield InnerPart(name, first.shape, first.dtype, tuple(pieces))
+
+
+def _piece(ref: TensorRef, box: Box, shard: CodedShard, replica: int) -> Piece:
+    strides = None if ref.dense else ref.strides
+    return Piece(box, ref.span(shard.storages), None, strides, replica, shard.rank)

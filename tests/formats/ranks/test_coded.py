@@ -1,0 +1,314 @@
+"""FSDP2 around torchao's optimizers: one file a rank, and DCP, of the same jobs.
+
+`make_coded.py` says what the jobs are. With torchao 0.18, FSDP2 loaded what `reshard` writes for
+other numbers of ranks, and trained on with the losses of the uninterrupted run.
+"""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ftckpt import convert, open_checkpoint, reshard, seal
+from ftckpt.checkpoint import Box, Extent, Kind
+from ftckpt.checkpoint.dtypes import DTYPES
+from ftckpt.checkpoint.read_tensor import read_tensor
+from ftckpt.errors import ExitCode, UnsupportedError
+from ftckpt.findings import Severity
+from ftckpt.formats.pickles.walk import leaves
+from ftckpt.formats.state.coded_shards import CodedShard, is_covered, joined
+from ftckpt.formats.state.paths import coded_in
+from ftckpt.formats.torch_files.stream import parse_stream
+from ftckpt.formats.torch_files.values import Composite, StoredStorage, SubclassRef, TensorRef
+from ftckpt.inspection.resume import Presence, resume_check
+from ftckpt.transfer.content import Content
+from ftckpt.verification import Level, VerifyOptions, verify
+
+SAMPLES = Path(__file__).parents[2] / "data" / "ranks" / "coded"
+WORLDS = {"adamw8bit": 2, "adamw4bit": 3, "adamwfp8": 3, "float8": 2}
+TRAINED = ("adamw8bit", "adamw4bit", "adamwfp8")
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@pytest.fixture(params=["ranks", "dcp"])
+def form(request: pytest.FixtureRequest) -> str:
+    """Return which of the two forms of one save is meant."""
+    found: str = request.param
+    return found
+
+
+def sample(name: str, form: str, tmp_path: Path) -> Path:
+    """Return a copy of one sample."""
+    place = tmp_path / "saved"
+    tmp_path.mkdir(exist_ok=True)
+    if form == "dcp":
+        shutil.copytree(SAMPLES / name / "dcp", place)
+    else:
+        place.mkdir()
+        for file in SAMPLES.joinpath(name).glob("rank_*"):
+            shutil.copy(file, place)
+    return place
+
+
+def truth(name: str) -> dict[str, bytes]:
+    """Return the tensors of live memory by their keys."""
+    found = {}
+    for path, tensor in load_file(SAMPLES / name / "truth.safetensors").items():
+        parameter, inside, leaf = path.partition("/")
+        key = f"{leaf}:{parameter}" if leaf in MOMENTS else f"optimizer:{parameter}.{leaf}"
+        data = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        found[key if inside else parameter] = data
+    return found
+
+
+def classes_in(file: Path) -> set[str]:
+    """Return the classes of the tensor subclasses in a file of torch.save."""
+    data = file.read_bytes()
+    stream = parse_stream(lambda at, n: data[at : at + n], len(data), file=file.name)
+    return {one.type_name for _, one in leaves(stream.tree) if type(one) is SubclassRef}
+
+
+def holds(place: Path, name: str) -> None:
+    opened = open_checkpoint(str(place))
+    wanted = truth(name)
+    for key, data in wanted.items():
+        assert read_tensor(opened, key) == data
+    rate = {"optimizer:param_groups.0.lr"} if name in TRAINED else set()
+    assert opened.tensors.keys() - wanted.keys() == rate
+
+
+@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("to", ["", "safetensors", "dcp", "ranks"])
+def test_what_lies_inside_equals_memory(name: str, to: str, form: str, tmp_path: Path) -> None:
+    place = sample(name, form, tmp_path)
+    if to:
+        convert(str(place), str(tmp_path / "written"), to=to)
+        place = tmp_path / "written"
+    holds(place, name)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_its_values_are_sound_and_a_restart_finds_its_moments(
+    name: str, form: str, tmp_path: Path
+) -> None:
+    opened = open_checkpoint(str(sample(name, form, tmp_path)))
+    report = verify(opened, VerifyOptions(level=Level.VALUES))
+    assert report.code is ExitCode.OK
+    assert not [found for found in report.findings if found.kind == "bad-metadata"]
+    moments = next(item for item in resume_check(opened) if item.key == "moments")
+    assert moments.presence is Presence.PRESENT
+    weights = [info for info in opened.tensors.values() if info.kind is Kind.PARAM]
+    held = load_file(SAMPLES / name / "truth.safetensors").items()
+    assert {info.name: info.shape for info in weights} == {
+        path: tuple(tensor.shape) for path, tensor in held if "/" not in path
+    }
+
+
+def test_joined_and_apart(form: str, tmp_path: Path) -> None:
+    opened = open_checkpoint(str(sample("adamw8bit", form, tmp_path)))
+    shapes = {key: info.shape for key, info in opened.tensors.items()}
+    assert shapes["optimizer:short.exp_avg.codes"] == (131, 64)
+    assert shapes["optimizer:short.exp_avg.scale"] == (131,)
+    assert shapes["optimizer:mixed.exp_avg.0.codes"] == (64, 64)
+    assert shapes["optimizer:mixed.exp_avg.1"] == (63, 64)
+    assert len(opened.tensors["optimizer:short.exp_avg.qmap"].pieces) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "world"), [("adamw4bit", 1), ("adamw4bit", 2), ("adamwfp8", 1), ("float8", 4)]
+)
+def test_other_ranks_get_the_same(name: str, world: int, form: str, tmp_path: Path) -> None:
+    place = sample(name, form, tmp_path)
+    reshard(str(place), str(tmp_path / "other"), dp=world)
+    holds(tmp_path / "other", name)
+    reshard(str(tmp_path / "other"), str(tmp_path / "back"), dp=WORLDS[name])
+    holds(tmp_path / "back", name)
+
+
+@pytest.mark.parametrize("name", ["adamw4bit", "float8"])
+def test_torch_save_holds_the_whole_subclass(name: str, form: str, tmp_path: Path) -> None:
+    place = sample(name, form, tmp_path)
+    convert(str(place), str(tmp_path / "one.pt"), to="torchsave")
+    holds(tmp_path / "one.pt", name)
+    (found,) = classes_in(tmp_path / "one.pt")
+    assert found.startswith("torchao.")
+
+
+def test_in_a_trainers_folder_too(tmp_path: Path) -> None:
+    place = tmp_path / "checkpoint-3"
+    shutil.copytree(SAMPLES / "adamw4bit" / "dcp", place / "pytorch_model_fsdp_0")
+    (place / "trainer_state.json").write_text('{"global_step": 3}')
+    holds(place, "adamw4bit")
+    convert(str(place), str(tmp_path / "one.pt"), to="torchsave")
+    holds(tmp_path / "one.pt", "adamw4bit")
+    assert classes_in(tmp_path / "one.pt") == {"torchao.optim.subclass_4bit.OptimState4bit"}
+
+
+@pytest.mark.parametrize("dp", [0, 1, 4])
+def test_a_shard_that_is_not_in_codes_is_not_joined(dp: int, form: str, tmp_path: Path) -> None:
+    place, written = sample("adamw8bit", form, tmp_path), tmp_path / "written"
+    act = partial(reshard, dp=dp) if dp else partial(convert, to="torchsave")
+    with pytest.raises(UnsupportedError, match=r"mixed\.exp_avg.*plain numbers, as torchao"):
+        act(str(place), str(written))
+    assert not written.exists()
+
+
+@pytest.mark.parametrize(
+    ("box", "why"),
+    [
+        (Box((0, 0), (1, 100)), "elements 0 to 100 of 8192 .* inside one of its blocks of 256"),
+        (Box((0, 0), (4, 1024)), "columns of rows would be cut"),
+    ],
+)
+def test_a_block_is_not_cut(box: Box, why: str) -> None:
+    content = Content.of(open_checkpoint(str(SAMPLES / "adamwfp8" / "dcp")))
+    (first, _) = coded_in(content)
+    with pytest.raises(UnsupportedError, match=why):
+        first.shard(box)
+
+
+def test_a_tensor_inside_is_not_left_out_alone(form: str, tmp_path: Path) -> None:
+    place = sample("adamw4bit", form, tmp_path)
+    key = "optimizer:wide.exp_avg.scale"
+    with pytest.raises(UnsupportedError, match="cannot be changed or left out alone"):
+        convert(str(place), str(tmp_path / "cut"), to="dcp", drop=[key])
+    convert(str(place), str(tmp_path / "less"), to="dcp", drop=["optimizer:wide.exp_avg.*"])
+    held = open_checkpoint(str(tmp_path / "less"))
+    assert {k for k in held.tensors if "wide" in k and "exp_avg" in k} == {
+        f"optimizer:wide.exp_avg_sq.{part}" for part in ("codes", "scale", "qmap")
+    }
+
+
+@pytest.mark.parametrize("part", ["codes", "scale", "qmap"])
+def test_a_flipped_bit_is_found(part: str, form: str, tmp_path: Path) -> None:
+    place = sample("adamw8bit", form, tmp_path)
+    opened = open_checkpoint(str(place))
+    key = f"optimizer:short.exp_avg.{part}"
+    extent = opened.tensors[key].pieces[1].extent
+    data = bytearray((place / extent.file).read_bytes())
+    data[extent.offset + 5] ^= 1
+    (place / extent.file).write_bytes(data)
+    report = verify(open_checkpoint(str(place)), VerifyOptions(level=Level.CONTENT))
+    assert report.code is ExitCode.CORRUPT
+    told = {found.tensor for found in report.findings if found.severity is Severity.ERROR}
+    assert told & {key, "optimizer.state.short.exp_avg"}
+    seal(str(sample("adamw8bit", form, tmp_path / "sealed")))
+    sealed = tmp_path / "sealed" / "saved"
+    (sealed / extent.file).write_bytes(data)
+    assert verify(open_checkpoint(str(sealed))).code is ExitCode.CORRUPT
+
+
+def test_code_tables_that_differ_are_found(tmp_path: Path) -> None:
+    """All checksums fit: the table of codes of one rank is another's than its neighbour's."""
+    place = sample("adamw8bit", "ranks", tmp_path)
+    file = place / "rank_1_of_2.pt"
+    opened = open_checkpoint(str(place))
+    first, second = opened.tensors["optimizer:short.exp_avg.qmap"].pieces
+    assert (first.replica, second.replica) == (0, 1)
+    data = bytearray(file.read_bytes())
+    data[second.extent.offset + 5] ^= 1
+    file.write_bytes(data)
+    report = verify(open_checkpoint(str(place)), VerifyOptions(level=Level.VALUES))
+    assert "replica-differs" in {found.kind for found in report.findings}
+
+
+def test_a_lost_rank_and_a_rank_of_another_job_are_found(form: str, tmp_path: Path) -> None:
+    place = sample("adamw4bit", form, tmp_path)
+    file = place / ("__1_0.distcp" if form == "dcp" else "rank_1_of_3.pt")
+    file.unlink()
+    assert verify(open_checkpoint(str(place))).code in (ExitCode.CORRUPT, ExitCode.INCOMPLETE)
+    other = sample("adamw8bit", form, tmp_path / "other")
+    shutil.copy(other / ("__1_0.distcp" if form == "dcp" else "rank_1_of_2.pt"), file)
+    assert verify(open_checkpoint(str(place))).code is ExitCode.CORRUPT
+
+
+def test_a_rank_of_another_step_is_found(tmp_path: Path) -> None:
+    """Its archive is whole, and all checksums are right."""
+    place = sample("adamw8bit", "ranks", tmp_path)
+    assert verify(open_checkpoint(str(place))).code is ExitCode.OK
+    file = place / "rank_1_of_2.pt"
+    with zipfile.ZipFile(file) as archive:
+        held = {name: archive.read(name) for name in archive.namelist()}
+    (pickle,) = (name for name in held if name.endswith("data.pkl"))
+    assert held[pickle].count(b"K\x03s.") + held[pickle].count(b"K\x03u.") == 1
+    held[pickle] = held[pickle].replace(b"K\x03u.", b"K\x04u.").replace(b"K\x03s.", b"K\x04s.")
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, data in held.items():
+            archive.writestr(name, data)
+    assert verify(open_checkpoint(str(place))).code is ExitCode.CORRUPT
+
+
+class TestShards:
+    """Records that contradict themselves."""
+
+    @staticmethod
+    def shard(rows: int, start: int, **other: object) -> CodedShard:
+        """Return a shard of rows of 4 elements in blocks of 8."""
+        numel = rows * 4
+        sizes = {"codes": (rows, 4), "scale": (numel // 8,), "qmap": (16,)}
+        refs = {
+            part: TensorRef(part, 0, size, tuple(4**n for n in range(len(size)))[::-1], _U8)
+            for part, size in sizes.items()
+        }
+        record = SubclassRef()
+        record.type_name = "torchao.optim.subclass_8bit.OptimState8bit"
+        record.base = Composite("wrapper", {"shape": (rows, 4), "dtype": _F32})
+        record.state = {**refs, "signed": True, "block_size": 8, **other}
+        place = Extent("a.pt", 0, 10**6)
+        storages = {part: StoredStorage(place, _U8, 10**6) for part in sizes}
+        return CodedShard(Box((start, 0), (rows, 4)), record, storages, None, "a.pt")
+
+    def joined(self, *shards: CodedShard, rows: int = 8) -> tuple[str, list[str]]:
+        """Return why shards are apart, or "", and what was refused of them."""
+        told: list[str] = []
+        tensor, parts = joined((rows, 4), _F32, shards, lambda _, what: told.append(what))
+        assert tensor is None or parts
+        return ("none" if tensor is None else tensor.why), told
+
+    def test_whole_blocks_are_joined(self) -> None:
+        assert self.joined(self.shard(4, 0), self.shard(4, 4)) == ("", [])
+
+    def test_a_shard_that_begins_inside_a_block_is_not(self) -> None:
+        why, told = self.joined(self.shard(4, 1), self.shard(4, 5), rows=9)
+        assert "begins inside a block" in why
+        assert not told
+
+    @pytest.mark.parametrize(("starts", "whole"), [((0, 4), True), ((0, 1), False)])
+    def test_own_shards_cover_the_tensor_once(self, starts: tuple[int, int], whole: bool) -> None:
+        coded, plain = self.shard(4, starts[0]), self.shard(4, starts[1])
+        numbers = TensorRef("codes", 0, (4, 4), (4, 1), _F32)
+        shards = [coded, plain._replace(value=numbers)]
+        tensor, parts = joined((8, 4), _F32, shards, lambda _, what: None)
+        assert tensor is not None
+        assert [part.suffix for part in parts] == [".0.codes", ".0.scale", ".0.qmap", ".1"]
+        assert is_covered(tensor) is whole
+
+    def test_wrong_blocks_are_refused(self) -> None:
+        why, told = self.joined(self.shard(4, 0, block_size=16), self.shard(4, 4))
+        assert not why
+        assert told == ["of [4, 4] cannot have a scale of [2], in"]
+
+    def test_other_settings_are_refused(self) -> None:
+        with pytest.raises(UnsupportedError, match="different settings"):
+            self.joined(self.shard(4, 0, signed=False), self.shard(4, 4))
+
+    def test_another_shape_is_refused(self) -> None:
+        why, told = self.joined(self.shard(4, 0)._replace(box=Box((0, 0), (3, 4))))
+        assert (why, told) == ("none", ["needs a shard of [3, 4] and has [4, 4] in"])
+
+    def test_a_missing_scale_is_refused(self) -> None:
+        assert self.joined(self.shard(4, 0, scale=None)) == ("none", ["has no scale in"])
+
+    def test_another_tensor_inside_is_unknown(self) -> None:
+        more = TensorRef("codes", 0, (1,), (1,), _U8)
+        with pytest.raises(UnsupportedError, match="another tensor inside: more"):
+            self.joined(self.shard(4, 0, more=more))
+
+
+_U8, _F32 = DTYPES["uint8"], DTYPES["float32"]
