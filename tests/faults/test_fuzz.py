@@ -177,7 +177,7 @@ def in_time() -> Iterator[None]:
 
 
 @settings(
-    max_examples=examples(80, 2000),
+    max_examples=examples(120, 2000),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
