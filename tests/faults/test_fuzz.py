@@ -13,7 +13,7 @@ from types import FrameType
 from typing import NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 from tests.builders.megatron_files import write
@@ -33,9 +33,20 @@ ORBAX = (
 VERDICTS = {0, 4, 5, 7, 9, 12, 13}
 
 
+class Corpus(dict[str, dict[str, bytes]]):
+    """Name -> files of one checkpoint.
+
+    It prints short: Hypothesis shows what a failing example was given, and its warning of megabytes
+    would stand in place of the failure.
+    """
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} checkpoints>"
+
+
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
-    """Name -> files of one checkpoint, saved by torch, safetensors, or kept."""
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    """Checkpoints that torch or safetensors saves here, or that are kept."""
     import torch
     from safetensors.torch import save_file
 
@@ -96,14 +107,16 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, byte
         **{f"verl-{p.name}": p / "actor" for p in (DATA / "ranks").iterdir() if p.is_dir()},
     }.items():
         shutil.copytree(kept, root / name)
-    return {
-        place.name: {
-            path.relative_to(place).as_posix(): path.read_bytes()
-            for path in sorted(place.rglob("*"))
-            if path.is_file()
+    return Corpus(
+        {
+            place.name: {
+                path.relative_to(place).as_posix(): path.read_bytes()
+                for path in sorted(place.rglob("*"))
+                if path.is_file()
+            }
+            for place in sorted(root.iterdir())
         }
-        for place in sorted(root.iterdir())
-    }
+    )
 
 
 class Mutation(NamedTuple):
@@ -187,27 +200,30 @@ def in_time() -> Iterator[None]:
     verb=st.sampled_from(["inspect", "verify", "verify-values"]),
 )
 def test_a_mutated_checkpoint_has_a_verdict(
-    corpus: dict[str, dict[str, bytes]],
+    corpus: Corpus,
     tmp_path: Path,
     checkpoint: int,
     mutations: list[Mutation],
     verb: str,
 ) -> None:
-    files = sorted(corpus.items())[checkpoint % len(corpus)][1]
+    name, files = sorted(corpus.items())[checkpoint % len(corpus)]
+    note(name)
     for change in mutations:
         if files:
             files = mutate(change, files)
     place = tmp_path / "mutated"
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir()
-    for name, content in files.items():
-        (place / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / name).write_bytes(content)
+    for path, content in files.items():
+        (place / path).parent.mkdir(parents=True, exist_ok=True)
+        (place / path).write_bytes(content)
     flags = ["--level", "values"] if verb == "verify-values" else []
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     signal.alarm(SECONDS)
-    done = here(verb.partition("-")[0], place, *flags)
-    signal.alarm(0)
+    try:
+        done = here(verb.partition("-")[0], place, *flags)
+    finally:  # or it rings in the next example, and Hypothesis speaks of inconsistent data
+        signal.alarm(0)
     assert done.code in VERDICTS, done.stderr
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < MEMORY_KIB
