@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import signal
@@ -26,9 +27,11 @@ from tests.workers import parsers
 
 _numbers = itertools.count()
 
-# How long an example takes says how busy the machine is.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+# How long an example takes says how busy the machine is. What is short is the same for everybody:
+# a failure is seen again, and none comes by chance. `--campaign full` draws others each time.
+settings.register_profile("short", deadline=None, derandomize=True, max_examples=40)
+settings.register_profile("full", deadline=None)
+settings.load_profile("short")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -56,9 +59,11 @@ def no_power_cut(fd: Any) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until all tests are collected, of which nothing is garbage
     parsers.load_once()
     full = config.getoption("campaign") == "full"
     campaign.begin(full=full)
+    settings.load_profile("full" if full else "short")
     if not full:
         os.fsync = no_power_cut
     # Where nothing is to be kept, each interpreter that a test starts would compile everything.
@@ -95,8 +100,36 @@ MANY_VARIANTS = (
 _FEW = 4
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each worker neighbours, which share what a module makes; let idle ones take from others.
+
+    By xdist's own choice each module at the end of the queue is divided among all workers.
+    """
+    if config.getvalue("dist") != "load":
+        return None
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log)
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector leave alone what is there for good: it is gone over at each turn.
+
+    Ten thousand tests and all that they import are some two million objects.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
+# Minutes where the machine is busy: it begins first, so that nothing waits for it at the end.
+LONGEST = "test_checks.py"
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what is in the fast lane, and take every third variant of tests with many."""
+    items.sort(key=lambda item: item.path.name != LONGEST)
     if config.getoption("variants") == "some" and config.getoption("campaign") == "short":
         _thin(config, items)
     for item in items:

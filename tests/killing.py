@@ -1,4 +1,8 @@
-"""Kill a process at its k-th change of the filesystem, k = 1, 2, 3 … until it gets through.
+"""Kill a process at its k-th change of the filesystem, k = 1, 3, 5, 8 … until it gets through.
+
+Every k is for `--campaign full`. What is short takes steps of 2, 2 and 3 in turn: neighbours are
+mostly writes of one loop, and seven is a multiple of no loop's length, so that each of its lines is
+fallen on in some round.
 
 The process is a fork whose system calls that change anything are counted; at the chosen one it ends
 as by `kill -9`: nothing is flushed, no handler runs. A write is cut in half first, because a real
@@ -8,29 +12,43 @@ kill can fall there too.
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import threading
 from collections.abc import Callable, Generator
 from typing import Any
 
 from ftckpt.storage.local import renaming
+from tests import campaign
 
 _CHANGES = (
     "open", "write", "pwrite", "ftruncate", "rename", "link", "unlink", "rmdir", "mkdir", "fsync",
 )  # fmt: skip
 KILLED = 137
+_STEPS, _EACH = (2, 2, 3), (1,)
 
 
-def kill_points(work: Callable[[], object], *, limit: int = 2000) -> Generator[int, None, None]:
-    """Run `work` in forks, killed at change 1, 2, 3 …; yield after each kill; end when it is done.
+def kill_points(
+    work: Callable[[], object], *, each: bool = False, limit: int = 2000
+) -> Generator[int, None, None]:
+    """Run `work` in forks, killed at change 1, 3, 5 …; yield after each kill; end when it is done.
+
+    Args:
+        work: what is killed.
+        each: kill at every change, as where one run goes on from where the last was killed.
+        limit: how many changes may be needed.
 
     Raises:
         AssertionError: a run ended by itself with a failure, or `limit` was not enough.
     """
-    for point in range(1, limit):
+    point = 1
+    for step in itertools.cycle(_EACH if each or campaign.examples(0, 1) else _STEPS):
+        if point >= limit:
+            break
         if run_until(work, point) == 0:
             return
         yield point
+        point += step
     raise AssertionError(f"it was not done after {limit} changes")
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -114,6 +114,13 @@ def parsed(path: Path) -> ast.Module:
 
 
 @cache
+def walked(path: Path) -> list[ast.AST]:
+    """Return every import and attribute of a file; going over all trees takes seconds each time."""
+    kinds = (ast.Import, ast.ImportFrom, ast.Attribute)
+    return [node for node in ast.walk(parsed(path)) if isinstance(node, kinds)]
+
+
+@cache
 def sources() -> list[Path]:
     return sorted(
         path
@@ -130,12 +137,12 @@ def floor_of(module: str) -> int:
     return FLOORS.get(parts[1], 0) if parts[0] == "ftckpt" and len(parts) > 1 else 0
 
 
-def imported(path: Path, tree: ast.AST) -> list[str]:
+def imported(path: Path, nodes: Iterable[ast.AST]) -> list[str]:
     """Return the absolute names of what a file of this project imports from this project."""
     relative = path.relative_to(ROOT).with_suffix("")
     own = relative.parts if relative.parts[0] == "ftckpt" else ("ftckpt", *relative.parts)
     found = []
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -146,10 +153,10 @@ def imported(path: Path, tree: ast.AST) -> list[str]:
     return [name for name in found if name.split(".")[0] == "ftckpt"]
 
 
-def climbs(path: Path, text: str) -> list[str]:
+def climbs(path: Path, nodes: Iterable[ast.AST]) -> list[str]:
     """Return what a file imports from a floor above its own."""
     floor = FLOORS[path.relative_to(ROOT).parts[0]]
-    return [name for name in imported(path, ast.parse(text)) if floor_of(name) > floor]
+    return [name for name in imported(path, nodes) if floor_of(name) > floor]
 
 
 def test_imports_point_one_way() -> None:
@@ -157,7 +164,7 @@ def test_imports_point_one_way() -> None:
     assert len(paths) > 50
     for path in paths:
         if not path.relative_to(ROOT).as_posix().startswith(DOORS):
-            assert climbs(path, path.read_text()) == [], path
+            assert climbs(path, walked(path)) == [], path
 
 
 @pytest.mark.parametrize(
@@ -172,7 +179,7 @@ def test_imports_point_one_way() -> None:
     ],
 )
 def test_a_climb_would_be_seen(file: str, line: str) -> None:
-    assert climbs(ROOT / file, line)
+    assert climbs(ROOT / file, ast.walk(ast.parse(line)))
 
 
 @cache
@@ -192,7 +199,7 @@ def graph() -> dict[str, set[str]]:
     known = modules()
     edges: dict[str, set[str]] = {name: set() for name in known}
     for name, path in known.items():
-        for one in imported(path, parsed(path)):
+        for one in imported(path, walked(path)):
             # `from package import attribute` ends in a name that is no module.
             end = one if one in known else one.rpartition(".")[0]
             if end in known and end != name:
@@ -202,17 +209,30 @@ def graph() -> dict[str, set[str]]:
 
 def circles(edges: Mapping[str, set[str]]) -> list[set[str]]:
     """Return the groups of names of which each reaches every other one."""
-    reached: dict[str, set[str]] = {}
-    for start in edges:
-        seen: set[str] = set()
-        left = [start]
-        while left:
-            for end in edges[left.pop()] - seen:
-                seen.add(end)
-                left.append(end)
-        reached[start] = seen
-    found = {frozenset({a, *(b for b in reached[a] if a in reached[b])}) for a in edges}
-    return [set(group) for group in found if len(group) > 1]
+    back: dict[str, set[str]] = {name: set() for name in edges}
+    for name, ends in edges.items():
+        for end in ends:
+            back[end].add(name)
+    found: list[set[str]] = []
+    left = set(edges)
+    while left:
+        start = left.pop()
+        group = reach(start, edges) & reach(start, back) | {start}
+        left -= group
+        if len(group) > 1:
+            found.append(group)
+    return found
+
+
+def reach(start: str, edges: Mapping[str, set[str]]) -> set[str]:
+    """Return the names that one leads to."""
+    seen: set[str] = set()
+    left = [start]
+    while left:
+        fresh = edges[left.pop()] - seen
+        seen |= fresh
+        left += fresh
+    return seen
 
 
 def test_circles_would_be_seen() -> None:
@@ -303,7 +323,7 @@ def test_within_a_floor_imports_are_relative() -> None:
     for path in sources():
         folder = path.relative_to(ROOT).parts[0]
         own = "ftckpt" if folder == "ftckpt" else f"ftckpt.{folder}"
-        for node in ast.walk(parsed(path)):
+        for node in walked(path):
             if isinstance(node, ast.ImportFrom) and node.level > 1:
                 # `..x` out of a folder of the core would hide that it leaves the folder.
                 raise AssertionError(f"{path}: from {'.' * node.level}{node.module} (own: {own})")
@@ -313,7 +333,7 @@ def test_nothing_unpickles_by_executing() -> None:
     """No torch.load, and no pickle.load: `formats/pickles/unpickle.py` alone reads pickles."""
     forbidden = {"load", "loads", "Unpickler"}
     for path in sources():
-        for node in ast.walk(parsed(path)):
+        for node in walked(path):
             if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
                 continue
             assert (node.value.id, node.attr) != ("torch", "load"), path

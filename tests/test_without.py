@@ -32,6 +32,13 @@ sys.meta_path.insert(0, Absent())
 exec(prelude)
 from ftckpt.__main__ import main
 
+if len(commands) > 9:  # else each would import what all need
+    import importlib, pkgutil, ftckpt
+    for module in pkgutil.walk_packages(ftckpt.__path__, "ftckpt."):
+        if not (module.name + ".").startswith(("ftckpt.torch.", "ftckpt.trainers.")):
+            importlib.import_module(module.name)
+    import numpy, xxhash, zstandard
+
 answers = []
 for words in commands:
     child = os.fork()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ftckpt.checkpoint.dtypes import DTYPES, DType
 from ftckpt.comparison.arithmetic import Tally, Tolerance, measure, unchanged
 from ftckpt.comparison.elements import part_of
+from tests.campaign import examples
 
 FLOATS = {  # bits of exponent and mantissa
     "float64": (11, 52), "float32": (8, 23), "float16": (5, 10), "bfloat16": (8, 7),
@@ -124,7 +125,7 @@ def counted(dtype: DType, ours: list[int], theirs: list[int], tolerance: Toleran
 
 
 @pytest.mark.parametrize("name", TYPES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25, 240), deadline=None)
 @given(data=st.data())
 def test_every_type_against_exact_numbers(name: str, data: st.DataObject) -> None:
     dtype = DTYPES[name]
@@ -185,7 +186,7 @@ def test_long_runs_are_added_up(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["float32", "float16", "float64"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25, 240), deadline=None)
 @given(data=st.data(), rtol=st.floats(0, 2), atol=st.floats(0, 2))
 def test_close_is_what_numpy_calls_close(
     name: str, data: st.DataObject, rtol: float, atol: float
@@ -213,7 +214,7 @@ def test_close_is_what_numpy_calls_close(
     assert found.beyond <= np.count_nonzero(sure | (on_the_bound & ~same))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25, 240), deadline=None)
 @given(data=st.data(), name=st.sampled_from(TYPES))
 def test_what_is_unchanged_counts_on_both_sides(name: str, data: st.DataObject) -> None:
     dtype = DTYPES[name]
@@ -227,7 +228,7 @@ def test_what_is_unchanged_counts_on_both_sides(name: str, data: st.DataObject) 
 
 
 @pytest.mark.parametrize("name", ["qint8", "bits16", "float4_e2m1", "float6_e2m3", "float6_e3m2"])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(20, 120), deadline=None)
 @given(data=st.data())
 def test_types_without_values_are_counted_by_bits(name: str, data: st.DataObject) -> None:
     dtype = DTYPES[name]
@@ -246,7 +247,7 @@ def test_types_without_values_are_counted_by_bits(name: str, data: st.DataObject
     assert found == Tally(count, changed, beyond=changed, max_ulp=None)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(40, 400), deadline=None)
 @given(
     st.lists(
         st.tuples(st.floats(-(2.0**99), 2.0**99, width=32), st.integers(-1000, 1000)),

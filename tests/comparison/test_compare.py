@@ -33,6 +33,7 @@ from ftckpt.storage.source import Source
 from ftckpt.transfer.content import Content
 from ftckpt.workers import ALONE, Work
 from tests.builders.raw_checkpoint import RawCheckpoint, placed
+from tests.campaign import examples
 
 if TYPE_CHECKING:
     import numpy as np
@@ -120,7 +121,7 @@ class _Helped(Decoding):
         return {"one": ["other"]}
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(40, 320), deadline=None)
 @given(
     two=two_checkpoints(),
     jobs=st.integers(1, 3),

@@ -20,6 +20,7 @@ from ftckpt.delta import BLOCK, FitSettings, Form, Rows
 from ftckpt.delta.codec.blocks import BlockChoice, decode_block, encode_block
 from ftckpt.delta.codec.planes import CHUNK
 from ftckpt.errors import CorruptError
+from tests.campaign import examples
 from tests.delta.packing import Packed, State, pack, trained
 
 SETTINGS = FitSettings(0.9, 0.95, 1e-8, 1e-3, 0.1, 2, 1)
@@ -110,7 +111,7 @@ def kind_of_failure(form: Form, payload: bytes, reference: Any, out: Any) -> str
     return ""
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(75, 1200), deadline=None)
 @given(
     st.sampled_from(list(Form)),
     st.sampled_from([1, 2, 4, 8]),
@@ -123,7 +124,7 @@ def test_a_payload_may_be_anything(form: Form, size: int, count: int, payload: b
     assert kind_of_failure(form, payload, reference, out) in ("", "bad-delta")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(75, 1200), deadline=None)
 @given(
     st.sampled_from([f for f in Form if f not in (Form.EXACT, Form.PLAIN)]),
     st.sampled_from([1, 2, 4, 8]),

@@ -38,6 +38,7 @@ from ftckpt.workers import Work
 from tests.builders.checkpoints import copy, flip
 from tests.builders.raw_checkpoint import RawCheckpoint, checkpoints
 from tests.builders.real_sets import real_set
+from tests.campaign import examples
 from tests.counting import Added
 from tests.delta.packs import STORES, forget, opened, pack_places, save_steps, tensors_of
 from tests.killing import kill_points
@@ -106,7 +107,9 @@ def test_every_file_of_every_framework(
 
 
 @given(checkpoints())
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=examples(25, 200), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 def test_whatever_lies_in_files_is_there_once(made: tuple[RawCheckpoint, dict[str, Any]]) -> None:
     checkpoint, _ = made
     original = original_of(checkpoint)

@@ -16,6 +16,7 @@ from ftckpt.checkpoint import Kind
 from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.delta import BLOCK, DeltaDecoder, FitSettings, Form, Reference
 from ftckpt.errors import CorruptError, UsageError
+from tests.campaign import examples
 from tests.delta.packing import State, bf16, pack, reparsed, trained
 
 NAMES = sorted({dtype.name for dtype in DTYPES.values()})
@@ -52,7 +53,7 @@ def tensors(draw: st.DrawFn) -> tuple[str, tuple[int, ...], bytes, bytes]:
     return name, shape, bytes(before), bytes(after)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(40, 480), deadline=None)
 @given(tensors(), st.sampled_from([1, 2, 3]), st.booleans())
 def test_every_type_and_shape(
     case: tuple[str, tuple[int, ...], bytes, bytes], effort: int, based: bool

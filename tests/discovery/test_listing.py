@@ -18,6 +18,7 @@ from ftckpt.errors import NotFoundError
 from ftckpt.formats.catalog import FORMATS
 from ftckpt.storage.local.store import LocalStore
 from ftckpt.storage.store import EntryKind
+from tests.campaign import examples
 
 LARGE = 3 * FEW
 
@@ -134,7 +135,7 @@ KINDS = st.dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25, 240), deadline=None)
 @given(kinds=KINDS)
 def test_large_and_small_say_the_same(
     tmp_path_factory: pytest.TempPathFactory, kinds: dict[str, str]

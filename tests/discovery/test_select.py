@@ -12,6 +12,7 @@ from ftckpt.discovery.select import Selection, SelectionRules, select
 from ftckpt.discovery.wait import select_waiting
 from ftckpt.errors import DeniedError, ExitCode, NotFoundError, UnavailableError
 from tests.builders.small_format import MARKER, Small, check, read, write
+from tests.campaign import examples
 
 
 def chosen(root: Path, rules: SelectionRules = SelectionRules()) -> Selection:  # noqa: B008  (frozen)
@@ -276,7 +277,9 @@ def test_pointers_are_hints(tmp_path: Path) -> None:
 _STATES = st.sampled_from(["good", "torn", "damaged", "CORRUPT", "UNSAFE", "UNVERIFIED"])
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(20, 160), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(states=st.dictionaries(st.integers(0, 500), _STATES, max_size=12))
 def test_the_choice_follows_from_the_states(
     tmp_path_factory: pytest.TempPathFactory, states: dict[int, str]

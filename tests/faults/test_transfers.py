@@ -136,7 +136,7 @@ def test_f6_killed_at_any_change_and_run_again(local: Place, verb: str, out: Pat
         assert here(*_words(local, verb, out)).code == 0
 
     points = 0
-    for point in kill_points(work):
+    for point in kill_points(work, each=True):
         points = point
         assert not out.exists() or here("verify", out, "--require", "content").code == 0
     assert points > 10

@@ -47,7 +47,11 @@ def test_a_torn_last_line_is_passed_over_and_the_next_one_is_whole(job: Job) -> 
 
 def test_killed_at_any_write_the_log_can_be_read_and_written(job: Job) -> None:
     kills = 0
-    for _ in kill_points(lambda: journal(job, []).add("start", token="k", step=2)):
+
+    def add() -> None:
+        journal(job, []).add("start", token="k", step=2)
+
+    for _ in kill_points(add, each=True):
         kills += 1
         after = journal(job, [])
         after.load()

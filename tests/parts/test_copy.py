@@ -215,8 +215,8 @@ def test_who_waits_for_whom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_killed_at_every_change_of_a_part(source: Path, target: Path) -> None:
     killed = 0
-    for _ in kill_points(lambda: part(source, target, 0)):
-        killed += 1
+    for point in kill_points(lambda: part(source, target, 0)):
+        killed = point
         assert not target.exists()
         assert part(source, target, None) is ExitCode.INCOMPLETE
     assert killed > 10

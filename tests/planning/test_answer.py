@@ -31,6 +31,7 @@ from ftckpt.planning.models import classic, exact
 from ftckpt.planning.models.inputs import CopyTier, Preemption
 from ftckpt.planning.simulation import Exponential, agreement
 from ftckpt.planning.trial import simulated
+from tests.campaign import examples
 
 HOUR = 3600.0
 TIERS = (CopyTier("ram", 1.0, 10.0, 0.8), CopyTier("shared", 60.0, 300.0, 1.0))
@@ -277,7 +278,7 @@ def test_rules_for_one_kind_of_save_know_no_tiers() -> None:
         planned(JOBS[5], rule=IntervalRule.YOUNG)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(25, 200), deadline=None)
 @given(st.floats(1e-4, 1.0), st.floats(60.0, 1e7), st.floats(0.1, 100.0))
 def test_no_rule_beats_the_exact_interval(ratio: float, mtbf: float, step: float) -> None:
     plan = planned(Plain(mtbf=mtbf, save=ratio * mtbf), step=step)

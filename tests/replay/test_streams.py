@@ -21,6 +21,7 @@ from ftckpt.replay.record.streams import (
     read_stream,
     torch_stream,
 )
+from tests.campaign import examples
 
 
 def python(draws: int, seed: int = 3) -> RngStream:
@@ -30,7 +31,7 @@ def python(draws: int, seed: int = 3) -> RngStream:
     return python_stream(generator.getstate())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(20, 120), deadline=None)
 @given(st.integers(0, 5000), st.integers(0, 5000))
 def test_draws_are_counted_in_both_directions(a: int, b: int) -> None:
     assert distance(python(a), python(b)) == b - a

@@ -263,7 +263,7 @@ def test_killed_again_and_again_it_gets_through(source: Path, replica: Path) -> 
     _shorten(source)
     flip(source / OTHER, 5000)
     damaged = contents(source)
-    for _ in kill_points(lambda: void(repaired(source, replica))):
+    for _ in kill_points(lambda: void(repaired(source, replica)), each=True):
         pass
     require_good(source)
     (kept,) = _kept(source)

@@ -169,21 +169,29 @@ def test_an_array_without_elements_is_written(tmp_path: Path) -> None:
     assert stream.file() is None
 
 
-def test_two_ranks(tmp_path: Path) -> None:
-    ways = ["save", "thread"]
-    if "use_collectives" in inspect.signature(save).parameters:
-        ways += ["alone", "alone-thread"]
-    _run_ranks(2, tmp_path, *ways)
-    for how in ways:
-        require_covered(tmp_path / how)
-        assert len(list((tmp_path / how).glob("*.distcp"))) == 2
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for each way in which one job of two ranks has saved; in the last one dies."""
+    root = tmp_path_factory.mktemp("ranks")
+    _run_ranks(2, root, *WAYS, "die")
+    return root
 
 
-def test_a_rank_that_dies_leaves_no_seal(tmp_path: Path) -> None:
-    _run_ranks(2, tmp_path, "die")
-    assert list((tmp_path / "die").glob("*.distcp"))
-    assert not (tmp_path / "die" / MANIFEST).exists()
-    assert code_of(tmp_path / "die") is ExitCode.INCOMPLETE
+WAYS = ["save", "thread"]
+if "use_collectives" in inspect.signature(save).parameters:
+    WAYS += ["alone", "alone-thread"]
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_two_ranks(two_ranks: Path, how: str) -> None:
+    require_covered(two_ranks / how)
+    assert len(list((two_ranks / how).glob("*.distcp"))) == 2
+
+
+def test_a_rank_that_dies_leaves_no_seal(two_ranks: Path) -> None:
+    assert list((two_ranks / "die").glob("*.distcp"))
+    assert not (two_ranks / "die" / MANIFEST).exists()
+    assert code_of(two_ranks / "die") is ExitCode.INCOMPLETE
 
 
 def test_one_process_without_collectives_seals(tmp_path: Path) -> None:

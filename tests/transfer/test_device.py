@@ -19,6 +19,7 @@ from ftckpt.transfer.read import elements as gathering
 from ftckpt.transfer.read.elements import Gatherer
 from tests.builders.materialise import shard_bytes
 from tests.builders.raw_checkpoint import RawCheckpoint, checkpoints, cut
+from tests.campaign import examples
 
 _CASTS = {"bfloat16": "float32", "float32": "bfloat16"}
 
@@ -63,7 +64,7 @@ def nan_alike(data: bytes, dtype: str) -> bytes:
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(50, 600))
 @given(drawn=shards(), data=st.data())
 def test_every_range_has_the_same_bits(
     device: str, drawn: tuple[RawCheckpoint, Shard], data: st.DataObject

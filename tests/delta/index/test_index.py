@@ -21,6 +21,7 @@ from ftckpt.delta.index import rows as index_rows
 from ftckpt.delta.index.parse import parse_index
 from ftckpt.errors import CorruptError, FtckptError, NoResourceError, UnsafeError, UnsupportedError
 from ftckpt.workers.budget import set_budget
+from tests.campaign import examples
 from tests.delta.packing import Packed, pack, trained
 
 GOLDEN = Path(__file__).parents[2] / "data" / "delta"
@@ -279,7 +280,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(75, 1200), deadline=None)
 @given(st.data())
 def test_any_member_may_be_anything(data: st.DataObject) -> None:
     members = document()

@@ -50,6 +50,7 @@ from tests.builders.megatron_files import write as write_megatron
 from tests.builders.megatron_model import Job
 from tests.builders.raw_checkpoint import placed
 from tests.builders.real_sets import real_set
+from tests.campaign import examples
 from tests.conformance.writers import write
 from tests.delta.packs import STORES, forget, opened, pack_places, save_steps, tensors_of
 from tests.killing import kill_points
@@ -98,7 +99,9 @@ def pairs_of_checkpoints(draw: st.DrawFn) -> tuple[Checkpoint, Checkpoint]:
 
 
 @given(pairs_of_checkpoints(), st.booleans(), st.sampled_from([1, 2, 3]))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=examples(25, 240), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 def test_every_type_and_layout_comes_back(
     states: tuple[Checkpoint, Checkpoint], based: bool, level: int
 ) -> None:

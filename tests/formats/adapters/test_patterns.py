@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ftckpt.errors import UnsupportedError
 from ftckpt.formats.adapters.patterns import compiled, ends_with
+from tests.campaign import examples
 
 ATOMS = st.sampled_from(
     ["a", "b", "1", ".", r"\.", r"\d", r"\w", "[ab]", "[^a]", "[0-9a.]", r"[\d_]", r"\b", "^", "$"]
@@ -29,7 +30,7 @@ PATTERNS = st.recursive(
 NAMES = st.text("ab1._\n", max_size=8)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(75, 1200), deadline=None)
 @given(PATTERNS, st.lists(NAMES, min_size=1, max_size=8))
 def test_it_matches_what_re_matches(pattern: str, names: list[str]) -> None:
     ours, theirs = compiled(pattern), re.compile(pattern)

@@ -17,6 +17,7 @@ from ftckpt.formats.dcp.metadata import DcpMetadata, parse_metadata
 from ftckpt.inspection import inspect
 from ftckpt.storage import open_store
 from ftckpt.storage.source import Source
+from tests.campaign import examples
 from tests.formats.dcp.pickling import (
     META,
     Called,
@@ -341,7 +342,7 @@ def mutated(draw: st.DrawFn) -> bytes:
     return bytes(data)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(75, 1200), deadline=None)
 @given(mutated())
 def test_mutated_metadata_opens_or_is_refused(data: bytes) -> None:
     store = open_store("memory://mutated")

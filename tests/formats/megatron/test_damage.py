@@ -15,6 +15,7 @@ from ftckpt.errors import CorruptError, ExitCode, IncompleteError, UnsafeError, 
 from ftckpt.formats.megatron import Megatron
 from tests.builders.megatron_files import altered, arguments, opened, write
 from tests.builders.megatron_model import Job
+from tests.campaign import examples
 from tests.conformance.formats import findings_of
 
 
@@ -168,7 +169,7 @@ class TestDamage:
         with pytest.raises(UnsafeError, match="longer"):
             opened(made.path)
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=examples(25, 240), deadline=None)
     @given(
         changes=st.dictionaries(
             st.sampled_from(sorted(vars(arguments(Job())))),

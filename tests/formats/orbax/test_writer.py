@@ -158,8 +158,8 @@ def test_a_conversion_that_is_killed_is_absent_or_whole(tmp_path: Path) -> None:
         api.convert(str(source), str(out), "orbax")
 
     points = 0
-    for _ in kill_points(convert):
-        points += 1
+    for point in kill_points(convert, each=True):
+        points = point
         if out.exists():
             assert ftckpt.verify(str(out), level="content").code is ExitCode.OK
         assert (ftckpt.latest(str(out.parent)).code is ExitCode.OK) == out.exists()

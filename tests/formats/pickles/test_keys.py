@@ -19,6 +19,7 @@ from ftckpt.errors import FtckptError, UnsafeError
 from ftckpt.formats.pickles.keys import LIMIT, check_key, check_keys, limited
 from ftckpt.formats.pickles.unpickle import load
 from ftckpt.formats.torch_files.table import TABLE
+from tests.campaign import examples
 from tests.data.hostile.make_pickles import PICKLES
 
 GOOD: dict[str, Any] = {
@@ -110,7 +111,7 @@ _OPS = [b")", b"2", b"\x85", b"\x86", b"\x87", b"q\0", b"q\1", b"h\0", b"h\1", b
 
 
 @given(st.lists(st.sampled_from(_OPS), max_size=60))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(75, 1200), deadline=None)
 def test_a_weight_is_never_less_than_the_truth(ops: list[bytes]) -> None:
     data = b"\x80\x04" + b"".join(ops) + b"."
     try:

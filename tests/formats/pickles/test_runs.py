@@ -146,7 +146,7 @@ def saved(draw: st.DrawFn) -> Metadata:
 
 
 @settings(
-    max_examples=150,
+    max_examples=examples(50, 600),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )

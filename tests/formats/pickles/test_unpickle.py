@@ -36,6 +36,7 @@ from ftckpt.formats.pickles.unpickle import BUILTINS, Inert, Loaded, load
 from ftckpt.formats.torch_files.stream import parse_stream
 from ftckpt.formats.torch_files.table import TABLE
 from ftckpt.formats.torchsave import TorchSave
+from tests.campaign import examples
 from tests.conformance.formats import findings_of
 from tests.data.hostile.make_pickles import CANARY, DATA_ONLY, HERE, PICKLES, files
 from tests.data.hostile.make_zips import wrapped
@@ -227,7 +228,7 @@ def test_wide_data_needs_no_list_of_its_own_size() -> None:
 
 
 @given(st.binary(max_size=60))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(100, 1600), deadline=None)
 def test_any_bytes_end_in_a_named_error_or_data(noise: bytes) -> None:
     for data in (noise, b"\x80\x04" + noise, noise + b"."):
         assert outcome(data) in (0, 4, 7)
@@ -237,7 +238,7 @@ def test_any_bytes_end_in_a_named_error_or_data(noise: bytes) -> None:
     st.sampled_from(sorted(PICKLES)),
     st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), min_size=1, max_size=4),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(100, 1600), deadline=None)
 def test_mutated_attacks_execute_nothing(name: str, edits: list[tuple[int, int]]) -> None:
     data = bytearray(PICKLES[name].content) or bytearray(b".")
     for at, byte in edits:

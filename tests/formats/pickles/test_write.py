@@ -26,6 +26,7 @@ from ftckpt.formats.pickles.unpickle import load
 from ftckpt.formats.pickles.write import Call, Global, Persistent, Scoped, dumps
 from ftckpt.formats.torch_files.table import TABLE
 from ftckpt.formats.torch_files.write_tree import names_of
+from tests.campaign import examples
 
 
 def parse(data: bytes, persistent: Any = None) -> Any:
@@ -72,7 +73,7 @@ plain = st.recursive(
 
 
 @given(plain)
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(50, 600))
 def test_plain_data_comes_back(value: Any) -> None:
     tree = parse(pickle.dumps(value, 2))
     written = dumps(tree)

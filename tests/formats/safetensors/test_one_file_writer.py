@@ -28,6 +28,7 @@ from ftckpt.transfer.request.narrowing import Only, only
 from ftckpt.verification import verify
 from tests.builders.checkpoints import open_checkpoint
 from tests.builders.real_sets import real_set
+from tests.campaign import examples
 from tests.conformance.writers import assert_same_tensors, write
 from tests.killing import kill_points, run_until
 
@@ -72,7 +73,7 @@ def test_the_name_of_the_destination_asks_for_it(place: str, ending: str, single
             assert format_and_writer(other, destination=place + ending)[1].name == other
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(20, 120))
 @given(data=st.data())
 def test_any_weights_come_back(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -203,7 +204,7 @@ def test_killed_at_any_change_it_is_absent_or_whole(tmp_path: Path) -> None:
         api.convert(source, str(one), "safetensors")
 
     seen = set()
-    for _ in kill_points(work):
+    for _ in kill_points(work, each=True):
         assert set(os.listdir(out)) <= of_a_run
         seen.add(one.exists())
     assert seen == {False, True}

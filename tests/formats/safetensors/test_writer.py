@@ -29,6 +29,7 @@ from ftckpt.transfer.request.change_dtype import retype
 from ftckpt.verification import verify
 from tests.builders.checkpoints import open_checkpoint
 from tests.builders.materialise import materialise
+from tests.campaign import examples
 
 ARCHIVES = Path(__file__).parents[4] / "shared" / "checkpoints"
 WRITER = SafetensorsWriter()
@@ -359,7 +360,7 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 KINDS = st.sampled_from(list(Kind))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25, 240), deadline=None)
 @given(
     wanted=st.dictionaries(
         st.tuples(st.sampled_from(["model", "optimizer", "ema", "extra:r/../x"]), NAMES, KINDS),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ftckpt.checkpoint import Box
 from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.formats.torch_files.dtensor import How, LocalShard, Placement, choose_rule, local_of
+from tests.campaign import examples
 
 SHARD, STRIDED, REPLICATE, PARTIAL = How.SHARD, How.STRIDED, How.REPLICATE, How.PARTIAL
 
@@ -56,7 +57,7 @@ def layouts(
 
 
 @given(layouts())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(50, 600), deadline=None)
 def test_nominal_shards_are_what_torch_computes(
     layout: tuple[tuple[int, ...], tuple[int, ...], tuple[Placement, ...]],
 ) -> None:
@@ -80,7 +81,7 @@ def test_nominal_shards_are_what_torch_computes(
 
 
 @given(layouts())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(50, 600), deadline=None)
 def test_physical_shards_tile_the_tensor_with_one_box_a_rank(
     layout: tuple[tuple[int, ...], tuple[int, ...], tuple[Placement, ...]],
 ) -> None:

@@ -27,6 +27,7 @@ from ftckpt.formats.torch_files.values import (
     is_dense,
     reach,
 )
+from tests.campaign import examples
 
 
 def saved(obj: object, *, legacy: bool = False) -> bytes:
@@ -396,7 +397,7 @@ def test_a_legacy_index_longer_than_the_first_read() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 255)), min_size=1, max_size=5))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(75, 1200), deadline=None)
 def test_mutated_streams_end_in_a_named_error_or_parse(edits: list[tuple[int, int]]) -> None:
     for original in (MUTATED_ZIP, MUTATED_LEGACY):
         data = bytearray(original)

@@ -23,6 +23,7 @@ from ftckpt.transfer.content import Shard, SourceBox
 from ftckpt.transfer.layout import Checksums, Elements, Literal, OutputFile, Zeros
 from tests.builders.checkpoints import open_checkpoint
 from tests.builders.materialise import file_bytes
+from tests.campaign import examples
 
 TYPES = [
     "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool",
@@ -90,7 +91,7 @@ def test_types_that_torch_cannot_hold_are_refused(name: str) -> None:
     base=st.integers(0, 1000),
     folder=st.sampled_from(["archive", "m", "model_world_size_4_rank_3"]),
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(25, 240))
 def test_an_archive_may_begin_anywhere(sizes: list[int], base: int, folder: str) -> None:
     values = [torch.arange(n, dtype=torch.int16) for n in sizes]
     # Bytes that are only known later take the way through checksums.

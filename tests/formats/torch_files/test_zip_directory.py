@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from ftckpt.errors import CorruptError, FtckptError, UnsafeError
 from ftckpt.formats.torch_files.local_headers import check_local_headers
 from ftckpt.formats.torch_files.zip_directory import Archive, read_archive, serialization_id
+from tests.campaign import examples
 
 Read = Callable[[int, int], bytes]
 
@@ -201,7 +202,7 @@ def test_no_flipped_byte_of_the_directory_goes_wrong_silently(seed: int) -> None
 
 
 @given(data=st.binary(max_size=400))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(75, 1200), deadline=None)
 def test_any_bytes_end_in_a_named_error(data: bytes) -> None:
     for raw in (data, b"PK\3\4" + data, data + saved([1])[-98:]):
         with pytest.raises((CorruptError, UnsafeError)):
@@ -209,7 +210,7 @@ def test_any_bytes_end_in_a_named_error(data: bytes) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), min_size=1, max_size=6))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(75, 1200), deadline=None)
 def test_mutated_archives_end_in_a_named_error_or_parse(edits: list[tuple[int, int]]) -> None:
     data = bytearray(saved([1, "two", torch.zeros(2)]))
     for back, value in edits:

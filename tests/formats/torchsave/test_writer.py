@@ -18,6 +18,7 @@ from ftckpt.transfer.content import Content, TargetTensor
 from ftckpt.transfer.layout import LayoutRequest
 from tests.builders.checkpoints import open_checkpoint, save_dcp
 from tests.builders.real_sets import real_set
+from tests.campaign import examples
 from tests.conformance.writers import assert_same_tensors, assert_sound, write
 from tests.formats.dcp.fsdp2_loading import require_equal, trained
 
@@ -198,7 +199,7 @@ def with_tensors(tree: Any) -> Any:
 
 
 @given(tree=st.dictionaries(st.text(min_size=1, max_size=6), trees, max_size=4))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(25, 240))
 def test_any_tree_comes_back(tree: dict[str, Any], tmp_path_factory: Any) -> None:
     folder = tmp_path_factory.mktemp("trees")
     state = {"model": {"w": torch.ones(2)}, **with_tensors(tree)}

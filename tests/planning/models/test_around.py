@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ftckpt.errors import UsageError
 from ftckpt.planning import risk
 from ftckpt.planning.models import compression, elastic, exact, peers, rounding, storage
+from tests.campaign import examples
 
 
 def goodput(interval: float) -> float:
@@ -134,7 +135,7 @@ def test_options_say_what_they_do(
         assert (f"batch, learning rate, steps ({said})" in option.changes) == (not nearly)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(20, 120))
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 9), st.integers(1, 4))
 def test_no_other_numbers_keep_the_batch_better(
     before: int, after: int, per_gpu: int, passes: int

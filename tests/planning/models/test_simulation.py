@@ -32,6 +32,7 @@ from ftckpt.planning.simulation import (
 from ftckpt.planning.simulation.jobs import Jobs, Recovery
 from ftckpt.planning.simulation.ledger import ACCOUNTS, TimeLedger
 from ftckpt.planning.simulation.timeline import of_costs, of_pattern
+from tests.campaign import examples
 from tests.planning.models.plain_loop import Account, background, blocking, tiered
 
 TIERS = (CopyTier("ram", 0.5, 50, 0.78), CopyTier("disk", 5, 300, 0.9), CopyTier("far", 60, 900, 1))
@@ -49,7 +50,7 @@ def same(ledger: TimeLedger, account: Account) -> None:
 GAPS = st.lists(st.floats(0.5, 5000), min_size=1, max_size=30)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(25, 240))
 @given(st.floats(1, 1000), st.floats(0.1, 300), st.floats(0, 600), st.floats(0, 99), GAPS)
 def test_blocking_saves_event_by_event(
     interval: float, save: float, restart: float, detect: float, gaps: list[float]
@@ -62,7 +63,7 @@ def test_blocking_saves_event_by_event(
     same(jobs.ledger, blocking(interval, costs, len(gaps), iter(gaps).__next__))
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(40, 400))
 @given(
     st.floats(1, 1000), st.floats(0.1, 99), st.floats(0.1, 900), st.floats(0, 1),
     st.floats(0, 600), GAPS,
@@ -80,7 +81,7 @@ def test_background_flushes_event_by_event(
     same(jobs.ledger, account)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(25, 240))
 @given(
     st.floats(1, 1000), st.integers(1, 6), st.integers(1, 6),
     st.lists(st.tuples(st.floats(0.5, 50000), st.integers(0, 2)), min_size=1, max_size=30),

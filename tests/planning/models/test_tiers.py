@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ftckpt.errors import UsageError
 from ftckpt.planning.models import exact, tiers
 from ftckpt.planning.models.inputs import CopyTier, Pattern, shares
+from tests.campaign import examples
 
 NEAR, FAR = CopyTier("near", 4, 10, 0.9), CopyTier("far", 90, 120, 1)
 
@@ -53,7 +54,7 @@ def chain_goodput(pattern: Pattern, mtbf: float, detect: float) -> float:
     return float(pattern.interval) * total / float(np.linalg.solve(matrix, right)[0])
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(25, 240))
 @given(
     st.lists(
         st.tuples(st.floats(0, 200), st.floats(0, 900), st.floats(0.01, 1), st.integers(1, 5)),
@@ -161,7 +162,7 @@ def test_a_tier_that_cures_nothing_more_is_left_out() -> None:
     assert tiers.optimum((NEAR, same, FAR), 10800.0).tiers == (NEAR, FAR)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(20, 160))
 @given(
     st.floats(0, 100), st.floats(0.1, 900), st.floats(0.01, 0.999999), st.floats(100, 1e8),
     st.floats(0, 600),

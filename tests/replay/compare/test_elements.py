@@ -15,6 +15,7 @@ from ftckpt.replay.record import journal
 from ftckpt.replay.record.floats import written
 from ftckpt.replay.record.journal import Journal
 from ftckpt.replay.settings import Settings
+from tests.campaign import examples
 
 
 def seen(folder: Path, first: torch.Tensor, second: torch.Tensor) -> tuple[Closeup, ...]:
@@ -29,7 +30,7 @@ def seen(folder: Path, first: torch.Tensor, second: torch.Tensor) -> tuple[Close
     return look(folder / "u", folder / "a", 6, 0, "grad", ("w", "v"))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(20, 120), deadline=None)
 @given(st.data())
 def test_the_first_element_is_found_where_it_is(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

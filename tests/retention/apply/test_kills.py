@@ -84,9 +84,10 @@ def killed(
     number = 0
     while True:
         scene.make(prepare)
-        if next(points, None) is None:
+        point = next(points, None)
+        if point is None:
             break
-        number += 1
+        number = point
         scene.check_outside()
         yield number
         scene.check_outside()

@@ -34,8 +34,8 @@ from tests.retention.remote_roots import save as save_remote
 from tests.retention.test_races import ended, in_a_fork
 from tests.servers.places import QUICK
 
-RACES = campaign.examples(25, 1000)
-REMOTE = campaign.examples(25, 1000)
+RACES = campaign.examples(12, 1000)
+REMOTE = campaign.examples(12, 1000)
 SERVED = campaign.examples(2, 100)
 TAGGED = Policy(keep_last=1, keep_tags=("milestone",), min_survivors=1)
 

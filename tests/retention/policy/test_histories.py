@@ -17,7 +17,7 @@ from ftckpt.retention.scan.entries import EntryClass, RootEntry
 from tests.retention import oracle
 from tests.retention.history import START, History, any_policy, asked_by, one_more_rule, thing_of
 
-_SHORT, _FULL, _CHUNKS = 2_000, 100_000, 10
+_SHORT, _FULL, _CHUNKS = 1_000, 100_000, 10
 
 
 @pytest.mark.parametrize("chunk", range(_CHUNKS))

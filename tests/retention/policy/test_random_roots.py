@@ -22,7 +22,7 @@ from tests.retention.history import any_policy, asked_by
 from tests.retention.oracle import Thing
 from tests.retention.random_root import DAY, NOW, Everything, RandomRun, bases
 
-_SHORT, _FULL, _CHUNKS = 300, 3_000, 3
+_SHORT, _FULL, _CHUNKS = 150, 3_000, 3
 
 
 @pytest.mark.parametrize("chunk", range(_CHUNKS))

@@ -25,6 +25,7 @@ from ftckpt.transfer.prove.against_digests import DigestProof
 from ftckpt.workers import Work
 from ftckpt.workers.limits import RateLimit
 from tests.builders.raw_checkpoint import RawCheckpoint, checkpoints, placed
+from tests.campaign import examples
 from tests.counting import Added
 
 if TYPE_CHECKING:
@@ -244,7 +245,7 @@ def test_it_reads_no_faster_than_it_may(tmp_path: Path, monkeypatch: pytest.Monk
     assert sum(taken) == 2000
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(20, 160))
 @given(checkpoints(), st.data())
 def test_a_result_that_is_placed_in_any_way_is_compared_byte_by_byte(
     drawn: tuple[RawCheckpoint, dict[str, Array]], data: st.DataObject
@@ -266,7 +267,7 @@ def test_a_result_that_is_placed_in_any_way_is_compared_byte_by_byte(
             proof.prove(content, result, SameObject)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(20, 160))
 @given(checkpoints(), st.data())
 def test_replicas_must_equal_what_a_digest_has_proven(
     drawn: tuple[RawCheckpoint, dict[str, Array]], data: st.DataObject

@@ -31,6 +31,7 @@ from ftckpt.transfer.write.in_processes import MadeShare, make_shares
 from ftckpt.workers import Work
 from tests.builders.materialise import file_bytes
 from tests.builders.raw_checkpoint import RawCheckpoint, slices
+from tests.campaign import examples
 from tests.transfer.layouts import Crcs, transfers
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def _require_right(
         assert digest == FileDigest(file.path, len(data), digests)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(50, 800))
 @given(transfers(), st.sampled_from([1, BLOCK]), st.integers(1, 3))
 def test_the_engine_makes_what_the_layout_says(
     drawn: tuple[RawCheckpoint, Layout], unit: int, jobs: int
@@ -147,7 +148,7 @@ def test_the_engine_makes_what_the_layout_says(
     assert built.taken_over == 0
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(40, 400))
 @given(transfers(), st.integers(0, 6), st.booleans())
 def test_a_second_run_takes_over_what_a_first_has_made(
     drawn: tuple[RawCheckpoint, Layout], after: int, damaged: bool

@@ -23,6 +23,7 @@ from ftckpt.transfer.write.in_processes import make_shares
 from ftckpt.transfer.write.peek_output import Peek, Written, depth_of, depths_of, in_order
 from tests.builders.materialise import file_bytes
 from tests.builders.raw_checkpoint import RawCheckpoint
+from tests.campaign import examples
 from tests.delta.packs import tensors_of
 from tests.transfer.contents import content_of
 from tests.transfer.layouts import transfers
@@ -65,7 +66,7 @@ def peek_into(files: Mapping[str, bytes]) -> Peek:
     return peek
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(50, 800))
 @given(transfers(), st.data())
 def test_what_is_found_is_the_tensor(drawn: tuple[RawCheckpoint, Layout], data: Any) -> None:
     checkpoint, layout = drawn
