@@ -6,7 +6,7 @@ command imports the reader of the format at hand: all of them take longer than m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,17 @@ from .trainer_dirs import Bundle
 from .unsupported import RECOGNISED
 
 if TYPE_CHECKING:
+    from ftckpt.checkpoint import Checkpoint
     from ftckpt.checkpoint.rules import Rules
+    from ftckpt.findings import Finding
+
+
+def _described(checkpoint: Checkpoint) -> Iterator[Finding]:
+    if any(name.rpartition("/")[2] == "config.json" for name in checkpoint.source.entries):
+        from .described import check_described
+
+        yield from check_described(checkpoint)
+
 
 # What is known by name and refused comes last, so that it never hides what can be read.
 # A directory of several parts comes before the formats that would read one part of it, and what a
@@ -46,15 +56,15 @@ FORMATS: tuple[Format, ...] = (
     MegatronDist(),  # a DCP store too
     MegatronFsdp(),  # and so is this
     Dcp(),
-    Bundle(_PARTS),
+    Bundle(_PARTS, described=_described),
     Megatron(),
     DeepSpeedUniversal(),
     DeepSpeed(),
     NvrxLocal(),
     Orbax(),
     Ranks(),
-    Safetensors(),
-    TorchSave(),
+    Safetensors(_described),
+    TorchSave(_described),
     *RECOGNISED,
 )
 
@@ -82,7 +92,7 @@ def _told(one: Format, rules: Rules | None, bases: Sequence[str]) -> Format:
     if isinstance(one, Delta):
         return replace(one, rules=rules, bases=bases)
     if rules is not None and isinstance(one, Bundle):
-        return Bundle(_PARTS, DeepSpeed(rules))
+        return Bundle(_PARTS, DeepSpeed(rules), described=_described)
     if rules is not None and isinstance(one, _BY_RULES):
         return replace(one, rules=rules)
     return one

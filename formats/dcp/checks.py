@@ -68,6 +68,12 @@ def check_names(meta: DcpMetadata, marker: str) -> Iterator[Finding]:
                 yield finding(
                     "bad-metadata", f"planner_data gives {name} {what}", file=marker, tensor=name
                 )
+        # Since torch 2.3 every rank's objects are saved; 2.4 began to record an id of the save. A
+        # planner of the trainer's own may leave some out.
+        lost = meta.paths.keys() - meta.tensors.keys() - meta.objects.keys()
+        for name in sorted(lost if meta.save_id else ()):
+            what = f"planner_data gives {name} a path, and nothing is stored under that name"
+            yield finding("state-unknown", what, file=marker, tensor=name)
     for name in meta.opaque:
         near = one_bit_from(name, TABLE)
         if near:

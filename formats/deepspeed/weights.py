@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 
 from ftckpt.checkpoint import Kind, TensorInfo
-from ftckpt.findings import finding
+from ftckpt.findings import finding, listed
 from ftckpt.formats.deepspeed.zero.partition import Shape
 from ftckpt.formats.ranks.tensors import Report, TensorIdentity
 from ftckpt.formats.state.stored_names import place
@@ -30,6 +30,7 @@ from .states import ModelState, Storages
 from .tensors import PlacedWeight, RankWeight, fragment_tensor, weight_tensor
 
 _TIED = "tied_modules."
+_EXPERTS = ".deepspeed_experts."  # each has a file of its own
 
 
 class Weights:
@@ -50,6 +51,7 @@ class Weights:
             defaultdict(list)
         )
         self._pipeline = False
+        self._states: list[ModelState] = []
         self.buffers: set[str] = set()
         self.experts: dict[str, TensorRef] = {}
         self.placed: dict[str, PlacedParameter] = {}
@@ -64,6 +66,7 @@ class Weights:
         self._held.setdefault(file.mp, shapes)
         self.buffers |= state.buffers
         self._pipeline |= bool(state.groups) and not state.weights
+        self._states.append(state)
         for name, ref in state.weights.items():
             partitioned = prod(shapes.get(name, (1,))) > 0 and name not in state.buffers
             if file.dp is not None and partitioned and not ref.numel:
@@ -118,6 +121,8 @@ class Weights:
                     self._weights[prefix + local].append(weight)
         if layers and self._pipeline:
             self._check_layers(known)
+        if not self._pipeline:
+            self._check_module()
         self._place_rest(cut_of)
 
     def _place_rows(self, cut_of: CutOf, experts: ExpertLayers) -> None:
@@ -148,6 +153,24 @@ class Weights:
             if name.startswith(_TIED):
                 what = f"the file of a layer is missing: none holds {name}"
                 self._report(finding("missing-file", what, tensor=name))
+
+    def _check_module(self) -> None:
+        """Report what a file lists as its parameters and buffers and does not hold.
+
+        Stage 3 keeps empty placeholders there. A trainer may put a tree of its own in the module's
+        place, none of whose names are listed.
+        """
+        for state in self._states:
+            params = {name for group in state.groups for name in group} | state.frozen.keys()
+            if not params & state.weights.keys():
+                continue
+            for kind, names in (("missing-tensor", params), ("state-unknown", state.buffers)):
+                gone = sorted(n for n in names - state.weights.keys() if _EXPERTS not in n)
+                if gone:
+                    path = state.file.path
+                    pronoun = "it" if len(gone) == 1 else "them"
+                    what = f"{path} lists {listed(gone, 3)} and does not hold {pronoun}"
+                    self._report(finding(kind, what, file=path, tensor=gone[0]))
 
     def _prefix(self, layer: int, refs: Mapping[str, TensorRef], known: set[str]) -> str:
         """Return what a layer's names begin with in the whole model."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from ftckpt.checkpoint import TensorInfo
@@ -10,6 +11,11 @@ from ftckpt.findings import Finding, counted, finding, listed
 # How PEFT names the matrices of an adapter; none of them is ever empty (peft/tuners/lora).
 _ADAPTER = (".lora_A.", ".lora_B.", ".lora_embedding_A", ".lora_embedding_B")
 _SAVED = (".lora_A.weight.", ".lora_embedding_A.")
+
+_PAIRED = (".lora_A.weight.", ".lora_B.weight.", ".lora_embedding_A.", ".lora_embedding_B.")
+
+_SIDE = re.compile(r"(\.lora_(?:embedding_)?)[AB](?=\.weight$|$)")
+_FIRST = re.compile(r"\.lora_(?:embedding_)?A(?:\.weight)?$")
 
 # Those of them that are zero before the first step, when an adapter changes nothing yet.
 _ZERO_AT_FIRST = (".lora_B.weight", ".lora_embedding_A")
@@ -48,3 +54,25 @@ def check_not_empty(tensors: Iterable[TensorInfo], file: str) -> Iterator[Findin
     elif lost:
         what = f"{counted(len(lost), 'weight')} of an adapter without elements: {listed(lost)}"
         yield finding("empty-weights", what, file=file)
+
+
+def check_pairs(tensors: Iterable[TensorInfo], file: str) -> Iterator[Finding]:
+    """Yield matrices of an adapter that stand alone, or that cannot be multiplied with the other.
+
+    PEFT loads what is there, and leaves the other as it is at first, without a word.
+    """
+    shapes = {one.name: one.shape for one in tensors if f"{one.name}.".endswith(_PAIRED)}
+    lone, unlike = [], []
+    for name, shape in shapes.items():
+        first = _FIRST.search(name)
+        other = shapes.get(_SIDE.sub(r"\1B" if first else r"\1A", name))
+        if other is None:
+            lone.append(name)
+        elif first and len(shape) == len(other) == 2 and shape[0] != other[1]:
+            unlike.append(f"{name} of {list(shape)} beside {list(other)}")
+    if lone:
+        what = f"{counted(len(lone), 'matrix', 'matrices')} of an adapter without the other of the"
+        yield finding("missing-tensor", f"{what} pair: {listed(lone, 3)}", file=file)
+    if unlike:
+        what = f"matrices of an adapter that are no pair: {listed(unlike, 3)}"
+        yield finding("shape-mismatch", what, file=file)

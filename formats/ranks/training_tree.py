@@ -19,7 +19,12 @@ from ftckpt.formats.pickles.walk import Path, field_names, leaves, step_of
 from ftckpt.formats.pickles.walk import at as inner_at
 from ftckpt.formats.ranks.lone_shards import part_in
 from ftckpt.formats.ranks.specs import DATA, data_key, spec_of
-from ftckpt.formats.state.rank_optimizer import is_optimizer, parameter_names, state_entries
+from ftckpt.formats.state.rank_optimizer import (
+    is_optimizer,
+    misnumbered,
+    parameter_names,
+    state_entries,
+)
 from ftckpt.formats.state.stored_names import WRAPPED, WRAPPERS, StoredName, place
 from ftckpt.formats.torch_files.inner import inner_kind, inner_tensors, outer_view
 from ftckpt.formats.torch_files.stream import TorchStream
@@ -78,6 +83,7 @@ class TrainingTree:
         names: dotted names of the non-tensor state, as deep as they are known.
         numbers: step counters among it.
         remarks: what a reader should know, in sentences.
+        contradictions: what cannot be so, in sentences.
     """
 
     def __init__(
@@ -105,6 +111,7 @@ class TrainingTree:
         self.names: list[str] = []
         self.numbers: list[TreeStepNumber] = []
         self.remarks: list[str] = []
+        self.contradictions: list[str] = []
         self._stream = stream
         self._label = label
         self._elsewhere = weights
@@ -246,6 +253,7 @@ class TrainingTree:
     def _optimizer(self, tree: Mapping[Any, Any], at: Path, prefix: str) -> None:
         entries = state_entries(tree)
         names = parameter_names(entries, tree["param_groups"], self._candidates(), _plain_view)
+        self.contradictions += misnumbered(entries, tree["param_groups"])
         known = {name for name, _ in (*self._weights, *self._elsewhere)}
         bare = unwrapped(name for key, name in names.items() if isinstance(key, str))
         proven = True

@@ -17,6 +17,8 @@ from ftckpt.storage.source import Source
 from .names import evidence
 
 if TYPE_CHECKING:
+    from ftckpt.checkpoint import Described
+
     from .reader import SafetensorsCheckpoint
 
 
@@ -24,6 +26,10 @@ class Safetensors:
     """The format `safetensors` (see the module's docstring)."""
 
     name = "safetensors"
+
+    def __init__(self, described: Described | None = None) -> None:
+        """Open folders that `described` holds to their `config.json`."""
+        self._described = described
 
     def recognise(self, listing: Listing) -> Recognition | None:
         """Go by names; a single file with another suffix by its first nine bytes."""
@@ -41,4 +47,6 @@ class Safetensors:
         """
         from .reader import open_safetensors
 
-        return open_safetensors(source)
+        checkpoint = open_safetensors(source)
+        checkpoint.described = self._described
+        return checkpoint

@@ -20,7 +20,7 @@ from ftckpt.errors import CorruptError, NotFoundError
 from ftckpt.findings import Finding, finding, from_error
 from ftckpt.formats.huggingface.index import check_index, check_total_size
 from ftckpt.formats.huggingface.names import shard_name
-from ftckpt.formats.huggingface.weights import check_not_empty, zero_at_first
+from ftckpt.formats.huggingface.weights import check_not_empty, check_pairs, zero_at_first
 from ftckpt.formats.safetensors.records import INDEX, StoredObjects, read_objects
 from ftckpt.formats.safetensors.sections import sections_of
 from ftckpt.formats.state.stored_names import StoredName
@@ -131,8 +131,9 @@ class SafetensorsCheckpoint(Checkpoint):
                 tensors = (t for f in held for t in self.headers[f].tensors)
                 yield from check_total_size(weights.index, sum(t.end - t.begin for t in tensors))
         if weights.files and len(held) == len(weights.files):
-            stored = (t for t in self.tensors.values() if t.pieces[-1].extent.file in held)
+            stored = [t for t in self.tensors.values() if t.pieces[-1].extent.file in held]
             yield from check_not_empty(stored, weights.files[0])
+            yield from check_pairs(stored, weights.files[0])
         for file in weights.stale:
             yield finding(
                 "stale-shard",

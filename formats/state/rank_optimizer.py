@@ -6,7 +6,8 @@ integer ids; FSDP's `optim_state_dict` has parameter names in place of the ids.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections import Counter as Count
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ftckpt.checkpoint.optimizer_states import StateShape, named_state, parameter_shapes
@@ -119,6 +120,18 @@ def parameter_names(
     if proven is not None:
         return {key: proven.get(key, positions.get(key, str(step_of(key)))) for key in entries}
     return {key: positions.get(key, str(step_of(key))) for key in entries}
+
+
+def misnumbered(entries: Iterable[int | str], param_groups: Any) -> Iterator[str]:
+    """Yield why an optimizer's numbers cannot be as torch gives them: each one is in one group."""
+    ids = [i for group, _ in _groups(param_groups) for i in group]
+    twice = [i for i, count in Count(ids).items() if count > 1]
+    if twice:
+        yield f"parameter {step_of(twice[0])} stands twice in the optimizer's groups"
+    known = set(ids)
+    stray = [i for i in entries if i not in known]
+    if stray and all(type(i) is int for i in ids) and ids:
+        yield f"the optimizer has a state of parameter {step_of(stray[0])}, which no group has"
 
 
 def _flat(state: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:

@@ -20,7 +20,7 @@ from ftckpt.storage.source import Source
 from .names import INDEX, SHARD, STEMS
 
 if TYPE_CHECKING:
-    from ftckpt.checkpoint import Checkpoint
+    from ftckpt.checkpoint import Checkpoint, Described
 
 LEGACY_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19"
 _SUFFIXES = (".pt", ".pth", ".ckpt", ".bin")
@@ -40,6 +40,10 @@ class TorchSave:
     """The format `torchsave` (see the module's docstring)."""
 
     name = "torchsave"
+
+    def __init__(self, described: Described | None = None) -> None:
+        """Open folders that `described` holds to their `config.json`."""
+        self._described = described
 
     def recognise(self, listing: Listing) -> Recognition | None:
         """Know a file by its first bytes, a folder by Hugging Face's names."""
@@ -77,7 +81,9 @@ class TorchSave:
             return open_compressed(source)
         from .reader import open_torchsave
 
-        return open_torchsave(source)
+        checkpoint = open_torchsave(source)
+        checkpoint.described = self._described
+        return checkpoint
 
 
 def _recognised(listing: Listing) -> str:

@@ -37,7 +37,7 @@ from ftckpt.formats.huggingface.index import (
     parse_index,
 )
 from ftckpt.formats.huggingface.names import is_beside, shard_name
-from ftckpt.formats.huggingface.weights import check_not_empty, zero_at_first
+from ftckpt.formats.huggingface.weights import check_not_empty, check_pairs, zero_at_first
 from ftckpt.formats.pickles.walk import at
 from ftckpt.formats.ranks.inside import ranks_inside
 from ftckpt.formats.ranks.training_tree import TrainingTree, TreeTensor
@@ -180,6 +180,7 @@ class TorchSaveCheckpoint(Checkpoint):
         weights = [file for file in self.trees if file.startswith(STEMS)]
         if weights and not self.source.single and len(self.trees) == len(self.streams):
             yield from check_not_empty(self.tensors.values(), weights[0])
+            yield from check_pairs(self.tensors.values(), weights[0])
         if self.index is None:
             return
         held = {
@@ -299,6 +300,9 @@ def open_files(
     aliases: dict[str, str] = {}
     objects: dict[str, ObjectInfo] = {}
     for file, tree in trees.items():
+        damage += (
+            finding("bad-metadata", f"{file}: {said}", file=file) for said in tree.contradictions
+        )
         owners: dict[tuple[Any, ...], str] = {}
         for found in tree.tensors:
             info = found.info(streams[file])

@@ -47,6 +47,8 @@ from .names import (
 from .nested import at, nest_in
 
 if TYPE_CHECKING:
+    from ftckpt.checkpoint import Described
+
     from .checkpoint import BundleCheckpoint
 
 
@@ -55,15 +57,22 @@ class Bundle:
 
     name = "bundle"
 
-    def __init__(self, formats: Sequence[Format], tags: Format | None = None) -> None:
+    def __init__(
+        self,
+        formats: Sequence[Format],
+        tags: Format | None = None,
+        described: Described | None = None,
+    ) -> None:
         """Keep the formats that read the parts, in the order in which they are asked.
 
         Args:
             formats: `dcp` for folders; what reads weights lying in the directory itself.
             tags: what reads DeepSpeed's tags; None for the reader without a user's rules.
+            described: what holds weights to their `config.json`; None for nothing.
         """
         self._formats = tuple(formats)
         self._tags = tags or DeepSpeed()
+        self._described = described
 
     def recognise(self, listing: Listing) -> Recognition | None:
         """Know it by state files beside weights, by accelerate's FSDP folders, or by state alone.
@@ -138,4 +147,6 @@ class Bundle:
         """
         from .reader import open_bundle
 
-        return open_bundle(source, self._formats, self._tags)
+        checkpoint = open_bundle(source, self._formats, self._tags)
+        checkpoint.described = self._described
+        return checkpoint

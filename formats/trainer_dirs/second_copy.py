@@ -81,6 +81,13 @@ def second_copy(
         apart.append(key)
         other = info._replace(component=COMPONENT)
         made.tensors[other.key] = other
+    names = {known.get(info.name, info.name) for info in found.tensors.values()}
+    tied = {tag[key].name for pair in aliases.items() for key in pair if key in tag}
+    lost = [name for name in masters if name not in names and name not in tied]
+    if lost and names & masters.keys() and not apart:
+        file = next(iter(found.tensors.values())).pieces[0].extent.file
+        what = f"{file} lacks weights that are trained: {listed(lost, 3)}"
+        made.findings.append(finding("missing-tensor", what, file=file, tensor=lost[0]))
     if apart:
         what = f"{counted(len(apart), 'tensor')} of the weights' second copy ({listed(apart, 3)})"
         what += " cannot be compared with the first: kept apart"

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 # Copies a tensor's bytes (key, offset) into a view; returns whether they were found. They may be
 # wrong.
 Look = Callable[[str, int, memoryview], bool]
+# Yields where a checkpoint is not the model that a file beside it describes.
+Described = Callable[["Checkpoint"], Iterator["Finding"]]
 
 
 class ObjectInfo(NamedTuple):
@@ -221,6 +223,8 @@ class Checkpoint(Mapping[str, "TensorView"]):
         second_copies: files that one process wrote in the same save from the same tensors as other
             files, as replicas of their pieces: a difference is damage.
         file_copies: files that stand there several times with the same bytes: each one's others.
+        described: yields where it is not the model that a file beside it describes; None where
+            nothing is known of such a file.
     """
 
     format: ClassVar[str]
@@ -236,6 +240,7 @@ class Checkpoint(Mapping[str, "TensorView"]):
     open_findings: Sequence[Finding] = ()
     second_copies: frozenset[str] = frozenset()
     file_copies: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    described: Described | None = None
 
     def __getitem__(self, key: str) -> TensorView:
         """Return one tensor, to be read by `.numpy()` or `.torch()`, or in part by a slice.

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import cache, cached_property
 
 from ftckpt.errors import CorruptError, NotFoundError, UnsafeError
-from ftckpt.storage.store import Entry, EntryKind, Store, join
+from ftckpt.storage.store import Entry, EntryKind, Store, is_shadow, join
 
 from .recognise import Listing, listing_of
 
@@ -55,7 +55,7 @@ def _named(store: Store, path: str, names: dict[str, EntryKind]) -> Listing:
     directories: frozenset[str] = frozenset()
     if EntryKind.DIRECTORY in names.values():  # rare, and the test is quick
         directories = frozenset(n for n, kind in names.items() if kind is EntryKind.DIRECTORY)
-    for name in directories:
+    for name in [n for n in names if n in directories or is_shadow(n)]:
         del names[name]
     return _listing(store, path, _Asked(store, path, names), directories)
 

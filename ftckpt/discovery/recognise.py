@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from ftckpt.checkpoint import Checkpoint, CommitState
 from ftckpt.storage.source import Source
-from ftckpt.storage.store import Entry, EntryKind, Store
+from ftckpt.storage.store import Entry, EntryKind, Store, is_shadow
 
 # Endings of files that were compressed as a whole.
 COMPRESSED = (".zst", ".lz4", ".gz")
@@ -110,6 +110,10 @@ def recognise(formats: Iterable[Format], listing: Listing) -> tuple[Format, Reco
 def listing_of(source_files: Sequence[Entry], base: str) -> tuple[dict[str, Entry], frozenset[str]]:
     """Split the children of `base` into files by name and directory names."""
     skip = len(base) + 1 if base else 0
-    files = {e.path[skip:]: e for e in source_files if e.kind is not EntryKind.DIRECTORY}
+    files = {
+        e.path[skip:]: e
+        for e in source_files
+        if e.kind is not EntryKind.DIRECTORY and not is_shadow(e.path)
+    }
     dirs = frozenset(e.path[skip:] for e in source_files if e.kind is EntryKind.DIRECTORY)
     return files, dirs

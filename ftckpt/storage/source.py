@@ -19,7 +19,7 @@ from ftckpt.findings import Finding, finding
 
 from .prefetch import Lookahead
 from .remotes import split
-from .store import Entry, EntryKind, Opens, Reader, Store
+from .store import Entry, EntryKind, Opens, Reader, Store, is_shadow
 
 if TYPE_CHECKING:
     from ftckpt.workers.limits import RateLimit
@@ -79,7 +79,8 @@ class Source:
     def directory(cls, store: Store, base: str = "") -> Source:
         """List the directory `base` once and return its source."""
         skip = len(base) + 1 if base else 0
-        return cls(store, base, {e.path[skip:]: e for e in store.walk(base)})
+        entries = {e.path[skip:]: e for e in store.walk(base) if not is_shadow(e.path)}
+        return cls(store, base, entries)
 
     @classmethod
     def file(cls, store: Store, entry: Entry) -> Source:

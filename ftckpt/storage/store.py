@@ -37,6 +37,14 @@ if TYPE_CHECKING:
     from ftckpt.extents import Extent
 
 
+def is_shadow(path: str) -> bool:
+    """Say whether a file is one that macOS writes beside `NAME` as `._NAME`, and tar and SMB carry.
+
+    It holds attributes of that file and has its suffix; no checkpoint has such a name.
+    """
+    return path.rpartition("/")[2].startswith("._")
+
+
 class EntryKind(StrEnum):
     """The kind of a name."""
 

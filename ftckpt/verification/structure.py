@@ -29,6 +29,7 @@ from ftckpt.storage.source import Source, followed_links
 from ftckpt.storage.store import EntryKind
 
 from .evidence import ASKED_FOR, Report
+from .states import check_states
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -93,12 +94,15 @@ def _check(checkpoint: Checkpoint, counter: Counter) -> Iterator[Finding]:
         if found.kind == "clocks-differ":
             apart.append(found.message)
         yield found
+    if checkpoint.described is not None:
+        yield from checkpoint.described(checkpoint)
     if "link-followed" not in told | {kind for kind, _ in reported}:
         yield from followed_links(checkpoint.source, members)
     seen = {file for _, file in reported}
     yield from _check_configuration(checkpoint, members - seen)
     yield from _check_strays(checkpoint, members, seen)
     yield from _check_tensors(checkpoint, counter, reported)
+    yield from check_states(checkpoint)
     yield from _check_steps(checkpoint, apart)
 
 

@@ -131,6 +131,15 @@ def test_a_path_that_is_none_is_found_where_no_other_is_left() -> None:
         assert not list(check_names(parse(pickled(plain(planner=planner))), ".metadata"))
 
 
+def test_a_path_of_what_is_not_there_is_told_of() -> None:
+    paths = {"model.w": ("model", "w"), "model.gone": ("model", "gone")}
+    meta = parse(pickled(plain(planner=paths)))
+    for save_id, kinds in (("", []), ("an id", ["state-unknown"])):
+        meta.save_id = save_id
+        found = [f.kind for f in check_names(meta, ".metadata") if f.tensor == "model.gone"]
+        assert found == kinds
+
+
 def test_planner_data_may_say_more_than_there_is() -> None:
     said = {"model.w": ("model", "w"), "gone": ("gone",), "plans": {"hidden": 1}}
     check_plain(parse(pickled(plain(planner=said))))

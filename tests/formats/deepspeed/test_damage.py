@@ -83,6 +83,21 @@ class TestSets:
         assert "hole" in {f.kind for f in found}
         assert worst(f.code for f in found) is ExitCode.CORRUPT
 
+    @pytest.mark.parametrize("name", ["z1", "z3"])
+    def test_a_parameter_that_the_file_lists_is_in_it(self, name: str, tmp_path: Path) -> None:
+        path = copied(name, tmp_path)
+        file = next(path.glob("*model_states.pt"))
+        edit(file, lambda s: s["module"].pop("up.weight"))
+        assert errors(path) == [("missing-tensor", file.name)]
+        edit(file, lambda s: s.update(module={"a tree": s["module"]}))  # a trainer's own
+        assert errors(path) == []
+
+    def test_a_buffer_that_the_file_lists_is_told_of(self, tmp_path: Path) -> None:
+        path = copied("z1", tmp_path)
+        edit(path / "mp_rank_00_model_states.pt", lambda s: s["module"].pop("rope"))
+        assert errors(path) == []
+        assert "state-unknown" in {f.kind for f in findings_of(FORM, path)}
+
     def test_the_last_partition_cannot_be_lost_unseen(self, tmp_path: Path) -> None:
         path = copied("z1", tmp_path)
         lost = optimizer_file(path, 3)

@@ -134,6 +134,17 @@ def test_a_flipped_bit_of_the_second_copy_is_found(folder: Path, name: str) -> N
     assert any(f.kind == "master-differs" for f in report.findings)
 
 
+def test_a_trained_weight_that_the_second_copy_lacks_is_found(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, folder / "model.safetensors")
+    (folder / "config.json").unlink()  # says it, too, where no other file has the weight
+    report = checked(folder, Level.STRUCTURE)
+    assert [(f.kind, f.file) for f in report.findings if f.code] == [
+        ("missing-tensor", "model.safetensors")
+    ]
+
+
 @pytest.mark.parametrize(
     "lost", ["bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt", "rng_state_1.pth"]
 )
