@@ -8,6 +8,7 @@ import sys
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
+from types import FunctionType
 from typing import Any, is_typeddict
 
 import pytest
@@ -271,6 +272,15 @@ FLAGS = {
     for name, flags in vars(module).items()
     if name.endswith("Flags")
 }
+
+
+FUNCTIONS = [name for name in ftckpt.__all__ if isinstance(getattr(ftckpt, name), FunctionType)]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_misspelt_flag_is_refused(name: str) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'dryrun'"):
+        getattr(ftckpt, name)("a", "b", dryrun=True)
 
 
 @pytest.mark.parametrize("verb", sorted(set(verbs.VERBS) - ONLY_VERBS))

@@ -40,9 +40,9 @@ MOST = {
     # a store, one for the stores in a folder of a step, one for the file of settings, one of a verb
     # that many machines share; one for who is told of alerts, one for what gc has thinned, and one
     # that chooses what it thins; one that finds weights stored as masters alone, and one that
-    # tells of a source that it was thinned; one that finds pages of zeros, one that finds another run
-    # inside an entry of gc, and one that holds moments to their weights; five of what the check of
-    # numbers is made of.
+    # tells of a source that it was thinned; one that finds pages of zeros, one that finds another
+    # run inside an entry of gc, and one that holds moments to their weights; five of what the check
+    # of numbers is made of.
     "inspect": 118, "structure": 142, "content": 148, "values": 159, "to safetensors": 222,
     "to dcp": 218, "pack": 242, "latest": 178, "gc": 217,
 }  # fmt: skip

@@ -105,7 +105,12 @@ def _function(home: str, name: str) -> Callable[..., Any]:
     several = {
         k for k, said in function.__annotations__.items() if said.startswith("Sequence[str]")
     }
-    if "flags" in function.__annotations__:
+    # `**flags: Unpack[SomeFlags]` takes every word; one that is misspelt must not be ignored.
+    more = {k: said for k, said in function.__annotations__.items() if said.startswith("Unpack[")}
+    words = {*order} - more.keys()
+    for said in more.values():
+        words |= vars(import_module(function.__module__))[said[7:-1]].__annotations__.keys()
+    if "flags" in more:
         several |= _OF_FLAGS
 
     def whole(name: str, given: Any) -> Any:
@@ -114,6 +119,9 @@ def _function(home: str, name: str) -> Callable[..., Any]:
 
     @wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
+        unknown = kwargs.keys() - words if more else ()
+        if unknown:
+            raise TypeError(f"{name}() got an unexpected keyword argument {min(unknown)!r}")
         ordered = [whole(k, v) for k, v in zip(order, args, strict=False)]
         return function(
             *ordered,

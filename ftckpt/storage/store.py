@@ -144,6 +144,7 @@ class Reader(Protocol):
 
     def readinto(self, offset: int, view: memoryview) -> None:
         """Fill `view` with the bytes at `offset`; TruncatedError if the object is shorter."""
+        raise NotImplementedError  # or `read` would return zeros
 
     def fileno(self) -> int | None:
         """Return the descriptor of a local file, or None; `Usage` does not count its use."""

@@ -18,7 +18,7 @@ from ftckpt.storage import open_store
 from ftckpt.storage.decompress import open_stream
 from ftckpt.storage.source import Source
 from ftckpt.verification import verify
-from ftckpt.verification.evidence import ContentResult, StopChecking
+from ftckpt.verification.evidence import ContentResult, Sample, StopChecking
 from ftckpt.verification.records import check_records
 from ftckpt.verification.sums import PART, SPAN
 from ftckpt.workers import Work
@@ -279,6 +279,15 @@ def test_an_unknown_transform_is_no_evidence(tmp_path: Path) -> None:
     result, found = check(stream(tmp_path, bytes(1000), wanted=900, transform="stream.secret"))
     assert (result.ok, result.evidence) == (True, "none")
     assert "transform" in next(f for f in found if f.kind == "no-crc").message
+
+
+def test_samples_of_two_checkpoints_differ() -> None:
+    one, other = (
+        [Sample(0.1, name).takes("a", place, first=False) for place in range(1000)]
+        for name in ("step-1", "step-2")
+    )
+    assert one != other
+    assert 50 < sum(one) < 150
 
 
 def test_a_sample_is_the_same_every_time_and_holds_each_files_first(tmp_path: Path) -> None:

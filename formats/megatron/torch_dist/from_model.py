@@ -126,7 +126,8 @@ def plan_of_whole(content: Content) -> StorePlan:
         "args": namespace(job.arguments), "checkpoint_version": VERSION, "iteration": job.iteration,
         "content_metadata": {}, **job.state.root,
     }  # fmt: skip
-    state, kept, optimizers = replace(job.state, root=root), job.content, {}
+    # Ranks are seeded anew, as the note says.
+    state, kept, optimizers = replace(job.state, root=root, random={}), job.content, {}
     if carried is not None:
         optimizers = _carried(job, carried)
         state.placed = placed_with(job, carried.kept)
