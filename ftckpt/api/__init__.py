@@ -10,7 +10,7 @@ verdict is returned, and a failure is an error of `ftckpt.errors`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from functools import cache, wraps
 from importlib import import_module
 from os import PathLike, fspath
@@ -105,12 +105,7 @@ def _function(home: str, name: str) -> Callable[..., Any]:
     several = {
         k for k, said in function.__annotations__.items() if said.startswith("Sequence[str]")
     }
-    # `**flags: Unpack[SomeFlags]` takes every word; one that is misspelt must not be ignored.
-    more = {k: said for k, said in function.__annotations__.items() if said.startswith("Unpack[")}
-    words = {*order} - more.keys()
-    for said in more.values():
-        words |= vars(import_module(function.__module__))[said[7:-1]].__annotations__.keys()
-    if "flags" in more:
+    if "flags" in function.__annotations__:
         several |= _OF_FLAGS
 
     def whole(name: str, given: Any) -> Any:
@@ -119,9 +114,7 @@ def _function(home: str, name: str) -> Callable[..., Any]:
 
     @wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
-        unknown = kwargs.keys() - words if more else ()
-        if unknown:
-            raise TypeError(f"{name}() got an unexpected keyword argument {min(unknown)!r}")
+        _require_known(function, kwargs.keys())
         ordered = [whole(k, v) for k, v in zip(order, args, strict=False)]
         return function(
             *ordered,
@@ -130,6 +123,25 @@ def _function(home: str, name: str) -> Callable[..., Any]:
         )
 
     return called
+
+
+def _require_known(function: Callable[..., Any], words: Set[str]) -> None:
+    """Raise TypeError for a word that is not of the function's `**flags: Unpack[SomeFlags]`.
+
+    Python takes every word there, and a misspelt `dry_run` would write.
+    """
+    own = function.__annotations__
+    more = [name for name, said in own.items() if said.startswith("Unpack[")]
+    unknown = words - (own.keys() - more)
+    if not unknown or not more:
+        return  # without such flags Python itself asks
+    name = own[more[0]][len("Unpack[") : -1]
+    homes = (function.__module__, *(f"ftckpt.api.{home}" for home in _FUNCTIONS))
+    flags = next(found for home in homes if (found := getattr(import_module(home), name, None)))
+    unknown -= flags.__annotations__.keys()
+    if unknown:
+        what = f"got an unexpected keyword argument {min(unknown)!r}"
+        raise TypeError(f"{function.__name__}() {what}")
 
 
 def _named(given: Any) -> Any:
