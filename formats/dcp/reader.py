@@ -220,7 +220,7 @@ class DcpCheckpoint(Checkpoint):
         )
 
         yield from check_keys(self.meta, self.markers[0])
-        yield from check_names(self.meta, self.markers[0])
+        yield from check_names(self.meta, self.markers[0], self.stored.values())
         other: set[str] = set()  # files that the metadata does not describe
         for found in check_tiling(self.meta, self.source):
             if found.code and found.file:

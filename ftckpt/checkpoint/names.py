@@ -35,3 +35,12 @@ def _without_wrappers(name: str) -> str:
     parts = name.split(".")
     kept = [part for part in parts[:-1] if part not in _WRAPPERS]
     return ".".join([*kept, parts[-1]])
+
+
+def record_names(objects: Iterable[str]) -> frozenset[str]:
+    """Return the names of objects, also without keys in front that a trainer wraps its state in.
+
+    A tensor subclass is listed as the tensors inside (`model.w` as `w.codes` and `w.scale`) and as
+    an object, its record. Keys in front are at most three: `app.state.model`.
+    """
+    return frozenset(name.split(".", cut)[-1] for name in objects for cut in range(4))

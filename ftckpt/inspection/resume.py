@@ -20,6 +20,7 @@ from itertools import groupby
 from operator import attrgetter
 
 from ftckpt.checkpoint import Checkpoint, Kind, TensorInfo
+from ftckpt.checkpoint.names import record_names
 from ftckpt.checkpoint.optimizer_states import StateShape, named_state
 from ftckpt.findings import counted, listed
 
@@ -289,6 +290,10 @@ def _moments(checkpoint: Checkpoint, tensors: _Tensors) -> ResumeItem:
         return tensors.absent(MOMENTS, "no tensor is known as optimizer state")
     trainable = _trainable(checkpoint, tensors.parameters())
     missing = [t.name for t in trainable if t.name not in kept]
+    if missing:  # a parameter that is a tensor subclass has the moments of what lies inside
+        records = record_names(checkpoint.objects)
+        owners = {name: name.rpartition(".")[0] for name in missing}
+        missing = [n for n, owner in owners.items() if owner not in kept or owner not in records]
     if trainable and len(missing) == len(trainable):
         return _item(MOMENTS, Presence.CANNOT_TELL,
                      "the moments stand under names that no weight has", first)  # fmt: skip
