@@ -10,6 +10,7 @@ Source: `deepspeed/runtime/pipe/module.py` of DeepSpeed 0.19.
 
 from __future__ import annotations
 
+from collections import Counter as Count
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
@@ -160,11 +161,15 @@ class Weights:
         Stage 3 keeps empty placeholders there. A trainer may put a tree of its own in the module's
         place, none of whose names are listed.
         """
+        # Of stage 3 the first rank alone lists what is shared.
+        tied = {name for state in self._states for name in state.shared}
         for state in self._states:
             params = {name for group in state.groups for name in group} | state.frozen.keys()
             if not params & state.weights.keys():
                 continue
-            for kind, names in (("missing-tensor", params), ("state-unknown", state.buffers)):
+            unsure = _elsewhere(state, params, tied)
+            sure = params - unsure - state.fragments.keys()
+            for kind, names in ("missing-tensor", sure), ("state-unknown", state.buffers | unsure):
                 gone = sorted(n for n in names - state.weights.keys() if _EXPERTS not in n)
                 if gone:
                     path = state.file.path
@@ -268,6 +273,27 @@ class Weights:
             )
             held = [PlacedWeight(weight, whole[name]) for weight in own]
             yield weight_tensor(identity, held, self._report)
+
+
+def _elsewhere(state: ModelState, params: set[str], tied: set[str]) -> set[str]:
+    """Return the parameters that are not in a module, and that a hook of it may have moved.
+
+    It may leave out all of a group, or give tensors other names: then nothing lists as many of that
+    shape, or of no elements, as stage 3 keeps them. What the fragments hold is not lost.
+    """
+    named = params | state.buffers | tied
+    free = Count(ref.shape for name, ref in state.weights.items() if name not in named)
+    found: set[str] = set()
+    for group in (*state.groups, state.frozen):
+        names = params & group.keys() - state.fragments.keys()
+        gone = {n for n in names - state.weights.keys() if _EXPERTS not in n}
+        lost = Count(group[name] for name in gone)
+        empty = sum(count for shape, count in free.items() if not prod(shape))
+        for name in gone:
+            moved = lost[group[name]] <= free[group[name]] or len(gone) <= empty
+            if moved or not names & state.weights.keys():
+                found.add(name)
+    return found
 
 
 def _row(ref: TensorRef, number: int) -> TensorRef:

@@ -123,14 +123,17 @@ def parameter_names(
 
 
 def misnumbered(entries: Iterable[int | str], param_groups: Any) -> Iterator[str]:
-    """Yield why an optimizer's numbers cannot be as torch gives them: each one is in one group."""
-    ids = [i for group, _ in _groups(param_groups) for i in group]
-    twice = [i for i, count in Count(ids).items() if count > 1]
+    """Yield why an optimizer's numbers cannot be as torch gives them: each one is in one group.
+
+    Within a group torch takes a parameter twice, and only warns. `state_dict` keeps a key of the
+    state that is not a parameter as it is: `optimizer.state["global"]`.
+    """
+    counts = Count(i for group, _ in _groups(param_groups) for i in dict.fromkeys(group))
+    twice = [i for i, count in counts.items() if count > 1]
     if twice:
-        yield f"parameter {step_of(twice[0])} stands twice in the optimizer's groups"
-    known = set(ids)
-    stray = [i for i in entries if i not in known]
-    if stray and all(type(i) is int for i in ids) and ids:
+        yield f"parameter {step_of(twice[0])} stands in two of the optimizer's groups"
+    stray = [i for i in entries if type(i) is int and i not in counts]
+    if stray and counts and all(type(i) is int for i in counts):
         yield f"the optimizer has a state of parameter {step_of(stray[0])}, which no group has"
 
 

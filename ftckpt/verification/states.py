@@ -2,7 +2,8 @@
 
 A moment has the shape of its parameter, and stands beside it; where one of a pair is there and the
 other not, or the weight is gone, something was lost. What a trainer may have left out on purpose is
-a warning. A vocabulary that is padded in the weights alone makes them longer, never shorter.
+a warning, and so are moments that several parameters have in a smaller shape: optimizers of low
+rank keep those, and some keep a mean over an axis or one number.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 import re
 from collections import Counter as Count
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import prod
+from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, Kind, TensorInfo
+from ftckpt.checkpoint.optimizer_states import named_state
 from ftckpt.findings import Finding, counted, finding, listed
 
 _Shape = tuple[int, ...]
@@ -21,13 +24,17 @@ _PAIR = {Kind.EXP_AVG: None, Kind.EXP_AVG_SQ: None}.keys()
 _STATES = _PAIR | {Kind.MASTER}
 # Parameters that torch's optimizer numbers: by group and place, or by number alone.
 _NUMBERED = re.compile(r"\d+(?:\.\d+)*")
+# What holds a row for each word: its weights may be padded where its moments are not.
+_VOCABULARY = re.compile(r"emb|vocab|wte|head|output_layer|output\.weight|shared\.weight")
+# How many pairs of shapes are compared where parameters have no names.
+_MOST_PAIRS = 100_000
 
 
 def check_states(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield where moments and masters do not fit the weights, or lack one of their kind."""
     weights: dict[str, TensorInfo] = {}
     states: dict[str, dict[Kind, TensorInfo]] = defaultdict(dict)
-    others: set[str] = set()
+    others: list[str] = []
     for info in checkpoint.tensors.values():
         if info.component != "optimizer":
             if info.kind in (Kind.PARAM, Kind.BUFFER):
@@ -35,13 +42,14 @@ def check_states(checkpoint: Checkpoint) -> Iterator[Finding]:
         elif info.kind in _STATES:
             states[info.name][info.kind] = info
         else:
-            others.add(info.name)
+            others.append(info.name)
+    params = [info.shape for info in weights.values() if info.kind is Kind.PARAM]
+    _add_tied(weights, checkpoint)
     named = {name: held for name, held in states.items() if name in weights}
     yield from _other_shapes(named, weights)
-    yield from _unlike_pairs(states)
+    yield from _unlike_pairs([held for name, held in states.items() if name not in weights])
     yield from _half(states, others)
     yield from _bare(states, named)
-    params = [info.shape for info in weights.values() if info.kind is Kind.PARAM]
     if not named and params:
         moments = [
             held[Kind.EXP_AVG].shape
@@ -51,43 +59,104 @@ def check_states(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield from _unknown_shapes(moments, params)
 
 
+def _add_tied(weights: dict[str, TensorInfo], checkpoint: Checkpoint) -> None:
+    """Add weights by their other names: an optimizer may know a tied one by either."""
+    tensors = checkpoint.tensors
+    for pair in checkpoint.aliases.items():
+        names = [tensors[key].name if key in tensors else key for key in pair]
+        for info in [weights[name] for name in names if name in weights]:
+            if info.key in pair:
+                for name in names:
+                    weights.setdefault(name, info)
+
+
+class _Smaller(NamedTuple):
+    """A state that is smaller than what it is held to; `cut` as no optimizer makes it so."""
+
+    what: str
+    state: TensorInfo
+    cut: bool
+
+
 def _other_shapes(
     named: Mapping[str, Mapping[Kind, TensorInfo]], weights: Mapping[str, TensorInfo]
 ) -> Iterator[Finding]:
-    """Yield states of another shape than their weight; several that are smaller are a warning.
-
-    Optimizers of low rank keep smaller moments, and some keep one number of each parameter.
-    """
-    smaller: list[tuple[str, TensorInfo]] = []
+    """Yield states of another shape than their weight."""
+    padded = _padded(named, weights)
+    smaller: list[_Smaller] = []
     for name, held in named.items():
         weight = weights[name].shape
-        for kind, info in held.items():
-            if info.shape == weight or info.numel <= 1 or _padded(weight, info.shape):
+        for kind, info in held.items() if name not in padded else ():
+            if info.shape == weight or info.numel <= 1:
                 continue
             what = f"{kind} of {name} is {list(info.shape)}, the weight {list(weight)}"
-            fits = len(weight) == len(info.shape)
-            if fits and all(one <= other for one, other in zip(info.shape, weight, strict=True)):
-                smaller.append((what, info))
+            if _is_smaller(info.shape, weight):
+                smaller.append(_Smaller(what, info, _is_cut(info.shape, weight)))
             else:
                 yield finding("shape-mismatch", what, tensor=info.key)
-    if len(smaller) > 1:
-        what = f"{len(smaller)} states of the optimizer are smaller than their weights: "
-        yield finding("state-unknown", what + smaller[0][0], tensor=smaller[0][1].key)
-    elif smaller:
-        yield finding("shape-mismatch", smaller[0][0], tensor=smaller[0][1].key)
+    yield from _all_smaller(smaller, "states of the optimizer are smaller than their weights")
 
 
-def _unlike_pairs(states: Mapping[str, Mapping[Kind, TensorInfo]]) -> Iterator[Finding]:
-    """Yield the few pairs of moments that differ in shape; where most do, the optimizer does so."""
-    pairs = [[held[kind] for kind in _PAIR] for held in states.values() if held.keys() >= _PAIR]
-    unlike = [pair for pair in pairs if pair[0].shape != pair[1].shape]
+def _unlike_pairs(states: Sequence[Mapping[Kind, TensorInfo]]) -> Iterator[Finding]:
+    """Yield the few pairs of moments that differ in shape; where most do, the optimizer does so.
+
+    Args:
+        states: of parameters whose weights are not known.
+    """
+    pairs = [[held[kind] for kind in _PAIR] for held in states if held.keys() >= _PAIR]
+    unlike = [(a, b) for a, b in pairs if a.shape != b.shape and min(a.numel, b.numel) > 1]
+    smaller: list[_Smaller] = []
     for one, other in unlike if 2 * len(unlike) < len(pairs) else ():
         what = f"of {one.name}, {one.kind} is {list(one.shape)}, {other.kind} {list(other.shape)}"
-        yield finding("shape-mismatch", what, tensor=other.key)
+        if _is_smaller(other.shape, one.shape):
+            smaller.append(_Smaller(what, other, _is_cut(other.shape, one.shape)))
+        elif _is_smaller(one.shape, other.shape):
+            smaller.append(_Smaller(what, other, cut=True))
+        else:
+            yield finding("shape-mismatch", what, tensor=other.key)
+    yield from _all_smaller(smaller, "pairs of moments differ in shape")
 
 
-def _padded(weight: _Shape, state: _Shape) -> bool:
-    return bool(state) and weight[1:] == state[1:] and weight[:1] > state[:1]
+def _is_smaller(shape: _Shape, whole: _Shape) -> bool:
+    """Say whether a shape is shorter along the axes of another, or lacks some of them."""
+    if len(shape) == len(whole):
+        return all(one <= other for one, other in zip(shape, whole, strict=True))
+    left = iter(whole)
+    return all(size in left for size in shape)
+
+
+def _is_cut(shape: _Shape, whole: _Shape) -> bool:
+    """Say whether it lacks too little for a low rank or a mean, or an axis."""
+    return len(shape) != len(whole) or all(
+        2 * one > other for one, other in zip(shape, whole, strict=True)
+    )
+
+
+def _all_smaller(found: Sequence[_Smaller], what: str) -> Iterator[Finding]:
+    """Yield damage where one alone is cut; several are as some optimizers make them, a warning."""
+    if len(found) == 1 and found[0].cut:
+        yield finding("shape-mismatch", found[0].what, tensor=found[0].state.key)
+    elif found:
+        said = f"{len(found)} {what}: {found[0].what}" if len(found) > 1 else found[0].what
+        yield finding("state-unknown", said, tensor=found[0].state.key)
+
+
+def _padded(
+    named: Mapping[str, Mapping[Kind, TensorInfo]], weights: Mapping[str, TensorInfo]
+) -> Collection[str]:
+    """Return the parameters whose weights alone are padded: those that have a row for each word.
+
+    All have the same rows, and so have all states of each; the rows that were added are fewer.
+    """
+    rows: dict[str, tuple[int, int]] = {}
+    for name, held in named.items():
+        weight = weights[name].shape
+        shapes = {info.shape for info in held.values() if info.numel > 1}
+        if len(shapes) == 1 and _VOCABULARY.search(name):
+            (shape,) = shapes
+            if shape[1:] == weight[1:] and shape[0] < weight[0] < 2 * shape[0]:
+                rows[name] = (weight[0], shape[0])
+    return rows if len(set(rows.values())) == 1 else ()
 
 
 def _half(
@@ -95,11 +164,21 @@ def _half(
 ) -> Iterator[Finding]:
     """Yield parameters with one moment where others have two.
 
-    Factored second moments have other names, and stand for the one that is not there.
+    Factored second moments have other names, and stand for the one that is not there: a state that
+    no parameter with both has, and that is no counter.
     """
-    if not any(held.keys() >= _PAIR for held in states.values()):
+    half = [n for n, held in states.items() if len(_PAIR & held.keys()) == 1]
+    if not half or not any(held.keys() >= _PAIR for held in states.values()):
         return
-    half = [n for n, held in states.items() if len(_PAIR & held.keys()) == 1 and n not in others]
+    own: dict[str, set[str]] = defaultdict(set)
+    usual: set[str] = set()
+    for other in others:
+        one = named_state(other, states)
+        if states.get(one.parameter, {}).keys() >= _PAIR:
+            usual.add(one.leaf)
+        elif one.state is None or one.state.moment:
+            own[one.parameter].add(one.leaf)
+    half = [n for n in half if not own.get(n, set()) - usual]
     if half:
         what = f"one of two moments of {listed(half, 3)} is not there; all others have both"
         yield finding("state-unknown", what, tensor=half[0])
@@ -123,6 +202,8 @@ def _unknown_shapes(moments: Collection[_Shape], params: Collection[_Shape]) -> 
     more = Count(moments)
     more.subtract(Count(params))
     left = Count({shape: -count for shape, count in more.items() if count < 0})
+    if sum(c > 0 for c in more.values()) * len(left) > _MOST_PAIRS:
+        return
     strange = []
     for shape, count in ((s, c) for s, c in more.items() if c > 0):
         size = prod(shape)

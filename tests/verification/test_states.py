@@ -16,7 +16,7 @@ NAMES = ("a", "b", "c")
 One = tuple[str, Kind, tuple[int, ...]]
 
 
-def told(*tensors: One) -> set[str]:
+def told(*tensors: One, aliases: dict[str, str] | None = None) -> set[str]:
     """Return the kinds of what is said of these tensors."""
     infos = {}
     for name, kind, shape in tensors:
@@ -25,7 +25,7 @@ def told(*tensors: One) -> set[str]:
         piece = Piece(Box.whole(shape), Extent("f", 0, 4))
         info = TensorInfo(component, name, kind, shape, dtype, (piece,))
         infos[info.key] = info
-    checkpoint = cast(Any, SimpleNamespace(tensors=infos))
+    checkpoint = cast(Any, SimpleNamespace(tensors=infos, aliases=aliases or {}))
     return {found.kind for found in check_states(checkpoint)}
 
 
@@ -51,12 +51,51 @@ def test_a_moment_of_another_shape_is_damage(shape: tuple[int, ...]) -> None:
 
 
 def test_a_padded_vocabulary_is_longer_than_its_moments() -> None:
-    assert told(*weights("a", shape=(8, 6)), *pairs("a", shape=(7, 6))) == set()
+    both = ("embed.weight", "lm_head.weight")
+    layers = [*weights(*NAMES), *pairs(*NAMES)]
+    assert told(*layers, *weights(*both, shape=(8, 6)), *pairs(*both, shape=(7, 6))) == set()
+    # The padding is one, and all states of a parameter are without it.
+    other = [*weights("wte", shape=(16, 6)), *pairs("wte", shape=(14, 6))]
+    rest = [*weights("embed", shape=(8, 6)), *pairs("embed", shape=(7, 6))]
+    assert told(*layers, *rest, *other) == {"state-unknown"}
+    one = [("embed", FIRST, (7, 6)), ("embed", SECOND, (8, 6))]
+    assert told(*layers, *weights("embed", shape=(8, 6)), *one) == {"shape-mismatch"}
+
+
+@pytest.mark.parametrize("short", [("up",), ("embed",), ("up", "down", "embed")])
+def test_moments_of_half_the_rows_are_no_padding(short: tuple[str, ...]) -> None:
+    layers = [*weights(*NAMES), *pairs(*NAMES)]
+    halves = [*weights(*short, shape=(8, 6)), *pairs(*short, shape=(4, 6))]
+    assert told(*layers, *halves) == {"state-unknown"}
+    if "embed" not in short:
+        nearly = [*weights(*short, shape=(8, 6)), *pairs(*short, shape=(7, 6))]
+        assert told(*layers, *nearly) == {"state-unknown"}
 
 
 def test_moments_of_low_rank_are_a_warning() -> None:
     small = pairs("a", "b", shape=(4, 2))
     assert told(*weights(*NAMES), *small, *pairs("c")) == {"state-unknown"}
+    # One parameter, of which one state alone is of low rank.
+    lone = [("a", FIRST, (4, 2)), ("a", SECOND, (4, 6))]
+    assert told(*weights(*NAMES), *lone, *pairs("b", "c")) == {"state-unknown"}
+
+
+@pytest.mark.parametrize("names", ["abcdefghijkl", [f"0.{i}" for i in range(12)]])
+def test_second_moments_may_be_means(names: str | list[str]) -> None:
+    known = weights(*"abcdefghijkl", shape=(8, 6))
+    first = [(name, FIRST, (8, 6)) for name in names]
+
+    def second(*shapes: tuple[int, ...]) -> list[One]:
+        every = (*shapes, *[(8, 6)] * (12 - len(shapes)))
+        return [(n, SECOND, shape) for n, shape in zip(names, every, strict=True)]
+
+    for mean in ((8, 1), (1, 6), (8,), (6,)):  # SlimAdam, with the axis and without
+        assert told(*known, *first, *second(mean, mean, mean)) == {"state-unknown"}
+    for number in ((), (1,), (1, 1)):  # NovoGrad and others
+        assert told(*known, *first, *second(number, number, number)) == set()
+    assert told(*known, *first, *second((8, 1))) == {"state-unknown"}
+    for damaged in ((7, 6), (9, 6), (8, 6, 2), (48,), (6, 8)):
+        assert told(*known, *first, *second(damaged)) == {"shape-mismatch"}
 
 
 def test_second_moments_may_be_numbers() -> None:
@@ -71,12 +110,23 @@ def test_one_of_two_moments() -> None:
 
 
 def test_a_factored_second_moment_has_other_names() -> None:
-    factors: list[One] = [("c", Kind.OTHER, (4,)), ("c", FIRST, (4, 6))]
-    assert told(*weights(*NAMES), *pairs("a", "b"), *factors) == set()
+    factors: list[One] = [("c", FIRST, (4, 6))]
+    rows = [(f"c.exp_avg_sq_{end}", Kind.OTHER, (4,)) for end in ("row", "col")]  # Adafactor
+    residual = [(f"c.exp_avg_res_{end}", Kind.OTHER, (4,)) for end in ("row", "col")]  # CAME
+    both = [*weights(*NAMES), *pairs("a", "b"), *factors]
+    assert told(*both, *rows) == set()
+    assert told(*both, *rows, *residual) == set()
+    # What all have, and a counter, stand for nothing.
+    steps = [(f"{name}.step", Kind.OTHER, ()) for name in NAMES]
+    largest = [(f"{name}.max_exp_avg_sq", Kind.OTHER, (4, 6)) for name in NAMES]
+    assert told(*both, *steps[2:]) == told(*both, *steps, *largest) == {"state-unknown"}
 
 
 def test_a_moment_without_its_weight() -> None:
     assert told(*weights("a", "b"), *pairs(*NAMES)) == {"state-unknown"}
+    # A tied weight is stored by one of its names.
+    for tied in ({"c": "a"}, {"a": "c"}):
+        assert told(*weights("a", "b"), *pairs(*NAMES), aliases=tied) == set()
     # A master is the weight.
     assert told(*weights("a", "b"), *pairs(*NAMES), ("c", Kind.MASTER, (4, 6))) == set()
 
@@ -89,3 +139,10 @@ def test_moments_without_names_are_of_some_weight() -> None:
     fused = pairs("0.0", shape=(3, 4, 6))
     assert told(*weights(*NAMES), *fused) == set()
     assert told(*weights("a", "b"), *fused) == {"state-unknown"}
+
+
+def test_thousands_of_shapes_are_not_compared_in_pairs() -> None:
+    known = [(f"w{i}", WEIGHT, (i + 1, 7)) for i in range(2000)]
+    strange = [(f"0.{i}", FIRST, (i + 1, 11)) for i in range(2000)]
+    assert told(*known[:50], *strange[:50]) == {"state-unknown"}
+    assert told(*known, *strange) == set()

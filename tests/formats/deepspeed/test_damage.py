@@ -92,6 +92,40 @@ class TestSets:
         edit(file, lambda s: s.update(module={"a tree": s["module"]}))  # a trainer's own
         assert errors(path) == []
 
+    @pytest.mark.parametrize("name", ["lora_z2", "lora_z3"])
+    def test_what_the_fragments_hold_is_not_lost(self, name: str, tmp_path: Path) -> None:
+        path = copied(name, tmp_path)
+        for file in path.glob("*model_states.pt"):
+            edit(file, lambda s: [s["module"].pop(n) for n in s["frozen_param_shapes"]])
+        kinds = {f.kind for f in findings_of(FORM, path)}
+        assert not errors(path)
+        assert "state-unknown" not in kinds
+
+    @pytest.mark.parametrize("name", ["z2", "z3"])
+    def test_a_hook_of_the_module_may_rename_or_leave_out(self, name: str, tmp_path: Path) -> None:
+        def renamed(state: Any) -> None:
+            for old in ("up.weight", "down.weight"):
+                state["module"][f"layer.{old}"] = state["module"].pop(old)
+
+        def without_group(state: Any) -> None:
+            for old in ("gain", "up.bias"):
+                state["module"].pop(old)
+
+        for change in (renamed, without_group):
+            path = copied(name, tmp_path / change.__name__)
+            file = min(path.glob("*model_states.pt"))
+            edit(file, change)
+            assert errors(path) == []
+            assert ("state-unknown", file.name) in {
+                (f.kind, f.file) for f in findings_of(FORM, path)
+            }
+
+    def test_a_tensor_of_another_shape_is_not_the_renamed_one(self, tmp_path: Path) -> None:
+        path = copied("z2", tmp_path)
+        file = path / "mp_rank_00_model_states.pt"
+        edit(file, lambda s: s["module"].update(other=s["module"].pop("up.weight")[:2]))
+        assert errors(path) == [("missing-tensor", file.name)]
+
     def test_a_buffer_that_the_file_lists_is_told_of(self, tmp_path: Path) -> None:
         path = copied("z1", tmp_path)
         edit(path / "mp_rank_00_model_states.pt", lambda s: s["module"].pop("rope"))
