@@ -162,7 +162,7 @@ class Weights:
         """
         for state in self._states:
             params = {name for group in state.groups for name in group} | state.frozen.keys()
-            params -= experts.stacked.keys()  # see `_check_rows`
+            params -= experts.stacked.keys()  # `ExpertLayers.check` asks for their files
             if not params & state.weights.keys():
                 continue
             for kind, names in (("missing-tensor", params), ("state-unknown", state.buffers)):
