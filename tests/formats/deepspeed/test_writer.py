@@ -84,7 +84,7 @@ def test_there_and_back(name: str, dp: int, tmp_path: Path) -> None:
     assert_same_tensors(back, source)
 
 
-@pytest.mark.parametrize("name", OF_EXPERTS)
+@pytest.mark.parametrize("name", OF_EXPERTS[:-1])
 @pytest.mark.parametrize("sizes", [{"dp": 2}, {"dp": 6}, {"ep": 1}, {"dp": 2, "ep": 1}])
 def test_experts_there_and_back(name: str, sizes: dict[str, int], tmp_path: Path) -> None:
     source = opened(tag(name))
@@ -120,10 +120,10 @@ def test_sub_groups_of_stacked_experts_are_of_what_a_rank_has(tmp_path: Path) ->
     source = in_sub_groups(copied("autoep_z3", tmp_path))
     assert [next(iter(group))[-2:] for group in source.groups[0]][2:] == ["w1", "w3", "w2"]
     assert_same_tensors(source, opened(tag("autoep_z3")))
-    other = written(source, tmp_path / "other", ep=1)
-    written(opened(tag("autoep_z3")), tmp_path / "plain", ep=1)
+    other = written(source, tmp_path / "other", dp=5, ep=1)
+    written(opened(tag("autoep_z3")), tmp_path / "plain", dp=5, ep=1)
     assert of_plain_stage(other) == of_plain_stage(in_sub_groups(tmp_path / "plain"))
-    assert of_plain_stage(written(other, tmp_path / "back", ep=2)) == of_plain_stage(source)
+    assert of_plain_stage(written(other, tmp_path / "back", dp=4, ep=2)) == of_plain_stage(source)
 
 
 def of_plain_stage(checkpoint: DeepSpeedCheckpoint) -> dict[str, Any]:
@@ -141,9 +141,8 @@ def in_sub_groups(path: Path, size: int = 14) -> DeepSpeedCheckpoint:
 
     def model(state: Any) -> None:
         listed, flats = state["param_shapes"], list[Any]()
-        for group, ranks in zip(
-            listed, (4, 4 // state["ds_autoep_layers"][0]["ep_size"]), strict=True
-        ):
+        dp, ep = state["dp_world_size"], state["ds_autoep_layers"][0]["ep_size"]
+        for group, ranks in zip(listed, (dp, dp // ep), strict=True):
             parts: list[list[str]] = [[]]
             held = {name: -(-prod(shape) // ranks) for name, shape in group.items()}
             for name in group:
