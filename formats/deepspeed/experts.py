@@ -96,6 +96,8 @@ class ExpertLayers:
         self._files: dict[int, str] = {}
         self._recorded: list[tuple[DeepSpeedFile, tuple[StackedLayer, ...]]] = []
         self._held: dict[str, set[int]] = defaultdict(set)
+        self._rows: set[str] = set()
+        self._stage3 = head.file.dp is not None
         self._stacked = head.stacked
         self._numbers = {name: one.number for one in head.stacked for name in one.names}
         self.layers: dict[str, ExpertLayer] = {}
@@ -136,6 +138,7 @@ class ExpertLayers:
             row = self._row(name)
             layer = None if row is None else self._numbers[row.name]
             if row is not None and (layer, row.first) == (file.layer, file.expert):
+                self._rows.add(row.name)
                 continue
             own = expert_name(name)
             prefix = None if own is None else own.prefix
@@ -169,8 +172,20 @@ class ExpertLayers:
         return found
 
     def add_model(self, state: ModelState) -> None:
-        """Add a model's file: the parameters that it lists, as a rank names them."""
+        """Add a model's file: the parameters that it lists, as a rank names them.
+
+        Raises:
+            UnsupportedError: stage 3 has partitioned experts that are not trained.
+        """
         self._recorded.append((state.file, state.stacked))
+        frozen = next((name for name in state.frozen if name in self._numbers), None)
+        if frozen is not None and state.file.dp is not None:
+            raise UnsupportedError(
+                f"{state.file.path} has a part of {frozen}, which is not trained: at stage 3"
+                " DeepSpeed saves no such experts, so how it would share them is not known",
+                file=state.file.path,
+                tensor=frozen,
+            )
         for name in (*(name for group in state.groups for name in group), *state.frozen):
             own = expert_name(name)
             if own is not None:
@@ -488,10 +503,12 @@ class ExpertLayers:
                 yield name, ref
 
     def check(self, files: Sequence[DeepSpeedFile]) -> Iterator[Finding]:
-        """Yield the experts that have no file, and files that are of other experts' ranks."""
+        """Yield experts that have no file or are not whole, and files of other experts' ranks."""
         yield from self._check_recorded()
         held = {(f.layer, f.expert, f.mp) for f in files if f.role is FileRole.EXPERT}
-        without = {layer.number for layer in self._stacked if layer.partitioned}
+        # Below stage 3 nothing partitions weights, whatever is recorded.
+        stacked = [layer for layer in self._stacked if not (layer.partitioned and self._stage3)]
+        without = {layer.number for layer in self._stacked if layer not in stacked}
         absent = (
             (number, expert, mp)
             for number, count in enumerate(self._counts)
@@ -504,6 +521,11 @@ class ExpertLayers:
             name = f"layer_{number}_expert_{expert}_mp_rank_{mp:02d}_model_states.pt"
             what = f"{name} is missing: expert {expert} of layer {number} has no file"
             yield finding("missing-file", what, file=name)
+        for layer in stacked:  # DeepSpeed gives every layer all three
+            for name in layer.names:
+                if name not in self._rows:
+                    what = f"{name} is missing: no file of layer {layer.number}'s experts has it"
+                    yield finding("missing-tensor", what, tensor=name)
         of = {f.expert for f in files if f.role is FileRole.EXPERT_OPTIMIZER}
         for rank in sorted({*range(self.ep or 0)} - of) if of else ():
             name = f"expp_rank_{rank}_mp_rank_00_optim_states.pt"
@@ -521,6 +543,13 @@ class ExpertLayers:
                 yield finding("bad-metadata", what, file=path)
                 continue
             for one in stacked:
+                if one.partitioned and file.dp is None:
+                    what = (
+                        f"{path} records that stage 3 has partitioned the weights of {one.prefix},"
+                        " and its name is that of a lower stage"
+                    )
+                    yield finding("bad-metadata", what, file=path)
+                    break
                 ep_rank = self.place(dp, one.experts // one.local)[0]
                 if one.ep_rank not in (None, ep_rank):
                     what = (

@@ -123,7 +123,7 @@ class Weights:
         if layers and self._pipeline:
             self._check_layers(known)
         if not self._pipeline:
-            self._check_module()
+            self._check_module(experts)
         self._place_rest(cut_of)
 
     def _place_rows(self, cut_of: CutOf, experts: ExpertLayers) -> None:
@@ -155,7 +155,7 @@ class Weights:
                 what = f"the file of a layer is missing: none holds {name}"
                 self._report(finding("missing-file", what, tensor=name))
 
-    def _check_module(self) -> None:
+    def _check_module(self, experts: ExpertLayers) -> None:
         """Report what a file lists as its parameters and buffers and does not hold.
 
         Stage 3 keeps empty placeholders there. A trainer may put a tree of its own in the module's
@@ -165,6 +165,7 @@ class Weights:
         tied = {name for state in self._states for name in state.shared}
         for state in self._states:
             params = {name for group in state.groups for name in group} | state.frozen.keys()
+            params -= experts.stacked.keys()  # `ExpertLayers.check` asks for their files
             if not params & state.weights.keys():
                 continue
             unsure = _elsewhere(state, params, tied)

@@ -7,10 +7,13 @@ to stage 3 has no place for them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from ftckpt.checkpoint import Kind, tensor_key
+from ftckpt.checkpoint.dtypes import DType
+from ftckpt.errors import UnsupportedError
+from ftckpt.formats.deepspeed.universal.reader import UniversalCheckpoint
 from ftckpt.transfer.content import Content, TargetTensor
 
 from . import DeepSpeedJob
@@ -60,15 +63,34 @@ def without_weights(content: Content, names: Collection[str]) -> Content:
 def _cast_masters(job: DeepSpeedJob, content: Content) -> Iterator[TargetTensor]:
     """Yield the weights that the source does not store.
 
-    Stage 3 stores none, a universal checkpoint those alone that AutoEP does not stack.
+    Stage 3 stores none, a universal checkpoint those alone that AutoEP does not stack. Where any
+    other source lacks one, it is lost.
+
+    Raises:
+        UnsupportedError: the type of a stacked weight is not known.
     """
+    partitioned = job.checkpoint.stage == 3
+    if not partitioned and not isinstance(job.checkpoint, UniversalCheckpoint):
+        return
     for state in job.states.values():
-        weights = {name: ref.dtype for name, ref in state.weights.items() if name in job.trained}
-        found = dict(weights) if job.checkpoint.stage == 3 else {}
-        for name in job.zero.experts.stacked if weights else ():
-            found[name] = next(iter(weights.values()))  # all parameters are of one type
-        for name, dtype in found.items():
+        dtypes = {name: ref.dtype for name, ref in state.weights.items() if name in job.trained}
+        stacked = job.zero.experts.stacked if dtypes else ()
+        for name in (*(dtypes if partitioned else ()), *stacked):
             key = tensor_key("optimizer", Kind.MASTER, job.shared.get(name, name))
             master = content.tensors.get(key)
             if name in job.trained and name not in content.tensors and master is not None:
+                dtype = dtypes.get(name) or _only_one(dtypes, name)
                 yield master._replace(component="model", kind=Kind.PARAM, name=name, dtype=dtype)
+
+
+def _only_one(dtypes: Mapping[str, DType], name: str) -> DType:
+    """Return the type of all weights, which is that of a stacked one, of which none is recorded."""
+    found = sorted({dtype.name for dtype in dtypes.values()})
+    if len(found) > 1:
+        raise UnsupportedError(
+            f"{name} is to be made of its master, and other weights are {' and '.join(found)}:"
+            " which of these types the experts have is not recorded",
+            hint="--zero-stage 3 stores no weights",
+            tensor=name,
+        )
+    return next(iter(dtypes.values()))

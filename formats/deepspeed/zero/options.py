@@ -90,7 +90,8 @@ class ZeroOptions:
         return (*gaps[:-1], 0) if gaps else ()
 
     def _sub_groups(self, group: Group) -> Iterator[Group]:
-        held = {name: -(-prod(shape) // self.grid.dp) for name, shape in group.items()}
+        ranks = self._ranks(group)
+        held = {name: -(-prod(shape) // ranks) for name, shape in group.items()}
         if self.sub_group_size >= sum(held.values()):
             yield group
             return

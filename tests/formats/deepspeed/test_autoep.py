@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,15 @@ import pytest
 
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import CorruptError, ExitCode, UnsupportedError
+from ftckpt.formats.deepspeed.writer import DeepSpeedWriter
+from ftckpt.transfer.content import Content
+from ftckpt.transfer.layout import LayoutRequest
 from ftckpt.verification.values import check_values
 from ftckpt.workers import Work
 from tests.builders.checkpoints import open_checkpoint
+from tests.conformance.formats import findings_of
 from tests.formats.deepspeed.sets import DATA, copied, opened, tag, tensors_of
-from tests.formats.deepspeed.test_damage import edit, errors, optimizer_file
+from tests.formats.deepspeed.test_damage import FORM, edit, errors, optimizer_file
 from tests.formats.deepspeed.test_experts import expert_file, model_file
 from tests.json_run import ftckpt_json
 
@@ -115,6 +120,65 @@ def test_an_experts_row_that_its_file_lacks_is_a_hole(tmp_path: Path) -> None:
     assert len(checkpoint.tensors[f"{OF_FIRST}.w3"].pieces) == 3
     with pytest.raises(CorruptError):
         read_tensor(checkpoint, f"{OF_FIRST}.w3")
+
+
+@pytest.mark.parametrize("name", ["autoep_z1", "autoep_off"])
+def test_a_parameter_that_every_experts_file_lacks(name: str, tmp_path: Path) -> None:
+    """No row of it is left, so no tensor shows a hole; its master does not make up for it."""
+    path, lost = copied(name, tmp_path), f"{OF_FIRST}.w3"
+    for number in range(4):
+        edit(expert_file(path, 0, number), methodcaller("pop", f"{lost}.{number}"))
+    found = [f.tensor for f in findings_of(FORM, path) if f.kind == "missing-tensor"]
+    assert found == [lost]
+    if name == "autoep_z1":
+        made = DeepSpeedWriter().layout(Content.of(opened(path)), LayoutRequest(dp=2, ep=1))
+        assert made.content is not None
+        assert lost not in made.content.tensors
+
+
+def test_a_layer_below_stage_3_whose_record_says_that_its_weights_are_partitioned(
+    tmp_path: Path,
+) -> None:
+    path = copied("autoep_z1", tmp_path)
+    form = {"checkpoint_format": "zero3_partitioned", "checkpoint_format_version": 1}
+    edit(model_file(path), lambda s: _first(s).update(form))
+    assert errors(path) == [("bad-metadata", model_file(path).name)]
+    for number in range(4):
+        expert_file(path, 0, number).unlink()
+    found = {kind for kind, _ in errors(path)}
+    assert found == {"bad-metadata", "missing-file", "missing-tensor"}
+
+
+def test_frozen_experts_of_stage_3_are_refused(tmp_path: Path) -> None:
+    """DeepSpeed saves none; a fragment would be a part of a rank's own rows."""
+    path = copied("autoep_z3", tmp_path)
+
+    def freeze(state: Any) -> None:
+        group = state["param_shapes"][1]
+        state["frozen_param_shapes"] = {f"{OF_FIRST}.w1": group.pop(f"{OF_FIRST}.w1")}
+
+    for file in path.glob("*model_states.pt"):
+        edit(file, freeze)
+    with pytest.raises(UnsupportedError, match="which is not trained"):
+        opened(path)
+
+
+@pytest.mark.parametrize("name", ["autoep_z3", "universal_autoep_z1"])
+def test_a_module_of_two_types_does_not_say_which_the_experts_have(
+    name: str, tmp_path: Path
+) -> None:
+    path = copied(name, tmp_path)
+
+    def widen(state: Any) -> None:
+        module = state["module"]
+        module["lm_head.weight"] = module["lm_head.weight"].double()
+
+    for file in path.glob("*model_states.pt"):
+        edit(file, widen)
+    content = Content.of(open_checkpoint(path))
+    with pytest.raises(UnsupportedError, match="which of these types the experts have"):
+        DeepSpeedWriter().layout(content, LayoutRequest(zero_stage=1))
+    DeepSpeedWriter().layout(content, LayoutRequest(zero_stage=3))  # which stores no weights
 
 
 def _first(state: Any) -> Any:
