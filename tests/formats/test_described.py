@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import ftckpt
 from ftckpt.findings import Severity
 from ftckpt.formats.families.names import Name
 from ftckpt.verification import Level, VerifyOptions, verify
@@ -245,3 +246,15 @@ def test_what_the_table_cannot_judge_is_let_be(
     tensors: Callable[[Tensors], Any], config: dict[str, Any], folder: Path
 ) -> None:
     assert said(change(folder, tensors, **config)) | warned(folder) == set()
+
+
+def test_what_a_conversion_left_out_is_not_lost(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    change(folder, more_layers, num_hidden_layers=3)
+    gone = ["lm_head.weight", "model.layers.1.mlp.down_proj.weight"]
+    root = tmp_path_factory.mktemp("made")
+    ftckpt.convert(str(folder), str(root / "some"), "safetensors", drop=gone)
+    ftckpt.convert(str(root / "some"), str(root / "again"), "safetensors")
+    for made in ("some", "again"):
+        assert warned(root / made) == set()
