@@ -1,31 +1,61 @@
 """Hold the weights of a Hugging Face folder to the model that its `config.json` describes.
 
-transformers fills a tensor that is missing with random numbers, and says so in its log alone. Only
-families whose table gives the shapes are judged, and only models with their output layer: others
-(a classifier, a bare decoder, quantised weights) have other tensors for the same configuration.
+transformers fills a tensor that is missing with random numbers, and says so in its log alone. But
+a family's table is a guess: another version, a fork, a hook or a save of some layers has other
+names for the same configuration. So what the table alone says is a warning. Damage is what the
+files contradict too: one layer or expert lacks what the others have (`formats.siblings`).
+
+Only families whose table gives the shapes are judged, and only models with their output layer:
+others (a classifier, a bare decoder, quantised weights) have other tensors.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, Kind
 from ftckpt.errors import CorruptError, UnsafeError, UsageError
 from ftckpt.findings import Finding, counted, finding, listed
-from ftckpt.formats.huggingface.config import CONFIG, config_file, read_config
+from ftckpt.formats.huggingface.config import CONFIG, config_file, is_partial, read_config
 
-from .families.shapes import ShapeTable
-from .families.tables import family, family_names
+from .families.shapes import ShapeRule, ShapeTable
+from .families.tables import Family, family, family_names
+from .families.tied import outputs_of
+from .siblings import Shapes, lost, misshapen
 
 _WHOLE = "ForCausalLM"
 _TIED = "tie_word_embeddings"
+_RUN_TIME = "packed"  # how a table calls the names of transformers 5 in memory
 _EXPERTS = ".experts."
-# Modules within a module: an adapter was trained in place.
-_ADAPTED = (".base_layer.", ".lora_")
-# What says that weights are codes, whose shapes are others.
-_QUANTISED = ("quantization_config", "quantization", "compression_config")
+_LAYER = re.compile(r"(.*?\.\d+)\.")
+_NUMBERED = re.compile(r"\.experts\.\d+\.")
+# A layer that predicts further tokens joins the embedding and the state by this matrix.
+_FURTHER = ".eh_proj."
+# Modules within a module: an adapter was trained in place. Names of GPTQ and AWQ: codes.
+_OTHER_NAMES = (".base_layer.", ".lora_", ".qweight", ".qzeros")
+# What says that weights are codes, whose shapes are others; that the code is not transformers'
+# own; that it is a draft of EAGLE-3, whose vocabulary and first layer are others.
+_OTHER_MODEL = (
+    "quantization_config", "quantization", "compression_config", "auto_map", "draft_vocab_size"
+)  # fmt: skip
+_OTHER_FILES = ("quantize_config.json", "quant_config.json")
+# A configuration of many times the tensors that are there is not listed: it may say anything.
+_TIMES, _FEW = 4, 64
+
+
+class _Wanted(NamedTuple):
+    """What `config.json` describes.
+
+    Attributes:
+        shapes: by name.
+        rules: likewise; which row of the table says it.
+    """
+
+    shapes: dict[str, tuple[int, ...]]
+    rules: dict[str, ShapeRule]
 
 
 def check_described(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -34,8 +64,12 @@ def check_described(checkpoint: Checkpoint) -> Iterator[Finding]:
         config = read_config(checkpoint)
     except (CorruptError, UnsafeError):  # said where JSON is checked
         return
-    table = _shapes(config)
-    if table is None or checkpoint.quantised:
+    file = config_file(checkpoint)
+    folder = file.removesuffix(CONFIG)
+    table = _table(config)
+    if table is None or table.shapes is None or checkpoint.quantised:
+        return
+    if any(folder + one in checkpoint.source.entries for one in _OTHER_FILES):
         return
     kinds = (Kind.PARAM, Kind.BUFFER)
     found = {
@@ -43,71 +77,186 @@ def check_described(checkpoint: Checkpoint) -> Iterator[Finding]:
         for info in checkpoint.tensors.values()
         if info.component == "model" and info.kind in kinds
     }
-    wanted = _wanted(table, config)
-    if not wanted.keys() & found.keys():  # names of another prefix: nothing to compare
+    if any(part in f"{one}." for one in found for part in _OTHER_NAMES):
         return
-    file, name = config_file(checkpoint), CONFIG
-    more = [one for one in found if one not in wanted]
-    if any(part in one for one in more for part in _ADAPTED):
+    most = _TIMES * len(found) + _FEW
+    wanted = _wanted(table.shapes, config, found, most)
+    partial = is_partial(checkpoint)
+    if wanted is None and not partial:
+        rules = table.shapes.rules.values()
+        if any(rule.name.numbers(one) is not None for one in found for rule in rules):
+            message = f"{CONFIG} describes more than {most:,} tensors, and {len(found):,} are there"
+            yield finding("state-unknown", message, file=file)
+    if wanted is None:
         return
-    absent = (one for one in wanted if one not in found and one not in checkpoint.aliases)
-    missing = [one for one in absent if not _otherwise(one, more, table)]
-    if missing:
-        message = (
-            f"{name} describes {counted(len(wanted), 'tensor')}, and"
-            f" {counted(len(missing), 'of them is', 'of them are')} in no file:"
-            f" {listed(missing, 3)}"
-        )
-        yield finding("missing-tensor", message, file=file, tensor=missing[0])
-    other = [one for one, shape in wanted.items() if found.get(one, shape) != shape]
-    if other:
-        said = [f"{one} of {list(found[one])} is to be {list(wanted[one])}" for one in other]
-        message = f"{name} describes a model with other shapes: {listed(said, 3)}"
-        yield finding("shape-mismatch", message, file=file, tensor=other[0])
-    beyond = _beyond(table, config, found)
+    if not wanted.shapes.keys() & found.keys():  # names of another prefix: nothing to compare
+        return
+    if not partial:
+        yield from _missing(wanted, found, checkpoint, table, config, file)
+    yield from _misshapen(wanted, found, file)
+    beyond = _beyond(table.shapes, config, [one for one in found if one not in wanted.shapes])
     if beyond:
-        message = f"{name} describes a model with fewer layers: {listed(beyond, 3)} is in none"
-        yield finding("unindexed-tensor", message, file=file, tensor=beyond[0])
+        message = f"{CONFIG} describes a model with fewer layers: {listed(beyond, 3)} is in none"
+        yield finding("state-unknown", message, file=file, tensor=beyond[0])
 
 
-def _otherwise(name: str, more: Collection[str], table: ShapeTable) -> bool:
-    """Say whether a model may have what a name stands for under another.
+def _missing(
+    wanted: _Wanted,
+    found: Shapes,
+    checkpoint: Checkpoint,
+    table: Family,
+    config: Mapping[str, Any],
+    file: str,
+) -> Iterator[Finding]:
+    absent = [one for one in wanted.shapes if one not in found and one not in checkpoint.aliases]
+    if not absent:
+        return
+    more = [one for one in found if one not in wanted.shapes]
+    left_out = _renamed(absent, wanted, found, more, table) | _tied(table, config, found)
+    absent = [one for one in absent if one not in left_out]
+    damaged = lost(absent, found)
+    if damaged:
+        message = (
+            f"{CONFIG} describes {counted(len(damaged), 'tensor')} that other layers or experts"
+            f" have and no file holds: {listed(damaged, 3)}"
+        )
+        yield finding("missing-tensor", message, file=file, tensor=damaged[0])
+    known = frozenset(damaged)
+    rest = [one for one in absent if one not in known]
+    if rest:
+        message = (
+            f"{CONFIG} describes {counted(len(wanted.shapes), 'tensor')}, and"
+            f" {counted(len(rest), 'of them is', 'of them are')} in no file: {listed(rest, 3)};"
+            " they were lost, or never saved"
+        )
+        yield finding("state-unknown", message, file=file, tensor=rest[0])
 
-    Experts may be joined in one tensor. A critic has a head of its own in place of the vocabulary's
-    although `config.json` may still name the model that it began as.
+
+def _misshapen(wanted: _Wanted, found: Shapes, file: str) -> Iterator[Finding]:
+    axes = {name: rule.axes for name, rule in wanted.rules.items()}
+    damaged, rest = misshapen(wanted.shapes, found, axes)
+    for kind, names in (("shape-mismatch", damaged), ("state-unknown", rest)):
+        said = [f"{one} of {list(found[one])} is to be {list(wanted.shapes[one])}" for one in names]
+        if said:
+            others = "" if kind == "state-unknown" else ", which the other tensors have"
+            message = f"{CONFIG} describes a model with other shapes{others}: {listed(said, 3)}"
+            yield finding(kind, message, file=file, tensor=names[0])
+
+
+def _renamed(
+    absent: Collection[str],
+    wanted: _Wanted,
+    found: Collection[str],
+    more: Collection[str],
+    table: Family,
+) -> set[str]:
+    """Return those that a model may have under another name.
+
+    The experts of a layer may be joined in one tensor, or apart, and a raw state_dict has the names
+    of transformers in memory. A critic has a head of its own in place of the vocabulary's although
+    `config.json` may still name the model that it began as.
     """
-    if _EXPERTS in name:
-        return any(_EXPERTS in one for one in more)
-    rule = table.rules.get(name)
-    top = {one.partition(".")[0] for one in table.rules}
-    is_output = rule is not None and rule.unless == _TIED
-    return is_output and any(one.partition(".")[0] not in top for one in more)
+    numbered, joined = _expert_layers(found)
+    rules = table.shapes.rules if table.shapes is not None else {}
+    top = {one.partition(".")[0] for one in rules}
+    has_head = any(one.partition(".")[0] not in top for one in more)
+    packed = [one for one in table.natives if _RUN_TIME in one.names]
+    left_out = set()
+    for name in absent:
+        apart = _NUMBERED.search(name) is not None
+        layer = _LAYER.match(name)
+        if _EXPERTS in name and layer is not None:
+            other = joined - numbered if apart else numbered - joined
+            if layer[1] in other:
+                left_out.add(name)
+        elif wanted.rules[name].unless == _TIED and has_head:
+            left_out.add(name)
+        for entry in packed:
+            numbers = next(
+                (n for n in (hf.numbers(name) for hf in entry.hf) if n is not None), None
+            )
+            if numbers is not None and not apart:
+                names = (own.fill({"expert": "0", **numbers}) for own in entry.names[_RUN_TIME])
+                left_out |= {name} if any(own in found for own in names) else set()
+    return left_out
 
 
-def _shapes(config: Mapping[str, Any]) -> ShapeTable | None:
+def _expert_layers(found: Collection[str]) -> tuple[set[str], set[str]]:
+    """Return the layers with experts by number, and those with a tensor of all of them."""
+    numbered: set[str] = set()
+    joined: set[str] = set()
+    for name in found:
+        layer = _LAYER.match(name) if _EXPERTS in name else None
+        if layer is not None:
+            (numbered if _NUMBERED.search(name) else joined).add(layer[1])
+    return numbered, joined
+
+
+def _tied(table: Family, config: Mapping[str, Any], found: Collection[str]) -> set[str]:
+    """Return the embedding where its tied output layer is there: either may be what is saved."""
+    if table.shapes is None or not table.shapes.flag(_TIED, config):
+        return set()
+    with suppress(UsageError):
+        return {one for output, one in outputs_of(table).items() if output in found}
+    return set()
+
+
+def _table(config: Mapping[str, Any]) -> Family | None:
     """Return the table of a model whose tensors it gives, all of them."""
     kind, built = config.get("model_type"), config.get("architectures")
     if not isinstance(kind, str) or kind not in family_names():
         return None
     whole = isinstance(built, list) and len(built) == 1 and str(built[0]).endswith(_WHOLE)
-    if not whole or any(config.get(field) for field in _QUANTISED):
+    if not whole or any(config.get(field) for field in _OTHER_MODEL):
         return None
     table = family(kind)
-    return None if table.parts else table.shapes
+    return None if table.parts else table
 
 
-def _wanted(table: ShapeTable, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes that can be told: a configuration may contradict itself in one field."""
-    found: dict[str, tuple[int, ...]] = {}
+def _wanted(
+    table: ShapeTable, config: Mapping[str, Any], found: Collection[str], most: int
+) -> _Wanted | None:
+    """Return what can be told: a configuration may contradict itself in one field.
+
+    Where no expert has a number, one stands for all of a layer. None where there are more than
+    `most`: they are counted before they are listed.
+    """
+    if "expert" in table.counts and not _expert_layers(found)[0]:
+        table = table._replace(counts={**table.counts, "expert": "1"})
+    wanted = _Wanted({}, {})
     for name, rule in table.rules.items():
         with suppress(UsageError):
-            found |= table._replace(rules={name: rule}).tensors(config)
-    return found
+            if _many(table, rule, config, most) > most - len(wanted.shapes):
+                return None
+            made = table._replace(rules={name: rule}).tensors(config)
+            wanted.shapes.update(made)
+            wanted.rules.update(dict.fromkeys(made, rule))
+    return wanted
 
 
-def _beyond(
-    table: ShapeTable, config: Mapping[str, Any], found: Mapping[str, tuple[int, ...]]
-) -> list[str]:
+def _many(table: ShapeTable, rule: ShapeRule, config: Mapping[str, Any], most: int) -> int:
+    """Return how many tensors a rule is of; at once where there are more layers than `most`.
+
+    Raises:
+        UsageError: `config` does not say it.
+    """
+    absent = (rule.when and not table.flag(rule.when, config)) or (
+        rule.unless and table.flag(rule.unless, config)
+    )
+    if absent or not rule.axes:
+        return 0
+    many = 1
+    if "layer" in rule.name.words:
+        many = table.number(table.counts["layer"], config)
+        if many > most:
+            return many
+        many = len(table.layers(rule.layers, config)) if rule.layers else many
+    if "expert" in rule.name.words and many:
+        many *= table.number(table.counts["expert"], config)
+    return many
+
+
+def _beyond(table: ShapeTable, config: Mapping[str, Any], more: Collection[str]) -> list[str]:
     """Return the tensors of layers behind the last; those that predict further tokens may be."""
     try:
         layers = table.amount("layer", config)
@@ -115,6 +264,9 @@ def _beyond(
         return []
     further = config.get("num_nextn_predict_layers")
     layers += further if type(further) is int else 0
+    more = [one for one in more if _LAYER.match(one)]
+    predict = {one.partition(_FURTHER)[0] for one in more if _FURTHER in one}
     rules = [rule.name for rule in table.rules.values() if "layer" in rule.name.words]
-    numbers = ((name, rule.numbers(name)) for name in found for rule in rules)
-    return list(dict.fromkeys(n for n, at in numbers if at and int(at["layer"]) >= layers))
+    numbers = ((name, rule.numbers(name)) for name in more for rule in rules)
+    names = dict.fromkeys(n for n, at in numbers if at and int(at["layer"]) >= layers)
+    return [one for one in names if (_LAYER.match(one) or [""] * 2)[1] not in predict]

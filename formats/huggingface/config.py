@@ -42,6 +42,20 @@ class ReplacesFiles(Protocol):
         """Contents by path."""
 
 
+@runtime_checkable
+class MayBePartial(Protocol):
+    """A checkpoint that records whether a conversion left out weights of its model on demand."""
+
+    @property
+    def partial(self) -> bool:
+        """Whether one did."""
+
+
+def is_partial(checkpoint: Checkpoint) -> bool:
+    """Return whether weights of a model were left out on demand, so that none of them is lost."""
+    return isinstance(checkpoint, MayBePartial) and checkpoint.partial
+
+
 def config_file(checkpoint: Checkpoint) -> str:
     """Return the path of a checkpoint's `config.json`, whether it is there or not."""
     return checkpoint.config_file if isinstance(checkpoint, KeepsConfig) else CONFIG

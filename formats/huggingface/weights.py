@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from ftckpt.checkpoint import TensorInfo
 from ftckpt.findings import Finding, counted, finding, listed
@@ -15,6 +15,7 @@ _SAVED = (".lora_A.weight.", ".lora_embedding_A.")
 _PAIRED = (".lora_A.weight.", ".lora_B.weight.", ".lora_embedding_A.", ".lora_embedding_B.")
 
 _SIDE = re.compile(r"(\.lora_(?:embedding_)?)[AB](?=\.weight$|$)")
+_MANY = re.compile(r"\.lora_(?:embedding_)?[AB]\.?\d")  # several for one: HydraLoRA, LoRAMoE
 _FIRST = re.compile(r"\.lora_(?:embedding_)?A(?:\.weight)?$")
 
 # Those of them that are zero before the first step, when an adapter changes nothing yet.
@@ -59,20 +60,69 @@ def check_not_empty(tensors: Iterable[TensorInfo], file: str) -> Iterator[Findin
 def check_pairs(tensors: Iterable[TensorInfo], file: str) -> Iterator[Finding]:
     """Yield matrices of an adapter that stand alone, or that cannot be multiplied with the other.
 
-    PEFT loads what is there, and leaves the other as it is at first, without a word.
+    PEFT loads what is there, and leaves the other as it is at first, without a word. But forks save
+    several B for one A, only the B that they train, or groups of ranks: so only what modules of the
+    same file contradict is damage.
     """
-    shapes = {one.name: one.shape for one in tensors if f"{one.name}.".endswith(_PAIRED)}
-    lone, unlike = [], []
-    for name, shape in shapes.items():
+    weights = list(tensors)
+    shapes = {one.name: one.shape for one in weights if f"{one.name}.".endswith(_PAIRED)}
+    lone, pairs = [], []
+    for name in shapes:
         first = _FIRST.search(name)
-        other = shapes.get(_SIDE.sub(r"\1B" if first else r"\1A", name))
-        if other is None:
+        other = _SIDE.sub(r"\1B" if first else r"\1A", name)
+        if other not in shapes:
             lone.append(name)
-        elif first and len(shape) == len(other) == 2 and shape[0] != other[1]:
-            unlike.append(f"{name} of {list(shape)} beside {list(other)}")
+        elif first and len(shapes[name]) == len(shapes[other]) == 2:
+            pairs.append((name, shapes[name], shapes[other]))
     if lone:
-        what = f"{counted(len(lone), 'matrix', 'matrices')} of an adapter without the other of the"
-        yield finding("missing-tensor", f"{what} pair: {listed(lone, 3)}", file=file)
-    if unlike:
-        what = f"matrices of an adapter that are no pair: {listed(unlike, 3)}"
-        yield finding("shape-mismatch", what, file=file)
+        yield from _lone(lone, shapes, weights, file)
+    yield from _unlike(pairs, file)
+
+
+def _lone(
+    lone: Collection[str],
+    shapes: Collection[str],
+    weights: Iterable[TensorInfo],
+    file: str,
+) -> Iterator[Finding]:
+    """Yield those whose pair is lost: other modules have both, and this one has no other form."""
+    modules = {_module(name) for name in lone}
+    paired = len(shapes) > len(lone)
+    forms = modules & {_module(one.name) for one in weights if _MANY.search(one.name)}
+    for kind, names in (
+        ("missing-tensor", [one for one in lone if paired and _module(one) not in forms]),
+        ("state-unknown", [one for one in lone if not paired or _module(one) in forms]),
+    ):
+        if names:
+            many = counted(len(names), "matrix", "matrices")
+            what = f"{many} of an adapter without the other of the pair: {listed(names, 3)}"
+            yield finding(kind, what, file=file)
+
+
+def _unlike(
+    pairs: Iterable[tuple[str, tuple[int, ...], tuple[int, ...]]], file: str
+) -> Iterator[Finding]:
+    """Yield pairs of two ranks; one rank may be of several groups, in all modules of a name."""
+    fit: set[str] = set()
+    wrong: list[str] = []
+    grouped: list[tuple[str, str]] = []
+    for name, first, second in pairs:
+        ranks = sorted((first[0], second[1]))
+        said = f"{name} of {list(first)} beside {list(second)}"
+        sort = _module(name).rpartition(".")[2]
+        if ranks[0] == ranks[1]:
+            fit.add(sort)
+        elif ranks[0] and not ranks[1] % ranks[0]:
+            grouped.append((sort, said))
+        else:
+            wrong.append(said)
+    wrong += [said for sort, said in grouped if sort in fit]
+    unsure = [said for sort, said in grouped if fit and sort not in fit]
+    for kind, found in (("shape-mismatch", wrong), ("state-unknown", unsure)):
+        if found:
+            what = f"matrices of an adapter that are no pair: {listed(found, 3)}"
+            yield finding(kind, what, file=file)
+
+
+def _module(name: str) -> str:
+    return name.partition(".lora_")[0]

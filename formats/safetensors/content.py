@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from ftckpt.formats.huggingface.config import is_partial
 from ftckpt.formats.state.paths import with_aliases
 from ftckpt.transfer.content import Content, TargetTensor
 from ftckpt.transfer.layout import OutputFile
@@ -24,6 +25,7 @@ class StoredOnce:
 
     def __init__(self, content: Content) -> None:
         self._content = content = with_aliases(content)
+        self._partial = content.partial or is_partial(content.checkpoint)
         owners = _owners(content)
         found: dict[str, dict[str, TargetTensor]] = {"model": {}}
         for key, wanted in content.tensors.items():
@@ -51,7 +53,7 @@ class StoredOnce:
         held = {name: self.components[component][name] for name in names}
         shared = [alias for w in held.values() for alias in self._aliases.get(w.key, ())]
         shards = {name: self._content.whole(wanted.key) for name, wanted in held.items()}
-        return lay_out_file(path, shards, metadata(component, held, shared))
+        return lay_out_file(path, shards, metadata(component, held, shared, self._partial))
 
 
 def _owners(content: Content) -> dict[str, str]:

@@ -61,6 +61,7 @@ class SafetensorsCheckpoint(Checkpoint):
         headers: of each file that could be read.
         shards: what the ranks wrote before torch consolidated it.
         recorded: how its weights are quantised; None where nothing says that they are.
+        partial: whether a conversion left out weights of the model on demand.
     """
 
     format: ClassVar[str] = "safetensors"
@@ -71,6 +72,7 @@ class SafetensorsCheckpoint(Checkpoint):
     headers: Mapping[str, Header] = field(default_factory=dict)
     shards: Shards = NO_SHARDS
     recorded: Recorded | None = None
+    partial: bool = False
 
     @cached_property
     def quantised(self) -> Mapping[str, QuantisedTensor]:
@@ -133,7 +135,8 @@ class SafetensorsCheckpoint(Checkpoint):
         if weights.files and len(held) == len(weights.files):
             stored = [t for t in self.tensors.values() if t.pieces[-1].extent.file in held]
             yield from check_not_empty(stored, weights.files[0])
-            yield from check_pairs(stored, weights.files[0])
+            if not self.partial:
+                yield from check_pairs(stored, weights.files[0])
         for file in weights.stale:
             yield finding(
                 "stale-shard",
@@ -252,6 +255,7 @@ def _open_weights(
         headers=headers,
         shards=shards,
         recorded=recorded,
+        partial=any(one.partial for one in remarks.values()),
         second_copies=frozenset(wanted) if shards.files else frozenset(),
         open_findings=damage,
     )

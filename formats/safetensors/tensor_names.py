@@ -6,7 +6,8 @@ moments of other components. What is left, stands as JSON in the header's `__met
 
     {"component": "ema",                                         of all tensors in the file
      "kinds": {"rope.inv_freq": "buffer"},                       by stored name
-     "aliases": [["model", "param", "lm_head.weight", "embed.weight"]]}
+     "aliases": [["model", "param", "lm_head.weight", "embed.weight"]],
+     "partial": true}                                            others were left out on demand
 
 An alias (tied weights) is stored once: component, kind and name of the other tensor, and the stored
 name of the one that holds the bytes.
@@ -52,11 +53,13 @@ class Remarks(NamedTuple):
         component: of the file's tensors.
         kinds: by stored name, where the name and the type do not show it.
         aliases: tensors that are not stored of themselves.
+        partial: whether weights of the model were left out on demand.
     """
 
     component: str = ""
     kinds: Mapping[str, Kind] = {}
     aliases: Sequence[Alias] = ()
+    partial: bool = False
 
 
 def stored_name(wanted: TargetTensor) -> str:
@@ -67,7 +70,10 @@ def stored_name(wanted: TargetTensor) -> str:
 
 
 def metadata(
-    component: str, tensors: Mapping[str, TargetTensor], aliases: Sequence[Alias]
+    component: str,
+    tensors: Mapping[str, TargetTensor],
+    aliases: Sequence[Alias],
+    partial: bool = False,
 ) -> dict[str, str]:
     """Return the metadata of a file's header.
 
@@ -75,6 +81,7 @@ def metadata(
         component: of all its tensors.
         tensors: by stored name.
         aliases: of tensors in it.
+        partial: whether weights of the model were left out on demand.
     """
     said: dict[str, Any] = {}
     if component not in ("model", "optimizer"):
@@ -88,6 +95,8 @@ def metadata(
         said["kinds"] = kinds
     if aliases:
         said["aliases"] = [list(alias) for alias in aliases]
+    if partial and component == "model":
+        said["partial"] = True
     plain = {"format": "pt"}  # without it, transformers refuses the file
     return plain | {REMARKS: json.dumps(said, ensure_ascii=False)} if said else plain
 
@@ -134,8 +143,12 @@ def read_remarks(header: Header, file: str) -> Remarks:
     if not isinstance(said, dict):
         _malformed(file)
     component, kinds = said.get("component", ""), said.get("kinds", {})
-    aliases = said.get("aliases", [])
-    if not isinstance(component, str) or not isinstance(kinds, dict):
+    aliases, partial = said.get("aliases", []), said.get("partial", False)
+    if (
+        not isinstance(partial, bool)
+        or not isinstance(component, str)
+        or not isinstance(kinds, dict)
+    ):
         _malformed(file)
     if not all(isinstance(kind, str) and kind in _KINDS for kind in kinds.values()):
         _malformed(file)
@@ -146,6 +159,7 @@ def read_remarks(header: Header, file: str) -> Remarks:
         component,
         {name: _KINDS[kind] for name, kind in kinds.items()},
         [Alias(a[0], _KINDS[a[1]], a[2], a[3]) for a in aliases],
+        partial,
     )
 
 

@@ -168,6 +168,7 @@ class Content:
         aliases: key -> key of the tensor whose values it shares (tied weights).
         topology: of the job that wrote the source.
         dropped: what was left out on demand, in words.
+        partial: whether weights of the model were: what holds the result to a model is told so.
         beside: small files that go with the tensors where the format has a place for them
             (`config.json`), by path; they replace the source's own.
         known: what the result lists as tensors beside `tensors`, by key; a writer says it, and only
@@ -180,6 +181,7 @@ class Content:
     aliases: Mapping[str, str] = field(default_factory=dict)
     topology: Topology = field(default_factory=Topology)
     dropped: Sequence[str] = ()
+    partial: bool = False
     beside: Mapping[str, bytes] = field(default_factory=dict)
     known: Mapping[str, Known] = field(default_factory=dict)
 

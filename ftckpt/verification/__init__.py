@@ -524,8 +524,8 @@ _WARNINGS = {
     "pointer-disagrees": ("1 pointer to another step", "{} pointers to another step"),
     "count-unknown": ("1 number of files is not recorded", "{} numbers of files are not recorded"),
     "state-unknown": (
-        "1 file that is saved with the others is not there",
-        "{} files that are saved with the others are not there",
+        "1 part of the state is not there or does not fit the rest",
+        "{} parts of the state are not there or do not fit the rest",
     ),
     "step-name": ("its name says another step", "{} names say another step"),
     "clocks-differ": ("its files count different steps", "{} files count other steps"),

@@ -16,6 +16,7 @@ from math import prod
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, Kind, TensorInfo
+from ftckpt.checkpoint.names import record_names
 from ftckpt.checkpoint.optimizer_states import named_state
 from ftckpt.findings import Finding, counted, finding, listed
 
@@ -49,7 +50,7 @@ def check_states(checkpoint: Checkpoint) -> Iterator[Finding]:
     yield from _other_shapes(named, weights)
     yield from _unlike_pairs([held for name, held in states.items() if name not in weights])
     yield from _half(states, others)
-    yield from _bare(states, named)
+    yield from _bare(states, {*named} | record_names(checkpoint.objects))
     if not named and params:
         moments = [
             held[Kind.EXP_AVG].shape
@@ -187,9 +188,14 @@ def _half(
 def _bare(
     states: Mapping[str, Mapping[Kind, TensorInfo]], named: Collection[str]
 ) -> Iterator[Finding]:
-    """Yield parameters of which neither weight nor master is there, where others have weights."""
+    """Yield parameters of which neither weight nor master is there, where others have weights.
+
+    Args:
+        states: what the optimizer keeps of each parameter.
+        named: parameters with a weight, or with the record of a tensor subclass.
+    """
     bare = [n for n, held in states.items() if n not in named and Kind.MASTER not in held]
-    if bare and named:
+    if bare and len(bare) < len(states):
         what = f"the optimizer has moments of {listed(bare, 3)}, and no weight of that name is here"
         yield finding("state-unknown", what, tensor=bare[0])
 

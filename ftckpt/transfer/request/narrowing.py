@@ -102,8 +102,12 @@ def _narrowed(
     names = [name for name in content.objects if name not in objects]
     if names:
         said.append(f"non-tensor state: {listed(names, 3)}")
+    weights = any(w.component == "model" and w.kind in (Kind.PARAM, Kind.BUFFER) for w in gone)
     return replace(
-        content.with_tensors(kept), objects=dict(objects), dropped=(*content.dropped, *said)
+        content.with_tensors(kept),
+        objects=dict(objects),
+        dropped=(*content.dropped, *said),
+        partial=content.partial or weights,
     )
 
 

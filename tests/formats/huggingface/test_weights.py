@@ -8,6 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from ftckpt.findings import Severity
+from ftckpt.verification import Level, VerifyOptions, verify
+from tests.builders.checkpoints import open_checkpoint
 from tests.json_run import ftckpt_json
 
 A, B = (f"base_model.model.q_proj.lora_{one}.weight" for one in "AB")
@@ -45,26 +48,44 @@ def test_one_file_without_a_tensor(tmp_path: Path) -> None:
     assert ftckpt_json("verify", str(tmp_path / "model.safetensors"))["result"]["code"] == 4
 
 
+def of(module: str, **shapes: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    begin = f"base_model.model.layers.{module}.lora_"
+    return {f"{begin}{n.replace('_', '.')}.weight": torch.ones(s) for n, s in shapes.items()}
+
+
+Q = of("0.q_proj", A=(4, 6), B=(6, 4))
+V = of("0.v_proj", A=(4, 6), B=(6, 4))
+HYDRA = of("0.v_proj", A=(4, 6), B_0=(6, 4), B_1=(6, 4))
+
+
 @pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_model.bin"])
 @pytest.mark.parametrize(
-    ("weights", "kind"),
+    ("weights", "kind", "code"),
     [
-        ({A: FULL, B: FULL.T}, ""),
-        ({A: FULL}, "missing-tensor"),
-        ({B: FULL.T}, "missing-tensor"),
-        ({A: FULL.T, B: FULL.T}, "shape-mismatch"),
+        ({A: FULL, B: FULL.T}, "", 0),
+        (Q | of("0.v_proj", A=(4, 6)), "missing-tensor", 4),
+        (Q | of("0.v_proj", B=(6, 4)), "missing-tensor", 4),
+        ({A: FULL.T, B: FULL.T}, "shape-mismatch", 4),
+        (Q | of("1.q_proj", A=(8, 6), B=(6, 4)), "shape-mismatch", 4),
+        # Nothing in the file says that there was another.
+        ({A: FULL}, "state-unknown", 0),
+        (of("0.v_proj", B=(6, 4)) | of("0.q_proj", B=(6, 4)), "state-unknown", 0),  # FFA-LoRA
+        (HYDRA, "state-unknown", 0),
+        (Q | HYDRA, "state-unknown", 0),
+        (of("0.v_proj", A=(4, 6), B0=(6, 4)), "state-unknown", 0),  # LoRAMoE
+        (of("0.v_proj", A=(8, 6), B=(6, 4)), "", 0),  # two groups of four
+        (V | of("0.qkv", A=(12, 6), B=(18, 4)), "state-unknown", 0),
     ],
 )
 def test_an_adapters_matrices_are_pairs(
-    tmp_path: Path, name: str, weights: dict[str, torch.Tensor], kind: str
+    tmp_path: Path, name: str, weights: dict[str, torch.Tensor], kind: str, code: int
 ) -> None:
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2}')
     if name.endswith(".bin"):
         torch.save(weights, tmp_path / name)
     else:
         save_file({n: t.clone().contiguous() for n, t in weights.items()}, tmp_path / name)
-    answer = ftckpt_json("verify", str(tmp_path))
-    assert answer["result"]["code"] == (4 if kind else 0)
-    assert [f["kind"] for f in answer["findings"] if f["severity"] == "error"] == [kind] * bool(
-        kind
-    )
+    report = verify(open_checkpoint(tmp_path), VerifyOptions(level=Level.STRUCTURE))
+    assert report.code == code
+    told = [f.kind for f in report.findings if f.severity is not Severity.NOTE]
+    assert told == [kind] * bool(kind)
