@@ -86,6 +86,7 @@ class DcpCheckpoint(Checkpoint):
         beside: objects that are files of their own, by their item.
         subclasses: tensor subclasses in one chunk by stored name; each is an object, too.
         cut: those in several chunks; the record of one of them is an object.
+        wrong_shards: what is wrong with the chunks of these, and of what would be one.
         coded: the tensors inside these, by the name of that object.
         tensors_inside: key of a tensor inside a subclass -> name of that object.
         pairing: bitsandbytes' weights in codes and scales; None where there are none.
@@ -99,6 +100,7 @@ class DcpCheckpoint(Checkpoint):
     beside: Mapping[str, Item] = field(default_factory=dict)
     subclasses: Mapping[str, Subclass] = field(default_factory=dict)
     cut: Mapping[str, CutSubclass] = field(default_factory=dict)
+    wrong_shards: Sequence[Finding] = ()
     coded: Mapping[str, CodedParts] = field(default_factory=dict)
     tensors_inside: Mapping[str, str] = field(default_factory=dict)
     pairing: Pairing | None = None
@@ -226,8 +228,7 @@ class DcpCheckpoint(Checkpoint):
             if found.code and found.file:
                 other.add(found.file)
             yield found
-        for cut in self.cut.values():
-            yield from cut.wrong
+        yield from self.wrong_shards
         items = self.metadata_items()
         yield from check_items(self.source, self.meta, items, counter, other, self.cut.keys())
         yield from check_write_order(self.source, self.markers)
@@ -380,6 +381,7 @@ def open_plain(source: Source) -> DcpCheckpoint:
     """
     checkpoint = open_dcp(source, DcpCheckpoint)
     subclasses = find_subclasses(source, checkpoint.meta)
+    checkpoint.wrong_shards = subclasses.wrong
     if subclasses.whole or subclasses.cut:
         with_subclasses(checkpoint, subclasses)
     common = (name for name in checkpoint.objects if name != COMMON and is_common(name))

@@ -20,8 +20,8 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.checkpoint import Box, Piece
-from ftckpt.errors import FtckptError, UnsupportedError
-from ftckpt.findings import Finding, finding
+from ftckpt.errors import CorruptError, FtckptError, UnsafeError, UnsupportedError
+from ftckpt.findings import Finding, finding, from_error
 from ftckpt.formats.torch_files.inner import InnerPart, inner_tensors, outer_view
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.formats.torch_files.values import SubclassRef, TensorRef
@@ -60,20 +60,25 @@ class CutSubclass(NamedTuple):
         tensor: what its shards make up.
         item: the record of one shard.
         parts: the tensors inside.
-        wrong: what is wrong with its shards.
     """
 
     tensor: CodedTensor
     item: StoredItem
     parts: Sequence[InnerPart]
-    wrong: Sequence[Finding]
 
 
 class Subclasses(NamedTuple):
-    """The tensor subclasses of a store by stored name: whole ones, and those in several chunks."""
+    """The tensor subclasses of a store by stored name.
+
+    Attributes:
+        whole: those in one chunk.
+        cut: those in several.
+        wrong: what is wrong with the shards of all, of tensors that are none for it, too.
+    """
 
     whole: Mapping[str, Subclass]
     cut: Mapping[str, CutSubclass]
+    wrong: Sequence[Finding]
 
     def parts(self) -> Mapping[str, Sequence[InnerPart]]:
         """Return the tensors inside, by the name of the subclass."""
@@ -87,10 +92,8 @@ def find_subclasses(source: Source, meta: DcpMetadata) -> Subclasses:
     whole = {
         name for name in names if meta.tensors[name].chunks[0].sizes == meta.tensors[name].size
     }
-    return Subclasses(
-        _whole(source, meta, [name for name in names if name in whole]),
-        _cut(source, meta, [name for name in names if name not in whole]),
-    )
+    cut, wrong = _cut(source, meta, [name for name in names if name not in whole])
+    return Subclasses(_whole(source, meta, [name for name in names if name in whole]), cut, wrong)
 
 
 def _whole(source: Source, meta: DcpMetadata, names: Sequence[str]) -> dict[str, Subclass]:
@@ -115,7 +118,9 @@ def _whole(source: Source, meta: DcpMetadata, names: Sequence[str]) -> dict[str,
     return found
 
 
-def _cut(source: Source, meta: DcpMetadata, names: Sequence[str]) -> dict[str, CutSubclass]:
+def _cut(
+    source: Source, meta: DcpMetadata, names: Sequence[str]
+) -> tuple[dict[str, CutSubclass], list[Finding]]:
     chunks = [(name, chunk) for name in names for chunk in _full(meta.tensors[name])]
     items = []
     for name, chunk in chunks:
@@ -132,36 +137,43 @@ def _cut(source: Source, meta: DcpMetadata, names: Sequence[str]) -> dict[str, C
             odd.add(name)
         else:
             shards[name].append(shard)
-    found = {}
+    found: dict[str, CutSubclass] = {}
+    wrong: list[Finding] = []
     for name, held in shards.items():
         if name not in odd and any(type(shard.value) is SubclassRef for shard in held):
-            cut = _joined(name, meta.tensors[name], held)
+            try:
+                cut = _joined(name, meta.tensors[name], held, source, wrong)
+            except UnsupportedError:
+                continue  # refused by name when it is read
+            except (CorruptError, UnsafeError) as error:
+                error.tensor = name
+                wrong.append(from_error(error))
+                continue
             if cut is not None:
                 found[name] = cut
-    return found
+    return found, wrong
 
 
-def _joined(name: str, entry: TensorEntry, shards: Sequence[CodedShard]) -> CutSubclass | None:
-    from ftckpt.formats.state.coded_shards import is_covered, joined
-
-    wrong: list[Finding] = []
+def _joined(
+    name: str,
+    entry: TensorEntry,
+    shards: Sequence[CodedShard],
+    source: Source,
+    wrong: list[Finding],
+) -> CutSubclass | None:
+    from ftckpt.formats.state.coded_shards import check_shards, joined
 
     def refuse(shard: CodedShard, what: str) -> None:
         told = f"{name} {what} {shard.file}"
         wrong.append(finding("bad-metadata", told, file=shard.file, tensor=name, rank=shard.rank))
 
-    try:
-        tensor, parts = joined(entry.size, entry.dtype, shards, refuse)
-    except UnsupportedError:
-        return None
+    tensor, parts = joined(entry.size, entry.dtype, shards, refuse, source.read_many)
     if tensor is None:
         return None
-    if not is_covered(tensor):
-        what = f"{name}: its shards do not hold each of its elements once"
-        wrong.append(finding("hole", what, tensor=name))
+    wrong += check_shards(tensor, name)
     item = next(c.item for c in _full(entry) if Box(c.offsets, c.sizes) == tensor.head)
     assert item is not None
-    return CutSubclass(tensor, item, parts, wrong)
+    return CutSubclass(tensor, item, parts)
 
 
 def _shard(stream: TorchStream, item: Item, box: Box) -> CodedShard | None:

@@ -276,7 +276,9 @@ class RanksReader:
 
     def _coded(self, identity: TensorIdentity, held_by: Sequence[RankEntry]) -> None:
         """Put a tensor subclass together; the record of one shard is an object."""
-        tensor, parts = assemble_coded(identity, held_by, report=self.found.append)
+        tensor, parts = assemble_coded(
+            identity, held_by, report=self.found.append, read=self.source.read_many
+        )
         self.tensors |= {info.key: info for info in parts.values()}
         stored = identity.stored_name or identity.name
         self.coded_places |= {(entry.file, stored) for entry in held_by}

@@ -19,7 +19,13 @@ from ftckpt.checkpoint.sharding import Split as Cut
 from ftckpt.checkpoint.sharding import part_shape, slabs
 from ftckpt.errors import FtckptError, UnsupportedError
 from ftckpt.findings import Finding, finding
-from ftckpt.formats.state.coded_shards import CodedShard, CodedTensor, is_covered, joined
+from ftckpt.formats.state.coded_shards import (
+    CodedShard,
+    CodedTensor,
+    ReadMany,
+    check_shards,
+    joined,
+)
 from ftckpt.formats.state.paths import LEAVES
 from ftckpt.formats.torch_files.dtensor import Patch, choose_rule, local_of
 from ftckpt.formats.torch_files.inner import inner_kind
@@ -143,7 +149,7 @@ def is_coded(entries: Sequence[RankEntry]) -> bool:
 
 
 def assemble_coded(
-    identity: TensorIdentity, entries: Sequence[RankEntry], *, report: Report
+    identity: TensorIdentity, entries: Sequence[RankEntry], *, report: Report, read: ReadMany
 ) -> tuple[CodedTensor | None, dict[str, TensorInfo]]:
     """Return the tensor subclass that the entries make up, and the tensors inside by suffix.
 
@@ -151,19 +157,20 @@ def assemble_coded(
         identity: what it is.
         entries: what each rank holds, in order of rank; `is_coded` is true of them.
         report: takes findings.
+        read: see `coded_shards.joined`.
 
     Raises:
         UnsupportedError: a shard of several boxes; and see `coded_shards.joined`.
     """
     try:
-        return _coded(identity, entries, report)
+        return _coded(identity, entries, report, read)
     except FtckptError as error:
         error.tensor = error.tensor or identity.key
         raise
 
 
 def _coded(
-    identity: TensorIdentity, entries: Sequence[RankEntry], report: Report
+    identity: TensorIdentity, entries: Sequence[RankEntry], report: Report, read: ReadMany
 ) -> tuple[CodedTensor | None, dict[str, TensorInfo]]:
     for other in (e for e in entries if not isinstance(e.held, Distributed)):
         report(odd("bad-metadata", identity, other, "is sharded in some files, whole in"))
@@ -189,10 +196,10 @@ def _coded(
     recorded = [e.held for e in entries if isinstance(e.held, Distributed) and e.held.record]
     if not recorded:
         return None, {}
-    tensor, parts = joined(recorded[0].shape, recorded[0].dtype, shards, refuse)
-    if tensor is not None and not is_covered(tensor):
-        what = f"{identity.key}: its shards do not hold each of its elements once"
-        report(finding("hole", what, tensor=identity.key))
+    tensor, parts = joined(recorded[0].shape, recorded[0].dtype, shards, refuse, read)
+    if tensor is not None:
+        for found in check_shards(tensor, identity.key):
+            report(found)
     made: dict[str, TensorInfo] = {}
     leaf = LEAVES.get(identity.kind, "")
     name = f"{identity.name}.{leaf}" if leaf else identity.name

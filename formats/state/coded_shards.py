@@ -14,16 +14,17 @@ the same classes. `WeightWithDynamicFloat8CastTensor` in `float8/fsdp_utils.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum, auto
 from itertools import combinations, pairwise
 from math import prod
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from ftckpt.checkpoint import Box, Piece
+from ftckpt.checkpoint import Box, Extent, Piece
 from ftckpt.checkpoint.coverage import intersection
 from ftckpt.checkpoint.dtypes import DType
-from ftckpt.errors import UnsupportedError
+from ftckpt.errors import CorruptError, UnsupportedError
+from ftckpt.findings import Finding, finding
 from ftckpt.formats.torch_files.inner import InnerPart, inner_tensors, outer_view
 from ftckpt.formats.torch_files.sharded import hidden
 from ftckpt.formats.torch_files.values import StoredStorage, SubclassRef, TensorRef
@@ -48,6 +49,8 @@ _LIBRARY = "torchao."
 # What a class records of the shard's own shape.
 SHAPE = "_shape"
 _BLOCK = "block_size"
+# Bytes of the longest table of codes that is compared; torchao's has at most 1024.
+_TABLE = 4096
 
 
 class CodedShard(NamedTuple):
@@ -95,6 +98,7 @@ class CodedTensor(NamedTuple):
         boxes: of the shards, each once.
         own: the shards, if they are not joined.
         why: the reason for that.
+        differs: the part that all shards must have the same of, and do not.
     """
 
     shape: tuple[int, ...]
@@ -106,6 +110,7 @@ class CodedTensor(NamedTuple):
     boxes: tuple[Box, ...]
     own: tuple[OwnShard, ...] = ()
     why: str = ""
+    differs: str = ""
 
 
 @runtime_checkable
@@ -143,10 +148,15 @@ def cuts_of(value: SubclassRef) -> Mapping[str, CutBy]:
 
 
 Refuse = Callable[[CodedShard, str], Any]
+ReadMany = Callable[[Sequence[Extent]], Iterable[bytes]]
 
 
 def joined(
-    shape: tuple[int, ...], dtype: DType, shards: Sequence[CodedShard], refuse: Refuse
+    shape: tuple[int, ...],
+    dtype: DType,
+    shards: Sequence[CodedShard],
+    refuse: Refuse,
+    read: ReadMany,
 ) -> tuple[CodedTensor | None, list[InnerPart]]:
     """Return what shards make up, and its parts; None if none of them is whole.
 
@@ -155,6 +165,7 @@ def joined(
         dtype: that it shows.
         shards: all that there are, at least one of them a subclass; replicas have equal boxes.
         refuse: is told of a shard that contradicts itself or the others, and is left out.
+        read: returns bytes of the shards' files, where a short part must be compared.
 
     Raises:
         UnsupportedError: nothing is known of a class; a conjugate view, or bytes in the pickle.
@@ -162,9 +173,15 @@ def joined(
     held = [shard for shard in shards if 0 not in shard.box.sizes]
     coded: list[tuple[CodedShard, dict[str, int]]] = []
     plain: list[CodedShard] = []
+    numbers = None  # the type of the plain shards
     for shard in held:
-        if type(shard.value) is not SubclassRef:
-            plain.append(shard)
+        if type(shard.value) is TensorRef:
+            numbers = numbers or shard.value.dtype
+            if shard.value.dtype is numbers:
+                plain.append(shard)
+            else:
+                what = f"is {numbers.name} on another rank and {shard.value.dtype.name} in"
+                refuse(shard, what)
             continue
         per = _elements_per_one(shard, refuse)
         if per is not None:
@@ -177,21 +194,36 @@ def joined(
     kept = sorted([*(shard for shard, _ in coded), *plain], key=lambda s: s.box.offsets)
     boxes = tuple(dict.fromkeys(shard.box for shard in kept))
     tensor = CodedTensor(shape, dtype, first.value, first.box, cuts_of(first.value), per, boxes)
-    why = _why_apart(tensor, coded, plain)
+    why, differs = _why_apart(tensor, coded, plain), ""
+    if not why:
+        differs = _differing(tensor, [shard for shard, _ in coded], read)
+        why = f"its shards have different tables of codes ({differs})" if differs else ""
     if not why:
         return tensor, list(_whole_parts(tensor, kept))
+    replicas: dict[Box, list[CodedShard]] = {box: [] for box in boxes}
+    for shard in kept:
+        replicas[shard.box].append(shard)
     parts: list[InnerPart] = []
     own: list[OwnShard] = []
-    for number, box in enumerate(boxes):
-        same = [shard for shard in kept if shard.box == box]
+    for number, (box, same) in enumerate(replicas.items()):
         head = same[0].value
         alike = [shard for shard in same if type(shard.value) is type(head)]
         for shard in same:
-            if shard not in alike:
+            if type(shard.value) is not type(head):
                 refuse(shard, "is in codes on one rank and plain on its replica, in")
         own.append(OwnShard(box, f".{number}", type(head) is SubclassRef))
-        parts += _own_parts(f".{number}", box, alike)
-    return tensor._replace(own=tuple(own), why=why), parts
+        parts += _own_parts(f".{number}", alike, refuse)
+    return tensor._replace(own=tuple(own), why=why, differs=differs), parts
+
+
+def check_shards(tensor: CodedTensor, key: str) -> Iterator[Finding]:
+    """Yield what is wrong with the shards of a tensor as a whole."""
+    if not is_covered(tensor):
+        what = f"{key}: its shards do not hold each of its elements once"
+        yield finding("hole", what, tensor=key)
+    if tensor.differs:
+        what = f"{key}: {tensor.why}, so that none of them decodes those of the others"
+        yield finding("replica-differs", what, tensor=key)
 
 
 def is_covered(tensor: CodedTensor) -> bool:
@@ -268,6 +300,38 @@ def _why_apart(
     return ""
 
 
+def _differing(tensor: CodedTensor, shards: Sequence[CodedShard], read: ReadMany) -> str:
+    """Return the part that all shards must have the same of, and do not; "" if there is none.
+
+    One is kept of all, so if they differ, the codes of the other shards would mean other numbers.
+    """
+    for part, how in tensor.cuts.items():
+        if how is CutBy.EACH and not _all_same(f".{part}", shards, read):
+            return part
+    return ""
+
+
+def _all_same(inner: str, shards: Sequence[CodedShard], read: ReadMany) -> bool:
+    """Whether a part is the same in all shards: by its checksums, else by its bytes."""
+    told: dict[tuple[Any, ...], Extent] = {}
+    for number, shard in enumerate(shards):
+        ref = _inside(shard)[inner]
+        storage = shard.storages[ref.key]
+        # Without a checksum nothing stands for its bytes, and each one is read.
+        bytes_ = number if storage.crc32 is None else (storage.crc32, storage.extent.length)
+        view = ref.storage_offset, ref.shape, ref.strides
+        told.setdefault((storage.crc32 is None, bytes_, view), ref.span(shard.storages))
+    extents = list(told.values())
+    if len(extents) == 1:
+        return True
+    if len({strides for *_, (_, _, strides) in told}) > 1 or extents[0].length > _TABLE:
+        return False
+    try:
+        return len(set(read(extents))) == 1
+    except CorruptError:  # the checks report what is cut short
+        return False
+
+
 def _require_one_form(shards: Sequence[CodedShard]) -> None:
     wanted = None
     for shard in shards:
@@ -340,8 +404,7 @@ def _whole_parts(tensor: CodedTensor, shards: Sequence[CodedShard]) -> Iterator[
         seen: dict[Box, int] = {}
         dtype, shape = None, tensor.shape
         for shard in shards:
-            assert type(shard.value) is SubclassRef
-            ref = dict(inner_tensors(shard.value))[f".{part}"]
+            ref = _inside(shard)[f".{part}"]
             if how is CutBy.FLAT:
                 shape = (prod(tensor.shape) // tensor.per[part],)
             elif how is CutBy.EACH:
@@ -355,24 +418,30 @@ def _whole_parts(tensor: CodedTensor, shards: Sequence[CodedShard]) -> Iterator[
         yield InnerPart(f".{part}", shape, dtype, tuple(pieces))
 
 
-def _own_parts(suffix: str, box: Box, shards: Sequence[CodedShard]) -> Iterator[InnerPart]:
-    """Yield the parts of one shard, whose replicas follow it."""
-    found: dict[str, list[tuple[TensorRef, CodedShard]]] = {}
+def _own_parts(suffix: str, shards: Sequence[CodedShard], refuse: Refuse) -> Iterator[InnerPart]:
+    """Yield the parts of one shard; `shards` are its replicas, all plain or all in codes."""
+    held: list[tuple[CodedShard, dict[str, TensorRef]]] = []
     for shard in shards:
-        if type(shard.value) is SubclassRef:
-            for inner, ref in inner_tensors(shard.value):
-                found.setdefault(suffix + inner, []).append((ref, shard))
+        refs = {"": shard.value} if type(shard.value) is TensorRef else _inside(shard)
+        if not held or _sizes(refs) == _sizes(held[0][1]):
+            held.append((shard, refs))
         else:
-            assert type(shard.value) is TensorRef
-            found.setdefault(suffix, []).append((shard.value, shard))
-    for name, held in found.items():
-        first = held[0][0]
+            refuse(shard, "has tensors of another shape or type inside than its replica, in")
+    for inner, first in held[0][1].items():
         pieces = [
-            _piece(ref, Box.whole(ref.shape), shard, replica)
-            for replica, (ref, shard) in enumerate(held)
-            if (ref.shape, ref.dtype) == (first.shape, first.dtype)
+            _piece(refs[inner], Box.whole(first.shape), shard, replica)
+            for replica, (shard, refs) in enumerate(held)
         ]
-        yield InnerPart(name, first.shape, first.dtype, tuple(pieces))
+        yield InnerPart(suffix + inner, first.shape, first.dtype, tuple(pieces))
+
+
+def _inside(shard: CodedShard) -> dict[str, TensorRef]:
+    assert type(shard.value) is SubclassRef
+    return dict(inner_tensors(shard.value))
+
+
+def _sizes(refs: Mapping[str, TensorRef]) -> Mapping[str, tuple[tuple[int, ...], DType]]:
+    return {inner: (ref.shape, ref.dtype) for inner, ref in refs.items()}
 
 
 def _piece(ref: TensorRef, box: Box, shard: CodedShard, replica: int) -> Piece:

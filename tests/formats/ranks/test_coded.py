@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import zipfile
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -19,11 +20,12 @@ from ftckpt import convert, open_checkpoint, reshard, seal
 from ftckpt.checkpoint import Box, Extent, Kind
 from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.checkpoint.read_tensor import read_tensor
-from ftckpt.errors import ExitCode, UnsupportedError
+from ftckpt.errors import ExitCode, FtckptError, UnsafeError, UnsupportedError
 from ftckpt.findings import Severity
 from ftckpt.formats.pickles.walk import leaves
-from ftckpt.formats.state.coded_shards import CodedShard, is_covered, joined
+from ftckpt.formats.state.coded_shards import CodedShard, ReadMany, Refuse, is_covered, joined
 from ftckpt.formats.state.paths import coded_in
+from ftckpt.formats.torch_files.inner import InnerPart
 from ftckpt.formats.torch_files.stream import parse_stream
 from ftckpt.formats.torch_files.values import Composite, StoredStorage, SubclassRef, TensorRef
 from ftckpt.inspection.resume import Presence, resume_check
@@ -218,6 +220,29 @@ def test_code_tables_that_differ_are_found(tmp_path: Path) -> None:
     assert "replica-differs" in {found.kind for found in report.findings}
 
 
+def test_code_tables_that_differ_are_all_kept(tmp_path: Path) -> None:
+    """The codes of each rank mean numbers by its own table; all checksums are right."""
+    place = sample("adamw8bit", "ranks", tmp_path)
+    file = place / "rank_1_of_2.pt"
+    table = open_checkpoint(str(place)).tensors["optimizer:short.exp_avg.qmap"].pieces[1].extent
+    other = bytes(reversed(file.read_bytes()[table.offset : table.offset + table.length]))
+    with zipfile.ZipFile(file) as archive:
+        held = {entry.header_offset: entry for entry in archive.infolist()}
+        (name,) = (e.filename for at, e in held.items() if 0 < table.offset - at < 200)
+        records = {entry.filename: archive.read(entry) for entry in held.values()}
+    with zipfile.ZipFile(file, "w") as archive:
+        for one, data in records.items():
+            archive.writestr(one, other if one == name else data)
+    report = verify(open_checkpoint(str(place)))
+    assert [f.tensor for f in report.findings if f.kind == "replica-differs"] == ["exp_avg:short"]
+    convert(str(place), str(tmp_path / "written"), to="safetensors")
+    opened = open_checkpoint(str(tmp_path / "written"))
+    tables = [read_tensor(opened, f"optimizer:short.exp_avg.{rank}.qmap") for rank in (0, 1)]
+    assert tables == [truth("adamw8bit")["optimizer:short.exp_avg.qmap"], other]
+    with pytest.raises(UnsupportedError, match=r"short\.exp_avg.*different tables of codes"):
+        reshard(str(place), str(tmp_path / "one"), dp=1)
+
+
 def test_a_lost_rank_and_a_rank_of_another_job_are_found(form: str, tmp_path: Path) -> None:
     place = sample("adamw4bit", form, tmp_path)
     file = place / ("__1_0.distcp" if form == "dcp" else "rank_1_of_3.pt")
@@ -244,6 +269,36 @@ def test_a_rank_of_another_step_is_found(tmp_path: Path) -> None:
     assert verify(open_checkpoint(str(place))).code is ExitCode.CORRUPT
 
 
+@pytest.mark.parametrize("error", [None, UnsafeError("deep", kind="unsafe-pickle")])
+def test_what_is_wrong_with_every_shard_is_told(
+    error: FtckptError | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a store whose other tensors are read."""
+
+    def none(
+        _: object, dtype: object, shards: Sequence[CodedShard], refuse: Refuse, read: object
+    ) -> tuple[None, list[InnerPart]]:
+        if error:
+            raise error
+        for shard in shards:
+            refuse(shard, "has no scale in")
+        return None, []
+
+    monkeypatch.setattr("ftckpt.formats.state.coded_shards.joined", none)
+    opened = open_checkpoint(str(SAMPLES / "adamwfp8" / "dcp"))
+    report = verify(opened)
+    assert report.code is (error.exit_code if error else ExitCode.CORRUPT)
+    told = {found.tensor for found in report.findings if found.kind == "bad-metadata"}
+    assert error or told == {"exp_avg:wide", "exp_avg_sq:wide"}
+    key = next(k for k, info in opened.tensors.items() if info.kind is Kind.PARAM)
+    assert read_tensor(opened, key) == truth("adamwfp8")[key]
+
+
+def no_bytes(extents: Sequence[Extent]) -> list[bytes]:
+    """Stand for a source that nothing is to be read from."""
+    raise AssertionError(extents)
+
+
 class TestShards:
     """Records that contradict themselves."""
 
@@ -261,13 +316,21 @@ class TestShards:
         record.base = Composite("wrapper", {"shape": (rows, 4), "dtype": _F32})
         record.state = {**refs, "signed": True, "block_size": 8, **other}
         place = Extent("a.pt", 0, 10**6)
-        storages = {part: StoredStorage(place, _U8, 10**6) for part in sizes}
+        storages = {part: StoredStorage(place, _U8, 10**6, 5) for part in sizes}
         return CodedShard(Box((start, 0), (rows, 4)), record, storages, None, "a.pt")
 
-    def joined(self, *shards: CodedShard, rows: int = 8) -> tuple[str, list[str]]:
+    def with_table(self, start: int, crc: int | None, **other: object) -> CodedShard:
+        """Return a shard whose table of codes has this checksum."""
+        shard = self.shard(4, start, **other)
+        table = shard.storages["qmap"]._replace(crc32=crc)
+        return shard._replace(storages={**shard.storages, "qmap": table})
+
+    def joined(
+        self, *shards: CodedShard, rows: int = 8, read: ReadMany = no_bytes
+    ) -> tuple[str, list[str]]:
         """Return why shards are apart, or "", and what was refused of them."""
         told: list[str] = []
-        tensor, parts = joined((rows, 4), _F32, shards, lambda _, what: told.append(what))
+        tensor, parts = joined((rows, 4), _F32, shards, lambda _, what: told.append(what), read)
         assert tensor is None or parts
         return ("none" if tensor is None else tensor.why), told
 
@@ -284,7 +347,7 @@ class TestShards:
         coded, plain = self.shard(4, starts[0]), self.shard(4, starts[1])
         numbers = TensorRef("codes", 0, (4, 4), (4, 1), _F32)
         shards = [coded, plain._replace(value=numbers)]
-        tensor, parts = joined((8, 4), _F32, shards, lambda _, what: None)
+        tensor, parts = joined((8, 4), _F32, shards, lambda _, what: None, no_bytes)
         assert tensor is not None
         assert [part.suffix for part in parts] == [".0.codes", ".0.scale", ".0.qmap", ".1"]
         assert is_covered(tensor) is whole
@@ -305,10 +368,74 @@ class TestShards:
     def test_a_missing_scale_is_refused(self) -> None:
         assert self.joined(self.shard(4, 0, scale=None)) == ("none", ["has no scale in"])
 
+    @pytest.mark.parametrize(
+        ("crcs", "held", "why"),
+        [
+            ((5, 5), [], ""),
+            ((5, 6), [b"a", b"b"], "its shards have different tables of codes (qmap)"),
+            ((5, 6), [b"a", b"a"], ""),
+            ((None, None), [b"a", b"b"], "its shards have different tables of codes (qmap)"),
+            ((None, None), [b"a", b"a"], ""),
+        ],
+    )
+    def test_different_tables_of_codes_are_kept(
+        self, crcs: tuple[int | None, int | None], held: list[bytes], why: str
+    ) -> None:
+        """Of joined shards one table is kept; the bytes are read if no checksums tell."""
+        shards = [self.with_table(n, crc) for n, crc in zip((0, 4), crcs, strict=True)]
+        assert self.joined(*shards, read=lambda extents: held[: len(extents)]) == (why, [])
+
+    def test_a_long_table_is_not_read(self) -> None:
+        long = TensorRef("qmap", 0, (5000,), (1,), _U8)
+        shards = [self.with_table(0, 5, qmap=long), self.with_table(4, 6, qmap=long)]
+        assert "different tables" in self.joined(*shards)[0]
+
+    @pytest.mark.parametrize("place", [0, 1])
+    def test_a_plain_shard_of_another_type_is_refused(self, place: int) -> None:
+        """A replica, or another shard."""
+        coded, first = self.shard(4, 0), self.shard(4, 4)
+        plain = [
+            first._replace(value=TensorRef("codes", 0, (4, 4), (4, 1), _F32)),
+            self.shard(4, 4 + 4 * place)._replace(
+                value=TensorRef("codes", 0, (4, 4), (4, 1), DTYPES["bfloat16"])
+            ),
+        ]
+        told = self.joined(coded, *plain, rows=12)[1]
+        assert told == ["is float32 on another rank and bfloat16 in"]
+
+    def test_a_replica_with_other_tensors_inside_is_refused(self) -> None:
+        """Its blocks are smaller."""
+        scales = TensorRef("scale", 0, (4,), (1,), _U8)
+        other = self.shard(4, 0, scale=scales, block_size=4)
+        why, told = self.joined(self.shard(4, 0), other, self.shard(4, 4))
+        assert why == "its shards have blocks of different sizes"
+        assert told == ["has tensors of another shape or type inside than its replica, in"]
+
+    def test_many_own_shards_take_one_pass(self) -> None:
+        """Each box is compared with few others, or 3000 ranks would take a second a state."""
+        counted = [self.shard(2, 2 * n)._replace(box=_CountedBox((2 * n, 0), (2, 4)))
+                   for n in range(300)]  # fmt: skip
+        numbers = TensorRef("codes", 0, (2, 4), (4, 1), _F32)
+        _CountedBox.compared = 0
+        self.joined(*counted[:-1], counted[-1]._replace(value=numbers), rows=600)
+        assert _CountedBox.compared < 3000
+
     def test_another_tensor_inside_is_unknown(self) -> None:
         more = TensorRef("codes", 0, (1,), (1,), _U8)
         with pytest.raises(UnsupportedError, match="another tensor inside: more"):
             self.joined(self.shard(4, 0, more=more))
+
+
+class _CountedBox(Box):
+    """A box that counts how often any is compared."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        _CountedBox.compared += 1
+        return super().__eq__(other)
+
+    __hash__ = Box.__hash__
 
 
 _U8, _F32 = DTYPES["uint8"], DTYPES["float32"]
