@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter as Count
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from math import prod
 from typing import NamedTuple
 
@@ -185,9 +185,7 @@ def _half(
         yield finding("state-unknown", what, tensor=half[0])
 
 
-def _bare(
-    states: Mapping[str, Mapping[Kind, TensorInfo]], named: Collection[str]
-) -> Iterator[Finding]:
+def _bare(states: Mapping[str, Mapping[Kind, TensorInfo]], named: Set[str]) -> Iterator[Finding]:
     """Yield parameters of which neither weight nor master is there, where others have weights.
 
     Args:
@@ -195,7 +193,7 @@ def _bare(
         named: parameters with a weight, or with the record of a tensor subclass.
     """
     bare = [n for n, held in states.items() if n not in named and Kind.MASTER not in held]
-    if bare and len(bare) < len(states):
+    if bare and not named.isdisjoint(states):
         what = f"the optimizer has moments of {listed(bare, 3)}, and no weight of that name is here"
         yield finding("state-unknown", what, tensor=bare[0])
 

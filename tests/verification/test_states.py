@@ -25,7 +25,7 @@ def told(*tensors: One, aliases: dict[str, str] | None = None) -> set[str]:
         piece = Piece(Box.whole(shape), Extent("f", 0, 4))
         info = TensorInfo(component, name, kind, shape, dtype, (piece,))
         infos[info.key] = info
-    checkpoint = cast(Any, SimpleNamespace(tensors=infos, aliases=aliases or {}))
+    checkpoint = cast(Any, SimpleNamespace(tensors=infos, aliases=aliases or {}, objects={}))
     return {found.kind for found in check_states(checkpoint)}
 
 
