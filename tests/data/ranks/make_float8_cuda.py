@@ -52,7 +52,8 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         precompute_float8_dynamic_scale_for_fsdp(net)
-    model, states = get_state_dict(net, optimizer)
+    both: Any = get_state_dict(net, optimizer)
+    model, states = both
     truth: dict[str, torch.Tensor] = {}
     for name, value in model.items():
         local = _local(value)
