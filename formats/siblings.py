@@ -29,10 +29,14 @@ def lost(absent: Sequence[str], found: Iterable[str]) -> list[str]:
     """
     if not absent:
         return []
-    units: dict[str, dict[str, set[str]]] = {}
+    held_by: dict[str, dict[str, set[str]]] = {}
     for name in found:
         for family, number, rest in _places(name):
-            units.setdefault(family, {}).setdefault(number, set()).add(rest)
+            held_by.setdefault(family, {}).setdefault(number, set()).add(rest)
+    units = {
+        family: {number: frozenset(held) for number, held in of.items()}
+        for family, of in held_by.items()
+    }
     lacks = Counter(
         (family, rest)
         for name in absent
@@ -44,7 +48,7 @@ def lost(absent: Sequence[str], found: Iterable[str]) -> list[str]:
     def is_lost(name: str) -> bool:
         for family, number, rest in _places(name):
             held = units.get(family, {}).get(number)
-            if held is None or rest not in sorts[family].lacking(frozenset(held)):
+            if held is None or rest not in sorts[family].lacking(held):
                 continue
             if _few(lacks[family, rest], sorts[family].having(rest)):
                 return True
@@ -56,8 +60,8 @@ def lost(absent: Sequence[str], found: Iterable[str]) -> list[str]:
 class _Sorts:
     """The sorts of layers, or of experts, by what they hold."""
 
-    def __init__(self, units: Iterable[set[str]]) -> None:
-        self._many = Counter(frozenset(one) for one in units)
+    def __init__(self, units: Iterable[frozenset[str]]) -> None:
+        self._many = Counter(units)
         self._lacking: dict[frozenset[str], set[str]] = {}
         self._having: dict[str, int] = {}
 
