@@ -92,7 +92,7 @@ def _other_shapes(
                 continue
             what = f"{kind} of {name} is {list(info.shape)}, the weight {list(weight)}"
             if _is_smaller(info.shape, weight):
-                smaller.append(_Smaller(what, info, _is_cut(info.shape, weight)))
+                smaller.append(_Smaller(what, info, _is_cut(info, weight)))
             else:
                 yield finding("shape-mismatch", what, tensor=info.key)
     yield from _all_smaller(smaller, "states of the optimizer are smaller than their weights")
@@ -110,7 +110,7 @@ def _unlike_pairs(states: Sequence[Mapping[Kind, TensorInfo]]) -> Iterator[Findi
     for one, other in unlike if 2 * len(unlike) < len(pairs) else ():
         what = f"of {one.name}, {one.kind} is {list(one.shape)}, {other.kind} {list(other.shape)}"
         if _is_smaller(other.shape, one.shape):
-            smaller.append(_Smaller(what, other, _is_cut(other.shape, one.shape)))
+            smaller.append(_Smaller(what, other, _is_cut(other, one.shape)))
         elif _is_smaller(one.shape, other.shape):
             smaller.append(_Smaller(what, other, cut=True))
         else:
@@ -126,11 +126,11 @@ def _is_smaller(shape: _Shape, whole: _Shape) -> bool:
     return all(size in left for size in shape)
 
 
-def _is_cut(shape: _Shape, whole: _Shape) -> bool:
-    """Say whether it lacks too little for a low rank or a mean, or an axis."""
-    return len(shape) != len(whole) or all(
-        2 * one > other for one, other in zip(shape, whole, strict=True)
-    )
+def _is_cut(state: TensorInfo, whole: _Shape) -> bool:
+    """Say whether it lacks too little for a low rank or a mean, or an axis that is no mean's."""
+    if len(state.shape) != len(whole):
+        return state.kind is not Kind.EXP_AVG_SQ  # of each row of an embedding, for example
+    return all(2 * one > other for one, other in zip(state.shape, whole, strict=True))
 
 
 def _all_smaller(found: Sequence[_Smaller], what: str) -> Iterator[Finding]:
@@ -155,7 +155,7 @@ def _padded(
         shapes = {info.shape for info in held.values() if info.numel > 1}
         if len(shapes) == 1 and _VOCABULARY.search(name):
             (shape,) = shapes
-            if shape[1:] == weight[1:] and shape[0] < weight[0] < 2 * shape[0]:
+            if shape[1:] == weight[1:] and shape[:1] < weight[:1] < (2 * shape[0],):
                 rows[name] = (weight[0], shape[0])
     return rows if len(set(rows.values())) == 1 else ()
 

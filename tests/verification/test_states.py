@@ -58,6 +58,8 @@ def test_a_padded_vocabulary_is_longer_than_its_moments() -> None:
     other = [*weights("wte", shape=(16, 6)), *pairs("wte", shape=(14, 6))]
     rest = [*weights("embed", shape=(8, 6)), *pairs("embed", shape=(7, 6))]
     assert told(*layers, *rest, *other) == {"state-unknown"}
+    scalar = [*weights("embed", shape=()), *pairs("embed", shape=(5,))]
+    assert told(*layers, *scalar) == {"shape-mismatch"}
     one = [("embed", FIRST, (7, 6)), ("embed", SECOND, (8, 6))]
     assert told(*layers, *weights("embed", shape=(8, 6)), *one) == {"shape-mismatch"}
 
@@ -93,7 +95,8 @@ def test_second_moments_may_be_means(names: str | list[str]) -> None:
         assert told(*known, *first, *second(mean, mean, mean)) == {"state-unknown"}
     for number in ((), (1,), (1, 1)):  # NovoGrad and others
         assert told(*known, *first, *second(number, number, number)) == set()
-    assert told(*known, *first, *second((8, 1))) == {"state-unknown"}
+    for mean in ((8, 1), (8,)):  # of one embedding alone
+        assert told(*known, *first, *second(mean)) == {"state-unknown"}
     for damaged in ((7, 6), (9, 6), (8, 6, 2), (48,), (6, 8)):
         assert told(*known, *first, *second(damaged)) == {"shape-mismatch"}
 
