@@ -23,7 +23,7 @@ from ftckpt.transfer.content import Content
 from .facts import configured_model
 from .native import NativeTranslator
 from .shapes import ShapeRule
-from .tables import DIALECTS, NativeEntry, TableEntry, family
+from .tables import DIALECTS, OF_EXPERTS, NativeEntry, TableEntry, family
 from .towers import language_of
 from .translator import DEFAULT_SPELLINGS, Naming, Translator
 
@@ -129,7 +129,7 @@ def check_family(name: str, config: Mapping[str, Any], side: str = "") -> list[C
             there = partial(native.from_hugging_face, dialect=dialect)
             problems, made = _tried(content, there, native.to_hugging_face)
             rows = _rows(rules, content, made, partial(_of_native, native, dialect), problems)
-            if dialect == "packed":  # all others are what they are
+            if dialect in OF_EXPERTS:  # all others are what they are
                 rows = [row for row in rows if "{expert}" in row.hf or row.hf != row.name]
             found.append(CheckedSide(dialect, rows, _once(problems)))
     if side and not found:

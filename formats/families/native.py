@@ -33,7 +33,7 @@ from ftckpt.transfer.request.parameters import parameter_names, parted
 
 from .names import Name
 from .shapes import require_same
-from .tables import Family, NativeEntry
+from .tables import OF_EXPERTS, Family, NativeEntry
 from .tied import outputs_of, require_tied, weights_of
 from .views import FlatState, TensorViews
 from .views.joins import Heads, Join, part_rows, runs
@@ -428,7 +428,7 @@ class NativeTranslator:
                     return NativeMatch(entry, part, numbers)
         if any(known.numbers(name) is not None for known in self._family.derived):
             return None
-        if dialect == "packed":  # all but the experts have one name in memory and in files
+        if dialect in OF_EXPERTS:  # all others have one name in memory and in files
             own = Name.of(name)
             return NativeMatch(_AS_IT_IS._replace(names={dialect: (own,)}, hf=(own,)), 0, {})
         raise UnsupportedError(

@@ -73,7 +73,9 @@ from .views.shares import Share
 from .written import WrittenArgument
 
 # Whose model code `[[native]]` rows are about.
-DIALECTS = ("torchtitan", "meta", "packed")
+DIALECTS = ("torchtitan", "meta", "packed", "autoep")
+# Those that have names of their own for experts and routers alone.
+OF_EXPERTS = ("packed", "autoep")
 # How an array of MaxText differs from Hugging Face's tensor: not; divided by the root of a head's
 # width; multiplied by that of the hidden width, in float32 or as bfloat16 rounds it; one added.
 STORED = ("", "divided", "multiplied", "multiplied bfloat16", "one more")

@@ -379,6 +379,39 @@ def test_experts_in_one_tensor_are_understood(name: str, tmp_path: Path) -> None
         require_equal(held(tmp_path / "titan-packed"), held(tmp_path / "titan-hf"))
 
 
+@pytest.mark.parametrize(
+    ("name", "block", "parts"),
+    [
+        ("mixtral", "block_sparse_moe", ("w1", "w2", "w3")),
+        ("qwen3_moe", "mlp", ("gate_proj", "down_proj", "up_proj")),
+    ],
+)
+def test_experts_that_autoep_stacks_get_the_names_of_files(
+    name: str, block: str, parts: tuple[str, ...], tmp_path: Path
+) -> None:
+    """DeepSpeed's `gate_proj` is `w1` and its `up_proj` is `w3`; it has a copy of the router."""
+    import torch
+
+    weights = tensors_of(MODELS[name]["stored"])
+    state = {key: value for key, value in weights.items() if f".{block}." not in key}
+    for layer in {key.split(f".{block}.")[0] for key in weights.keys() - state.keys()}:
+        inside, own = f"{layer}.{block}", f"{layer}.mlp"
+        for copy in ("router", "gate"):
+            state[f"{own}.{copy}.gate.weight"] = weights[f"{inside}.gate.weight"].clone()
+        for number, part in enumerate(parts, 1):
+            rows = [weights[f"{inside}.experts.{n}.{part}.weight"] for n in range(4)]
+            state[f"{own}.experts.w{number}"] = torch.stack(rows)
+    save_folder(tmp_path / "autoep", name, state)
+    convert = partial(
+        api.convert, str(tmp_path / "autoep"), str(tmp_path / "hf"), "safetensors",
+        only="model", names="hf",
+    )  # fmt: skip
+    with pytest.raises(UnsupportedError, match=r"gate\.gate\.weight"):
+        convert()
+    convert(drop=["*.gate.gate.weight"])
+    require_equal(held(tmp_path / "hf"), weights)
+
+
 @pytest.mark.parametrize("columns", [True, False])
 def test_metas_ranks_become_one_model_and_ranks_again(columns: bool, tmp_path: Path) -> None:
     """Two model-parallel ranks; up to Llama 2 they divide the columns of the embedding."""
