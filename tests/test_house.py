@@ -86,7 +86,7 @@ BUDGET = {
     "formats.torch_files": 4_210,
     "formats.state": 2_743,
     "formats.huggingface": 529,
-    "formats.dcp": 3_393,
+    "formats.dcp": 3_398,
     "formats.quantised": 2_163,
     "formats.ranks": 5_379,
     "formats.safetensors": 2_580,
