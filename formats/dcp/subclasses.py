@@ -126,16 +126,21 @@ def _cut(
     for name, chunk in chunks:
         assert chunk.item is not None
         items.append(as_item(name, chunk.item, chunk.item.length, chunk.sizes))
+    # One pass over each file: a tensor has a chunk in every one.
+    order = sorted(range(len(items)), key=lambda n: items[n].extent)
+    found_at: list[CodedShard | None] = [None] * len(items)
     shards: dict[str, list[CodedShard]] = defaultdict(list)
     odd: set[str] = set()  # what the checks report, or refuse by name
-    for (name, chunk), window in zip(chunks, windows(source, items), strict=True):
-        shard = None
+    for n, window in zip(order, windows(source, (items[n] for n in order)), strict=True):
+        name, chunk = chunks[n]
         if name not in odd and not isinstance(window, FtckptError):
             with suppress(FtckptError):
-                shard = _shard(window.parse(), window.item, Box(chunk.offsets, chunk.sizes))
-        if shard is None:
+                box = Box(chunk.offsets, chunk.sizes)
+                found_at[n] = _shard(window.parse(), window.item, box)
+        if found_at[n] is None:
             odd.add(name)
-        else:
+    for (name, _), shard in zip(chunks, found_at, strict=True):
+        if shard is not None:
             shards[name].append(shard)
     found: dict[str, CutSubclass] = {}
     wrong: list[Finding] = []

@@ -20,6 +20,7 @@ from ftckpt.errors import UnsupportedError
 from ftckpt.extents import Box, Extent
 from ftckpt.formats.pickles.walk import Path, dotted
 from ftckpt.formats.state.objects import StateObjects
+from ftckpt.formats.state.of_all_ranks import of_all_ranks
 from ftckpt.formats.state.paths import (
     carried_inside,
     coded_in,
@@ -61,12 +62,14 @@ class DcpWriter:
         world = world_of(content, request)
         content = with_aliases(content)
         state = _State(content, world, anew=request.dp is not None)
-        state.add_objects()  # before the tensors, as torch writes them
+        shared = of_all_ranks(content)
+        state.add_objects(shared)  # before the tensors, as torch writes them
         state.add_tensors()
+        held = without_records(shared, state.coded)
         marker = metadata(state.tensors, state.objects, state.paths)
         return Layout(
             files=list(state.files.outputs()),
-            content=without_records(content, state.coded) if state.coded else None,
+            content=held if held.objects.keys() != content.objects.keys() else None,
             commit=[OutputFile(MARKER, [Literal(marker)])],
             unplaced=state.unplaced,
             notes=world_notes(content, world),
@@ -97,12 +100,12 @@ class _State:
             self._places.pop(key, None)
         self._taken = {dotted(path) for path in self._places.values()}
 
-    def add_objects(self) -> None:
+    def add_objects(self, content: Content) -> None:
         """Place the non-tensor state, each rank's in that rank's file if there is one."""
-        trees = StateObjects(self._content, self._recorded.objects)
+        trees = StateObjects(content, self._recorded.objects)
         stored = recorded_items(self._content.checkpoint)
         coded = self._coded_paths
-        for name, info in self._content.objects.items():
+        for name, info in content.objects.items():
             if name in coded:
                 continue
             rank = (info.rank or 0) % self._world

@@ -55,6 +55,21 @@ class StateObjects:
         self._infos = content.objects
         self._recorded = recorded
         self._listed, self._ids = listed_places(content.checkpoint)
+        # What all ranks hold alike has no name of its own in the source: one of theirs is read.
+        self._read_as: dict[str, str] = {}
+        if self._infos.keys() - self._checkpoint.objects.keys():
+            places = {(o.extent, o.field): n for n, o in self._checkpoint.objects.items()}
+            self._read_as = {n: places[o.extent, o.field] for n, o in self._infos.items()}
+
+    def by_name(self, name: str) -> bool:
+        """Whether an object is the groups of an optimizer, and these name their parameters."""
+        tree = self._load(name)
+        groups = tree if isinstance(tree, list) else []
+        members = [g["params"] for g in groups if isinstance(g, dict) and "params" in g]
+        return any(type(one) is str for them in members if type(them) is list for one in them)
+
+    def _load(self, name: str) -> Any:
+        return self._checkpoint.load_object(self._read_as.get(name, name))
 
     def flattened(self, name: str) -> Iterator[Leaf]:
         """Yield one object as torch's distributed checkpoint flattens it: mappings and lists.
@@ -78,13 +93,16 @@ class StateObjects:
     def _apart(self, name: str, walk: _Walk) -> Iterator[Leaf]:
         info = self._infos[name]
         at, names = self._place(info), self._names(info)
-        tree = self._checkpoint.load_object(name)
+        tree = self._load(name)
         roots: list[tuple[Path, Path, Any]] = [(at, (), tree)]
         if names and at[-1] == "state" and isinstance(tree, dict):
             steps = [(step_of(key), entry) for key, entry in tree.items()]
             roots = [((*at, names.get(str(s), str(s))), (s,), entry) for s, entry in steps]
         elif names:
             roots = [(at, (), _named(tree, names))]
+        elif walk is _small and info.rank is not None and _steps(info)[-1:] == ("param_groups",):
+            # One of each rank is compared with the one of all that another format keeps.
+            roots = [(at, (), _named(tree, self._ids.get(dotted(_steps(info)[:-1]), {})))]
         return self._leaves(info, roots, walk)
 
     def nested(self, name: str, path: Path | None = None) -> Iterator[Leaf]:
@@ -96,7 +114,7 @@ class StateObjects:
         """
         info = self._infos[name]
         at = self._place(info) if path is None else path
-        return self._leaves(info, [(at, (), self._checkpoint.load_object(name))], _whole)
+        return self._leaves(info, [(at, (), self._load(name))], _whole)
 
     def _place(self, info: ObjectInfo) -> Path:
         """Return the path of an object in the nested state."""
@@ -160,10 +178,11 @@ def numbered(content: Content) -> dict[str, Path]:
 
     Only where the groups that give the numbers their meaning are there too.
     """
+    state = StateObjects(content, {})
     groups = {
         dotted(_steps(info)[:-1])
-        for info in content.objects.values()
-        if _steps(info)[-1:] == ("param_groups",) and info.rank is None
+        for name, info in content.objects.items()
+        if _steps(info)[-1:] == ("param_groups",) and info.rank is None and not state.by_name(name)
     }
     paths: dict[str, Path] = {}
     for key, wanted in content.tensors.items():

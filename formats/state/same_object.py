@@ -7,6 +7,7 @@ left out, because those are compared as tensors.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator
 from operator import itemgetter
 from typing import Any
@@ -18,6 +19,8 @@ from ftckpt.storage.chunks import chunks
 from ftckpt.transfer.layout import Literal, Stored
 
 from .objects import Storages, listed_places
+
+_RANK = re.compile(r"^rank_\d+\.")
 
 
 class SameObject:
@@ -35,17 +38,23 @@ class SameObject:
     def __call__(self, name: str) -> bool:
         """Say whether an object that both have is the same.
 
+        What all ranks of the source hold alike may have one name in the result, and is compared
+        with the first rank's.
+
         Raises:
             CorruptError, UnsafeError: its record is damaged or hostile.
             UnsupportedError: it holds what cannot be pickled again.
         """
-        info = self._source.objects[name]
+        own = name
+        if name not in self._source.objects:
+            own = next(n for n in self._source.objects if _RANK.sub("", n) == name)
+        info = self._source.objects[own]
         left_out = {
             dotted(path)
-            for path, _ in leaves(self._source.load_object(name))
+            for path, _ in leaves(self._source.load_object(own))
             if (info.extent.file, dotted((*info.field, *path))) in self._listed
         }
-        return _digest(self._source, name, left_out) == _digest(self._result, name, left_out)
+        return _digest(self._source, own, left_out) == _digest(self._result, name, left_out)
 
 
 def _digest(checkpoint: Checkpoint, name: str, left_out: Collection[str]) -> bytes:

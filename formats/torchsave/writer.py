@@ -21,6 +21,7 @@ from ftckpt.formats.pickles.walk import Path, at, dotted, leaves
 from ftckpt.formats.ranks.training_tree import MODELS, OPTIMIZERS
 from ftckpt.formats.state.nested import IsList, NestedState
 from ftckpt.formats.state.objects import StateObjects, numbered
+from ftckpt.formats.state.of_all_ranks import of_all_ranks
 from ftckpt.formats.state.paths import (
     RecordedPaths,
     carried_inside,
@@ -57,8 +58,10 @@ class TorchSaveWriter:
             UnsupportedError: a tensor of a type that torch.save cannot write.
         """
         content = with_aliases(content)
-        nesting = _nesting(content)
         coded = coded_in(content)
+        # By number, no reader would know the names of states that are in codes.
+        shared = content if coded else of_all_ranks(content)
+        nesting = _nesting(shared)
         paths = {one.name: one.path(nesting.tensors) for one in coded}
         for key in (key for one in coded for key in one.keys.values()):
             nesting.tensors.pop(key, None)
@@ -69,15 +72,16 @@ class TorchSaveWriter:
         for one in coded:
             if not state.put(paths[one.name], one.shard(Box.whole(one.tensor.shape))):
                 unplaced.append(one.name)
-        content = without_records(content, coded)
-        unplaced += _put_objects(content, nesting, state)
+        held = without_records(shared, coded)
+        unplaced += _put_objects(held, nesting, state)
         for path in {path[:-3] for path in nesting.tensors.values() if path[-3:-2] == ("state",)}:
             # torch's optimizers always have groups (see `_GROUPS`).
             if path and path[0] in OPTIMIZERS and "param_groups" not in state.below(path):
                 state.put((*path, "param_groups"), [])
         tree = state.settled(nesting.is_list)
         files = [OutputFile(FILE, save(tree, folder="checkpoint"))]
-        return Layout(files=files, unplaced=unplaced, content=content if coded else None)
+        changed = held.objects.keys() != content.objects.keys()
+        return Layout(files=files, unplaced=unplaced, content=held if changed else None)
 
 
 class _Nesting(NamedTuple):

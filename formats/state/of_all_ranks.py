@@ -1,0 +1,60 @@
+"""The settings of an optimizer that every rank holds alike, for formats that keep one of them.
+
+A file a rank holds an optimizer's groups in each of them. A format that keeps the state of the
+whole job has them once, and torch looks for them there: `dcp.load` by `optimizer.param_groups`.
+Groups that differ stay each rank's own, and so does all other state.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ftckpt.checkpoint import ObjectInfo
+from ftckpt.errors import UnsupportedError
+from ftckpt.formats.torch_files.write_tree import pickled
+from ftckpt.transfer.content import Content
+
+from .objects import StateObjects
+from .paths import recorded_paths
+
+_OWNED = re.compile(r"rank_(\d+)\.((?:.+\.)?param_groups)")
+
+
+def of_all_ranks(content: Content) -> Content:
+    """Return `content` with one object for groups that all ranks hold alike, in place of theirs.
+
+    Tensors inside an object are not compared, and so they differ.
+    """
+    world = content.topology.world_size
+    owned: dict[str, list[ObjectInfo]] = defaultdict(list)
+    for name, info in content.objects.items():
+        match = _OWNED.fullmatch(name) if info.field else None
+        if match is not None and int(match[1]) == info.rank:
+            owned[match[2]].append(info)
+    if not owned or recorded_paths(content.checkpoint).objects:
+        return content  # the source's files say where each object stands
+    state = StateObjects(content, {})
+    objects = dict(content.objects)
+    for label, infos in owned.items():
+        if len(infos) == world and label not in objects and _alike(state, infos):
+            for info in infos:
+                del objects[info.name]
+            objects[label] = infos[0]._replace(name=label, rank=None)
+    changed = objects.keys() != content.objects.keys()
+    return replace(content, objects=objects) if changed else content
+
+
+def _alike(state: StateObjects, infos: Sequence[ObjectInfo]) -> bool:
+    first = None
+    for info in infos:
+        try:
+            text, storages = pickled(list(map(list, state.nested(info.name, ("state",)))))
+        except UnsupportedError:
+            return False
+        if storages or (first is not None and text != first):
+            return False
+        first = text
+    return True

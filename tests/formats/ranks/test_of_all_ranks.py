@@ -1,0 +1,69 @@
+"""Settings that every rank holds alike are one object where a format keeps the whole state."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from ftckpt import convert, diff, open_checkpoint
+from ftckpt.errors import ExitCode
+from ftckpt.verification import verify
+
+HSDP = Path(__file__).parents[2] / "data" / "ranks" / "hsdp"
+OPTIMIZER = "actor/optim_world_size_4_rank_0.pt"
+
+
+def parameters(place: Path) -> list[torch.nn.Parameter]:
+    """Return parameters of the sample's shapes, in the order of its optimizer."""
+    states = torch.load(place, weights_only=False)
+    shapes = [states["optimizer"]["state"][n]["exp_avg"].shape
+              for n in states["optimizer"]["param_groups"][0]["params"]]  # fmt: skip
+    return [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes]
+
+
+def test_an_optimizer_of_torch_loads_what_ranks_numbered(tmp_path: Path) -> None:
+    convert(str(HSDP), str(tmp_path / "one.pt"), to="torchsave")
+    held = torch.load(tmp_path / "one.pt", weights_only=False)
+    wanted = parameters(tmp_path / "one.pt")
+    optimizer = torch.optim.AdamW(wanted)
+    optimizer.load_state_dict(held["optimizer"])
+    for one in wanted:
+        one.grad = torch.ones_like(one)
+    optimizer.step()
+    assert {"rank_0.rng", "rank_3.rng"} <= held.keys()  # each rank's own
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_dcp_load_finds_the_settings(tmp_path: Path) -> None:
+    convert(str(HSDP), str(tmp_path / "store"), to="dcp")
+    own = torch.load(HSDP / OPTIMIZER, weights_only=False)["param_groups"][0]
+    state = {"optimizer": {"param_groups": [{"betas": None, "lr": None, "params": None}]}}
+    load(state, checkpoint_id=tmp_path / "store", no_dist=True)
+    loaded = state["optimizer"]["param_groups"][0]
+    assert (loaded["betas"], loaded["lr"]) == (own["betas"], own["lr"])
+    assert loaded["params"] is not None
+    assert all(type(name) is str for name in loaded["params"])  # as get_state_dict has them
+
+
+@pytest.mark.parametrize("to", ["dcp", "torchsave"])
+def test_nothing_is_lost_or_changed(to: str, tmp_path: Path) -> None:
+    written = tmp_path / ("one.pt" if to == "torchsave" else "store")
+    convert(str(HSDP), str(written), to=to)
+    assert verify(open_checkpoint(str(written))).code is ExitCode.OK
+    assert diff(str(HSDP), str(written)).code is ExitCode.OK
+
+
+def test_what_differs_stays_of_each_rank(tmp_path: Path) -> None:
+    shutil.copytree(HSDP, tmp_path / "ranks")
+    file = tmp_path / "ranks" / OPTIMIZER
+    held = torch.load(file, weights_only=False)
+    held["param_groups"][0]["lr"] = 0.5
+    torch.save(held, file)
+    convert(str(tmp_path / "ranks"), str(tmp_path / "one.pt"), to="torchsave")
+    held = torch.load(tmp_path / "one.pt", weights_only=False)
+    assert held["rank_0.optimizer.param_groups"][0]["lr"] == 0.5
+    assert "rank_2.optimizer.param_groups" in held
