@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ftckpt.checkpoint import Checkpoint
-    from ftckpt.formats.adapters.merging import Merged
+    from ftckpt.formats.lora.merging import Merged
     from ftckpt.formats.quantised.quantise import Quantised
     from ftckpt.transfer.content import Content
     from ftckpt.transfer.request.renaming import Rename
@@ -228,7 +228,7 @@ def command(
         checkpoint = merged.checkpoint
     content = narrowed(Content.of(checkpoint), part, masters=from_master)
     if merged is not None:
-        from ftckpt.formats.adapters.merging import require_weights_alone
+        from ftckpt.formats.lora.merging import require_weights_alone
 
         require_weights_alone(content)
     if from_master and part.only is not OnlyChoice.ADAPTER:
@@ -260,7 +260,7 @@ def command(
 
         content = to_native(content, names.value, family=family, true_vocab_size=rows, config=said)
     elif part.only is OnlyChoice.ADAPTER:
-        from ftckpt.formats.adapters.bridge import require_whole_modules
+        from ftckpt.formats.lora.bridge import require_whole_modules
 
         require_whole_modules(content)
     if renames:
@@ -343,7 +343,7 @@ def _merged(
 ) -> Merged:
     """Open adapters, and return the base with them merged into it."""
     from ftckpt.findings import counted
-    from ftckpt.formats.adapters.merging import merge
+    from ftckpt.formats.lora.merging import merge
     from ftckpt.transfer.request.change_dtype import target_of
 
     others = [invocation.keep(open_other(invocation, one)) for one in adapters]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint, TensorInfo
     from ftckpt.discovery.resolve import Target
     from ftckpt.findings import Finding
-    from ftckpt.formats.adapters.described import AdapterDescription
+    from ftckpt.formats.lora.summary import AdapterDescription
     from ftckpt.inspection import Inspection
     from ftckpt.inspection.resume import ResumeItem
 
@@ -123,7 +123,7 @@ def _adapter_of(checkpoint: Checkpoint) -> AdapterDescription | None:
     names = (info.name for info in checkpoint.tensors.values())
     if not any(".lora_" in name or ".adapter." in name for name in names):
         return None
-    from ftckpt.formats.adapters.described import describe
+    from ftckpt.formats.lora.summary import describe
 
     return describe(checkpoint)
 

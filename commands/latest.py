@@ -132,7 +132,7 @@ def command(
     """
     from ftckpt.api.choosing import require_one_root
     from ftckpt.discovery.conditions import Worlds, all_of, lacking
-    from ftckpt.discovery.followed import follow
+    from ftckpt.discovery.follow_pointer import follow
     from ftckpt.discovery.select import SelectionRules, select
     from ftckpt.discovery.wait import select_waiting
 

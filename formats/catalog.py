@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 def _described(checkpoint: Checkpoint) -> Iterator[Finding]:
     if any(name.rpartition("/")[2] == "config.json" for name in checkpoint.source.entries):
-        from .described import check_described
+        from .against_config import check_described
 
         yield from check_described(checkpoint)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from ftckpt.comparison import Follows, StateDifference
-from ftckpt.formats.ranks.evidence import is_number_in, number_of, speaks_of_job
+from ftckpt.formats.ranks.recorded_job import is_number_in, number_of, speaks_of_job
 
 # At the top of a state, or in the arguments or the configuration that it holds.
 _TOP = r"(?:^|^(?:args|config|ds_config|content_metadata)\.)"

@@ -92,7 +92,7 @@ FAST = (
 # code; `--variants all`, before a release and after a change of theirs, runs each.
 MANY_VARIANTS = (
     "formats/megatron", "formats/deepspeed", "formats/dcp", "formats/ranks", "formats/trainer_dirs",
-    "formats/orbax", "formats/delta", "formats/adapters", "formats/families", "formats/quantised",
+    "formats/orbax", "formats/delta", "formats/lora", "formats/families", "formats/quantised",
     "replay", "retention", "transfer", "verification", "faults", "delta", "replication", "parts",
     "guard", "storage", "test_training_states.py", "commands", "formats/pickles", "planning",
     "joblogs",

@@ -16,7 +16,7 @@ import pytest
 
 from ftckpt.manifest.seal import seal
 from tests.builders.checkpoints import flip, open_checkpoint, save_dcp
-from tests.formats.adapters.samples import base_of, in_training, unpacked
+from tests.formats.lora.samples import base_of, in_training, unpacked
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

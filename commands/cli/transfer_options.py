@@ -163,7 +163,7 @@ def narrowed(content: Content, options: PartOptions, *, masters: bool = False) -
     from ftckpt.transfer.request.narrowing import Only, drop, only
 
     if options.only is OnlyChoice.ADAPTER:
-        from ftckpt.formats.adapters.training_states import adapter_alone
+        from ftckpt.formats.lora.training_states import adapter_alone
 
         content = drop(content, options.drop) if options.drop else content
         return adapter_alone(content, masters=masters)

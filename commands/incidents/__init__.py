@@ -62,7 +62,7 @@ def command(
     """
     from ftckpt.api.learning import read_run, write_metrics
 
-    from .document import document
+    from .json_document import document
     from .text import headline, text_of
 
     invocation = invoked(ctx)

@@ -15,7 +15,7 @@ from ftckpt.amounts import brief_duration
 from ftckpt.commands.pictures import webpage
 from ftckpt.commands.pictures.webpage import safe as _safe
 
-from .document import iso_time
+from .json_document import iso_time
 from .text import UNKNOWN, between, headline, notes_of, rows_of, seconds_of
 
 if TYPE_CHECKING:

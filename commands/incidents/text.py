@@ -9,7 +9,7 @@ from ftckpt.amounts import brief_duration
 from ftckpt.commands.cli.render import pairs, table
 from ftckpt.findings import counted, listed
 
-from .document import iso_time
+from .json_document import iso_time
 
 if TYPE_CHECKING:
     from ftckpt.joblogs.grouping import Incident

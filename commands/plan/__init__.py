@@ -16,8 +16,8 @@ from ftckpt.errors import ExitCode, UsageError
 from ftckpt.planning import IntervalRule, Plan, answer, around
 
 from .curve import draw, in_terminal
-from .document import record, simulation_record
 from .inputs import currency, read_question
+from .json_document import record, simulation_record
 from .measured import measure
 from .notes import positive
 from .options import BoundOptions, CostOptions, FailureOptions

@@ -14,8 +14,8 @@ from ftckpt.errors import ExitCode, UsageError
 from ftckpt.planning import Plain, solve
 
 from .axes import AXES, Axis, read_axis
-from .document import split
 from .inputs import read_question
+from .json_document import split
 from .notes import Notes
 from .options import BoundOptions, CostOptions, FailureOptions
 from .text import percent

@@ -9,7 +9,7 @@ from ftckpt.amounts import brief_duration
 from ftckpt.errors import UsageError
 from ftckpt.findings import counted
 from ftckpt.planning import Plan, Tiered, quantities
-from ftckpt.planning.models.weights import WeightsOnly, weights_only
+from ftckpt.planning.models.weights_alone import WeightsOnly, weights_only
 from ftckpt.planning.state_size import state_parts
 
 from .options import CostOptions

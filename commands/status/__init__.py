@@ -91,7 +91,7 @@ def command(
     from ftckpt.api.surveying import status
     from ftckpt.commands.pictures import drawing
 
-    from .document import document
+    from .json_document import document
     from .text import show
 
     invocation = invoked(ctx)

@@ -21,15 +21,14 @@ from ftckpt.checkpoint import (
 )
 from ftckpt.errors import CorruptError, FtckptError, IncompleteError, UnsupportedError
 from ftckpt.findings import Finding, counted, finding, from_error
-from ftckpt.formats.state.homes import NO_HOMES, Homes
 from ftckpt.formats.state.stored_names import is_common, is_group_settings, is_of_bitsandbytes
+from ftckpt.formats.state.wrappers import NO_HOMES, Homes
 from ftckpt.formats.torch_files.values import TensorRef
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage.source import Source
 from ftckpt.workers.budget import demand
 from ftckpt.workers.memory import no_gc
 
-from .beside import lost_own_files, own_files
 from .items import (
     OVERHEAD,
     Item,
@@ -53,6 +52,7 @@ from .names import (
     RUN_CONFIG,
     TRAIN_STATE,
 )  # fmt: skip
+from .per_rank_extras import lost_own_files, own_files
 from .scalars import read_scalars
 from .state import StateDicts, unfinished, unnamed
 from .subclasses import CutSubclass, Subclass, Subclasses, find_subclasses
@@ -443,7 +443,7 @@ def open_dcp(source: Source, kind: type[C]) -> C:
     with no_gc():
         notes = [*_replicas(meta), *_whole_copies(meta, source, markers[0])]
         if any(path[-1:] == ("param_names",) for path in meta.paths.values()):
-            from .numbered import named_paths
+            from .numbered_states import named_paths
 
             meta.named = named_paths(meta, source)
         checkpoint = _build(source, meta, markers, kind)

@@ -9,7 +9,7 @@ from ftckpt.checkpoint import Scalar, StepRole
 from ftckpt.checkpoint.dtypes import decode_scalar
 from ftckpt.checkpoint.steps import is_counter, role_of
 from ftckpt.errors import FtckptError
-from ftckpt.formats.state.homes import NO_HOMES, Homes
+from ftckpt.formats.state.wrappers import NO_HOMES, Homes
 from ftckpt.formats.torch_files.stream import TensorRef
 from ftckpt.storage.source import Source
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ftckpt.checkpoint import Box, Extent, Piece, TensorInfo, tensor_key
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.errors import CorruptError
-from ftckpt.formats.state.homes import Homes, find_homes, names_of
+from ftckpt.formats.state.wrappers import Homes, find_homes, names_of
 from ftckpt.formats.torch_files.inner import inner_kind
 from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
 

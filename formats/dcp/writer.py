@@ -31,7 +31,7 @@ from ftckpt.formats.state.paths import (
     with_aliases,
     without_records,
 )
-from ftckpt.formats.state.worlds import world_notes, world_of
+from ftckpt.formats.state.world_size import world_notes, world_of
 from ftckpt.formats.torch_files.write_tree import save, save_shard
 from ftckpt.transfer.content import Content, TargetTensor
 from ftckpt.transfer.layout import Layout, LayoutRequest, Literal, OutputFile, Segment, Stored

@@ -26,7 +26,7 @@ from ftckpt.checkpoint.sharding import Slab
 from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.formats.deepspeed.zero.partition import Shape
 
-from .affine import read_map
+from .affine_maps import read_map
 
 AUTOEP = "ds_autoep_layers"
 AUTOEP_KEYS = (AUTOEP, "autoep_layers")

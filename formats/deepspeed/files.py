@@ -16,10 +16,10 @@ from ftckpt.formats.deepspeed.job.file_state import PartitionRank
 from ftckpt.formats.deepspeed.job.rank_states import RoleStates, renamed_content, unplaced
 from ftckpt.formats.deepspeed.model.files import ModelFiles
 from ftckpt.formats.deepspeed.model.pipeline_layers import LayerStates
-from ftckpt.formats.deepspeed.zero.flats import RankFlatGroup, RankFlats
+from ftckpt.formats.deepspeed.zero.flat_buffers import RankFlatGroup, RankFlats
 from ftckpt.formats.deepspeed.zero.optimizer_tree import OptimizerTree, PartitionedGroup
-from ftckpt.formats.deepspeed.zero.options import Group
-from ftckpt.formats.state.worlds import world_notes
+from ftckpt.formats.deepspeed.zero.settings import Group
+from ftckpt.formats.state.world_size import world_notes
 from ftckpt.formats.torch_files.write_tree import CopiedTree, save
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, OutputFile

@@ -23,7 +23,7 @@ from ftckpt.formats.deepspeed.zero.partition import Shape
 from ftckpt.formats.pickles.inert import Inert
 from ftckpt.formats.state.rule_tables import built_in
 
-from .affine import VERSION, AffineMap, read_map
+from .affine_maps import VERSION, AffineMap, read_map
 from .states import ModelState
 
 MAX_PATTERN = 512

@@ -28,8 +28,8 @@ from ftckpt.delta import NAME, Fill
 from ftckpt.errors import ExitCode, FtckptError
 from ftckpt.findings import Finding, Severity, finding, from_error
 from ftckpt.formats.safetensors.records import StoredObjects
-from ftckpt.formats.state.homes import find_homes
 from ftckpt.formats.state.paths import RecordedPaths
+from ftckpt.formats.state.wrappers import find_homes
 from ftckpt.progress import NULL, Counter
 from ftckpt.verification import check_structure
 from ftckpt.verification.structure import Seal

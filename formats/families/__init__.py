@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ftckpt.errors import UnsupportedError, UsageError
-from ftckpt.formats.adapters.bridge import has_adapter
 from ftckpt.formats.huggingface.config import CONFIG, config_file, read_config, weights_dtype
 from ftckpt.formats.huggingface.weights import is_of_adapter
+from ftckpt.formats.lora.bridge import has_adapter
 from ftckpt.formats.megatron.job.registration import EMBEDDING
-from ftckpt.formats.ranks.meta.parameters import meta_parameters
+from ftckpt.formats.ranks.meta_llama.parameters import meta_parameters
 from ftckpt.transfer.content import Content
 
 from .adapters import adapter_to_hugging_face

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ftckpt.errors import UnsupportedError, UsageError
-from ftckpt.formats.adapters.bridge import configuration, part_of, read_adapter
-from ftckpt.formats.adapters.tensors import PREFIX
 from ftckpt.formats.huggingface.config import ADAPTER_CONFIG
+from ftckpt.formats.lora.bridge import configuration, part_of, read_adapter
+from ftckpt.formats.lora.tensors import PREFIX
 from ftckpt.transfer.content import Content, TargetTensor
 
 from .facts import ModelFacts

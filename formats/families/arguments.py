@@ -16,8 +16,8 @@ from ftckpt.formats.huggingface.config import CONFIG
 
 from .buildable import require_buildable
 from .facts import ModelFacts
+from .one_way_arguments import is_number, require_expressible
 from .shapes import ShapeTable
-from .written import is_number, require_expressible
 
 # How transformers names the function in the MLP.
 _ACTIVATIONS = ("hidden_act", "activation_function")

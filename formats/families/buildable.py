@@ -12,7 +12,7 @@ from typing import Any
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.formats.huggingface.config import CONFIG
 
-from .written import is_number
+from .one_way_arguments import is_number
 
 _WHOLE = (
     "hidden_size", "num_layers", "ffn_hidden_size", "max_position_embeddings", "seq_length",

@@ -66,11 +66,11 @@ from typing import Any, NamedTuple
 from ftckpt.errors import UsageError
 
 from .names import Name
+from .one_way_arguments import WrittenArgument
 from .parts import ModelPart
 from .shapes import ShapeRule, ShapeTable
 from .views.joins import Join
 from .views.shares import Share
-from .written import WrittenArgument
 
 # Whose model code `[[native]]` rows are about.
 DIALECTS = ("torchtitan", "meta", "packed", "autoep")

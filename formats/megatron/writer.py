@@ -27,7 +27,7 @@ from ftckpt.formats.megatron.job.module_order import (
     without_copy,
 )
 from ftckpt.formats.megatron.job.stages import Stage, offsets
-from ftckpt.formats.megatron.optimizer.write_distributed import DistributedWriter
+from ftckpt.formats.megatron.optimizer.write_distrib_optim import DistributedWriter
 from ftckpt.formats.megatron.optimizer.write_plain import PlainWriter
 from ftckpt.formats.megatron.rank_files.contents import RankModel, holdings
 from ftckpt.formats.megatron.rank_files.from_example import plan_of_example

@@ -28,7 +28,7 @@ from ftckpt.errors import UnsafeError
 from .numbers import INT, MORE, THREE, TWO
 
 if TYPE_CHECKING:
-    from .runs import PickleRun
+    from .repeated_records import PickleRun
 
 # What one key may weigh. Real keys are texts, numbers, and tuples of a few of them.
 LIMIT = 2048
@@ -328,7 +328,7 @@ class _Walk:
 
     def _take(self, data: bytes, at: int, memoised: int, stack: list[float]) -> PickleRun | None:
         """Pass over a run of alike records, where one begins: push what it pushes."""
-        from .runs import find_run
+        from .repeated_records import find_run
 
         run = find_run(data, at) if memoised >= 0 else None
         if run is None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .floods import Keys
 from .inert import Ordered, inert, refuse
+from .key_collisions import Keys
 from .keys import NESTED, check_key
 
 

@@ -28,8 +28,8 @@ from typing import Any, NamedTuple, NoReturn
 from ftckpt.errors import CorruptError, FtckptError, UnsafeError
 from ftckpt.workers.memory import bounded, no_gc
 
-from .floods import FEW, guarded
 from .inert import Inert, Ordered, Sealed, inert, refuse, sealed, unknown
+from .key_collisions import FEW, guarded
 from .keys import check_keys
 from .names import BUILTINS
 from .sharing import refuse_unfolding

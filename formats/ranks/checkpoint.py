@@ -19,7 +19,7 @@ from ftckpt.formats.torch_files.parse_files import check_saved_names, check_stre
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.progress import NULL, Counter
 
-from .meta.checklist import CHECKLIST, check_checklist, read_checklist
+from .meta_llama.checklist import CHECKLIST, check_checklist, read_checklist
 from .parse_files import read_stream
 from .tensors import RankSplit
 

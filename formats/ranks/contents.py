@@ -19,8 +19,8 @@ from ftckpt.formats.torch_files.sharded import Distributed, Held, HeldReader, Li
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.formats.torch_files.values import Composite, SubclassRef, TensorRef
 
-from .evidence import MOST, Evidence
 from .names import RankFile, Role
+from .recorded_job import MOST, Evidence
 from .specs import Spec, data_key, mappings_for_all, mesh_of, spec_of, specs_for_all
 
 _TENSORS = (TensorRef, SubclassRef, Composite)

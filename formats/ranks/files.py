@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.findings import Finding, finding, listed
 
-from .evidence import Contradiction, Evidence
 from .names import RankFile
+from .recorded_job import Contradiction, Evidence
 
 if TYPE_CHECKING:
     from .parse_files import RecordedConfig

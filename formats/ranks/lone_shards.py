@@ -22,8 +22,8 @@ from ftckpt.formats.torch_files.sharded import mesh_sizes
 from ftckpt.formats.torch_files.values import TensorRef
 
 from .contents import is_training_state
-from .evidence import RANKS, Evidence
-from .inside import CONTAINERS, are_called_ranks, numbered
+from .nested_shards import CONTAINERS, are_called_ranks, numbered
+from .recorded_job import RANKS, Evidence
 from .specs import (
     DATA,
     MESHES,

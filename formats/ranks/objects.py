@@ -21,8 +21,8 @@ from ftckpt.formats.torch_files.write_tree import pickled
 from ftckpt.transfer.content import Content
 
 from .checkpoint import RanksCheckpoint
-from .evidence import is_number_in, speaks_of_job
 from .names import Role, rank_file
+from .recorded_job import is_number_in, speaks_of_job
 from .renumbering import Renumbering
 
 _OWNED = re.compile(r"(?:.*\.)?rank_(\d+)\.(.+)")

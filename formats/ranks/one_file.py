@@ -22,12 +22,12 @@ from ftckpt.workers.memory import no_gc
 
 from .checkpoint import RanksCheckpoint
 from .contents import Contents
-from .evidence import Evidence
 from .files import SHOWN, Size, check_set, size_of
-from .inside import Inside, InsideRanks
 from .names import RankFile, Role
+from .nested_shards import Inside, InsideRanks
 from .parse_files import RecordedConfig
 from .reader import RanksReader
+from .recorded_job import Evidence
 
 
 @dataclass(kw_only=True, repr=False)

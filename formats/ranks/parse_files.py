@@ -12,8 +12,8 @@ from ftckpt.formats.torch_files.zip_directory import TAIL
 from ftckpt.storage.source import Source
 from ftckpt.strict_json import JsonLimits, parse
 
-from .evidence import Evidence
 from .names import CONFIG, METADATA
+from .recorded_job import Evidence
 from .specs import spec_of
 from .tensors import RankSplit
 

@@ -36,7 +36,7 @@ from ftckpt.workers.memory import no_gc
 from .checkpoint import RanksCheckpoint
 from .contents import Contents
 from .files import check_set, size_of
-from .meta.checklist import is_of_release, listed_release
+from .meta_llama.checklist import is_of_release, listed_release
 from .names import CONFIG, METADATA, RankFile, Role, folder_order, rank_file, rank_files
 from .parse_files import RecordedConfig, read_recorded, read_streams
 from .splits import PARAMETERS, Splits, check_release, meta_rules

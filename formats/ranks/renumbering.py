@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ftckpt.formats.pickles.unpickle import Inert
 
-from .evidence import is_number_in, number_of, speaks_of_job
+from .recorded_job import is_number_in, number_of, speaks_of_job
 from .specs import MESHES, OFFSETS, SIZES
 
 _DEPTH = 4

@@ -30,14 +30,13 @@ from ftckpt.formats.state.paths import (
     with_aliases,
     without_records,
 )
-from ftckpt.formats.state.worlds import world_notes, world_of
+from ftckpt.formats.state.world_size import world_notes, world_of
 from ftckpt.formats.torch_files.write_dtensor import RankMesh
 from ftckpt.formats.torch_files.write_tree import CopiedTree, Tensor, save
 from ftckpt.transfer.content import Content, Shard, ShardBox, TargetTensor
 from ftckpt.transfer.layout import Layout, LayoutRequest, Literal, OutputFile, Stored
 
 from .checkpoint import RanksCheckpoint
-from .dialect import Dialect, dialects_of
 from .division import (
     BesideTensors,
     require_divisible,
@@ -46,9 +45,10 @@ from .division import (
     splits_of,
     wish_for_ranks,
 )
-from .meta.checklist import CHECKLIST
-from .meta.writer import release_layout
+from .meta_llama.checklist import CHECKLIST
+from .meta_llama.writer import release_layout
 from .names import Role, rank_file
+from .naming import Dialect, dialects_of
 from .objects import RankObjects
 from .places import RankPlace, RankPlaces
 from .splits import PARAMETERS, cut_of

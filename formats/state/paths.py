@@ -19,8 +19,8 @@ from ftckpt.checkpoint import Checkpoint, Kind, tensor_key
 from ftckpt.checkpoint.names import unwrapped
 from ftckpt.errors import UnsupportedError
 from ftckpt.formats.pickles.walk import Path, dotted
-from ftckpt.formats.state.homes import NO_HOMES, Homes, find_homes, names_of
 from ftckpt.formats.state.stored_names import place
+from ftckpt.formats.state.wrappers import NO_HOMES, Homes, find_homes, names_of
 from ftckpt.transfer.content import Content, TargetTensor
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import UnsupportedError
-from ftckpt.formats.ranks.inside import ranks_inside
+from ftckpt.formats.ranks.nested_shards import ranks_inside
 from ftckpt.formats.torch_files.compression import packed_by
 from ftckpt.formats.torch_files.unpacked_source import UnpackedSource, inside_of
 from ftckpt.storage.source import Source

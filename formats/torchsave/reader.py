@@ -39,7 +39,7 @@ from ftckpt.formats.huggingface.index import (
 from ftckpt.formats.huggingface.names import is_beside, shard_name
 from ftckpt.formats.huggingface.weights import check_not_empty, check_pairs, zero_at_first
 from ftckpt.formats.pickles.walk import at
-from ftckpt.formats.ranks.inside import ranks_inside
+from ftckpt.formats.ranks.nested_shards import ranks_inside
 from ftckpt.formats.ranks.training_tree import TrainingTree, TreeTensor
 from ftckpt.formats.state.stored_names import StoredName, is_of_bitsandbytes
 from ftckpt.formats.torch_files.parse_files import check_streams, parse_files

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
+from .already_told import AlertMemory as AlertMemory
+from .already_told import AlertSource as AlertSource
+from .already_told import Condition as Condition
+from .already_told import state_file as state_file
+from .already_told import tell as tell
 from .deliver import AlertHook as AlertHook
 from .deliver import alert_document as alert_document
 from .deliver import deliver as deliver
-from .told import AlertMemory as AlertMemory
-from .told import AlertSource as AlertSource
-from .told import Condition as Condition
-from .told import state_file as state_file
-from .told import tell as tell

@@ -100,7 +100,7 @@ def latest(
         UnavailableError, DeniedError: the root could not be listed.
     """
     from ftckpt.discovery.conditions import Worlds, all_of
-    from ftckpt.discovery.followed import follow
+    from ftckpt.discovery.follow_pointer import follow
     from ftckpt.discovery.wait import select_waiting
 
     roots = [root] if isinstance(root, str) else list(root)

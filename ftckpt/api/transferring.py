@@ -288,14 +288,14 @@ def convert(
     if dtype or coded:
         checkpoint = checkpoint.dequantised(target_of(dtype or "bf16"))
     if adapter:
-        from ftckpt.formats.adapters.merging import merge
+        from ftckpt.formats.lora.merging import merge
 
         others = [opened(one, stores) for one in adapter]
         target = target_of(dtype) if dtype else None
         checkpoint = merge(checkpoint, others, target, allow_gaps=allow_gaps).checkpoint
     content = narrowed(checkpoint, flags, masters=from_master)
     if adapter:
-        from ftckpt.formats.adapters.merging import require_weights_alone
+        from ftckpt.formats.lora.merging import require_weights_alone
 
         require_weights_alone(content)
     if from_master and flags.get("only") != "adapter":
@@ -312,7 +312,7 @@ def convert(
     elif names:
         content = to_native(content, names, family=family, true_vocab_size=rows, config=said)
     elif flags.get("only") == "adapter":
-        from ftckpt.formats.adapters.bridge import require_whole_modules
+        from ftckpt.formats.lora.bridge import require_whole_modules
 
         require_whole_modules(content)
     if renames:
@@ -350,7 +350,7 @@ def narrowed(checkpoint: Checkpoint, flags: PartFlags, *, masters: bool = False)
     content = Content.of(checkpoint)
     gone = flags.get("drop")
     if flags.get("only") == "adapter":
-        from ftckpt.formats.adapters.training_states import adapter_alone
+        from ftckpt.formats.lora.training_states import adapter_alone
 
         return adapter_alone(drop(content, list(gone)) if gone else content, masters=masters)
     if part := flags.get("only"):

@@ -213,7 +213,7 @@ def checking(content: Content) -> VerifyOptions:
     checkpoint = content.checkpoint
     if names >= checkpoint.tensors.keys() | checkpoint.objects.keys():
         return VerifyOptions(decode=False)
-    from ftckpt.verification.used import UsedBytes
+    from ftckpt.verification.used_bytes import UsedBytes
 
     return VerifyOptions(used=UsedBytes(checkpoint, names), decode=False)
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ftckpt.errors import NotFoundError, UsageError
 from ftckpt.storage import StoreOptions, open_store
-from ftckpt.storage.gathered import GatheredStore
 from ftckpt.storage.remotes import split
+from ftckpt.storage.several_places import GatheredStore
 from ftckpt.storage.store import EntryKind, Store
 
 from .step_names import step_in_name

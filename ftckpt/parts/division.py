@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 from ftckpt.errors import ExitCode, FtckptError, RefusedError
 
+from .check_tasks import dumped, key_of, loaded, part_of
 from .shares import WHO_MEETS_IT, Shares
-from .units import dumped, key_of, loaded, part_of
 
 T = TypeVar("T")
 R = TypeVar("R")

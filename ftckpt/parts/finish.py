@@ -14,8 +14,8 @@ from ftckpt.manifest.seal import utc_now
 
 from . import WorkPart, as_array
 from .error_records import load_error
-from .place import ListedRecord, PartsPlace, host
 from .record import ShareRecord
+from .shared_folder import ListedRecord, PartsPlace, host
 
 # What was read longer ago says too little of what is there now.
 MOST_AGE = 7 * 24 * 3600

@@ -17,8 +17,8 @@ from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import FtckptError, RefusedError, UsageError
 from ftckpt.manifest import Manifest
 from ftckpt.own_files import is_own
-from ftckpt.storage.gathered import GatheredStore
 from ftckpt.storage.local.oserror import translate
+from ftckpt.storage.several_places import GatheredStore
 from ftckpt.storage.source import Source
 from ftckpt.version import __version__
 

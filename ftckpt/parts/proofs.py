@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from . import WorkPart
-from .place import BEAT, ListedRecord, PartsPlace
+from .shared_folder import BEAT, ListedRecord, PartsPlace
 
 WRITE, PROOF = "write", "proof"
 # A part that has not said that it lives for this long (seconds) is not waited for.

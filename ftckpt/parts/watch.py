@@ -17,8 +17,8 @@ from ftckpt.strict_json import JsonError, decode
 
 from . import as_array
 from .finish import MOST_AGE
-from .place import PARTS, ListedRecord, list_records
 from .proofs import PROOF, SILENT, WRITE
+from .shared_folder import PARTS, ListedRecord, list_records
 
 _HEAD = 4096  # bytes of a record that hold all but its units
 _SLOW = 0.5  # of the median rate

@@ -12,7 +12,7 @@ from ftckpt.planning.models.outcome import Outcome
 
 from .bounds import Constraint, check
 from .choose_model import Latent, Model, Plain, Silent, Tiered
-from .models import classic, rounding
+from .models import rounding, young_daly
 from .quantities import shown_duration
 from .question import IntervalRule, Question, Remedy
 from .upkeep import Upkeep, UpkeepCost, money_of, upkeep_of
@@ -181,8 +181,8 @@ def _forecasts(model: Model, best: float) -> tuple[Forecast, ...]:
     intervals = {IntervalRule.EXACT: best}
     # The rules know one kind of save, with a cost above 0.
     if not isinstance(model, Tiered) and save > 0:
-        young = max(float(classic.young(save, mtbf)), model.least_interval)
-        daly = max(float(classic.daly(save, mtbf)), model.least_interval)
+        young = max(float(young_daly.young(save, mtbf)), model.least_interval)
+        daly = max(float(young_daly.daly(save, mtbf)), model.least_interval)
         intervals |= {IntervalRule.YOUNG: young, IntervalRule.DALY: daly, IntervalRule.ETTR: young}
     return tuple(
         Forecast(rule, interval, _predicted(model, rule, interval), _goodput(model, interval))
@@ -194,10 +194,10 @@ def _predicted(model: Model, rule: IntervalRule, interval: float) -> float:
     """Return the goodput that a rule predicts for an interval; Daly's has no prediction."""
     save, mtbf, restart, detect = model.stall, model.rollback_mtbf, model.reload, model.detect
     if rule is IntervalRule.YOUNG:
-        first = classic.first_order(interval, save, mtbf, restart=restart, detect=detect)
+        first = young_daly.first_order(interval, save, mtbf, restart=restart, detect=detect)
         return float(first.useful)
     if rule is IntervalRule.ETTR:
-        return float(classic.ettr(interval, save, mtbf, restart=restart + detect).useful)
+        return float(young_daly.ettr(interval, save, mtbf, restart=restart + detect).useful)
     return _goodput(model, interval)
 
 
@@ -228,8 +228,8 @@ def _interval(question: Question, best: float, by_rule: dict[str, float]) -> Int
         exact_s=best,
         low_s=shortest,
         high_s=longest,
-        young_s=float(classic.young(model.stall, model.rollback_mtbf)),
-        daly_s=float(classic.daly(model.stall, model.rollback_mtbf)),
+        young_s=float(young_daly.young(model.stall, model.rollback_mtbf)),
+        daly_s=float(young_daly.daly(model.stall, model.rollback_mtbf)),
         chosen_s=chosen,
         steps=steps,
         rounding_cost=cost,

@@ -140,7 +140,7 @@ class Source:
         if entry.kind is EntryKind.SPECIAL:
             raise UnsafeError(f"{name} is not a regular file", kind="special-file", file=name)
         if entry.differs:
-            from .gathered import copies_differ
+            from .several_places import copies_differ
 
             raise copies_differ(name, entry.differs)
         return entry

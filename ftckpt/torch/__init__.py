@@ -18,9 +18,9 @@ Importing this module imports torch and nothing else that is heavy.
 
 from __future__ import annotations
 
-from .after import SealWarning, barrier, seal_after
 from .calls import seal_dcp
 from .files import WrittenFile
+from .seal_after_save import SealWarning, barrier, seal_after
 from .writer import SealingWriter, digests_of
 
 __all__ = (

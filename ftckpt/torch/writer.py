@@ -12,8 +12,8 @@ from torch.distributed.checkpoint.storage import StorageWriter
 
 from ftckpt.own_files import MANIFEST
 
-from .after import guarded, seal_after
 from .files import HashingFiles, Path, WrittenFile
+from .seal_after_save import guarded, seal_after
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata, StorageMeta

@@ -45,7 +45,7 @@ from .structure import Seal, check_age, check_structure
 if TYPE_CHECKING:
     from ftckpt.manifest.altered import Altered
 
-    from .used import UsedBytes
+    from .used_bytes import UsedBytes
 
 __all__ = ["Level", "VerifyOptions", "VerifyReport", "check_structure", "failed", "verify"]
 

@@ -20,7 +20,7 @@ from ftckpt.workers.limits import RateLimit
 from .evidence import ASKED_FOR, ContentResult, Emit, Owners, Report, Sample, damaged
 
 if TYPE_CHECKING:
-    from .used import UsedBytes
+    from .used_bytes import UsedBytes
 
 
 def check_manifest(

@@ -22,8 +22,8 @@ class CopiesOf(NamedTuple):
 def check_copies(checkpoint: Checkpoint, work: Work) -> Iterator[Finding]:
     """Read every file that lies in several places, and yield those whose copies differ.
 
-    The store compares the copies while one is read (`ftckpt.storage.gathered`). Copies of another
-    size are the structure's finding.
+    The store compares the copies while one is read (`ftckpt.storage.several_places`). Copies of
+    another size are the structure's finding.
 
     Raises:
         UnavailableError: the storage does not answer.

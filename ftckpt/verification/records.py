@@ -21,7 +21,7 @@ from .evidence import ContentResult, Emit, Owner, Report, Sample, named
 from .sums import PART, SPAN, Range, RecordStream, Spans, Sums, sum_or_fail
 
 if TYPE_CHECKING:
-    from .used import UsedBytes
+    from .used_bytes import UsedBytes
 
 
 def check_records(

@@ -144,7 +144,7 @@ def test_pins_and_tags(root: Path) -> None:
 
 
 def test_status_answers_as_the_verb_does(root: Path, tmp_path: Path) -> None:
-    from ftckpt.commands.status.document import document as document_of
+    from ftckpt.commands.status.json_document import document as document_of
 
     tier, policy = tmp_path / "tier", tmp_path / "retention.toml"
     save(tier, "checkpoint-100", HOUR)

@@ -16,9 +16,9 @@ import pytest
 from ftckpt.commands.cli.many.copying import _spans
 from ftckpt.errors import ExitCode
 from ftckpt.parts import WorkPart, proofs
-from ftckpt.parts.place import PartsPlace
 from ftckpt.parts.plan import WorkPlan
 from ftckpt.parts.proofs import Neighbours
+from ftckpt.parts.shared_folder import PartsPlace
 from ftckpt.storage import open_store
 from ftckpt.storage.local.store import LocalStore
 from ftckpt.transfer.staging.local import LocalStaging

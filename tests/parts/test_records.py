@@ -13,13 +13,13 @@ from ftckpt.commands.cli.many.stages import AllWritten
 from ftckpt.errors import CorruptError, RefusedError, TruncatedError
 from ftckpt.findings import finding
 from ftckpt.parts import WorkPart
+from ftckpt.parts.check_tasks import dump_finding, load_finding
 from ftckpt.parts.error_records import dump_error, load_error
 from ftckpt.parts.finish import Gathered
-from ftckpt.parts.place import PartsPlace
 from ftckpt.parts.plan import WorkPlan
 from ftckpt.parts.record import ShareRecord, parse_record
+from ftckpt.parts.shared_folder import PartsPlace
 from ftckpt.parts.shares import ByteRow
-from ftckpt.parts.units import dump_finding, load_finding
 from ftckpt.storage import open_store
 
 PLAN = WorkPlan("verify", "/ckpt/step-1", "a" * 32, "b" * 32)

@@ -212,7 +212,7 @@ def test_restart_would_forget_others(source: Path, target: Path) -> None:
 
 
 def test_a_merge_of_adapters_is_that_of_one_machine(tmp_path: Path) -> None:
-    from tests.formats.adapters.samples import base_of, unpacked
+    from tests.formats.lora.samples import base_of, unpacked
 
     case = unpacked(tmp_path) / "dora"
     words: list[object] = ["convert", base_of(case), "--to", "safetensors", "--dtype", "fp16"]
@@ -230,7 +230,7 @@ def test_a_merge_of_adapters_is_that_of_one_machine(tmp_path: Path) -> None:
 
 
 def test_parts_are_of_one_adapter(tmp_path: Path) -> None:
-    from tests.formats.adapters.samples import base_of, unpacked
+    from tests.formats.lora.samples import base_of, unpacked
 
     case = unpacked(tmp_path) / "dora"
     words: list[object] = ["convert", base_of(case), tmp_path / "out", "--to", "safetensors"]

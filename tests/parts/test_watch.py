@@ -10,9 +10,9 @@ import pytest
 
 from ftckpt.errors import ExitCode, NotFoundError
 from ftckpt.parts import WorkPart
-from ftckpt.parts.place import Heartbeat, PartsPlace
 from ftckpt.parts.plan import WorkPlan
 from ftckpt.parts.record import ShareRecord
+from ftckpt.parts.shared_folder import Heartbeat, PartsPlace
 from ftckpt.parts.watch import watch
 from ftckpt.progress import NULL
 from ftckpt.storage import StoreOptions, open_store
@@ -60,7 +60,7 @@ def test_done_running_lost_and_slow(place: PartsPlace, tmp_path: Path) -> None:
 def test_a_part_says_that_it_lives_as_it_gets_on(
     place: PartsPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ftckpt.parts.place.BEAT", 0.0)
+    monkeypatch.setattr("ftckpt.parts.shared_folder.BEAT", 0.0)
     with Heartbeat(place, WorkPart(1, 2), NULL) as beating:
         first = place.look("1-2.running")
         beating.add(7)

@@ -27,7 +27,7 @@ from ftckpt.planning import (
     combine,
     rates,
 )
-from ftckpt.planning.models import classic, exact
+from ftckpt.planning.models import exact, young_daly
 from ftckpt.planning.models.inputs import CopyTier, Preemption
 from ftckpt.planning.simulation import Exponential, agreement
 from ftckpt.planning.trial import simulated
@@ -105,7 +105,7 @@ def test_bounds_of_loss_and_overhead_move_the_interval() -> None:
     assert plan.interval.chosen_s == pytest.approx(300.0)
     assert constraint(plan, "work at risk")[0]
     assert constraint(plan, "saving overhead")[0]
-    first = classic.first_order(300.0, 3.0, 1.953125 * HOUR)
+    first = young_daly.first_order(300.0, 3.0, 1.953125 * HOUR)
     assert first.waste == pytest.approx(0.0313, abs=5e-5)
 
 
@@ -158,7 +158,7 @@ def test_ram_storage_and_notice_are_checked() -> None:
     assert constraint(planned(early), "save fits the notice")[0] is True
     assert planned(early).outcome.useful > planned(late).outcome.useful
     # Preemptions that are answered by a save do not shorten the interval that Young's rule gives.
-    assert planned(early).interval.young_s == pytest.approx(classic.young(60.0, HOUR))
+    assert planned(early).interval.young_s == pytest.approx(young_daly.young(60.0, HOUR))
 
 
 def test_what_is_kept_must_reach_back_to_a_good_copy() -> None:

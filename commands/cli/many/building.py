@@ -13,10 +13,10 @@ from ftckpt.manifest.seal import utc_now
 from ftckpt.parts import WorkPart
 from ftckpt.parts.division import OwnShare
 from ftckpt.parts.finish import Gathered, gather
-from ftckpt.parts.place import Heartbeat, PartsPlace, host
 from ftckpt.parts.plan import names_of
 from ftckpt.parts.proofs import PROOF, WRITE, Neighbours, is_ready
 from ftckpt.parts.record import ShareRecord
+from ftckpt.parts.shared_folder import Heartbeat, PartsPlace, host
 from ftckpt.parts.shares import Shares
 from ftckpt.storage import open_store
 from ftckpt.transfer.places import absolute

@@ -15,8 +15,8 @@ from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.errors import ExitCode, FtckptError, RefusedError, UnavailableError, UsageError
 from ftckpt.findings import counted
 from ftckpt.parts import as_array
-from ftckpt.parts.place import PartsPlace
 from ftckpt.parts.proofs import PROOF
+from ftckpt.parts.shared_folder import PartsPlace
 
 from . import ManyOptions
 from .share_process import ShareEnd, ShareTask

@@ -14,10 +14,10 @@ from ftckpt.errors import UsageError
 from ftckpt.manifest.seal import utc_now
 from ftckpt.parts import WorkPart
 from ftckpt.parts.division import FromRecords, OwnShare
-from ftckpt.parts.place import Heartbeat, PartsPlace, host
 from ftckpt.parts.plan import WorkPlan, names_of, plan_of, row_of
 from ftckpt.parts.proofs import PROOF, WRITE, Neighbours
 from ftckpt.parts.record import ShareRecord
+from ftckpt.parts.shared_folder import Heartbeat, PartsPlace, host
 from ftckpt.parts.shares import ByteRow, Shares
 from ftckpt.replication.copy import CopyJob, CopyReport, copy, prepare
 from ftckpt.replication.share import CopiedShare, copy_share, prove_share

@@ -11,8 +11,8 @@ from ftckpt.errors import FtckptError, RefusedError
 from ftckpt.findings import Severity, as_error
 from ftckpt.parts import WorkPart
 from ftckpt.parts.division import FromRecords, OwnShare
-from ftckpt.parts.place import Heartbeat
 from ftckpt.parts.plan import WorkPlan, plan_of
+from ftckpt.parts.shared_folder import Heartbeat
 from ftckpt.parts.shares import ByteRow
 from ftckpt.transfer.content import Content
 

@@ -17,9 +17,9 @@ from ftckpt.parts import WorkPart, parse_part
 from ftckpt.parts.division import OF_THE_MACHINE, VERDICTS, FromRecords, OwnShare
 from ftckpt.parts.error_records import dump_error
 from ftckpt.parts.finish import Gathered, consume, elected, gather, is_complete
-from ftckpt.parts.place import Heartbeat, PartsPlace, host, parts_place
 from ftckpt.parts.plan import WorkPlan
 from ftckpt.parts.record import ShareRecord
+from ftckpt.parts.shared_folder import Heartbeat, PartsPlace, host, parts_place
 from ftckpt.parts.shares import Divisible, Shares
 
 from . import ManyOptions

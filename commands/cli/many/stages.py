@@ -12,10 +12,10 @@ from ftckpt.findings import counted
 from ftckpt.manifest.seal import utc_now
 from ftckpt.parts import WorkPart
 from ftckpt.parts.finish import Gathered, gather
-from ftckpt.parts.place import PartsPlace, host, place_beside
 from ftckpt.parts.plan import WorkPlan
 from ftckpt.parts.proofs import PROOF, WRITE
 from ftckpt.parts.record import ShareRecord
+from ftckpt.parts.shared_folder import PartsPlace, host, place_beside
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.transfer.write.blocks import BlockMade, Sum
 

@@ -17,7 +17,7 @@ from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, counted, finding
 from ftckpt.formats.deepspeed.model.files import size_of
 from ftckpt.formats.deepspeed.states import LAYOUT_OF_MODEL, MODULE
-from ftckpt.formats.deepspeed.zero.flats import RankFlats
+from ftckpt.formats.deepspeed.zero.flat_buffers import RankFlats
 from ftckpt.formats.pickles.inert import Ordered
 from ftckpt.formats.state.nested import NestedState
 from ftckpt.formats.state.objects import StateObjects

@@ -16,7 +16,7 @@ from ftckpt.formats.deepspeed.states import (
     group_state,
     read_model,
 )
-from ftckpt.formats.deepspeed.zero.options import SUB_GROUP_SIZE, Group, ZeroOptions
+from ftckpt.formats.deepspeed.zero.settings import SUB_GROUP_SIZE, Group, ZeroOptions
 from ftckpt.formats.torch_files.values import TensorRef
 
 from . import DeepSpeedJob

@@ -21,7 +21,7 @@ from ftckpt.formats.deepspeed.job.file_state import FileState, PartitionRank
 from ftckpt.formats.deepspeed.job.rank_states import RoleStates
 from ftckpt.formats.deepspeed.names import DeepSpeedFile, FileRole
 from ftckpt.formats.deepspeed.states import INFO, MODULE
-from ftckpt.formats.deepspeed.zero.flats import RankFlats, fragment
+from ftckpt.formats.deepspeed.zero.flat_buffers import RankFlats, fragment
 from ftckpt.formats.deepspeed.zero.partition import Shape
 from ftckpt.formats.pickles.inert import Ordered
 from ftckpt.formats.pickles.write import Call, Global

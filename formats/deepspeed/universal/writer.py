@@ -40,7 +40,7 @@ from ftckpt.formats.deepspeed.model.files import ModelFiles
 from ftckpt.formats.deepspeed.model.pipeline_layers import LayerStates
 from ftckpt.formats.deepspeed.names import STATE, ZERO, FileRole
 from ftckpt.formats.deepspeed.states import OPTIMIZER, ModelState
-from ftckpt.formats.deepspeed.zero.flats import RankFlats
+from ftckpt.formats.deepspeed.zero.flat_buffers import RankFlats
 from ftckpt.formats.deepspeed.zero.partition import Shape
 from ftckpt.formats.torch_files.write_tree import CopiedTree, Tensor, save
 from ftckpt.storage.source import safe_name

@@ -17,8 +17,8 @@ from ftckpt.formats.deepspeed.states import BASES, GROUPS_OF_RANKS, MASTERS, OPT
 from ftckpt.formats.pickles.inert import Ordered
 from ftckpt.formats.pickles.write import Call, Global
 
-from .flats import Partition, RankFlatGroup
-from .options import Group
+from .flat_buffers import Partition, RankFlatGroup
+from .settings import Group
 
 _STAGE = Global("deepspeed.runtime.zero.config", "ZeroStageEnum")
 _ADDRESS = Global("deepspeed.utils.tensor_fragment", "fragment_address")

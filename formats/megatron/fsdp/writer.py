@@ -28,7 +28,7 @@ from ftckpt.formats.megatron.job.optimizer_tree import groups_in, numbered
 from ftckpt.formats.megatron.job.trained import uncertain
 from ftckpt.formats.megatron.job.whole_model import VERSION, namespace, whole_model
 from ftckpt.formats.pickles.walk import Path, dotted
-from ftckpt.formats.state.worlds import world_of
+from ftckpt.formats.state.world_size import world_of
 from ftckpt.formats.torch_files.write_tree import save, save_shard
 from ftckpt.transfer.content import Content, TargetTensor
 from ftckpt.transfer.layout import Layout, LayoutRequest, Literal, OutputFile

@@ -21,7 +21,7 @@ from ftckpt.checkpoint.dtypes import DTYPES, DType
 from ftckpt.errors import UnsupportedError
 from ftckpt.formats.families.facts import arguments_of
 from ftckpt.formats.megatron.optimizer.per_rank import HALF, is_of_muon
-from ftckpt.formats.megatron.optimizer.write_distributed import LIKE, UNPADDED
+from ftckpt.formats.megatron.optimizer.write_distrib_optim import LIKE, UNPADDED
 from ftckpt.formats.megatron.rank_files.grid import Arguments
 from ftckpt.formats.megatron.rank_files.tensor_names import LocalTensor
 

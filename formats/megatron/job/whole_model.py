@@ -26,8 +26,8 @@ from ftckpt.formats.huggingface.config import read_config
 from ftckpt.formats.megatron.rank_files.grid import Arguments
 from ftckpt.formats.megatron.rank_files.tensor_names import expert_of, tied_to
 from ftckpt.formats.megatron.torch_dist.from_store import layout_of
+from ftckpt.formats.megatron.torch_dist.legacy_names import own_name
 from ftckpt.formats.megatron.torch_dist.packed import SECTIONS
-from ftckpt.formats.megatron.torch_dist.spelling import own_name
 from ftckpt.formats.pickles.inert import Inert
 from ftckpt.formats.pickles.walk import leaves
 from ftckpt.formats.state.stored_names import is_common

@@ -44,8 +44,8 @@ from ftckpt.formats.torch_files.write_tree import Storage, Tensor
 from ftckpt.transfer.content import Known
 from ftckpt.transfer.layout import Literal
 
-from .distributed import RankBuffers, bucket_starts
 from .per_rank import HALF, Unmapped, class_of_group
+from .read_distrib_optim import RankBuffers, bucket_starts
 
 _OWN = ("params", "is_expert_parallel", "wd_mult")  # what says which parameters a group holds
 _MOMENTS = ("param", "exp_avg", "exp_avg_sq")

@@ -30,7 +30,7 @@ from ftckpt.formats.megatron.job.whole_model import (
     trained_tensors,
 )
 from ftckpt.formats.megatron.optimizer.from_example import example_optimizer
-from ftckpt.formats.megatron.torch_dist.spelling import own_name
+from ftckpt.formats.megatron.torch_dist.legacy_names import own_name
 from ftckpt.formats.pickles.inert import Ordered
 from ftckpt.transfer.content import Content, TargetTensor
 from ftckpt.transfer.layout import LayoutRequest

@@ -14,12 +14,12 @@ from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.findings import Finding, finding
 from ftckpt.formats.megatron.job.optimizer_tree import MASTERS
 from ftckpt.formats.megatron.job.stages import Counts, Stage, offsets, planned, settle
-from ftckpt.formats.megatron.optimizer.distributed import RankBuffers, distributed_states
 from ftckpt.formats.megatron.optimizer.per_rank import (
     OptimizerTensor,
     Unmapped,
     plain_states,
 )
+from ftckpt.formats.megatron.optimizer.read_distrib_optim import RankBuffers, distributed_states
 from ftckpt.formats.pickles.walk import field_names, leaves
 from ftckpt.formats.ranks.contents import Contents
 from ftckpt.formats.ranks.names import RankFile, Role

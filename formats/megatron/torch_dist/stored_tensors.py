@@ -13,11 +13,11 @@ from ftckpt.checkpoint import Kind
 from ftckpt.formats.megatron.rank_files.grid import Arguments
 from ftckpt.transfer.content import Content, TargetTensor
 
+from .legacy_names import JobNames
 from .names import StoredForm, state_name, stored_place
 from .owners import experts_of, layers_of
 from .packed import PackedTensors
 from .plan import Blob
-from .spelling import JobNames
 
 _STACKS = ("decoder.layers.", "encoder.layers.")
 

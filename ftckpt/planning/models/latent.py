@@ -24,8 +24,8 @@ from __future__ import annotations
 import math
 
 from .arithmetic import Real, exp, expm1, exposed, require
+from .maximum import peak
 from .outcome import Outcome
-from .search import peak
 
 
 def outcome(

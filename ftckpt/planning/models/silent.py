@@ -19,8 +19,8 @@ from __future__ import annotations
 import math
 
 from .arithmetic import Real, exp, expm1, exposed, require, sqrt
+from .maximum import peak
 from .outcome import Outcome
-from .search import peak
 
 
 def first_order(

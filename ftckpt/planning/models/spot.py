@@ -21,8 +21,8 @@ from typing import NamedTuple
 from . import asynchronous
 from .arithmetic import Real, choose, exp, expm1, exposed, larger, require, smaller
 from .inputs import Preemption
+from .maximum import peak
 from .outcome import Outcome
-from .search import peak
 
 
 class Interruptions(NamedTuple):

@@ -22,8 +22,8 @@ from itertools import combinations, pairwise
 from . import chain
 from .arithmetic import Real, larger, require
 from .inputs import CopyTier, Pattern, shares
+from .maximum import peak
 from .outcome import Outcome
-from .search import peak
 
 _MOST = 10_000  # saves into a tier between two into the next
 _SWEEPS = 4  # each gap hardly depends on the others: three sweeps suffice

@@ -17,7 +17,7 @@ from .client import PARALLEL, S3Client, gather
 from .copy import copy_object
 from .delete import Doomed, delete_objects, honours_conditions, still_there
 from .errors import archived
-from .hidden import abort_uploads, last_part, list_unfinished, list_versions
+from .hidden_objects import abort_uploads, last_part, list_unfinished, list_versions
 from .joint_upload import S3JointUpload
 from .object import S3Object
 from .read import S3Reader, Version, head_object, read_bytes

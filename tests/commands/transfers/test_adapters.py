@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.formats.adapters.samples import all_of, change_config, in_training, unpacked
+from tests.formats.lora.samples import all_of, change_config, in_training, unpacked
 from tests.json_run import ftckpt_json
 from tests.test_docs import validate
 from tests.workers.forked import run

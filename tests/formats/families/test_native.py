@@ -28,7 +28,7 @@ from ftckpt.formats.families.facts import ModelFacts
 from ftckpt.formats.families.tables import family
 from ftckpt.formats.families.views.joins import Heads
 from ftckpt.formats.megatron.rank_files.grid import Arguments
-from ftckpt.formats.ranks.meta.parameters import inner_width, meta_parameters
+from ftckpt.formats.ranks.meta_llama.parameters import inner_width, meta_parameters
 from ftckpt.verification.file_digests import check_file_digests
 from tests.builders.checkpoints import open_checkpoint
 from tests.json_run import ftckpt_json

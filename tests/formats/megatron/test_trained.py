@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ftckpt import api
 from ftckpt.checkpoint import Topology
 from ftckpt.errors import UnsupportedError, UsageError
-from ftckpt.formats.megatron.optimizer import write_distributed as megatron_distrib_writer
+from ftckpt.formats.megatron.optimizer import write_distrib_optim as megatron_distrib_writer
 from ftckpt.formats.megatron.rank_files.grid import Coordinate
 from ftckpt.formats.writers import format_and_writer
 from ftckpt.transfer.content import Content

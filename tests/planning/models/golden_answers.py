@@ -14,7 +14,6 @@ from ftckpt.extents import Box
 from ftckpt.planning import rates, risk
 from ftckpt.planning.models import (
     asynchronous,
-    classic,
     compression,
     elastic,
     exact,
@@ -22,6 +21,7 @@ from ftckpt.planning.models import (
     silent,
     storage,
     tiers,
+    young_daly,
 )
 from ftckpt.planning.models.inputs import CopyTier, Pattern
 from ftckpt.planning.rates import DAY, HOUR
@@ -30,7 +30,7 @@ Answer = Callable[[dict[str, Any]], Any]
 
 
 def _table(i: dict[str, Any]) -> list[Any]:
-    found = classic.first_order(i["tau_s"], i["C_s"], i["M_s"])
+    found = young_daly.first_order(i["tau_s"], i["C_s"], i["M_s"])
     return [found.save, found.lost, found.waste, found.useful]
 
 
@@ -39,7 +39,7 @@ def _least_waste(save: float, mtbf: float) -> Any:
 
 
 def _asymmetry(i: dict[str, Any]) -> list[Any]:
-    young = classic.young(i["C_s"], i["M_s"])
+    young = young_daly.young(i["C_s"], i["M_s"])
     return [
         exact.outcome(interval, i["C_s"], i["M_s"]).waste
         for interval in (young * i["f"], young / i["f"])
@@ -47,12 +47,12 @@ def _asymmetry(i: dict[str, Any]) -> list[Any]:
 
 
 def _rules(save: float, mtbf: float = 1.0) -> list[Any]:
-    young = classic.young(save, mtbf)
+    young = young_daly.young(save, mtbf)
     return [
         young,
-        classic.daly(save, mtbf),
+        young_daly.daly(save, mtbf),
         exact.optimum(save, mtbf),
-        classic.first_order(young, save, mtbf).waste,
+        young_daly.first_order(young, save, mtbf).waste,
         _least_waste(save, mtbf),
         exact.outcome(young, save, mtbf).waste,
     ]
@@ -68,15 +68,15 @@ def _peak(value: Callable[[float], Any], near: float) -> float:
 def _wrong_and_right_step(i: dict[str, Any]) -> list[float]:
     # The page's useful time of a bulk is a parabola in tau; what counts is useful time per second.
     save, mtbf = i["C_s"], i["M_s"]
-    parabola = _peak(lambda tau: tau * classic.first_order(tau, save, mtbf).useful, mtbf / 2)
-    return [parabola, float(classic.young(save, mtbf))]
+    parabola = _peak(lambda tau: tau * young_daly.first_order(tau, save, mtbf).useful, mtbf / 2)
+    return [parabola, float(young_daly.young(save, mtbf))]
 
 
 def _case_waste(i: dict[str, Any]) -> list[Any]:
     mtbf = i["M_s"]
-    before = classic.first_order(7200, 660, mtbf).waste
-    after = classic.first_order(360, 30, mtbf).waste
-    return [before, after, classic.first_order(classic.young(30, mtbf), 30, mtbf).waste]
+    before = young_daly.first_order(7200, 660, mtbf).waste
+    after = young_daly.first_order(360, 30, mtbf).waste
+    return [before, after, young_daly.first_order(young_daly.young(30, mtbf), 30, mtbf).waste]
 
 
 def _sweep(i: dict[str, Any]) -> list[list[Any]]:
@@ -84,16 +84,16 @@ def _sweep(i: dict[str, Any]) -> list[list[Any]]:
     for hours in i["M_h"]:
         row = []
         for save in (90, 4):
-            interval = classic.young(save, hours * HOUR)
-            row += [interval / 60, classic.per_period(interval, save, hours * HOUR)]
+            interval = young_daly.young(save, hours * HOUR)
+            row += [interval / 60, young_daly.per_period(interval, save, hours * HOUR)]
         rows.append(row)
     return rows
 
 
 def _sync(i: dict[str, Any]) -> list[Any]:
-    interval = classic.young(i["C_s"], i["M_s"])
+    interval = young_daly.young(i["C_s"], i["M_s"])
     saves = i["RUN_s"] / interval
-    waste = classic.per_period(interval, i["C_s"], i["M_s"])
+    waste = young_daly.per_period(interval, i["C_s"], i["M_s"])
     return [interval / 60, waste, saves, saves * i["C_s"] / 60]
 
 
@@ -164,8 +164,8 @@ def _hang(i: dict[str, Any]) -> list[Any]:
 
 def _per_step(i: dict[str, Any]) -> list[Any]:
     # Failures per step and per second are two units of one rate, and give one number of steps.
-    by_step = classic.young(i["tc_s"] / i["ts_s"], i["M_s"] / i["ts_s"])
-    by_second = classic.young(i["tc_s"], i["M_s"]) / i["ts_s"]
+    by_step = young_daly.young(i["tc_s"] / i["ts_s"], i["M_s"] / i["ts_s"])
+    by_second = young_daly.young(i["tc_s"], i["M_s"]) / i["ts_s"]
     return [by_step, by_second]
 
 
@@ -222,12 +222,12 @@ ANSWERS: dict[str, Answer] = {
     "000.llama3_mtbf": lambda i: (
         1 / rates.observed(i["interruptions"], i["days"] * DAY).per_second / HOUR
     ),
-    "000.tau_young": lambda i: classic.young(i["C_s"], i["M_s"]),
+    "000.tau_young": lambda i: young_daly.young(i["C_s"], i["M_s"]),
     "000.waste_opt": lambda i: _table(i)[2],
     "000.table": _table,
     "000.exact": lambda i: exact.outcome(i["tau_s"], i["C_s"], i["M_s"]).useful,
     "000.tau_exact": lambda i: exact.optimum(i["C_s"], i["M_s"]),
-    "000.tau_daly": lambda i: classic.daly(i["C_s"], i["M_s"]),
+    "000.tau_daly": lambda i: young_daly.daly(i["C_s"], i["M_s"]),
     "000.minwaste_exact": lambda i: _least_waste(i["C_s"], i["M_s"]),
     "000.state_bytes": lambda i: storage.state_bytes(i["P"], i["bytes_per_param"]),
     "000.footprint16": lambda i: storage.state_bytes(i["P"], 16),
@@ -239,10 +239,10 @@ ANSWERS: dict[str, Answer] = {
         storage.bandwidth(i["ranks"], i["nic_Bps"]),
         storage.bandwidth(i["ranks"], i["nic_Bps"]) / i["nic_Bps"],
     ],
-    "000.scale_C": lambda i: classic.young(i["C_ratio"], 1) / classic.young(1, 1),
+    "000.scale_C": lambda i: young_daly.young(i["C_ratio"], 1) / young_daly.young(1, 1),
     "000.flatness": lambda i: (
-        classic.first_order(i["f"] * classic.young(1, 1), 1, 1).waste
-        / classic.first_order(classic.young(1, 1), 1, 1).waste
+        young_daly.first_order(i["f"] * young_daly.young(1, 1), 1, 1).waste
+        / young_daly.first_order(young_daly.young(1, 1), 1, 1).waste
     ),
     "000.asym": _asymmetry,
     "000.dU_wrong": _wrong_and_right_step,
@@ -250,31 +250,31 @@ ANSWERS: dict[str, Answer] = {
     "001.async.exact": lambda i: [
         exact.optimum(i["C_s"], i["M_s"]), _least_waste(i["C_s"], i["M_s"]),
     ],
-    "001.case.tau": lambda i: classic.young(i["C_s"], i["M_s"]),
+    "001.case.tau": lambda i: young_daly.young(i["C_s"], i["M_s"]),
     # The cost at which first-order waste is least at a given interval: both its halves are equal.
     "001.case.C_implied": lambda i: (
-        i["tau_s"] * classic.first_order(i["tau_s"], 0, i["M_s"]).lost
+        i["tau_s"] * young_daly.first_order(i["tau_s"], 0, i["M_s"]).lost
     ),
     "001.case.waste": _case_waste,
     "001.ex3.waste": lambda i: [
-        classic.first_order(classic.young(i["C_s"], i["M_s"]), i["C_s"], i["M_s"]).waste,
-        classic.per_period(classic.young(i["C_s"], i["M_s"]), i["C_s"], i["M_s"]),
+        young_daly.first_order(young_daly.young(i["C_s"], i["M_s"]), i["C_s"], i["M_s"]).waste,
+        young_daly.per_period(young_daly.young(i["C_s"], i["M_s"]), i["C_s"], i["M_s"]),
         _least_waste(i["C_s"], i["M_s"]),
     ],
     "001.ex2.peer": lambda i: [
-        classic.young(i["C_s"], i["M_s"]),
-        classic.per_period(classic.young(i["C_s"], i["M_s"]), i["C_s"], i["M_s"]),
+        young_daly.young(i["C_s"], i["M_s"]),
+        young_daly.per_period(young_daly.young(i["C_s"], i["M_s"]), i["C_s"], i["M_s"]),
     ],
     "001.ex2.sweep": _sweep,
     "002.stress": lambda i: 1 / rates.from_mtbf(i["mtbf_h"] * HOUR, i["n"]),
-    "002.interval": lambda i: classic.young(i["C_s"], HOUR / i["lambda_per_h"]),
+    "002.interval": lambda i: young_daly.young(i["C_s"], HOUR / i["lambda_per_h"]),
     "002.async_100gb": lambda i: _moved(i, "bytes", "bw_Bps"),
     "002.ex1.rates": _component_rates,
     "002.ex1.mtbf": _combined,
-    "002.ex2.tau": lambda i: classic.young(i["C_s"], i["M_s"]),
+    "002.ex2.tau": lambda i: young_daly.young(i["C_s"], i["M_s"]),
     "002.ex2.table": lambda i: _table(i)[:3],
     "002.ex3.times": _snapshot_and_write,
-    "002.ex3.tau_sync": lambda i: classic.young(i["C_s"], i["M_s"]),
+    "002.ex3.tau_sync": lambda i: young_daly.young(i["C_s"], i["M_s"]),
     "002.ex3.memory": lambda i: storage.staging_bytes(i["bytes"], 1, i["buffers"]),
     "002.ex3.async_exact": _async_period,
     "002.ex5.low": _slow_storage,
@@ -285,10 +285,10 @@ ANSWERS: dict[str, Answer] = {
     "003.bytes": lambda i: storage.state_bytes(i["P"], 14),
     "003.shard": lambda i: storage.staging_bytes(i["bytes"], i["writers"]),
     "003.snapshot": lambda i: _moved(i, "bytes", "pcie_Bps"),
-    "003.tau": lambda i: classic.young(i["C_s"], i["M_s"]),
+    "003.tau": lambda i: young_daly.young(i["C_s"], i["M_s"]),
     "003.peer_read": lambda i: storage.transfer_seconds(i["bytes"], i["bits_per_s"] / 8),
     "003.async_tau": lambda i: [
-        classic.young(i["C_s"], i["M_s"]), asynchronous.least_interval(i["F_s"]),
+        young_daly.young(i["C_s"], i["M_s"]), asynchronous.least_interval(i["F_s"]),
     ],
     "003.async_floor": _async_period,
     "004.first": lambda i: risk.time_to_first(rates.from_daily(i["p_day"], i["N"])) / DAY,
@@ -313,14 +313,14 @@ ANSWERS: dict[str, Answer] = {
     ),
     "004.spot": lambda i: [i["usd"] * (1 - discount) for discount in i["discount"]],
     "004.elastic": _spare_nodes,
-    "daly2006": lambda i: classic.daly(i["C_min"], i["M_min"]),
+    "daly2006": lambda i: young_daly.daly(i["C_min"], i["M_min"]),
     "llama3.sum": lambda i: sum(i["counts"]),
     "rsc": _nodes,
     "bloom.overhead": _bloom,
     "bloom.volume": lambda i: storage.written(i["TB"], 3 * HOUR, DAY),
     "opt.bytes": lambda i: storage.written(i["bytes"], 1, i["files"]),
     "lab.young_daly": lambda i: [
-        classic.young(i["C_min"], i["M_h"] * 60), classic.daly(i["C_min"], i["M_h"] * 60),
+        young_daly.young(i["C_min"], i["M_h"] * 60), young_daly.daly(i["C_min"], i["M_h"] * 60),
     ],
     "twolevel.fo": _two_tiers_first_order,
     "silent.fo": _silent,

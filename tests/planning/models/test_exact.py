@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftckpt.errors import UsageError
-from ftckpt.planning.models import classic, exact
+from ftckpt.planning.models import exact, young_daly
 
 MTBF = st.floats(1, 1e8)
 RATIO = st.floats(1e-9, 50)  # C/M
@@ -172,9 +172,9 @@ def test_how_far_the_classic_rules_are_off(
     ratio: float, young: float, daly: float, lost: float
 ) -> None:
     best = exact.optimum(ratio, 1.0)
-    assert 100 * (classic.young(ratio, 1.0) / best - 1) == pytest.approx(young, rel=0.01)
-    assert 100 * (classic.daly(ratio, 1.0) / best - 1) == pytest.approx(daly, abs=6e-4, rel=0.03)
-    goodput = [exact.outcome(t, ratio, 1.0).useful for t in (best, classic.young(ratio, 1.0))]
+    assert 100 * (young_daly.young(ratio, 1.0) / best - 1) == pytest.approx(young, rel=0.01)
+    assert 100 * (young_daly.daly(ratio, 1.0) / best - 1) == pytest.approx(daly, abs=6e-4, rel=0.03)
+    goodput = [exact.outcome(t, ratio, 1.0).useful for t in (best, young_daly.young(ratio, 1.0))]
     assert 100 * (goodput[0] - goodput[1]) == pytest.approx(lost, abs=0.006)
 
 

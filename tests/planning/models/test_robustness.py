@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ftckpt.errors import UsageError
-from ftckpt.planning.models import asynchronous, classic, exact, silent, spot, tiers
+from ftckpt.planning.models import asynchronous, exact, silent, spot, tiers, young_daly
 from ftckpt.planning.models.inputs import CopyTier, Pattern
 from ftckpt.planning.models.outcome import Outcome
 
@@ -39,8 +39,8 @@ MODELS: dict[str, Callable[[float, float, float, float, float], object]] = {
     ),
     "exact optimum": lambda t, c, m, r, d: exact.optimum(c, m),
     "asynchronous optimum": lambda t, c, m, r, d: asynchronous.optimum(c, m, flush=r),
-    "young": lambda t, c, m, r, d: classic.young(c, m),
-    "daly": lambda t, c, m, r, d: classic.daly(c, m),
+    "young": lambda t, c, m, r, d: young_daly.young(c, m),
+    "daly": lambda t, c, m, r, d: young_daly.daly(c, m),
 }  # fmt: skip
 
 

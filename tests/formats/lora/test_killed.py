@@ -10,8 +10,8 @@ import pytest
 
 import ftckpt
 from ftckpt.errors import CorruptError, IncompleteError, RefusedError
-from ftckpt.formats.adapters.arithmetic import MergedWeights
-from tests.formats.adapters.samples import adapters_of, all_of, base_of, unpacked
+from ftckpt.formats.lora.arithmetic import MergedWeights
+from tests.formats.lora.samples import adapters_of, all_of, base_of, unpacked
 from tests.killing import KILLED, kill_points, run_until
 
 

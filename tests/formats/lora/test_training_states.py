@@ -11,7 +11,7 @@ import pytest
 
 import ftckpt
 from ftckpt.errors import NotFoundError, UsageError
-from tests.formats.adapters.samples import (
+from tests.formats.lora.samples import (
     adapters_of,
     all_of,
     base_of,

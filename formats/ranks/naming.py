@@ -14,9 +14,9 @@ from ftckpt.formats.torch_files.write_dtensor import MeshForm
 from ftckpt.storage.source import Source
 
 from .checkpoint import RanksCheckpoint
-from .evidence import Evidence
 from .names import CONFIG, RankFile, Role, folder_order, rank_files
 from .parse_files import read_recorded, read_stream
+from .recorded_job import Evidence
 from .renumbering import Renumbering, renumbered_record
 
 

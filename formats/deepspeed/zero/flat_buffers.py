@@ -19,8 +19,8 @@ from ftckpt.transfer.content import Content, Shard, ShardBox
 from ftckpt.transfer.layout import Elements, Segment, Zeros
 from ftckpt.transfer.request.parameters import parameter_names, parted
 
-from .options import Group, ZeroOptions
 from .partition import FlatGroup, FlatRun, SlicedGroup
+from .settings import Group, ZeroOptions
 
 
 @dataclass(eq=False)

@@ -22,7 +22,7 @@ from ftckpt.formats.pickles.walk import at as inner_at
 from ftckpt.formats.torch_files.values import SubclassRef, TensorRef
 
 from .contents import is_training_state
-from .evidence import RANKS, WORLDS
+from .recorded_job import RANKS, WORLDS
 from .specs import DATA, FOR_ALL, data_key, mappings_for_all, spec_of, specs_for_all
 
 # Keys under which the ranks' parts stand, and those of a tensor's shards beside its shape.

@@ -12,7 +12,7 @@ import torch
 
 from ftckpt.errors import ExitCode
 from ftckpt.findings import Strictness
-from ftckpt.formats.ranks.evidence import Evidence
+from ftckpt.formats.ranks.recorded_job import Evidence
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, verify
 from tests.builders.checkpoints import open_checkpoint
 from tests.json_run import ftckpt_json

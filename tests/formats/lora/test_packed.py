@@ -13,7 +13,7 @@ import pytest
 
 import ftckpt
 from ftckpt.errors import FtckptError, UsageError
-from tests.formats.adapters.samples import all_of, change_config, rounded
+from tests.formats.lora.samples import all_of, change_config, rounded
 
 ARCHIVE = Path(__file__).parents[2] / "data" / "adapters" / "packed_experts.tar.xz"
 LAYER = "model.layers.1.mlp.experts"

@@ -23,7 +23,7 @@ from ftckpt.transfer.content import TargetTensor
 from ftckpt.transfer.layout import Elements, Segment, Zeros
 
 from .buffers import Buffer, Parameter, lay_out, padded
-from .distributed import Group, RankBuffers, groups_of, limits
+from .read_distrib_optim import Group, RankBuffers, groups_of, limits
 
 _COALESCED = "buckets_coalesced"
 UNPADDED = "numel_unpadded"

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from ftckpt.errors import UsageError
-from ftckpt.planning.models.weights import weights_only
+from ftckpt.planning.models.weights_alone import weights_only
 
 
 def lost(x: float, period: float, between: int, rewarm: float) -> float:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftckpt.errors import UnsupportedError
-from ftckpt.formats.adapters.patterns import compiled, ends_with
+from ftckpt.formats.lora.patterns import compiled, ends_with
 from tests.campaign import examples
 
 ATOMS = st.sampled_from(

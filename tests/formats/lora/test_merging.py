@@ -26,10 +26,10 @@ from ftckpt.errors import (
     UnsupportedError,
     UsageError,
 )
-from ftckpt.formats.adapters import arithmetic
-from ftckpt.formats.adapters.fit import Added, ChangedTensor, Replaced
-from ftckpt.formats.adapters.merging import Merged, merge
-from tests.formats.adapters.samples import (
+from ftckpt.formats.lora import arithmetic
+from ftckpt.formats.lora.fit import Added, ChangedTensor, Replaced
+from ftckpt.formats.lora.merging import Merged, merge
+from tests.formats.lora.samples import (
     ARCHIVE,
     Array,
     adapters_of,

@@ -28,9 +28,9 @@ from ftckpt.errors import CorruptError, UnsafeError
 from ftckpt.formats.dcp import Dcp
 from ftckpt.formats.dcp.metadata import DcpMetadata, parse_metadata, take_members
 from ftckpt.formats.pickles import keys as pickle_keys
-from ftckpt.formats.pickles import runs as pickle_runs
+from ftckpt.formats.pickles import repeated_records as pickle_runs
 from ftckpt.formats.pickles.keys import Checked, check_keys
-from ftckpt.formats.pickles.runs import PickleRun, find_run
+from ftckpt.formats.pickles.repeated_records import PickleRun, find_run
 from ftckpt.storage import open_store
 from ftckpt.storage.source import Source
 from tests.campaign import examples

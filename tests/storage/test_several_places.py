@@ -16,8 +16,8 @@ from ftckpt.errors import (
 )
 from ftckpt.extents import Extent
 from ftckpt.storage import open_store
-from ftckpt.storage.gathered import GatheredStore
 from ftckpt.storage.memory import MemoryStore
+from ftckpt.storage.several_places import GatheredStore
 from ftckpt.storage.store import EntryKind
 
 _numbers = itertools.count()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ftckpt.errors import UnsupportedError
-from ftckpt.formats.deepspeed.affine import read_map
+from ftckpt.formats.deepspeed.affine_maps import read_map
 from ftckpt.formats.deepspeed.geometry import ParameterPart, ranges
 
 

@@ -17,8 +17,8 @@ import pytest
 import ftckpt
 from ftckpt.checkpoint import Kind
 from ftckpt.errors import CorruptError, FtckptError, NotFoundError, UnsupportedError
-from ftckpt.formats.adapters.bridge import BridgeAdapter, read_adapter, require_readable
-from tests.formats.adapters.samples import all_of, rounded
+from ftckpt.formats.lora.bridge import BridgeAdapter, read_adapter, require_readable
+from tests.formats.lora.samples import all_of, rounded
 from tests.json_run import ftckpt_json
 from tests.test_docs import validate
 

@@ -29,7 +29,7 @@ from ftckpt.verification.sums import RecordStream, Spans, Sums
 from ftckpt.verification.values import Numbers, NumbersOf
 from ftckpt.verification.values.masters import MasterCast
 
-from .compared import dump_ranges, key_of_ranges, load_ranges, part_of_ranges
+from .comparison_tasks import dump_ranges, key_of_ranges, load_ranges, part_of_ranges
 from .error_records import dump_error, load_error
 from .shares import Shares
 
