@@ -68,7 +68,7 @@ BUDGET = {
     "inspection": 886,
     "manifest": 1_090,
     "discovery": 3_490,
-    "verification": 4_628,
+    "verification": 4_632,
     "planning": 5_495,
     "transfer": 6_872,
     "comparison": 2_857,
