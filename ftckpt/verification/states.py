@@ -127,7 +127,7 @@ def _is_smaller(shape: _Shape, whole: _Shape) -> bool:
 
 
 def _is_cut(state: TensorInfo, whole: _Shape) -> bool:
-    """Say whether it lacks too little for a low rank or a mean, or an axis that is no mean's."""
+    """Say whether it lacks too little for a low rank or a mean, or an axis as no mean does."""
     if len(state.shape) != len(whole):
         return state.kind is not Kind.EXP_AVG_SQ  # of each row of an embedding, for example
     return all(2 * one > other for one, other in zip(state.shape, whole, strict=True))
@@ -166,7 +166,7 @@ def _half(
     """Yield parameters with one moment where others have two.
 
     Factored second moments have other names, and stand for the one that is not there: a state that
-    no parameter with both has, and that is no counter.
+    no parameter with both has, other than a counter.
     """
     half = [n for n, held in states.items() if len(_PAIR & held.keys()) == 1]
     if not half or not any(held.keys() >= _PAIR for held in states.values()):
