@@ -18,7 +18,6 @@ from ftckpt.formats.torch_files.write_tree import pickled
 from ftckpt.transfer.content import Content
 
 from .objects import StateObjects
-from .paths import recorded_paths
 
 _OWNED = re.compile(r"rank_(\d+)\.((?:.+\.)?param_groups)")
 
@@ -34,8 +33,8 @@ def of_all_ranks(content: Content) -> Content:
         match = _OWNED.fullmatch(name) if info.field else None
         if match is not None and int(match[1]) == info.rank:
             owned[match[2]].append(info)
-    if not owned or recorded_paths(content.checkpoint).objects:
-        return content  # the source's files say where each object stands
+    if not owned or content.checkpoint.format != "ranks":
+        return content  # DeepSpeed's groups do not name or number the states' parameters
     state = StateObjects(content, {})
     objects = dict(content.objects)
     for label, infos in owned.items():
