@@ -159,6 +159,10 @@ LAYOUTS = (
     Support("deepspeed", "DeepSpeed's layers of experts (`deepspeed.moe`), ZeRO 1 and 2", True,
            ("dp", "ep", "zero_stage"), "DeepSpeed 0.19",
            ("deepspeed/moe_z1/global_step2", "deepspeed/moe_bf16/global_step2")),
+    Support("deepspeed", "experts that AutoEP stacks, ZeRO 1 to 3", True,
+           ("dp", "ep", "zero_stage"), "DeepSpeed 0.19.8",
+           tuple(f"deepspeed/{one}/global_step2"
+                 for one in ("autoep_z1", "autoep_data", "autoep_z3"))),
     Support("deepspeed", "DeepSpeed without ZeRO; layers shared by different numbers of ranks",
            False, (), "DeepSpeed 0.19",
            ("deepspeed/off/global_step2", "deepspeed/moe_off/global_step2",
