@@ -29,7 +29,7 @@ from ftckpt.storage.source import Source, followed_links
 from ftckpt.storage.store import EntryKind
 
 from .evidence import ASKED_FOR, Report
-from .states import check_states
+from .moments import check_states
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -9,7 +9,7 @@ import pytest
 
 from ftckpt.checkpoint import Box, Extent, Kind, Piece, TensorInfo
 from ftckpt.checkpoint.dtypes import DTYPES
-from ftckpt.verification.states import check_states
+from ftckpt.verification.moments import check_states
 
 WEIGHT, FIRST, SECOND = Kind.PARAM, Kind.EXP_AVG, Kind.EXP_AVG_SQ
 NAMES = ("a", "b", "c")
