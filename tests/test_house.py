@@ -99,7 +99,7 @@ BUDGET = {
     "formats.orbax": 2_640,
     "formats.trainer_dirs": 1_979,
     "formats.delta": 2_050,
-    "formats": 1_262,
+    "formats": 1_264,
     "api": 5_200,
     "trainers": 270,
     "commands": 17_696,
