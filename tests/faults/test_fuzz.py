@@ -25,7 +25,8 @@ from tests.faults.cli import here
 SECONDS = 60
 MEMORY_KIB = 600 << 10
 # What a mutated checkpoint may be: whole, damaged, unfinished, hostile, absent, not ours.
-DEEPSPEED = ("z1", "autotp", "z3", "pipe", "moe_z1", "moe_off")
+DEEPSPEED = ("z1", "autotp", "z3", "pipe", "moe_z1", "moe_off", "autoep_z1")
+CODED = ("adamw8bit", "float8_cuda")
 ORBAX = (
     "everything", "edges", "edges_zarr3", "processes", "manager/30", "codecs", "codecs_zarr3",
     "older/everything_zarr3",
@@ -104,7 +105,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
         **{f"deepspeed-{n}": DATA / "deepspeed" / n / "global_step2" for n in DEEPSPEED},
         **{f"orbax-{n.replace('/', '-')}": DATA / "orbax" / n for n in ORBAX},
         "universal": DATA / "deepspeed" / "universal_z1" / "global_step2_universal",
-        **{f"verl-{p.name}": p / "actor" for p in (DATA / "ranks").iterdir() if p.is_dir()},
+        **{f"verl-{p.parent.name}": p for p in sorted((DATA / "ranks").glob("*/actor"))},
+        **{f"coded-{n}": DATA / "ranks" / "coded" / n / "dcp" for n in CODED},
     }.items():
         shutil.copytree(kept, root / name)
     return Corpus(
