@@ -100,19 +100,6 @@ MANY_VARIANTS = (
 _FEW = 4
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give each worker neighbours, which share what a module makes; let idle ones take from others.
-
-    By xdist's own choice each module at the end of the queue is divided among all workers.
-    """
-    if config.getvalue("dist") != "load":
-        return None
-    from xdist.scheduler import WorkStealingScheduling
-
-    return WorkStealingScheduling(config, log)
-
-
 def pytest_collection_finish() -> None:
     """Let the garbage collector leave alone what is there for good: it is gone over at each turn.
 
