@@ -143,7 +143,7 @@ def require_weights(checkpoint: Checkpoint) -> None:
     # Some optimizers know parameters by their number: these say how many there are.
     numbers = {name for name in inside if is_numbered(name)}
     lost = sorted(inside - numbers - names) or sorted(numbers)[len(names) :]
-    if names and lost:
+    if lost:
         raise UnsupportedError(f"its optimizer alone holds {listed(lost, 3)}")
     states = [
         named_state(i.name, names) for i in infos
