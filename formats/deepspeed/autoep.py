@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ftckpt.checkpoint import Box
+from ftckpt.checkpoint.read_tensor import dense_strides
 from ftckpt.checkpoint.sharding import Slab
 from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.formats.deepspeed.zero.partition import Shape
@@ -82,7 +83,7 @@ def read_layers(path: str, tree: Mapping[Any, Any]) -> tuple[StackedLayer, ...]:
         CorruptError: the record is none, or contradicts itself (`bad-metadata`).
         UnsupportedError: experts that are not shared evenly, or over tensor slices too.
     """
-    key = next((key for key in AUTOEP_KEYS if tree.get(key) is not None), AUTOEP)
+    key = _key(tree)
     records = tree.get(key)
     if not records:
         return ()
@@ -103,6 +104,11 @@ def read_layers(path: str, tree: Mapping[Any, Any]) -> tuple[StackedLayer, ...]:
         if len({getattr(layer, part) for layer in found}) != len(found):
             raise _odd(path, key, f"has two layers of one {part}")
     return found
+
+
+def _key(tree: Mapping[Any, Any]) -> str:
+    """Return the key under which a model's file has its layers."""
+    return next((key for key in AUTOEP_KEYS if tree.get(key) is not None), AUTOEP)
 
 
 def _layer(path: str, key: str, record: Any) -> StackedLayer:
@@ -154,7 +160,7 @@ def check_maps(path: str, tree: Mapping[Any, Any], layers: Sequence[StackedLayer
         CorruptError: a map contradicts its layer (`bad-metadata`).
         UnsupportedError: a map is malformed.
     """
-    key = next((key for key in AUTOEP_KEYS if tree.get(key) is not None), AUTOEP)
+    key = _key(tree)
     for layer, record in zip(layers, tree.get(key) or (), strict=True):
         maps = record.get("affine_maps")
         params = maps.get("params") if isinstance(maps, dict) else None
@@ -235,9 +241,7 @@ def relaid(
 def _map(shape: Shape, ep: int) -> dict[str, Any]:
     """Return the affine map of a stacked parameter (see `affine`)."""
     own = [shape[0] // ep, *shape[1:]]
-    strides = [1]
-    for size in reversed(shape[1:]):
-        strides.insert(0, strides[0] * size)
+    strides = [*dense_strides(shape)]
     ranks = {}
     for rank in range(ep):
         source = [rank * own[0] * strides[0], strides]

@@ -89,9 +89,9 @@ class RankPlaces:
         info = self._checkpoint.tensors[wanted.copies[0].key]
         if info.name != wanted.name or not info.pieces:
             return None
-        path = self._path(info, self._inside.get(wanted.key, ""))
-        match = _OF_RANK.fullmatch(wanted.component)
         suffix = self._inside.get(wanted.key, "")
+        path = self._path(info, suffix)
+        match = _OF_RANK.fullmatch(wanted.component)
         if path is not None and suffix:
             path = (*path[:-1], f"{path[-1]}{suffix}")
         role = _role(_file_of(info))

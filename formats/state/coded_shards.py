@@ -31,7 +31,7 @@ from ftckpt.formats.torch_files.values import StoredStorage, SubclassRef, Tensor
 
 
 class CutBy(Enum):
-    """CutBy a part of a shard belongs to the part of the whole tensor."""
+    """How a part of a shard belongs to the part of the whole tensor."""
 
     SAME = auto()  # it has the shape of the shard
     FLAT = auto()  # it is a row, with one element for each block of the shard's

@@ -142,9 +142,9 @@ class Reader(Protocol):
         self.readinto(offset, memoryview(data))
         return bytes(data)
 
+    @abstractmethod  # without it `read` would return zeros
     def readinto(self, offset: int, view: memoryview) -> None:
         """Fill `view` with the bytes at `offset`; TruncatedError if the object is shorter."""
-        raise NotImplementedError  # or `read` would return zeros
 
     def fileno(self) -> int | None:
         """Return the descriptor of a local file, or None; `Usage` does not count its use."""

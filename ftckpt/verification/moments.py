@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter as Count
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -50,7 +50,7 @@ def check_states(checkpoint: Checkpoint) -> Iterator[Finding]:
     yield from _other_shapes(named, weights)
     yield from _unlike_pairs([held for name, held in states.items() if name not in weights])
     yield from _half(states, others)
-    yield from _bare(states, {*named} | record_names(checkpoint.objects))
+    yield from _bare(states, named, checkpoint.objects)
     if not named and params:
         moments = [
             held[Kind.EXP_AVG].shape
@@ -185,15 +185,24 @@ def _half(
         yield finding("state-unknown", what, tensor=half[0])
 
 
-def _bare(states: Mapping[str, Mapping[Kind, TensorInfo]], named: Set[str]) -> Iterator[Finding]:
+def _bare(
+    states: Mapping[str, Mapping[Kind, TensorInfo]],
+    named: Collection[str],
+    objects: Collection[str],
+) -> Iterator[Finding]:
     """Yield parameters of which neither weight nor master is there, where others have weights.
 
     Args:
         states: what the optimizer keeps of each parameter.
-        named: parameters with a weight, or with the record of a tensor subclass.
+        named: those with a weight.
+        objects: names of objects, one of which may be the record of a tensor subclass.
     """
     bare = [n for n, held in states.items() if n not in named and Kind.MASTER not in held]
-    if bare and not named.isdisjoint(states):
+    if not bare:
+        return
+    known = {*named} | (record_names(objects) & states.keys())
+    bare = [name for name in bare if name not in known]
+    if bare and known:
         what = f"the optimizer has moments of {listed(bare, 3)}, and no weight of that name is here"
         yield finding("state-unknown", what, tensor=bare[0])
 
