@@ -90,12 +90,17 @@ def _named(info: TensorInfo) -> TensorInfo:
     """Give a stored tensor the name that torch_dist's reader gives it, halves apart."""
     name = info.name
     if info.component in ("model", "optimizer"):
-        match = _WRAPPERS.match(name)
-        name = logical_name(name[match.end() :] if match else name)
+        name = parameter_name(name)
     kind = info.kind
     if info.component == "model" and name.endswith(BUFFERS):
         kind = Kind.BUFFER
     return info if (name, kind) == (info.name, info.kind) else info._replace(name=name, kind=kind)
+
+
+def parameter_name(stored: str) -> str:
+    """Return the name that torch_dist's reader gives what stands behind the model's wrappers."""
+    match = _WRAPPERS.match(stored)
+    return logical_name(stored[match.end() :] if match else stored)
 
 
 def logical_name(name: str) -> str:

@@ -11,11 +11,13 @@ tools/checkpoint/checkpoint_inspector.py.
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from ftckpt.checkpoint import Box, Kind
+from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.checkpoint.sharding import even_rows
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding
@@ -29,8 +31,8 @@ from ftckpt.formats.megatron.job.trained import uncertain
 from ftckpt.formats.megatron.job.whole_model import VERSION, namespace, whole_model
 from ftckpt.formats.pickles.walk import Path, dotted
 from ftckpt.formats.state.world_size import world_of
-from ftckpt.formats.torch_files.write_tree import save, save_shard
-from ftckpt.transfer.content import Content, TargetTensor
+from ftckpt.formats.torch_files.write_tree import Storage, Tensor, save, save_shard
+from ftckpt.transfer.content import Content, Known, TargetTensor
 from ftckpt.transfer.layout import Layout, LayoutRequest, Literal, OutputFile
 
 from .reader import logical_name
@@ -44,6 +46,9 @@ _LEAVES = {Kind.EXP_AVG: "exp_avg", Kind.EXP_AVG_SQ: "exp_avg_sq"}
 # Of the shared state: what other formats need, and what is written here in its own way.
 _APART = ("args", "optimizer", "checkpoint_version", "iteration", "content_metadata")
 _HINT = "--only model writes the weights alone"
+_STEP = "step"
+_TORCHS = "foreach"  # a setting that torch's Adam has, and no fused one
+_FLOAT = DTYPES["float32"]
 
 
 class MegatronFsdpWriter:
@@ -97,7 +102,15 @@ class _Writing:
                 tensor=packed,
                 hint="--to megatron-dist",
             )
-        others = [w for w in trained.values() if w.kind not in (*_LEAVES, Kind.MASTER)]
+        self._settings = dict(self._groups()) if trained else {}
+        # Torch's Adam counts for each parameter, and the fused ones in the group.
+        torchs = {name for name, one in self._settings.items() if _TORCHS in one}
+        self._steps = {name: _count(self._settings[name], name) for name in torchs}
+        others = [
+            w for w in trained.values()
+            if w.kind not in (*_LEAVES, Kind.MASTER)
+            and w.name.removesuffix(f".{_STEP}") not in self._steps
+        ]  # fmt: skip
         if others:
             raise UnsupportedError(
                 f"Megatron-FSDP's store of Adam has no place for {others[0].key}",
@@ -118,7 +131,11 @@ class _Writing:
         moments = [w for w in trained.values() if w.kind in _LEAVES]
         self._own = {w.key: w for w in (*weights, *moments)}
         named = [w._replace(name=logical_name(w.name)) for w in self._own.values()]
-        self.content = replace(content.with_tensors(named), objects={}, aliases={})
+        known = {
+            f"optimizer:{logical_name(name)}.{_STEP}": Known((), _FLOAT, data)
+            for name, data in self._steps.items()
+        }
+        self.content = replace(content.with_tensors(named), objects={}, aliases={}, known=known)
 
     def _weight(self, wanted: TargetTensor) -> TargetTensor:
         """Return the master of a weight in its place; itself if it has none."""
@@ -139,6 +156,19 @@ class _Writing:
                 stored = dotted(path)
                 self.tensors[stored] = TensorItems(own.dtype, box.sizes, chunks)
                 self.paths[stored] = path
+
+        for own in self._own.values():
+            if own.component == "model" and own.name in self._steps:
+                for half, _ in self._halves(own):
+                    self._add_step(own.name, half)
+
+    def _add_step(self, name: str, half: str) -> None:
+        rank = self.files.lightest()
+        count = Tensor(Storage((Literal(self._steps[name]),)), _FLOAT, (), ())
+        place = self.files.add(rank, save(count, base=self.files.sizes[rank]))
+        path: Path = ("optimizer", "state", f"{self._wrapped}{name}{half}", _STEP)
+        self.tensors[dotted(path)] = TensorItems(_FLOAT, (), [WrittenChunk((), (), place)])
+        self.paths[dotted(path)] = path
 
     def _halves(self, own: TargetTensor) -> list[tuple[str, Box]]:
         """Return what is stored of a tensor: how its name ends, and which box of it that is."""
@@ -178,11 +208,10 @@ class _Writing:
         for key, value in self._job.state.root.items():
             if key not in _APART:
                 self._flattened((key,), value)
-        if self._job.trained:
-            for name, group in self._groups():
-                settings = {key: value for key, value in group.items() if key != "params"}
-                self._flattened(("optimizer", "param_to_group_meta", self._wrapped + name),
-                                settings)  # fmt: skip
+        for name, group in self._settings.items():
+            beside = ("params", _STEP) if name in self._steps else ("params",)
+            settings = {key: value for key, value in group.items() if key not in beside}
+            self._flattened(("optimizer", "param_to_group_meta", self._wrapped + name), settings)
 
     def _flattened(self, path: Path, value: Any) -> None:
         if isinstance(value, dict) and value and all(type(key) is str for key in value):
@@ -216,3 +245,15 @@ class _Writing:
                 what = f"in which group of parameters {local.name} is"
                 raise uncertain(what, local.name, hint=_HINT)
             yield local.name, own[found[0]]
+
+
+def _count(group: Mapping[Any, Any], name: str) -> bytes:
+    """Return what torch's Adam has as its step.
+
+    Raises:
+        UnsupportedError: the source does not say it.
+    """
+    step = group.get(_STEP)
+    if type(step) not in (int, float):
+        raise uncertain(f"how many steps the optimizer has made of {name}", name, hint=_HINT)
+    return struct.pack("<f", step)

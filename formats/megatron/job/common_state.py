@@ -16,7 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ftckpt.checkpoint import ObjectInfo
+from ftckpt.checkpoint.dtypes import decode_scalar
+from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.findings import Finding, finding
+from ftckpt.formats.megatron.fsdp.reader import parameter_name
 from ftckpt.formats.megatron.rank_files.source import FirstRanks
 from ftckpt.formats.megatron.rank_files.tensor_names import chunk_keys
 from ftckpt.formats.megatron.torch_dist.from_store import plan_of_store, recorded
@@ -54,6 +57,7 @@ _PLAIN = (int, float, str, bool, bytes, type(None))
 # How Megatron-FSDP keeps the settings of groups: those of each parameter, by its name.
 _BY_PARAMETER = "param_to_group_meta"
 _EXPERT = "is_expert_parallel"
+_STEP = "step"
 
 
 def job_state(content: Content) -> JobState:
@@ -69,7 +73,7 @@ def job_state(content: Content) -> JobState:
         found = _of_objects(content)
     by_parameter = found.root.get("optimizer")
     if isinstance(by_parameter, dict) and isinstance(by_parameter.get(_BY_PARAMETER), dict):
-        found.root["optimizer"] = _grouped(by_parameter[_BY_PARAMETER])
+        found.root["optimizer"] = _grouped(_counted(by_parameter[_BY_PARAMETER], content))
     for key in _NOT_SHARED:
         if found.root.pop(key, None) is not None and key == _RERUN:
             what = "the state of reruns is of the ranks that saved it: Megatron begins it anew"
@@ -124,6 +128,28 @@ def opened(value: Any, storages: Mapping[str, StoredStorage]) -> Any:
         type(value) is tuple and all(type(member) in _PLAIN for member in value)
     )
     return value if plain else CopiedTree(value, storages)
+
+
+def _counted(settings: Mapping[str, Any], content: Content) -> dict[str, Any]:
+    """Return settings by parameter with what torch's Adam counts beside the moments.
+
+    The fused ones count in the group, and there Megatron-Core has torch's count too, when the
+    optimizer is not Megatron-FSDP's (`DistributedOptimizer.state_dict`, core 0.16).
+    """
+    counters = {
+        wanted.name: key
+        for key, wanted in content.tensors.items()
+        if wanted.component == "optimizer" and wanted.name.endswith(f".{_STEP}")
+    }
+    found: dict[str, Any] = {}
+    for name, own in settings.items():
+        key = counters.get(f"{parameter_name(name)}.{_STEP}")
+        found[name] = own
+        if isinstance(own, dict) and _STEP not in own and key is not None:
+            count = decode_scalar(content.tensors[key].dtype, read_tensor(content.checkpoint, key))
+            if count is not None and count.is_integer():
+                found[name] = {**own, _STEP: int(count)}
+    return found
 
 
 def _grouped(settings: Mapping[str, Any]) -> dict[Any, Any]:

@@ -7,11 +7,15 @@ tests/data/megatron_fsdp says how.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.checkpoint.replicas import copies_of
@@ -114,6 +118,56 @@ def test_there_and_back_through_torch_dist(name: str, tmp_path: Path) -> None:
     for one in kept:
         assert back.load_object(one) == first.load_object(one)
     assert ftckpt_json("verify", str(tmp_path / "fsdp"), "--level", "values")["result"]["code"] == 0
+
+
+def of_torchs_adam(path: Path, to: Path, *counts: float) -> Path:
+    """Write a checkpoint as torch's Adam has it, which counts beside the moments."""
+    dcp_to_torch_save(path, to / "torch.pt")
+    state = torch.load(to / "torch.pt", weights_only=False)
+    for number, own in enumerate(state["optimizer"]["state"].values()):
+        own["step"] = torch.tensor(counts[number % len(counts)])
+    for group in state["optimizer"]["param_to_group_meta"].values():
+        del group["step"], group["bias_correction"]
+        group |= {"amsgrad": False, "foreach": None, "maximize": False}
+    return save(state, to / "iter_0000002")
+
+
+def test_what_torchs_adam_counts_goes_along(tmp_path: Path) -> None:
+    path = of_torchs_adam(of_data("dense", tmp_path)[0], tmp_path, 2.0)
+    first = open_checkpoint(path)
+    wanted = {i.stored_name for i in first.tensors.values() if not i.key.startswith("extra:")}
+    dist, back, resharded = (tmp_path / name for name in ("dist", "back", "resharded"))
+    for words in (
+        ("convert", path, dist, "--to", "megatron-dist"),
+        ("convert", dist, back, "--to", "megatron-fsdp"),
+        ("reshard", path, resharded, "--dp", "3"),
+    ):
+        assert ftckpt_json(*map(str, words))["result"]["code"] == 0
+    groups = open_checkpoint(dist).load_object("common.pt")["optimizer"]["optimizer"]
+    assert [group["step"] for group in groups["param_groups"]] == [2, 2]
+    for made in map(open_checkpoint, (back, resharded)):
+        assert {info.stored_name for info in made.tensors.values()} == wanted
+        for key in made.tensors:
+            assert read_tensor(made, key) == read_tensor(first, key), key
+        said = {name for name in first.objects if name.startswith("optimizer.")}
+        assert said == {name for name in made.objects if name.startswith("optimizer.")}
+    assert ftckpt_json("verify", str(resharded), "--level", "values")["result"]["code"] == 0
+    state: dict[str, Any] = {}
+    _load_state_dict(
+        state, FileSystemReader(resharded), planner=_EmptyStateDictLoadPlanner(), no_dist=True
+    )
+    for own in state["optimizer"]["state"].values():
+        assert own["step"].dtype == torch.float32
+        assert own["step"].item() == 2
+
+
+@pytest.mark.parametrize("target", ["megatron-dist", "megatron-fsdp"])
+def test_counts_that_differ_are_refused(target: str, tmp_path: Path) -> None:
+    path = of_torchs_adam(of_data("dense", tmp_path)[0], tmp_path, 2.0, 3.0)
+    verb = ("reshard", "--dp", "2") if target == "megatron-fsdp" else ("convert", "--to", target)
+    answer = ftckpt_json(verb[0], str(path), str(tmp_path / "out"), *verb[1:])
+    assert answer["result"]["code"] == 13
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("dp", [1, 3, 8])
