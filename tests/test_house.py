@@ -93,7 +93,7 @@ BUDGET = {
     "formats.torchsave": 831,
     "formats.families": 6_480,
     "formats.lora": 2_290,
-    "formats.megatron": 9_672,
+    "formats.megatron": 9_712,
     "formats.deepspeed": 8_124,
     "formats.nvrx": 700,
     "formats.orbax": 2_640,
