@@ -77,7 +77,7 @@ BUDGET = {
     "replication": 3_508,
     "parts": 2_045,
     "capabilities": 993,
-    "health": 1_165,
+    "health": 1_182,
     "joblogs": 2_948,
     "alerting": 482,
     "replay": 5_112,
