@@ -67,7 +67,7 @@ BUDGET = {
     "digests": 600,
     "inspection": 891,
     "manifest": 1_090,
-    "discovery": 3_532,
+    "discovery": 3_556,
     "verification": 4_641,
     "planning": 5_495,
     "transfer": 6_872,

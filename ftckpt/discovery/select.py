@@ -20,7 +20,7 @@ from ftckpt.storage.source import Source
 from .candidates import WALKED_OVER, Looked, Walk, gone
 from .open_part import open_parts
 from .roots import Candidate, Child, Root
-from .step_names import says_other_step
+from .step_names import is_put_aside, says_other_step
 
 Check = Callable[[Checkpoint], tuple[ExitCode, str]]
 Note = Callable[[str], None]
@@ -200,6 +200,9 @@ def _try(
     if looked.error is not None:
         return looked.error.exit_code, looked.error.message, looked.error.hint, False
     assert looked.child is not None
+    if is_put_aside(looked.candidate.path):
+        aside = f"{root.url_of(looked.candidate)} is put aside, as its name says"
+        return ExitCode.UNVERIFIED, aside, "", True
     answers = []
     source: Source | None = None
     try:

@@ -240,6 +240,27 @@ def test_a_step_that_lacks_a_model_of_the_trackers_step_was_not_finished(tmp_pat
     assert name_of(chosen(tmp_path)) == "global_step_2"
 
 
+@pytest.mark.parametrize(
+    "name", ["step-9.bad", "step-9_old", "step-9-backup2", "old-step-9", "BAD_global_step_9"]
+)
+def test_what_somebody_has_put_aside_is_not_taken(tmp_path: Path, name: str) -> None:
+    write(tmp_path, name, 9)
+    found = chosen(tmp_path)
+    assert (found.code, found.path) == (ExitCode.UNVERIFIED, None)
+    assert "is put aside" in found.message
+    assert candidates.newest_child(read(tmp_path)).candidate.path == name  # there is no other
+    write(tmp_path, "step-8", 8)
+    assert name_of(chosen(tmp_path)) == "step-8"
+    assert candidates.newest_child(read(tmp_path)).candidate.path == "step-8"
+
+
+@pytest.mark.parametrize("name", ["step-9-copy", "warm-up-9", "best-step-9", "bad", "baddata-9"])
+def test_other_names_are_taken_for_what_they_hold(tmp_path: Path, name: str) -> None:
+    write(tmp_path, name, 9)
+    write(tmp_path, "step-8", 8)
+    assert name_of(chosen(tmp_path)) == name
+
+
 def test_an_unreachable_newest_stops_also_where_only_listing_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
