@@ -83,3 +83,11 @@ def test_a_state_that_names_nothing_holds_nothing(tmp_path: Path, text: str) -> 
     root = _root(tmp_path, "checkpoint-{}")
     (root / "checkpoint-6" / "trainer_state.json").write_text(text)
     assert "checkpoint-1" not in {d.entry.name for d in plan_of(root, KEEP_2).keep}
+
+
+def test_what_is_put_aside_stays_and_stands_for_no_good_one(tmp_path: Path) -> None:
+    root = _root(tmp_path, "step-{}")
+    save(root, "step-9.bad", 9)
+    kept = {d.entry.name: [r.rule for r in d.reasons] for d in plan_of(root, KEEP_2).keep}
+    assert kept.keys() == {"step-5", "step-6", "step-9.bad"}
+    assert kept["step-9.bad"] == ["put-aside"]
