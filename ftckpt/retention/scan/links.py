@@ -1,11 +1,47 @@
-"""Find the entries that links inside another one lead into: what is kept needs them."""
+"""Find what a kept entry needs of others: what its links lead into, and what an adapter is of."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
-from ftckpt.storage.store import Entry, Store
+from ftckpt.discovery.roots import Root
+from ftckpt.discovery.step_names import step_in_name
+from ftckpt.errors import CorruptError, NotFoundError, UnsafeError
+from ftckpt.storage.store import Entry, EntryKind, Store, join
+from ftckpt.strict_json import JsonError, decode
+
+_ADAPTER, _MAX_BYTES = "adapter_config.json", 1 << 20
+
+
+def trained_upon(root: Root, own: str, files: Iterable[Entry]) -> tuple[str, ...]:
+    """Return the checkpoint of the same root that a LoRA adapter of PEFT was trained upon.
+
+    It is told by its name: the path that was recorded is of the machine that trained.
+
+    Args:
+        root: of the entry.
+        own: path of the entry.
+        files: of the entry.
+
+    Raises:
+        UnavailableError, DeniedError: its configuration could not be read.
+    """
+    path = join(own, _ADAPTER)
+    config = next((f for f in files if f.path == path and f.kind is EntryKind.FILE), None)
+    if config is None or config.size > _MAX_BYTES:
+        return ()
+    base: object = None
+    with suppress(NotFoundError, CorruptError, UnsafeError, JsonError, LookupError, TypeError):
+        base = decode(root.store.read(path, 0, config.size))["base_model_name_or_path"]
+    if not isinstance(base, str):
+        return ()
+    around, _, name = base.rstrip("/").rpartition("/")
+    here = root.url.rstrip("/").rpartition("/")[2]
+    if step_in_name(name) is None or around.rpartition("/")[2] not in ("", ".", here):
+        return ()
+    return (join(root.base, name),)
 
 
 def led_to(store: Store, own: str, files: Iterable[Entry]) -> tuple[str, ...]:

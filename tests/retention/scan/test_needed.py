@@ -55,6 +55,24 @@ def test_what_links_of_kept_entries_lead_into_stays(tmp_path: Path, make: object
     assert "step-2" not in names_in(root)
 
 
+@pytest.mark.parametrize("base", ["{}/step-1", "step-1", "/elsewhere/{name}/step-1/"])
+def test_what_a_kept_adapter_was_trained_upon_stays(tmp_path: Path, base: str) -> None:
+    root = _root(tmp_path, "step-{}")
+    said = {"base_model_name_or_path": base.format(root, name=root.name)}
+    (root / "step-6" / "adapter_config.json").write_text(json.dumps(said))
+    kept = {d.entry.name: [str(r) for r in d.reasons] for d in plan_of(root, KEEP_2).keep}
+    assert kept["step-1"] == ["base: step-6 depends on it"]
+
+
+@pytest.mark.parametrize("base", ["/other/run/step-1", "org/step-1", "step-6", 7, "meta/llama"])
+def test_an_adapter_of_something_else_keeps_nothing(tmp_path: Path, base: object) -> None:
+    root = _root(tmp_path, "step-{}")
+    (root / "step-6" / "adapter_config.json").write_text(
+        json.dumps({"base_model_name_or_path": base})
+    )
+    assert {d.entry.name for d in plan_of(root, KEEP_2).keep} == {"step-5", "step-6"}
+
+
 def test_a_link_in_what_goes_keeps_nothing(tmp_path: Path) -> None:
     root = _root(tmp_path, "step-{}")
     os.symlink("../step-1/marker", root / "step-2" / "frozen")
