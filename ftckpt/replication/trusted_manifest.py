@@ -141,7 +141,7 @@ def require_explained(source: Source, opened: Open, found: Diagnosis, work: Work
 def require_one_save(source: Source, replica: Source, opened: Open, work: Work) -> None:
     """Refuse a replica of another save, as records of the damaged checkpoint show it.
 
-    Asked where the replica alone is sealed. A record that matches its own CRC-32 is no damage: if
+    Asked where the replica alone is sealed. A record that matches its own CRC-32 is not damage: if
     the replica's has another one, both were written so.
 
     Raises:
@@ -160,7 +160,7 @@ def require_one_save(source: Source, replica: Source, opened: Open, work: Work) 
             other = next((r.extent.file for r in apart if r.extent.file not in bad), "")
     if other:
         raise _other(
-            source, replica, f"{other} differs and is no damage: its records match their CRC-32s"
+            source, replica, f"{other} differs and is not damage: its records match their CRC-32s"
         )
 
 

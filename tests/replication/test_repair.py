@@ -236,7 +236,7 @@ def test_a_record_that_is_whole_is_no_damage(tmp_path: Path) -> None:
     damaged = _shards(tmp_path / "a", "bin", 2.0)
     other = sealed(_shards(tmp_path / "b", "bin", 1.0))
     before = state(damaged)
-    with pytest.raises(RefusedError, match=r"00004\.bin differs and is no damage"):
+    with pytest.raises(RefusedError, match=r"00004\.bin differs and is not damage"):
         repaired(damaged, other)
     assert state(damaged) == before
 

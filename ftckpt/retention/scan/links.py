@@ -15,8 +15,8 @@ from ftckpt.strict_json import JsonError, decode
 _ADAPTER, _MAX_BYTES = "adapter_config.json", 1 << 20
 
 
-def trained_upon(root: Root, own: str, files: Iterable[Entry]) -> tuple[str, ...]:
-    """Return the checkpoint of the same root that a LoRA adapter of PEFT was trained upon.
+def trained_on(root: Root, own: str, files: Iterable[Entry]) -> tuple[str, ...]:
+    """Return the checkpoint of the same root that a LoRA adapter of PEFT was trained on.
 
     It is told by its name: the path that was recorded is of the machine that trained.
 

@@ -56,7 +56,7 @@ def test_what_links_of_kept_entries_lead_into_stays(tmp_path: Path, make: object
 
 
 @pytest.mark.parametrize("base", ["{}/step-1", "step-1", "/elsewhere/{name}/step-1/"])
-def test_what_a_kept_adapter_was_trained_upon_stays(tmp_path: Path, base: str) -> None:
+def test_what_a_kept_adapter_was_trained_on_stays(tmp_path: Path, base: str) -> None:
     root = _root(tmp_path, "step-{}")
     said = {"base_model_name_or_path": base.format(root, name=root.name)}
     (root / "step-6" / "adapter_config.json").write_text(json.dumps(said))
