@@ -82,7 +82,7 @@ BUDGET = {
     "alerting": 482,
     "replay": 5_112,
     "formats.pickles": 2_359,
-    "guard": 3_342,
+    "guard": 3_345,
     "formats.torch_files": 4_210,
     "formats.state": 2_746,
     "formats.huggingface": 675,
