@@ -85,7 +85,7 @@ BUDGET = {
     "guard": 3_345,
     "formats.torch_files": 4_210,
     "formats.state": 2_746,
-    "formats.huggingface": 675,
+    "formats.huggingface": 676,
     "formats.dcp": 3_403,
     "formats.quantised": 2_163,
     "formats.ranks": 5_379,

@@ -22,6 +22,7 @@ _ASIDE = frozenset(
     {
         *DTYPE_FIELDS, "_name_or_path", "transformers_version", "peft_version", "use_cache",
         "auto_mapping", "base_model_name_or_path", "inference_mode", "revision",
+        "_attn_implementation", "_attn_implementation_autoset",
     }
 )  # fmt: skip
 _LONG = 48  # characters of a value that are shown
@@ -72,7 +73,7 @@ def _files(checkpoint: Checkpoint) -> dict[str, str]:
 def _leaves(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
     """Yield every setting as text that is equal for equal values; PEFT writes sets in any order."""
     for key, member in value.items():
-        if not before and key in _ASIDE:
+        if key in _ASIDE:
             continue
         if isinstance(member, dict) and member:
             yield from _leaves(member, f"{before}{key}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,20 @@ def test_what_one_side_says_alone_and_where_it_lay_make_no_difference(
     adapter: Path, tmp_path: Path, change: Change | None
 ) -> None:
     assert diff(adapter, _changed(adapter, tmp_path, change)).code is ExitCode.OK
+
+
+def test_the_type_of_the_weights_is_no_setting(tmp_path: Path) -> None:
+    sample = placed("trainer_dirs/trainer", tmp_path)
+    other = tmp_path / "other" / sample.name
+    shutil.copytree(sample, other)
+    for place, dtype in ((sample, "bfloat16"), (other, "float32")):
+        said = json.loads((place / "config.json").read_text())
+        said |= {"torch_dtype": dtype, "text_config": {"dtype": dtype, "hidden_size": 8}}
+        (place / "config.json").write_text(json.dumps(said))
+    assert diff(sample, other).code is ExitCode.OK
+    said["text_config"]["hidden_size"] = 16
+    (other / "config.json").write_text(json.dumps(said))
+    assert [d.name for d in diff(sample, other).state] == ["config.json.text_config.hidden_size"]
 
 
 def test_a_damaged_config_is_told(adapter: Path, tmp_path: Path) -> None:
