@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ftckpt.api import diff
+from ftckpt import api
+from ftckpt.comparison import DiffReport
 from ftckpt.errors import ExitCode
 from tests.faults.test_semantic import placed
 
 Change = Callable[[dict[str, Any]], object]
+
+
+def diff(first: Path, second: Path, component: Sequence[str] = ()) -> DiffReport:
+    return api.diff(str(first), str(second), component=component)
 
 
 @pytest.fixture(scope="module")
