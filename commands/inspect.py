@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +20,7 @@ from ftckpt.findings import counted
 from .cli import render
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ftckpt.checkpoint import Checkpoint, TensorInfo
     from ftckpt.discovery.resolve import Target
@@ -82,8 +83,9 @@ def command(
     """Show what a checkpoint holds, from headers alone.
 
     Format, step, topology, bytes by kind and type, and the resume check: which parts of the
-    training state are present, absent, or cannot be told, and what goes wrong without them. Never
-    reads tensor bytes and never runs code from a file.
+    training state are present, absent, or cannot be told, and what goes wrong without them. With
+    --resume it also says where the files of it are missing or cut. Never reads tensor bytes and
+    never runs code from a file.
     """
     from ftckpt.inspection import inspect, matching
 
@@ -97,6 +99,8 @@ def command(
         return None
     listed = _sorted(matching(checkpoint, match), sort) if match or tensors else None
     result = inspect(checkpoint)
+    if resume:
+        result = replace(result, notes=(*result.notes, *_torn(checkpoint, result.notes)))
     adapter = _adapter_of(checkpoint)
     _report(invocation, checkpoint, result, listed, with_files=files)
     if adapter is not None:
@@ -126,6 +130,16 @@ def _adapter_of(checkpoint: Checkpoint) -> AdapterDescription | None:
     from ftckpt.formats.lora.summary import describe
 
     return describe(checkpoint)
+
+
+def _torn(checkpoint: Checkpoint, known: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield what is wrong with the structure: names of state are there, and files of it lost."""
+    from ftckpt.progress import NULL
+    from ftckpt.verification import check_structure
+
+    for found in check_structure(checkpoint, NULL):
+        if found.severity == "error" and found not in known:
+            yield found
 
 
 def _print_notes(invocation: Invocation, notes: Sequence[Finding]) -> None:

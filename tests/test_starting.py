@@ -41,10 +41,10 @@ MOST = {
     # that many machines share; one for who is told of alerts, one for what gc has thinned, and one
     # that chooses what it thins; one that finds weights stored as masters alone, and one that
     # tells of a source that it was thinned; one that finds pages of zeros, one that finds another
-    # run inside an entry of gc, and one that holds moments to their weights; five of what the check
-    # of numbers is made of.
+    # run inside an entry of gc, one that finds what an entry needs of others, and one that holds
+    # moments to their weights; five of what the check of numbers is made of.
     "inspect": 118, "structure": 142, "content": 148, "values": 159, "to safetensors": 222,
-    "to dcp": 219, "pack": 242, "latest": 178, "gc": 217,
+    "to dcp": 219, "pack": 242, "latest": 178, "gc": 218,
 }  # fmt: skip
 ALONE = """
 import sys

@@ -100,6 +100,7 @@ def command(
     from ftckpt.comparison.worker_count import within_budget
     from ftckpt.formats.families.vocabulary import vocabulary_of
     from ftckpt.formats.grid_fields import follows
+    from ftckpt.formats.huggingface.model_settings import with_settings
     from ftckpt.formats.state.fields import state_fields
     from ftckpt.transfer.content import Content
     from ftckpt.transfer.request.renaming import parse_renames
@@ -129,8 +130,8 @@ def command(
 
     def whole(work: Work) -> Result:
         report = compare(
-            one, two, reading, fields=state_fields, hangs=follows, vocabulary=vocabulary,
-            choice=choice, work=work,
+            one, two, reading, fields=with_settings(state_fields, first, second), hangs=follows,
+            vocabulary=vocabulary, choice=choice, work=work,
         )  # fmt: skip
         return conclude(report)
 

@@ -299,6 +299,7 @@ def diff(
     from ftckpt.comparison.worker_count import within_budget
     from ftckpt.formats.families.vocabulary import vocabulary_of
     from ftckpt.formats.grid_fields import follows
+    from ftckpt.formats.huggingface.model_settings import with_settings
     from ftckpt.formats.state.fields import state_fields
     from ftckpt.transfer.content import Content
     from ftckpt.transfer.request.renaming import rename as renamed
@@ -312,7 +313,7 @@ def diff(
         renamed(ours, renames) if renames else ours,
         Content.of(second),
         Reading(tolerance=tolerance_of(rtol, atol), trust_recorded=trust_recorded),
-        fields=state_fields,
+        fields=with_settings(state_fields, first, second),
         hangs=follows,
         vocabulary=vocabulary_of(first, second, true_vocab_size),
         choice=Choice(tuple(component), tuple(tensor), layout_state),

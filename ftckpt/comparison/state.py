@@ -107,7 +107,7 @@ _RATES = re.compile(
     r"(?:^|[._])(?:_last_lr|base_lrs?|initial_lr|(?:max_|min_)?lr|learning_rate)(?:\.\d+)?$"
 )
 _SETTINGS = re.compile(
-    r"(?:^|[./:])(?:args|config|ds_config|hyper_parameters|param_groups)(?=[./:]|$)"
+    r"(?:^|[./:])(?:args|(?:adapter_|ds_)?config|hyper_parameters|param_groups)(?=[./:]|$)"
 )
 
 

@@ -32,6 +32,7 @@ from ftckpt.storage.store import Entry, EntryKind, join
 from .lone_manifests import HINT, alone
 from .open_part import files_of, open_parts
 from .roots import Candidate, Child, Root, concurrently, newest_names_first
+from .step_names import is_put_aside
 
 # Number of candidates whose headers are read at once; a smaller root is ordered by content alone.
 BATCH = 64
@@ -248,8 +249,8 @@ def newest_child(root: Root, note: Callable[[str], None] = lambda _: None) -> Ch
     """Return the newest committed checkpoint of a root, damaged or not.
 
     A root means this one if a verb needs one checkpoint. If none is committed, it is the newest
-    that a format recognises. One that gc has thinned is taken only without any other. `note` is
-    called for newer uncommitted ones.
+    that a format recognises. One that gc has thinned, or that somebody has put aside, is taken only
+    without any other. `note` is called for newer uncommitted ones.
 
     Raises:
         NotFoundError: there are none.
@@ -267,6 +268,9 @@ def newest_child(root: Root, note: Callable[[str], None] = lambda _: None) -> Ch
             uncommitted += [looked.child] if looked.child is not None else []
         elif looked.child is not None and _is_thinned(root, looked.child):
             newer.append(f"{root.url_of(looked.candidate)} holds weights alone")
+            thinned.append(looked.child)
+        elif looked.child is not None and is_put_aside(looked.candidate.path):
+            newer.append(f"{root.url_of(looked.candidate)} is put aside, as its name says")
             thinned.append(looked.child)
         elif looked.child is not None:
             for line in newer:

@@ -3,8 +3,9 @@
 A pointer is only a hint: it is written after the save and can be lost, stale or ahead. Sources:
 DeepSpeed `engine.py` (`latest`) and its universal converter (`latest_universal`); Megatron-LM
 `checkpointing.py` and verl (`latest_checkpointed_iteration.txt`: an iteration in decimal, or
-`release`); DLRover (`dlrover_latest.txt`: a step); Megatron-Bridge `checkpointing.py`
-(`latest_train_state.pt`: a copy of the checkpoint's `train_state.pt`, which holds its step).
+`release`); DLRover (`dlrover_latest.txt`: a step); SkyRL (`latest_ckpt_global_step.txt`: a step);
+Megatron-Bridge `checkpointing.py` (`latest_train_state.pt`: a copy of the checkpoint's
+`train_state.pt`, which holds its step).
 """
 
 from __future__ import annotations
@@ -25,7 +26,12 @@ from .recognise import UnopenedPart
 GOOD = "last-known-good"
 
 _TAGS = frozenset({"latest", "latest_universal", GOOD})
-STEPS = frozenset({"latest_checkpointed_iteration.txt", "dlrover_latest.txt", "latest_step.txt"})
+STEPS = frozenset(
+    {
+        "latest_checkpointed_iteration.txt", "dlrover_latest.txt", "latest_step.txt",
+        "latest_ckpt_global_step.txt",
+    }
+)  # fmt: skip
 # Pointers that are a copy of a file in the checkpoint.
 COPIES = {"latest_train_state.pt": "train_state.pt"}
 FILES = _TAGS | STEPS | COPIES.keys()

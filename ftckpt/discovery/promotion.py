@@ -3,6 +3,7 @@
     latest, latest_universal             DeepSpeed: the name of the checkpoint, as text
     latest_checkpointed_iteration.txt    Megatron-LM, verl: a step in decimal, or `release`
     dlrover_latest.txt                   DLRover: a step in decimal
+    latest_ckpt_global_step.txt          SkyRL: a step in decimal
     latest_train_state.pt                Megatron-Bridge: a copy of the checkpoint's train_state.pt
     last-known-good                      ours: the name of the checkpoint, as text
     any other name                       an existing symbolic link
@@ -43,6 +44,7 @@ _MOST_COPIED = 1 << 20  # bytes
 _BY_NUMBER = {
     "latest_checkpointed_iteration.txt": re.compile(r"iter_(\d{7,})|global_step_(\d+)"),
     "dlrover_latest.txt": re.compile(r"iter_(\d{7,})|(?:global_step_|checkpoint-|step[-_]?)?(\d+)"),
+    "latest_ckpt_global_step.txt": re.compile(r"()global_step_(\d+)"),
     "latest_train_state.pt": re.compile(r"iter_(\d{7,})()"),
     "latest_step.txt": re.compile(r"iter_(\d{7,})|(?:global_step_|checkpoint-|step[-_]?)?(\d+)"),
 }

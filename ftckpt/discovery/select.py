@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import ExitCode, FtckptError, NotFoundError, UnsafeError, worst
-from ftckpt.findings import Finding, finding
+from ftckpt.findings import Finding, finding, listed
 from ftckpt.manifest.thinned import WEIGHTS_ALONE, is_thinned
 from ftckpt.storage.source import Source
 
 from .candidates import WALKED_OVER, Looked, Walk, gone
 from .open_part import open_parts
-from .roots import Candidate, Root
-from .step_names import says_other_step
+from .roots import Candidate, Child, Root
+from .step_names import is_put_aside, says_other_step
 
 Check = Callable[[Checkpoint], tuple[ExitCode, str]]
 Note = Callable[[str], None]
@@ -127,7 +127,12 @@ class SelectionRules:
 
 
 def select(
-    root: Root, check: Check, rules: SelectionRules, note: Note = lambda _: None
+    root: Root,
+    check: Check,
+    rules: SelectionRules,
+    note: Note = lambda _: None,
+    *,
+    every: Sequence[Candidate] = (),
 ) -> Selection:
     """Choose the newest checkpoint of a root that passes.
 
@@ -137,6 +142,7 @@ def select(
             FtckptError instead.
         rules: limits of the fallback.
         note: called with the reason for each skipped newer one.
+        every: all candidates, where the root shows some of them alone.
 
     Returns:
         The choice, or the code and sentence of the failure; failures of single checkpoints and of
@@ -149,7 +155,7 @@ def select(
     end: tuple[ExitCode, str, str] | None = None
     for looked in walk.newest_first(rules.step_at_most):
         path = root.url_of(looked.candidate)
-        code, message, hint, lacks = _try(root, looked, check, rules)
+        code, message, hint, lacks = _try(root, looked, check, rules, every or root.candidates)
         if code is ExitCode.OK:
             chosen = looked
             end = (code, message, hint)
@@ -188,15 +194,21 @@ def select(
 
 
 def _try(
-    root: Root, looked: Looked, check: Check, rules: SelectionRules
+    root: Root, looked: Looked, check: Check, rules: SelectionRules, every: Sequence[Candidate]
 ) -> tuple[ExitCode, str, str, bool]:
     """Check one candidate; the last item says whether it lacks what the user requires."""
     if looked.error is not None:
         return looked.error.exit_code, looked.error.message, looked.error.hint, False
     assert looked.child is not None
+    if is_put_aside(looked.candidate.path):
+        aside = f"{root.url_of(looked.candidate)} is put aside, as its name says"
+        return ExitCode.UNVERIFIED, aside, "", True
     answers = []
     source: Source | None = None
     try:
+        torn = _lacks_models(root, looked, every)
+        if torn:
+            return ExitCode.INCOMPLETE, torn, "", False
         # Opened again instead of kept: the headers of 64 checkpoints do not fit in memory.
         for checkpoint in open_parts(root.store, looked.child.parts):
             source = checkpoint.source
@@ -217,6 +229,37 @@ def _try(
         return error.exit_code, error.message, error.hint, False
     code = worst(code for code, _ in answers)
     return code, next(message for its, message in answers if its is code), "", False
+
+
+def _lacks_models(root: Root, looked: Looked, every: Sequence[Candidate]) -> str:
+    """Return why a step is not finished although each model in it is whole; "" if nothing says so.
+
+    Trainers of RL save one model after the other, and write the step into their tracker last. One
+    that was killed between two models leaves a step without those that the tracker's step has.
+    """
+    child, step = looked.child, looked.known_step
+    mine = _models(child)
+    trackers = [p for p in root.pointers if p.means_step and p.step is not None]
+    if not mine or step is None or any((p.step or 0) >= step for p in trackers):
+        return ""
+    for tracker in trackers:
+        for candidate in every:
+            if candidate.step == tracker.step and not candidate.staging:
+                lost = sorted(_models(root.recognise(candidate)) - mine)
+                if lost:
+                    return (
+                        f"{root.url_of(looked.candidate)} lacks {listed(lost, 3)}, which "
+                        f"{candidate.path} has, and {tracker.name} says {tracker.says}: "
+                        "its save was not finished"
+                    )
+    return ""
+
+
+def _models(child: Child | None) -> set[str]:
+    """Return the names of the models of a step that holds one checkpoint for each."""
+    parts = () if child is None else child.parts
+    whole = child.candidate.entry.path if child is not None else ""
+    return {p.entry.path.rpartition("/")[2] for p in parts if p.entry.path != whole}
 
 
 def _flag(code: ExitCode) -> str:

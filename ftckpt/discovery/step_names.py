@@ -33,6 +33,14 @@ _STEP_NAMES = (
 _NEMO = re.compile(
     rf"[A-Za-z0-9][A-Za-z0-9_.-]*?--(?:{_LOGGED}-)*step=([0-9]+)(?:-{_LOGGED})*(?:-last)?(?:-v[0-9]+)?"
 )
+# What people write before or after the name of a checkpoint that is not to be taken.
+_ASIDE_WORD = (
+    r"(?:old|bad|broken|corrupt(?:ed)?|damaged|failed|wrong|diverged|disabled|ignored?|bak|backup"
+    r"|orig|quarantined?|do[-_]?not[-_]?use)"
+)
+_ASIDE = re.compile(
+    rf"{_ASIDE_WORD}[-_.](?P<after>.+)|(?P<before>.+?)[-_.]{_ASIDE_WORD}[-_.]?[0-9]*", re.IGNORECASE
+)
 # One file of several that make up a step, in a directory that other steps share.
 FILE_OF_STEP = re.compile(
     r"(?:(?:[A-Za-z]+(?:_[A-Za-z]+)*[_-])?(?:global_)?(?:step|iter)[_-]?|(?:ckpt|checkpoint)[_-])"
@@ -68,6 +76,15 @@ def says_other_step(name: str, step: int) -> bool:
     if said is None or said == step:
         return False
     return said + 1 != step or _NEMO.fullmatch(name) is None
+
+
+def is_put_aside(name: str) -> bool:
+    """Say whether somebody renamed the checkpoint of a step so that no trainer takes it.
+
+    `step-40.bad`, `old-step-40`: its content still says the step.
+    """
+    match = _ASIDE.fullmatch(name)
+    return match is not None and step_in_name(match["before"] or match["after"]) is not None
 
 
 def is_file_of_step(name: str) -> bool:

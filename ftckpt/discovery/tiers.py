@@ -220,6 +220,7 @@ def _try(
 
     entries = tuple(one.candidate for one in looked)
     found = select(
-        replace(root, candidates=entries), check, replace(rules, max_fallback=None), told
-    )
+        replace(root, candidates=entries), check, replace(rules, max_fallback=None), told,
+        every=root.candidates,
+    )  # fmt: skip
     return found, found.path is None and len(notes) < len(found.skipped)

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from ftckpt.discovery.candidates import look
 from ftckpt.discovery.roots import Root
+from ftckpt.discovery.step_names import is_put_aside
 from ftckpt.errors import ExitCode, FtckptError
 from ftckpt.own_files import WEIGHTS
 
@@ -94,6 +95,8 @@ def new_saves(root: Root, before: Shown, unread: list[UnreadSave] | None = None)
     for candidate in root.candidates:
         now = candidate.entry.mtime, candidate.entry.size
         if candidate.staging or before.get(candidate.path) == now:
+            continue
+        if is_put_aside(candidate.path):  # renamed by somebody, and no save
             continue
         try:
             looked = look(root, candidate)

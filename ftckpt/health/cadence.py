@@ -24,6 +24,10 @@ NEWEST = 256
 # A step that took this much longer than the median one between the same two saves was not training.
 _GAP = 1.5
 
+# A file is none of a save if it came so long after the middle one, in seconds and in times that the
+# first half took.
+_LATER_S, _LATER = 3600.0, 10.0
+
 
 @dataclass(frozen=True, slots=True)
 class Save:
@@ -167,6 +171,7 @@ def _save(root: Root, child: Child) -> Save | None:
     files = [e for name, e in source.entries.items() if not is_own(name)]
     times = [e.mtime for e in files if e.mtime is not None]
     whole = bool(times) and len(times) == len(files)
+    times = while_saved(times)
     return Save(
         root.url_of(child.candidate),
         step,
@@ -175,6 +180,18 @@ def _save(root: Root, child: Child) -> Save | None:
         min(times) if whole else None,
         max(times) if whole else None,
     )
+
+
+def while_saved(times: Sequence[float]) -> list[float]:
+    """Return the times of a save's files without those that came long after the others.
+
+    An evaluation that writes into an old save would make a trainer that has stopped look alive.
+    """
+    if not times:
+        return []
+    first, middle = min(times), sorted(times)[(len(times) - 1) // 2]
+    end = middle + max(_LATER_S, _LATER * (middle - first))
+    return [time for time in times if time <= end]
 
 
 def _write_s(saves: Sequence[Save]) -> float | None:

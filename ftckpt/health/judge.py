@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
+from ftckpt.discovery.step_names import is_put_aside
 from ftckpt.retention.scan.classify import PENDING
 from ftckpt.retention.scan.entries import EntryClass
 
@@ -155,7 +156,11 @@ def judge(
 def _health(survey: Survey, now: float, wanted: Thresholds, second: Survey | None) -> Health:
     committed = survey.of(EntryClass.COMMITTED)
     # No run goes on from weights alone, and their files say when gc thinned them.
-    committed = tuple(h for h in committed if not h.entry.thinned)
+    committed = tuple(
+        h
+        for h in committed
+        if not h.entry.thinned and not is_put_aside(h.entry.name.rpartition("/")[2])
+    )
     stepped = [h for h in committed if h.entry.step is not None]
     newest = max(stepped, key=lambda h: h.entry.age_order, default=None)
     timed = [h for h in committed if h.finished is not None]

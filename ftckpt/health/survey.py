@@ -22,7 +22,7 @@ from ftckpt.storage.local.oserror import translate
 from ftckpt.storage.store import Entry
 from ftckpt.verification.scrub import ScrubHistory
 
-from .cadence import Save
+from .cadence import Save, while_saved
 
 # What nobody here wrote may be a data set of any size: it is counted and not listed.
 _NOT_LISTED = frozenset({EntryClass.FOREIGN})
@@ -38,7 +38,7 @@ class SurveyedEntry:
         url: its path or URL.
         began: modification time of its first file in seconds since the epoch; None where the store
             keeps none. What ftckpt wrote beside the data does not count in times.
-        finished: modification time of its last file.
+        finished: modification time of its last file; files that came long after it do not count.
     """
 
     entry: RootEntry
@@ -166,7 +166,7 @@ def _times(files: Sequence[Entry], base: str) -> list[float]:
     own = base + SUFFIX  # beside a checkpoint that is one file
     data = [f for f in files if f.path != own and not is_own(f.path[len(base) + 1 :])]
     times = [f.mtime for f in data if f.mtime is not None]
-    return times if len(times) == len(data) else []
+    return while_saved(times) if len(times) == len(data) else []
 
 
 def _counted(contents: EntryContents, seen: set[str]) -> int:

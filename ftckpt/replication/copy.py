@@ -28,7 +28,13 @@ from ftckpt.workers import Division, Work
 from .carry_files import Moved, Mover, Origin
 from .contents import CopiedFile, ReplicaContents, contents_of
 from .evidence import BlockJudge, ManifestEvidence, record_evidence
-from .existing_destination import renamed, require_other, require_same
+from .existing_destination import (
+    renamed,
+    require_as_sealed,
+    require_beside,
+    require_other,
+    require_same,
+)
 from .options import ReplicationOptions
 from .places import destination_of, plan_of, require_apart_from_bases, staging_at
 
@@ -207,6 +213,9 @@ def copy(
         except ExistsError as error:
             with blamed(source, names):
                 require_same(source, manifest, job.destination, stores, options, error)
+                require_as_sealed(source, manifest, options)
+                beside = [file.name for file in contents.beside]
+                require_beside(source, beside, job.destination, stores, options)
             return replace(report, already_there=True, evidence="manifest", covered=report.nbytes)
         if built:
             staging.believe(made, built)

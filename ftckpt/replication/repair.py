@@ -40,7 +40,14 @@ from .existing_destination import renamed, require_other, require_same
 from .options import ReplicationOptions
 from .places import destination_of, plan_of, require_apart_from_bases, staging_at
 from .swap_in_place import ExchangeStaging
-from .trusted_manifest import Authority, Open, authority, require_alike, require_explained
+from .trusted_manifest import (
+    Authority,
+    Open,
+    authority,
+    require_alike,
+    require_explained,
+    require_one_save,
+)
 
 _OPTIONS = ReplicationOptions()
 _STORES = StoreOptions()
@@ -153,6 +160,8 @@ def repair(
         require_alike(source, replica, found)
     if known.evidence != "manifest":
         require_explained(source, opened, found, options.work)
+    elif not known.own and any(block.why == "differs" for block in found.blocks):
+        require_one_save(source, replica, opened, options.work)
     report = RepairReport(source.url, known.evidence, found.blocks, found.long, known.damaged)
     if dry_run or (report.sound and not to):
         return report

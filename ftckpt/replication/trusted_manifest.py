@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.digests.files import hash_files
+from ftckpt.discovery.step_names import step_in_name
 from ftckpt.errors import (
     CorruptError,
     ExitCode,
@@ -26,7 +27,7 @@ from ftckpt.manifest.seal import utc_now
 from ftckpt.own_files import is_own
 from ftckpt.progress import NULL, expect_files
 from ftckpt.storage.source import Source
-from ftckpt.verification import verify
+from ftckpt.verification import Level, VerifyOptions, verify
 from ftckpt.version import __version__
 from ftckpt.workers import Work
 
@@ -83,11 +84,13 @@ def authority(
         _require_step(source, ours, replica, opened)
         return Authority(ours, "manifest", True, False)
     if theirs is not None:
+        _require_names(source, replica, theirs)
         _require_step(replica, theirs, source, opened)
         return Authority(theirs, "manifest", False, damaged)
     made = _by_records(replica, opened, work)
     if source.single:
         made = renamed(made, next(iter(source.entries)))
+    _require_names(source, replica, made)
     _require_step(replica, made, source, opened)
     return Authority(made, "crc32", False, damaged)
 
@@ -135,6 +138,32 @@ def require_explained(source: Source, opened: Open, found: Diagnosis, work: Work
             )
 
 
+def require_one_save(source: Source, replica: Source, opened: Open, work: Work) -> None:
+    """Refuse a replica of another save, as records of the damaged checkpoint show it.
+
+    Asked where the replica alone is sealed. A record that matches its own CRC-32 is not damage: if
+    the replica's has another one, both were written so.
+
+    Raises:
+        RefusedError: a record is whole, and is not the replica's.
+    """
+    other = ""
+    with suppress(FtckptError):  # what cannot be opened shows nothing
+        theirs = {record.extent: record.crc32 for record in opened(replica).records()}
+        ours = opened(source)
+        mine = [r for r in ours.records() if r.crc32 is not None and r.extent.length]
+        apart = [r for r in mine if theirs.get(r.extent, r.crc32) not in (r.crc32, None)]
+        if apart:
+            options = VerifyOptions(level=Level.CONTENT, use_manifest=False)
+            report = verify(ours, options, work=replace(work, counter=NULL))
+            bad = {f.file for f in report.findings if f.severity is Severity.ERROR}
+            other = next((r.extent.file for r in apart if r.extent.file not in bad), "")
+    if other:
+        raise _other(
+            source, replica, f"{other} differs and is not damage: its records match their CRC-32s"
+        )
+
+
 def _manifest_of(source: Source) -> tuple[Manifest | None, bool]:
     """Return the manifest of a place, if there is a readable one, and whether it is damaged."""
     try:
@@ -152,6 +181,13 @@ def _require_step(known: Source, manifest: Manifest, other: Source, opened: Open
             raise _other(other, known, f"one is {checkpoint.format}, one {manifest.format}")
         if None not in (checkpoint.step, manifest.step) and checkpoint.step != manifest.step:
             raise _other(other, known, f"one is step {checkpoint.step}, one step {manifest.step}")
+
+
+def _require_names(source: Source, replica: Source, manifest: Manifest) -> None:
+    """Compare the steps in the names, where the content shows none."""
+    ours, theirs = step_in_name(source.name), step_in_name(replica.name)
+    if manifest.step is None and None not in (ours, theirs) and ours != theirs:
+        raise _other(source, replica, f"their names say step {ours} and step {theirs}")
 
 
 def _by_records(replica: Source, opened: Open, work: Work) -> Manifest:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.commands.golden import check_golden, ftckpt
+from tests.commands.saves import answer
+from tests.faults.test_semantic import placed
 
 
 def test_a_checkpoint(here: Path) -> None:
@@ -61,6 +63,16 @@ def test_json_says_what_the_contract_says(here: Path) -> None:
         "message": "dcp, step 2: 13 tensors in 3 files",
         "hint": "",
     }
+
+
+def test_state_that_is_named_and_lost_is_told_with_the_resume_check(tmp_path: Path) -> None:
+    place = placed("deepspeed/z1/global_step2", tmp_path)
+    whole = answer("inspect", str(place), "--resume")
+    assert not [note for note in whole["notes"] if note["severity"] == "error"]
+    (place / "bf16_zero_pp_rank_3_mp_rank_00_optim_states.pt").unlink()
+    torn = answer("inspect", str(place), "--resume")
+    assert "missing-rank" in {n["kind"] for n in torn["notes"] if n["severity"] == "error"}
+    assert torn["result"]["code"] == 0  # the verdict is that of verify
 
 
 def test_no_tensor_byte_is_read(here: Path) -> None:

@@ -194,6 +194,12 @@ def test_pointers_say_what_they_mean(tmp_path: Path) -> None:
     assert [c.path for c in root.candidates] == ["global_step20", "iter_0000010"]
 
 
+def test_the_tracker_of_skyrl_is_a_pointer(tmp_path: Path) -> None:
+    write(tmp_path, "global_step_5", 5)
+    (tmp_path / "latest_ckpt_global_step.txt").write_text("5")
+    assert [p.target for p in read(tmp_path).pointers] == ["global_step_5"]
+
+
 def test_release_is_a_pointer_to_a_name(tmp_path: Path) -> None:
     write(tmp_path, "release", None)
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("release\n")

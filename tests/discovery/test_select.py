@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from ftckpt.discovery import candidates
 from ftckpt.discovery.roots import Candidate, Root
 from ftckpt.discovery.select import Selection, SelectionRules, select
+from ftckpt.discovery.tiers import Tier, select_tiers
 from ftckpt.discovery.wait import select_waiting
 from ftckpt.errors import DeniedError, ExitCode, NotFoundError, UnavailableError
 from tests.builders.small_format import MARKER, Small, check, read, write
@@ -218,6 +219,46 @@ def test_every_model_of_a_step_must_pass(tmp_path: Path) -> None:
     write(tmp_path / "global_step_2", "actor", 2)
     write(tmp_path / "global_step_2", "critic", 2, "CORRUPT")
     assert name_of(chosen(tmp_path)) == "global_step_1"
+
+
+def test_a_step_that_lacks_a_model_of_the_trackers_step_was_not_finished(tmp_path: Path) -> None:
+    # verl saves actor, critic and the tracker in this order.
+    for step in (1, 2):
+        write(tmp_path / f"global_step_{step}", "actor", step)
+    write(tmp_path / "global_step_1", "critic", 1)
+    assert name_of(chosen(tmp_path)) == "global_step_2"  # nothing says that it needs one
+    tracker = tmp_path / "latest_checkpointed_iteration.txt"
+    tracker.write_text("1")
+    found = chosen(tmp_path)
+    assert name_of(found) == "global_step_1"
+    assert found.skipped[0].code is ExitCode.INCOMPLETE
+    assert "lacks critic" in found.skipped[0].message
+    assert [c.path for c in found.pending] == ["global_step_2"]
+    tiers = select_tiers([Tier("a", read(tmp_path))], check, SelectionRules())
+    assert name_of(tiers.chosen) == "global_step_1"
+    tracker.write_text("2")  # the run goes on without a critic
+    assert name_of(chosen(tmp_path)) == "global_step_2"
+
+
+@pytest.mark.parametrize(
+    "name", ["step-9.bad", "step-9_old", "step-9-backup2", "old-step-9", "BAD_global_step_9"]
+)
+def test_what_somebody_has_put_aside_is_not_taken(tmp_path: Path, name: str) -> None:
+    write(tmp_path, name, 9)
+    found = chosen(tmp_path)
+    assert (found.code, found.path) == (ExitCode.UNVERIFIED, None)
+    assert "is put aside" in found.message
+    assert candidates.newest_child(read(tmp_path)).candidate.path == name  # there is no other
+    write(tmp_path, "step-8", 8)
+    assert name_of(chosen(tmp_path)) == "step-8"
+    assert candidates.newest_child(read(tmp_path)).candidate.path == "step-8"
+
+
+@pytest.mark.parametrize("name", ["step-9-copy", "warm-up-9", "best-step-9", "bad", "baddata-9"])
+def test_other_names_are_taken_for_what_they_hold(tmp_path: Path, name: str) -> None:
+    write(tmp_path, name, 9)
+    write(tmp_path, "step-8", 8)
+    assert name_of(chosen(tmp_path)) == name
 
 
 def test_an_unreachable_newest_stops_also_where_only_listing_fails(

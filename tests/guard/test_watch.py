@@ -52,6 +52,13 @@ def test_only_committed_saves_are_new_in_the_order_of_their_steps(job: Job) -> N
     assert names(job, before) == ["step-11"]
 
 
+def test_a_save_that_somebody_puts_aside_is_no_new_one(job: Job) -> None:
+    job.have(1, 2)
+    before = dict(shown(listed(job)))
+    (job.root / "step-2").rename(job.root / "step-2.bad")
+    assert names(job, before) == []
+
+
 def test_a_save_of_the_same_name_is_new_again(job: Job) -> None:
     job.have(1, 2)
     before = dict(shown(listed(job)))

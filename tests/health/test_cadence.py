@@ -10,6 +10,8 @@ from ftckpt.discovery.resolve import locate, open_root
 from ftckpt.errors import NotFoundError
 from ftckpt.formats.catalog import FORMATS
 from ftckpt.health.cadence import Cadence, Save, SaveGap, cadence, measure
+from ftckpt.health.survey import survey
+from ftckpt.retention.scan.entry import ScanOptions
 from ftckpt.storage import StoreOptions
 from tests.commands.golden import RUN
 
@@ -94,6 +96,19 @@ def test_what_ftckpt_wrote_does_not_count(tmp_path: Path) -> None:
     before = measured(root)
     (root / "step-2500" / "ftckpt.manifest.json").write_text("{}")
     assert measured(root) == before
+
+
+def test_what_comes_long_after_a_save_is_none_of_it(tmp_path: Path) -> None:
+    root = real_root(tmp_path)
+    before = measured(root)
+    for name in ("step-500", "step-1500"):
+        (root / name / "eval_results.json").write_text("{}")  # today
+    after = measured(root)
+    assert [s.finished for s in after.saves] == [s.finished for s in before.saves]
+    assert after.every_s == before.every_s
+    place = open_root(locate(str(root), StoreOptions()), FORMATS)
+    listed = survey(place, ScanOptions(FORMATS, 1_700_010_000.0))
+    assert [h.finished for h in listed.held] == [s.finished for s in before.saves]
 
 
 def test_only_the_newest_are_listed(tmp_path: Path) -> None:

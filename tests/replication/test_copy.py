@@ -107,6 +107,29 @@ def test_what_is_there_and_damaged_is_said(source: Path, out: Path) -> None:
     assert copied(source, out, proof=False).already_there
 
 
+def test_a_source_saved_again_under_its_old_manifest_is_not_there(source: Path, out: Path) -> None:
+    copied(source, out)
+    path = source / VICTIM
+    flip(path, INSIDE)
+    os.utime(path)  # a trainer saves into the same directory: sizes are the same
+    with pytest.raises(CorruptError, match=VICTIM) as caught:
+        copied(source, out)
+    assert "seal" in caught.value.hint
+
+
+def test_files_beside_are_there_already_or_it_is_said(plain: Path, out: Path) -> None:
+    copied(plain, out)
+    (plain / "notes.log").write_text("a")
+    assert copied(plain, out).already_there  # nobody asked for them
+    with pytest.raises(ExistsError, match=r"notes\.log"):
+        copied(plain, out, beside=True)
+    (out / "notes.log").write_text("b")
+    with pytest.raises(ExistsError, match=r"notes\.log"):
+        copied(plain, out, beside=True)
+    (out / "notes.log").write_text("a")
+    assert copied(plain, out, beside=True).already_there
+
+
 @pytest.mark.parametrize("kind", ["other", "unsealed", "empty", "file", "link"])
 def test_nothing_is_overwritten(source: Path, out: Path, kind: str) -> None:
     if kind == "other":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -198,6 +199,46 @@ def test_another_step_is_no_replica(source: Path, tmp_path: Path, sealing: str) 
     with pytest.raises(RefusedError, match="is not a replica of"):
         repaired(source, other)
     assert state(source.parent) == before
+
+
+def _shards(path: Path, kind: str, last: float) -> Path:
+    """Write a model of four files without a step, of which the last has another value."""
+    import torch
+    from safetensors.torch import save_file
+
+    path.mkdir(parents=True)
+    places = {}
+    stem, write = {
+        "bin": ("pytorch_model", torch.save), "safetensors": ("model", save_file)
+    }[kind]  # fmt: skip
+    for number in range(1, 5):
+        name = f"{stem}-0000{number}-of-00004.{kind}"
+        tensor = torch.full((64,), last if number == 4 else 0.5)
+        write({f"layers.{number}.w": tensor}, path / name)  # type: ignore[operator]
+        places[f"layers.{number}.w"] = name
+    index = {"metadata": {"total_size": 4 * 256}, "weight_map": places}
+    suffix = "safetensors.index.json" if kind == "safetensors" else "bin.index.json"
+    (path / f"{stem}.{suffix}").write_text(json.dumps(index))
+    return path
+
+
+def test_names_of_two_steps_are_no_replicas(tmp_path: Path) -> None:
+    damaged = _shards(tmp_path / "a" / "checkpoint-200", "safetensors", 2.0)
+    other = sealed(_shards(tmp_path / "b" / "checkpoint-100", "safetensors", 1.0))
+    before = state(damaged.parent)
+    with pytest.raises(RefusedError, match="their names say step 200 and step 100"):
+        repaired(damaged, other)
+    assert state(damaged.parent) == before
+    assert repaired(damaged, other.rename(tmp_path / "b" / "checkpoint-200")).done
+
+
+def test_a_record_that_is_whole_is_no_damage(tmp_path: Path) -> None:
+    damaged = _shards(tmp_path / "a", "bin", 2.0)
+    other = sealed(_shards(tmp_path / "b", "bin", 1.0))
+    before = state(damaged)
+    with pytest.raises(RefusedError, match=r"00004\.bin differs and is not damage"):
+        repaired(damaged, other)
+    assert state(damaged) == before
 
 
 def test_a_replica_that_was_never_sealed_serves(source: Path, replica: Path) -> None:

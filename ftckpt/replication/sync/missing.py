@@ -20,8 +20,8 @@ from ftckpt.errors import CorruptError, ExistsError, FtckptError, NotFoundError,
 from ftckpt.manifest import Manifest, ThinnedFrom
 from ftckpt.manifest.locate import find
 from ftckpt.manifest.thinned import thinned_from
-from ftckpt.own_files import MANIFEST, is_own, weights_of
-from ftckpt.replication.existing_destination import require_same
+from ftckpt.own_files import weights_of
+from ftckpt.replication.existing_destination import require_same, written_since
 from ftckpt.replication.options import ReplicationOptions
 from ftckpt.retention import records
 from ftckpt.retention.policy import Policy, rules
@@ -237,7 +237,7 @@ class DestinationTier:
         )
         if own is not None and not own.same_content(manifest):
             raise taken
-        if own is not None and not _written_since(checkpoint.source):
+        if own is not None and not written_since(checkpoint.source):
             return True
         if self._remembered(found, manifest):
             return True
@@ -298,15 +298,6 @@ def _require_sizes(standing: Source, manifest: Manifest) -> None:
                 file=name,
                 hint="ftckpt repair mends it from the source",
             )
-
-
-def _written_since(source: Source) -> bool:
-    """Say whether a file was written after the source was sealed, or nobody can tell."""
-    seal = source.entries.get(MANIFEST)
-    if seal is None or seal.mtime is None:  # beside a single file; or the store keeps no times
-        return True
-    times = [e.mtime for name, e in source.entries.items() if not is_own(name)]
-    return any(time is None or time > seal.mtime for time in times)
 
 
 def _digest(manifest: Manifest) -> str:

@@ -6,8 +6,9 @@ files of dropped entries are listed, so the plan knows what it frees and can rec
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -20,6 +21,7 @@ from ftckpt.findings import listed
 from ftckpt.progress import NULL, Counter
 from ftckpt.retention.policy import Policy
 from ftckpt.retention.policy.decide import decide
+from ftckpt.retention.policy.metrics import best_of
 from ftckpt.retention.policy.plan import Decision, RetentionPlan
 from ftckpt.retention.policy.protections import group_entries, newest_first
 from ftckpt.retention.records import log
@@ -31,7 +33,7 @@ from ftckpt.retention.scan.entry import Bases, Run, ScannedEntry, ScanOptions, r
 from ftckpt.retention.scan.leftovers import dead_plan_notes
 from ftckpt.retention.scan.read import read_entries
 from ftckpt.retention.scan.uploads import upload_notes
-from ftckpt.storage.store import join
+from ftckpt.storage.store import join, relative
 
 from .check import checked, first_verified, step_by_content, surveyed
 
@@ -40,6 +42,9 @@ Weigh = Callable[[ScannedEntry], int]
 
 # With these the storage does not answer; anything else says that one entry cannot be thinned.
 _NO_ANSWER = (UnavailableError, DeniedError)
+
+# Where transformers' Trainer says which checkpoint is the best so far, and its names of them.
+_STATE, _TRAINERS = "trainer_state.json", re.compile(r"checkpoint-\d+")
 
 # Classes that prove a root without committed checkpoints.
 _OURS = (EntryClass.STAGING, EntryClass.ABANDONED)
@@ -140,6 +145,7 @@ class _Work:
         self.passed: dict[str, Passed] = {}
         self.verified: dict[str, bool] = {}
         self.weighed: dict[str, RootEntry] = {}
+        self.best: dict[str, str] = {}
         for run in runs:
             self._take(run)
         if not any(f.child or f.entry.entry_class in _OURS for f in self.found.values()):
@@ -199,7 +205,7 @@ class _Work:
             self._find_verified()
             plan = self.decide(policy)
             waiting = [d.entry.name for d in plan.decisions if self.policy.rules and _unchecked(d)]
-            if not waiting:
+            if not waiting and not self._hold_best():
                 return plan
             before = {name: self.found[name].entry.step for name in waiting}
             self._check(waiting)
@@ -255,6 +261,36 @@ class _Work:
                     first = first_verified(sealed, self.verified)
                     if first is not None:
                         self.found[first.entry.name] = first.now(verified=True)
+
+    def _hold_best(self) -> bool:
+        """Hold what the newest saves of transformers' Trainer name as the best so far.
+
+        Returns:
+            whether one was not held before.
+        """
+        groups: dict[str, list[RootEntry]] = defaultdict(list)
+        for found in self.found.values():
+            groups[found.entry.group].append(found.entry)
+        news = False
+        for root in self.roots:
+            own = [root.base] if _STATE in root.foreign else []
+            for folder in (*own, *self._newest_of_trainer(groups[root.base])):
+                if folder not in self.best:
+                    self.best[folder] = best_of(root, folder)
+                best = self.best[folder]
+                target = self.found.get(join(root.base, best)) if best else None
+                pointer = relative(root.base, join(folder, _STATE))
+                if target is not None and pointer not in target.entry.pointers:
+                    pointers = (*target.entry.pointers, pointer)
+                    self.found[target.entry.name] = target.now(pointers=pointers)
+                    news = True
+        return news
+
+    def _newest_of_trainer(self, entries: Sequence[RootEntry]) -> Iterator[str]:
+        for stretch in group_entries(entries, self.now).stretches:
+            for order in newest_first(stretch):
+                if order and _TRAINERS.fullmatch(order[0].name.rpartition("/")[2]):
+                    yield order[0].name
 
     def survey(self, names: Sequence[str], most_files: int | None) -> None:
         """List the files of entries, unless there are more than `most_files`."""

@@ -155,7 +155,7 @@ def _held(
         elif thing.entry in live:
             continue  # a record of this name means its new owner
         elif thing.entry in based_on:
-            held[thing.path] = Reason("base", f"{based_on[thing.entry]} is a delta based on it")
+            held[thing.path] = Reason("base", f"{based_on[thing.entry]} depends on it")
         else:
             reason = next(_wanted(by_group[thing.group], thing, how.now), None)
             if reason is not None:

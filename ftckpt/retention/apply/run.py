@@ -221,7 +221,7 @@ class Dropping:
             self._stands(one)
         if self._upon[name]:
             delta = next(iter(self._upon[name]))
-            raise RefusedError(f"{name} stays: {delta} is a delta based on it")
+            raise RefusedError(f"{name} stays: {delta} depends on it")
         tagged = self.keep_tags.intersection(held.tags)
         if held.pins or held.pointers or held.leases or tagged:
             raise RefusedError(f"{name} stays: since the plan was made somebody has claimed it")

@@ -124,7 +124,7 @@ def _close(every: Sequence[RootEntry], reasons: dict[str, list[Reason]]) -> None
             if base in reasons:
                 if not reasons[base]:
                     waiting.append(base)
-                reason = Reason("base", f"{name} is a delta based on it")
+                reason = Reason("base", f"{name} depends on it")
                 if reason not in reasons[base]:
                     reasons[base].append(reason)
 

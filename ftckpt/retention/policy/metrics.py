@@ -13,7 +13,7 @@ import re
 
 from ftckpt.discovery.roots import Root
 from ftckpt.errors import CorruptError, NotFoundError, UnsafeError
-from ftckpt.storage.store import Entry, EntryKind
+from ftckpt.storage.store import Entry, EntryKind, join
 
 _MAX_BYTES = 64 << 20
 _NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
@@ -50,6 +50,19 @@ def metric_of(root: Root, entry: Entry, name: str, step: int | None) -> float | 
                 if value is not None:
                     return value
     return None
+
+
+def best_of(root: Root, folder: str) -> str:
+    """Return the name of the checkpoint that the `trainer_state.json` in a folder calls the best.
+
+    transformers' `Trainer` never rotates it away, and loads it when the training has ended.
+
+    Raises:
+        UnavailableError, DeniedError: the storage does not answer.
+    """
+    state = _json(root, join(folder, "trainer_state.json"))
+    best = state.get("best_model_checkpoint") if isinstance(state, dict) else None
+    return best.rstrip("/").rpartition("/")[2] if isinstance(best, str) else ""
 
 
 def _number(value: object) -> float | None:

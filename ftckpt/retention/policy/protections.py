@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from ftckpt.discovery.step_names import is_put_aside
 from ftckpt.retention.policy import Policy
 from ftckpt.retention.scan.entries import EntryClass, RootEntry
 
@@ -34,7 +35,8 @@ class EntryGroup(NamedTuple):
 def group_entries(entries: Sequence[RootEntry], now: float) -> EntryGroup:
     """Separate the committed checkpoints that count from those that are only kept.
 
-    Entries of unknown order do not count: those without a step or dated in the future. After a leap
+    Entries of unknown order do not count: those without a step or dated in the future; nor does
+    what somebody has put aside, because no run goes on from it. After a leap
     of the step, by accident or by an attempt to make the good ones expire, entries above it must
     not displace those below: the rules apply to both sides, and the first step above the leap
     stays.
@@ -46,6 +48,8 @@ def group_entries(entries: Sequence[RootEntry], now: float) -> EntryGroup:
             continue
         if entry.step is None:
             held[entry.name] = Reason("no-step", "neither its name nor its content says a step")
+        elif is_put_aside(entry.name.rpartition("/")[2]):
+            held[entry.name] = Reason("put-aside", "its name says that no trainer is to take it")
         elif entry.time is not None and entry.time > now:
             held[entry.name] = Reason("future", "its time lies in the future")
         else:

@@ -33,6 +33,7 @@ from .contents import list_entry, sum_up
 from .entries import EntryClass, EntryContents, RootEntry, ScanDepth
 from .entry import ScannedEntry, ScanOptions
 from .inside import with_run
+from .links import led_to
 from .uploads import announced_at, is_sent_to
 
 # The weights of a checkpoint that stands whole wait for it to be thinned, or for gc to drop them.
@@ -107,7 +108,8 @@ class _Candidate:
     def classify(self) -> ScannedEntry:
         """Return the entry (see `classify`)."""
         if self.place.link is not None:
-            return self._found(EntryClass.FOREIGN, f"a link to {self.place.link}: never followed")
+            found = self._found(EntryClass.FOREIGN, f"a link to {self.place.link}: never followed")
+            return found.now(bases=led_to(self.root.store, self.place.path, [self.place]))
         local = self.root.store.traits.local and self.place.kind is EntryKind.DIRECTORY
         if not local or self.candidate.staging:
             self._list()
@@ -157,7 +159,12 @@ class _Candidate:
                 lone = alone_of(self.root.store, self.files)
         if lone and not self.root.store.traits.local:
             return self._unfinished(lone, None)
-        return self._found(EntryClass.FOREIGN, lone or "no format knows it")
+        found = self._found(EntryClass.FOREIGN, lone or "no format knows it")
+        if self.place.kind is not EntryKind.DIRECTORY or not self.root.store.traits.local:
+            return found
+        # `milestones/a -> ../step-100` is a common way to say what is to stay.
+        inside = self.root.store.children(self.place.path)
+        return found.now(bases=led_to(self.root.store, self.place.path, inside))
 
     def _committed(self, child: Child, listing: Listing) -> ScannedEntry:
         """Classify a finished save by its names; open headers only for a missing step."""

@@ -134,7 +134,8 @@ class RootEntry:
             find the newest.
         named: whether trainers load it by its name (`last`, `best`, `final`).
         pointers: names of the root's pointers to it.
-        bases: names of entries that it depends on, and places of other checkpoints.
+        bases: names of entries that it depends on, and places of other checkpoints: of a delta, and
+            where symbolic links inside it lead. Links are known where files are listed.
         metric: the value of the policy's metric; None if unknown or without one.
         thinned: the name of the entry whose weights it holds, and nothing else; "" for an entry as
             it was saved.

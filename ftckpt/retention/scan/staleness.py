@@ -96,7 +96,7 @@ def _stale(going: Sequence[Decision], fresh: Prepared) -> Iterator[str]:
     for name, found in fresh.found.items():
         below = [base for base in found.entry.bases if base in leaving]
         if below and name not in leaving:
-            yield f"{name} is a delta based on {below[0]}"
+            yield f"{name} depends on {below[0]}"
 
 
 def is_same(decision: Decision, entry: RootEntry) -> bool:

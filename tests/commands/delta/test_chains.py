@@ -216,4 +216,4 @@ def test_a_root_of_deltas(chain: Path) -> None:
     assert latest.stdout.strip().endswith("step-2")
     planned = ftckpt("gc", "root", "--keep-last", "1", "--min-survivors", "1", cwd=chain)
     assert planned.returncode == 0, planned.stderr
-    assert "is a delta based on it" in planned.stdout
+    assert "depends on it" in planned.stdout

@@ -121,6 +121,9 @@ def renamed(root: Path, spell: Callable[[int], str]) -> Path:
     return root
 
 
+_SKYRL = "latest_ckpt_global_step.txt"
+
+
 def test_megatron_and_verl_read_a_number(root: Path) -> None:
     tracker = root / "latest_checkpointed_iteration.txt"
     renamed(root, "iter_{:07d}".format)
@@ -131,6 +134,9 @@ def test_megatron_and_verl_read_a_number(root: Path) -> None:
     assert ended("promote", str(root / "iter_30"), "--pointer", tracker.name) == 2
     (root / "iter_30").rename(root / "global_step_30")
     assert ended("promote", str(root / "global_step_30"), "--pointer", tracker.name) == 0
+    assert ended("promote", str(root / "global_step_30"), "--pointer", _SKYRL) == 0
+    assert (root / _SKYRL).read_bytes() == b"30"
+    (root / _SKYRL).unlink()
     (root / "global_step_30").rename(root / "release")
     assert ended("promote", str(root / "release"), "--backwards") == 0
     assert tracker.read_bytes() == b"release"

@@ -100,7 +100,7 @@ def test_a_base_in_the_trash_is_not_reclaimed(tmp_path: Path) -> None:
     place = opening.locate(str(root), StoreOptions())
     purged = purge(place, FORMATS, actor="me", now=time.time)
     assert [t.name for t in purged.erased] == ["step-4"]
-    assert [str(r) for r in purged.held.values()] == ["base: step-3 is a delta based on it"]
+    assert [str(r) for r in purged.held.values()] == ["base: step-3 depends on it"]
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])

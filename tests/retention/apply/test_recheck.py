@@ -86,7 +86,7 @@ def test_a_name_that_is_saved_again_is_another_one(
     after(monkeypatch, "step-1", partial(save, root, "step-1", 1, base="step-3"))
     applied = apply_to(root)
     assert applied.code is ExitCode.PARTIAL
-    assert applied.failed["step-3"].message == "step-3 stays: step-1 is a delta based on it"
+    assert applied.failed["step-3"].message == "step-3 stays: step-1 depends on it"
     assert dropped(applied) == ["step-1", "step-2", "step-4"]
     assert names_in(root) >= {"step-1", "step-3"}
 
@@ -111,7 +111,7 @@ def test_a_save_that_is_finished_meanwhile_is_looked_at(
         after(monkeypatch, "step-1", begin)
     after(monkeypatch, "step-2", finish)
     applied = apply_to(root)
-    assert applied.failed["step-4"].message == "step-4 stays: step-7 is a delta based on it"
+    assert applied.failed["step-4"].message == "step-4 stays: step-7 depends on it"
     assert dropped(applied) == ["step-1", "step-2", "step-3"]
 
 

@@ -128,7 +128,7 @@ def claims() -> dict[str, Any]:
         "lease": lambda root: leases.take(read(root), "step-2", holder="node7", now=NOW),
         "pointer": lambda root: (root / "latest").write_text("step-2"),
         "has changed": lambda root: (root / "step-2/deep/shard").write_text("x"),
-        "is a delta based on": lambda root: save(root, "step-7", 7, base="step-2"),
+        "depends on": lambda root: save(root, "step-7", 7, base="step-2"),
     }
 
 
@@ -267,7 +267,7 @@ def test_a_base_stays_with_the_delta_that_could_not_go(
     assert applied.code is ExitCode.PARTIAL
     assert dropped(applied) == ["step-4", "step-3"]
     assert isinstance(applied.failed["step-2"], DeniedError)
-    assert applied.failed["step-1"].message == "step-1 stays: step-2 is a delta based on it"
+    assert applied.failed["step-1"].message == "step-1 stays: step-2 depends on it"
     monkeypatch.undo()
     assert dropped(apply_to(tmp_path)) == ["step-2", "step-1"]
 
