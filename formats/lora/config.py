@@ -187,7 +187,7 @@ def fields_of(said: Mapping[str, Any], where: str) -> AdapterConfig:
         CorruptError: one has a value of another type.
         UnsupportedError: one has a value that is not known.
     """
-    read = Fields(said, where)
+    read = AdapterFields(said, where)
     found = AdapterConfig(
         rank=read.rank("r", 8),
         alpha=read.number("lora_alpha", 8),
@@ -211,8 +211,8 @@ def fields_of(said: Mapping[str, Any], where: str) -> AdapterConfig:
     return found
 
 
-class Fields:
-    """Fields of a configuration, each of the type that it must have.
+class AdapterFields:
+    """AdapterFields of a configuration, each of the type that it must have.
 
     Where one has another, its method raises `CorruptError` (`bad-index`).
     """

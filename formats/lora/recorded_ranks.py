@@ -17,7 +17,7 @@ from ftckpt.errors import CorruptError, FtckptError, UnsafeError, UnsupportedErr
 from ftckpt.findings import Finding, counted, finding, from_error, listed
 from ftckpt.formats.huggingface.config import ADAPTER_CONFIG, parsed_json
 
-from .config import AdapterConfig, Fields, fields_of, require_affordable, unknown_fields
+from .config import AdapterConfig, AdapterFields, fields_of, require_affordable, unknown_fields
 from .patterns import compiled, ends_with
 from .tensors import PREFIX, ROLES
 
@@ -92,7 +92,7 @@ class _Recorded:
     def check(self, modules: Sequence[_Module]) -> Iterator[Finding]:
         if "r" not in self.said:
             return
-        fields = Fields(self.said, self.file, self.file)
+        fields = AdapterFields(self.said, self.file, self.file)
         try:
             self.rank = fields.rank("r", 0)
             patterns = fields.table("rank_pattern")
