@@ -142,7 +142,7 @@ def read_ranks(source: Source) -> RankDirectories:
 
 
 def _copies(parsed: Mapping[str, TorchStream]) -> list[str]:
-    """Return files that were saved under a name of Megatron's and renamed: `model_optim_rng.old.pt`.
+    """Return files that were saved under Megatron's names and renamed: `model_optim_rng.old.pt`.
 
     They are no other optimizer's. A file of weights in the optimizer's place is no copy.
     """
