@@ -94,7 +94,7 @@ BUDGET = {
     "formats.families": 6_480,
     "formats.lora": 2_511,
     "formats.megatron": 9_672,
-    "formats.deepspeed": 8_124,
+    "formats.deepspeed": 8_150,
     "formats.nvrx": 700,
     "formats.orbax": 2_640,
     "formats.trainer_dirs": 1_979,

@@ -96,6 +96,11 @@ def read_ranks(source: Source) -> RankDirectories:
             what = f"{stream.file} records {said}, the others {sizes(grid)}"
             found.append(finding("bad-metadata", what, file=stream.file, rank=numbers[at]))
             continue
+        world, known = own.count("world_size"), args.count("world_size")
+        if world and known and world != known:
+            what = f"{stream.file} records a job of {world} ranks, the others one of {known}"
+            found.append(finding("world-size", what, file=stream.file, rank=numbers[at]))
+            continue
         rank = wrote.get(directory)
         outermost = not args.flag("use_tp_pp_dp_mapping")
         if type(rank) is int and not grid.may_be_of(rank, at, stages_outermost=outermost):

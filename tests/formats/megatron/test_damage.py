@@ -108,6 +108,13 @@ class TestDamage:
         shutil.copytree(other.path / "mp_rank_01", made.path / "mp_rank_01", dirs_exist_ok=True)
         assert "bad-metadata" in self.errors(made.path)
 
+    def test_a_rank_of_a_job_of_another_world(self, tmp_path: Path) -> None:
+        """Converters keep the data ranks of the source, so that the groups alone do not tell."""
+        made = write(tmp_path, Job(tp=2))
+        for directory, world in (("mp_rank_00", 2), ("mp_rank_01", 4)):
+            altered(made, directory, args__world_size=world)
+        assert "world-size" in self.errors(made.path)
+
     def test_a_part_of_another_shape_leaves_a_hole(self, tmp_path: Path) -> None:
         import torch
 
