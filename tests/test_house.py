@@ -93,7 +93,7 @@ BUDGET = {
     "formats.torchsave": 831,
     "formats.families": 6_480,
     "formats.lora": 2_511,
-    "formats.megatron": 9_672,
+    "formats.megatron": 9_697,
     "formats.deepspeed": 8_150,
     "formats.nvrx": 700,
     "formats.orbax": 2_640,
