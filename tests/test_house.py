@@ -68,7 +68,7 @@ BUDGET = {
     "inspection": 891,
     "manifest": 1_090,
     "discovery": 3_490,
-    "verification": 4_644,
+    "verification": 4_698,
     "planning": 5_495,
     "transfer": 6_872,
     "comparison": 2_857,

@@ -103,7 +103,7 @@ class Entry(NamedTuple):
     def _is_other_inode(self, other: Entry) -> bool:
         """Whether a file was renamed over the other, with its size and its times.
 
-        Either mark alone is no evidence: a mounted service (FUSE) may number a file anew whenever
+        Either mark alone proves nothing: a mounted service (FUSE) may number a file anew whenever
         it is asked, and a new name or another mode (`cp -al`, `chmod`) changes the time.
         """
         if self.inode is None or other.inode is None:

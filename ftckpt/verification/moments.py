@@ -180,7 +180,7 @@ def _half(
         elif one.state is None or one.state.moment:
             own[one.parameter].add(one.leaf)
     half = [n for n in half if not own.get(n, set()) - usual]
-    single = [n for n in half if Kind.EXP_AVG in states[n]]  # a second alone is no optimizer's
+    single = [n for n in half if Kind.EXP_AVG in states[n]]  # no optimizer keeps a second alone
     both = [n for n, held in states.items() if held.keys() >= _PAIR]
     mixed = of_other_groups(single, both)
     half = [n for n in half if n not in mixed]

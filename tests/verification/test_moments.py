@@ -123,7 +123,7 @@ def test_a_mixed_optimizer_has_groups_with_one_moment() -> None:
     assert told(*rest, *lion) == set()
     # Then one that has no layers may be of that group too.
     assert told(*rest, *lion, ("b", FIRST, (4, 6))) == set()
-    # Where the others of a sort have both, one was lost; a second moment alone is no optimizer's.
+    # Where the others of a sort have both, one was lost; no optimizer keeps a second moment alone.
     lost = [*lion[:2], *pairs(MATRICES[2])]
     assert told(*rest, *lost) == {"state-unknown"}
     assert told(*rest, *[(name, SECOND, (4, 6)) for name in MATRICES]) == {"state-unknown"}

@@ -149,7 +149,7 @@ def read_ranks(source: Source) -> RankDirectories:
 def _copies(parsed: Mapping[str, TorchStream]) -> list[str]:
     """Return files that were saved under Megatron's names and renamed: `model_optim_rng.old.pt`.
 
-    They are no other optimizer's. A file of weights in the optimizer's place is no copy.
+    No other optimizer wrote them. A file of weights in the optimizer's place is not among them.
     """
     return [
         path

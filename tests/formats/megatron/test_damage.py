@@ -85,7 +85,7 @@ class TestDamage:
     def test_a_copy_beside_a_file_is_passed_over(
         self, stem: str, name: str, tmp_path: Path
     ) -> None:
-        """It is no other rank's file, and does not hide that a file of the optimizer is lost."""
+        """It is not another rank's, and does not hide that a file of the optimizer is lost."""
         made = write(tmp_path, Job(tp=2, optimizer="distributed"))
         one = made.path / "mp_rank_01" / f"{stem}.pt"
         shutil.copyfile(one, one.with_name(name.format(stem)))
