@@ -79,7 +79,7 @@ def grid_of(files: Sequence[DeepSpeedFile], state: ModelState) -> DeepSpeedGrid:
         mp = max(seen, state.mp or 0)
         slices = [f.mp for f in files if f.role is FileRole.LAYER]
         tp = 1 + max(slices) if slices else mp
-        said = "the files' names" if mp != state.mp else state.file.path
+        said = "the files' names" if mp == seen else state.file.path
         grid = DeepSpeedGrid(-(-mp // tp), tp, dp, said)
     if grid.pp > MOST or grid.tp > MOST:
         raise CorruptError(
