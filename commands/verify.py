@@ -43,7 +43,6 @@ from .cli import render
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ftckpt.checkpoint import Checkpoint
     from ftckpt.discovery.resolve import Target
     from ftckpt.findings import Finding
     from ftckpt.verification.places import PlaceCheck, PlaceReport, Watcher
@@ -145,10 +144,8 @@ def command(
     Then the content, by the manifest that `ftckpt seal` wrote, else by the CRC-32s that torch puts
     into its files and never checks. What nothing covers is named.
     """
-    from ftckpt.findings import parse_strictness
     from ftckpt.formats.unsupported import hostile_in
-    from ftckpt.manifest.locate import read_at
-    from ftckpt.verification import Level, VerifyOptions
+    from ftckpt.verification import Level
     from ftckpt.verification.places import PlaceCheck
     from ftckpt.workers import Work
 
@@ -166,35 +163,27 @@ def command(
     if scrub is None and (told_of.on_alert or told_of.alert_url):
         raise UsageError("--on-alert and --alert-url go with --oldest-first")
     alerts = told_of.begin(invocation, "verify", path)
-    if remember:
-        if level is LevelChoice.STRUCTURE or sample:
-            raise UsageError("--remember needs a check of the whole content")
-    elif receipts:
-        raise UsageError("--receipts needs --remember")
-    if also and remember:
-        raise UsageError("--remember is for a checkpoint in one place, and --also names more")
-    options = VerifyOptions(
-        level=Level(level.value),
-        require_content=require is Requirement.CONTENT or remember,
-        strict=parse_strictness(strict or ()),
-        fail_fast=fail_fast,
-        sample=_share(sample),
-        manifest=read_at(manifest, invocation.stores),
-        against=_replica(invocation, against),
-    )
-    invocation.report(
-        level=level.value, evidence="none", strict=sorted(options.strict), bytes_read=0,
-        seconds=0.0, findings=[],
-    )  # fmt: skip
     told: list[str] = []
-    check = PlaceCheck(
-        options=options,
+    check = PlaceCheck.asked(
+        Level(level.value),
         hostile=hostile_in,
-        receipts=receipts if remember else None,
         stores=invocation.stores,
         work=Work.of(jobs, limit_rate, invocation.counter),
         watcher=_watcher(invocation, path, told, everything=all_ or oldest_first),
+        require_content=require is Requirement.CONTENT,
+        also=also or (),
+        against=open_other(invocation, against) if against else None,
+        manifest=manifest,
+        sample=sample,
+        strict=strict or (),
+        fail_fast=fail_fast,
+        remember=remember,
+        receipts=receipts,
     )
+    invocation.report(
+        level=level.value, evidence="none", strict=sorted(check.options.strict), bytes_read=0,
+        seconds=0.0, findings=[],
+    )  # fmt: skip
     try:
         target = open_target(invocation, path, also=also)
     except (CorruptError, UnsafeError) as error:
@@ -280,18 +269,6 @@ def _progress(scrub: ScrubSummary) -> str:
 
 # `--strict` alone; the other form is `--strict=CLASS,...`.
 BARE = {"--strict": "all"}
-
-
-def _share(text: str) -> float | None:
-    from ftckpt.workers.limits import parse_fraction
-
-    return parse_fraction(text) if text else None
-
-
-def _replica(invocation: Invocation, path: str) -> Checkpoint | None:
-    if not path:
-        return None
-    return open_other(invocation, path)
 
 
 def _watcher(invocation: Invocation, path: str, told: list[str], *, everything: bool) -> Watcher:

@@ -34,10 +34,15 @@ if TYPE_CHECKING:
 
 
 def _described(checkpoint: Checkpoint) -> Iterator[Finding]:
-    if any(name.rpartition("/")[2] == "config.json" for name in checkpoint.source.entries):
+    names = {name.rpartition("/")[2] for name in checkpoint.source.entries}
+    if "config.json" in names:
         from .against_config import check_described
 
         yield from check_described(checkpoint)
+    if "adapter_config.json" in names:
+        from .lora.recorded_ranks import check_recorded
+
+        yield from check_recorded(checkpoint)
 
 
 # What is known by name and refused comes last, so that it never hides what can be read.

@@ -8,7 +8,7 @@ trailing bytes, without reading data.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 from ftckpt.errors import FtckptError
@@ -54,15 +54,10 @@ def check_keys(meta: DcpMetadata, marker: str) -> Iterator[Finding]:
         )
 
 
-def check_names(meta: DcpMetadata, marker: str, listed: Collection[str] = ()) -> Iterator[Finding]:
+def check_names(meta: DcpMetadata, marker: str) -> Iterator[Finding]:
     """Yield keys with another key's path, and names one bit from a name that torch writes.
 
     No checksum covers the metadata, so redundant entries are compared.
-
-    Args:
-        meta: the metadata.
-        marker: the file that holds them.
-        listed: stored names of the tensors that were found, those inside subclasses too.
     """
     # A dialect may omit paths, and hide other things among them.
     if (meta.paths or meta.planned) and not meta.extras:
@@ -75,7 +70,7 @@ def check_names(meta: DcpMetadata, marker: str, listed: Collection[str] = ()) ->
                 )
         # Since torch 2.3 every rank's objects are saved; 2.4 began to record an id of the save. A
         # planner of the trainer's own may leave some out.
-        lost = meta.paths.keys() - meta.tensors.keys() - meta.objects.keys() - {*listed}
+        lost = meta.paths.keys() - meta.tensors.keys() - meta.objects.keys()
         for name in sorted(lost if meta.save_id else ()):
             what = f"planner_data gives {name} a path, and nothing is stored under that name"
             yield finding("state-unknown", what, file=marker, tensor=name)

@@ -65,6 +65,8 @@ if TYPE_CHECKING:
     from ftckpt.formats.state.coded_shards import CodedParts
     from ftckpt.formats.state.paths import RecordedPaths
 
+    from .metadata import Path
+
 # Ratio of parsed metadata to its file, measured with 100,000 tensors in 200,000 pieces.
 METADATA_GROWTH = 10
 # Files of Megatron-Core and Megatron-Bridge beside the metadata that are not objects.
@@ -89,6 +91,7 @@ class DcpCheckpoint(Checkpoint):
         wrong_shards: what is wrong with the chunks of these, and of what would be one.
         coded: the tensors inside these, by the name of that object.
         tensors_inside: key of a tensor inside a subclass -> name of that object.
+        inner_paths: stored name of a tensor inside a subclass -> its path, which nothing records.
         pairing: bitsandbytes' weights in codes and scales; None where there are none.
     """
 
@@ -103,6 +106,7 @@ class DcpCheckpoint(Checkpoint):
     wrong_shards: Sequence[Finding] = ()
     coded: Mapping[str, CodedParts] = field(default_factory=dict)
     tensors_inside: Mapping[str, str] = field(default_factory=dict)
+    inner_paths: Mapping[str, Path] = field(default_factory=dict)
     pairing: Pairing | None = None
 
     @property
@@ -222,7 +226,7 @@ class DcpCheckpoint(Checkpoint):
         )
 
         yield from check_keys(self.meta, self.markers[0])
-        yield from check_names(self.meta, self.markers[0], self.stored.values())
+        yield from check_names(self.meta, self.markers[0])
         other: set[str] = set()  # files that the metadata does not describe
         for found in check_tiling(self.meta, self.source):
             if found.code and found.file:
@@ -313,7 +317,7 @@ class DcpCheckpoint(Checkpoint):
         """Return the paths in the metadata (see `RecordsPaths`)."""
         from ftckpt.formats.state.paths import RecordedPaths
 
-        paths = self.meta.paths
+        paths = {**self.meta.paths, **self.inner_paths}
         return RecordedPaths(
             {key: paths.get(name, (name,)) for key, name in self.stored.items()},
             {name: paths.get(name, (name,)) for name in self.objects},
@@ -365,6 +369,9 @@ class DcpCheckpoint(Checkpoint):
         return as_item(name, item)
 
 
+C = TypeVar("C", bound=DcpCheckpoint)
+
+
 def _records(window: ItemWindow) -> list[tuple[str, Extent, int | None]]:
     try:
         return window.parse().records
@@ -383,7 +390,7 @@ def open_plain(source: Source) -> DcpCheckpoint:
     subclasses = find_subclasses(source, checkpoint.meta)
     checkpoint.wrong_shards = subclasses.wrong
     if subclasses.whole or subclasses.cut:
-        with_subclasses(checkpoint, subclasses)
+        checkpoint = with_subclasses(checkpoint, subclasses)
     common = (name for name in checkpoint.objects if name != COMMON and is_common(name))
     if any(common):
         # Its names alone look like a plain store's. Megatron has `common.pt` as a file alone: an
@@ -392,26 +399,26 @@ def open_plain(source: Source) -> DcpCheckpoint:
     return checkpoint
 
 
-C = TypeVar("C", bound=DcpCheckpoint)
-
-
-def with_subclasses(checkpoint: DcpCheckpoint, subclasses: Subclasses) -> None:
+def with_subclasses(checkpoint: C, subclasses: Subclasses) -> C:
     """List the tensors inside subclasses, and their records as objects, in place of the tensors."""
-    meta = checkpoint.meta
     tensors, stored = dict(checkpoint.tensors), dict(checkpoint.stored)
     for key, name in checkpoint.stored.items():
         if name in subclasses.whole or name in subclasses.cut:
             del tensors[key], stored[key]
-    objects = dict(checkpoint.objects)
     items = {name: one.item for name, one in subclasses.whole.items()}
-    for name, item in items.items():
-        meta.objects[name] = item
-        del meta.tensors[name]
+    entries = checkpoint.meta.tensors.items()
+    meta = replace(
+        checkpoint.meta,
+        tensors={name: entry for name, entry in entries if name not in items},
+        objects={**checkpoint.meta.objects, **items},
+    )
     items |= {name: one.item for name, one in subclasses.cut.items()}
+    objects = dict(checkpoint.objects)
     for name, item in items.items():
         extent = Extent(item.path, item.offset, item.length)
         objects[name] = ObjectInfo(name, extent, rank_of(item.path))
     inside: dict[str, str] = {}
+    paths: dict[str, Path] = {}
     keys: dict[str, dict[str, str]] = {name: {} for name in subclasses.cut}
     for info, place_, name in inner_infos(meta, checkpoint.homes, subclasses.parts()):
         if tensors.setdefault(info.key, info) is info:
@@ -421,15 +428,24 @@ def with_subclasses(checkpoint: DcpCheckpoint, subclasses: Subclasses) -> None:
             else:
                 inside[info.key] = name
             path = meta.paths.get(name) or (name,)
-            meta.paths[place_] = (*path[:-1], f"{path[-1]}{place_.removeprefix(name)}")
-    checkpoint.tensors, checkpoint.objects, checkpoint.stored = tensors, objects, stored
-    checkpoint.subclasses, checkpoint.tensors_inside = subclasses.whole, inside
-    if not keys:
-        return
-    from ftckpt.formats.state.coded_shards import CodedParts
+            paths[place_] = (*path[:-1], f"{path[-1]}{place_.removeprefix(name)}")
+    coded: Mapping[str, CodedParts] = {}
+    if keys:
+        from ftckpt.formats.state.coded_shards import CodedParts
 
-    checkpoint.cut = subclasses.cut
-    checkpoint.coded = {n: CodedParts(subclasses.cut[n].tensor, held) for n, held in keys.items()}
+        coded = {n: CodedParts(subclasses.cut[n].tensor, held) for n, held in keys.items()}
+    return replace(
+        checkpoint,
+        meta=meta,
+        tensors=tensors,
+        objects=objects,
+        stored=stored,
+        subclasses=subclasses.whole,
+        cut=subclasses.cut,
+        coded=coded,
+        tensors_inside=inside,
+        inner_paths=paths,
+    )
 
 
 def open_dcp(source: Source, kind: type[C]) -> C:

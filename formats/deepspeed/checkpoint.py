@@ -52,6 +52,7 @@ class DeepSpeedCheckpoint(RanksCheckpoint):
     """
 
     format: ClassVar[str] = "deepspeed"
+    groups_number_states: ClassVar[bool] = False
 
     stage: int
     grid: DeepSpeedGrid

@@ -61,6 +61,9 @@ class DeepSpeedGrid(NamedTuple):
 def grid_of(files: Sequence[DeepSpeedFile], state: ModelState) -> DeepSpeedGrid:
     """Return the sizes of the job's groups, as one model's file records them, else as names show.
 
+    Where names show more ranks than `mp_world_size`, they decide: with some modes of sequence
+    parallelism DeepSpeed records 1 whatever the number.
+
     Args:
         files: of the checkpoint.
         state: what any of the model's files says.
@@ -72,10 +75,12 @@ def grid_of(files: Sequence[DeepSpeedFile], state: ModelState) -> DeepSpeedGrid:
     if state.parallel is not None:
         grid = DeepSpeedGrid(*state.parallel, dp, state.file.path)
     else:
-        mp = 1 + max((f.mp for f in files if f.role is not FileRole.LAYER), default=0)
+        seen = 1 + max((f.mp for f in files if f.role is not FileRole.LAYER), default=0)
+        mp = max(seen, state.mp or 0)
         slices = [f.mp for f in files if f.role is FileRole.LAYER]
         tp = 1 + max(slices) if slices else mp
-        grid = DeepSpeedGrid(-(-mp // tp), tp, dp, "the files' names")
+        said = "the files' names" if mp == seen else state.file.path
+        grid = DeepSpeedGrid(-(-mp // tp), tp, dp, said)
     if grid.pp > MOST or grid.tp > MOST:
         raise CorruptError(
             f"a job of {grid.pp} pipeline stages and {grid.tp} tensor slices is none that trains",

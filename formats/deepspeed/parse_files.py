@@ -170,6 +170,13 @@ class DeepSpeedParser:
                     kind="bad-metadata",
                     file=file.path,
                 )
+            other = state.other_sizes(self.head)
+            if other:
+                raise CorruptError(
+                    f"{file.path} is of another job than {self.head.file.path}: it records {other}",
+                    kind="world-size",
+                    file=file.path,
+                )
             weights.add_model(state)
             self.experts.add_model(state)
             self.keep_objects(file, stream)

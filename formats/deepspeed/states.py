@@ -62,6 +62,7 @@ class ModelState:
         called: name -> what the optimizer calls the parameter, where a wrapper adds to it.
         parallel: (pp, tp) as recorded.
         dp: number of data-parallel ranks, as recorded.
+        mp: number of model-parallel ranks, as recorded.
         info: `universal_checkpoint_info`: how tensor-parallel parameters are cut.
         experts: number of experts of each layer of experts.
         stacked: the layers of experts that AutoEP stacks.
@@ -82,6 +83,7 @@ class ModelState:
     called: Mapping[str, str]
     parallel: tuple[int, int] | None
     dp: int | None
+    mp: int | None
     info: Mapping[str, Any] | None
     experts: tuple[int, ...]
     stacked: tuple[StackedLayer, ...]
@@ -97,6 +99,16 @@ class ModelState:
                 (*self.groups, self.frozen), (*other.groups, other.frozen), strict=True
             )
         )
+
+    def other_sizes(self, other: ModelState) -> str:
+        """Return in words which sizes of the job two files record differently; "" for none."""
+        sizes = (
+            ("data-parallel ranks", self.dp, other.dp),
+            ("model-parallel ranks", self.mp, other.mp),
+            ("pipeline stages and tensor slices", self.parallel, other.parallel),
+        )
+        told = [f"{a} {of}, not {b}" for of, a, b in sizes if None not in (a, b) and a != b]
+        return ", ".join(told)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +190,7 @@ def read_model(file: DeepSpeedFile, tree: Any, storages: Storages) -> ModelState
         called={name: called for called, name in bare.items()},
         parallel=parallel,
         dp=_natural(tree.get("dp_world_size")) or None,
+        mp=_natural(tree.get("mp_world_size")) or None,
         info=info if isinstance(info, dict) else None,
         experts=tuple(experts),
         stacked=read_layers(path, tree),

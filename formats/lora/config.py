@@ -102,14 +102,22 @@ class AdapterConfig(NamedTuple):
             UnsupportedError: they would, or one of them has something that is not matched here.
         """
         whole = [one for one in (self.targets, self.without) if isinstance(one, str) and one]
-        patterns = [*whole, *self.ranks, *self.alphas]
-        plain = {one for one in patterns if one.replace(".", "_").isidentifier()}
-        cost = len(plain) + sum(compiled(one).cost for one in patterns if one not in plain)
-        cost += 0 if isinstance(self.targets, str) else len(self.targets)
-        if cost * sum(map(len, names)) > _MOST_WORK:
-            raise UnsupportedError(
-                f"the {len(patterns)} patterns of {ADAPTER_CONFIG} would take minutes to match"
-            )
+        named = 0 if isinstance(self.targets, str) else len(self.targets)
+        require_affordable([*whole, *self.ranks, *self.alphas], names, named)
+
+
+def require_affordable(patterns: Sequence[str], names: Iterable[str], more: int = 0) -> None:
+    """Refuse patterns that would take long on all these names together, with `more` plain ones.
+
+    Raises:
+        UnsupportedError: they would, or one of them has something that is not matched here.
+    """
+    plain = {one for one in patterns if one.replace(".", "_").isidentifier()}
+    cost = more + len(plain) + sum(compiled(one).cost for one in patterns if one not in plain)
+    if cost * sum(map(len, names)) > _MOST_WORK:
+        raise UnsupportedError(
+            f"the {len(patterns)} patterns of {ADAPTER_CONFIG} would take minutes to match"
+        )
 
 
 def _first(table: Mapping[str, Any], name: str, default: float) -> float:
@@ -151,7 +159,7 @@ def read_config(adapter: Checkpoint) -> AdapterConfig:
         raise UnsupportedError(
             f"{adapter.source.url} is an adapter of the kind {shown(kind)}: only LORA is merged"
         )
-    odd = [name for name in said if not _NOTES.fullmatch(name) and said[name] not in _NOTHING]
+    odd = unknown_fields(said)
     if odd:
         raise UnsupportedError(
             f"{where} says {listed(odd)}: such an adapter is not merged by this version",
@@ -164,7 +172,22 @@ def read_config(adapter: Checkpoint) -> AdapterConfig:
             hint="PEFT's save_pretrained with path_initial_model_for_weight_conversion makes a "
             "plain LoRA of it",
         )
-    read = _Fields(said, where)
+    return fields_of(said, where)
+
+
+def unknown_fields(said: Mapping[str, Any]) -> list[str]:
+    """Return the fields that say something, and that this version does not know."""
+    return [name for name in said if not _NOTES.fullmatch(name) and said[name] not in _NOTHING]
+
+
+def fields_of(said: Mapping[str, Any], where: str) -> AdapterConfig:
+    """Return the fields of a configuration, whatever else it says.
+
+    Raises:
+        CorruptError: one has a value of another type.
+        UnsupportedError: one has a value that is not known.
+    """
+    read = AdapterFields(said, where)
     found = AdapterConfig(
         rank=read.rank("r", 8),
         alpha=read.number("lora_alpha", 8),
@@ -188,53 +211,66 @@ def read_config(adapter: Checkpoint) -> AdapterConfig:
     return found
 
 
-class _Fields:
-    """Fields of a configuration, each of the type that it must have."""
+class AdapterFields:
+    """AdapterFields of a configuration, each of the type that it must have.
 
-    def __init__(self, said: Mapping[str, Any], where: str) -> None:
+    Where one has another, its method raises `CorruptError` (`bad-index`).
+    """
+
+    def __init__(self, said: Mapping[str, Any], where: str, file: str = ADAPTER_CONFIG) -> None:
         self._said = said
         self._where = where
+        self._file = file
 
     def bad(self, name: str, value: object) -> CorruptError:
+        """Return the error that says a value is not of its type."""
         return CorruptError(
-            f"{self._where} says {name} = {shown(value)}", kind="bad-index", file=ADAPTER_CONFIG
+            f"{self._where} says {name} = {shown(value)}", kind="bad-index", file=self._file
         )
 
     def rank(self, name: str, default: int) -> int:
+        """Return a rank; `default` where it is not recorded."""
         return self.rank_in(name, self._said.get(name, default))
 
     def rank_in(self, name: str, value: object) -> int:
+        """Return a value of a field as a rank."""
         if type(value) is not int or not 0 < value < 1 << 31:
             raise self.bad(name, value)
         return value
 
     def number(self, name: str, default: float) -> float:
+        """Return a finite number; `default` where it is not recorded."""
         return self.number_in(name, self._said.get(name, default))
 
     def number_in(self, name: str, value: object) -> float:
+        """Return a value of a field as a finite number."""
         if type(value) not in (int, float) or not math.isfinite(float(value)):  # type: ignore[arg-type]
             raise self.bad(name, value)
         return float(value)  # type: ignore[arg-type]
 
     def flag(self, name: str) -> bool:
+        """Return whether something is set."""
         value = self._said.get(name)
         if value not in (None, False, True) or type(value) not in (bool, type(None)):
             raise self.bad(name, value)
         return bool(value)
 
     def table(self, name: str) -> Mapping[str, Any]:
+        """Return values by pattern."""
         value = self._said.get(name) or {}
         if not isinstance(value, dict):
             raise self.bad(name, value)
         return value
 
     def list_of(self, name: str) -> Sequence[str]:
+        """Return names."""
         value = self._said.get(name) or []
         if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
             raise self.bad(name, value)
         return value
 
     def numbers(self, name: str) -> frozenset[int] | None:
+        """Return numbers of layers; None where all are meant."""
         value = self._said.get(name)
         found = value if isinstance(value, list) else [value]
         if value is None or value == []:
@@ -252,5 +288,6 @@ class _Fields:
         return found
 
     def names(self, name: str) -> Sequence[str] | str:
+        """Return names, or one pattern."""
         value = self._said.get(name)
         return value if isinstance(value, str) else self.list_of(name)

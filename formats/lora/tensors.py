@@ -13,7 +13,7 @@ from ftckpt.formats.huggingface.weights import check_not_empty
 PREFIX = "base_model.model."
 _BASE = ".base_layer"
 # Ends of names, and what the tensor is for its module.
-_ROLES = {
+ROLES = {
     ".lora_A.weight": "A",
     ".lora_B.weight": "B",
     ".lora_B.bias": "bias",
@@ -73,11 +73,11 @@ def sort_tensors(adapter: Checkpoint) -> AdapterTensors:
     odd = []
     for info in tensors:
         name = info.name.removeprefix(PREFIX)
-        end = next((one for one in _ROLES if name.endswith(one)), "")
+        end = next((one for one in ROLES if name.endswith(one)), "")
         known: dict[str, TensorInfo] = {}
         role = name
         if end:
-            known, role = grouped.setdefault(name.removesuffix(end), {}), _ROLES[end]
+            known, role = grouped.setdefault(name.removesuffix(end), {}), ROLES[end]
         elif ".lora_" in name or ".modules_to_save." in name or ".original_module." in name:
             odd.append(info.name)
         elif f"{_BASE}." in name:

@@ -30,6 +30,7 @@ class MegatronCheckpoint(RanksCheckpoint):
     """An opened legacy Megatron checkpoint; `ranks` numbers its directories in their order."""
 
     format: ClassVar[str] = "megatron"
+    groups_number_states: ClassVar[bool] = False
 
     layout: MegatronLayout  # how the job was laid out
 

@@ -17,6 +17,7 @@ class NvrxCheckpoint(RanksCheckpoint):
     """An opened iteration: rank files whose tensors say themselves where they lie."""
 
     format: ClassVar[str] = "nvrx-local"
+    groups_number_states: ClassVar[bool] = False
 
     def load_object(self, name: str) -> Any:
         """Return one object as inert data; see `Checkpoint.load_object`."""

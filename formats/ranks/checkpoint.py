@@ -37,9 +37,11 @@ class RanksCheckpoint(Checkpoint):
             `stored_name`: pipeline stages number the parameters of their optimizers by themselves.
         splits: key -> how a plain tensor is cut over the ranks.
         coded: the tensor subclasses that are cut over ranks, each by the object that is its record.
+        groups_number_states: see `HasGroups` of `formats.state.of_all_ranks`.
     """
 
     format: ClassVar[str] = "ranks"
+    groups_number_states: ClassVar[bool] = True
 
     files: Sequence[str]
     names: Sequence[str]

@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar, Protocol, runtime_checkable
 
 from ftckpt.checkpoint import ObjectInfo
 from ftckpt.errors import UnsupportedError
@@ -18,6 +19,19 @@ from ftckpt.formats.torch_files.write_tree import pickled
 from ftckpt.transfer.content import Content
 
 from .objects import StateObjects
+
+
+@runtime_checkable
+class HasGroups(Protocol):
+    """A checkpoint whose ranks each hold an optimizer's groups.
+
+    Attributes:
+        groups_number_states: whether these name or number the parameters that the states are of, as
+            torch's do: others say nothing to who reads the states of the whole job.
+    """
+
+    groups_number_states: ClassVar[bool]
+
 
 _OWNED = re.compile(r"rank_(\d+)\.((?:.+\.)?param_groups)")
 
@@ -33,8 +47,9 @@ def of_all_ranks(content: Content) -> Content:
         match = _OWNED.fullmatch(name) if info.field else None
         if match is not None and int(match[1]) == info.rank:
             owned[match[2]].append(info)
-    if not owned or content.checkpoint.format != "ranks":
-        return content  # DeepSpeed's groups do not name or number the states' parameters
+    checkpoint = content.checkpoint
+    if not owned or not isinstance(checkpoint, HasGroups) or not checkpoint.groups_number_states:
+        return content
     state = StateObjects(content, {})
     objects = dict(content.objects)
     for label, infos in owned.items():

@@ -101,7 +101,7 @@ def check_saved_names(
 
 def _put_elsewhere(file: str, other: str, of_ranks: Mapping[str, int]) -> Finding:
     what = f"{file} was saved as {other.rpartition('/')[2]}, which is there too"
-    if file in of_ranks and other in of_ranks:
+    if file in of_ranks and other in of_ranks and of_ranks[file] != of_ranks[other]:
         message = f"{what}: it is another rank's file"
         return finding("wrong-rank", message, file=file, rank=of_ranks[file])
     found = finding("renamed-file", what, file=file)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import CorruptError, ExitCode, NotFoundError, UnsafeError, UsageError, error_of
-from ftckpt.findings import listed, parse_strictness
+from ftckpt.findings import listed
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
 from ftckpt.workers import Work
@@ -149,10 +149,8 @@ def verify(
     from ftckpt.discovery.resolve import open_target
     from ftckpt.formats.catalog import FORMATS
     from ftckpt.formats.unsupported import hostile_in
-    from ftckpt.manifest.locate import read_at
-    from ftckpt.verification import Level, VerifyOptions
+    from ftckpt.verification import Level
     from ftckpt.verification.places import PlaceCheck, Watcher
-    from ftckpt.workers.limits import parse_fraction
 
     depth = chosen(Level, level, "--level")
     left = seconds(budget, "--budget") if budget != "" else None
@@ -163,27 +161,21 @@ def verify(
         scrub = scrubbing(oldest_first, state, left, stores)
     if require not in ("", "content"):
         raise UsageError(f"--require {require!r} is not known", hint="content")
-    if remember and (depth is Level.STRUCTURE or sample):
-        raise UsageError("--remember needs a check of the whole content")
-    if receipts and not remember:
-        raise UsageError("--receipts needs --remember")
-    if also and remember:
-        raise UsageError("--remember is for a checkpoint in one place, and --also names more")
-    check = PlaceCheck(
-        options=VerifyOptions(
-            level=depth,
-            require_content=bool(require) or remember,
-            strict=parse_strictness([strict] if isinstance(strict, str) else strict),
-            fail_fast=fail_fast,
-            sample=parse_fraction(str(sample)) if sample else None,
-            manifest=read_at(manifest, stores) if isinstance(manifest, str) else manifest,
-            against=opened(against, stores) if against else None,
-        ),
+    check = PlaceCheck.asked(
+        depth,
         hostile=hostile_in,
-        receipts=receipts if remember else None,
         stores=stores,
         work=Work.of(jobs, limit_rate, counter),
         watcher=watcher or Watcher(),
+        require_content=bool(require),
+        also=also,
+        against=opened(against, stores) if against else None,
+        manifest=manifest,
+        sample=sample,
+        strict=[strict] if isinstance(strict, str) else strict,
+        fail_fast=fail_fast,
+        remember=remember,
+        receipts=receipts,
     )
     if not isinstance(checkpoint, str):
         if scrub is not None:

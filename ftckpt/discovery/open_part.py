@@ -63,7 +63,9 @@ def open_part(store: Store, part: UnopenedPart) -> Checkpoint:
 
             why = as_damage(second, again)
             moved = again.changed(source.entries)
-            moved += [n for n in source.entries if again.entries.get(n) != source.entries[n]]
+            moved += [
+                n for n, e in source.entries.items() if not e.same_version(again.entries.get(n))
+            ]
             if moved and not isinstance(why, UnsafeError):
                 raise IncompleteError(
                     f"{moved[0]} of {again.url} changed while it was being read",

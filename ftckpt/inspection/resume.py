@@ -21,7 +21,7 @@ from operator import attrgetter
 
 from ftckpt.checkpoint import Checkpoint, Kind, TensorInfo
 from ftckpt.checkpoint.names import record_names
-from ftckpt.checkpoint.optimizer_states import StateShape, named_state
+from ftckpt.checkpoint.optimizer_states import StateShape, named_state, of_other_groups
 from ftckpt.findings import counted, listed
 
 from .training_state import MASTERS, MOMENTS, STEP, TABLE, WEIGHTS, StateRow
@@ -344,7 +344,8 @@ class _States:
 
         Adam has two moments, Lion and SGD one, schedule-free and Adafactor others; an optimizer
         may treat matrices as Muon does and the rest as Adam. So a parameter lacks something where
-        another has all that it has and more, and where it has one of two factors.
+        another has all that it has and more, unless its whole group does, and where it has one of
+        two factors.
         """
         kinds = {frozenset(slots) for slots in self._slots.values()}
         second = frozenset({str(Kind.EXP_AVG_SQ)})
@@ -354,11 +355,10 @@ class _States:
         lacking = {one for one in kinds if any(one < other for other in kinds)}
         if not factored:
             lacking.add(second)  # no optimizer keeps a plain second moment alone
-        return {
-            name
-            for name, slots in self._slots.items()
-            if frozenset(slots) not in lacking and len(self._rows.get(name, ())) % 2 == 0
-        }
+        even = {name for name in self._slots if len(self._rows.get(name, ())) % 2 == 0}
+        more = {name for name in even if frozenset(self._slots[name]) not in lacking}
+        less = {name for name in even - more if self._slots[name] != second}
+        return more | of_other_groups(less, more)
 
 
 def _masters(checkpoint: Checkpoint, tensors: _Tensors) -> ResumeItem:

@@ -166,7 +166,7 @@ class Source:
         )
 
     def changed(self, names: Iterable[str]) -> list[str]:
-        """List again; return those of `names` that are new, gone, of other size, time or etag."""
+        """List again; return those of `names` that are new, gone or not the same version."""
         wanted = list(names)
         try:
             if self.single:
@@ -175,7 +175,7 @@ class Source:
                 now = dict(Source.directory(self.store, self.base).entries)
         except NotFoundError:
             now = {}
-        return [n for n in wanted if _identity(now.get(n)) != _identity(self.entries.get(n))]
+        return [name for name in wanted if not _is_same(self.entries.get(name), now.get(name))]
 
     def opener(self, name: str) -> tuple[Opens, str]:
         """Return the opener of a file without read-ahead, and its path there."""
@@ -219,8 +219,8 @@ class Source:
         return None if ahead is not None and ahead.limiter is limiter else limiter
 
 
-def _identity(entry: Entry | None) -> tuple[object, ...] | None:
-    return None if entry is None else (entry.size, entry.mtime, entry.etag, entry.kind)
+def _is_same(before: Entry | None, now: Entry | None) -> bool:
+    return now is None if before is None else before.same_version(now)
 
 
 def followed_links(source: Source, members: Iterable[str]) -> list[Finding]:

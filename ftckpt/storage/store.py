@@ -68,6 +68,7 @@ class Entry(NamedTuple):
         version: in a history of versions, the store's name of this one.
         copies: number of further places that hold it (`storage.gathered`).
         differs: how its copies there differ, in words; "" if they may be one file.
+        inode: for a local file the number of its inode, and the time of that's last change in ns.
     """
 
     path: str
@@ -81,12 +82,33 @@ class Entry(NamedTuple):
     version: str | None = None
     copies: int = 0
     differs: str = ""
+    inode: tuple[int, int] | None = None
 
     def same_object(self, other: Entry) -> bool:
         """Whether both are one object with one content, as far as the store can tell."""
         if self.etag is not None and other.etag is not None:
             return (self.path, self.size, self.etag) == (other.path, other.size, other.etag)
-        return (self.path, self.size, self.mtime) == (other.path, other.size, other.mtime)
+        alike = (self.path, self.size, self.mtime) == (other.path, other.size, other.mtime)
+        return alike and not self._is_other_inode(other)
+
+    def same_version(self, other: Entry | None) -> bool:
+        """Whether a later look at the name shows what this one did: nothing replaced it between."""
+        return (
+            other is not None
+            and (self.size, self.mtime, self.etag, self.kind)
+            == (other.size, other.mtime, other.etag, other.kind)
+            and not self._is_other_inode(other)
+        )
+
+    def _is_other_inode(self, other: Entry) -> bool:
+        """Whether a file was renamed over the other, with its size and its times.
+
+        Either mark alone proves nothing: a mounted service (FUSE) may number a file anew whenever
+        it is asked, and a new name or another mode (`cp -al`, `chmod`) changes the time.
+        """
+        if self.inode is None or other.inode is None:
+            return False
+        return all(one != two for one, two in zip(self.inode, other.inode, strict=True))
 
 
 class Unfinished(NamedTuple):

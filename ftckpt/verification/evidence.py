@@ -132,8 +132,7 @@ class Report:
         entry = self._source.entry(stored)
         did = "changed"
         try:
-            now = self._source.store.stat(self._source.path(stored))
-            if (now.size, now.mtime, now.etag) == (entry.size, entry.mtime, entry.etag):
+            if entry.same_version(self._source.store.stat(self._source.path(stored))):
                 return False
         except NotFoundError:
             did = "went away"

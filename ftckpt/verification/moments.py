@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, Kind, TensorInfo
 from ftckpt.checkpoint.names import record_names
-from ftckpt.checkpoint.optimizer_states import named_state
+from ftckpt.checkpoint.optimizer_states import named_state, of_other_groups
 from ftckpt.findings import Finding, counted, finding, listed
 
 _Shape = tuple[int, ...]
@@ -166,7 +166,7 @@ def _half(
     """Yield parameters with one moment where others have two.
 
     Factored second moments have other names, and stand for the one that is not there: a state that
-    no parameter with both has, other than a counter.
+    no parameter with both has, other than a counter. A mixed optimizer has groups with one moment.
     """
     half = [n for n, held in states.items() if len(_PAIR & held.keys()) == 1]
     if not half or not any(held.keys() >= _PAIR for held in states.values()):
@@ -180,8 +180,12 @@ def _half(
         elif one.state is None or one.state.moment:
             own[one.parameter].add(one.leaf)
     half = [n for n in half if not own.get(n, set()) - usual]
+    single = [n for n in half if Kind.EXP_AVG in states[n]]  # no optimizer keeps a second alone
+    both = [n for n, held in states.items() if held.keys() >= _PAIR]
+    mixed = of_other_groups(single, both)
+    half = [n for n in half if n not in mixed]
     if half:
-        what = f"one of two moments of {listed(half, 3)} is not there; all others have both"
+        what = f"one of two moments of {listed(half, 3)} is not there; others have both"
         yield finding("state-unknown", what, tensor=half[0])
 
 

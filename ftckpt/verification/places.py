@@ -25,13 +25,15 @@ from ftckpt.errors import (
     UsageError,
     worst,
 )
-from ftckpt.findings import Finding, finding
+from ftckpt.findings import Finding, finding, parse_strictness
 from ftckpt.storage import StoreOptions
 from ftckpt.storage.store import Store
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, failed, verify
 from ftckpt.workers import ALONE, Work
 
 if TYPE_CHECKING:
+    from ftckpt.manifest import Manifest
+
     from .scrub import Scrub, ScrubRecord, ScrubSummary
 
 _LEVELS = (Level.AUTO, Level.STRUCTURE, Level.CONTENT, Level.VALUES)
@@ -109,6 +111,58 @@ class PlaceCheck:
     stores: StoreOptions
     work: Work = ALONE
     watcher: Watcher
+
+    @classmethod
+    def asked(
+        cls,
+        level: Level,
+        *,
+        hostile: Callable[[Store, UnopenedPart], Iterable[Finding]],
+        stores: StoreOptions,
+        work: Work,
+        watcher: Watcher,
+        require_content: bool = False,
+        also: Sequence[str] = (),
+        against: Checkpoint | None = None,
+        manifest: Manifest | str = "",
+        sample: float | str = "",
+        strict: Sequence[str] = (),
+        fail_fast: bool = False,
+        remember: bool = False,
+        receipts: str = "",
+    ) -> PlaceCheck:
+        """Return the check that the flags of `verify` ask for; see there what each means.
+
+        Raises:
+            UsageError: flags that do not go together, or a value that is not understood.
+            NotFoundError, CorruptError: the manifest's path names none, or it is damaged.
+        """
+        from ftckpt.manifest.locate import read_at
+        from ftckpt.workers.limits import parse_fraction
+
+        if remember and (level is Level.STRUCTURE or sample):
+            raise UsageError("--remember needs a check of the whole content")
+        if receipts and not remember:
+            raise UsageError("--receipts needs --remember")
+        if also and remember:
+            raise UsageError("--remember is for a checkpoint in one place, and --also names more")
+        options = VerifyOptions(
+            level=level,
+            require_content=require_content or remember,
+            strict=parse_strictness(strict),
+            fail_fast=fail_fast,
+            sample=parse_fraction(str(sample)) if sample else None,
+            manifest=read_at(manifest, stores) if isinstance(manifest, str) else manifest,
+            against=against,
+        )
+        return cls(
+            options=options,
+            hostile=hostile,
+            receipts=receipts if remember else None,
+            stores=stores,
+            work=work,
+            watcher=watcher,
+        )
 
     def target(
         self, target: Target, *, everything: bool = False, scrub: Scrub | None = None

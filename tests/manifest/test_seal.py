@@ -112,9 +112,18 @@ def rewrite(path: Path) -> None:
     os.utime(path, (1, 1))
 
 
+def replaced(path: Path) -> None:
+    """Rename another file of the same size and times over it."""
+    known = path.stat()
+    other = path.with_name("other")
+    other.write_bytes(path.read_bytes()[::-1])
+    os.utime(other, ns=(known.st_atime_ns, known.st_mtime_ns))
+    other.replace(path)
+
+
 @pytest.mark.parametrize(
     "change",
-    [rewrite, lambda p: os.truncate(p, p.stat().st_size + 5), lambda p: p.unlink()],
+    [rewrite, lambda p: os.truncate(p, p.stat().st_size + 5), lambda p: p.unlink(), replaced],
 )
 def test_a_file_that_changes_meanwhile_is_not_sealed(
     path: Path, change: Callable[[Path], object]

@@ -19,8 +19,10 @@ from ftckpt.errors import (
     DeniedError,
     ExistsError,
     FtckptError,
+    IncompleteError,
     NoResourceError,
     NotFoundError,
+    RefusedError,
     TruncatedError,
     UnavailableError,
     UnsafeError,
@@ -29,6 +31,7 @@ from ftckpt.errors import (
 )
 from ftckpt.storage import is_leftover, open_store
 from ftckpt.storage.local.store import LocalStore
+from ftckpt.storage.source import Source
 from ftckpt.storage.store import EntryKind
 from tests.conformance.stores import Place, StoreTests
 
@@ -46,6 +49,74 @@ class TestLocalStore(StoreTests):
             return (root / path).read_bytes() if (root / path).exists() else None
 
         return Place(open_store(local_url), put, get)
+
+
+def replaced(file: Path, content: bytes) -> None:
+    """Rename another file of the same size and times over one, as a restore of a copy does."""
+    known = file.stat()
+    other = file.with_name("other")
+    other.write_bytes(content)
+    os.utime(other, ns=(known.st_atime_ns, known.st_mtime_ns))
+    other.replace(file)
+
+
+@pytest.fixture
+def listed(tmp_path: Path) -> Source:
+    (tmp_path / "x").write_bytes(b"123")
+    return Source.directory(open_store(str(tmp_path)))
+
+
+def test_a_file_renamed_over_another_is_seen(listed: Source, tmp_path: Path) -> None:
+    assert listed.changed(["x"]) == []
+    single = Source.file(listed.store, listed.store.stat("x"))
+    replaced(tmp_path / "x", b"124")
+    assert listed.changed(["x"]) == single.changed(["x"]) == ["x"]
+    with pytest.raises(IncompleteError):
+        listed.store.require_still(listed.entries["x"])
+    (refused,) = listed.store.erase([listed.entries["x"]])
+    assert isinstance(refused, RefusedError)
+    assert (tmp_path / "x").read_bytes() == b"124"
+
+
+def test_a_link_to_another_file_is_seen(tmp_path: Path) -> None:
+    for name, content in (("one", b"123"), ("two", b"124")):
+        (tmp_path / name).write_bytes(content)
+        os.utime(tmp_path / name, (1, 1))
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x").symlink_to(tmp_path / "one")
+    listed = Source.directory(open_store(str(tmp_path / "a")))
+    assert listed.changed(["x"]) == []
+    (tmp_path / "a" / "new").symlink_to(tmp_path / "two")
+    (tmp_path / "a" / "new").replace(tmp_path / "a" / "x")
+    assert listed.changed(["x"]) == ["x"]
+
+
+@pytest.mark.parametrize(
+    "touch",
+    [
+        lambda x: os.link(x, x.with_name("y")),  # cp -al, rsync --link-dest, ftckpt repair
+        lambda x: x.chmod(0o400),
+        lambda x: x.rename(x.with_name("z")) and x.with_name("z").rename(x),
+        lambda x: os.utime(x, ns=(0, x.stat().st_mtime_ns)),  # a backup that puts atime back
+    ],
+)
+def test_what_leaves_the_content_is_no_change(
+    listed: Source, tmp_path: Path, touch: Callable[[Path], object]
+) -> None:
+    touch(tmp_path / "x")
+    now = listed.store.stat("x")
+    assert now.inode != listed.entries["x"].inode
+    assert listed.changed(["x"]) == []
+
+
+def test_a_number_that_a_mount_gives_anew_is_no_change(listed: Source) -> None:
+    """FUSE numbers files as they are asked for, and may forget that it did."""
+    entry = listed.entries["x"]
+    assert entry.inode is not None
+    number, changed = entry.inode
+    assert entry.same_version(entry._replace(inode=(number + 1, changed)))
+    assert not entry.same_version(entry._replace(inode=(number + 1, changed + 1)))
+    assert entry.same_version(entry._replace(inode=None))
 
 
 def test_file_urls_and_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

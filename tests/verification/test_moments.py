@@ -112,6 +112,31 @@ def test_one_of_two_moments() -> None:
     assert told(*weights(*NAMES), *[(n, FIRST, (4, 6)) for n in NAMES]) == set()
 
 
+MATRICES = [f"layers.{n}.mlp.weight" for n in range(3)]
+NORMS = [f"layers.{n}.norm.weight" for n in range(3)]
+
+
+def test_a_mixed_optimizer_has_groups_with_one_moment() -> None:
+    """Lion keeps the first moment alone, of a sort of parameters; Adam has both of the others."""
+    lion = [(name, FIRST, (4, 6)) for name in MATRICES]
+    rest = [*weights(*MATRICES, *NORMS, *NAMES), *pairs(*NORMS, "a")]
+    assert told(*rest, *lion) == set()
+    # Then one that has no layers may be of that group too.
+    assert told(*rest, *lion, ("b", FIRST, (4, 6))) == set()
+    # Where the others of a sort have both, one was lost; no optimizer keeps a second moment alone.
+    lost = [*lion[:2], *pairs(MATRICES[2])]
+    assert told(*rest, *lost) == {"state-unknown"}
+    assert told(*rest, *[(name, SECOND, (4, 6)) for name in MATRICES]) == {"state-unknown"}
+
+
+def test_numbers_say_the_group() -> None:
+    first = [(f"0.{n}", FIRST, (4, 6)) for n in range(2)]
+    assert told(*first, *pairs("1.0", "1.1")) == set()
+    assert told(*first, *pairs("0.2", "1.0", "1.1")) == {"state-unknown"}
+    # A number alone does not.
+    assert told(("0", FIRST, (4,)), ("1", FIRST, (4,)), *pairs("2", "3")) == {"state-unknown"}
+
+
 def test_a_factored_second_moment_has_other_names() -> None:
     factors: list[One] = [("c", FIRST, (4, 6))]
     rows = [(f"c.exp_avg_sq_{end}", Kind.OTHER, (4,)) for end in ("row", "col")]  # Adafactor

@@ -8,7 +8,7 @@ from typing import Any
 
 from ftckpt.errors import CorruptError, FtckptError, IncompleteError, UnsupportedError
 from ftckpt.findings import Finding, finding, from_error
-from ftckpt.formats.megatron.names import directory_ranks
+from ftckpt.formats.megatron.names import directory_ranks, is_copy
 from ftckpt.formats.torch_files.parse_files import parse_files
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.storage.source import Source
@@ -61,16 +61,19 @@ def read_ranks(source: Source) -> RankDirectories:
     """
     directories = _directories(source)
     members = [p for p in source.entries if p.rpartition("/")[0] in directories]
-    members = sorted(p for p in members if p.endswith(".pt"))
+    members = sorted(p for p in members if p.endswith(".pt") and not is_copy(p))
     found: list[Finding] = []
     parsed = _parsed(source, members, found)
+    for copy in _copies(parsed):
+        members.remove(copy)
+        del parsed[copy]
     weights = {d: parsed[f"{d}/{WEIGHTS}"] for d in directories if f"{d}/{WEIGHTS}" in parsed}
     for directory, stream in weights.items():
         _require_version(f"{directory}/{WEIGHTS}", stream.tree)
     recorded = (Arguments(stream.tree.get("args")) for stream in weights.values())
     args = next((a for a in recorded if a.record is not None), Arguments())
     grid = grid_of(args, directories.values())
-    found += _grid_findings(source, grid, directories, _files_of(source, directories, weights))
+    found += _grid_findings(source, grid, directories, _files_of(members, weights))
     if any(stream.tree.get("optimizer") for stream in weights.values()):
         found += _layer_wise_findings(source, args, grid, directories)
     numbers = {at: n for n, at in enumerate(grid.directories())}
@@ -92,6 +95,11 @@ def read_ranks(source: Source) -> RankDirectories:
             said = sizes(grid_of(own, directories.values()))
             what = f"{stream.file} records {said}, the others {sizes(grid)}"
             found.append(finding("bad-metadata", what, file=stream.file, rank=numbers[at]))
+            continue
+        world, known = own.count("world_size"), args.count("world_size")
+        if world and known and world != known:
+            what = f"{stream.file} records a job of {world} ranks, the others one of {known}"
+            found.append(finding("world-size", what, file=stream.file, rank=numbers[at]))
             continue
         rank = wrote.get(directory)
         outermost = not args.flag("use_tp_pp_dp_mapping")
@@ -136,6 +144,20 @@ def read_ranks(source: Source) -> RankDirectories:
         found=found,
         notes=_opaque(parsed),
     )
+
+
+def _copies(parsed: Mapping[str, TorchStream]) -> list[str]:
+    """Return files that were saved under Megatron's names and renamed: `model_optim_rng.old.pt`.
+
+    No other optimizer wrote them. A file of weights in the optimizer's place is not among them.
+    """
+    return [
+        path
+        for path, stream in parsed.items()
+        if path.rpartition("/")[2] not in (WEIGHTS, OPTIMIZER)
+        and stream.archive is not None
+        and f"{stream.archive.prefix.rstrip('/')}.pt" in (WEIGHTS, OPTIMIZER)
+    ]
 
 
 def _copied(
@@ -222,19 +244,15 @@ def _require_version(path: str, tree: Mapping[Any, Any]) -> None:
         )
 
 
-def _files_of(
-    source: Source, directories: Iterable[str], weights: Mapping[str, TorchStream]
-) -> list[str]:
+def _files_of(members: Iterable[str], weights: Mapping[str, TorchStream]) -> list[str]:
     """Return which files each directory has.
 
     The distributed optimizer keeps its state in a file of its own. That it was saved shows in the
     other files too: they have its parameter groups, which `--no-save-optim` leaves out. Optimizers
     that write further files are no evidence; of `layer_wise_optimizer_0.pt` see below.
     """
-    here = set(directories)
-    names = {p.rpartition("/")[2] for p in source.entries if p.rpartition("/")[0] in here}
-    other = any(name.endswith(".pt") for name in names - {WEIGHTS, OPTIMIZER})
-    saved = not other and any(
+    names = {p.rpartition("/")[2] for p in members}
+    saved = names <= {WEIGHTS, OPTIMIZER} and any(
         stream.tree.get("optimizer")
         and Arguments(stream.tree.get("args")).flag("use_distributed_optimizer")
         for stream in weights.values()

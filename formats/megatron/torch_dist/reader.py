@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ftckpt.checkpoint import Commit, CommitState, Extent, Payload, Piece, TensorInfo, Topology
 from ftckpt.errors import FtckptError, UnsupportedError
-from ftckpt.findings import finding
+from ftckpt.findings import Finding, finding
 from ftckpt.formats.dcp.items import misshapen
 from ftckpt.formats.dcp.metadata import DcpMetadata
 from ftckpt.formats.dcp.names import COMMON, CONFIGURATION, MARKER
@@ -20,6 +20,8 @@ from ftckpt.formats.dcp.reader import DcpCheckpoint, open_dcp
 from ftckpt.formats.dcp.state import unfinished, unnamed
 from ftckpt.formats.state.stored_names import is_common
 from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
+from ftckpt.progress import NULL
+from ftckpt.progress import Counter as Progress
 from ftckpt.storage.source import Source
 from ftckpt.strict_json import JsonLimits, parse, shown
 from ftckpt.workers.memory import no_gc
@@ -34,8 +36,11 @@ if TYPE_CHECKING:
 _JSON = JsonLimits(depth=4, objects=16, keys=256, items=256, naturals=False)
 _MOST_BYTES = 1 << 20
 _VERSION = 1
-# pp.tp of PP.TP: an RNG state of each tensor rank of each stage.
-_RNG = re.compile(r"rng_state/shard_\d+\.\d+_(\d{1,7})\.(\d{1,7})")
+# pp.tp of PP.TP: an RNG state of each tensor rank of each stage; of each data rank too (pp.tp.dp of
+# PP.TP.DP) where experts are divided.
+_RNG = re.compile(
+    r"rng_state/shard_(\d{1,7}(?:\.\d{1,7}){1,2})_(\d{1,7})\.(\d{1,7})(?:\.(\d{1,7}))?"
+)
 # Folders that Megatron puts beside the store.
 FOLDERS = ("tokenizer/", "modelopt_state/")
 _GATHERED = re.compile(
@@ -51,6 +56,7 @@ class MegatronDistCheckpoint(DcpCheckpoint):
     unmapped: str = ""  # why the optimizer's state is not given to parameters; "" where it is
     bound: bool = False  # whether the optimizer's state lies in buffers of the ranks that wrote it
     common_beside: bool = False  # whether the common state was saved to a file beside the store
+    other_grids: Sequence[Finding] = ()  # where objects are of other ranks than is recorded
 
     @property
     def loads_at_any_world(self) -> bool:
@@ -70,6 +76,7 @@ class MegatronDistCheckpoint(DcpCheckpoint):
     def interpret(self) -> None:
         """Replace the stored tensors by the logical ones, and say what could not be."""
         self.commit = Commit(CommitState.COMMITTED, CONFIGURATION)
+        self.other_grids = list(_other_grids(self.topology, self.objects))
         self.topology = _topology(self.topology, self.objects)
         stored = list(self.tensors.values())
         tensors = logical(_reformed(i, self.meta) for i in stored if not is_bucket(i))
@@ -103,6 +110,11 @@ class MegatronDistCheckpoint(DcpCheckpoint):
             for key, info in tensors.items()
             if info.stored_name and views[info.stored_name] == 1
         }
+
+    def check(self, counter: Progress = NULL) -> Iterator[Finding]:
+        """Yield what a store's own checks do, and objects of other ranks than is recorded."""
+        yield from super().check(counter)
+        yield from self.other_grids
 
     def members(self) -> Iterable[str]:
         """The store, and what Megatron puts beside it."""
@@ -220,12 +232,32 @@ def _reformed(info: TensorInfo, meta: DcpMetadata) -> TensorInfo:
 
 def _topology(known: Topology, objects: Mapping[str, object]) -> Topology:
     """Add tensor ranks and stages from the grid of RNG states where no arguments tell them."""
-    grids = {(int(m[2]), int(m[1])) for name in objects if (m := _RNG.fullmatch(name))}
+    grids = {(int(m[3]), int(m[2])) for name in objects if (m := _RNG.fullmatch(name))}
     if (known.tp is not None and known.pp is not None) or len(grids) != 1:
         return known
     tp, pp = grids.pop()
     evidence = ", ".join(filter(None, (known.evidence, "grid of RNG states")))
     return replace(known, tp=known.tp or tp, pp=known.pp or pp, evidence=evidence)
+
+
+def _other_grids(known: Topology, objects: Mapping[str, object]) -> Iterator[Finding]:
+    """Yield RNG states of some ranks alone, or of other stages and tensor ranks than recorded.
+
+    The common state may be a file of its own, and then of another save. Megatron asks for those
+    states where the arguments have the sizes of the run, and does not start without them.
+    """
+    grids: dict[tuple[int, ...], set[str]] = defaultdict(set)
+    for name in objects:
+        if match := _RNG.fullmatch(name):
+            grids[tuple(int(n) for n in match.groups()[1:] if n is not None)].add(match[1])
+    for (pp, tp, *rest), places in grids.items():
+        of = f"the RNG states are of {pp} pipeline stages and {tp} tensor ranks"
+        if any(said not in (None, size) for said, size in ((known.pp, pp), (known.tp, tp))):
+            what = f"{of}, the arguments record {known.pp} and {known.tp}"
+            yield finding("state-unknown", f"{what}: one of them is of another save")
+        elif len(places) != prod((pp, tp, *rest)):
+            what = f"{of}{''.join(f', {n} data ranks' for n in rest)}, and {len(places)} are there"
+            yield finding("state-unknown", what)
 
 
 def _place(row: int, lead: Sequence[int], strides: Sequence[int]) -> int:

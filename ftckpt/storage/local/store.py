@@ -289,7 +289,8 @@ _is_file = methodcaller("is_file", follow_symlinks=False)
 def _entry(path: str, found: os.stat_result, link: str | None = None) -> Entry:
     if stat.S_ISREG(found.st_mode):
         shared = None if found.st_nlink < 2 else (f"{found.st_dev}:{found.st_ino}", found.st_nlink)
-        return Entry(path, found.st_size, found.st_mtime, EntryKind.FILE, link, shared=shared)
+        inode = (found.st_ino, found.st_ctime_ns)
+        return Entry(path, found.st_size, found.st_mtime, _FILE, link, shared=shared, inode=inode)
     kind = EntryKind.DIRECTORY if stat.S_ISDIR(found.st_mode) else EntryKind.SPECIAL
     return Entry(path, 0, found.st_mtime, kind, link)
 

@@ -151,6 +151,36 @@ class TestSets:
         edit(file, lambda s: s["optimizer_state_dict"].update(partition_count=[8, 8]))
         assert ("world-size", file.name) in errors(path)
 
+    @pytest.mark.parametrize(
+        "sizes",
+        [
+            {"dp_world_size": 4},
+            {"mp_world_size": 4},
+            {"checkpoint_parallel_dimensions": {"pp_degree": 1, "tp_degree": 2}},
+        ],
+    )
+    def test_a_models_file_of_another_job(self, sizes: dict[str, Any], tmp_path: Path) -> None:
+        path = copied("pipe", tmp_path)
+        file = path / "mp_rank_01_model_states.pt"
+        edit(file, lambda s: s.update(sizes))
+        assert ("world-size", file.name) in errors(path)
+
+    def test_all_files_of_the_last_stage_are_lost(self, tmp_path: Path) -> None:
+        """Versions that record no degrees record how many model-parallel ranks there are."""
+        path = copied("pipe", tmp_path)
+        for file in path.glob("mp_rank_*"):
+            edit(file, lambda s: s.pop("checkpoint_parallel_dimensions"))
+        assert errors(path) == []
+        for file in path.glob("*mp_rank_01_*"):
+            file.unlink()
+        assert ("missing-rank", "mp_rank_01_model_states.pt") in errors(path)
+        # A number that is smaller than that of the files is of a mode that does not count them.
+        path = copied("pipe", tmp_path / "other")
+        for file in path.glob("mp_rank_*"):
+            edit(file, lambda s: s.pop("checkpoint_parallel_dimensions"))
+            edit(file, lambda s: s.update(mp_world_size=1))
+        assert errors(path) == []
+
     def test_absurd_numbers_cost_nothing(self, tmp_path: Path) -> None:
         path = copied("z1", tmp_path)
         file = path / "mp_rank_00_model_states.pt"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ftckpt.errors import CorruptError, ExitCode, IncompleteError, UnsafeError, UnsupportedError
 from ftckpt.formats.megatron import Megatron
-from tests.builders.megatron_files import altered, arguments, opened, write
+from tests.builders.megatron_files import altered, arguments, opened, require, write
 from tests.builders.megatron_model import Job
 from tests.campaign import examples
 from tests.conformance.formats import findings_of
@@ -80,11 +80,40 @@ class TestDamage:
         assert found.file == "mp_rank_01/model_optim_rng.pt"
         assert "mp_rank_00/model_optim_rng.pt holds" in found.message
 
+    @pytest.mark.parametrize("name", ["{} (1).pt", "{} - Copy.pt", "{} copy 2.pt", "{}.old.pt"])
+    @pytest.mark.parametrize("stem", ["model_optim_rng", "distrib_optim"])
+    def test_a_copy_beside_a_file_is_passed_over(
+        self, stem: str, name: str, tmp_path: Path
+    ) -> None:
+        """It is not another rank's, and does not hide that a file of the optimizer is lost."""
+        made = write(tmp_path, Job(tp=2, optimizer="distributed"))
+        one = made.path / "mp_rank_01" / f"{stem}.pt"
+        shutil.copyfile(one, one.with_name(name.format(stem)))
+        require(made)
+        assert str(one.with_name(name.format(stem)).name) not in str(
+            list(opened(made.path).members())
+        )
+        for optimizer in made.path.glob("mp_rank_*/distrib_optim.pt"):
+            optimizer.unlink()
+        assert "missing-rank" in self.errors(made.path)
+
+    def test_a_damaged_copy_is_nobodys_damage(self, tmp_path: Path) -> None:
+        made = write(tmp_path, Job(tp=2))
+        (made.path / "mp_rank_01" / "model_optim_rng (1).pt").write_bytes(b"half")
+        require(made)
+
     def test_a_rank_of_another_job(self, tmp_path: Path) -> None:
         made = write(tmp_path / "a", Job(tp=2))
         other = write(tmp_path / "b", Job(tp=2, dp=4))
         shutil.copytree(other.path / "mp_rank_01", made.path / "mp_rank_01", dirs_exist_ok=True)
         assert "bad-metadata" in self.errors(made.path)
+
+    def test_a_rank_of_a_job_of_another_world(self, tmp_path: Path) -> None:
+        """Converters keep the data ranks of the source, so that the groups alone do not tell."""
+        made = write(tmp_path, Job(tp=2))
+        for directory, world in (("mp_rank_00", 2), ("mp_rank_01", 4)):
+            altered(made, directory, args__world_size=world)
+        assert "world-size" in self.errors(made.path)
 
     def test_a_part_of_another_shape_leaves_a_hole(self, tmp_path: Path) -> None:
         import torch

@@ -118,6 +118,37 @@ def test_a_lost_common_state_is_missed(name: str, tmp_path: Path) -> None:
     assert [f.file for f in report.findings if f.kind == "missing-file"] == ["common.pt"]
 
 
+def warned(path: Path) -> list[str]:
+    report = verify(open_path(MegatronDist(), path), VerifyOptions(level=Level.STRUCTURE))
+    return [f.message for f in report.findings if f.kind == "state-unknown"]
+
+
+def test_the_common_state_of_a_job_of_other_ranks(tmp_path: Path) -> None:
+    """No item names the file, so that it may be another save's: the states of the ranks show it."""
+    path, _ = of_data("buckets_tp2pp2_tied", tmp_path)
+    assert warned(path) == []
+    other, _ = of_data("model_space_tp2", tmp_path)
+    (path / "common.pt").write_bytes((other / "common.pt").read_bytes())
+    (message,) = warned(path)
+    assert "are of 2 pipeline stages and 2 tensor ranks, the arguments record 1 and 2" in message
+
+
+@pytest.mark.parametrize(
+    ("places", "told"),
+    [
+        (("0.0_1.2", "0.1_1.2"), 0),
+        (("0.0_1.2",), 1),
+        (("0.0.0_1.1.2", "0.0.1_1.1.2"), 0),  # with data ranks, where experts are divided
+        (("0.0.1_1.1.2",), 1),
+    ],
+)
+def test_rng_states_of_some_ranks_alone(places: tuple[str, ...], told: int, tmp_path: Path) -> None:
+    states = {f"rng_state/shard_{place}": [place] for place in places}
+    path = store(tmp_path / "a", {"w": torch.ones(2), **states})
+    (path / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
+    assert len(warned(path)) == told
+
+
 def store(path: Path, state: dict[str, Any], **writer: Any) -> Path:
     """Let torch write a store of flat names, as Megatron does: a list is one object."""
     with warnings.catch_warnings():
