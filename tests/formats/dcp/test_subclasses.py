@@ -66,7 +66,7 @@ def test_dcp_keeps_the_record_and_what_torch_says_of_it(tmp_path: Path) -> None:
 
 
 def test_what_is_derived_is_not_put_into_what_was_read() -> None:
-    checkpoint = open_checkpoint(SAVED)
+    checkpoint = open_checkpoint(str(SAVED))
     assert isinstance(checkpoint, DcpCheckpoint)
     recorded = pickle.loads((SAVED / ".metadata").read_bytes()).planner_data
     assert checkpoint.meta.paths == {name: tuple(path) for name, path in recorded.items()}
