@@ -17,6 +17,7 @@ from ftckpt import convert, open_checkpoint
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import ExitCode, UnsupportedError
 from ftckpt.findings import Severity
+from ftckpt.formats.dcp.reader import DcpCheckpoint
 from ftckpt.inspection.resume import Presence, resume_check
 from ftckpt.verification import Level, VerifyOptions, verify
 
@@ -62,6 +63,16 @@ def test_dcp_keeps_the_record_and_what_torch_says_of_it(tmp_path: Path) -> None:
         held.append((data, meta.state_dict_metadata[RECORD], meta.planner_data[RECORD]))
         assert not any(name.startswith(f"{RECORD}.") for name in meta.state_dict_metadata)
     assert held[0] == held[1]
+
+
+def test_what_is_derived_is_not_put_into_what_was_read() -> None:
+    checkpoint = open_checkpoint(str(SAVED))
+    assert isinstance(checkpoint, DcpCheckpoint)
+    recorded = pickle.loads((SAVED / ".metadata").read_bytes()).planner_data
+    assert checkpoint.meta.paths == {name: tuple(path) for name, path in recorded.items()}
+    assert checkpoint.inner_paths
+    assert not checkpoint.inner_paths.keys() & recorded.keys()
+    assert set(checkpoint.inner_paths) < set(checkpoint.stored.values())
 
 
 def test_a_flipped_bit_inside_is_found(tmp_path: Path) -> None:
