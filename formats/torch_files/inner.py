@@ -19,7 +19,7 @@ tensor/*_tensor.py (1.12 to 2.x).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftckpt.checkpoint import Kind, Piece
@@ -54,7 +54,7 @@ class InnerPart(NamedTuple):
     suffix: str
     shape: tuple[int, ...]
     dtype: DType
-    pieces: tuple[Piece, ...]
+    pieces: Sequence[Piece]
 
 
 def inner_kind(part: str, usual: Kind) -> Kind:
