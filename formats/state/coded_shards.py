@@ -9,7 +9,9 @@ Where one shard is plain and another is not, each keeps its own: `exp_avg.0.code
 
 Source: `_new_buffer` in torchao 0.18 `optim/adam.py`, `tensor_attrs` and the operators in
 `optim/subclass_*.py` (`aten.slice`, `all_gather_into_tensor`); the paths of its older releases have
-the same classes. `WeightWithDynamicFloat8CastTensor` in `float8/fsdp_utils.py`.
+the same classes. `WeightWithDynamicFloat8CastTensor` in `float8/fsdp_utils.py`. `nf4_split` in
+`quantization/quantize_/workflows/nf4/nf4_tensor.py` (`dtypes/nf4tensor.py` before 0.15), which cuts
+codes and both rows of scales, and leaves every rank the mean of the scales and the table.
 """
 
 from __future__ import annotations
@@ -45,6 +47,19 @@ _CLASSES: Mapping[str, Mapping[str, CutBy]] = {
     "OptimState4bit": _CODED | {"codes": CutBy.FLAT},
     "OptimStateFp8": {"codes": CutBy.SAME, "scale": CutBy.FLAT},
     "WeightWithDynamicFloat8CastTensor": {"_tensor": CutBy.SAME},
+    "NF4Tensor": {
+        "quantized_data": CutBy.FLAT,
+        "quantized_scalers": CutBy.FLAT,
+        "quantization_factor": CutBy.FLAT,
+        "scaler_mean": CutBy.EACH,
+        "nf4": CutBy.EACH,
+    },
+}
+# The settings whose product says how many elements a row has one number for.
+_PER: Mapping[str, tuple[str, ...]] = {
+    "scale": ("block_size",),
+    "quantized_scalers": ("block_size",),
+    "quantization_factor": ("block_size", "scaler_block_size"),
 }
 _LIBRARY = "torchao."
 # What a class records of the shard's own shape.
@@ -285,8 +300,8 @@ def _elements_per_one(shard: CodedShard, refuse: Refuse) -> dict[str, int] | Non
         fits = how is CutBy.EACH or (how is CutBy.SAME and ref.shape == view[0])
         if how is CutBy.FLAT and len(ref.shape) == 1 and ref.shape[0] and numel % ref.shape[0] == 0:
             per[part] = numel // ref.shape[0]
-            blocks = state.get(_BLOCK, per[part])
-            fits = part != "scale" or blocks == per[part]
+            told = [state.get(name) for name in _PER.get(part, ())]
+            fits = None in told or not told or prod(told) == per[part]
         if not fits:
             refuse(shard, f"of {list(view[0])} cannot have a {part} of {list(ref.shape)}, in")
             return None

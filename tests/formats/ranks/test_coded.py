@@ -36,7 +36,7 @@ from ftckpt.transfer.content import Content
 from ftckpt.verification import Level, VerifyOptions, verify
 
 SAMPLES = Path(__file__).parents[2] / "data" / "ranks" / "coded"
-WORLDS = {"adamw8bit": 2, "adamw4bit": 3, "adamwfp8": 3, "float8": 2}
+WORLDS = {"adamw8bit": 2, "adamw4bit": 3, "adamwfp8": 3, "float8": 2, "nf4": 2}
 TRAINED = ("adamw8bit", "adamw4bit", "adamwfp8")
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -126,7 +126,7 @@ def test_joined_and_apart(form: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "world"), [("adamw4bit", 1), ("adamw4bit", 2), ("adamwfp8", 1), ("float8", 4)]
+    ("name", "world"), [("adamw4bit", 1), ("adamw4bit", 2), ("adamwfp8", 1), ("float8", 4), ("nf4", 4)]
 )
 def test_other_ranks_get_the_same(name: str, world: int, form: str, tmp_path: Path) -> None:
     place = sample(name, form, tmp_path)
@@ -136,7 +136,7 @@ def test_other_ranks_get_the_same(name: str, world: int, form: str, tmp_path: Pa
     holds(tmp_path / "back", name)
 
 
-@pytest.mark.parametrize("name", ["adamw4bit", "float8"])
+@pytest.mark.parametrize("name", ["adamw4bit", "float8", "nf4"])
 def test_torch_save_holds_the_whole_subclass(name: str, form: str, tmp_path: Path) -> None:
     place = sample(name, form, tmp_path)
     convert(str(place), str(tmp_path / "one.pt"), to="torchsave")
