@@ -4,8 +4,8 @@
 it shows, as one torch.save stream, in which its class and the tensors inside it stand; of a DTensor
 one stream for each shard. The metadata do not say so; the length of the item does, so only items
 of another length than a plain tensor's are opened. Of several shards the first and the last decide:
-torchao's others are as the first. One that is not found by it (of a few hundred elements) is
-refused by name when it is read.
+torchao's others are as the first. What length is plain, one tensor of the shortest says. A subclass
+that is not found by it (of a few hundred elements) is refused by name when it is read.
 
 There may be a hundred thousand shards, so not every one is opened: one of the same tensor, shape
 and length of item as another is supposed to be as that, and its record is compared when its
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ftckpt.checkpoint import Box, Extent, Piece
 from ftckpt.errors import CorruptError, FtckptError, UnsafeError, UnsupportedError
 from ftckpt.findings import Finding, finding, from_error
-from ftckpt.formats.torch_files.inner import InnerPart, inner_tensors, outer_view
+from ftckpt.formats.torch_files.inner import InnerPart, inner_tensors, outer_view, shown_suffix
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.formats.torch_files.values import SubclassRef, TensorRef
 from ftckpt.storage.source import Source
@@ -167,7 +167,7 @@ class Subclasses(NamedTuple):
 
 def find_subclasses(source: Source, meta: DcpMetadata) -> Subclasses:
     """Return the tensor subclasses of a store; one in a compressed item is left as it is."""
-    names = _candidates(meta)
+    names = _candidates(source, meta)
     whole = {
         name for name in names if meta.tensors[name].chunks[0].sizes == meta.tensors[name].size
     }
@@ -319,7 +319,19 @@ def _ends(entry: TensorEntry) -> tuple[Chunk | None, Chunk | None]:
     return first, last
 
 
-def _candidates(meta: DcpMetadata) -> list[str]:
+def _holds_subclass(source: Source, meta: DcpMetadata, name: str) -> bool:
+    entry = meta.tensors[name]
+    for chunk in _ends(entry):
+        if chunk is not None and chunk.item is not None:
+            item = as_item(name, chunk.item, entry.dtype.nbytes(prod(chunk.sizes)), chunk.sizes)
+            window = open_item(source, item, collect=True)
+            if isinstance(window, ItemWindow):
+                with suppress(FtckptError):
+                    return type(window.parse().tree) is SubclassRef
+    return False
+
+
+def _candidates(source: Source, meta: DcpMetadata) -> list[str]:
     """Return the tensors with items that are longer or shorter than a plain tensor's would be."""
     told: list[tuple[int, str]] = []
     copied = {copy.name for copy in meta.copies}
@@ -340,6 +352,10 @@ def _candidates(meta: DcpMetadata) -> list[str]:
     # Records of several tensors are longer than plain ones, so the least common length is plain.
     often = [around for around, times in usual.items() if times * 16 >= len(told)]
     plain = min(often, default=_LEAST - _SPREAD)
+    # One says whether it is, because a store may hold nothing but subclasses.
+    shortest = next((name for around, name in told if around == plain), None)
+    if shortest is not None and _holds_subclass(source, meta, shortest):
+        plain = _LEAST - _SPREAD
     odd = (name for around, name in told if not 0 <= around - plain <= _SPREAD)
     return [
         name
@@ -367,4 +383,6 @@ def _inside(stream: TorchStream, item: Item, record: SubclassRef) -> Iterator[In
         strides = None if ref.dense else ref.strides
         span = ref.span(stream.storages)
         piece = Piece(Box.whole(ref.shape), span, None, strides, 0, item.rank)
-        yield InnerPart(suffix or ".tensor", ref.shape, ref.dtype, (piece,))
+        own = suffix or ".tensor"
+        shown = shown_suffix(record.type_name, own)
+        yield InnerPart(own, ref.shape, ref.dtype, (piece,), shown)

@@ -27,7 +27,7 @@ from ftckpt.checkpoint.coverage import intersection
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.findings import Finding, finding
-from ftckpt.formats.torch_files.inner import InnerPart, inner_tensors, outer_view
+from ftckpt.formats.torch_files.inner import InnerPart, inner_tensors, outer_view, shown_suffix
 from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
 from ftckpt.formats.torch_files.sharded import hidden
 from ftckpt.formats.torch_files.values import StoredStorage, SubclassRef, TensorRef
@@ -300,8 +300,9 @@ def _elements_per_one(shard: CodedShard, refuse: Refuse) -> dict[str, int] | Non
         fits = how is CutBy.EACH or (how is CutBy.SAME and ref.shape == view[0])
         if how is CutBy.FLAT and len(ref.shape) == 1 and ref.shape[0] and numel % ref.shape[0] == 0:
             per[part] = numel // ref.shape[0]
-            told = [state.get(name) for name in _PER.get(part, ())]
-            fits = None in told or not told or prod(told) == per[part]
+            told = [state.get(name, 0) for name in _PER.get(part, ())]
+            known = bool(told) and all(type(size) is int for size in told)
+            fits = not known or prod(told) in (0, per[part])
         if not fits:
             refuse(shard, f"of {list(view[0])} cannot have a {part} of {list(ref.shape)}, in")
             return None
@@ -447,7 +448,9 @@ def _whole_parts(tensor: CodedTensor, shards: Sequence[CodedShard]) -> Iterator[
         elif how is CutBy.EACH:
             shape = first[f".{part}"].shape
         refs = {number: held[f".{part}"] for number, held in inside.items()}
-        yield InnerPart(f".{part}", shape, dtype, _PartPieces(tensor, part, shards, refs, replicas))
+        pieces = _PartPieces(tensor, part, shards, refs, replicas)
+        shown = shown_suffix(tensor.record.type_name, f".{part}")
+        yield InnerPart(f".{part}", shape, dtype, pieces, shown)
 
 
 class _PartPieces(LazyPieces):
@@ -498,7 +501,8 @@ def _own_parts(suffix: str, shards: Sequence[CodedShard], refuse: Refuse) -> Ite
             _piece(refs[inner], Box.whole(first.shape), shard, replica)
             for replica, (shard, refs) in enumerate(held)
         ]
-        yield InnerPart(suffix + inner, first.shape, first.dtype, tuple(pieces))
+        own = suffix + inner
+        yield InnerPart(own, first.shape, first.dtype, tuple(pieces), own)
 
 
 def _inside(shard: CodedShard) -> dict[str, TensorRef]:

@@ -80,7 +80,8 @@ def in_nf4(block: int) -> nn.Module:
     from torchao.quantization import NF4Tensor  # type: ignore[import-not-found]
 
     net = nn.Sequential(nn.Linear(128, 64, bias=False), nn.Linear(64, 128))
-    for layer in net:
+    for layer in (net[0], net[1]):
+        assert isinstance(layer, nn.Linear)
         made = NF4Tensor.from_tensor(layer.weight.detach().bfloat16(), block, 16)
         layer.weight = nn.Parameter(made, requires_grad=False)
     return net

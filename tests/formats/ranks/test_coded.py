@@ -65,7 +65,8 @@ def truth(name: str) -> dict[str, bytes]:
     """Return the tensors of live memory by their keys."""
     found = {}
     for path, tensor in load_file(SAMPLES / name / "truth.safetensors").items():
-        parameter, inside, leaf = path.partition("/")
+        # The weight that a class holds as it is has the module's name for it.
+        parameter, inside, leaf = path.removesuffix("._tensor").partition("/")
         key = f"{leaf}:{parameter}" if leaf in MOMENTS else f"optimizer:{parameter}.{leaf}"
         data = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
         found[key if inside else parameter] = data
@@ -126,7 +127,8 @@ def test_joined_and_apart(form: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "world"), [("adamw4bit", 1), ("adamw4bit", 2), ("adamwfp8", 1), ("float8", 4), ("nf4", 4)]
+    ("name", "world"),
+    [("adamw4bit", 1), ("adamw4bit", 2), ("adamwfp8", 1), ("float8", 4), ("nf4", 4)],
 )
 def test_other_ranks_get_the_same(name: str, world: int, form: str, tmp_path: Path) -> None:
     place = sample(name, form, tmp_path)
@@ -143,6 +145,29 @@ def test_torch_save_holds_the_whole_subclass(name: str, form: str, tmp_path: Pat
     holds(tmp_path / "one.pt", name)
     (found,) = classes_in(tmp_path / "one.pt")
     assert found.startswith("torchao.")
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_store_of_nothing_but_float8_weights(world: int, tmp_path: Path) -> None:
+    """No item is as long as a plain tensor's; the records keep the class and its name inside."""
+    convert(str(SAMPLES / "float8" / "dcp"), str(tmp_path / "alone"), to="dcp", drop=["*.bias"])
+    place = tmp_path / "alone"
+    if world == 1:
+        reshard(str(place), str(tmp_path / "one"), dp=1)
+        place = tmp_path / "one"
+    opened = open_checkpoint(str(place))
+    assert opened.tensors.keys() == {"0.weight", "1.weight"}
+    assert all(info.kind is Kind.PARAM for info in opened.tensors.values())
+    for key in opened.tensors:
+        assert read_tensor(opened, key) == truth("float8")[key]
+        record = opened.load_object(f"model.{key}")
+        assert record.type_name.endswith(".WeightWithDynamicFloat8CastTensor")
+        assert "_tensor" in record.state
+    assert verify(opened).code is ExitCode.OK
+    convert(str(place), str(tmp_path / "one.pt"), to="torchsave")
+    assert len(classes_in(tmp_path / "one.pt")) == 1
+    convert(str(place), str(tmp_path / "hf"), to="safetensors")
+    assert load_file(tmp_path / "hf" / "model.safetensors").keys() == {"0.weight", "1.weight"}
 
 
 def test_in_a_trainers_folder_too(tmp_path: Path) -> None:
