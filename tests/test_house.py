@@ -88,7 +88,7 @@ BUDGET = {
     "formats.huggingface": 594,
     "formats.dcp": 3_540,
     "formats.quantised": 2_163,
-    "formats.ranks": 5_381,
+    "formats.ranks": 5_401,
     "formats.safetensors": 2_580,
     "formats.torchsave": 831,
     "formats.families": 6_489,

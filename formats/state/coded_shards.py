@@ -528,7 +528,7 @@ def require_same_record(shard: CodedShard, supposed: CodedShard, read: ReadMany)
         read: returns bytes of the shards' files, where a short part must be compared.
 
     Raises:
-        UnsupportedError: it has other settings, or is no subclass or another one.
+        UnsupportedError: it has other settings, or another class or none.
         CorruptError: its tensors lie elsewhere (`bad-metadata`), or what all shards must have the
             same of differs (`replica-differs`).
     """
