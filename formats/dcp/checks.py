@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
+from types import MappingProxyType
 
 from ftckpt.errors import FtckptError
 from ftckpt.findings import Finding, counted, finding, from_error
@@ -25,6 +26,7 @@ from .items import Item, misshapen, only_tensor, opaque_note, windows
 from .metadata import DcpMetadata
 from .names import RANK_METADATA
 from .records import TABLE
+from .subclasses import CutSubclass
 
 # Allowed delay of data after the commit marker, for inexact clocks and copies.
 WRITE_ORDER_SLACK = 2.0
@@ -175,12 +177,13 @@ def check_items(
     items: Iterable[Item],
     counter: Counter,
     other: Set[str],
-    subclasses: Set[str] = frozenset(),
+    cut: Mapping[str, CutSubclass] = MappingProxyType({}),
 ) -> Iterator[Finding]:
     """Open every item: its archive, its pickle, and its shape and type against the metadata.
 
     In the files `other`, which do not tile, a record that is cut anywhere is damage, however
-    ambiguous its pieces look as an archive. Items of `subclasses` were looked into already.
+    ambiguous its pieces look as an archive. Shards of subclasses (`cut`) are
+    compared with each other.
     """
     counter.start("items", sum(1 for _ in meta.placed()), "items")
     opaque: dict[str, tuple[str, str]] = {}
@@ -202,7 +205,9 @@ def check_items(
                     yield _in_item(found, item)
             for name in stream.opaque:
                 opaque.setdefault(name, (item.extent.file, item.name))
-            if item.name in meta.tensors and item.name not in subclasses:
+            if item.name in cut:
+                cut[item.name].require(stream, item, source)
+            elif item.name in meta.tensors:
                 yield from _compare(stream, item, meta)
         except FtckptError as error:
             if error.kind == "unsafe-zip" and item.extent.file in other:

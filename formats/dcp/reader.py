@@ -55,7 +55,7 @@ from .names import (
 from .per_rank_extras import lost_own_files, own_files
 from .scalars import read_scalars
 from .state import StateDicts, unfinished, unnamed
-from .subclasses import CutSubclass, Subclass, Subclasses, find_subclasses
+from .subclasses import CutSubclass, Subclass, Subclasses, SupposedShards, find_subclasses
 from .tensors import homes_of, inner_infos, logical_tensors
 
 if TYPE_CHECKING:
@@ -142,6 +142,7 @@ class DcpCheckpoint(Checkpoint):
     def payload(self, piece: Piece) -> Payload:
         """Open the item and find the elements of its tensor."""
         if not piece.packed:  # inside a subclass
+            self._supposed.require(piece.extent)
             return super().payload(piece)
         try:
             tensor, span, transforms = self._elements(piece)
@@ -177,6 +178,10 @@ class DcpCheckpoint(Checkpoint):
                 length=place_.length,
             )
         return tensor, tensor.span(stream.storages), transforms
+
+    @cached_property
+    def _supposed(self) -> SupposedShards:
+        return SupposedShards(self.source, self.meta, self.cut)
 
     @cached_property
     def quantised(self) -> Mapping[str, QuantisedTensor]:
@@ -234,7 +239,7 @@ class DcpCheckpoint(Checkpoint):
             yield found
         yield from self.wrong_shards
         items = self.metadata_items()
-        yield from check_items(self.source, self.meta, items, counter, other, self.cut.keys())
+        yield from check_items(self.source, self.meta, items, counter, other, self.cut)
         yield from check_write_order(self.source, self.markers)
         yield from check_rank_metadata(self.source, self.markers)
         named = self.meta.files

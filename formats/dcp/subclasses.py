@@ -4,8 +4,12 @@
 it shows, as one torch.save stream, in which its class and the tensors inside it stand; of a DTensor
 one stream for each shard. The metadata do not say so; the length of the item does, so only items
 of another length than a plain tensor's are opened. Of several shards the first and the last decide:
-torchao's others are as the first. One that is not found by it (of a few hundred elements) is
-refused by name when it is read.
+torchao's others are as the first. What length is plain, one tensor of the shortest says. A subclass
+that is not found by it (of a few hundred elements) is refused by name when it is read.
+
+There may be a hundred thousand shards, so not every one is opened: one of the same tensor, shape
+and length of item as another is supposed to be as that, and its record is compared when its
+elements are wanted, and by the checks.
 
 Source: torch/distributed/checkpoint/{planner_helpers,filesystem}.py of 2.13, and what it writes of
 torchao 0.18.
@@ -13,21 +17,24 @@ torchao 0.18.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
+from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from ftckpt.checkpoint import Box, Piece
+from ftckpt.checkpoint import Box, Extent, Piece
 from ftckpt.errors import CorruptError, FtckptError, UnsafeError, UnsupportedError
 from ftckpt.findings import Finding, finding, from_error
-from ftckpt.formats.torch_files.inner import InnerPart, inner_tensors, outer_view
+from ftckpt.formats.torch_files.inner import InnerPart, inner_tensors, outer_view, shown_suffix
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.formats.torch_files.values import SubclassRef, TensorRef
 from ftckpt.storage.source import Source
 
-from .items import Item, as_item, windows
+from .items import Item, ItemWindow, as_item, misshapen, open_item, rank_of, windows
 from .metadata import DcpMetadata
 from .records import Chunk, StoredItem, TensorEntry
 
@@ -60,11 +67,83 @@ class CutSubclass(NamedTuple):
         tensor: what its shards make up.
         item: the record of one shard.
         parts: the tensors inside.
+        supposed: the shards whose records were not read, by the file and offset of these.
     """
 
     tensor: CodedTensor
     item: StoredItem
     parts: Sequence[InnerPart]
+    supposed: Mapping[tuple[str, int], CodedShard]
+
+    def require(self, stream: TorchStream, item: Item, source: Source) -> None:
+        """Require that a shard's record is what it was supposed to be, if it was not read before.
+
+        Raises:
+            UnsupportedError, CorruptError: it is not.
+        """
+        from ftckpt.formats.state.coded_shards import require_same_record
+
+        supposed = self.supposed.get((item.extent.file, item.extent.offset))
+        if supposed is None:
+            return
+        shard = _shard(stream, item, supposed.box)
+        try:
+            if shard is None:
+                raise misshapen(item.extent, (), supposed.box.sizes)
+            require_same_record(shard, supposed, source.read_many)
+        except FtckptError as error:
+            error.tensor, error.offset = item.name, item.extent.offset
+            error.length = item.extent.length
+            raise
+
+
+class SupposedShards:
+    """The shards of subclasses whose records are read when their elements are wanted."""
+
+    def __init__(self, source: Source, meta: DcpMetadata, cut: Mapping[str, CutSubclass]) -> None:
+        self._source, self._meta, self._cut = source, meta, cut
+        self._compared: set[tuple[str, int]] = set()
+
+    def require(self, place: Extent) -> None:
+        """Require of a shard with elements at a place that its record is what it is supposed to be.
+
+        Raises:
+            UnsupportedError, CorruptError: it is not.
+        """
+        starts, names = self._places.get(place.file, ((), ()))
+        at = bisect_right(starts, place.offset) - 1
+        if at < 0 or (place.file, starts[at]) in self._compared:
+            return
+        name, length = names[at]
+        if place.offset < starts[at] + length:
+            extent = Extent(place.file, starts[at], length)
+            item = Item(name, extent, (), rank_of(place.file))
+            window = open_item(self._source, item)
+            assert isinstance(window, ItemWindow)
+            self._cut[name].require(window.parse(), item, self._source)
+            self._compared.add((place.file, starts[at]))
+
+    @cached_property
+    def _places(self) -> Mapping[str, tuple[list[int], list[tuple[str, int]]]]:
+        """By file, where the records begin, and of each its name and length."""
+        found: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
+        for name, one in self._cut.items():
+            for chunk in self._meta.tensors[name].chunks if one.supposed else ():
+                item = chunk.item
+                if item is not None and (item.path, item.offset) in one.supposed:
+                    found[item.path].append((item.offset, item.length, name))
+        for file, rows in found.items():
+            rows.sort()
+            for (at, length, name), (after, *_) in pairwise(rows):
+                if at + length > after:
+                    raise CorruptError(
+                        f"{name} and the item after it claim the same bytes of {file}",
+                        kind="extent-overlap", file=file, offset=after, length=at + length - after,
+                    )  # fmt: skip
+        return {
+            file: ([at for at, *_ in rows], [(name, length) for _, length, name in rows])
+            for file, rows in found.items()
+        }
 
 
 class Subclasses(NamedTuple):
@@ -88,7 +167,7 @@ class Subclasses(NamedTuple):
 
 def find_subclasses(source: Source, meta: DcpMetadata) -> Subclasses:
     """Return the tensor subclasses of a store; one in a compressed item is left as it is."""
-    names = _candidates(meta)
+    names = _candidates(source, meta)
     whole = {
         name for name in names if meta.tensors[name].chunks[0].sizes == meta.tensors[name].size
     }
@@ -121,33 +200,33 @@ def _whole(source: Source, meta: DcpMetadata, names: Sequence[str]) -> dict[str,
 def _cut(
     source: Source, meta: DcpMetadata, names: Sequence[str]
 ) -> tuple[dict[str, CutSubclass], list[Finding]]:
-    chunks = [(name, chunk) for name in names for chunk in _full(meta.tensors[name])]
+    chunks = [(name, n, chunk) for name in names for n, chunk in _to_read(meta.tensors[name])]
     items = []
-    for name, chunk in chunks:
+    for name, _, chunk in chunks:
         assert chunk.item is not None
         items.append(as_item(name, chunk.item, chunk.item.length, chunk.sizes))
     # One pass over each file: a tensor has a chunk in every one.
     order = sorted(range(len(items)), key=lambda n: items[n].extent)
-    found_at: list[CodedShard | None] = [None] * len(items)
-    shards: dict[str, list[CodedShard]] = defaultdict(list)
+    read: dict[str, dict[int, CodedShard]] = defaultdict(dict)
     odd: set[str] = set()  # what the checks report, or refuse by name
     for n, window in zip(order, windows(source, (items[n] for n in order)), strict=True):
-        name, chunk = chunks[n]
+        name, number, chunk = chunks[n]
+        shard = None
         if name not in odd and not isinstance(window, FtckptError):
             with suppress(FtckptError):
                 box = Box(chunk.offsets, chunk.sizes)
-                found_at[n] = _shard(window.parse(), window.item, box)
-        if found_at[n] is None:
+                shard = _shard(window.parse(), window.item, box)
+        if shard is None:
             odd.add(name)
-    for (name, _), shard in zip(chunks, found_at, strict=True):
-        if shard is not None:
-            shards[name].append(shard)
+        else:
+            read[name][number] = shard
     found: dict[str, CutSubclass] = {}
     wrong: list[Finding] = []
-    for name, held in shards.items():
-        if name not in odd and any(type(shard.value) is SubclassRef for shard in held):
+    for name in dict.fromkeys(name for name, *_ in chunks):
+        own = read[name].values()
+        if name not in odd and any(type(shard.value) is SubclassRef for shard in own):
             try:
-                cut = _joined(name, meta.tensors[name], held, source, wrong)
+                cut = _joined(name, meta.tensors[name], read[name], source, wrong)
             except UnsupportedError:
                 continue  # refused by name when it is read
             except (CorruptError, UnsafeError) as error:
@@ -159,14 +238,45 @@ def _cut(
     return found, wrong
 
 
+def _to_read(entry: TensorEntry) -> list[tuple[int, Chunk]]:
+    """Return the first chunk of each form, and the last, each with its number."""
+    full = _full(entry)
+    first = {_form(chunk): n for n, chunk in reversed([*enumerate(full)])}
+    return [(n, full[n]) for n in sorted({*first.values(), len(full) - 1})]
+
+
+def _form(chunk: Chunk) -> tuple[tuple[int, ...], int]:
+    """Return what shards of one tensor have the same that are supposed to be alike."""
+    assert chunk.item is not None
+    return chunk.sizes, chunk.item.length
+
+
 def _joined(
     name: str,
     entry: TensorEntry,
-    shards: Sequence[CodedShard],
+    read: Mapping[int, CodedShard],
     source: Source,
     wrong: list[Finding],
 ) -> CutSubclass | None:
     from ftckpt.formats.state.coded_shards import check_shards, joined
+
+    # Of each form, a shard that was read, and where its record begins.
+    known: dict[tuple[tuple[int, ...], int], tuple[CodedShard, int]] = {}
+    supposed: dict[tuple[str, int], CodedShard] = {}
+    shards = []
+    for n, chunk in enumerate(_full(entry)):
+        item = chunk.item
+        assert item is not None
+        shard = read.get(n)
+        if shard is None:
+            shard, begin = known[_form(chunk)]
+            box = Box(chunk.offsets, chunk.sizes)
+            rank, moved = rank_of(item.path), item.offset - begin
+            shard = shard._replace(box=box, rank=rank, file=item.path, moved=moved)
+            supposed[item.path, item.offset] = shard
+        else:
+            known.setdefault(_form(chunk), (shard, item.offset))
+        shards.append(shard)
 
     def refuse(shard: CodedShard, what: str) -> None:
         told = f"{name} {what} {shard.file}"
@@ -178,7 +288,7 @@ def _joined(
     wrong += check_shards(tensor, name)
     item = next(c.item for c in _full(entry) if Box(c.offsets, c.sizes) == tensor.head)
     assert item is not None
-    return CutSubclass(tensor, item, parts)
+    return CutSubclass(tensor, item, parts, supposed)
 
 
 def _shard(stream: TorchStream, item: Item, box: Box) -> CodedShard | None:
@@ -209,7 +319,19 @@ def _ends(entry: TensorEntry) -> tuple[Chunk | None, Chunk | None]:
     return first, last
 
 
-def _candidates(meta: DcpMetadata) -> list[str]:
+def _holds_subclass(source: Source, meta: DcpMetadata, name: str) -> bool:
+    entry = meta.tensors[name]
+    for chunk in _ends(entry):
+        if chunk is not None and chunk.item is not None:
+            item = as_item(name, chunk.item, entry.dtype.nbytes(prod(chunk.sizes)), chunk.sizes)
+            window = open_item(source, item, collect=True)
+            if isinstance(window, ItemWindow):
+                with suppress(FtckptError):
+                    return type(window.parse().tree) is SubclassRef
+    return False
+
+
+def _candidates(source: Source, meta: DcpMetadata) -> list[str]:
     """Return the tensors with items that are longer or shorter than a plain tensor's would be."""
     told: list[tuple[int, str]] = []
     copied = {copy.name for copy in meta.copies}
@@ -230,6 +352,10 @@ def _candidates(meta: DcpMetadata) -> list[str]:
     # Records of several tensors are longer than plain ones, so the least common length is plain.
     often = [around for around, times in usual.items() if times * 16 >= len(told)]
     plain = min(often, default=_LEAST - _SPREAD)
+    # One says whether it is, because a store may hold nothing but subclasses.
+    shortest = next((name for around, name in told if around == plain), None)
+    if shortest is not None and _holds_subclass(source, meta, shortest):
+        plain = _LEAST - _SPREAD
     odd = (name for around, name in told if not 0 <= around - plain <= _SPREAD)
     return [
         name
@@ -257,4 +383,6 @@ def _inside(stream: TorchStream, item: Item, record: SubclassRef) -> Iterator[In
         strides = None if ref.dense else ref.strides
         span = ref.span(stream.storages)
         piece = Piece(Box.whole(ref.shape), span, None, strides, 0, item.rank)
-        yield InnerPart(suffix or ".tensor", ref.shape, ref.dtype, (piece,))
+        own = suffix or ".tensor"
+        shown = shown_suffix(record.type_name, own)
+        yield InnerPart(own, ref.shape, ref.dtype, (piece,), shown)

@@ -63,14 +63,13 @@ def inner_infos(
     for name, parts in inside.items():
         path = meta.named.get(name) or meta.paths.get(name) or (name,)
         for part in parts:
-            rows.append((name + part.suffix, (*path[:-1], f"{path[-1]}{part.suffix}"), part.dtype))
+            rows.append((name + part.shown, (*path[:-1], f"{path[-1]}{part.shown}"), part.dtype))
             held.append((name, part))
-    for (component, kind, said), (stored, _, dtype), (name, part) in zip(
-        names_of(rows, homes), rows, held, strict=True
-    ):
+    for (component, kind, said), (name, part) in zip(names_of(rows, homes), held, strict=True):
+        stored = name + part.suffix
         if component == "model":
             kind = inner_kind(part.suffix.rpartition(".")[2], kind)
-        info = TensorInfo(component, said, kind, part.shape, dtype, part.pieces, stored)
+        info = TensorInfo(component, said, kind, part.shape, part.dtype, part.pieces, stored)
         yield info, stored, name
 
 

@@ -34,7 +34,7 @@ from ftckpt.transfer.request.parameters import parameter_names, parted
 from .names import Name
 from .shapes import require_same
 from .tables import OF_EXPERTS, Family, NativeEntry
-from .tied import outputs_of, require_tied, weights_of
+from .tied import equal, outputs_of, require_tied, weights_of
 from .views import FlatState, TensorViews
 from .views.joins import Heads, Join, part_rows, runs
 from .views.shares import Order, Share, cut_share, is_scalar, joined_shares
@@ -109,7 +109,20 @@ class NativeTranslator:
         orders: dict[tuple[str, str, str], dict[Share, Order]] = {}
         as_in_files = not self._lies_as_in_memory(content, parameters)
 
-        def put(new: TargetTensor) -> None:
+        held: dict[str, TargetTensor] = {}  # what AutoEP keeps under two names, by the new key
+
+        def put(new: TargetTensor, of: TargetTensor | None = None) -> None:
+            if of is not None:
+                first = held.setdefault(new.key, of)
+                if first is not of and equal(first, of, content.checkpoint):
+                    return
+                if first is not of:
+                    raise UnsupportedError(
+                        f"{first.key} and {of.key} are one parameter of DeepSpeed's, and their"
+                        " values differ",
+                        hint="--drop leaves one of them out",
+                        tensor=of.key,
+                    )
             if new.key in made:
                 raise UnsupportedError(
                     f"two tensors of the source become {new.key}", tensor=new.key
@@ -135,7 +148,9 @@ class NativeTranslator:
                 orders.setdefault(whole, {})[found.entry.share] = self._order(found.entry)
                 continue
             for name, part in self._parts(wanted, found, views):
-                put(part._replace(name=name + rest))
+                # A module that AutoEP has under two names is one, and saved twice.
+                twice = len(found.entry.names.get("autoep", ())) > 1
+                put(part._replace(name=name + rest), wanted if twice else None)
         for whole, parts in shares.items():
             put(joined_shares(views, parts, whole[2], orders[whole]))
         self._require_model(weights_of(made), cuts=True)

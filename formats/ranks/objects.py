@@ -1,7 +1,8 @@
 """Non-tensor state for a world of other ranks: whose it is, and who can have it.
 
 What every rank of the source held alike (a scheduler, an optimizer's groups) every new rank gets.
-What each had for itself (random streams) stays with the rank of the same number; a rank beyond the
+What each had for itself (random streams) stays with the rank of the same number, also where a store
+kept it as `rank_0.rng`, `rank_1.rng`, … of just as many ranks; a rank beyond the
 source's gets none, and what belonged to a rank beyond the new world has no place.
 """
 
@@ -25,6 +26,7 @@ from .names import Role, rank_file
 from .recorded_job import is_number_in, speaks_of_job
 from .renumbering import Renumbering
 
+_KEY = re.compile(r"rank_(\d{1,7})\.([^.]+)")
 _OWNED = re.compile(r"(?:.*\.)?rank_(\d+)\.(.+)")
 
 
@@ -58,7 +60,11 @@ class RankObjects:
         self._recorded = recorded.nested_objects()
         self._trees = StateObjects(content, recorded.objects)
         owned: dict[str, dict[int, str]] = defaultdict(dict)
+        by_path = self._by_path(world)
+        again = {name for names in by_path.values() for name in names.values()}
         for name in content.objects:
+            if name in again:
+                continue
             match = None if name in self._recorded else _OWNED.fullmatch(name)
             if match is not None:
                 owned[match[2]][int(match[1])] = name
@@ -66,8 +72,21 @@ class RankObjects:
             parts = self._read(name)
             for rank in range(world):
                 self.leaves += (RankLeaf(rank, *part) for part in parts)
-        for label, names in owned.items():
+        for label, names in (*owned.items(), *by_path.items()):
             self._deal(label, names, world)
+
+    def _by_path(self, world: int) -> Mapping[str, Mapping[int, str]]:
+        """Return what a store keeps under the keys `rank_0.rng`, … for every rank of the new world.
+
+        Files of ranks became such a store, and have to become what they were.
+        """
+        found: dict[str, dict[int, str]] = defaultdict(dict)
+        for name in self._content.objects:
+            first, *rest = self._recorded.get(name, ("",))
+            match = _KEY.fullmatch(str(first))
+            if match is not None:
+                found[".".join(map(str, (match[2], *rest)))][int(match[1])] = name
+        return {label: names for label, names in found.items() if names.keys() == {*range(world)}}
 
     def _deal(self, label: str, names: Mapping[int, str], world: int) -> None:
         read = {rank: self._read(name, label) for rank, name in sorted(names.items())}
@@ -118,7 +137,8 @@ class RankObjects:
         if self._own:
             path = info.field
         elif label:
-            path = (label,)
+            key = _KEY.fullmatch(str(path[0])) if path else None
+            path = (key[2], *path[1:]) if path and key else (label,)
         try:
             parts = list(self._trees.nested(name, path))
             pickled([part.value for part in parts])

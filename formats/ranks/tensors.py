@@ -205,10 +205,10 @@ def _coded(
     name = f"{identity.name}.{leaf}" if leaf else identity.name
     model = identity.component in ("model", "ema")
     stored = identity.stored_name or identity.name
-    for suffix, shape, dtype, pieces in parts:
+    for suffix, shape, dtype, pieces, shown in parts:
         kind = inner_kind(suffix.rpartition(".")[2], identity.kind) if model else Kind.OTHER
         made[suffix] = TensorInfo(
-            identity.component, name + suffix, kind, shape, dtype, pieces, stored + suffix
+            identity.component, name + shown, kind, shape, dtype, pieces, stored + suffix
         )
     return tensor, made
 

@@ -26,7 +26,7 @@ from ftckpt.formats.state.rank_optimizer import (
     state_entries,
 )
 from ftckpt.formats.state.stored_names import WRAPPED, WRAPPERS, StoredName, place
-from ftckpt.formats.torch_files.inner import inner_kind, inner_tensors, outer_view
+from ftckpt.formats.torch_files.inner import inner_kind, inner_tensors, outer_view, shown_suffix
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.formats.torch_files.values import Composite, SubclassRef, TensorRef
 
@@ -164,13 +164,15 @@ class TrainingTree:
                 raise self._one_shard(".".join(map(str, path[:-1])))
             parts = list(self._parts(value, name))
             record = _is_record(value)
+            class_ = value.type_name if record else ""
+            called = {suffix: name + shown_suffix(class_, suffix) for suffix, _ in parts}
             found += [
-                (name + suffix, _stands((*at, *path), suffix, record=record), ref)
+                (called[suffix], _stands((*at, *path), suffix, record=record), ref)
                 for suffix, ref in parts
             ]
             if record:  # what its parts do not say: the class, sizes of blocks
                 inside |= {
-                    name + suffix: suffix.rpartition(".")[2] or "tensor" for suffix, _ in parts
+                    called[suffix]: suffix.rpartition(".")[2] or "tensor" for suffix, _ in parts
                 }
                 self._object((*at, *path), ".".join(map(str, (*at, *path))))
             elif not parts and path:

@@ -9,7 +9,9 @@ Where one shard is plain and another is not, each keeps its own: `exp_avg.0.code
 
 Source: `_new_buffer` in torchao 0.18 `optim/adam.py`, `tensor_attrs` and the operators in
 `optim/subclass_*.py` (`aten.slice`, `all_gather_into_tensor`); the paths of its older releases have
-the same classes. `WeightWithDynamicFloat8CastTensor` in `float8/fsdp_utils.py`.
+the same classes. `WeightWithDynamicFloat8CastTensor` in `float8/fsdp_utils.py`. `nf4_split` in
+`quantization/quantize_/workflows/nf4/nf4_tensor.py` (`dtypes/nf4tensor.py` before 0.15), which cuts
+codes and both rows of scales, and leaves every rank the mean of the scales and the table.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from ftckpt.checkpoint.coverage import intersection
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.findings import Finding, finding
-from ftckpt.formats.torch_files.inner import InnerPart, inner_tensors, outer_view
+from ftckpt.formats.torch_files.inner import InnerPart, inner_tensors, outer_view, shown_suffix
+from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
 from ftckpt.formats.torch_files.sharded import hidden
 from ftckpt.formats.torch_files.values import StoredStorage, SubclassRef, TensorRef
 
@@ -44,6 +47,19 @@ _CLASSES: Mapping[str, Mapping[str, CutBy]] = {
     "OptimState4bit": _CODED | {"codes": CutBy.FLAT},
     "OptimStateFp8": {"codes": CutBy.SAME, "scale": CutBy.FLAT},
     "WeightWithDynamicFloat8CastTensor": {"_tensor": CutBy.SAME},
+    "NF4Tensor": {
+        "quantized_data": CutBy.FLAT,
+        "quantized_scalers": CutBy.FLAT,
+        "quantization_factor": CutBy.FLAT,
+        "scaler_mean": CutBy.EACH,
+        "nf4": CutBy.EACH,
+    },
+}
+# The settings whose product says how many elements a row has one number for.
+_PER: Mapping[str, tuple[str, ...]] = {
+    "scale": ("block_size",),
+    "quantized_scalers": ("block_size",),
+    "quantization_factor": ("block_size", "scaler_block_size"),
 }
 _LIBRARY = "torchao."
 # What a class records of the shard's own shape.
@@ -62,6 +78,8 @@ class CodedShard(NamedTuple):
         storages: of the stream that holds it.
         rank: whose it is; None if that is not known.
         file: which file.
+        moved: how many bytes later in that file its tensors lie than `storages` says, which are
+            another shard's if its own record was not read.
     """
 
     box: Box
@@ -69,6 +87,12 @@ class CodedShard(NamedTuple):
     storages: Mapping[str, StoredStorage]
     rank: int | None
     file: str
+    moved: int = 0
+
+    def span(self, ref: TensorRef) -> Extent:
+        """Return where the bytes of a tensor inside are."""
+        place = ref.span(self.storages)
+        return Extent(self.file, place.offset + self.moved, place.length)
 
 
 class OwnShard(NamedTuple):
@@ -174,6 +198,7 @@ def joined(
     coded: list[tuple[CodedShard, dict[str, int]]] = []
     plain: list[CodedShard] = []
     numbers = None  # the type of the plain shards
+    known: dict[tuple[int, tuple[int, ...]], dict[str, int]] = {}  # many shards share a record
     for shard in held:
         if type(shard.value) is TensorRef:
             numbers = numbers or shard.value.dtype
@@ -183,20 +208,25 @@ def joined(
                 what = f"is {numbers.name} on another rank and {shard.value.dtype.name} in"
                 refuse(shard, what)
             continue
-        per = _elements_per_one(shard, refuse)
+        form = id(shard.value), shard.box.sizes
+        per = known.get(form)
+        if per is None:
+            per = _elements_per_one(shard, refuse)
         if per is not None:
+            known[form] = per
             coded.append((shard, per))
     if not coded:
         return None, []
     first, per = coded[0]
     assert type(first.value) is SubclassRef
-    _require_one_form([shard for shard, _ in coded])
+    records = list({id(shard.value): shard for shard, _ in reversed(coded)}.values())[::-1]
+    _require_one_form(records)
     kept = sorted([*(shard for shard, _ in coded), *plain], key=lambda s: s.box.offsets)
     boxes = tuple(dict.fromkeys(shard.box for shard in kept))
     tensor = CodedTensor(shape, dtype, first.value, first.box, cuts_of(first.value), per, boxes)
     why, differs = _why_apart(tensor, coded, plain), ""
     if not why:
-        differs = _differing(tensor, [shard for shard, _ in coded], read)
+        differs = _differing(tensor, records, read)
         why = f"its shards have different tables of codes ({differs})" if differs else ""
     if not why:
         return tensor, list(_whole_parts(tensor, kept))
@@ -270,8 +300,9 @@ def _elements_per_one(shard: CodedShard, refuse: Refuse) -> dict[str, int] | Non
         fits = how is CutBy.EACH or (how is CutBy.SAME and ref.shape == view[0])
         if how is CutBy.FLAT and len(ref.shape) == 1 and ref.shape[0] and numel % ref.shape[0] == 0:
             per[part] = numel // ref.shape[0]
-            blocks = state.get(_BLOCK, per[part])
-            fits = part != "scale" or blocks == per[part]
+            told = [state.get(name, 0) for name in _PER.get(part, ())]
+            known = bool(told) and all(type(size) is int for size in told)
+            fits = not known or prod(told) in (0, per[part])
         if not fits:
             refuse(shard, f"of {list(view[0])} cannot have a {part} of {list(ref.shape)}, in")
             return None
@@ -320,7 +351,7 @@ def _all_same(inner: str, shards: Sequence[CodedShard], read: ReadMany) -> bool:
         # Without a checksum nothing stands for its bytes, and each one is read.
         bytes_ = number if storage.crc32 is None else (storage.crc32, storage.extent.length)
         view = ref.storage_offset, ref.shape, ref.strides
-        told.setdefault((storage.crc32 is None, bytes_, view), ref.span(shard.storages))
+        told.setdefault((storage.crc32 is None, bytes_, view), shard.span(ref))
     extents = list(told.values())
     if len(extents) == 1:
         return True
@@ -399,23 +430,61 @@ def part_box(tensor: CodedTensor, part: str, box: Box, of: tuple[int, ...]) -> B
 
 
 def _whole_parts(tensor: CodedTensor, shards: Sequence[CodedShard]) -> Iterator[InnerPart]:
-    for part, how in tensor.cuts.items():
-        pieces: list[Piece] = []
-        seen: dict[Box, int] = {}
-        dtype, shape = None, tensor.shape
+    replicas: list[int] = []
+    if len(tensor.boxes) < len(shards):
+        before: dict[Box, int] = {}
         for shard in shards:
-            ref = _inside(shard)[f".{part}"]
-            if how is CutBy.FLAT:
-                shape = (prod(tensor.shape) // tensor.per[part],)
-            elif how is CutBy.EACH:
-                shape = ref.shape
-            dtype = ref.dtype
-            box = part_box(tensor, part, shard.box, ref.shape)
-            replica = seen.get(box, 0)
-            seen[box] = replica + 1
-            pieces.append(_piece(ref, box, shard, replica))
-        assert dtype is not None
-        yield InnerPart(f".{part}", shape, dtype, tuple(pieces))
+            replicas.append(before.get(shard.box, 0))
+            before[shard.box] = replicas[-1] + 1
+    inside: dict[int, Mapping[str, TensorRef]] = {}
+    for shard in shards:
+        if id(shard.value) not in inside:
+            inside[id(shard.value)] = _inside(shard)
+    first = inside[id(shards[0].value)]
+    for part, how in tensor.cuts.items():
+        dtype, shape = first[f".{part}"].dtype, tensor.shape
+        if how is CutBy.FLAT:
+            shape = (prod(tensor.shape) // tensor.per[part],)
+        elif how is CutBy.EACH:
+            shape = first[f".{part}"].shape
+        refs = {number: held[f".{part}"] for number, held in inside.items()}
+        pieces = _PartPieces(tensor, part, shards, refs, replicas)
+        shown = shown_suffix(tensor.record.type_name, f".{part}")
+        yield InnerPart(f".{part}", shape, dtype, pieces, shown)
+
+
+class _PartPieces(LazyPieces):
+    """One part of joined shards; `refs` is it by the `id` of a shard's record."""
+
+    __slots__ = ("_part", "_refs", "_replicas", "_shards", "_tensor")
+
+    def __init__(
+        self,
+        tensor: CodedTensor,
+        part: str,
+        shards: Sequence[CodedShard],
+        refs: Mapping[int, TensorRef],
+        replicas: Sequence[int],
+    ) -> None:
+        self._tensor, self._part, self._shards, self._refs = tensor, part, shards, refs
+        # Of what all shards have the same, each is a copy of the first.
+        every = tensor.cuts[part] is CutBy.EACH
+        self._replicas = range(len(shards)) if every else replicas
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    def box(self, index: int) -> Box:
+        """Return the box of one piece."""
+        shard = self._shards[index]
+        of = self._refs[id(shard.value)].shape
+        return part_box(self._tensor, self._part, shard.box, of)
+
+    def piece(self, index: int) -> Piece:
+        """Return one piece; see `LazyPieces.piece`."""
+        shard = self._shards[index]
+        replica = self._replicas[index] if self._replicas else 0
+        return _piece(self._refs[id(shard.value)], self.box(index), shard, replica)
 
 
 def _own_parts(suffix: str, shards: Sequence[CodedShard], refuse: Refuse) -> Iterator[InnerPart]:
@@ -432,7 +501,8 @@ def _own_parts(suffix: str, shards: Sequence[CodedShard], refuse: Refuse) -> Ite
             _piece(refs[inner], Box.whole(first.shape), shard, replica)
             for replica, (shard, refs) in enumerate(held)
         ]
-        yield InnerPart(suffix + inner, first.shape, first.dtype, tuple(pieces))
+        own = suffix + inner
+        yield InnerPart(own, first.shape, first.dtype, tuple(pieces), own)
 
 
 def _inside(shard: CodedShard) -> dict[str, TensorRef]:
@@ -446,4 +516,65 @@ def _sizes(refs: Mapping[str, TensorRef]) -> Mapping[str, tuple[tuple[int, ...],
 
 def _piece(ref: TensorRef, box: Box, shard: CodedShard, replica: int) -> Piece:
     strides = None if ref.dense else ref.strides
-    return Piece(box, ref.span(shard.storages), None, strides, replica, shard.rank)
+    return Piece(box, shard.span(ref), None, strides, replica, shard.rank)
+
+
+def require_same_record(shard: CodedShard, supposed: CodedShard, read: ReadMany) -> None:
+    """Require that a shard's own record is what it was supposed to be from another shard's.
+
+    Args:
+        shard: from its own record.
+        supposed: from the other one.
+        read: returns bytes of the shards' files, where a short part must be compared.
+
+    Raises:
+        UnsupportedError: it has other settings, or another class or none.
+        CorruptError: its tensors lie elsewhere (`bad-metadata`), or what all shards must have the
+            same of differs (`replica-differs`).
+    """
+    one, other = shard.value, supposed.value
+    if type(one) is TensorRef and type(other) is TensorRef:
+        same, tables = one.dtype is other.dtype, []
+        inside = [(one, other)]
+    elif type(one) is SubclassRef and type(other) is SubclassRef:
+        cuts = cuts_of(other)
+        mine, theirs = _inside(shard), _inside(supposed)
+        same = one.type_name == other.type_name and mine.keys() == theirs.keys()
+        same = same and _form(one) == _form(other)
+        inside = [(mine[key], theirs[key]) for key in theirs] if same else []
+        tables = [key for key in mine if same and cuts[key[1:]] is CutBy.EACH]
+    else:
+        same, inside, tables = False, [], []
+    if not same:
+        raise UnsupportedError(
+            f"the shards of a {_class_name(other)} have different settings or types",
+            file=shard.file,
+        )
+    for ref, wanted in inside:
+        alike = _view(ref) == _view(wanted) and shard.storages[ref.key].inline is None
+        if not alike or shard.span(ref) != supposed.span(wanted):
+            raise CorruptError(
+                f"a shard's tensors do not lie in {shard.file} as those of the other shards do",
+                kind="bad-metadata",
+                file=shard.file,
+            )
+    for key in tables:
+        if not _all_same(key, (shard, supposed._replace(file=_file(supposed), moved=0)), read):
+            raise CorruptError(
+                f"a shard in {shard.file} has another table of codes ({key[1:]}) than the others",
+                kind="replica-differs",
+                file=shard.file,
+            )
+
+
+def _view(ref: TensorRef) -> tuple[Any, ...]:
+    return ref.storage_offset, ref.shape, ref.strides, ref.dtype, ref.conj, ref.neg
+
+
+def _file(shard: CodedShard) -> str:
+    """Return the file of the record that a shard is known from."""
+    return next(iter(shard.storages.values())).extent.file
+
+
+def _class_name(value: SubclassRef | TensorRef) -> str:
+    return value.type_name if type(value) is SubclassRef else "tensor"

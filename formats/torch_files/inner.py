@@ -19,7 +19,7 @@ tensor/*_tensor.py (1.12 to 2.x).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftckpt.checkpoint import Kind, Piece
@@ -46,15 +46,35 @@ _HELPERS = frozenset((
     "_rowwise_scale_inv", "_columnwise_data", "_columnwise_scale_inv", "_amax_rowwise",
     "_amax_columnwise",
 ))  # fmt: skip
+# Classes that hold their tensor as it is, and how they call it.
+_THEMSELVES = {"torchao.float8.fsdp_utils.WeightWithDynamicFloat8CastTensor": "._tensor"}
 
 
 class InnerPart(NamedTuple):
-    """A tensor inside, of the whole or of one shard, by what follows the tensor's name."""
+    """A tensor inside, of the whole or of one shard.
+
+    Attributes:
+        suffix: what follows the tensor's name in the record.
+        shape: sizes.
+        dtype: element type.
+        pieces: where its elements are.
+        shown: what follows the name for a reader (see `shown_suffix`).
+    """
 
     suffix: str
     shape: tuple[int, ...]
     dtype: DType
-    pieces: tuple[Piece, ...]
+    pieces: Sequence[Piece]
+    shown: str
+
+
+def shown_suffix(type_name: str, suffix: str) -> str:
+    """Return what follows a tensor's name in the name of a tensor inside.
+
+    That is nothing where the class only says how the tensor inside is multiplied: it is the weight,
+    as the module has it.
+    """
+    return "" if suffix == _THEMSELVES.get(type_name) else suffix
 
 
 def inner_kind(part: str, usual: Kind) -> Kind:

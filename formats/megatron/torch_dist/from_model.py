@@ -135,7 +135,8 @@ def plan_of_whole(content: Content) -> StorePlan:
         kept = kept.with_tensors([*kept.tensors.values(), *own])
     tensors = StoredTensors(kept, job.args)
     extra = ((module + _EXTRA, None) for module in _modules(tensors.weights, job.args))
-    notes = [*job.notes, finding("note", _ALONE if carried is None else _SEEDED)]
+    said = finding("note", _ALONE if carried is None else _SEEDED)
+    notes = [*job.notes, *job.state.notes, said]
     return _plan(replace(job, state=state, notes=notes), tensors, optimizers, extra)
 
 

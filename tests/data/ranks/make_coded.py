@@ -12,6 +12,7 @@ shards in the order of ranks, joined where that is exact.
 - adamw4bit, adamwfp8: three ranks; the last one holds nothing of `wide`.
 - float8: two ranks, weights of torchao's float8 training, which gathers them in float8. They are
   not trained: that needs a GPU.
+- nf4: two ranks, weights in NF4 as QLoRA has them, which nothing trains.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ JOBS: dict[str, tuple[str, int, int, dict[str, tuple[int, int]]]] = {
         {"short": (131, 64), "mixed": (127, 64), "small": (8, 64)},
     ),
     "float8": ("", 2, 0, {}),
+    "nf4": ("", 2, 64, {}),
     "adamw4bit": ("AdamW4bit", 3, 128, {"wide": (4, 2048), "small": (2, 64)}),
     "adamwfp8": ("AdamWFp8", 3, 256, {"wide": (4, 2048), "small": (2, 64)}),
 }  # fmt: skip
@@ -73,6 +75,18 @@ def in_float8() -> nn.Module:
     return convert_to_float8_training(net, config=config)  # type: ignore[no-any-return]
 
 
+def in_nf4(block: int) -> nn.Module:
+    """Return a model whose weights are torchao's NF4Tensor."""
+    from torchao.quantization import NF4Tensor  # type: ignore[import-not-found]
+
+    net = nn.Sequential(nn.Linear(128, 64, bias=False), nn.Linear(64, 128))
+    for layer in (net[0], net[1]):
+        assert isinstance(layer, nn.Linear)
+        made = NF4Tensor.from_tensor(layer.weight.detach().bfloat16(), block, 16)
+        layer.weight = nn.Parameter(made, requires_grad=False)
+    return net
+
+
 def inside(value: Any) -> dict[str, torch.Tensor]:
     """Return the tensors inside one rank's shard, by what follows its name."""
     local = value.to_local() if isinstance(value, DTensor) else value
@@ -91,7 +105,7 @@ def joined(name: str, shards: list[dict[str, torch.Tensor]]) -> dict[str, torch.
     found = {}
     for part in full[0]:
         whole = [shard[part] for shard in full]
-        one = part == ".qmap" or not whole[0].dim()
+        one = part in (".qmap", ".nf4") or not whole[0].dim()
         found[name + part] = whole[0] if one else torch.cat(whole)
     return found
 
@@ -106,10 +120,10 @@ def job(rank: int, kind: str) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29631"}
     dist.init_process_group("gloo", rank=rank, world_size=world)
     torch.manual_seed(5)
-    net = Net(shapes) if made else in_float8()
+    net = Net(shapes) if made else in_nf4(block) if block else in_float8()
     fully_shard(net, mesh=init_device_mesh("cpu", (world,), mesh_dim_names=("dp",)))
     state: dict[str, Any] = {"model": net.state_dict(), "step": 3}
-    optimizer: Any = torch.optim.SGD(net.parameters())
+    optimizer: Any = None
     if made:
         optimizer = getattr(torchao.optim, made)(net.parameters(), lr=0.01, block_size=block)
         for _ in range(3):

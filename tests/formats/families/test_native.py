@@ -379,34 +379,63 @@ def test_experts_in_one_tensor_are_understood(name: str, tmp_path: Path) -> None
         require_equal(held(tmp_path / "titan-packed"), held(tmp_path / "titan-hf"))
 
 
+# As DeepSpeed 0.19.8 named the modules of transformers 5.8: every preset but MiniMax-M3's.
 @pytest.mark.parametrize(
-    ("name", "block", "parts"),
-    [
-        ("mixtral", "block_sparse_moe", ("w1", "w2", "w3")),
-        ("qwen3_moe", "mlp", ("gate_proj", "down_proj", "up_proj")),
-    ],
+    "name",
+    ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "qwen3_5_moe_text"],
 )
-def test_experts_that_autoep_stacks_get_the_names_of_files(
-    name: str, block: str, parts: tuple[str, ...], tmp_path: Path
-) -> None:
-    """DeepSpeed's `gate_proj` is `w1` and its `up_proj` is `w3`; it has a copy of the router."""
+def test_experts_that_autoep_stacks_get_the_names_of_files(name: str, tmp_path: Path) -> None:
+    """DeepSpeed's `gate_proj` is `w1` and its `up_proj` is `w3`; it has the router twice."""
     import torch
 
+    block, parts = "mlp", ("gate_proj", "down_proj", "up_proj")
+    if name == "mixtral":
+        block, parts = "block_sparse_moe", ("w1", "w2", "w3")
     weights = tensors_of(MODELS[name]["stored"])
     state = {key: value for key, value in weights.items() if f".{block}." not in key}
     for layer in {key.split(f".{block}.")[0] for key in weights.keys() - state.keys()}:
         inside, own = f"{layer}.{block}", f"{layer}.mlp"
+        others = {k.removeprefix(inside): v for k, v in weights.items() if k.startswith(inside)}
+        if f"{inside}.gate.weight" not in weights:  # a layer without experts
+            state |= {own + key: value for key, value in others.items()}
+            continue
         for copy in ("router", "gate"):
             state[f"{own}.{copy}.gate.weight"] = weights[f"{inside}.gate.weight"].clone()
         for number, part in enumerate(parts, 1):
             rows = [weights[f"{inside}.experts.{n}.{part}.weight"] for n in range(4)]
             state[f"{own}.experts.w{number}"] = torch.stack(rows)
+        for key, value in others.items():
+            if ".experts." not in key and key != ".gate.weight":
+                renamed = key.replace(".gate.e_score", ".router.e_score")
+                if name.startswith("qwen"):
+                    renamed = renamed.replace(".shared_expert", ".shared_experts")
+                state[own + renamed] = value
     save_folder(tmp_path / "autoep", name, state)
+    api.convert(
+        str(tmp_path / "autoep"), str(tmp_path / "hf"), "safetensors", only="model", names="hf"
+    )
+    require_equal(held(tmp_path / "hf"), weights)
+
+
+def test_two_routers_of_autoep_that_differ_are_refused(tmp_path: Path) -> None:
+    import torch
+
+    weights = tensors_of(MODELS["qwen3_moe"]["stored"])
+    state = {key: value for key, value in weights.items() if ".mlp." not in key}
+    for layer in range(3):
+        own = f"model.layers.{layer}.mlp"
+        for copy in ("router", "gate"):
+            state[f"{own}.{copy}.gate.weight"] = weights[f"{own}.gate.weight"].clone()
+        for number, part in enumerate(("gate_proj", "down_proj", "up_proj"), 1):
+            rows = [weights[f"{own}.experts.{n}.{part}.weight"] for n in range(4)]
+            state[f"{own}.experts.w{number}"] = torch.stack(rows)
+    state["model.layers.1.mlp.gate.gate.weight"][0, 0] += 1
+    save_folder(tmp_path / "autoep", "qwen3_moe", state)
     convert = partial(
         api.convert, str(tmp_path / "autoep"), str(tmp_path / "hf"), "safetensors",
         only="model", names="hf",
     )  # fmt: skip
-    with pytest.raises(UnsupportedError, match=r"gate\.gate\.weight"):
+    with pytest.raises(UnsupportedError, match=r"layers\.1\..*gate\.gate\.weight .*differ"):
         convert()
     convert(drop=["*.gate.gate.weight"])
     require_equal(held(tmp_path / "hf"), weights)

@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 import torch
@@ -20,8 +21,10 @@ from ftckpt import convert, open_checkpoint, reshard, seal
 from ftckpt.checkpoint import Box, Extent, Kind
 from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.checkpoint.read_tensor import read_tensor
-from ftckpt.errors import ExitCode, FtckptError, UnsafeError, UnsupportedError
+from ftckpt.errors import CorruptError, ExitCode, FtckptError, UnsafeError, UnsupportedError
 from ftckpt.findings import Severity
+from ftckpt.formats.dcp.items import ItemWindow
+from ftckpt.formats.dcp.reader import DcpCheckpoint
 from ftckpt.formats.pickles.walk import leaves
 from ftckpt.formats.state.coded_shards import CodedShard, ReadMany, Refuse, is_covered, joined
 from ftckpt.formats.state.paths import coded_in
@@ -33,7 +36,7 @@ from ftckpt.transfer.content import Content
 from ftckpt.verification import Level, VerifyOptions, verify
 
 SAMPLES = Path(__file__).parents[2] / "data" / "ranks" / "coded"
-WORLDS = {"adamw8bit": 2, "adamw4bit": 3, "adamwfp8": 3, "float8": 2}
+WORLDS = {"adamw8bit": 2, "adamw4bit": 3, "adamwfp8": 3, "float8": 2, "nf4": 2}
 TRAINED = ("adamw8bit", "adamw4bit", "adamwfp8")
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -62,7 +65,8 @@ def truth(name: str) -> dict[str, bytes]:
     """Return the tensors of live memory by their keys."""
     found = {}
     for path, tensor in load_file(SAMPLES / name / "truth.safetensors").items():
-        parameter, inside, leaf = path.partition("/")
+        # The weight that a class holds as it is has the module's name for it.
+        parameter, inside, leaf = path.removesuffix("._tensor").partition("/")
         key = f"{leaf}:{parameter}" if leaf in MOMENTS else f"optimizer:{parameter}.{leaf}"
         data = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
         found[key if inside else parameter] = data
@@ -123,7 +127,8 @@ def test_joined_and_apart(form: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "world"), [("adamw4bit", 1), ("adamw4bit", 2), ("adamwfp8", 1), ("float8", 4)]
+    ("name", "world"),
+    [("adamw4bit", 1), ("adamw4bit", 2), ("adamwfp8", 1), ("float8", 4), ("nf4", 4)],
 )
 def test_other_ranks_get_the_same(name: str, world: int, form: str, tmp_path: Path) -> None:
     place = sample(name, form, tmp_path)
@@ -133,13 +138,36 @@ def test_other_ranks_get_the_same(name: str, world: int, form: str, tmp_path: Pa
     holds(tmp_path / "back", name)
 
 
-@pytest.mark.parametrize("name", ["adamw4bit", "float8"])
+@pytest.mark.parametrize("name", ["adamw4bit", "float8", "nf4"])
 def test_torch_save_holds_the_whole_subclass(name: str, form: str, tmp_path: Path) -> None:
     place = sample(name, form, tmp_path)
     convert(str(place), str(tmp_path / "one.pt"), to="torchsave")
     holds(tmp_path / "one.pt", name)
     (found,) = classes_in(tmp_path / "one.pt")
     assert found.startswith("torchao.")
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_store_of_nothing_but_float8_weights(world: int, tmp_path: Path) -> None:
+    """No item is as long as a plain tensor's; the records keep the class and its name inside."""
+    convert(str(SAMPLES / "float8" / "dcp"), str(tmp_path / "alone"), to="dcp", drop=["*.bias"])
+    place = tmp_path / "alone"
+    if world == 1:
+        reshard(str(place), str(tmp_path / "one"), dp=1)
+        place = tmp_path / "one"
+    opened = open_checkpoint(str(place))
+    assert opened.tensors.keys() == {"0.weight", "1.weight"}
+    assert all(info.kind is Kind.PARAM for info in opened.tensors.values())
+    for key in opened.tensors:
+        assert read_tensor(opened, key) == truth("float8")[key]
+        record = opened.load_object(f"model.{key}")
+        assert record.type_name.endswith(".WeightWithDynamicFloat8CastTensor")
+        assert "_tensor" in record.state
+    assert verify(opened).code is ExitCode.OK
+    convert(str(place), str(tmp_path / "one.pt"), to="torchsave")
+    assert len(classes_in(tmp_path / "one.pt")) == 1
+    convert(str(place), str(tmp_path / "hf"), to="safetensors")
+    assert load_file(tmp_path / "hf" / "model.safetensors").keys() == {"0.weight", "1.weight"}
 
 
 def test_in_a_trainers_folder_too(tmp_path: Path) -> None:
@@ -292,6 +320,110 @@ def test_what_is_wrong_with_every_shard_is_told(
     assert error or told == {"exp_avg:wide", "exp_avg_sq:wide"}
     key = next(k for k, info in opened.tensors.items() if info.kind is Kind.PARAM)
     assert read_tensor(opened, key) == truth("adamwfp8")[key]
+
+
+class TestShardsThatAreNotReadAtOpening:
+    """Of four alike, the records of the first and the last are read, and the others compared."""
+
+    KEY = "optimizer:wide.exp_avg.codes"
+    NAME = "optimizer.state.wide.exp_avg"
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def written(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        """Return a store of four shards, each of its own row."""
+        place = tmp_path_factory.mktemp("written") / "four"
+        reshard(str(SAMPLES / "adamw4bit" / "dcp"), str(place), dp=4)
+        (place / "ftckpt.manifest.json").unlink()
+        return place
+
+    @pytest.fixture
+    def four(self, written: Path, tmp_path: Path) -> Path:
+        """Return a copy of it."""
+        shutil.copytree(written, tmp_path / "four")
+        return tmp_path / "four"
+
+    @staticmethod
+    def record(place: Path, name: str, row: int) -> Extent:
+        """Return where the record of one shard is."""
+        opened = open_checkpoint(str(place))
+        assert isinstance(opened, DcpCheckpoint)
+        (item,) = [c.item for c in opened.meta.tensors[name].chunks if c.offsets[0] == row]
+        assert item is not None
+        return Extent(item.path, item.offset, item.length)
+
+    def change(self, place: Path, old: bytes, new: bytes) -> None:
+        """Put other bytes into the second shard's record."""
+        at = self.record(place, self.NAME, 1)
+        data = bytearray((place / at.file).read_bytes())
+        record = bytes(data[at.offset : at.end])
+        assert record.count(old)
+        data[at.offset : at.end] = record.replace(old, new)
+        assert len(data) == (place / at.file).stat().st_size
+        (place / at.file).write_bytes(data)
+
+    def test_two_of_four_records_are_read(
+        self, four: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        names: list[str] = []
+        parse = ItemWindow.parse
+
+        def counted(window: ItemWindow) -> object:
+            names.append(window.item.name)
+            return parse(window)
+
+        monkeypatch.setattr(ItemWindow, "parse", counted)
+        opened = open_checkpoint(str(four))
+        assert names.count(self.NAME) == 2
+        assert opened.tensors[self.KEY].shape == (4096,)
+        assert read_tensor(opened, self.KEY) == truth("adamw4bit")[self.KEY]
+        assert names.count(self.NAME) == 4
+        read_tensor(opened, "optimizer:wide.exp_avg.scale")
+        assert names.count(self.NAME) == 4
+
+    def refused(self, place: Path, error: type[FtckptError], code: ExitCode, kind: str) -> None:
+        opened = open_checkpoint(str(place))
+        with pytest.raises(error):
+            read_tensor(opened, self.KEY)
+        with pytest.raises(error):
+            convert(str(place), str(place.parent / "out"), to="safetensors")
+        assert not (place.parent / "out").exists()
+        report = verify(open_checkpoint(str(place)))
+        assert report.code is code
+        assert (kind, self.NAME) in {(f.kind, f.tensor) for f in report.findings}
+
+    def test_other_settings(self, four: Path) -> None:
+        """Those of `exp_avg_sq`, whose codes have no sign."""
+        at = self.record(four, self.NAME + "_sq", 1)
+        other = (four / at.file).read_bytes()[at.offset : at.end]
+        here = self.record(four, self.NAME, 1)
+        own = (four / here.file).read_bytes()[here.offset : here.end]
+        self.change(four, own, other)
+        self.refused(four, UnsupportedError, ExitCode.UNSUPPORTED, "unsupported")
+
+    def test_another_table(self, four: Path) -> None:
+        at = open_checkpoint(str(four)).tensors["optimizer:wide.exp_avg.qmap"].pieces[1].extent
+        table = (four / at.file).read_bytes()[at.offset : at.end]
+        changed = bytes([table[0] ^ 1]) + table[1:]
+        for old, new in ((table, changed), (crc_bytes(table), crc_bytes(changed))):
+            self.change(four, old, new)
+        self.refused(four, CorruptError, ExitCode.CORRUPT, "replica-differs")
+
+    def test_tensors_that_lie_elsewhere(self, four: Path) -> None:
+        """Its pickle takes the scale and the table from each other's place."""
+        self.change(four, b"data/1", b"data/9")
+        self.change(four, b"data/2", b"data/1")
+        self.change(four, b"data/9", b"data/2")
+        self.refused(four, CorruptError, ExitCode.CORRUPT, "bad-metadata")
+
+    def test_a_record_that_is_damaged(self, four: Path) -> None:
+        self.change(four, b"OptimState4bit", b"OptimState5bit")
+        self.refused(four, CorruptError, ExitCode.CORRUPT, "bad-crc")
+
+
+def crc_bytes(data: bytes) -> bytes:
+    """Return a CRC-32 as an archive holds it."""
+    return crc32(data).to_bytes(4, "little")
 
 
 def no_bytes(extents: Sequence[Extent]) -> list[bytes]:

@@ -57,6 +57,27 @@ def test_nothing_is_lost_or_changed(to: str, tmp_path: Path) -> None:
     assert diff(str(HSDP), str(written)).code is ExitCode.OK
 
 
+def test_ranks_have_their_own_again(tmp_path: Path) -> None:
+    """A store keeps a rank's state under a key of its own; the rank's file has it as it was."""
+    convert(str(HSDP), str(tmp_path / "store"), to="dcp")
+    convert(str(tmp_path / "store"), str(tmp_path / "again"), to="ranks")
+    assert diff(str(HSDP), str(tmp_path / "again")).code is ExitCode.OK
+    for rank in range(4):
+        name = f"extra_state_world_size_4_rank_{rank}.pt"
+        held = torch.load(tmp_path / "again" / name, weights_only=False)
+        own = torch.load(HSDP / "actor" / name, weights_only=False)
+        # The store does not say that a tensor's name was a path: it stays in one piece.
+        assert held.keys() == {*own.keys(), "rng.cpu"}
+        assert held["rng"]["random"] == own["rng"]["random"]
+
+
+def test_of_other_ranks_every_one_keeps_what_all_had(tmp_path: Path) -> None:
+    convert(str(HSDP), str(tmp_path / "store"), to="dcp")
+    convert(str(tmp_path / "store"), str(tmp_path / "two"), to="ranks", dp=2, drop=["extra:rank*"])
+    held = torch.load(tmp_path / "two" / "extra_state_world_size_2_rank_1.pt", weights_only=False)
+    assert {f"rank_{n}.rng" for n in range(4)} <= held.keys()
+
+
 def test_what_differs_stays_of_each_rank(tmp_path: Path) -> None:
     shutil.copytree(HSDP, tmp_path / "ranks")
     file = tmp_path / "ranks" / OPTIMIZER

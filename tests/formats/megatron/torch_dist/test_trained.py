@@ -106,6 +106,9 @@ def test_a_real_job_comes_back_through_another_format(
         content = Content.of(between)
         there, layout = written(content, "megatron-dist", place / "there", **request)
         assert any("seeds them anew" in note.message for note in layout.notes)
+        # What files of ranks say of a state that no rank gets, a store says too.
+        anew = any("reruns" in note.message for note in layout.notes)
+        assert anew is ("rerun_state_machine" in common_of(direct))
         assert layout.content is not None
         prove(layout.content, there, SameObject)
         require_same(there, direct)
