@@ -9,9 +9,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from ftckpt.amounts import shown_duration
 from ftckpt.checkpoint import CommitState
 from ftckpt.errors import UsageError
-from ftckpt.planning.quantities import shown_duration
 from ftckpt.retention.policy.plan import BrokenFloor, Decision, Reason, RetentionPlan
 from ftckpt.retention.scan.entries import (
     EntryClass,
