@@ -7,6 +7,7 @@ on any store, and a delta itself.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -51,7 +52,7 @@ class Delta:
         if DELTA in listing.files:
             return Recognition(self.name, f"has {DELTA}", CommitState.COMMITTED)
         # It has little but these, so that a hundred of its names show one.
-        if any(n.endswith(".blocks") and DATA.fullmatch(n) for n in listing.at_hand.files):
+        if any(n.endswith(".blocks") and re.fullmatch(DATA, n) for n in listing.at_hand.files):
             return Recognition(self.name, "has blocks of a delta", CommitState.UNCOMMITTED)
         return None
 

@@ -238,11 +238,11 @@ def _limits(flags: KeepFlags) -> dict[str, Any]:
     if isinstance(free, str) and free:
         from ftckpt.planning.quantities import size
 
-        free = size(free, "--free")
+        free = int(size(free, "--free"))
     given = {
         "min_survivors": flags.get("min_survivors"),
         "max_delete": DeleteLimit.parse(str(most)) if most != "" else None,
-        "reclaim": int(free) if free else None,
+        "reclaim": free or None,
         "delete_corrupt": flags.get("delete_corrupt") or None,
     }
     return {name: value for name, value in given.items() if value is not None}

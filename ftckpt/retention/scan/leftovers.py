@@ -27,8 +27,8 @@ from ftckpt.storage.local.atomic import TEMPORARY
 from ftckpt.storage.store import Entry, EntryKind
 
 SILENT = 7 * DAY
-_PLAN = re.compile(r"[0-9a-f]{32}")
-_FILE = re.compile(r"(?:\d+-\d+(?:\.[a-z]+)?|finish-\d+|finished|now)\.json")
+_PLAN = r"[0-9a-f]{32}"
+_FILE = r"(?:\d+-\d+(?:\.[a-z]+)?|finish-\d+|finished|now)\.json"
 
 WHY = "a run of ftckpt that was killed has left it; gc --apply and gc purge remove it after a day"
 
@@ -86,7 +86,7 @@ def dead_plans(root: Root, now: float) -> dict[str, list[Entry]]:
     with suppress(NotFoundError):
         for plan in root.store.children(place):
             plain = plan.kind is not EntryKind.FILE and plan.link is None
-            if plain and _PLAN.fullmatch(_name(plan)):
+            if plain and re.fullmatch(_PLAN, _name(plan)):
                 with suppress(NotFoundError):
                     files = root.store.children(plan.path)
                     if all(_is_dead(one, now) for one in files):
@@ -150,7 +150,7 @@ def _earlier(root: Root, now: float) -> float:
 
 
 def _is_dead(entry: Entry, now: float) -> bool:
-    ours = _FILE.fullmatch(_name(entry)) is not None or is_leftover(entry.path)
+    ours = re.fullmatch(_FILE, _name(entry)) is not None or is_leftover(entry.path)
     plain = entry.kind is EntryKind.FILE and entry.link is None
     return ours and plain and entry.mtime is not None and now - entry.mtime >= SILENT
 
