@@ -30,6 +30,8 @@ from .numbers import INT, MORE, THREE, TWO
 if TYPE_CHECKING:
     from .repeated_records import PickleRun
 
+# Fewer colliding keys cost nothing that matters.
+FEW = 1000
 # What one key may weigh. Real keys are texts, numbers, and tuples of a few of them.
 LIMIT = 2048
 _MOST = LIMIT + 1  # the walk counts no further

@@ -22,9 +22,8 @@ from ftckpt.errors import ExitCode, FtckptError, NoResourceError
 from ftckpt.findings import Finding, finding, from_error, listed
 from ftckpt.manifest import Manifest
 from ftckpt.manifest.locate import find
-from ftckpt.own_files import MANIFEST, is_own
+from ftckpt.own_files import MANIFEST, is_leftover, is_own
 from ftckpt.progress import Counter
-from ftckpt.storage import is_leftover
 from ftckpt.storage.source import Source, followed_links
 from ftckpt.storage.store import EntryKind
 

@@ -1,6 +1,6 @@
 """What killed ftckpt runs have left in a root: report it, and remove what is old.
 
-ftckpt writes under a name that `stores.is_leftover` knows, and renames or deletes it a moment
+ftckpt writes under a name that `own_files.is_leftover` knows, and renames or deletes it a moment
 later. A file that is a day old belongs to no running process. Before anything goes, the store's
 own clock is asked: that of this machine may be days ahead.
 
@@ -20,10 +20,9 @@ from contextlib import suppress
 from ftckpt.discovery.roots import Root
 from ftckpt.errors import DeniedError, FtckptError, NotFoundError, UnsupportedError
 from ftckpt.findings import counted
+from ftckpt.own_files import TEMPORARY, is_leftover
 from ftckpt.retention.policy import DAY, GRACE
 from ftckpt.retention.records import own_folder
-from ftckpt.storage import is_leftover
-from ftckpt.storage.local.atomic import TEMPORARY
 from ftckpt.storage.store import Entry, EntryKind
 
 SILENT = 7 * DAY
