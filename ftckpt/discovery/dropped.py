@@ -17,7 +17,6 @@ from typing import NamedTuple
 from ftckpt.errors import NotFoundError
 from ftckpt.own_files import FOLDER, MANIFEST, SUFFIX, TRANSFER
 from ftckpt.storage.store import Entry, EntryKind, Store
-from ftckpt.strict_json import JsonError, decode
 
 TRASH = f"{FOLDER}/trash"
 
@@ -58,6 +57,8 @@ class Tomb(NamedTuple):
 
     def _listed(self) -> Iterator[str]:
         """Yield the keys that the tombstone lists; none of a damaged one, which frees nothing."""
+        from ftckpt.strict_json import JsonError, decode
+
         with suppress(NotFoundError, JsonError, LookupError, TypeError):
             for row in decode(self.store.read(self.path))["files"]:
                 yield str(row[0])
