@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, CommitState
@@ -45,8 +44,7 @@ HEAD = 4096
 _ANY = r".+"
 
 
-@dataclass
-class Recognised:
+class Recognised(NamedTuple):
     """A format that is named and refused (it fits `ftckpt.discovery.recognise.Format`).
 
     Attributes:

@@ -143,7 +143,7 @@ STORAGE = set(_storage.__annotations__) - {"return"}
 def _evaluated(of: Any) -> Any:
     """Evaluate the annotations of a function or dataclass once: typer does it four times."""
     hints = get_type_hints(of, include_extras=True)
-    for one in (of, of.__init__) if isinstance(of, type) else (of,):
+    for one in (of, vars(of)["__init__"]) if isinstance(of, type) else (of,):
         one.__annotations__ = {name: hints[name] for name in one.__annotations__ if name in hints}
     return of
 
