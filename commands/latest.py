@@ -132,9 +132,7 @@ def command(
     """
     from ftckpt.api.choosing import require_one_root
     from ftckpt.discovery.conditions import Worlds, all_of, lacking
-    from ftckpt.discovery.follow_pointer import follow
     from ftckpt.discovery.select import SelectionRules, select
-    from ftckpt.discovery.wait import select_waiting
 
     invocation = invoked(ctx)
     choice = invocation.options(ChoiceOptions)
@@ -170,10 +168,14 @@ def command(
     if len(roots) > 1:
         found = _of_tiers(invocation, roots, check, rules, note, allow_missing=allow_missing_tier)
     elif pointer:
+        from ftckpt.discovery.follow_pointer import follow
+
         found = select(
             follow(read_root(invocation, root, also=also), pointer, rules), check, rules, note
         )
     elif wait:
+        from ftckpt.discovery.wait import select_waiting
+
         read = partial(read_root, invocation, root, create=create_root, also=also)
         found = select_waiting(read, check, rules, seconds, note, say=invocation.say)
     else:

@@ -7,7 +7,6 @@ command imports the reader of the format at hand: all of them take longer than m
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftckpt.discovery.recognise import Format
@@ -95,9 +94,9 @@ def reads_by_rules(name: str) -> bool:
 
 def _told(one: Format, rules: Rules | None, bases: Sequence[str]) -> Format:
     if isinstance(one, Delta):
-        return replace(one, rules=rules, bases=bases)
+        return Delta(one.formats, rules, bases, one.stores)
     if rules is not None and isinstance(one, Bundle):
         return Bundle(_PARTS, DeepSpeed(rules), described=_described)
     if rules is not None and isinstance(one, _BY_RULES):
-        return replace(one, rules=rules)
+        return type(one)(rules)
     return one

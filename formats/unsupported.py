@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, CommitState
@@ -45,8 +44,7 @@ HEAD = 4096
 _ANY = r".+"
 
 
-@dataclass
-class Recognised:
+class Recognised(NamedTuple):
     """A format that is named and refused (it fits `ftckpt.discovery.recognise.Format`).
 
     Attributes:
@@ -224,7 +222,7 @@ RECOGNISED: tuple[Recognised, ...] = (
 # What torch.save and pickle files begin with: a zip, torch's legacy magic number, or any pickle
 # protocol since 2. Older protocols are text and have no mark, so there the suffix decides.
 _STREAM = (b"PK\x03\x04", b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19")
-_PICKLE = re.compile(rb"\x80[\x02-\x05]")
+_PICKLE = rb"\x80[\x02-\x05]"
 _PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle", ".metadata", ".distcp")
 # A pickle acts while it is read, so the first part of a giant one shows what it calls.
 _BARE = 256 << 20
@@ -261,7 +259,7 @@ def _look(source: Source, name: str, size: int) -> None:
         head = reader.read(0, min(size, 16))
         if head.startswith(_STREAM):
             parse_stream(reader.read, size, file=name)
-        elif _PICKLE.match(head) or name.endswith(_PICKLED):
+        elif re.match(_PICKLE, head) or name.endswith(_PICKLED):
             if begins_plain(head):
                 parse_plain(reader.read, size, file=name)
                 return

@@ -1,5 +1,6 @@
 """The command line: the installed script, and `python -m ftckpt` where there is none."""
 
+import gc
 import signal
 import sys
 from typing import NoReturn
@@ -7,6 +8,8 @@ from typing import NoReturn
 
 def main() -> None:
     """Run it; until it can say that it was interrupted, Ctrl-C ends it without a traceback."""
+    # Modules make next to no garbage: by default it would be looked for fifty times meanwhile.
+    gc.set_threshold(50_000)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     if sys.argv[1:2] == ["__complete"]:

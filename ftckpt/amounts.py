@@ -1,10 +1,25 @@
-"""Amounts in words: bytes, counts and durations as people read them."""
+"""Amounts in words: bytes, counts and durations as people read and write them."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
-_ZERO_PART = re.compile(r" 00 \w+$|\.0(?= s$)")
+from ftckpt.errors import UsageError
+
+# Units of time in seconds; a year is 365 days, as annual failure rates count it.
+SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+HOUR, DAY, YEAR = 3600.0, 86400.0, 365 * 86400.0
+
+# The upper bound of any plan (30 million years).
+_MOST_SECONDS = 1e15
+
+# `re` compiles these when they are first used.
+NUMBER = r"(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
+BARE = rf"[+-]?{NUMBER}"
+DURATION = rf"({NUMBER})\s*([a-z]+)"
+
+_ZERO_PART = r" 00 \w+$|\.0(?= s$)"
 
 
 def human_bytes(count: int) -> str:
@@ -43,7 +58,7 @@ def human_duration(seconds: float) -> str:
 def brief_duration(seconds: float) -> str:
     """Return `human_duration` without parts that are zero: `20 min`, `2 h`, `5 s`."""
     # What was computed may lie a rounding error below the minute that it means.
-    return _ZERO_PART.sub("", human_duration(float(f"{seconds:.9g}")))
+    return re.sub(_ZERO_PART, "", human_duration(float(f"{seconds:.9g}")))
 
 
 def decimal_bytes(count: float) -> str:
@@ -54,3 +69,37 @@ def decimal_bytes(count: float) -> str:
             break
         count, unit = count / 1000, larger
     return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+
+
+def duration(text: str, flag: str) -> float:
+    """Return seconds for `500ms`, `90s`, `5m`, `1.5h`, `54d`; zero is a duration."""
+    text = text.strip()
+    match = re.fullmatch(DURATION, text)
+    if match is None or match[2] not in SECONDS:
+        raise refused(text, flag, "a duration", lambda n: f"{n}s, {n}m, {n}h or {n}d")
+    return within(float(match[1]) * SECONDS[match[2]], _MOST_SECONDS, text, flag)
+
+
+def shown_duration(seconds: float) -> str:
+    """Return a duration in one unit, to three digits, for a sentence: `2.5 h`, `90 s`."""
+    unit, length = "s", 1.0
+    for larger in ("min", "h", "d"):
+        if seconds < 2 * SECONDS[larger]:
+            break
+        unit, length = larger, SECONDS[larger]
+    return f"{seconds / length:.3g} {unit}"
+
+
+def refused(text: str, flag: str, what: str, forms: Callable[[str], str]) -> UsageError:
+    """Return the error for a text without a known unit; it shows the text with a unit."""
+    bare = re.fullmatch(BARE, text)
+    if bare is not None and not text.startswith(("-", "+")):
+        return UsageError(f"{flag} {text}: {what} needs its unit", hint=f"write {forms(text)}")
+    return UsageError(f"{flag} {text}: this is not {what}", hint=f"write {forms('10')}")
+
+
+def within(value: float, most: float, text: str, flag: str) -> float:
+    """Return a value; raises UsageError where it is above `most`, or not a number."""
+    if not value <= most:
+        raise UsageError(f"{flag} {text}: this is beyond any plan")
+    return value

@@ -10,11 +10,18 @@ DELTA = "ftckpt.delta"
 # `step-1000.ftckpt-weights` holds the weights of `step-1000`, which gc has thinned. It counts while
 # `step-1000` does not stand, so that a root shows one checkpoint of the step at every moment.
 WEIGHTS = ".ftckpt-weights"
+# What is written under a name that begins so is renamed or deleted a moment later.
+TEMPORARY = ".ftckpt-tmp-"
 
 
 def is_own(name: str) -> bool:
     """Say whether a file of a checkpoint's directory is ftckpt's own, by its relative path."""
     return name == MANIFEST or name.endswith(SUFFIX) or name.split("/")[0] == FOLDER
+
+
+def is_leftover(name: str) -> bool:
+    """Whether a name (or the last element of a path) is a killed writer's temporary file."""
+    return name.rpartition("/")[2].startswith(TEMPORARY)
 
 
 def weights_of(name: str) -> str:

@@ -48,7 +48,7 @@ _NEAR = 0.8
 # Variables that set no flag: the file of remotes, what `replay` gives to the processes that it
 # records, what `guard` tells its command, and what the tests read.
 # Kubernetes makes the others in every pod beside a Service named ftckpt or ftckpt-something.
-_OTHERS = re.compile(
+_OTHERS = (
     r"FTCKPT_(?:CONFIG|REPLAY_[A-Z_]+|MEGATRON|RESUME|STEP|ATTEMPT|NOTICE|GUARD|ELASTIC"
     r"|ALERT(?:_KIND|_EVENT)?|PEER_[A-Z_]+"
     r"|(?:[A-Z0-9_]+_)?(?:SERVICE_(?:HOST|PORT(?:_[A-Z0-9_]+)?)|PORT(?:_[0-9]+_[A-Z0-9_]+)?))"
@@ -76,7 +76,7 @@ def refuse_unknown(
     for name in sorted(n for n in environment if n.startswith(PREFIX)):
         if any(name in known.variables(verb) for verb in known.owners(name)):
             continue
-        if _OTHERS.fullmatch(name) and not known.begins_as_replay(name):
+        if re.fullmatch(_OTHERS, name) and not known.begins_as_replay(name):
             continue
         raise UsageError(f"{name} sets no flag", hint=known.hint(name))
 

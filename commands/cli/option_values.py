@@ -6,9 +6,8 @@ import math
 import os
 import re
 
+from ftckpt.amounts import SECONDS
 from ftckpt.errors import UsageError
-from ftckpt.planning.quantities import SECONDS
-from ftckpt.storage.suggestions import existing, hint_for_slip
 
 # A bare number is seconds here, as `timeout` and `sleep` take it.
 _SECONDS = {"": 1.0, **SECONDS}
@@ -47,6 +46,8 @@ def check_file(option: str, path: str) -> None:
         raise UsageError(f"{option} {path}: it is written on this machine", hint="name a path")
     folder = os.path.dirname(path)
     if folder and not os.path.isdir(folder):
+        from ftckpt.storage.suggestions import existing, hint_for_slip
+
         there = existing(folder)
         slip = hint_for_slip(path)
         if slip or not os.path.isdir(there):

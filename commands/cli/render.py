@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import shutil
@@ -176,6 +175,8 @@ def json_text(document: Mapping[str, Any]) -> str:
     sorted lists. JSON has no NaN and no infinity: they become the strings "NaN", "Infinity" and
     "-Infinity". Bytes of paths that are no UTF-8 are written as `\xNN`.
     """
+    import json
+
     return json.dumps(plain(document), indent=2, allow_nan=False)
 
 
@@ -212,4 +213,8 @@ def plain(value: Any) -> Any:
 
 def _key(key: object) -> str:
     done = plain(key)
-    return done if isinstance(done, str) else json.dumps(done)
+    if isinstance(done, str):
+        return done
+    import json
+
+    return json.dumps(done)

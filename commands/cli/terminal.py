@@ -20,11 +20,10 @@ def is_terminal(stream: IO[str] | None) -> bool:
 
 
 # What the eye looks for: what kind of line it is, headings, and entries that need a look.
-_WORDS = re.compile(
-    r"^(?P<red>ftckpt|error)(?=: )|^(?P<yellow>warning)(?=: )|^(?P<green>ok)(?=: )"
+_WORDS = (
+    r"(?m)^(?P<red>ftckpt|error)(?=: )|^(?P<yellow>warning)(?=: )|^(?P<green>ok)(?=: )"
     r"|^(?P<cyan>hint|note)(?=: )|^(?P<bold>\S.*)(?=\n-+(?:  -+)+$)"
-    r"|(?<=  )(?:(?P<bad>CORRUPT|UNSAFE|MISSING)|(?P<open>STAGING|ABANDONED))(?=  |$)",
-    re.MULTILINE,
+    r"|(?<=  )(?:(?P<bad>CORRUPT|UNSAFE|MISSING)|(?P<open>STAGING|ABANDONED))(?=  |$)"
 )
 _CODES = {"red": 31, "bad": 31, "yellow": 33, "open": 33, "green": 32, "cyan": 36, "bold": 1}
 
@@ -33,7 +32,9 @@ def coloured(stream: IO[str] | None, text: str) -> str:
     """Return text with colours for the eye, where the stream is a terminal that may show them."""
     if not is_terminal(stream) or os.environ.get("NO_COLOR"):
         return text
-    return _WORDS.sub(lambda found: f"\x1b[{_CODES[str(found.lastgroup)]}m{found[0]}\x1b[0m", text)
+    return re.sub(
+        _WORDS, lambda found: f"\x1b[{_CODES[str(found.lastgroup)]}m{found[0]}\x1b[0m", text
+    )
 
 
 def same_place(one: IO[str] | None, other: IO[str] | None) -> bool:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Annotated, Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, cast, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
@@ -140,9 +140,17 @@ COMMON = set(_common.__annotations__) - {"return"}
 STORAGE = set(_storage.__annotations__) - {"return"}
 
 
+def _evaluated(of: Any) -> Any:
+    """Evaluate the annotations of a function or dataclass once: typer does it four times."""
+    hints = get_type_hints(of, include_extras=True)
+    for one in (of, vars(of)["__init__"]) if isinstance(of, type) else (of,):
+        one.__annotations__ = {name: hints[name] for name in one.__annotations__ if name in hints}
+    return of
+
+
 def _parameters(function: Any) -> list[Any]:
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command()(function)
+    app.command()(_evaluated(function))
     return typer.main.get_command(app).params
 
 
@@ -317,7 +325,7 @@ def load(verb: str) -> Verb:
     module = import_module(f"ftckpt.commands.{verb.replace(' ', '.')}")
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     settings = {"help_option_names": list(HELP)} | getattr(module, "CONTEXT", {})
-    app.command(name=verb, cls=Verb, context_settings=settings)(module.command)
+    app.command(name=verb, cls=Verb, context_settings=settings)(_evaluated(module.command))
     command = cast(Verb, typer.main.get_command(app))
     command.module = module
     command.groups = [_group(one, command) for one in getattr(module, "OPTIONS", ())]
@@ -344,7 +352,7 @@ def _settled(verb: str) -> dict[str, Any]:
 def _group(of: type[Any], command: Verb) -> OptionGroup:
     """Add the fields of a dataclass to a verb's options."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command()(of)
+    app.command()(_evaluated(of))
     made = typer.main.get_command(app)
     command.params += made.params
     return OptionGroup(of, frozenset(str(p.name) for p in made.params), cast(Any, made.callback))

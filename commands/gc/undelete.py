@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ftckpt.amounts import shown_duration
 from ftckpt.commands.cli.invocation import Result, invoked
 from ftckpt.commands.cli.parameters import argument, switch
 from ftckpt.commands.cli.pins_and_tags import RootArgument
 from ftckpt.commands.cli.render import printable, table
 from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
-from ftckpt.planning.quantities import shown_duration
 
 from .outcome import ended, rest_record, trashed_record
 

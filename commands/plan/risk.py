@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ftckpt.amounts import DAY, YEAR
 from ftckpt.commands.cli.invocation import Result, invoked
 from ftckpt.commands.cli.parameters import option
 from ftckpt.commands.cli.render import brief_duration, pairs
@@ -41,7 +42,7 @@ def command(
     rate = number * quantities.failure_rate(afr, "--afr", annual=True)
     if not 0 < days < math.inf:
         raise UsageError(f"--days {days:g}: a run takes more than no time", hint="write 30")
-    seconds, again = days * quantities.DAY, quantities.duration(restart, "--restart")
+    seconds, again = days * DAY, quantities.duration(restart, "--restart")
     expected = float(risk.expected_failures(rate, seconds))
     chance = float(risk.probability(rate, seconds))
     power = risk.log10_completion(seconds, 1 / rate, restart=again)
@@ -78,4 +79,4 @@ def _without(power: float, seconds: float) -> str:
     times = power - math.log10(seconds)
     if power < 11:
         return f"{brief_duration(10**power)}, {10**times:,.3g} times the work"
-    return f"10^{power - math.log10(quantities.YEAR):.1f} years on average: it never finishes"
+    return f"10^{power - math.log10(YEAR):.1f} years on average: it never finishes"

@@ -17,7 +17,6 @@ from ftckpt.errors import CorruptError, FtckptError, UnsafeError, UnsupportedErr
 from ftckpt.extents import Read
 from ftckpt.findings import Finding, finding, listed
 from ftckpt.formats.torch_files.stream import TensorRef, TorchStream, parse_stream
-from ftckpt.storage.decompress import open_stream, read_undone
 from ftckpt.storage.source import Source
 
 from .names import DATA
@@ -84,6 +83,8 @@ class ItemWindow:
                 length=self.item.extent.length,
             )
         if self.item.transforms:
+            from ftckpt.storage.decompress import read_undone
+
             inner = (offset, length)
             return read_undone(self._source, self.item.extent, self.item.transforms, inner)
         place = self.item.extent
@@ -278,6 +279,8 @@ def _undone(source: Source, item: Item) -> ItemWindow:
 
 
 def _stream(source: Source, item: Item, limit: int) -> Iterator[bytes]:
+    from ftckpt.storage.decompress import open_stream
+
     with source.open(item.extent.file) as reader:
         yield from open_stream(reader, item.extent, item.transforms, limit=limit)
 

@@ -33,7 +33,7 @@ from .records import (
     is_shape,
 )
 
-_COPIES = re.compile(r"num_copies=(\d{1,9})")
+_COPIES = r"num_copies=(\d{1,9})"
 
 # Dict keys and list indices.
 Path = tuple[str | int, ...]
@@ -207,7 +207,7 @@ def _copies(modules: Any) -> int:
     """Return the number of copies of all data files that a writer recorded (see `whole_copies`)."""
     if type(modules) is not list:
         return 1
-    said = (_COPIES.fullmatch(module) for module in modules if type(module) is str)
+    said = (re.fullmatch(_COPIES, module) for module in modules if type(module) is str)
     return next((int(match[1]) for match in said if match), 1)
 
 

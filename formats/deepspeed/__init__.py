@@ -10,7 +10,6 @@ Names are those of the module's `state_dict`, to which DeepSpeed adds nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import CommitState
@@ -25,17 +24,18 @@ if TYPE_CHECKING:
     from .checkpoint import DeepSpeedCheckpoint
 
 
-@dataclass(frozen=True)
 class DeepSpeed:
-    """The format `deepspeed` (see the module's docstring).
+    """The format `deepspeed` (see the module's docstring)."""
 
-    Attributes:
-        rules: how parameters are cut over tensor-parallel ranks; asked before what the checkpoint
-            records and before the names of Megatron-DeepSpeed.
-    """
-
-    rules: Rules | None = None
     name = "deepspeed"
+
+    def __init__(self, rules: Rules | None = None) -> None:
+        """Read by `rules` how parameters are cut over tensor-parallel ranks.
+
+        They are asked before what the checkpoint records and before the names of
+        Megatron-DeepSpeed.
+        """
+        self.rules = rules
 
     def recognise(self, listing: Listing) -> Recognition | None:
         """Know it by the names of its files; a universal checkpoint has some of them too."""

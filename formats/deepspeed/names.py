@@ -66,7 +66,7 @@ _LAYER = re.compile(rf"layer_{_N}-(?:model_{_N}-)?model_states\.pt")
 _EXPERT = re.compile(rf"layer_{_N}_expert_{_N}_mp_rank_{_N}_model_states\.pt")
 _EXPERT_OPTIMIZER = re.compile(rf"expp_rank_{_N}_mp_rank_{_N}_optim_states\.pt")
 # Before 0.5.8 one file held an expert of all layers.
-_OLD_EXPERT = re.compile(rf"expert_{_N}_mp_rank_{_N}_model_states\.pt")
+_OLD_EXPERT = rf"expert_{_N}_mp_rank_{_N}_model_states\.pt"
 _OFFLOADED = "offloaded_tensors/"
 # The folder in which a universal checkpoint keeps one folder a parameter.
 ZERO = "zero"
@@ -113,7 +113,7 @@ def refuse_unread(names: Iterable[str]) -> None:
         UnsupportedError: experts of a version before 0.5.8, or tensors offloaded to NVMe.
     """
     for name in sorted(names):
-        if _OLD_EXPERT.fullmatch(name):
+        if re.fullmatch(_OLD_EXPERT, name):
             raise UnsupportedError(
                 f"{name} is of a version of DeepSpeed before 0.5.8, whose files of experts do not"
                 " say of which layer they are",

@@ -7,8 +7,8 @@ on any store, and a delta itself.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import CommitState
@@ -26,23 +26,28 @@ if TYPE_CHECKING:
     from .checkpoint import DeltaCheckpoint
 
 
-@dataclass(frozen=True)
 class Delta:
-    """The format `delta` (see the module's docstring).
-
-    Attributes:
-        formats: what a base may be, for such a table and such places: the catalog's own function.
-        rules: the user's table of how tensors are cut, for reading the base.
-        bases: places where bases of a chain may lie, asked before those that are recorded.
-        stores: how to reach bases; as the delta was reached, where None.
-    """
-
-    formats: Callable[[Rules | None, Sequence[str]], tuple[Format, ...]]
-    rules: Rules | None = None
-    bases: Sequence[str] = ()
-    stores: StoreOptions | None = None
+    """The format `delta` (see the module's docstring)."""
 
     name = FORMAT
+
+    def __init__(
+        self,
+        formats: Callable[[Rules | None, Sequence[str]], tuple[Format, ...]],
+        rules: Rules | None = None,
+        bases: Sequence[str] = (),
+        stores: StoreOptions | None = None,
+    ) -> None:
+        """Remember how a base is read.
+
+        Args:
+            formats: what a base may be, for such a table and such places: the catalog's own
+                function.
+            rules: the user's table of how tensors are cut, for reading the base.
+            bases: places where bases of a chain may lie, asked before those that are recorded.
+            stores: how to reach bases; as the delta was reached, where None.
+        """
+        self.formats, self.rules, self.bases, self.stores = formats, rules, bases, stores
 
     def recognise(self, listing: Listing) -> Recognition | None:
         """Go by the name of the index, which is written last, else by those of the data files."""
@@ -51,7 +56,7 @@ class Delta:
         if DELTA in listing.files:
             return Recognition(self.name, f"has {DELTA}", CommitState.COMMITTED)
         # It has little but these, so that a hundred of its names show one.
-        if any(n.endswith(".blocks") and DATA.fullmatch(n) for n in listing.at_hand.files):
+        if any(n.endswith(".blocks") and re.fullmatch(DATA, n) for n in listing.at_hand.files):
             return Recognition(self.name, "has blocks of a delta", CommitState.UNCOMMITTED)
         return None
 

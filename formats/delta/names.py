@@ -2,7 +2,5 @@
 
 from __future__ import annotations
 
-import re
-
 FORMAT = "delta"
-DATA = re.compile(r"\d{5,}\.blocks")
+DATA = r"\d{5,}\.blocks"

@@ -27,7 +27,7 @@ from .weights import is_of_adapter
 
 _MAX_BESIDE = 64 << 20  # bytes
 # What is of these files and no others: manifests, indexes, the markers of Megatron's torch_dist.
-_NOT_CARRIED = re.compile(
+_NOT_CARRIED = (
     r"ftckpt\.manifest.*|.*\.index(\.[^/]+)?\.json|trainer_state\.json|(metadata|integrity)\.json"
 )
 
@@ -50,7 +50,7 @@ def taken_from(content: Content, folder: Source) -> Content:
     found = {}
     for name, entry in sorted(folder.entries.items()):
         fits = name == ADAPTER_CONFIG if adapter else is_beside(name) and name != ADAPTER_CONFIG
-        if not fits or _NOT_CARRIED.fullmatch(name):
+        if not fits or re.fullmatch(_NOT_CARRIED, name):
             continue
         if entry.size > _MAX_BESIDE:
             raise NoResourceError(f"{name} of {folder.url} has {entry.size} bytes", file=name)
@@ -106,6 +106,6 @@ def beside_weights(content: Content) -> Iterator[OutputFile]:
         return
     state = {info.extent.file for info in content.checkpoint.objects.values()}
     for name, entry in sorted(source.entries.items()):
-        taken = name in state or name in beside or _NOT_CARRIED.fullmatch(name)
+        taken = name in state or name in beside or re.fullmatch(_NOT_CARRIED, name)
         if is_beside(name) and not taken:
             yield OutputFile(name, [Stored(Extent(name, 0, entry.size))])

@@ -14,9 +14,9 @@ _SAVED = (".lora_A.weight.", ".lora_embedding_A.")
 
 _PAIRED = (".lora_A.weight.", ".lora_B.weight.", ".lora_embedding_A.", ".lora_embedding_B.")
 
-_SIDE = re.compile(r"(\.lora_(?:embedding_)?)[AB](?=\.weight$|$)")
-_MANY = re.compile(r"\.lora_(?:embedding_)?[AB]\.?\d")  # several for one: HydraLoRA, LoRAMoE
-_FIRST = re.compile(r"\.lora_(?:embedding_)?A(?:\.weight)?$")
+_SIDE = r"(\.lora_(?:embedding_)?)[AB](?=\.weight$|$)"
+_MANY = r"\.lora_(?:embedding_)?[AB]\.?\d"  # several for one: HydraLoRA, LoRAMoE
+_FIRST = r"\.lora_(?:embedding_)?A(?:\.weight)?$"
 
 # Those of them that are zero before the first step, when an adapter changes nothing yet.
 _ZERO_AT_FIRST = (".lora_B.weight", ".lora_embedding_A")
@@ -68,8 +68,8 @@ def check_pairs(tensors: Iterable[TensorInfo], file: str) -> Iterator[Finding]:
     shapes = {one.name: one.shape for one in weights if f"{one.name}.".endswith(_PAIRED)}
     lone, pairs = [], []
     for name in shapes:
-        first = _FIRST.search(name)
-        other = _SIDE.sub(r"\1B" if first else r"\1A", name)
+        first = re.search(_FIRST, name)
+        other = re.sub(_SIDE, r"\1B" if first else r"\1A", name)
         if other not in shapes:
             lone.append(name)
         elif first and len(shapes[name]) == len(shapes[other]) == 2:
@@ -88,7 +88,7 @@ def _lone(
     """Yield those whose pair is lost: other modules have both, and this one has no other form."""
     modules = {_module(name) for name in lone}
     paired = len(shapes) > len(lone)
-    forms = modules & {_module(one.name) for one in weights if _MANY.search(one.name)}
+    forms = modules & {_module(one.name) for one in weights if re.search(_MANY, one.name)}
     for kind, names in (
         ("missing-tensor", [one for one in lone if paired and _module(one) not in forms]),
         ("state-unknown", [one for one in lone if not paired or _module(one) in forms]),

@@ -10,7 +10,6 @@ root's `latest_checkpointed_iteration.txt` points to it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import CommitState
@@ -25,12 +24,14 @@ if TYPE_CHECKING:
     from .checkpoint import MegatronCheckpoint
 
 
-@dataclass(frozen=True)
 class Megatron:
     """Legacy Megatron (fits `ftckpt.discovery.recognise.Format`)."""
 
-    rules: Rules | None = None  # how tensors are cut; asked before the built-in table
-    name: str = "megatron"
+    name = "megatron"
+
+    def __init__(self, rules: Rules | None = None) -> None:
+        """Read by `rules` how tensors are cut; they are asked before the built-in table."""
+        self.rules = rules
 
     def recognise(self, listing: Listing) -> Recognition | None:
         """Say whether directories of ranks lie in the listing."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # Items that Orbax's own interfaces name, for steps from before `_CHECKPOINT_METADATA`.
 _ITEMS = ("default", "state", "params")
-_COMMITTED = re.compile(rb'"commit_timestamp_nsecs"\s*:\s*(\d|null)')
+_COMMITTED = rb'"commit_timestamp_nsecs"\s*:\s*(\d|null)'
 
 
 class Orbax:
@@ -70,7 +70,7 @@ def _state(listing: Listing) -> CommitState:
     if COMMIT in listing.files:
         return CommitState.COMMITTED
     if CHECKPOINT_METADATA in listing.files:
-        time = _COMMITTED.search(listing.head(CHECKPOINT_METADATA, 4096))
+        time = re.search(_COMMITTED, listing.head(CHECKPOINT_METADATA, 4096))
         if time is not None:
             # Where items have a marker of their own, the step's comes after them. (The directories
             # of a tree that lies in the step itself are arrays, perhaps thousands.)

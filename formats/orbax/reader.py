@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -150,7 +151,7 @@ class _Opening:
             return  # a directory of somebody else, which the checks name as a stray
         if not files:
             raise CorruptError(f"the item {item} is missing", kind="missing-file", file=item)
-        if not known or (handler and not JSON_HANDLER.search(handler)):
+        if not known or (handler and not re.search(JSON_HANDLER, handler)):
             raise UnsupportedError(
                 f"the item {item} of {self.source.url} was saved by {handler or 'nobody known'},"
                 " which is not read",
@@ -174,7 +175,7 @@ class _Opening:
         item = _Item(folder, prefix, tree)
         self.trees.append(item)
         inside = [name for name in names if name.startswith(folder)]
-        self.owned |= {n for n in inside if BELONGS.fullmatch(n[len(folder) :])}
+        self.owned |= {n for n in inside if re.fullmatch(BELONGS, n[len(folder) :])}
         values = self.values(folder, inside)
         self.arrays(item, values)
         self.strings(item)
@@ -186,7 +187,7 @@ class _Opening:
     def values(self, folder: str, inside: Iterable[str]) -> Mapping[str, Value]:
         """Return the values of a tree, by key: of its database, or the files themselves."""
         if f"{folder}{MANIFEST}" not in self.source.entries:
-            lost = next((n for n in inside if PROCESS.fullmatch(n[len(folder) :])), "")
+            lost = next((n for n in inside if re.fullmatch(PROCESS, n[len(folder) :])), "")
             if lost:  # what the processes wrote was never merged, or its manifest is lost
                 raise CorruptError(
                     f"{folder}{MANIFEST} is missing: {lost} is one process's",
@@ -200,7 +201,7 @@ class _Opening:
         self.nodes += found.nodes
         self.owned |= {node.file for node in found.nodes}
         own = {n[len(folder) :] for n in inside}
-        ranks = sorted(n for n in own if PROCESS.fullmatch(n))
+        ranks = sorted(n for n in own if re.fullmatch(PROCESS, n))
         self.databases += [f"{folder}{n.removesuffix(MANIFEST)}" for n in ranks]
         for key, value in found.values.items():
             if value.inline is None:

@@ -18,8 +18,6 @@ from ftckpt.errors import UnsafeError
 
 from .keys import FRAME, key_opcodes
 
-# Fewer colliding keys cost nothing that matters.
-FEW = 1000
 # Maximum number of different keys with one hash: -1 and -2 share one, and so do 64 tuples of six.
 MOST = 64
 

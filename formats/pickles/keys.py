@@ -30,6 +30,8 @@ from .numbers import INT, MORE, THREE, TWO
 if TYPE_CHECKING:
     from .repeated_records import PickleRun
 
+# Fewer colliding keys cost nothing that matters.
+FEW = 1000
 # What one key may weigh. Real keys are texts, numbers, and tuples of a few of them.
 LIMIT = 2048
 _MOST = LIMIT + 1  # the walk counts no further
@@ -135,8 +137,10 @@ def key_opcodes(data: bytes) -> list[int]:
 
 # Tensors of one shape, each with a pickle of its own, have one and the same.
 _SMALL = 1024
-# In a smaller pickle the expressions for runs take longer to compile than they save.
+# In a smaller pickle the expressions for runs take longer to compile than they save, and so does
+# the one for tensors.
 _LARGE = 1 << 20
+_FOR_TENSORS = 16 << 10
 _known = lru_cache(maxsize=1024)(_checked)
 
 
@@ -174,7 +178,7 @@ class _Walk:
         numbered = False
         least: float = 1  # what late memo slots weigh where tensors were passed over
         plain, counted, end = _PLAIN, _COUNTED, len(data)
-        tensor = _nothing if self.whole else _tensor(end).match
+        tensor = _nothing if self.whole or end < _FOR_TENSORS else _tensor(end).match
         at = 0
         while True:
             self.at = at

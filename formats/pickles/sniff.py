@@ -19,7 +19,7 @@ from .keys import NoRoomError, check_keys
 from .unpickle import BUILTINS, load
 
 # Every protocol since 2 has a mark; before, a pickle begins with any opcode.
-_MARKED = re.compile(rb"\x80[\x02-\x05]")
+_MARKED = rb"\x80[\x02-\x05]"
 _FIRST, _MOST, _GROWTH = 256 << 10, 256 << 20, 8
 
 
@@ -41,7 +41,7 @@ def refuse_hostile(read: Read, size: int, *, file: str, base: int = 0) -> None:
     length = min(size, _FIRST)
     while True:
         data = read(0, length)
-        marked = _MARKED.match(data) is not None
+        marked = re.match(_MARKED, data) is not None
         try:
             try:
                 end, stopped, *_ = check_keys(data)

@@ -29,8 +29,7 @@ from ftckpt.errors import CorruptError, FtckptError, UnsafeError
 from ftckpt.workers.memory import bounded, no_gc
 
 from .inert import Inert, Ordered, Sealed, inert, refuse, sealed, unknown
-from .key_collisions import FEW, guarded
-from .keys import check_keys
+from .keys import FEW, check_keys
 from .names import BUILTINS
 from .sharing import refuse_unfolding
 
@@ -148,6 +147,8 @@ def load(
             # Nothing runs that was not checked: the rest is made opcodes that do not exist.
             rest = b"" if stopped else b"\xff" * (size - end)
             if suspects > FEW:
+                from .key_collisions import guarded
+
                 known, resolve = guarded(data, end, _resolver(persistent))
                 unpickler = _Unpickler(io.BytesIO(known + rest), table, resolve)
             else:

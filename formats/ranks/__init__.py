@@ -8,8 +8,7 @@ Nothing marks the end of a save, so a missing rank is a defect of the set and no
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import CommitState
 from ftckpt.discovery.recognise import Listing, Recognition
@@ -29,16 +28,14 @@ _WEIGHTS = frozenset(("model.safetensors", "model.safetensors.index.json"))
 _EXPORTED = (".safetensors", ".safetensors.index.json")
 
 
-@dataclass(frozen=True)
 class Ranks:
-    """One file a rank (fits `ftckpt.discovery.recognise.Format`).
+    """One file a rank (fits `ftckpt.discovery.recognise.Format`)."""
 
-    Attributes:
-        rules: how plain tensors are cut over the ranks, where nothing beside them says it.
-    """
+    name = "ranks"
 
-    name: ClassVar[str] = "ranks"
-    rules: Rules | None = None
+    def __init__(self, rules: Rules | None = None) -> None:
+        """Read by `rules` how plain tensors are cut, where nothing beside them says it."""
+        self.rules = rules
 
     def recognise(self, listing: Listing) -> Recognition | None:
         """Say whether rank files lie in the listing, or in verl's folders below it."""

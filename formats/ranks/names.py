@@ -108,7 +108,7 @@ class RankFile(NamedTuple):
     def may_hold_model(self) -> bool:
         """Whether the name says a model, or does not say what is inside."""
         if self.role is Role.WHOLE:
-            return _NO_MODEL.fullmatch(self.word) is None
+            return re.fullmatch(_NO_MODEL, self.word) is None
         return self.role is Role.MODEL
 
     @property
@@ -138,10 +138,10 @@ _BY_HAND = re.compile(
     r"(?P<after>\.(?:pt|pth|bin))(?P<packed>\.(?:zst|lz4|gz))?"
 )
 _META = re.compile(r"(consolidated\.)(\d{2,3})(\.pth)")
-_OPTIMIZERS = re.compile(r"(?:optim|optimizer|opt)(?:_states?)?")
-_EXTRAS = re.compile(r"extra|(?:extra|rng|random|trainer|train|client|loader|dataloader)_states?")
+_OPTIMIZERS = r"(?:optim|optimizer|opt)(?:_states?)?"
+_EXTRAS = r"extra|(?:extra|rng|random|trainer|train|client|loader|dataloader)_states?"
 # What a file of its own holds without the word "state".
-_NO_MODEL = re.compile(
+_NO_MODEL = (
     r"(?:rng|random|trainer|(?:data_?)?loader|(?:data_?)?sampler"
     r"|(?:lr_?)?sched(?:uler)?|(?:(?:grad|loss)_?)?scaler)(?:_states?)?"
 )
@@ -164,9 +164,9 @@ def rank_file(path: str) -> RankFile | None:
     )  # fmt: skip
     word, step = match["word"] or "", match["step"] or match["bare"] or match["number"]
     role = Role.WHOLE
-    if _OPTIMIZERS.fullmatch(word):
+    if re.fullmatch(_OPTIMIZERS, word):
         role = Role.OPTIMIZER
-    elif _EXTRAS.fullmatch(word):
+    elif re.fullmatch(_EXTRAS, word):
         role = Role.EXTRA
     return RankFile(
         path,

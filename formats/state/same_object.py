@@ -20,7 +20,7 @@ from ftckpt.transfer.layout import Literal, Stored
 
 from .objects import Storages, listed_places
 
-_RANK = re.compile(r"^rank_\d+\.")
+_RANK = r"^rank_\d+\."
 
 
 class SameObject:
@@ -47,7 +47,7 @@ class SameObject:
         """
         own = name
         if name not in self._source.objects:
-            own = next(n for n in self._source.objects if _RANK.sub("", n) == name)
+            own = next(n for n in self._source.objects if re.sub(_RANK, "", n) == name)
         info = self._source.objects[own]
         left_out = {
             dotted(path)

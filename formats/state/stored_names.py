@@ -27,7 +27,7 @@ WRAPPED = MODEL | OPTIMIZER | EMA
 # How Megatron-Core names its common state: a file beside the store, or objects in it.
 _COMMON = ("common.pt", "common_state/")
 
-_GROUP = re.compile(r"(?:^|\.)optimizer\.distributed\.dp_group_idx_\d+\.optimizer(?:/|$)", re.ASCII)
+_GROUP = r"(?a)(?:^|\.)optimizer\.distributed\.dp_group_idx_\d+\.optimizer(?:/|$)"
 
 # BatchNorm's buffers; floating point, so that only their names tell them from parameters.
 _BUFFER_LEAVES = ("running_mean", "running_var", "num_batches_tracked")
@@ -106,7 +106,7 @@ def is_of_bitsandbytes(name: str) -> bool:
 
 def is_group_settings(name: str) -> bool:
     """Whether an object holds the optimizer's settings of one group of Megatron's data ranks."""
-    return _GROUP.search(name) is not None
+    return re.search(_GROUP, name) is not None
 
 
 def is_common(name: str) -> bool:

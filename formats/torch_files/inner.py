@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ftckpt.checkpoint import Kind, Piece
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.formats.pickles.inert import inert, sealed
-from ftckpt.formats.pickles.walk import leaves
 
 from .values import Composite, SubclassRef, TensorRef
 
@@ -96,6 +95,8 @@ def inner_tensors(value: SubclassRef) -> Iterator[tuple[str, TensorRef]]:
     """
     if type(value.base) is TensorRef:
         yield "", value.base
+    from ftckpt.formats.pickles.walk import leaves
+
     for path, inner in leaves(value.state):
         if type(inner) is TensorRef:
             yield "".join(f".{step}" for step in path), inner

@@ -15,7 +15,6 @@ from zlib import crc32 as crc32_of
 from ftckpt.checkpoint import Extent
 from ftckpt.errors import CorruptError, NoResourceError, UnsafeError, UnsupportedError
 from ftckpt.extents import Read
-from ftckpt.formats.pickles.sniff import refuse_hostile
 from ftckpt.formats.pickles.unpickle import load, refuse
 
 from .storages import FIRST_READ, MAGIC, MAX_PICKLE, NESTED, NESTED_NAME, Nested, storage_ref
@@ -149,6 +148,8 @@ def _refuse_others(read: Read, size: int, head: bytes, file: str, base: int) -> 
             file=file,
         )
     if head and not head.startswith(_ZIP):
+        from ftckpt.formats.pickles.sniff import refuse_hostile
+
         refuse_hostile(read, size, file=file, base=base)
         raise CorruptError(
             f"{file} does not begin as a torch.save stream: neither a zip nor the legacy magic",

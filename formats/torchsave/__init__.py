@@ -28,11 +28,11 @@ _SUFFIXES = (".pt", ".pth", ".ckpt", ".bin")
 _COMPRESSED = tuple(f"{one}{packed}" for one in _SUFFIXES for packed in COMPRESSED)
 _LOOK = 256 << 10  # of a compressed file: its first block, as a rule
 # The names of a checkpoint that a script pickles itself; `vocab.pkl` is none.
-_PICKLED = re.compile(
+_PICKLED = (
     r"(?:(?:[A-Za-z0-9]+[-_])*(?:latest|last|emergency|checkpoint|ckpt|model|state|best|final|step"
     r"|iter|epoch|rank|shard)(?:[-_=]?[0-9]+)*|[0-9]+)\.(?:pkl|pickle)"
 )
-_PROTOCOL = re.compile(rb"\x80[\x02-\x05]")
+_PROTOCOL = rb"\x80[\x02-\x05]"
 _WHOLE = frozenset(f"{stem}.bin" for stem in STEMS)
 
 
@@ -103,7 +103,7 @@ def _recognised(listing: Listing) -> str:
     head = listing.head(name, 4096)
     if head.startswith(LEGACY_MAGIC):
         return "begins with torch's legacy magic number"
-    pickled = _PICKLED.fullmatch(name) is not None
+    pickled = re.fullmatch(_PICKLED, name) is not None
     torch_suffix = name.endswith(_SUFFIXES)
     # Before the names of pickles: torch.save writes its zip to `latest.pkl`, too.
     if head.startswith(b"PK\3\4"):
@@ -114,7 +114,7 @@ def _recognised(listing: Listing) -> str:
         return "is a zip with a suffix of torch.save" if torch_suffix else ""
     if pickled:
         # A file of nothing or of zeros keeps its name: it was lost in a crash.
-        known = _PROTOCOL.match(head) or not head.strip(b"\0")
+        known = re.match(_PROTOCOL, head) or not head.strip(b"\0")
         return "is a pickle with a name of a checkpoint" if known else ""
     # A damaged file keeps its name: it is corrupt, not unknown.
     if torch_suffix and not name.endswith(".bin") and head[257:262] != b"ustar":

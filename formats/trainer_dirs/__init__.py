@@ -23,6 +23,7 @@ Sources: `transformers/trainer.py` (`_save_checkpoint`), `accelerate/checkpointi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -105,7 +106,7 @@ class Bundle:
         weights = self._of(listing)
         tags: list[str] = []
         if state or ARGUMENTS in listing.files:
-            tags = sorted(d for d in listing.directories if TAG.fullmatch(d))
+            tags = sorted(d for d in listing.directories if re.fullmatch(TAG, d))
             tags = [d for d in tags if self._tags.recognise(listing.inside(d)) is not None]
         whole = weights is not None or without_weights(state)
         if not (folders or tags or (state and whole)):
@@ -114,7 +115,7 @@ class Bundle:
         if STATE in listing.files:
             commit = CommitState.COMMITTED
         elif (tags and ARGUMENTS in listing.files) or any(
-            OF_TRAINER.fullmatch(n) for n in listing.files
+            re.fullmatch(OF_TRAINER, n) for n in listing.files
         ):
             commit = CommitState.UNCOMMITTED
         parts = [r for d in folders if (r := self._of(listing.inside(d))) is not None]

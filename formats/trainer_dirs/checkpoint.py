@@ -153,7 +153,7 @@ class BundleCheckpoint(Checkpoint):
     def resharded_part(self) -> str:
         """The tag of DeepSpeed, NeMo's `weights`, or verl's `dist_ckpt`."""
         folders = (part.prefix.rstrip("/") for part in self.parts)
-        return next((f for f in folders if f in (WEIGHTS, STORE) or TAG.fullmatch(f)), "")
+        return next((f for f in folders if f in (WEIGHTS, STORE) or re.fullmatch(TAG, f)), "")
 
     @property
     def config_file(self) -> str:
@@ -225,8 +225,8 @@ class BundleCheckpoint(Checkpoint):
         if self.state is not None:
             seen.add("trainer_state.json")
             seen.update(n for n in self.source.entries if is_beside(n))
-        if any(TAG.fullmatch(part.prefix.rstrip("/")) for part in self.parts):
-            seen.update(n for n in self.source.entries if n == POINTER or SCRIPT.fullmatch(n))
+        if any(re.fullmatch(TAG, part.prefix.rstrip("/")) for part in self.parts):
+            seen.update(n for n in self.source.entries if n == POINTER or re.fullmatch(SCRIPT, n))
         if self._of_verl():
             seen.update(n for n in self.source.entries if is_beside_store(n))
         if f"{WEIGHTS}/" in {part.prefix for part in self.parts}:
@@ -284,7 +284,7 @@ class BundleCheckpoint(Checkpoint):
         for scalar in self.scalars(SCALARS_A_FILE):
             counted[scalar.role].setdefault(scalar.value, scalar.file)
             tag, inside, _ = scalar.file.partition("/")
-            if inside and scalar.name == "global_steps" and TAG.fullmatch(tag):
+            if inside and scalar.name == "global_steps" and re.fullmatch(TAG, tag):
                 engine = engine or scalar
         step = self.state.get("global_step") if isinstance(self.state, dict) else None
         if engine is not None and is_counter(step) and step != engine.value:

@@ -27,24 +27,24 @@ _OWN = ("model", "optimizer", "extra")
 _BESIDE = (f"{HUGGING_FACE}/", f"model/{HUGGING_FACE}/", "adapter_checkpoint/")
 # DeepSpeed's tag: the Trainer's has the engine's step, accelerate's is a word. Beside it lie the
 # tag's name, and scripts that DeepSpeed copies there with every save.
-TAG = re.compile(r"global_step(?P<step>\d{1,18})|pytorch_model(?:_\d{1,5})?")
+TAG = r"global_step(?P<step>\d{1,18})|pytorch_model(?:_\d{1,5})?"
 POINTER = "latest"
-SCRIPT = re.compile(r"zero_to_\w+\.py")
+SCRIPT = r"zero_to_\w+\.py"
 # FSDP's gathered weights; the Trainer saves them a second time as model.safetensors.
 FULL = "pytorch_model_fsdp.bin"
 # accelerate's own files of ranks, where FSDP saves without torch's distributed checkpoints.
 OF_RANK = re.compile(r"(?:pytorch_model_fsdp|optimizer)(?:_(?P<number>\d{1,5}))?_rank\d+\.bin")
 # accelerate numbers the models and the optimizers that it prepared; the first has no number, or 0.
-_OF_MODEL = re.compile(
+_OF_MODEL = (
     r"(?P<what>optimizer|model|pytorch_model(?:_fsdp)?)_(?P<number>[1-9]\d{0,4})"
     r"(?:_rank\d+\.bin|-\d+-of-\d+\.\w+|\.(?:bin|pt|safetensors)(?:\.index\.json)?)?"
 )
-_OF_FIRST = re.compile(
+_OF_FIRST = (
     r"(?:model|pytorch_model(?:_fsdp)?)(?:_0)?"
     r"(?:_rank\d+\.bin|-\d+-of-\d+\.\w+|\.(?:bin|pt|safetensors)(?:\.index\.json)?)?"
 )
 # What only the Trainer writes, and before trainer_state.json.
-OF_TRAINER = re.compile(r"optimizer\.pt|scheduler\.pt|rng_state(?:_\d+)?\.pth")
+OF_TRAINER = r"optimizer\.pt|scheduler\.pt|rng_state(?:_\d+)?\.pth"
 
 
 def folder_of_store(files: Iterable[str], directories: Iterable[str]) -> str:
@@ -74,7 +74,7 @@ def is_state(name: str) -> bool:
 
 def further_models(names: Iterable[str]) -> frozenset[int]:
     """Return the numbers of the models after the first, by the files and folders of weights."""
-    found = (_OF_MODEL.fullmatch(name) for name in names)
+    found = (re.fullmatch(_OF_MODEL, name) for name in names)
     return frozenset(int(m["number"]) for m in found if m and m["what"] != "optimizer")
 
 
@@ -84,7 +84,7 @@ def model_of(name: str, models: Collection[int]) -> str:
     An optimizer is the model's of its number where there are such weights: accelerate saves FSDP's
     so, and prepares models and optimizers in one order. Else it is one more optimizer.
     """
-    match = _OF_MODEL.fullmatch(name)
+    match = re.fullmatch(_OF_MODEL, name)
     if match is None:
         return ""
     number = int(match["number"])
@@ -103,11 +103,11 @@ def without_weights(state: Iterable[str]) -> bool:
     """Say whether state files are of one checkpoint, whatever lies beside them."""
     names = set(state)
     ranked = any(OPTIMIZER.fullmatch(n) for n in names) and any(RNG.fullmatch(n) for n in names)
-    return ranked or (STATE in names and any(OF_TRAINER.fullmatch(n) for n in names))
+    return ranked or (STATE in names and any(re.fullmatch(OF_TRAINER, n) for n in names))
 
 
 # Files that count up from one without a number (custom objects: from 0); `sampler` may skip one.
-_COUNTED = re.compile(
+_COUNTED = (
     r"(?:(?P<word>optimizer|scheduler)(?:_(?P<number>\d{1,5}))?\.(?:bin|pt)"
     r"|(?P<custom>custom_checkpoint)_(?P<object>\d{1,5})\.pkl)"
 )
@@ -118,7 +118,7 @@ def gaps(names: Iterable[str]) -> Iterator[Finding]:
     """Yield the files whose successors are there: `optimizer.bin` beside `optimizer_1.bin`."""
     held: dict[tuple[str, str], set[int]] = {}
     for name in names:
-        if match := _COUNTED.fullmatch(name):
+        if match := re.fullmatch(_COUNTED, name):
             series = match["word"] or match["custom"], name.rpartition(".")[2]
             held.setdefault(series, set()).add(int(match["number"] or match["object"] or 0))
     for (word, suffix), numbers in sorted(held.items()):
@@ -137,12 +137,12 @@ def lost_models(names: Collection[str]) -> Iterator[Finding]:
     """
     models = set(further_models(names))
     last = max(models, default=0)
-    if last and any(_OF_FIRST.fullmatch(name) for name in names):
+    if last and any(re.fullmatch(_OF_FIRST, name) for name in names):
         models.add(0)
     for number in sorted(set(range(last)) - models):
         what = "the first model's" if not number else f"model_{number}'s"
         yield finding("missing-file", f"{what} weights are missing: those of model_{last} are here")
-    found = (_OF_MODEL.fullmatch(name) for name in names)
+    found = (re.fullmatch(_OF_MODEL, name) for name in names)
     for number in sorted({int(m["number"]) for m in found if m and m["what"] == "optimizer"}):
         if number > last:
             yield finding(

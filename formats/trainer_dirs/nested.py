@@ -37,8 +37,8 @@ from ftckpt.discovery.recognise import Listing
 from ftckpt.own_files import is_own
 
 _DCP, _SHARDS = "dcp_checkpoint", "local_shard_checkpoint"
-_OF_DCP = re.compile(r"\.metadata(?:\.tmp)?|__\d+_\d+\.distcp")
-_ITERATION = re.compile(r"iter_\d{7,10}")
+_OF_DCP = r"\.metadata(?:\.tmp)?|__\d+_\d+\.distcp"
+_ITERATION = r"iter_\d{7,10}"
 _ROLES = ("actor", "critic")
 _OF_IQL = ("actor_policy", "critic", "value")
 
@@ -60,6 +60,8 @@ class StoreFolder(NamedTuple):
 class Nest(NamedTuple):
     """How one trainer lays a step out.
 
+    `re` compiles the patterns when they are first used: few commands meet such a trainer.
+
     Attributes:
         trainer: its name.
         stores: folders with a store: the trained model's first.
@@ -73,49 +75,49 @@ class Nest(NamedTuple):
 
     trainer: str
     stores: tuple[StoreFolder, ...]
-    state: re.Pattern[str]
-    copies: re.Pattern[str]
-    beside: re.Pattern[str]
+    state: str
+    copies: str
+    beside: str
     last: str = ""
-    models: re.Pattern[str] = re.compile(r"(?!)")
+    models: str = r"(?!)"
 
     def owns(self, name: str) -> bool:
         """Say whether a file outside the stores belongs to the step."""
         patterns = (self.state, self.copies, self.beside, self.models)
-        return name == self.last or any(p.fullmatch(name) for p in patterns)
+        return name == self.last or any(re.fullmatch(p, name) for p in patterns)
 
 
-_NONE = re.compile(r"(?!)")
+_NONE = r"(?!)"
 _XTUNER = Nest(
     "xtuner",
     (StoreFolder("weights"),),
-    re.compile(r"dataloader|lr_scheduler|sft_dataloader"),
+    r"dataloader|lr_scheduler|sft_dataloader",
     _NONE,
-    re.compile(r"trainer_config\.(?:json|bin)|sft_train_state\.json"),
+    r"trainer_config\.(?:json|bin)|sft_train_state\.json",
     "train_state.json",
 )
 _PRIME = Nest(
-    "prime-rl", (StoreFolder("trainer"),), re.compile(r"orchestrator/progress\.pt"), _NONE, _NONE
+    "prime-rl", (StoreFolder("trainer"),), r"orchestrator/progress\.pt", _NONE, _NONE
 )  # fmt: skip
 _MILES = Nest(
     "miles",
     (StoreFolder("model"), StoreFolder("optimizer"), StoreFolder("lr_scheduler")),
-    re.compile(r"rng(?:_rank_\d{1,6})?\.pt"),
+    r"rng(?:_rank_\d{1,6})?\.pt",
     _NONE,
-    re.compile(r"debug_events/.+"),
+    r"debug_events/.+",
     "meta.json",
 )
 _MILES_LORA = Nest(
     "miles",
     (StoreFolder("adapter"),),
-    re.compile(
+    (
         r"adapter/(?:(?:training_state|adapter_megatron)_rank\d{1,6}"
         r"|adapter_dp_invariant_tp\d{1,6}_pp\d{1,6}"
         r"|training_state_named_tp\d{1,6}_pp\d{1,6}_dp\d{1,6}"
         r"|optimizer_param_state_rank\d{1,6}_optimizer\d{1,6})\.pt"
     ),
     _NONE,
-    re.compile(r"debug_events/.+"),
+    r"debug_events/.+",
 )
 _FULL = r"model_state_dict/full_weights\.pt"
 _IQL = r"iql_components/"
@@ -132,10 +134,10 @@ def _rlinf(stores: tuple[StoreFolder, ...], roles: str) -> Nest:
     return Nest(
         "RLinf",
         stores,
-        re.compile(rf"data/data\.pt|{roles}{_IQL}state\.pt"),
-        re.compile(roles + _FULL),
-        re.compile(roles + _BESIDE),
-        models=re.compile(
+        rf"data/data\.pt|{roles}{_IQL}state\.pt",
+        roles + _FULL,
+        roles + _BESIDE,
+        models=(
             rf"{roles}(?:{_SAC}(?P<ranked>target_model)/checkpoint_rank_\d{{1,6}}"
             rf"|{_IQL}(?P<one>target_critic))\.pt"
         ),
@@ -162,7 +164,7 @@ def nest_of(held: _Names, folders: _Names) -> Nest | None:
         return _MILES
     # A PEFT adapter alone may be of any trainer: it is the checkpoint, its folder a root.
     lora = "adapter" in top and not files and set(top) <= {"adapter", "debug_events"}
-    if lora and any(_MILES_LORA.state.fullmatch(f"adapter/{name}") for name in held("adapter")):
+    if lora and any(re.fullmatch(_MILES_LORA.state, f"adapter/{name}") for name in held("adapter")):
         return _MILES_LORA
     return _of_rlinf(top, held, folders)
 
@@ -179,7 +181,7 @@ def _by_prime(files: Collection[str], top: Collection[str], held: _Names, folder
     return (
         not files
         and any(name.endswith(".distcp") for name in store)
-        and all(_OF_DCP.fullmatch(name) for name in store)
+        and all(re.fullmatch(_OF_DCP, name) for name in store)
         and set(folders("trainer")) <= {"dataloader"}
     )
 
@@ -191,14 +193,14 @@ def _by_miles(files: Collection[str], top: Collection[str], held: _Names, folder
     before it writes anything, and the states of the random generators before its last file.
     """
     places = [store.place for store in _MILES.stores]
-    rng = any(_MILES.state.fullmatch(name) for name in files)
+    rng = any(re.fullmatch(_MILES.state, name) for name in files)
     if _MILES.last in files:
         return bool({"optimizer", "lr_scheduler"} & set(top)) and (rng or "model" in top)
     if not set(places) <= set(top):
         return False
     stores = [{name for name in held(place) if not is_own(name)} for place in places]
     if any(folders(place) for place in places) or any(
-        not _OF_DCP.fullmatch(name) for names in stores for name in names
+        not re.fullmatch(_OF_DCP, name) for names in stores for name in names
     ):
         return False
     return rng or any(".metadata" not in names for names in stores)
@@ -215,7 +217,7 @@ def _of_rlinf(top: Collection[str], held: _Names, folders: _Names) -> Nest | Non
         if role not in top:
             continue
         inner = folders(role)
-        iterations = [name for name in inner if _ITERATION.fullmatch(name)]
+        iterations = [name for name in inner if re.fullmatch(_ITERATION, name)]
         if iterations and not _store(inner):
             # Two roots of Megatron's side by side look so too, but for the position in the data.
             if len(iterations) > 1 or "data" not in top or "data.pt" not in held("data"):

@@ -71,7 +71,7 @@ def open_nest(source: Source, nest: Nest, opens: Opens) -> OpenedNest:
         parts += _copies(source, nest, store.beside, store.model)
     parts += _models(source, nest)
     for name in source.entries:
-        if nest.state.fullmatch(name) and name not in inside:
+        if re.fullmatch(nest.state, name) and name not in inside:
             parts.append(_state(source, name))
     numbers, unread = _numbers(source, nest)
     return OpenedNest(
@@ -86,7 +86,10 @@ def _alone(source: Source, name: str) -> Source:
 def _copies(source: Source, nest: Nest, beside: str, model: str) -> Iterator[OpenedPart]:
     """Open the weights of a store that were written a second time."""
     for name in source.entries:
-        if nest.copies.fullmatch(name) and name.rpartition("/")[0] == f"{beside}model_state_dict":
+        if (
+            re.fullmatch(nest.copies, name)
+            and name.rpartition("/")[0] == f"{beside}model_state_dict"
+        ):
             copy = open_files(_alone(source, name), [name], role="model")
             yield OpenedPart("", copy, model=model, again=bool(model))
 
@@ -95,7 +98,7 @@ def _models(source: Source, nest: Nest) -> Iterator[OpenedPart]:
     """Open further models; of those that every rank saved, all but the first are copies."""
     seen: dict[str, int] = {}
     for name in sorted(source.entries):
-        match = nest.models.fullmatch(name)
+        match = re.fullmatch(nest.models, name)
         if match is None:
             continue
         word = next(value for value in match.groupdict().values() if value)
@@ -141,7 +144,7 @@ def _lost(source: Source, nest: Nest, parts: Sequence[OpenedPart]) -> Iterator[F
         if (
             number
             and _OF_RANK.search(name)
-            and (nest.state.fullmatch(name) or nest.models.fullmatch(name))
+            and (re.fullmatch(nest.state, name) or re.fullmatch(nest.models, name))
         ):
             series.setdefault(name[: number.start()], set()).add(int(number[0]))
     worlds = (part.checkpoint.topology.world_size or 1 for part in parts)

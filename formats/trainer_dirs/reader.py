@@ -90,7 +90,7 @@ def open_bundle(source: Source, formats: Sequence[Format], reads_tag: Format) ->
     if store:
         return _merged(source, [_folder(source, store, formats)], "")
     tags = tags_in(source)
-    by_trainer = any(OF_TRAINER.fullmatch(n) for n in names) or (tags and ARGUMENTS in names)
+    by_trainer = any(re.fullmatch(OF_TRAINER, n) for n in names) or (tags and ARGUMENTS in names)
     if STATE not in names and by_trainer:
         raise IncompleteError(
             f"{STATE} is not there: the Trainer writes it last, so the save did not finish",
@@ -313,7 +313,7 @@ def _merged(
     damage: list[Finding] = list(wrong)
     names = [n.partition("/")[0] for n in source.entries]
     copies: set[str] = set()
-    tag = next((part for part in parts if TAG.fullmatch(part.prefix.rstrip("/"))), None)
+    tag = next((part for part in parts if re.fullmatch(TAG, part.prefix.rstrip("/"))), None)
     full = (part for part in parts if FULL in part.checkpoint.source.entries and not part.prefix)
     resumed = tag or next(full, None) or _first_store(parts)
     for part in parts:

@@ -8,6 +8,7 @@ the tag; `load_checkpoint` without a tag begins there);
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from ftckpt.checkpoint import Checkpoint
@@ -26,7 +27,7 @@ def tags_in(source: Source) -> list[str]:
     inside: dict[str, list[str]] = {}
     for name in source.entries:
         folder, slash, rest = name.partition("/")
-        if slash and TAG.fullmatch(folder):
+        if slash and re.fullmatch(TAG, folder):
             inside.setdefault(folder, []).append(rest)
     return sorted(folder for folder, names in inside.items() if deepspeed_files(names))
 
@@ -55,7 +56,7 @@ def choose_tag(source: Source, tags: Sequence[str], *, trainer: bool) -> tuple[s
     """
     named = pointed_at(source)
     found: list[Finding] = []
-    if named is not None and named not in tags and (trainer or TAG.fullmatch(named)):
+    if named is not None and named not in tags and (trainer or re.fullmatch(TAG, named)):
         what = f"{POINTER} names {named!r}, which is not there"
         found.append(finding("pointer-dangling", what, file=POINTER))
     if named is None and trainer:
@@ -74,7 +75,7 @@ def choose_tag(source: Source, tags: Sequence[str], *, trainer: bool) -> tuple[s
 
 def step_of_tag(tag: str, found: Checkpoint) -> Iterator[Finding]:
     """Yield a tag whose name has another step than its content: the Trainer never renames one."""
-    match = TAG.fullmatch(tag)
+    match = re.fullmatch(TAG, tag)
     if match is None or match["step"] is None or found.step is None:
         return
     if int(match["step"]) != found.step:

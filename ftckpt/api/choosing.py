@@ -100,8 +100,6 @@ def latest(
         UnavailableError, DeniedError: the root could not be listed.
     """
     from ftckpt.discovery.conditions import Worlds, all_of
-    from ftckpt.discovery.follow_pointer import follow
-    from ftckpt.discovery.wait import select_waiting
 
     roots = [root] if isinstance(root, str) else list(root)
     require_one_root(
@@ -124,11 +122,15 @@ def latest(
         tiers = read_tiers(roots, stores)
         return select_tiers(tiers, check, rules, note, allow_missing=allow_missing_tier).chosen
     if pointer:
+        from ftckpt.discovery.follow_pointer import follow
+
         return select(
             follow(read_root(roots[0], stores, also=also), pointer, rules), check, rules, note
         )
     read = partial(read_root, roots[0], stores, create=create_root, also=also)
     if wait:
+        from ftckpt.discovery.wait import select_waiting
+
         return select_waiting(read, check, rules, seconds(timeout, "--timeout"), note)
     return select(read(), check, rules, note)
 
@@ -181,8 +183,8 @@ def read_root(
         MissingError: it is not there.
         UsageError: it is a checkpoint, or one step of a root; places that cannot be of one root.
     """
-    from ftckpt.discovery import root_marker
-
+    if create:
+        from ftckpt.discovery.root_marker import create_root
     try:
         place = opening.locate_root(path, stores)
     except MissingError as error:
@@ -191,7 +193,7 @@ def read_root(
             first = f"for a first start, once: {words}"
             error.hint = f"{error.hint}; {first}" if error.hint else first
             raise
-        root_marker.create_root(path, stores)
+        create_root(path, stores)
         place = opening.locate_root(path, stores)
     if place.which:
         raise UsageError(f"the root is wanted, not one step of it: {path}")
@@ -202,7 +204,7 @@ def read_root(
     try:
         root = opening.open_root(place, FORMATS)
         if create and not root.holds_checkpoints():
-            root_marker.create_root(path, stores)
+            create_root(path, stores)
     except NotFoundError as error:  # it went while it was listed: no first start
         raise MissingError(error.message, hint=error.hint) from error
     return root

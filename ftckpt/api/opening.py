@@ -150,6 +150,6 @@ def seconds(value: float | str, flag: str) -> float:
     """
     if not isinstance(value, str):
         return float(value)
-    from ftckpt.planning.quantities import duration
+    from ftckpt.amounts import duration
 
     return float(duration(value, flag))

@@ -11,9 +11,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
+from ftckpt.amounts import DAY
 from ftckpt.errors import DeniedError, NoResourceError, UnavailableError, UsageError
 from ftckpt.formats.catalog import FORMATS
-from ftckpt.planning.quantities import DAY, size
 from ftckpt.progress import NULL, Counter
 from ftckpt.retention.policy import DeleteLimit, Metric, Policy, flag
 from ftckpt.retention.records.who import actor
@@ -235,10 +235,14 @@ def _rules(flags: KeepFlags) -> dict[str, Any]:
 
 def _limits(flags: KeepFlags) -> dict[str, Any]:
     most, free = flags.get("max_delete", ""), flags.get("free", "")
+    if isinstance(free, str) and free:
+        from ftckpt.planning.quantities import size
+
+        free = int(size(free, "--free"))
     given = {
         "min_survivors": flags.get("min_survivors"),
         "max_delete": DeleteLimit.parse(str(most)) if most != "" else None,
-        "reclaim": int(size(free, "--free")) if isinstance(free, str) and free else free or None,
+        "reclaim": free or None,
         "delete_corrupt": flags.get("delete_corrupt") or None,
     }
     return {name: value for name, value in given.items() if value is not None}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftckpt.errors import RefusedError, UnsupportedError, error_of
@@ -75,7 +74,7 @@ class WeightsAlone:
         from ftckpt.verification import VerifyReport, verify
 
         checkpoint, laid_out = self._laid_out(found, path)
-        record = replace(record, left=tuple(laid_out.content.dropped))
+        record = record._replace(left=tuple(laid_out.content.dropped))
 
         def check() -> VerifyReport:
             report = verify(checkpoint.as_stored, work=self._work)

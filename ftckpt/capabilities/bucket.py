@@ -16,7 +16,7 @@ from typing import Any
 
 from ftckpt.amounts import human_duration
 from ftckpt.errors import DeniedError, FtckptError, NotFoundError, UnsupportedError
-from ftckpt.storage.local.atomic import TEMPORARY
+from ftckpt.own_files import TEMPORARY
 from ftckpt.storage.s3.client import S3Client
 from ftckpt.storage.s3.delete import Doomed, delete_objects, honours_conditions
 from ftckpt.storage.s3.errors import code_of

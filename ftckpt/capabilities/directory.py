@@ -16,8 +16,9 @@ from contextlib import suppress
 
 from ftckpt.amounts import human_bytes, human_duration
 from ftckpt.errors import FtckptError, NotFoundError, UnsupportedError, UsageError
+from ftckpt.own_files import TEMPORARY
 from ftckpt.storage.local import pagecache, renaming
-from ftckpt.storage.local.atomic import TEMPORARY, sync_directory
+from ftckpt.storage.local.atomic import sync_directory
 from ftckpt.storage.local.claim import claim
 from ftckpt.storage.local.exchange import exchange
 from ftckpt.storage.local.folders import FLAGS

@@ -19,8 +19,8 @@ from typing import NamedTuple
 from .pieces import Kind
 
 Shape = tuple[int, ...]
-_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
-_LAYER = re.compile(r"(?:^|(?<=\.))[0-9]+(?=\.)")
+_NUMBER = r"[0-9]+(?:\.[0-9]+)?"
+_LAYER = r"(?:^|(?<=\.))[0-9]+(?=\.)"
 
 
 class StateShape(StrEnum):
@@ -154,7 +154,7 @@ _PARTS = frozenset({"codes", "scale", "qmap"})
 # bitsandbytes keeps what FSDP must not gather one level deeper.
 _INSIDE = frozenset({"__bnb_optimizer_quant_state__"})
 # Averages of weights have names of many kinds: `ema`, `ema_param`, `swa_weights`, `shadow`.
-_AVERAGE = re.compile(r"(?:ema|swa|shadow|averaged?|polyak)(?:$|[_0-9])|param_(?:ema|avg)")
+_AVERAGE = r"(?:ema|swa|shadow|averaged?|polyak)(?:$|[_0-9])|param_(?:ema|avg)"
 KINDS: Mapping[str, Kind] = {
     name: state.kind for name, state in STATES.items() if state.kind is not Kind.OTHER
 }
@@ -208,7 +208,7 @@ def named_state(name: str, parameters: Container[str] = ()) -> NamedState:
 
 def is_numbered(name: str) -> bool:
     """Say whether an optimizer knows a parameter by its number: `3`, or `0.3` within a group."""
-    return _NUMBER.fullmatch(name) is not None
+    return re.fullmatch(_NUMBER, name) is not None
 
 
 def of_other_groups(less: Collection[str], more: Collection[str]) -> set[str]:
@@ -232,7 +232,7 @@ def _group_of(name: str) -> str:
     """Return what parameters of one sort have in common; "" where the name does not tell."""
     if is_numbered(name):
         return name.rpartition(".")[0]
-    return _LAYER.sub("#", name)
+    return re.sub(_LAYER, "#", name)
 
 
 def holds_weights(named: NamedState) -> bool:
@@ -240,7 +240,7 @@ def holds_weights(named: NamedState) -> bool:
     if named.state is not None:
         return named.state.weights
     words = f"{named.parameter}.{named.leaf}".lower().split(".")
-    return any(_AVERAGE.match(word) for word in words)
+    return any(re.match(_AVERAGE, word) for word in words)
 
 
 def _of(parameter: str, words: list[str]) -> NamedState:

@@ -62,15 +62,13 @@ _OPTIMIZER = re.compile(r"(?:^|[./:])(?:step|common_step)$")
 _RANK = re.compile(r"rank[_-]?\d+(?:[_-]\d+)*(?!\d)", re.ASCII)
 _SCHEDULER = re.compile(r"(?:sched|^scheduler).*[./:]last_epoch$")
 # Counters that a trainer keeps at the top of a rank's file: one number for all ranks.
-_OF_ALL_RANKS = re.compile(
+_OF_ALL_RANKS = (
     r"(?:(?:extra_state|train(?:er)?_state|train_status)[./:])?"
     r"(?:global_steps?|iteration|iter_num|current_step|num_updates|step)"
     r"|\w*sched\w*(?:[./:]\d+)?[./:](?:last_epoch|num_steps)"
 )
 # What each rank counts for itself.
-_OF_ONE_RANK = re.compile(
-    r"data|loader|sampler|iterator|buffer|replay|rollout|(?<![a-z])envs?(?![a-z])", re.IGNORECASE
-)
+_OF_ONE_RANK = r"(?i)data|loader|sampler|iterator|buffer|replay|rollout|(?<![a-z])envs?(?![a-z])"
 
 
 def role_of(name: str, *, optimizer: bool = False) -> StepRole | None:
@@ -196,8 +194,8 @@ def _is_of_all_ranks(scalar: Scalar) -> bool:
     """Whether the trainer counts the same in every rank's file of this kind."""
     return (
         scalar.role is not StepRole.OPTIMIZER
-        and _OF_ALL_RANKS.fullmatch(scalar.name) is not None
-        and _OF_ONE_RANK.search(f"{scalar.file}/{scalar.name}") is None
+        and re.fullmatch(_OF_ALL_RANKS, scalar.name) is not None
+        and re.search(_OF_ONE_RANK, f"{scalar.file}/{scalar.name}") is None
     )
 
 

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.extents import BLOCK
-from ftckpt.storage.chunks import chunks, size_for
 
 if TYPE_CHECKING:
     from ftckpt.storage.source import Source
@@ -95,6 +94,8 @@ def hash_block(block: Block) -> BlockDigest:
         FtckptError: the store could not read it.
     """
     import xxhash
+
+    from ftckpt.storage.chunks import chunks, size_for
 
     state = xxhash.xxh3_128()
     size = size_for(block.store)

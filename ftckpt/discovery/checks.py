@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import ExitCode, FtckptError
 from ftckpt.findings import Finding
 from ftckpt.storage import StoreOptions
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, verify
-from ftckpt.verification.receipts import Book, Receipt, fingerprint, manifest_digest
 from ftckpt.workers import ALONE, Work
+
+if TYPE_CHECKING:
+    from ftckpt.verification.receipts import Book, Receipt
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ class Checks:
         if self.reuse is None or self.options.level not in (Level.CONTENT, Level.VALUES):
             report = verify(checkpoint, self.options, work=self.work)
             return report.code, report.message
+        from ftckpt.verification.receipts import Book
+
         book = Book(checkpoint, self.stores, self.reuse.folder)
         receipt, ignored = book.find(self.options.level.value, self.reuse.max_age)
         if ignored:
@@ -84,6 +89,8 @@ def check_and_remember(
     Raises:
         FtckptError: it could not be checked.
     """
+    from ftckpt.verification.receipts import Receipt, fingerprint, manifest_digest
+
     said = ""
     before = manifest = ""
     try:

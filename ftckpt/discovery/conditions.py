@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import Checkpoint, Topology
 from ftckpt.errors import UsageError
-from ftckpt.inspection.resume import Presence, ResumeItem, resume_check
+
+if TYPE_CHECKING:
+    from ftckpt.inspection.resume import ResumeItem
 
 
 class Part(StrEnum):
@@ -67,6 +70,8 @@ def lacking(
     wanted = {row: part for part in parts for row in _ROWS[part]}
     if not wanted:
         return ""
+    from ftckpt.inspection.resume import resume_check
+
     reasons = []
     for item in resume_check(checkpoint):
         reason = _shortfall(item, checkpoint.saving_ranks) if item.key in wanted else ""
@@ -82,6 +87,8 @@ def _shortfall(item: ResumeItem, saving_ranks: int | None) -> str:
 
     `saving_ranks` is the number of ranks that save a state of their own; None if unknown.
     """
+    from ftckpt.inspection.resume import Presence
+
     # Some trainers update 16-bit weights without masters; masters of only some parameters are a
     # loss.
     if not item.needed or (item.key == "masters" and item.presence is Presence.ABSENT):

@@ -17,7 +17,6 @@ from typing import NamedTuple
 from ftckpt.errors import NotFoundError
 from ftckpt.own_files import FOLDER, MANIFEST, SUFFIX, TRANSFER
 from ftckpt.storage.store import Entry, EntryKind, Store
-from ftckpt.strict_json import JsonError, decode
 
 TRASH = f"{FOLDER}/trash"
 
@@ -25,7 +24,7 @@ TRASH = f"{FOLDER}/trash"
 _ROUNDING = 1.0
 
 # Time, whether it is being freed, and its former name in the root.
-_NAME = re.compile(r"[0-9]{8}T[0-9]{6}\.[0-9]{6}Z[~!](.+)", re.DOTALL)
+_NAME = r"(?s)[0-9]{8}T[0-9]{6}\.[0-9]{6}Z[~!](.+)"
 
 
 class Tomb(NamedTuple):
@@ -58,6 +57,8 @@ class Tomb(NamedTuple):
 
     def _listed(self) -> Iterator[str]:
         """Yield the keys that the tombstone lists; none of a damaged one, which frees nothing."""
+        from ftckpt.strict_json import JsonError, decode
+
         with suppress(NotFoundError, JsonError, LookupError, TypeError):
             for row in decode(self.store.read(self.path))["files"]:
                 yield str(row[0])
@@ -101,7 +102,7 @@ def read_tombs(store: Store, base: str, names: Iterable[str]) -> Mapping[str, To
         return {}
     found: dict[str, Tomb] = {}
     for entry in listed:
-        match = _NAME.fullmatch(entry.path[len(folder) + 1 :])
+        match = re.fullmatch(_NAME, entry.path[len(folder) + 1 :])
         if match is None or entry.kind is not EntryKind.FILE or entry.mtime is None:
             continue
         if match[1] not in found or found[match[1]].written <= entry.mtime:
@@ -119,4 +120,4 @@ def dropped_names(store: Store) -> set[str]:
         listed = store.names(TRASH)
     except NotFoundError:
         return set()
-    return {match[1] for name in listed if (match := _NAME.fullmatch(name)) is not None}
+    return {match[1] for name in listed if (match := re.fullmatch(_NAME, name)) is not None}

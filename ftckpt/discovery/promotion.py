@@ -28,9 +28,10 @@ from ftckpt.errors import (
     RefusedError,
     UsageError,
 )
+from ftckpt.own_files import TEMPORARY
 from ftckpt.retention.locks.local import lock_beside
 from ftckpt.retention.records import log
-from ftckpt.storage.local.atomic import TEMPORARY, sync_directory
+from ftckpt.storage.local.atomic import sync_directory
 from ftckpt.storage.local.oserror import translate
 from ftckpt.storage.store import Entry, EntryKind, join
 from ftckpt.storage.suggestions import hint_for_name

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _NO_ROOT = "ftckpt verify checks a single checkpoint"
 _DIRECTORY = Entry("", 0, None, EntryKind.DIRECTORY)
-_SELECTOR = re.compile(r"(?P<root>.+)@(?P<which>latest|\d+)")
+_SELECTOR = r"(?P<root>.+)@(?P<which>latest|\d+)"
 
 
 class Place(NamedTuple):
@@ -96,7 +96,7 @@ def locate(url: str, options: StoreOptions) -> Place:
     except NotFoundError as error:
         from ftckpt.storage.suggestions import hint_for_absent
 
-        match = _SELECTOR.fullmatch(url)
+        match = re.fullmatch(_SELECTOR, url)
         if match is None:
             error.hint = error.hint or hint_for_absent(url)
             raise

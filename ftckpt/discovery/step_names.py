@@ -20,18 +20,17 @@ _LOGGED = (
 # or `old-step-10` is never taken for step 10.
 _STEP_NAMES = (
     # torchtitan, DeepSpeed, verl; scripts write the epoch before it
-    re.compile(rf"{_ROLE}(?:epoch[-_]?[0-9]+[-_])?(?:global_?)?steps?[-_=]?([0-9]+)"),
-    re.compile(rf"{_ROLE}iter_([0-9]+)"),  # Megatron
-    re.compile(rf"{_ROLE}(?:checkpoint|ckpt)[-_]([0-9]+)"),  # transformers, accelerate
-    re.compile(  # Lightning
-        rf"{_ROLE}(?:{_LOGGED}-)*(?:global_)?step=([0-9]+)(?:-{_LOGGED})*(?:-v[0-9]+)?"
-    ),
-    re.compile(r"([0-9]+)"),
+    rf"{_ROLE}(?:epoch[-_]?[0-9]+[-_])?(?:global_?)?steps?[-_=]?([0-9]+)",
+    rf"{_ROLE}iter_([0-9]+)",  # Megatron
+    rf"{_ROLE}(?:checkpoint|ckpt)[-_]([0-9]+)",  # transformers, accelerate
+    rf"{_ROLE}(?:{_LOGGED}-)*(?:global_)?step=([0-9]+)(?:-{_LOGGED})*(?:-v[0-9]+)?",  # Lightning
+    r"([0-9]+)",
 )
 # NeMo 2 (nemo/lightning/pytorch/callbacks/model_checkpoint.py) writes the model before Lightning's
 # values. Its `step` is the one in progress when the values were logged: the content has one more.
-_NEMO = re.compile(
-    rf"[A-Za-z0-9][A-Za-z0-9_.-]*?--(?:{_LOGGED}-)*step=([0-9]+)(?:-{_LOGGED})*(?:-last)?(?:-v[0-9]+)?"
+_NEMO = (
+    rf"[A-Za-z0-9][A-Za-z0-9_.-]*?--(?:{_LOGGED}-)*step=([0-9]+)(?:-{_LOGGED})*(?:-last)?"
+    r"(?:-v[0-9]+)?"
 )
 # What people write before or after the name of a checkpoint that is not to be taken.
 _ASIDE_WORD = (
@@ -64,7 +63,7 @@ def step_in_name(name: str) -> int | None:
         return int(match["step"])
     stem = next((name.removesuffix(s) for s in SUFFIXES if name.endswith(s)), name)
     for pattern in (*_STEP_NAMES, _NEMO):
-        match = pattern.fullmatch(stem)
+        match = re.fullmatch(pattern, stem)
         if match is not None and len(match[1]) <= 18:
             return int(match[1])
     return None
@@ -75,7 +74,7 @@ def says_other_step(name: str, step: int) -> bool:
     said = step_in_name(name)
     if said is None or said == step:
         return False
-    return said + 1 != step or _NEMO.fullmatch(name) is None
+    return said + 1 != step or re.fullmatch(_NEMO, name) is None
 
 
 def is_put_aside(name: str) -> bool:

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ftckpt.amounts import shown_duration
 from ftckpt.errors import ExitCode
-from ftckpt.planning.quantities import shown_duration
 
 from .alarm import Alarm, stacks
 from .decisions import Circumstances, CommandEnd, OnHang, ending_of, exit_code, filled

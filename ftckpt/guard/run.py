@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from ftckpt.alerting import AlertHook
+from ftckpt.amounts import shown_duration
 from ftckpt.errors import ExitCode, FtckptError, RefusedError, UnavailableError
-from ftckpt.planning.quantities import shown_duration
 from ftckpt.replay.processes import end_marked
 
 from . import endings

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from ftckpt.amounts import shown_duration
 from ftckpt.findings import counted, listed
 from ftckpt.own_files import GO_ON, is_under_way
-from ftckpt.planning.quantities import shown_duration
 
 from .durable import Durable
 from .scrubbed import Scrubbed

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ftckpt.discovery.roots import Root, concurrently
 from ftckpt.errors import FtckptError, NotFoundError
-from ftckpt.own_files import SUFFIX, is_own
+from ftckpt.own_files import SUFFIX, is_leftover, is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.retention.apply.check import newest_verified
 from ftckpt.retention.scan.contents import list_entry, sum_up
@@ -17,7 +17,6 @@ from ftckpt.retention.scan.entry import Run, ScannedEntry, ScanOptions
 from ftckpt.retention.scan.leftovers import dead_plans
 from ftckpt.retention.scan.read import read_entries
 from ftckpt.retention.scan.uploads import dead_uploads
-from ftckpt.storage import is_leftover
 from ftckpt.storage.local.oserror import translate
 from ftckpt.storage.store import Entry
 from ftckpt.verification.scrub import ScrubHistory

@@ -8,7 +8,8 @@ can change the manifest too.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ftckpt.checkpoint import Topology
 from ftckpt.digests.blocks import WIDTH, file_digest
@@ -27,8 +28,7 @@ TOPOLOGY = ("world_size", "tp", "pp", "dp", "ep")
 MAX_BYTES = 256 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class FileDigest:
+class FileDigest(NamedTuple):
     """One file of the checkpoint.
 
     Attributes:
@@ -51,8 +51,7 @@ class FileDigest:
         return self.blocks[number * WIDTH : (number + 1) * WIDTH]
 
 
-@dataclass(frozen=True, slots=True)
-class PassedCheck:
+class PassedCheck(NamedTuple):
     """A check that had passed before the checkpoint was sealed.
 
     Attributes:
@@ -66,8 +65,7 @@ class PassedCheck:
     time: str
 
 
-@dataclass(frozen=True, slots=True)
-class ThinnedFrom:
+class ThinnedFrom(NamedTuple):
     """The checkpoint whose weights another one holds, because gc has thinned it.
 
     Attributes:
@@ -154,8 +152,8 @@ class Manifest:
             "format": self.format,
             "step": self.step,
             "topology": {name: getattr(self.topology, name) for name in TOPOLOGY},
-            "checks": [asdict(check) for check in self.checks],
-            **({} if self.thinned is None else {"thinned": asdict(self.thinned)}),
+            "checks": [check._asdict() for check in self.checks],
+            **({} if self.thinned is None else {"thinned": self.thinned._asdict()}),
             "block_size": BLOCK,
         }
         lines = [f"{line(key)}: {line(value)},\n" for key, value in head.items()]

@@ -11,8 +11,6 @@ from ftckpt.own_files import MANIFEST, SUFFIX
 from ftckpt.storage.remotes import split
 from ftckpt.storage.store import EntryKind
 
-from .parse import parse_manifest
-
 if TYPE_CHECKING:
     from ftckpt.storage import StoreOptions
     from ftckpt.storage.source import Source
@@ -48,6 +46,8 @@ def _read(store: Store, path: str, entry: Entry) -> Manifest:
             kind="bad-manifest",
             file=name,
         )
+    from .parse import parse_manifest
+
     return parse_manifest(store.read(path, 0, entry.size), name)
 
 

@@ -27,9 +27,9 @@ from ftckpt.errors import (
     UnsupportedError,
 )
 from ftckpt.manifest import HEAD, FileDigest, Manifest, PassedCheck, ThinnedFrom
-from ftckpt.own_files import SUFFIX, is_own
+from ftckpt.own_files import SUFFIX, is_leftover, is_own
 from ftckpt.progress import expect_files
-from ftckpt.storage.local.atomic import is_leftover, write_new, write_over
+from ftckpt.storage.local.atomic import write_new, write_over
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import EntryKind
 from ftckpt.version import __version__

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ftckpt.amounts import DAY
 from ftckpt.errors import UsageError
-
-from .quantities import DAY
 
 
 @dataclass(frozen=True, slots=True)

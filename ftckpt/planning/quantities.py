@@ -9,49 +9,25 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from typing import NamedTuple
 
+from ftckpt.amounts import BARE, DAY, DURATION, HOUR, NUMBER, SECONDS, YEAR, refused, within
+from ftckpt.amounts import duration as duration
+from ftckpt.amounts import shown_duration as shown_duration
 from ftckpt.errors import UsageError
 from ftckpt.workers import limits
 
-# Units of time in seconds; a year is 365 days, as annual failure rates count it.
-SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-HOUR, DAY, YEAR = 3600.0, 86400.0, 365 * 86400.0
+# The upper bound of any plan.
+_MOST_BYTES = 1e24
 
-# Upper bounds of any plan (30 million years).
-_MOST_SECONDS, _MOST_BYTES = 1e15, 1e24
-
-_NUMBER = r"(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
-_BARE = re.compile(rf"[+-]?{_NUMBER}")
-_DURATION = re.compile(rf"({_NUMBER})\s*([a-z]+)")
-_BITS = re.compile(rf"({_NUMBER})\s*([kKMGTP]?)b(?:/s|ps)")
-_COUNT = re.compile(rf"({_NUMBER})\s*([kKMBT]?)")
-_MONEY = re.compile(rf"(\$)?({_NUMBER})\s*([A-Z]{{3}})?")
-_PER_TIME = re.compile(rf"({_NUMBER})\s*(%?)\s*(?:/\s*(node-)?(h|d|day|y))?")
-_FIT = re.compile(rf"({_NUMBER})\s*FIT")
+_BITS = rf"({NUMBER})\s*([kKMGTP]?)b(?:/s|ps)"
+_COUNT = rf"({NUMBER})\s*([kKMBT]?)"
+_MONEY = rf"(\$)?({NUMBER})\s*([A-Z]{{3}})?"
+_PER_TIME = rf"({NUMBER})\s*(%?)\s*(?:/\s*(node-)?(h|d|day|y))?"
+_FIT = rf"({NUMBER})\s*FIT"
 _BIT_UNITS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _COUNT_UNITS = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 _PERIODS = {"h": HOUR, "d": DAY, "day": DAY, "y": YEAR}
-
-
-def duration(text: str, flag: str) -> float:
-    """Return seconds for `500ms`, `90s`, `5m`, `1.5h`, `54d`; zero is a duration."""
-    text = text.strip()
-    match = _DURATION.fullmatch(text)
-    if match is None or match[2] not in SECONDS:
-        raise _refused(text, flag, "a duration", lambda n: f"{n}s, {n}m, {n}h or {n}d")
-    return _within(float(match[1]) * SECONDS[match[2]], _MOST_SECONDS, text, flag)
-
-
-def shown_duration(seconds: float) -> str:
-    """Return a duration in one unit, to three digits, for a sentence: `2.5 h`, `90 s`."""
-    unit, length = "s", 1.0
-    for larger in ("min", "h", "d"):
-        if seconds < 2 * SECONDS[larger]:
-            break
-        unit, length = larger, SECONDS[larger]
-    return f"{seconds / length:.3g} {unit}"
 
 
 def size(text: str, flag: str) -> float:
@@ -61,30 +37,30 @@ def size(text: str, flag: str) -> float:
         # `limits` also accepts `512M`, and small b as B; here both would hide a mistake.
         if text[-1:] != "B":
             raise UsageError(text)
-        return _within(float(limits.parse_bytes(text)), _MOST_BYTES, text, flag)
+        return within(float(limits.parse_bytes(text)), _MOST_BYTES, text, flag)
     except UsageError:
-        raise _refused(text, flag, "a size", lambda n: f"{n}GB, {n}GiB or {n}TB") from None
+        raise refused(text, flag, "a size", lambda n: f"{n}GB, {n}GiB or {n}TB") from None
 
 
 def bandwidth(text: str, flag: str) -> float:
     """Return bytes per second for `80GB/s`, `25GiB/s`, or for bits, `400Gb/s`; above zero."""
     text = text.strip()
-    match = _BITS.fullmatch(text)
+    match = re.fullmatch(_BITS, text)
     if match is not None:
         value = float(match[1]) * _BIT_UNITS[match[2]] / 8
     elif text.endswith("B/s"):
         value = size(text.removesuffix("/s"), flag)
     else:
-        raise _refused(text, flag, "a bandwidth", lambda n: f"{n}GB/s, or {n}Gb/s for bits")
+        raise refused(text, flag, "a bandwidth", lambda n: f"{n}GB/s, or {n}Gb/s for bits")
     if not value > 0:
         raise UsageError(f"{flag} {text}: nothing can be moved at this bandwidth")
-    return _within(value, _MOST_BYTES, text, flag)
+    return within(value, _MOST_BYTES, text, flag)
 
 
 def share(text: str, flag: str) -> float:
     """Return a fraction in [0, 1] for `5%` or `0.05`."""
     text = text.strip()
-    if _BARE.fullmatch(text.removesuffix("%")) is not None:
+    if re.fullmatch(BARE, text.removesuffix("%")) is not None:
         value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
         if 0 <= value <= 1:
             return value
@@ -96,7 +72,7 @@ def share(text: str, flag: str) -> float:
 def factor(text: str, flag: str) -> float:
     """Return a positive plain number: a ratio, a multiplier."""
     text = text.strip()
-    if _BARE.fullmatch(text) is None or not 0 < float(text) < math.inf:
+    if re.fullmatch(BARE, text) is None or not 0 < float(text) < math.inf:
         raise UsageError(f"{flag} {text}: this is not a number above zero", hint="write 1.5")
     return float(text)
 
@@ -107,7 +83,7 @@ def count(text: str, flag: str, *, kilo: int = 1000) -> int:
     `kilo` is the value of `k`: clusters of GPUs are counted in 1024s.
     """
     text = text.strip()
-    match = _COUNT.fullmatch(text)
+    match = re.fullmatch(_COUNT, text)
     value = 0.0
     if match is not None:
         value = float(match[1]) * (kilo if match[2] in ("k", "K") else _COUNT_UNITS[match[2]])
@@ -129,7 +105,7 @@ class Money(NamedTuple):
 def money(text: str, flag: str) -> Money:
     """Return a price for `2.33`, `$2.33`, `2.10EUR`."""
     text = text.strip()
-    match = _MONEY.fullmatch(text)
+    match = re.fullmatch(_MONEY, text)
     if match is None or (match[1] and match[3]) or not math.isfinite(float(match[2])):
         raise UsageError(f"{flag} {text}: this is not a price", hint="write 2.33 or 2.33EUR")
     return Money(float(match[2]), match[3] or "USD")
@@ -151,7 +127,8 @@ def failure_rate(text: str, flag: str, *, per_node: int = 8, annual: bool = Fals
     from . import rates
 
     text = text.strip()
-    in_time, fit, mtbf = _PER_TIME.fullmatch(text), _FIT.fullmatch(text), _DURATION.fullmatch(text)
+    forms = (_PER_TIME, _FIT, DURATION)
+    in_time, fit, mtbf = (re.fullmatch(form, text) for form in forms)
     if fit is not None:
         value = float(rates.from_fit(float(fit[1])))
     elif mtbf is not None and mtbf[2] in SECONDS:
@@ -161,8 +138,8 @@ def failure_rate(text: str, flag: str, *, per_node: int = 8, annual: bool = Fals
         number = float(in_time[1]) / (100 if in_time[2] else 1)
         value = number / _PERIODS[in_time[4] or "y"] / (per_node if in_time[3] else 1)
     else:
-        forms = "{0}h (MTBF), {0}%/y (AFR), {0}FIT or {0}/node-day".format
-        raise _refused(text, flag, "a failure rate", forms)
+        shown = "{0}h (MTBF), {0}%/y (AFR), {0}FIT or {0}/node-day".format
+        raise refused(text, flag, "a failure rate", shown)
     if not 0 < value < math.inf:
         raise UsageError(
             f"{flag} {text}: a failure rate must be above zero and finite",
@@ -215,17 +192,3 @@ def component(text: str, flag: str, *, per_node: int = 8) -> Component:
         )
     number = count(match[2], flag, kilo=1024)
     return Component(match[1], number, failure_rate(match[3], flag, per_node=per_node))
-
-
-def _refused(text: str, flag: str, what: str, forms: Callable[[str], str]) -> UsageError:
-    """Return the error for a text without a known unit; it shows the text with a unit."""
-    bare = _BARE.fullmatch(text)
-    if bare is not None and not text.startswith(("-", "+")):
-        return UsageError(f"{flag} {text}: {what} needs its unit", hint=f"write {forms(text)}")
-    return UsageError(f"{flag} {text}: this is not {what}", hint=f"write {forms('10')}")
-
-
-def _within(value: float, most: float, text: str, flag: str) -> float:
-    if not value <= most:
-        raise UsageError(f"{flag} {text}: this is beyond any plan")
-    return value

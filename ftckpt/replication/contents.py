@@ -10,8 +10,7 @@ from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import CorruptError
 from ftckpt.extents import Extent
 from ftckpt.manifest import FileDigest, Manifest
-from ftckpt.own_files import is_own
-from ftckpt.storage import is_leftover
+from ftckpt.own_files import is_leftover, is_own
 from ftckpt.transfer.layout import Layout, OutputFile, Stored
 
 

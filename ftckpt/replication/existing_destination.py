@@ -23,7 +23,7 @@ from .places import standing_at
 
 def renamed(manifest: Manifest, name: str) -> Manifest:
     """Return the manifest of a single file under another name."""
-    return replace(manifest, files=[replace(file, path=name) for file in manifest.files])
+    return replace(manifest, files=[file._replace(path=name) for file in manifest.files])
 
 
 def require_other(source: Source, destination: str, stores: StoreOptions) -> None:

@@ -9,9 +9,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from ftckpt.amounts import shown_duration
 from ftckpt.checkpoint import CommitState
 from ftckpt.errors import UsageError
-from ftckpt.planning.quantities import shown_duration
 from ftckpt.retention.policy.plan import BrokenFloor, Decision, Reason, RetentionPlan
 from ftckpt.retention.scan.entries import (
     EntryClass,
@@ -31,7 +31,7 @@ SCHEMA = "ftckpt.gc-plan/1"
 # Python maps bytes of a name that are not UTF-8 here; lone surrogates are not text either.
 _RAW = 0xDC00
 _ODD = re.compile("[\ud800-\udfff\\\\]")
-_ESCAPED = re.compile(r"\\(?:\\|x([0-9a-f]{2})|u([0-9a-f]{4}))")
+_ESCAPED = r"\\(?:\\|x([0-9a-f]{2})|u([0-9a-f]{4}))"
 
 
 class Row(NamedTuple):
@@ -134,7 +134,7 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def _unescaped(text: str) -> str:
-    return _ESCAPED.sub(_unescape, text)
+    return re.sub(_ESCAPED, _unescape, text)
 
 
 def _unescape(match: re.Match[str]) -> str:

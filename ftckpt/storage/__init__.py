@@ -6,7 +6,6 @@ import re
 from typing import TYPE_CHECKING
 
 from ftckpt.errors import UsageError
-from ftckpt.storage.local.atomic import is_leftover
 
 from .options import StoreOptions
 from .remotes import named
@@ -14,7 +13,7 @@ from .remotes import named
 if TYPE_CHECKING:
     from .store import Store
 
-__all__ = ["StoreOptions", "is_leftover", "open_store"]
+__all__ = ["StoreOptions", "open_store"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 

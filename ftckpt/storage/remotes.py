@@ -19,8 +19,8 @@ from .settings import SettingsFile, config_path, read_settings
 
 # Two slashes make a URL, a second colon a chain of filesystems.
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9_.-]*):(?!//|:)(?P<rest>.*)", re.DOTALL)
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-_SELECTOR = re.compile(r"@(latest|\d+)$")
+_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
+_SELECTOR = r"@(latest|\d+)$"
 # The beginnings of URLs: a missing slash must not turn one into the name of a remote.
 _SCHEMES = frozenset(
     {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "file", "local", "memory", "http", "https"}
@@ -38,7 +38,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }
 _WORDS = {str: "a text", bool: "true or false", int: "a number of seconds"}
 _S3_ONLY = ("endpoint", "profile", "region")
-_SECRET = re.compile("key|secret|token|password|credential", re.IGNORECASE)
+_SECRET = "(?i)key|secret|token|password|credential"
 
 
 class Remote(NamedTuple):
@@ -94,7 +94,7 @@ def remotes() -> dict[str, Remote]:
 
 def _remote(name: str, row: object, settings: SettingsFile) -> Remote:
     where = f"[remotes.{name}] in {settings.where('remotes', name)}"
-    if not _NAME.fullmatch(name) or name.lower() in _SCHEMES:
+    if not re.fullmatch(_NAME, name) or name.lower() in _SCHEMES:
         raise UsageError(
             f"{where}: {name!r} cannot name a remote",
             hint="letters, digits, '_', '.' and '-', and no scheme of a URL such as s3",
@@ -131,7 +131,7 @@ def _remote(name: str, row: object, settings: SettingsFile) -> Remote:
 
 
 def _hint(key: str) -> str:
-    if _SECRET.search(key):
+    if re.search(_SECRET, key):
         return "no secret stands here: profile = NAME takes them from the AWS credentials file"
     near = _near(key, _KINDS)
     return f"did you mean {' or '.join(near)}?" if near else f"it may set {', '.join(_KINDS)}"
@@ -171,7 +171,7 @@ def named(url: str) -> tuple[Remote, str] | None:
         return known[name], rest
     first = url.split("/")[0]
     # After one slash a URL was meant: opening the path reports that.
-    if rest.startswith("/") or any(map(os.path.lexists, (first, _SELECTOR.sub("", first)))):
+    if rest.startswith("/") or any(map(os.path.lexists, (first, re.sub(_SELECTOR, "", first)))):
         return None
     near = _near(name, known)
     meant = f"did you mean {' or '.join(f'{one}:' for one in near)}? " if near else ""

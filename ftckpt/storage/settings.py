@@ -19,8 +19,8 @@ TABLES = ("remotes", "defaults", "policies")
 
 # One part of a dotted key.
 _PART = r"""(?:"(?:[^"\\]|\\.)*"|'[^']*'|[A-Za-z0-9_-]+)"""
-_HEADER = re.compile(rf"\s*\[\s*({_PART}(?:\s*\.\s*{_PART})*)\s*\]")
-_KEY = re.compile(rf"\s*({_PART}(?:\s*\.\s*{_PART})*)\s*=")
+_HEADER = rf"\s*\[\s*({_PART}(?:\s*\.\s*{_PART})*)\s*\]"
+_KEY = rf"\s*({_PART}(?:\s*\.\s*{_PART})*)\s*="
 
 
 class SettingsFile(NamedTuple):
@@ -46,10 +46,10 @@ class SettingsFile(NamedTuple):
         found: dict[tuple[str, ...], int] = {}
         table: tuple[str, ...] = ()
         for number, line in enumerate(self.text.splitlines(), 1):
-            if match := _HEADER.match(line):
+            if match := re.match(_HEADER, line):
                 table = _parts(match[1])
                 found.setdefault(table, number)
-            elif match := _KEY.match(line):
+            elif match := re.match(_KEY, line):
                 found.setdefault(table + _parts(match[1]), number)
         wanted = range(len(keys), 0, -1)
         return next((found[keys[:size]] for size in wanted if keys[:size] in found), None)

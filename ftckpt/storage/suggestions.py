@@ -20,10 +20,10 @@ _NAMED = 3
 _COMPARED = 256
 # Names with a lower ratio are not similar (`difflib`'s own number).
 _NEAR = 0.6
-_WORD = re.compile(r"[^._/-]+")
+_WORD = r"[^._/-]+"
 # One letter identifies no name: most names contain it.
 _LETTERS = 2
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(?=[^/])")
+_SCHEME = r"([A-Za-z][A-Za-z0-9+.-]*):/(?=[^/])"
 
 
 def hint_for_absent(path: str) -> str:
@@ -85,7 +85,7 @@ def hint_for_name(asked: str, names: Iterable[str]) -> str:
 
 def _one_slash(path: str) -> str:
     """Return the URL that a path may stand for; "" if it does not look like one."""
-    scheme = _SCHEME.match(path)
+    scheme = re.match(_SCHEME, path)
     if scheme is None:
         return ""
     # A file URL's path begins with a third slash.
@@ -96,12 +96,12 @@ def _one_slash(path: str) -> str:
 def _closest(asked: str, names: Sequence[str]) -> list[str]:
     """Return the names with the most similar spelling, at most `_NAMED`, the nearest first."""
     if len(names) > _COMPARED:
-        size, words, backwards = len(asked), set(_WORD.findall(asked)), asked[::-1]
+        size, words, backwards = len(asked), set(re.findall(_WORD, asked)), asked[::-1]
 
         def likeness(name: str) -> tuple[int, int]:
             """Return the number of shared words, and of shared letters at both ends."""
             ends = _alike(asked, name) + _alike(backwards, name[::-1])
-            return len(words.intersection(_WORD.findall(name))), ends
+            return len(words.intersection(re.findall(_WORD, name))), ends
 
         possible = (n for n in names if _NEAR * (len(n) + size) <= 2 * min(len(n), size))
         names = nlargest(_COMPARED, possible, key=likeness)

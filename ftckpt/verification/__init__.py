@@ -39,7 +39,6 @@ from ftckpt.storage.source import Source
 from ftckpt.workers import ALONE, Work
 
 from .evidence import ContentResult, OwnerIndex, StopChecking
-from .selfchecks import check_itself
 from .structure import Seal, check_age, check_structure
 
 if TYPE_CHECKING:
@@ -326,6 +325,8 @@ def _check_by_evidence(
         )
 
     def itself() -> ContentResult:
+        from .selfchecks import check_itself
+
         return check_itself(
             checkpoint,
             sealed=manifest is not None,

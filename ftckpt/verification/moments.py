@@ -24,7 +24,7 @@ _Shape = tuple[int, ...]
 _PAIR = {Kind.EXP_AVG: None, Kind.EXP_AVG_SQ: None}.keys()
 _STATES = _PAIR | {Kind.MASTER}
 # Parameters that torch's optimizer numbers: by group and place, or by number alone.
-_NUMBERED = re.compile(r"\d+(?:\.\d+)*")
+_NUMBERED = r"\d+(?:\.\d+)*"
 # What holds a row for each word: its weights may be padded where its moments are not.
 _VOCABULARY = re.compile(r"emb|vocab|wte|head|output_layer|output\.weight|shared\.weight")
 # How many pairs of shapes are compared where parameters have no names.
@@ -55,7 +55,7 @@ def check_states(checkpoint: Checkpoint) -> Iterator[Finding]:
         moments = [
             held[Kind.EXP_AVG].shape
             for name, held in states.items()
-            if Kind.EXP_AVG in held and _NUMBERED.fullmatch(name)
+            if Kind.EXP_AVG in held and re.fullmatch(_NUMBERED, name)
         ]
         yield from _unknown_shapes(moments, params)
 

@@ -12,11 +12,9 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.discovery.candidates import choose_child
 from ftckpt.discovery.open_part import open_part
 from ftckpt.discovery.recognise import UnopenedPart
 from ftckpt.discovery.resolve import Target
-from ftckpt.discovery.roots import Child, Root
 from ftckpt.errors import (
     ExitCode,
     FtckptError,
@@ -32,6 +30,7 @@ from ftckpt.verification import Level, VerifyOptions, VerifyReport, failed, veri
 from ftckpt.workers import ALONE, Work
 
 if TYPE_CHECKING:
+    from ftckpt.discovery.roots import Child, Root
     from ftckpt.manifest import Manifest
 
     from .scrub import Scrub, ScrubRecord, ScrubSummary
@@ -184,6 +183,8 @@ class PlaceCheck:
             assert target.part is not None
             return self._part(target.place.store, target.part, target.place.url)
         if target.place.which:
+            from ftckpt.discovery.candidates import choose_child
+
             child = choose_child(target.root, target.place.which, self.watcher.note)
             return self._child(target.root, child)
         if scrub is not None:
@@ -217,6 +218,8 @@ class PlaceCheck:
         return self._failed(error, (), url, None, time.monotonic())
 
     def _root(self, root: Root, url: str, *, everything: bool) -> PlaceReport:
+        from ftckpt.discovery.candidates import choose_child
+
         pointed = self._pointed(root)
         chosen = root.children() if everything else [choose_child(root, "", self.watcher.note)]
         reports = [self._begun(root, child) for child in chosen]

@@ -22,9 +22,8 @@ from ftckpt.errors import ExitCode, FtckptError, NoResourceError
 from ftckpt.findings import Finding, finding, from_error, listed
 from ftckpt.manifest import Manifest
 from ftckpt.manifest.locate import find
-from ftckpt.own_files import MANIFEST, is_own
+from ftckpt.own_files import MANIFEST, is_leftover, is_own
 from ftckpt.progress import Counter
-from ftckpt.storage import is_leftover
 from ftckpt.storage.source import Source, followed_links
 from ftckpt.storage.store import EntryKind
 
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 # Files of tensors or state, for "this file shows no step"; the rest is configuration.
 _DATA = re.compile(r"\.(?:distcp|pt|pth|bin|ckpt|safetensors|pkl)$")
 # What parts the names of files in a sentence.
-_WORDS = re.compile(r"[\s,()]+")
+_WORDS = r"[\s,()]+"
 _STRAYS_NAMED = 10
 # A tokenizer's JSON can be large; of that the begin is enough to tell zeros.
 _MOST_JSON = 1 << 20
@@ -254,7 +253,7 @@ def _check_steps(checkpoint: Checkpoint, apart: Iterable[str]) -> Iterator[Findi
     scalars = list(checkpoint.scalars(SCALARS_A_FILE))
     files = [n for n in checkpoint.members() if _DATA.search(n)]
     holding = [n for n in files if (e := checkpoint.source.entries.get(n)) and e.size]
-    said = {word for message in apart for word in _WORDS.split(message)}
+    said = {word for message in apart for word in re.split(_WORDS, message)}
     for found in mixed_steps(scalars, holding):
         if found.kind != "step-disagrees" or found.file not in said:
             yield found

@@ -25,7 +25,7 @@ from ftckpt.errors import (
     UnsafeError,
     UnsupportedError,
 )
-from ftckpt.storage import is_leftover
+from ftckpt.own_files import is_leftover
 from ftckpt.storage.store import Entry, EntryKind, Store
 
 

@@ -18,8 +18,8 @@ import pytest
 
 from ftckpt.errors import NotFoundError
 from ftckpt.manifest.parse import parse_manifest
-from ftckpt.own_files import SUFFIX
-from ftckpt.storage import is_leftover, open_store
+from ftckpt.own_files import SUFFIX, is_leftover
+from ftckpt.storage import open_store
 from tests import campaign
 from tests.commands.golden import RUN
 from tests.faults.cli import command, held, here

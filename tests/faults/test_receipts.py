@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from ftckpt.storage import StoreOptions, is_leftover
+from ftckpt.own_files import is_leftover
+from ftckpt.storage import StoreOptions
 from ftckpt.verification.receipts import Book, Receipt, parse
 from tests.builders.checkpoints import open_checkpoint, save_dcp
 from tests.faults.cli import here

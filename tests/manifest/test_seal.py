@@ -18,8 +18,8 @@ from ftckpt.errors import CorruptError, DeniedError, FtckptError, IncompleteErro
 from ftckpt.manifest import PassedCheck
 from ftckpt.manifest.locate import find
 from ftckpt.manifest.seal import SealReport, locate, seal
-from ftckpt.own_files import MANIFEST
-from ftckpt.storage import is_leftover, open_store
+from ftckpt.own_files import MANIFEST, is_leftover
+from ftckpt.storage import open_store
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Store
 from ftckpt.verification.blocks import check_manifest
@@ -163,7 +163,7 @@ def test_a_read_only_place_says_where_else(path: Path, monkeypatch: pytest.Monke
         raise DeniedError(f"cannot write {path}: Read-only file system")
 
     monkeypatch.setattr("ftckpt.manifest.seal.write_new", denied)
-    monkeypatch.setattr("ftckpt.storage.local.store.write_new", denied)
+    monkeypatch.setattr("ftckpt.storage.local.atomic.write_new", denied)
     with pytest.raises(DeniedError) as caught:
         seal(open_checkpoint(path))
     assert "--manifest" in caught.value.hint

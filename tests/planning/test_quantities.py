@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ftckpt.amounts import SECONDS
 from ftckpt.errors import UsageError
 from ftckpt.planning import quantities
 
@@ -140,7 +141,7 @@ def test_any_text_is_a_number_or_a_usage_error(text: str) -> None:
         assert value >= 0
 
 
-@given(st.floats(1e-3, 1e6), st.sampled_from(sorted(quantities.SECONDS)))
+@given(st.floats(1e-3, 1e6), st.sampled_from(sorted(SECONDS)))
 def test_durations_keep_their_value(value: float, unit: str) -> None:
     text = f"{value!r}{unit}"
-    assert quantities.duration(text, "--flag") == pytest.approx(value * quantities.SECONDS[unit])
+    assert quantities.duration(text, "--flag") == pytest.approx(value * SECONDS[unit])

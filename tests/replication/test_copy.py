@@ -21,8 +21,7 @@ from ftckpt.errors import (
     UnsafeError,
 )
 from ftckpt.manifest.parse import parse_manifest
-from ftckpt.own_files import MANIFEST, SUFFIX
-from ftckpt.storage import is_leftover
+from ftckpt.own_files import MANIFEST, SUFFIX, is_leftover
 from ftckpt.storage.local.store import LocalReader
 from ftckpt.storage.local.write_in_place import LocalUpload
 from ftckpt.transfer.request.source_changes import require_unchanged

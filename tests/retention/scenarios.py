@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from ftckpt.amounts import duration
 from ftckpt.discovery.step_names import step_in_name
-from ftckpt.planning.quantities import duration
 from ftckpt.retention.policy import DeleteLimit, Metric, Policy
 from ftckpt.retention.scan.entries import (
     EntryClass,

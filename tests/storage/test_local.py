@@ -29,7 +29,8 @@ from ftckpt.errors import (
     UnsupportedError,
     UsageError,
 )
-from ftckpt.storage import is_leftover, open_store
+from ftckpt.own_files import is_leftover
+from ftckpt.storage import open_store
 from ftckpt.storage.local.store import LocalStore
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import EntryKind

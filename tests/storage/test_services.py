@@ -17,7 +17,7 @@ from ftckpt.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from ftckpt.storage import is_leftover
+from ftckpt.own_files import is_leftover
 from ftckpt.storage.s3.store import S3Store
 from tests.conformance.stores import Place, StoreTests
 from tests.servers.places import QUICK, key_of, place_on

@@ -19,7 +19,6 @@ Source: `deepspeed/checkpoint/ds_to_universal.py` of DeepSpeed 0.19.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import CommitState
@@ -33,16 +32,14 @@ if TYPE_CHECKING:
     from .reader import UniversalCheckpoint
 
 
-@dataclass(frozen=True)
 class DeepSpeedUniversal:
-    """The format `deepspeed-universal` (see the module's docstring).
+    """The format `deepspeed-universal` (see the module's docstring)."""
 
-    Attributes:
-        rules: how the model's weights are cut over tensor-parallel ranks; see `DeepSpeed`.
-    """
-
-    rules: Rules | None = None
     name = "deepspeed-universal"
+
+    def __init__(self, rules: Rules | None = None) -> None:
+        """Read by `rules` how the model's weights are cut over tensor-parallel ranks."""
+        self.rules = rules
 
     def recognise(self, listing: Listing) -> Recognition | None:
         """Know it by `zero/optimizer_state.pt`, or by model's files beside `zero`."""

@@ -28,7 +28,7 @@ from ftckpt.storage.source import Source
 if TYPE_CHECKING:
     from .reader import MegatronDistCheckpoint
 
-_BACKEND = re.compile(rb'"sharded_backend"\s*:\s*"torch_dist"')
+_BACKEND = rb'"sharded_backend"\s*:\s*"torch_dist"'
 
 
 class MegatronDist:
@@ -43,7 +43,7 @@ class MegatronDist:
             return None
         if CONFIGURATION in names:
             # With the common state it is Megatron's, whatever is left of what the file said.
-            if not _BACKEND.search(listing.head(CONFIGURATION, 4096)) and not (
+            if not re.search(_BACKEND, listing.head(CONFIGURATION, 4096)) and not (
                 COMMON in names and MARKER in names
             ):
                 return None

@@ -5,9 +5,9 @@ A lease expires, so a killed reader holds nothing for long; a longer reader rene
 
 from __future__ import annotations
 
+from ftckpt.amounts import shown_duration
 from ftckpt.discovery.roots import Root
 from ftckpt.errors import UsageError
-from ftckpt.planning.quantities import shown_duration
 from ftckpt.retention import records
 from ftckpt.retention.scan.entries import Lease
 

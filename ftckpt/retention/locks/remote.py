@@ -23,9 +23,8 @@ from typing import NamedTuple
 
 from ftckpt.discovery.roots import Root
 from ftckpt.errors import CorruptError, ExistsError, NotFoundError, RefusedError, UnsupportedError
+from ftckpt.own_files import TEMPORARY, is_leftover
 from ftckpt.retention.records import own_folder
-from ftckpt.storage import is_leftover
-from ftckpt.storage.local.atomic import TEMPORARY
 from ftckpt.storage.store import Entry
 from ftckpt.strict_json import decode
 

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from ftckpt.amounts import duration
 from ftckpt.errors import UsageError
-from ftckpt.planning.quantities import duration
 from ftckpt.retention.policy import DeleteLimit, Metric, Policy
 
 _NUMBERS = {

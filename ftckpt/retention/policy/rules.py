@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 
-from ftckpt.planning.quantities import shown_duration
+from ftckpt.amounts import shown_duration
 from ftckpt.retention.policy import Metric, Policy
 from ftckpt.retention.scan.entries import RootEntry
 

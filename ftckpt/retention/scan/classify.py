@@ -20,12 +20,10 @@ from ftckpt.errors import (
     UnsupportedError,
 )
 from ftckpt.manifest.thinned import thinned_from
-from ftckpt.own_files import MANIFEST, SUFFIX, TRANSFER, is_own, weights_of
+from ftckpt.own_files import MANIFEST, SUFFIX, TRANSFER, is_leftover, is_own, weights_of
 from ftckpt.retention.policy import GRACE
 from ftckpt.retention.policy.metrics import metric_of
 from ftckpt.retention.policy.times import time_of_files, time_of_listing
-from ftckpt.storage import is_leftover
-from ftckpt.storage.listed import ListedStore
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Entry, EntryKind
 
@@ -266,6 +264,8 @@ class _Candidate:
     def _seen(self) -> Root:
         if self.files is None or self.place.kind is EntryKind.FILE:
             return self.root
+        from ftckpt.storage.listed import ListedStore
+
         store = ListedStore(self.root.store, self.files)
 
         def ask(entry: Entry) -> UnopenedPart | None:

@@ -1,6 +1,6 @@
 """What killed ftckpt runs have left in a root: report it, and remove what is old.
 
-ftckpt writes under a name that `stores.is_leftover` knows, and renames or deletes it a moment
+ftckpt writes under a name that `own_files.is_leftover` knows, and renames or deletes it a moment
 later. A file that is a day old belongs to no running process. Before anything goes, the store's
 own clock is asked: that of this machine may be days ahead.
 
@@ -20,15 +20,14 @@ from contextlib import suppress
 from ftckpt.discovery.roots import Root
 from ftckpt.errors import DeniedError, FtckptError, NotFoundError, UnsupportedError
 from ftckpt.findings import counted
+from ftckpt.own_files import TEMPORARY, is_leftover
 from ftckpt.retention.policy import DAY, GRACE
 from ftckpt.retention.records import own_folder
-from ftckpt.storage import is_leftover
-from ftckpt.storage.local.atomic import TEMPORARY
 from ftckpt.storage.store import Entry, EntryKind
 
 SILENT = 7 * DAY
-_PLAN = re.compile(r"[0-9a-f]{32}")
-_FILE = re.compile(r"(?:\d+-\d+(?:\.[a-z]+)?|finish-\d+|finished|now)\.json")
+_PLAN = r"[0-9a-f]{32}"
+_FILE = r"(?:\d+-\d+(?:\.[a-z]+)?|finish-\d+|finished|now)\.json"
 
 WHY = "a run of ftckpt that was killed has left it; gc --apply and gc purge remove it after a day"
 
@@ -86,7 +85,7 @@ def dead_plans(root: Root, now: float) -> dict[str, list[Entry]]:
     with suppress(NotFoundError):
         for plan in root.store.children(place):
             plain = plan.kind is not EntryKind.FILE and plan.link is None
-            if plain and _PLAN.fullmatch(_name(plan)):
+            if plain and re.fullmatch(_PLAN, _name(plan)):
                 with suppress(NotFoundError):
                     files = root.store.children(plan.path)
                     if all(_is_dead(one, now) for one in files):
@@ -150,7 +149,7 @@ def _earlier(root: Root, now: float) -> float:
 
 
 def _is_dead(entry: Entry, now: float) -> bool:
-    ours = _FILE.fullmatch(_name(entry)) is not None or is_leftover(entry.path)
+    ours = re.fullmatch(_FILE, _name(entry)) is not None or is_leftover(entry.path)
     plain = entry.kind is EntryKind.FILE and entry.link is None
     return ours and plain and entry.mtime is not None and now - entry.mtime >= SILENT
 

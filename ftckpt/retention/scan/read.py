@@ -14,13 +14,12 @@ from ftckpt.discovery.lone_manifests import alone_of
 from ftckpt.discovery.roots import Candidate, Root, concurrently
 from ftckpt.discovery.step_names import step_in_name
 from ftckpt.errors import NotFoundError
-from ftckpt.own_files import FOLDER, SUFFIX, is_own
+from ftckpt.own_files import FOLDER, SUFFIX, is_leftover, is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.retention.policy import GRACE
 from ftckpt.retention.records import own_folder
 from ftckpt.retention.trash import BESIDE, parse_trash_name
 from ftckpt.retention.trash import FOLDER as TRASH
-from ftckpt.storage import is_leftover
 from ftckpt.storage.store import Entry, join
 
 from .classify import classify

@@ -27,7 +27,7 @@ FOLDER = "trash"
 BESIDE = ".ftckpt-trash-"
 
 _STAMP = "%Y%m%dT%H%M%S.%fZ"
-_NAME = re.compile(r"([0-9]{8}T[0-9]{6}\.[0-9]{6}Z)([~!])(.+)", re.DOTALL)
+_NAME = r"(?s)([0-9]{8}T[0-9]{6}\.[0-9]{6}Z)([~!])(.+)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ def trash_name(name: str, time: float, *, erasing: bool = False) -> str:
 
 def parse_trash_name(text: str) -> tuple[str, float, bool] | None:
     """Return name, time and whether it is being erased; None if `text` is not such a name."""
-    match = _NAME.fullmatch(text.removeprefix(BESIDE))
+    match = re.fullmatch(_NAME, text.removeprefix(BESIDE))
     if match is None:
         return None
     try:

@@ -18,9 +18,9 @@ from ftckpt.errors import (
     UsageError,
 )
 from ftckpt.extents import BLOCK
+from ftckpt.own_files import TEMPORARY
 from ftckpt.packages import needing
 from ftckpt.storage.keys import children_of, safe_key
-from ftckpt.storage.local.atomic import TEMPORARY
 from ftckpt.storage.options import StoreOptions
 from ftckpt.storage.ranges import PART, plan_runs, split_parts, waves
 from ftckpt.storage.retry import Backoff

@@ -12,15 +12,9 @@ import os
 from collections.abc import Callable
 
 from ftckpt.errors import ExistsError, UnsupportedError
+from ftckpt.own_files import TEMPORARY
 
 from .oserror import translate
-
-TEMPORARY = ".ftckpt-tmp-"
-
-
-def is_leftover(name: str) -> bool:
-    """Whether a name (or the last element of a path) is a killed writer's temporary file."""
-    return name.rpartition("/")[2].startswith(TEMPORARY)
 
 
 def write_over(path: str, data: bytes, *, parents: bool = True) -> None:

@@ -16,7 +16,6 @@ from ftckpt.errors import FtckptError, NotFoundError, TruncatedError, UnsafeErro
 from ftckpt.storage.store import Entry, EntryKind, Reader, Store, Traits, Usage
 from ftckpt.workers.limits import processors
 
-from .atomic import write_new, write_over
 from .oserror import PASSING, translate, twice
 from .pagecache import PoliteFile
 
@@ -232,10 +231,14 @@ class LocalStore(Store):
 
     def put(self, path: str, data: bytes) -> None:
         """Store `data` under `path`, replacing an existing file, atomically and durably."""
+        from .atomic import write_over
+
         write_over(self.local_path(path), data)
 
     def create(self, path: str, data: bytes) -> None:
         """Store `data` under `path`, which must not exist; exactly one of several racers wins."""
+        from .atomic import write_new
+
         write_new(self.local_path(path), data)
 
     def upload(self, path: str, size: int) -> LocalUpload:

@@ -14,7 +14,7 @@ from ftckpt.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from ftckpt.storage.local.atomic import TEMPORARY
+from ftckpt.own_files import TEMPORARY
 
 from .client import S3Client, gather
 from .errors import translate

@@ -17,7 +17,7 @@ from ftckpt.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from ftckpt.storage.local.atomic import TEMPORARY
+from ftckpt.own_files import TEMPORARY
 from ftckpt.storage.retry import Backoff
 
 from .client import S3Client

@@ -24,7 +24,7 @@ class Only(StrEnum):
 
 
 # How trainers and frameworks call the optimizer's entry in their state, as a whole key in a path.
-_OPTIMIZER_OBJECT = re.compile(r"(?:.*\.)?optim(?:izer)?(?:s|_states?|_state_dict|_\d+)?(?:\..*)?")
+_OPTIMIZER_OBJECT = r"(?:.*\.)?optim(?:izer)?(?:s|_states?|_state_dict|_\d+)?(?:\..*)?"
 
 
 def only(content: Content, part: Only, *, masters: bool = False) -> Content:
@@ -54,7 +54,7 @@ def only(content: Content, part: Only, *, masters: bool = False) -> Content:
     objects = {
         name: info
         for name, info in content.objects.items()
-        if part is Only.OPTIMIZER and _OPTIMIZER_OBJECT.fullmatch(name)
+        if part is Only.OPTIMIZER and re.fullmatch(_OPTIMIZER_OBJECT, name)
     }
     if not kept:
         held = sorted({wanted.component for wanted in content.tensors.values()})

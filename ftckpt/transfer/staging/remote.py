@@ -23,8 +23,7 @@ from ftckpt.errors import ExistsError, NotFoundError, RefusedError, UnavailableE
 from ftckpt.extents import BLOCK
 from ftckpt.manifest.locate import read
 from ftckpt.manifest.parse import parse_manifest
-from ftckpt.own_files import FOLDER, MANIFEST, TRANSFER
-from ftckpt.storage.local.atomic import is_leftover
+from ftckpt.own_files import FOLDER, MANIFEST, TRANSFER, is_leftover
 from ftckpt.storage.overlay import OverlayStore
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Entry, EntryKind, Store, Upload

@@ -16,8 +16,8 @@ import pytest
 
 from ftckpt.errors import FtckptError, UnsafeError
 from ftckpt.formats.pickles import unpickle
-from ftckpt.formats.pickles.key_collisions import FEW, MOST, Keys
-from ftckpt.formats.pickles.keys import _LARGE, check_keys, key_opcodes
+from ftckpt.formats.pickles.key_collisions import MOST, Keys
+from ftckpt.formats.pickles.keys import _LARGE, FEW, check_keys, key_opcodes
 from ftckpt.formats.pickles.numbers import MORE, THREE, TWO
 from ftckpt.formats.pickles.repeated_records import find_run
 from ftckpt.formats.pickles.unpickle import load

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftckpt.errors import FtckptError, UnsafeError
+from ftckpt.formats.pickles import keys
 from ftckpt.formats.pickles.keys import LIMIT, check_key, check_keys, limited
 from ftckpt.formats.pickles.unpickle import load
 from ftckpt.formats.torch_files.table import TABLE
@@ -34,6 +35,14 @@ GOOD: dict[str, Any] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def passed_over(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pass over tensors at once in small pickles too, or walk each."""
+    walked = getattr(request, "param", "") == "walked"
+    monkeypatch.setattr(keys, "_FOR_TENSORS", 1 << 40 if walked else 0)
+    keys._known.cache_clear()
+
+
 @pytest.mark.parametrize("protocol", range(6))
 @pytest.mark.parametrize("name", GOOD)
 def test_what_real_files_use_as_keys_passes(name: str, protocol: int) -> None:
@@ -42,6 +51,7 @@ def test_what_real_files_use_as_keys_passes(name: str, protocol: int) -> None:
     assert load(data, file="x", table=TABLE).value == GOOD[name]
 
 
+@pytest.mark.parametrize("passed_over", ["passed over", "walked"], indirect=True)
 def test_a_pickle_of_torch_is_walked_to_its_end(tmp_path: Any) -> None:
     """Most tensors are passed over at once: with many, and few, and odd ones among them."""
     import zipfile
@@ -62,6 +72,7 @@ def test_a_key_that_takes_for_ever_is_refused(name: str) -> None:
     assert caught.value.kind == "unsafe-pickle"
 
 
+@pytest.mark.parametrize("passed_over", ["passed over", "walked"], indirect=True)
 def test_tensors_that_are_passed_over_hide_no_weight(tmp_path: Any) -> None:
     """Their slots of the memo may be overwritten, and hold what is heavier than it was."""
     from tests.data.hostile.make_pickles import named, text, whole
@@ -144,6 +155,7 @@ def test_every_opcode_is_followed_or_refused() -> None:
     assert check_keys(b"\x80\x04N\xff.")[:3] == (3, False, ())
 
 
+@pytest.mark.parametrize("passed_over", ["passed over", "walked"], indirect=True)
 def test_a_slot_far_above_the_pickle_is_refused_inside_a_tensor_too() -> None:
     """The walk passes over a tensor's arguments in one step, and looks at their slots there."""
     save = io.BytesIO()

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from ftckpt.errors import ExitCode, FtckptError
-from ftckpt.storage import is_leftover, open_store
+from ftckpt.own_files import is_leftover
+from ftckpt.storage import open_store
 from tests.builders.checkpoints import save_dcp
 from tests.json_run import ftckpt_json
 from tests.retention.carrying import DAY, NOW, apply_to, names_in, purge_in, save
