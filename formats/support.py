@@ -142,8 +142,8 @@ LAYOUTS = (
     Support("megatron-dist", "with local replicas: `__shadow_R__NAME`, `NAME.__tp_replica_R`",
            False, (), "core 0.16 with the names of pull requests 5556 and 3392", ()),
     Support("megatron-fsdp", "Megatron-FSDP: `fsdp_dtensor`, a DCP store of a Megatron job", True,
-           ("dp",), "core 0.16 as far as it runs without a GPU; megatron-fsdp 0.6.1 on a GPU"
-           " (a `dcp` store)", ()),
+           ("dp",), "core 0.16.1 on one H200, one rank, loaded and trained on; several ranks as far"
+           " as it runs without a GPU; megatron-fsdp 0.6.1 alone on a GPU (a `dcp` store)", ()),
     Support("nvrx-local", "NVIDIA resiliency extension: `SESSION/RANK/iter_0000010_3_local.pt`",
            False, (), "nvidia-resiliency-ext 0.4.1, core 0.16", ()),
     Support("deepspeed", "DeepSpeed's tags: ZeRO 1 to 3, pipelines, tensor slices",

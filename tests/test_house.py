@@ -65,7 +65,7 @@ BUDGET = {
     "storage": 6_794,
     "checkpoint": 2_746,
     "digests": 600,
-    "inspection": 891,
+    "inspection": 892,
     "manifest": 1_090,
     "discovery": 3_573,
     "verification": 4_701,

@@ -443,6 +443,11 @@ class Checkpoint(Mapping[str, "TensorView"]):
         return self.format
 
     @property
+    def unscaled(self) -> bool:
+        """Whether the job's recorded arguments say that its loss is not scaled."""
+        return False
+
+    @property
     def saving_ranks(self) -> int | None:
         """Number of ranks that save a state of their own; None if unknown.
 

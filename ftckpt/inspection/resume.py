@@ -88,7 +88,7 @@ def resume_check(checkpoint: Checkpoint) -> tuple[ResumeItem, ...]:
                 reason = f"only the optimizer's own count shows a step: {checkpoint.step}"
                 item = _item(STEP, Presence.CANNOT_TELL, reason)
             if row.key == "scaler" and item.presence is Presence.ABSENT:
-                item = _unscaled(item, tensors.weights)
+                item = _unscaled(item, tensors.weights, told=checkpoint.unscaled)
         out.append(item)
     return tuple(out)
 
@@ -392,10 +392,11 @@ def _unknown_bytes(row: StateRow, item: ResumeItem, tensors: _Tensors) -> Resume
     return _item(row, Presence.CANNOT_TELL, reason, keys, world_size=item.world_size)
 
 
-def _unscaled(item: ResumeItem, weights: Sequence[TensorInfo]) -> ResumeItem:
+def _unscaled(item: ResumeItem, weights: Sequence[TensorInfo], *, told: bool) -> ResumeItem:
     types = {t.dtype.name for t in weights}
-    needed = "float16" in types or "bfloat16" not in types
-    reason = "no name shows it" if needed else "the weights are bfloat16, which needs none"
+    needed = not told and ("float16" in types or "bfloat16" not in types)
+    why = "the job's arguments name none" if told else "the weights are bfloat16, which needs none"
+    reason = "no name shows it" if needed else why
     return ResumeItem(
         item.key, item.title, item.presence, reason, item.consequence, needed=needed,
         world_size=item.world_size,

@@ -33,11 +33,13 @@ class MegatronFsdpCheckpoint(DcpCheckpoint):
     Attributes:
         alone: keys of halves of gated MLPs whose other half is not there.
         owners: stored name -> key of the tensor that it is, or is a part of.
+        unscaled: see `Checkpoint`; weights are fp32 here also where the job computed in float16.
     """
 
     format: ClassVar[str] = "megatron-fsdp"
     alone: list[str] = field(default_factory=list)
     owners: Mapping[str, str] = field(default_factory=dict)
+    unscaled: bool = False
 
     def recorded_paths(self) -> RecordedPaths:
         """Return those of objects alone: the logical names of tensors are not the store's."""
@@ -64,6 +66,7 @@ class MegatronFsdpCheckpoint(DcpCheckpoint):
                 return  # the checks report it
             if isinstance(args, Inert):
                 self.topology = topology_said(args, self.topology, "args")
+                self.unscaled = args.get("fp16", True) is False and not args.get("loss_scale")
 
     def owner(self, stored: str, place: Extent | None) -> str:
         """Return the logical tensor that a stored one is, or is half of."""

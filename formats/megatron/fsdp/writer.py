@@ -46,6 +46,11 @@ _LEAVES = {Kind.EXP_AVG: "exp_avg", Kind.EXP_AVG_SQ: "exp_avg_sq"}
 # Of the shared state: what other formats need, and what is written here in its own way.
 _APART = ("args", "optimizer", "checkpoint_version", "iteration", "content_metadata")
 _HINT = "--only model writes the weights alone"
+# `strict_fsdp_dtensor_load`, the default, asks for each name.
+_SEEDED = (
+    "random streams were not written: start Megatron with --no-load-rng, and it seeds them anew"
+    " from --seed"
+)
 _STEP = "step"
 _TORCHS = "foreach"  # a setting that torch's Adam has, and no fused one
 _FLOAT = DTYPES["float32"]
@@ -120,8 +125,7 @@ class _Writing:
         placed = {*trained, *job.state.placed, *not_carried(content, repeated=True)}
         self.unplaced = [name for name in job.names if name not in placed]
         self._logical: dict[str, TargetTensor] = {}
-        what = "random streams were not written: Megatron seeds them anew from --seed"
-        self.notes.append(finding("note", what))
+        self.notes.append(finding("note", _SEEDED))
         narrow = {w.dtype.name for w in self._job.content.tensors.values()} - {"float32"}
         if narrow and any(kind is Kind.MASTER for kind, _ in self._kept):
             what = f"the fp32 masters are the weights; their {' and '.join(sorted(narrow))} copies"
