@@ -8,13 +8,13 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
 
 from ftckpt.manifest.seal import seal
+from tests.builders.archives import extract
 from tests.builders.checkpoints import flip, open_checkpoint, save_dcp
 from tests.formats.lora.samples import base_of, in_training, unpacked
 
@@ -73,8 +73,7 @@ def test_the_recipe_of_a_framework_runs_as_pasted(name: str, tmp_path: Path) -> 
         archive = REAL / f"{source}.tar.xz"
         if not archive.exists():
             pytest.skip("the real checkpoints are not here")
-        with tarfile.open(archive) as tar:
-            tar.extractall(tmp_path, filter="data")
+        extract(archive, tmp_path)
         (tmp_path / source / "ckpt").rename(tmp_path / "run")
     pasted(DOCS / "frameworks" / f"{name}.md", tmp_path)
 
@@ -94,8 +93,7 @@ def test_a_task_runs_as_pasted(page: Path, tmp_path: Path) -> None:
         shutil.copytree(case / "adapter", tmp_path / "adapter")
         shutil.rmtree(tmp_path / "run")
         in_training(case, tmp_path / "run" / "step-1000")
-        with tarfile.open(DATA / "adapters" / "bridge_adapters.tar.xz") as tar:
-            tar.extractall(tmp_path / "samples" / "bridge", filter="data")
+        extract(DATA / "adapters" / "bridge_adapters.tar.xz", tmp_path / "samples" / "bridge")
         bridge = tmp_path / "samples" / "bridge"
         shutil.copytree(bridge / "lora" / "iter_0000001", tmp_path / "bridge" / "iter_0001000")
         shutil.copy(bridge / "base" / "hf" / "config.json", tmp_path / "bridge")
