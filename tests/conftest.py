@@ -214,6 +214,15 @@ def moto() -> Iterator[S3Service]:
         service.client.close()
 
 
+@pytest.fixture(scope="session")
+def command_folder() -> Iterator[Path]:
+    """A folder for the PATH of a script: it holds `ftckpt`, which does not start from nothing."""
+    from tests.workers.command import on_a_path
+
+    with on_a_path() as folder:
+        yield folder
+
+
 @pytest.fixture
 def local_url(tmp_path: Path) -> str:
     """An empty directory."""

@@ -109,7 +109,7 @@ def sample(
     found = SAMPLES[name]
     root = tmp_path_factory.mktemp(name)
     if found.archive:
-        extract(found.archive, root)
+        extract(Path(found.archive), root)
         place, truth = root / found.place, root / found.truth
     else:
         place, truth = Path(found.place), Path(found.truth)
