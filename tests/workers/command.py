@@ -8,6 +8,7 @@ which lets the server of `forked` become the command.
 from __future__ import annotations
 
 import array
+import multiprocessing.process
 import os
 import socket
 import sys
@@ -42,6 +43,8 @@ sys.exit(int(answer) if answer else "tests/workers/command.py did not answer")
 
 
 _OF_OTHERS = ("PYTHONPATH",)  # it leads other programs of a script here, and the server is here
+_STARTING = threading.Lock()
+_ALL: Any = multiprocessing.process
 
 
 class _Passed:
@@ -92,7 +95,10 @@ def _serve(link: socket.socket) -> None:
                 return
             streams = [_Passed(fd) for fd in fds]
             process = FORKS.Process(target=serve_fds, args=(words, environment, cwd, streams))
-            process.start()
+            with _STARTING:
+                process.start()
+                # Else the start of another asks how this one ended, and takes the answer.
+                _ALL._children.discard(process)
         finally:
             for fd in fds:
                 os.close(fd)
