@@ -16,8 +16,10 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 from tests import campaign
+from tests.builders import archives
 from tests.servers.moto import moto_server
 from tests.servers.rclone import rclone_server
 from tests.servers.rgw import radosgw_server
@@ -60,12 +62,19 @@ def no_power_cut(fd: Any) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # until all tests are collected, of which nothing is garbage
+    if not hasattr(config, "workerinput"):  # workers inherit the environment, and so the folder
+        folder = tempfile.TemporaryDirectory(prefix="ftckpt-archives-")
+        os.environ[archives.PLACE] = folder.name
+        config.add_cleanup(folder.cleanup)
     parsers.load_once()
     full = config.getoption("campaign") == "full"
     campaign.begin(full=full)
     settings.load_profile("full" if full else "short")
     if not full:
         os.fsync = no_power_cut
+        # Else it draws what the modules that happen to be imported have as constants: each worker
+        # parses all of ftckpt for it, and the examples are not the same for everybody.
+        providers._get_local_constants = lambda: providers._local_constants
     # Where nothing is to be kept, each interpreter that a test starts would compile everything.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
@@ -203,6 +212,15 @@ def moto() -> Iterator[S3Service]:
         service.client.create_bucket(Bucket=BUCKET)
         yield service
         service.client.close()
+
+
+@pytest.fixture(scope="session")
+def command_folder() -> Iterator[Path]:
+    """A folder for the PATH of a script: it holds `ftckpt`, which does not start from nothing."""
+    from tests.workers.command import on_a_path
+
+    with on_a_path() as folder:
+        yield folder
 
 
 @pytest.fixture

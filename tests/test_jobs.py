@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,16 +29,23 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> str:
+def short_root(root: Path) -> Path:
+    """Three of the steps: each is some twenty requests where it is shipped to a service."""
+    for step in (10, 20):
+        shutil.rmtree(root / f"step-{step}")
+    return root
+
+
+@pytest.fixture
+def path(tmp_path: Path, command_folder: Path) -> str:
     """A PATH with ftckpt, and with a scheduler and a launcher that say how they were called."""
     bin_ = tmp_path / "bin"
     bin_.mkdir()
-    (bin_ / "ftckpt").write_text(f'#!/bin/sh\nexec {sys.executable} -m ftckpt "$@"\n')
     for name in ("srun", "scontrol"):
         (bin_ / name).write_text(f'#!/bin/sh\nprintf "%s|" {name} "$@"\nexit ${{TRAINING:-0}}\n')
     for each in bin_.iterdir():
         each.chmod(0o755)
-    return f"{bin_}:{os.environ['PATH']}"
+    return f"{bin_}:{command_folder}:{os.environ['PATH']}"
 
 
 def run(command: Sequence[str], path: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -158,7 +164,7 @@ def test_the_job_of_kubernetes_retries_what_a_new_pod_can_help(
 
 @pytest.mark.parametrize("place", ["local", pytest.param("s3", marks=pytest.mark.s3)])
 def test_a_job_restarts_from_the_newest_of_two_tiers(
-    place: str, root: Path, path: str, tmp_path: Path, request: pytest.FixtureRequest
+    place: str, short_root: Path, path: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     tier = request.getfixturevalue("s3_url") if place == "s3" else str(tmp_path / "tier")
     if place == "local":
@@ -174,10 +180,10 @@ def test_a_job_restarts_from_the_newest_of_two_tiers(
     done = restart()
     assert done.returncode == 0
     assert "--resume" not in done.stdout
-    assert run(["ftckpt", "sync", str(root), tier], path).returncode == 0
+    assert run(["ftckpt", "sync", str(short_root), tier], path).returncode == 0
     assert f"--resume|{tier}/step-50|" in restart().stdout
     # The node's own disk has the same step, and later a newer one that is damaged.
-    shutil.copytree(root / "step-50", tmp_path / "nvme" / "step-50")
+    shutil.copytree(short_root / "step-50", tmp_path / "nvme" / "step-50")
     assert f"--resume|{tmp_path}/nvme/step-50|" in restart().stdout
     save_dcp(tmp_path / "nvme" / "step-60", step=60)
     for step in (50, 60):
@@ -218,20 +224,20 @@ def test_the_lines_of_the_crontab(root: Path, path: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("place", ["local", pytest.param("s3", marks=pytest.mark.s3)])
 def test_the_line_that_ships_to_a_second_tier(
-    place: str, root: Path, path: str, tmp_path: Path, request: pytest.FixtureRequest
+    place: str, short_root: Path, path: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     (line,) = [line for line in cron_lines() if "ftckpt sync" in line]
     command = ["sh", "-c", line.split(None, 5)[5]]
     tier = request.getfixturevalue("s3_url") if place == "s3" else str(tmp_path / "tier")
     if place == "local":
         # A mount that is missing is told, and nothing is written to the disk below it.
-        done = run(command, path, ROOT=str(root), TIER=tier)
+        done = run(command, path, ROOT=str(short_root), TIER=tier)
         assert done.returncode == 9, done.stderr
         (tmp_path / "tier").mkdir()
-    file = root / "step-50" / "__0_0.distcp"
+    file = short_root / "step-50" / "__0_0.distcp"
     flip(file, file.stat().st_size // 2)
-    (root / "step-40" / ".metadata").unlink()
-    done = run(command, path, ROOT=str(root), TIER=tier)
+    (short_root / "step-40" / ".metadata").unlink()
+    done = run(command, path, ROOT=str(short_root), TIER=tier)
     assert done.returncode == 4, done.stderr
     assert done.stdout == ""
     (said,) = [line for line in done.stderr.splitlines() if "not shipped" in line]

@@ -8,13 +8,13 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
 
 from ftckpt.manifest.seal import seal
+from tests.builders.archives import extract
 from tests.builders.checkpoints import flip, open_checkpoint, save_dcp
 from tests.formats.lora.samples import base_of, in_training, unpacked
 
@@ -40,15 +40,10 @@ def blocks(page: Path, language: str) -> list[str]:
     return [text for kind, text in _BLOCK.findall(page.read_text()) if kind == language]
 
 
-def pasted(page: Path, where: Path) -> None:
+def pasted(page: Path, where: Path, command_folder: Path) -> None:
     """Run all lines of a page in one shell, each of which must succeed."""
-    bin_ = where / ".bin"
-    bin_.mkdir()
-    shim = bin_ / "ftckpt"
-    shim.write_text(f'#!/bin/sh\nexec {sys.executable} -m ftckpt "$@"\n')
-    shim.chmod(0o755)
     script = "set -euo pipefail\n" + "\n".join(blocks(page, "sh"))
-    path = os.pathsep.join((str(bin_), os.environ["PATH"]))
+    path = os.pathsep.join((str(command_folder), os.environ["PATH"]))
     done = subprocess.run(
         ["bash", "-c", script],
         cwd=where,
@@ -62,7 +57,9 @@ def pasted(page: Path, where: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
-def test_the_recipe_of_a_framework_runs_as_pasted(name: str, tmp_path: Path) -> None:
+def test_the_recipe_of_a_framework_runs_as_pasted(
+    name: str, tmp_path: Path, command_folder: Path
+) -> None:
     source = FRAMEWORKS[name]
     if isinstance(source, tuple):
         shutil.copytree(source[0], tmp_path / "run" / source[1])
@@ -73,14 +70,13 @@ def test_the_recipe_of_a_framework_runs_as_pasted(name: str, tmp_path: Path) -> 
         archive = REAL / f"{source}.tar.xz"
         if not archive.exists():
             pytest.skip("the real checkpoints are not here")
-        with tarfile.open(archive) as tar:
-            tar.extractall(tmp_path, filter="data")
+        extract(archive, tmp_path)
         (tmp_path / source / "ckpt").rename(tmp_path / "run")
-    pasted(DOCS / "frameworks" / f"{name}.md", tmp_path)
+    pasted(DOCS / "frameworks" / f"{name}.md", tmp_path, command_folder)
 
 
 @pytest.mark.parametrize("page", sorted((DOCS / "tasks").glob("*.md")), ids=lambda page: page.stem)
-def test_a_task_runs_as_pasted(page: Path, tmp_path: Path) -> None:
+def test_a_task_runs_as_pasted(page: Path, tmp_path: Path, command_folder: Path) -> None:
     for step in (1000, 2000, 3000):
         save_dcp(tmp_path / "run" / f"step-{step}", step=step)
     if page.stem == "newest-is-damaged":
@@ -94,8 +90,7 @@ def test_a_task_runs_as_pasted(page: Path, tmp_path: Path) -> None:
         shutil.copytree(case / "adapter", tmp_path / "adapter")
         shutil.rmtree(tmp_path / "run")
         in_training(case, tmp_path / "run" / "step-1000")
-        with tarfile.open(DATA / "adapters" / "bridge_adapters.tar.xz") as tar:
-            tar.extractall(tmp_path / "samples" / "bridge", filter="data")
+        extract(DATA / "adapters" / "bridge_adapters.tar.xz", tmp_path / "samples" / "bridge")
         bridge = tmp_path / "samples" / "bridge"
         shutil.copytree(bridge / "lora" / "iter_0000001", tmp_path / "bridge" / "iter_0001000")
         shutil.copy(bridge / "base" / "hf" / "config.json", tmp_path / "bridge")
@@ -106,7 +101,7 @@ def test_a_task_runs_as_pasted(page: Path, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(json.dumps(said["config"]))
     if page.stem == "fp8-and-back":
         shutil.copytree(DATA / "quantised" / "fp8-block", tmp_path / "deepseek")
-    pasted(page, tmp_path)
+    pasted(page, tmp_path, command_folder)
 
 
 def test_every_page_of_a_framework_is_tried() -> None:

@@ -8,7 +8,6 @@ tests/formats/*/test_damage.py).
 from __future__ import annotations
 
 import shutil
-import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +25,7 @@ from ftckpt.errors import ExitCode, FtckptError
 from ftckpt.formats.state.fields import state_fields
 from ftckpt.inspection.resume import Presence, resume_check
 from ftckpt.transfer.content import Content
+from tests.builders.archives import extract
 from tests.builders.checkpoints import flip, open_checkpoint
 
 DATA = Path(__file__).parent / "data"
@@ -109,8 +109,7 @@ def sample(
     found = SAMPLES[name]
     root = tmp_path_factory.mktemp(name)
     if found.archive:
-        with tarfile.open(found.archive) as tar:
-            tar.extractall(root, filter="data")
+        extract(Path(found.archive), root)
         place, truth = root / found.place, root / found.truth
     else:
         place, truth = Path(found.place), Path(found.truth)

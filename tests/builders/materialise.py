@@ -35,31 +35,37 @@ if TYPE_CHECKING:
 
 def materialise(layout: Layout, checkpoint: Checkpoint, directory: Path) -> None:
     """Write all files of a layout below `directory`, its commit files last."""
+    held: dict[str, Array] = {}
     for file in (*layout.files, *layout.commit):
         path = directory / file.path
         path.parent.mkdir(parents=True, exist_ok=True)
         assert not path.exists(), f"{file.path} is laid out twice"
-        path.write_bytes(file_bytes(file, checkpoint))
+        path.write_bytes(file_bytes(file, checkpoint, held))
 
 
-def file_bytes(file: OutputFile, checkpoint: Checkpoint) -> bytes:
-    """Return the bytes of one file."""
+def file_bytes(
+    file: OutputFile, checkpoint: Checkpoint, held: dict[str, Array] | None = None
+) -> bytes:
+    """Return the bytes of one file; `held` keeps tensors that other files need too."""
     made = bytearray()
+    held = {} if held is None else held
     for segment in file.segments:
-        part = _segment_bytes(segment, checkpoint, made)
+        part = _segment_bytes(segment, checkpoint, made, held)
         assert len(part) == segment.nbytes, (file.path, segment, len(part))
         made += part
     return bytes(made)
 
 
-def _segment_bytes(segment: Segment, checkpoint: Checkpoint, before: bytearray) -> bytes:
+def _segment_bytes(
+    segment: Segment, checkpoint: Checkpoint, before: bytearray, held: dict[str, Array]
+) -> bytes:
     match segment:
         case Literal(data):
             return data
         case Zeros(nbytes):
             return bytes(nbytes)
         case Elements(shard, start, stop):
-            whole = shard_bytes(shard, checkpoint)
+            whole = shard_bytes(shard, checkpoint, held)
             return whole[shard.dtype.nbytes(start) : shard.dtype.nbytes(stop)]
         case Stored(extent):
             return checkpoint.source.read(*extent)
@@ -69,10 +75,13 @@ def _segment_bytes(segment: Segment, checkpoint: Checkpoint, before: bytearray) 
     raise AssertionError(segment)
 
 
-def shard_bytes(shard: Shard, checkpoint: Checkpoint) -> bytes:
+def shard_bytes(
+    shard: Shard, checkpoint: Checkpoint, held: dict[str, Array] | None = None
+) -> bytes:
     """Return a shard's elements: the fills, and zeros where there is none."""
     import numpy as np
 
+    held = {} if held is None else held
     if shard.dtype.itemsize == 0:  # types smaller than a byte go whole or not at all
         (fill,) = shard.fills
         info = checkpoint.tensors[fill.key]
@@ -83,7 +92,9 @@ def shard_bytes(shard: Shard, checkpoint: Checkpoint) -> bytes:
     filled = np.zeros(shard.shape, np.int64)
     for fill in shard.fills:
         info = checkpoint.tensors[fill.key]
-        data = read_box(checkpoint, info, fill.source).tobytes()
+        if fill.key not in held:
+            held[fill.key] = read_box(checkpoint, info, Box.whole(info.shape))
+        data = held[fill.key][_slices(fill.source)].tobytes()
         if info.dtype is not shard.dtype:
             data = cast(data, info.dtype, shard.dtype)
         inside = _slices(fill.local)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import tarfile
 from pathlib import Path
 
 import pytest
+
+from tests.builders.archives import extract
 
 ARCHIVES = Path(__file__).parents[3] / "shared" / "checkpoints"
 
@@ -19,7 +20,6 @@ def real_set(name: str, inside: str, temporary: pytest.TempPathFactory) -> Path:
         if not archive.exists():
             pytest.skip(f"no real checkpoints at {ARCHIVES}")
         folder = temporary.mktemp(name)
-        with tarfile.open(archive) as tar:
-            tar.extractall(folder, filter="data")
+        extract(archive, folder)
         _unpacked[name] = folder / name / "ckpt"
     return _unpacked[name] / inside

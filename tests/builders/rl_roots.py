@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import tarfile
 from pathlib import Path
 
 import torch
+
+from tests.builders.archives import extract
 
 DATA = Path(__file__).parents[1] / "data" / "megatron_dist"
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -18,8 +19,7 @@ TRACKER = "latest_checkpointed_iteration.txt"
 
 def store(folder: Path, name: str = "model_space_tp2") -> Path:
     """Unpack one step of Megatron-core's torch_dist and return its directory."""
-    with tarfile.open(DATA / f"{name}.tar.xz") as tar:
-        tar.extractall(folder, filter="data")
+    extract(DATA / f"{name}.tar.xz", folder)
     return folder / name / "iter_0000002"
 
 

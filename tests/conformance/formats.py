@@ -283,11 +283,15 @@ class FormatTests:
             assert list(there.members()) == list(here.members())
 
     def test_a_truncated_file_is_corrupt(self, made: list[Made], tmp_path: Path) -> None:
+        number = 0
         for path, _ in made:
             copy = self._copy(path, tmp_path)
-            for file in self.some_victims(path):
+            victims = self.some_victims(path)
+            both = campaign.examples(0, 1) or len(made) * len(victims) < 4
+            for file in victims:
                 target = copy if copy.is_file() else copy / file
-                for keep in (0.5, 1.0):
+                number += 1
+                for keep in (0.5, 1.0) if both else ((0.5, 1.0)[number % 2],):
                     with restored(target) as data:
                         target.write_bytes(data[: min(int(len(data) * keep), len(data) - 1)])
                         self._expect(copy, self.truncated, file)

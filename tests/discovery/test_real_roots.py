@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tarfile
 from pathlib import Path
 
 import pytest
 
 import ftckpt
 from ftckpt.errors import ExitCode
+from tests.builders.archives import extract
 
 ARCHIVES = Path(__file__).parents[3] / "shared" / "checkpoints"
 
@@ -18,8 +18,7 @@ def unpacked(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     archive = ARCHIVES / f"{request.param}.tar.xz"
     if not archive.exists():
         pytest.skip(f"no real checkpoints at {ARCHIVES}")
-    with tarfile.open(archive) as tar:
-        tar.extractall(tmp_path, filter="data")
+    extract(archive, tmp_path)
     name: str = request.param
     return tmp_path / name / "ckpt"
 

@@ -10,7 +10,6 @@ yet): `seal` finds it, nothing else. A change of the table is a change of what c
 from __future__ import annotations
 
 import shutil
-import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ import pytest
 from ftckpt.errors import ExitCode, FtckptError
 from ftckpt.findings import Severity, from_error
 from ftckpt.verification import Level, VerifyOptions, verify
+from tests.builders.archives import extract
 from tests.builders.checkpoints import open_checkpoint
 from tests.builders.semantic_faults import Changes, faults_of
 
@@ -49,8 +49,7 @@ def placed(sample: str, root: Path) -> Path:
     name, _, inside = sample.rpartition("/")
     archive = DATA / f"{name}.tar.xz"
     if archive.exists():
-        with tarfile.open(archive) as tar:
-            tar.extractall(root, filter="data")
+        extract(archive, root)
         return root / Path(name).name / inside
     return Path(shutil.copytree(DATA / sample, root / Path(sample).name))
 

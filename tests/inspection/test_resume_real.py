@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from ftckpt.discovery.resolve import open_target
 from ftckpt.formats.catalog import FORMATS
 from ftckpt.inspection.resume import Presence, ResumeItem, resume_check
 from ftckpt.storage import StoreOptions
+from tests.builders.archives import extract
 
 SHARED = Path(__file__).parents[3] / "shared" / "checkpoints"
 PRESENT, ABSENT, CANNOT_TELL = Presence.PRESENT, Presence.ABSENT, Presence.CANNOT_TELL
@@ -51,9 +51,7 @@ def items_of(name: str, root: Path) -> dict[str, ResumeItem]:
     archive = SHARED / f"{made}.tar.xz"
     if not archive.exists():
         pytest.skip(f"{archive} is not here")
-    with tarfile.open(archive) as tar:
-        wanted = [m for m in tar.getmembers() if m.name.startswith(f"{made}/ckpt/")]
-        tar.extractall(root, wanted, filter="data")
+    extract(archive, root)
     checkpoint = open_target(str(root / name), FORMATS, StoreOptions()).open()
     return {item.key: item for item in resume_check(checkpoint)}
 

@@ -6,7 +6,6 @@ import itertools
 import os
 import random
 import shutil
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from ftckpt.errors import ExitCode
 from ftckpt.parts import proofs
 from ftckpt.parts.division import FromRecords
 from ftckpt.storage import open_store
+from tests.builders.archives import extract
 from tests.builders.checkpoints import flip
 from tests.campaign import examples
 from tests.commands.golden import DATA
@@ -256,8 +256,7 @@ def test_an_indexed_job_converts_for_a_bucket(
     for name in list(os.environ):
         if name.startswith(("SLURM_", "OMPI_", "PMI_", "JOB_")) or name in ("RANK", "WORLD_SIZE"):
             monkeypatch.delenv(name)
-    with tarfile.open(DATA / "megatron_dist/model_space_tp2.tar.xz") as tar:
-        tar.extractall(tmp_path, filter="data")
+    extract(DATA / "megatron_dist/model_space_tp2.tar.xz", tmp_path)
     source = tmp_path / "model_space_tp2/iter_0000002"
     flags = ("--to", "safetensors", "--only", "model", "--max-shard-size", "500")
     alone, made = tmp_path / "alone/hf", tmp_path / "made/hf"

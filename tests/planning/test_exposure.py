@@ -18,8 +18,8 @@ from tests.campaign import examples
 HOUR = 3600.0
 MTBF = 3 * HOUR
 # Limits that hold in 95 % of cases do so in 95 +- 2 % of 1000 logs, in all but 4 of 1,000 seeds.
-LOGS = examples(400, 1000)
-NEAR = examples(32, 20) / 1000
+LOGS = examples(200, 1000)
+NEAR = examples(45, 20) / 1000
 
 limits = cache(mean_limits)
 

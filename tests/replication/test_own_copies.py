@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tarfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from ftckpt.extents import Extent
 from ftckpt.own_files import MANIFEST
 from ftckpt.replication import own_copies
 from ftckpt.verification import file_copies
+from tests.builders.archives import extract
 from tests.builders.checkpoints import flip, open_checkpoint
 
 DATA = Path(__file__).parents[1] / "data"
@@ -26,8 +26,7 @@ A, B = "copy-0/__0_0.distcp", "copy-1/__0_0.distcp"
 @pytest.fixture
 def step(tmp_path: Path) -> Path:
     """What S3StorageWriter leaves with `num_copies=2`."""
-    with tarfile.open(DATA / "dialects/copies.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
+    extract(DATA / "dialects/copies.tar.xz", tmp_path)
     return tmp_path / "copies/step-3"
 
 
@@ -260,8 +259,7 @@ def test_a_copy_that_is_damaged_is_named_once(step: Path) -> None:
 @pytest.fixture
 def shadows(tmp_path: Path) -> Path:
     """A step of Megatron-core in which each rank wrote what it reads."""
-    with tarfile.open(DATA / "megatron_dist/shadows.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
+    extract(DATA / "megatron_dist/shadows.tar.xz", tmp_path)
     return tmp_path / "shadows/iter_0000002"
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import tarfile
 from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
@@ -21,6 +20,7 @@ import pytest
 from ftckpt.errors import ExitCode, FtckptError
 from ftckpt.findings import Finding, Severity, from_error
 from ftckpt.verification import Level, VerifyOptions, verify
+from tests.builders.archives import extract
 from tests.builders.checkpoints import open_checkpoint
 from tests.builders.megatron_files import write
 from tests.builders.megatron_model import Job
@@ -59,8 +59,7 @@ def data(place: str) -> Make:
 
 def archive(name: str) -> Make:
     def make(root: Path) -> Path:
-        with tarfile.open(DATA / "megatron_dist" / f"{name}.tar.xz") as tar:
-            tar.extractall(root, filter="data")
+        extract(DATA / "megatron_dist" / f"{name}.tar.xz", root)
         return root / name / "iter_0000002"
 
     return make

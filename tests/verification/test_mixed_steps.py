@@ -8,7 +8,6 @@ its clocks may drift apart. What remains unseen stands here by name.
 from __future__ import annotations
 
 import shutil
-import tarfile
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 from ftckpt.errors import ExitCode, FtckptError
 from ftckpt.findings import Finding, from_error
 from ftckpt.verification import Level, VerifyOptions, verify
+from tests.builders.archives import extract
 from tests.builders.checkpoints import open_checkpoint
 from tests.builders.second_save import later_files
 
@@ -61,8 +61,7 @@ def placed(name: str, root: Path) -> Path:
     archive = DATA / f"{name}.tar.xz"
     if not archive.exists():
         return Path(shutil.copytree(DATA / name, root / Path(name).name))
-    with tarfile.open(archive) as tar:
-        tar.extractall(root, filter="data")
+    extract(archive, root)
     return root / Path(name).name / "iter_0000002"
 
 

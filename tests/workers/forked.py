@@ -46,8 +46,14 @@ def _below(folders: Iterable[str], prefix: str) -> Iterator[str]:
             yield from _below([f"{folder}/{name}" for folder in folders], f"{module.name}.")
 
 
-_forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(list(_modules()))
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(list(_modules()))
+
+
+def needs_a_start(environment: Mapping[str, str], without: Sequence[str] = ()) -> bool:
+    """Tell whether an environment differs in what the interpreter reads as it starts."""
+    other = {name for name, _ in os.environ.items() ^ environment.items()}.difference(without)
+    return any(name.startswith(_OF_THE_START) for name in other)
 
 
 def run(
@@ -69,16 +75,15 @@ def run(
         subprocess.TimeoutExpired: it does not end; it was killed.
     """
     line = [sys.executable, *(("-c", program) if program else ("-m", "ftckpt")), *words]
-    other = {name for name, _ in os.environ.items() ^ environment.items()}
-    if any(name.startswith(_OF_THE_START) for name in other):
+    if needs_a_start(environment):
         return start(line, environment, cwd)
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         streams = [f"/proc/{os.getpid()}/fd/{stream.fileno()}" for stream in (out, err)]
         given = (list(words), dict(environment), str(cwd or Path.cwd()), streams)
         if program:
-            process = _forks.Process(target=serve_program, args=(*given, program))
+            process = FORKS.Process(target=serve_program, args=(*given, program))
         else:
-            process = _forks.Process(target=serve, args=given)
+            process = FORKS.Process(target=serve, args=given)
         process.start()
         process.join(TIMEOUT)
         if process.exitcode is None:

@@ -139,7 +139,11 @@ def test_two_at_once_and_a_killed_one(deepspeed: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["local", pytest.param("s3", marks=pytest.mark.s3)])
 def test_the_job_script(
-    place: str, deepspeed: Path, tmp_path: Path, request: pytest.FixtureRequest
+    place: str,
+    deepspeed: Path,
+    tmp_path: Path,
+    command_folder: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
     root = str(deepspeed)
     if place == "s3":
@@ -150,12 +154,15 @@ def test_the_job_script(
                 store.put(file.relative_to(deepspeed).as_posix(), file.read_bytes())
     bin_ = tmp_path / "bin"
     bin_.mkdir()
-    (bin_ / "ftckpt").write_text(f'#!/bin/sh\nexec {sys.executable} -m ftckpt "$@"\n')
     (bin_ / "srun").write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
     for one in bin_.iterdir():
         one.chmod(0o755)
     scratch = tmp_path / "scratch"
-    more = {"PATH": f"{bin_}:{os.environ['PATH']}", "ROOT": root, "SCRATCH": str(scratch)}
+    more = {
+        "PATH": f"{bin_}:{command_folder}:{os.environ['PATH']}",
+        "ROOT": root,
+        "SCRATCH": str(scratch),
+    }
     for gpus, expected in (("2", f"{root}/global_step2"), ("4", f"{scratch}/world4-")):
         done = subprocess.run(
             ["bash", str(JOBS / "restart.sbatch")],

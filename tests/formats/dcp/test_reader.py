@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from ftckpt.formats.dcp import Dcp
 from ftckpt.formats.dcp.reader import DcpCheckpoint, open_dcp
 from ftckpt.storage import open_store
 from ftckpt.storage.source import Source
+from tests.builders.archives import extract
 from tests.conformance.formats import FormatTests, Made, Truth, open_path
 from tests.formats.dcp.writing import DATA, save, truth_of
 
@@ -249,8 +249,7 @@ def framework(name: str, unpacked: dict[str, Path]) -> Path:
     if not archive.exists():
         pytest.skip(f"{archive} is not here")
     if name not in unpacked:
-        with tarfile.open(archive) as tar:
-            tar.extractall(unpacked[""], filter="data")
+        extract(archive, unpacked[""])
         unpacked[name] = unpacked[""] / name
     return unpacked[name]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from ftckpt.formats.deepspeed import DeepSpeed
 from ftckpt.formats.deepspeed.checkpoint import DeepSpeedCheckpoint
 from ftckpt.storage import open_store
 from ftckpt.storage.source import Source
+from tests.builders.archives import extract
 from tests.conformance.formats import Made, Truth
 
 DATA = Path(__file__).parents[2] / "data" / "deepspeed"
@@ -69,6 +69,5 @@ def unpacked(name: str, root: Path) -> Path:
     archive = SHARED / f"{name}.tar.xz"
     if not archive.exists():
         pytest.skip(f"{archive} is not here")
-    with tarfile.open(archive) as tar:
-        tar.extractall(root, filter="data")
+    extract(archive, root)
     return root / name

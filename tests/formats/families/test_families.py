@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tarfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from ftckpt.formats.state.rule_tables import built_in
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import LayoutRequest
 from ftckpt.transfer.request.narrowing import drop
+from tests.builders.archives import extract
 from tests.builders.checkpoints import open_checkpoint
 from tests.builders.materialise import materialise
 
@@ -415,8 +415,7 @@ def test_real_checkpoints_of_megatron(name: str, tmp_path: Path) -> None:
     archive = ARCHIVES / f"{name}.tar.xz"
     if not archive.exists():
         pytest.skip(f"{archive} is not there")
-    with tarfile.open(archive) as packed:
-        packed.extractall(tmp_path, filter="data")
+    extract(archive, tmp_path)
     content = Content.of(open_checkpoint(tmp_path / name / "ckpt" / "iter_0000003"))
     made = write(to_hugging_face(content, true_vocab_size=1000), tmp_path / "out")
     heads = Heads(8, 4, 8)

@@ -8,7 +8,6 @@ translation but the parameters' names.
 from __future__ import annotations
 
 import json
-import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from ftckpt.formats.writers import format_and_writer
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import LayoutRequest
 from ftckpt.transfer.request.narrowing import Only, only
+from tests.builders.archives import extract
 from tests.builders.checkpoints import open_checkpoint
 from tests.builders.materialise import materialise
 
@@ -142,8 +142,7 @@ def test_transformers_loads_what_megatron_wrote(name: str, tmp_path: Path) -> No
     archive = ARCHIVES / f"{name}.tar.xz"
     if not archive.exists():
         pytest.skip(f"{archive} is not there")
-    with tarfile.open(archive) as packed:
-        packed.extractall(tmp_path, filter="data")
+    extract(archive, tmp_path)
     source = tmp_path / name / "ckpt" / "iter_0000003"
     convert(source, tmp_path / "hf", to_hugging_face, true_vocab_size=1000)
     model, info = transformers.AutoModelForCausalLM.from_pretrained(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tarfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -17,14 +16,14 @@ from ftckpt.checkpoint import Checkpoint
 from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.checkpoint.read_tensor import raw_dtype, read_tensor
 from ftckpt.transfer.casting import cast
+from tests.builders.archives import extract
 
 ARCHIVE = Path(__file__).parents[2] / "data" / "adapters" / "adapters.tar.xz"
 Array = np.ndarray[Any, Any]
 
 
 def unpacked(folder: Path) -> Path:
-    with tarfile.open(ARCHIVE) as tar:
-        tar.extractall(folder, filter="data")
+    extract(ARCHIVE, folder)
     return folder
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ import ftckpt
 from ftckpt.checkpoint import Kind
 from ftckpt.errors import CorruptError, FtckptError, NotFoundError, UnsupportedError
 from ftckpt.formats.lora.bridge import BridgeAdapter, read_adapter, require_readable
+from tests.builders.archives import extract
 from tests.formats.lora.samples import all_of, rounded
 from tests.json_run import ftckpt_json
 from tests.test_docs import validate
@@ -33,8 +33,7 @@ Array = np.ndarray[Any, Any]
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of all samples."""
     folder = tmp_path_factory.mktemp("bridge")
-    with tarfile.open(ARCHIVE) as tar:
-        tar.extractall(folder, filter="data")
+    extract(ARCHIVE, folder)
     return folder
 
 

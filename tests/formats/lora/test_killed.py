@@ -43,7 +43,7 @@ def test_killed_anywhere_it_goes_on(case: Path, tmp_path: Path) -> None:
     wanted = {p.name: p.read_bytes() for p in whole.glob("*.safetensors*")}
     assert len(wanted) > 3
     points = 0
-    for point in kill_points(lambda: merge(case, out), each=True):
+    for point in kill_points(lambda: merge(case, out)):
         points = point
         if out.exists():
             assert {p.name: p.read_bytes() for p in out.glob("*.safetensors*")} == wanted

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 import ftckpt
 from ftckpt.errors import FtckptError, UsageError
+from tests.builders.archives import extract
 from tests.formats.lora.samples import all_of, change_config, rounded
 
 ARCHIVE = Path(__file__).parents[2] / "data" / "adapters" / "packed_experts.tar.xz"
@@ -23,8 +23,7 @@ SCALE, RANK, EXPERTS = 1.5, 2, 3
 @pytest.fixture
 def samples(tmp_path: Path) -> Path:
     """Return the folder of all samples, to be changed."""
-    with tarfile.open(ARCHIVE) as tar:
-        tar.extractall(tmp_path, filter="data")
+    extract(ARCHIVE, tmp_path)
     return tmp_path
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tarfile
 from math import prod
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from ftckpt.formats.megatron.optimizer.buffers import (
 from ftckpt.formats.torchsave import TorchSave
 from ftckpt.storage import open_store
 from ftckpt.storage.source import Source
+from tests.builders.archives import extract
 from tests.conformance.formats import open_path
 
 ARCHIVES = Path(__file__).parents[4] / "shared" / "checkpoints"
@@ -115,8 +115,7 @@ def unpack(name: str, to: Path) -> Path:
     archive = ARCHIVES / f"{name}.tar.xz"
     if not archive.exists():
         pytest.skip(f"no real checkpoints at {ARCHIVES}")
-    with tarfile.open(archive) as tar:
-        tar.extractall(to, filter="data")
+    extract(archive, to)
     return to / name / "ckpt" / "iter_0000003"
 
 

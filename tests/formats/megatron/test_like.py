@@ -61,7 +61,7 @@ def laid(content: Content, example: Path, to: Path, **request: Any) -> Layout:
     return layout
 
 
-@settings(max_examples=examples(short=8, full=200), deadline=None)
+@settings(max_examples=examples(short=6, full=200), deadline=None)
 @given(jobs=pairs(), form=st.sampled_from(("megatron", "megatron-dist", "safetensors", "dcp")))
 def test_any_job_of_any_format_becomes_the_example_with_its_values(
     jobs: tuple[Job, Job], form: str

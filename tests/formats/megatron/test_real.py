@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import ftckpt
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import ExitCode
 from ftckpt.inspection.resume import Presence, resume_check
+from tests.builders.archives import extract
 from tests.builders.megatron_files import altered, opened, write
 from tests.builders.megatron_model import Job
 from tests.conformance.formats import Truth
@@ -55,8 +55,7 @@ def real(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     archive = SHARED / f"{request.param}.tar.xz"
     if not archive.exists():
         pytest.skip(f"{archive} is not here")
-    with tarfile.open(archive) as tar:
-        tar.extractall(tmp_path, filter="data")
+    extract(archive, tmp_path)
     return tmp_path / str(request.param)
 
 

@@ -65,7 +65,7 @@ def test_through_another_format_it_is_what_reshard_makes(
 ) -> None:
     source = real_set(name, "iter_0000003", tmp_path_factory)
     content = between(source, form, tmp_path / "between")
-    for number, request in enumerate(LAYOUTS):
+    for number, request in enumerate(LAYOUTS if examples(0, 1) else LAYOUTS[::2]):
         place = tmp_path / str(number)
         direct = WRITER.layout(Content.of(open_checkpoint(source)), LayoutRequest(**request))
         materialise(direct, open_checkpoint(source), place / "direct")
@@ -135,7 +135,7 @@ def pairs(draw: st.DrawFn) -> tuple[Job, Job]:
     return found[0], found[1]
 
 
-@settings(max_examples=examples(short=8, full=200), deadline=None)
+@settings(max_examples=examples(short=6, full=200), deadline=None)
 @given(jobs=pairs(), form=st.sampled_from(("megatron-dist", "safetensors", "dcp", "torchsave")))
 def test_any_job_through_any_format_is_what_megatron_writes(
     jobs: tuple[Job, Job], form: str

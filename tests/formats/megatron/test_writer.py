@@ -152,7 +152,7 @@ def pairs(draw: st.DrawFn) -> tuple[Job, Job]:
     return found[0], found[1]
 
 
-@settings(max_examples=examples(short=8, full=200), deadline=None)
+@settings(max_examples=examples(short=6, full=200), deadline=None)
 @given(jobs=pairs())
 def test_there_and_back_again(jobs: tuple[Job, Job]) -> None:
     """What Megatron writes, another layout of it, and the first again: the same files."""

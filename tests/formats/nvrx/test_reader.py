@@ -6,7 +6,6 @@ import io
 import itertools
 import shutil
 import sys
-import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +19,7 @@ import ftckpt
 from ftckpt.checkpoint.replicas import copies_of
 from ftckpt.errors import ExitCode, FtckptError, UsageError
 from ftckpt.formats.nvrx import NvrxLocal
+from tests.builders.archives import extract
 from tests.conformance.formats import FormatTests, Made, Truth
 from tests.json_run import ftckpt_json
 
@@ -33,8 +33,7 @@ _NORMS = {
 
 def _unpacked(name: str, path: Path) -> tuple[Path, Path, dict[str, torch.Tensor]]:
     """Return the sessions on two nodes, and the weights and moments of iteration 20."""
-    with tarfile.open(DATA / f"{name}.tar.xz") as tar:
-        tar.extractall(path, filter="data")
+    extract(DATA / f"{name}.tar.xz", path)
     truth = {}
     for key, value in load_file(path / "truth.safetensors").items():
         for ours, theirs in _NORMS.items():

@@ -72,31 +72,34 @@ def test_every_verb(root: Root) -> None:
     assert found.code == 0
     assert str(found.document["path"]).endswith("/30")
     assert ftckpt.diff(f"{at}/20", f"{at}/30").code is ExitCode.DIFFERENT
-    assert here("delta", "pack", f"{at}/20", f"{at}/30", f"{root.beside}/d30").code == 0
-    assert here("diff", f"{root.beside}/d30", f"{at}/30").code == 0
+    on_s3 = at.startswith("s3:")
+    if not on_s3:  # on a service the same readers and writers take a hundred requests
+        assert here("delta", "pack", f"{at}/20", f"{at}/30", f"{root.beside}/d30").code == 0
+        assert here("diff", f"{root.beside}/d30", f"{at}/30").code == 0
     assert here("copy", f"{at}/30", f"{root.beside}/replica/30").code == 0
     assert here("verify", f"{root.beside}/replica/30", "--level", "content").code == 0
-    out = f"{root.beside}/converted/30"
-    assert here("convert", f"{at}/30", out, "--to", "orbax").code == 0
-    assert here("diff", out, f"{at}/30").code == 0
+    if not on_s3:  # there, a conversion is the next test's
+        out = f"{root.beside}/converted/30"
+        assert here("convert", f"{at}/30", out, "--to", "orbax").code == 0
+        assert here("diff", out, f"{at}/30").code == 0
     node = next((DATA / "30" / "state" / "d").iterdir())
     root.write(f"30/state/d/{node.name}", node.read_bytes()[:-1] + b"\0")
     assert here("verify", f"{at}/30").code == 4
     found = here("latest", at, "--verify", "content")
     assert (found.code, str(found.document["path"]).endswith("/20")) == (0, True)
     repair = ("repair", f"{at}/30", "--from", f"{root.beside}/replica/30")
-    if at.startswith("s3:"):  # no name of an object store is given to other bytes
+    if on_s3:  # no name of an object store is given to other bytes
         assert here(*repair, "--to", f"{root.beside}/mended/30").code == 0
         assert here("verify", f"{root.beside}/mended/30", "--level", "content").code == 0
         root.write(f"30/state/d/{node.name}", node.read_bytes())
     else:
         assert here(*repair).code == 0
-    assert here("verify", f"{at}/30", "--level", "content").code == 0
+        assert here("verify", f"{at}/30", "--level", "content").code == 0
     assert here("gc", at, "--keep-last", "1").code == 8
     words = ("gc", at, "--keep-last", "1", "--min-survivors", "1", "--apply")
     assert here(*words).code == 0
     # On an object store its marker is gone, and its other keys until the trash is purged.
-    assert here("verify", f"{at}/20").code == (4 if at.startswith("s3:") else 9)
+    assert here("verify", f"{at}/20").code == (4 if on_s3 else 9)
     assert here("gc", "undelete", at, "--all").code == 0
     assert here("verify", f"{at}/20", "--level", "content").code == 0
     assert here("status", at).code == 0

@@ -158,7 +158,7 @@ def test_a_conversion_that_is_killed_is_absent_or_whole(tmp_path: Path) -> None:
         api.convert(str(source), str(out), "orbax")
 
     points = 0
-    for point in kill_points(convert, each=True):
+    for point in kill_points(convert):
         points = point
         if out.exists():
             assert ftckpt.verify(str(out), level="content").code is ExitCode.OK

@@ -40,6 +40,7 @@ from tests.campaign import examples
 from tests.conformance.formats import findings_of
 from tests.data.hostile.make_pickles import CANARY, DATA_ONLY, HERE, PICKLES, files
 from tests.data.hostile.make_zips import wrapped
+from tests.workers import forked
 
 # Beside reading, tracemalloc sees imports on first use and the memo of a bomb below the bound.
 MEMORY = 96 << 20
@@ -172,15 +173,16 @@ DEEP = {
 def test_a_million_levels_do_not_crash(name: str) -> None:
     """In a process of its own: what goes wrong here is a segmentation fault, also on release."""
     Path("deep.pkl").write_bytes(DEEP[name])
+    Path("deep.pt").write_bytes(wrapped(DEEP[name]))
     program = (
         "import sys\n"
         "from ftckpt.errors import UnsafeError\n"
         "from ftckpt.formats.pickles.unpickle import load\n"
         "from ftckpt.formats.torch_files.table import TABLE\n"
-        "from tests.data.hostile.make_zips import wrapped\n"
+        "from ftckpt.errors import FtckptError\n"
         "from ftckpt.formats.torchsave import TorchSave\n"
-        "from tests.conformance.formats import findings_of\n"
-        "from pathlib import Path\n"
+        "from ftckpt.storage import open_store\n"
+        "from ftckpt.storage.source import Source\n"
         "data = open('deep.pkl', 'rb').read()\n"
         "try:\n"
         "    found = load(data, file='x', table=TABLE)\n"
@@ -188,15 +190,15 @@ def test_a_million_levels_do_not_crash(name: str) -> None:
         "    del found\n"
         "except UnsafeError:\n"
         "    assert sys.argv[1:], 'only keys are refused'\n"
-        "Path('deep.pt').write_bytes(wrapped(data))\n"
-        "print([f.kind for f in findings_of(TorchSave(), Path('deep.pt'))])\n"
+        "store = open_store('.')\n"
+        "try:\n"
+        "    found = TorchSave().open(Source.file(store, store.stat('deep.pt')))\n"
+        "    print([f.kind for f in (*found.notes, *found.check())])\n"
+        "except FtckptError as error:\n"
+        "    print(error.kind)\n"
     )
-    root = str(Path(__file__).parents[3])
     keys = ["keys"] if name in ("tuple-key", "tuple-in-set", "optimizer-key") else []
-    done = subprocess.run(
-        [sys.executable, "-c", program, *keys], capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": root},
-    )  # fmt: skip
+    done = forked.run(keys, os.environ, program=program)
     assert done.returncode == 0, done.stderr[-500:]
 
 

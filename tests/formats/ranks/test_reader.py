@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import CorruptError, ExitCode, NotFoundError, worst
 from ftckpt.formats.ranks import Ranks
 from ftckpt.inspection.resume import Presence, resume_check
+from tests.builders.archives import extract
 from tests.conformance.formats import FormatTests, Made, listing_of_path
 from tests.formats.ranks.jobs import (
     DATA,
@@ -85,8 +85,7 @@ def verl(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not archive.exists():
         pytest.skip(f"{archive} is not here")
     root = tmp_path_factory.mktemp("verl")
-    with tarfile.open(archive) as tar:
-        tar.extractall(root, filter="data")
+    extract(archive, root)
     return root / "verl_fsdp"
 
 

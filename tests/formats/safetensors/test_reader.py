@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tarfile
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from ftckpt.formats.safetensors import Safetensors
 from ftckpt.storage import open_store
 from ftckpt.storage.source import Source
 from ftckpt.verification import Level, VerifyOptions, verify
+from tests.builders.archives import extract
 from tests.conformance.formats import (
     FormatTests,
     Made,
@@ -165,8 +165,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(f"no real checkpoints at {ARCHIVES}")
     root = tmp_path_factory.mktemp("real")
     for name in ("dcp_hf", "hf_llama", "hf_mixtral"):
-        with tarfile.open(ARCHIVES / f"{name}.tar.xz") as archive:
-            archive.extractall(root / name, filter="data")
+        extract(ARCHIVES / f"{name}.tar.xz", root / name)
     return root
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import tarfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from ftckpt.transfer.layout import Layout, LayoutRequest, Writer
 from ftckpt.transfer.prove.against_source import prove
 from ftckpt.transfer.request.change_dtype import retype
 from ftckpt.verification import verify
+from tests.builders.archives import extract
 from tests.builders.checkpoints import open_checkpoint
 from tests.builders.materialise import materialise
 from tests.campaign import examples
@@ -275,8 +275,7 @@ def test_real_checkpoints_come_back_whole(name: str, tmp_path: Path) -> None:
     archive = ARCHIVES / f"{name}.tar.xz"
     if not archive.exists():
         pytest.skip(f"{archive} is not there")
-    with tarfile.open(archive) as packed:
-        packed.extractall(tmp_path, filter="data")
+    extract(archive, tmp_path)
     root = tmp_path / name / "ckpt"
     place = next((p for p in sorted(root.iterdir()) if p.is_dir()), root)
     if name == "lightning_ddp":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import tarfile
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import CorruptError, IncompleteError, NotFoundError, UnsupportedError
 from ftckpt.formats.torchsave import TorchSave
 from ftckpt.inspection.resume import resume_check
+from tests.builders.archives import extract
 from tests.conformance.formats import (
     FormatTests,
     Made,
@@ -394,8 +394,7 @@ def unpacked(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     archive = CHECKPOINTS / f"{request.param}.tar.xz"
     if not archive.exists():
         pytest.skip(f"{archive} is not there")
-    with tarfile.open(archive) as tar:
-        tar.extractall(tmp_path, filter="data")
+    extract(archive, tmp_path)
     (found,) = tmp_path.rglob("ckpt")
     return found
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from ftckpt.formats.trainer_dirs.nested import nest_among, nest_in
 from ftckpt.inspection.resume import Presence, resume_check
 from ftckpt.storage import StoreOptions
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, verify
+from tests.builders.archives import extract
 from tests.commands.golden import ftckpt
 from tests.conformance.formats import listing_of_path
 from tests.json_run import ftckpt_json
@@ -45,8 +45,7 @@ EVERY = pytest.mark.parametrize("kind", KINDS)
 
 
 def of(kind: str, tmp_path: Path) -> Path:
-    with tarfile.open(DATA / f"{kind}.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
+    extract(DATA / f"{kind}.tar.xz", tmp_path)
     return tmp_path / kind / KINDS[kind][0]
 
 

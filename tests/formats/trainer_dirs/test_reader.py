@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from ftckpt.formats.trainer_dirs.checkpoint import OpenedPart, in_part
 from ftckpt.inspection.resume import resume_check
 from ftckpt.storage import open_store
 from ftckpt.storage.source import Source
+from tests.builders.archives import extract
 from tests.builders.raw_checkpoint import RawCheckpoint
 from tests.conformance.formats import (
     FormatTests,
@@ -189,8 +189,7 @@ def test_accelerate_fsdp(tmp_path: Path, name: str) -> None:
     archive = CHECKPOINTS / f"{name}.tar.xz"
     if not archive.exists():
         pytest.skip(f"{archive} is not there")
-    with tarfile.open(archive) as tar:
-        tar.extractall(tmp_path, filter="data")
+    extract(archive, tmp_path)
     folder = next(tmp_path.rglob("ckpt")) / "checkpoint_3"
     winner = recognise(FORMATS, listing_of_path(folder))
     assert winner is not None

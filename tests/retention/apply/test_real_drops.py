@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tarfile
 import time
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from ftckpt.formats.catalog import FORMATS
 from ftckpt.formats.delta.bases import bases
 from ftckpt.retention import Policy, apply, prepare, purge, trashed, undelete
 from ftckpt.storage import StoreOptions
+from tests.builders.archives import extract
 from tests.retention.carrying import DAY, saved
 
 ARCHIVES = Path(__file__).parents[4] / "shared" / "checkpoints"
@@ -26,8 +26,7 @@ def test_what_real_trainers_wrote_goes_and_comes_back(tmp_path: Path, name: str,
     archive = ARCHIVES / f"{name}.tar.xz"
     if not archive.exists():
         pytest.skip(f"no real checkpoints at {ARCHIVES}")
-    with tarfile.open(archive) as tar:
-        tar.extractall(tmp_path, filter="data")
+    extract(archive, tmp_path)
     root = tmp_path / name / "ckpt"
     before = saved(root)
     place = opening.locate(str(root), StoreOptions())

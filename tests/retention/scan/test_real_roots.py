@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tarfile
 import time
 import warnings
 from pathlib import Path
@@ -17,6 +16,7 @@ from ftckpt.retention.policy import Policy
 from ftckpt.retention.records import log, pins
 from ftckpt.retention.scan.entries import EntryClass
 from ftckpt.storage import StoreOptions, open_store
+from tests.builders.archives import extract
 from tests.builders.small_format import Small, read
 from tests.servers.s3 import BUCKET
 
@@ -39,8 +39,7 @@ def unpacked(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     archive = ARCHIVES / f"{request.param}.tar.xz"
     if not archive.exists():
         pytest.skip(f"no real checkpoints at {ARCHIVES}")
-    with tarfile.open(archive) as tar:
-        tar.extractall(tmp_path, filter="data")
+    extract(archive, tmp_path)
     name: str = request.param
     return tmp_path / name / "ckpt"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tarfile
 import warnings
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from ftckpt.formats.catalog import FORMATS
 from ftckpt.formats.dcp import Dcp
 from ftckpt.formats.megatron.torch_dist import MegatronDist
 from ftckpt.verification import Level, VerifyOptions, verify
+from tests.builders.archives import extract
 from tests.conformance.formats import FormatTests, Made, Truth, listing_of_path, open_path
 from tests.formats.dcp.writing import truth_of
 
@@ -54,8 +54,7 @@ _KINDS = {"param": "master:", "exp_avg": "exp_avg:", "exp_avg_sq": "exp_avg_sq:"
 
 
 def unpacked(archive: Path, to: Path) -> Path:
-    with tarfile.open(archive) as tar:
-        tar.extractall(to, filter="data")
+    extract(archive, to)
     return to / archive.name.partition(".")[0]
 
 
