@@ -1,4 +1,4 @@
-"""All of Swift in one process: `python -m tests.servers.one_process ETC PORT ACCOUNT CONTAINER OBJECT`.
+"""All of Swift in one process: `python -P one_process.py ETC PORT ACCOUNT CONTAINER OBJECT`.
 
 A small request costs Swift 7 to 15 ms of processor time, and half of it is what lies between its
 servers: a TCP connection for each question that one asks another, a round trip to memcached for
@@ -96,16 +96,12 @@ def main(etc: str, port: str, *behind: str) -> None:
         app = wsgi.loadapp(str(Path(etc) / f"{kind}.conf"), global_conf={"log_name": kind})
         servers[number] = eventlet.wsgi.Server(None, None, app, log, **settings)
     _connect_to(servers)
-    app = wsgi.loadapp(
-        str(Path(etc) / "proxy.conf"),
-        global_conf={"log_name": "proxy"},
-        allow_modify_pipeline=False,
-    )
+    conf = str(Path(etc) / "proxy.conf")
+    app = wsgi.loadapp(conf, global_conf={"log_name": "proxy"}, allow_modify_pipeline=False)
     gc.collect()
     gc.freeze()
-    eventlet.wsgi.server(
-        eventlet.listen(("127.0.0.1", int(port)), backlog=128), app, log, **settings
-    )
+    listening = eventlet.listen(("127.0.0.1", int(port)), backlog=128)
+    eventlet.wsgi.server(listening, app, log, **settings)
 
 
 if __name__ == "__main__":
