@@ -73,7 +73,7 @@ BUDGET = {
     "transfer": 6_872,
     "comparison": 2_857,
     "delta": 5_400,
-    "retention": 7_078,
+    "retention": 7_080,
     "replication": 3_399,
     "parts": 2_045,
     "capabilities": 993,
