@@ -6,7 +6,6 @@ under a race, which is what a careful client must survive.
 
 from __future__ import annotations
 
-import getpass
 import os
 import shutil
 import subprocess
@@ -54,15 +53,12 @@ def _section(name: str, settings: dict[str, str]) -> str:
     return f"[{name}]\n" + "".join(f"{k} = {v}\n" for k, v in settings.items())
 
 
-def _configure(root: Path, proxy: int, ports: dict[str, int]) -> None:
+def _configure(root: Path) -> None:
     etc = root / "etc"
     etc.mkdir()
     (root / "srv" / "sda1").mkdir(parents=True)
     common = {
-        "bind_ip": "127.0.0.1",
-        "user": getpass.getuser(),
         "swift_dir": str(etc),
-        "workers": "0",
         "log_level": "WARNING",
         "log_address": "/dev/null",
         "log_requests": "false",
@@ -72,9 +68,8 @@ def _configure(root: Path, proxy: int, ports: dict[str, int]) -> None:
     (etc / "swift.conf").write_text(
         _section("swift-hash", hashing) + _section("storage-policy:0", policy)
     )
-    for kind, port in ports.items():
+    for kind in KINDS:
         default = common | {
-            "bind_port": str(port),
             "devices": str(root / "srv"),
             "mount_check": "false",
             "fallocate_reserve": "0",
@@ -85,7 +80,7 @@ def _configure(root: Path, proxy: int, ports: dict[str, int]) -> None:
             + _section(f"app:{kind}-server", {"use": f"egg:swift#{kind}"})
         )
     (etc / "proxy.conf").write_text(
-        _section("DEFAULT", common | {"bind_port": str(proxy)})
+        _section("DEFAULT", common)
         + _section("pipeline:main", {"pipeline": _PIPELINE})
         + _section("app:proxy-server", {"use": "egg:swift#proxy", "account_autocreate": "true"})
         + "".join(
@@ -121,9 +116,8 @@ def swift_server() -> Iterator[S3Service]:
     try:
         (proxy,) = free_ports(1)
         # Nothing listens there: the ring names the servers behind the proxy by them.
-        ports = {kind: 6200 + i for i, kind in enumerate(KINDS)}
-        _configure(root, proxy, ports)
-        behind = [str(root / "etc"), *map(str, ports.values())]
+        _configure(root)
+        behind = [str(root / "etc"), *(str(6200 + number) for number in range(len(KINDS)))]
         subprocess.run(
             [sys.executable, "-W", "ignore", "-c", _RINGS, *behind], check=True, timeout=60
         )
