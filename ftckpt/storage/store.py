@@ -134,6 +134,7 @@ class Traits(NamedTuple):
         gap: reads of ranges closer than this many bytes are better done as one.
         parallel: useful number of concurrent reads.
         joint_uploads: whether several machines can send parts of one object (`Store.join_upload`).
+        links: whether something in it can be a link, or neither file nor directory.
     """
 
     local: bool
@@ -141,6 +142,7 @@ class Traits(NamedTuple):
     gap: int
     parallel: int
     joint_uploads: bool = False
+    links: bool = True
 
 
 class Usage(NamedTuple):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import campaign
 from tests.faults.cli import apart, command
 from tests.faults.place import VERBS, Place
 from tests.servers.s3 import upload_tree
@@ -21,17 +22,17 @@ FILES = 300
 LIMITS = 'ulimit -v 393216 && ulimit -n 64 && exec "$@"'
 
 
-def many_files(directory: Path) -> Path:
+def many_files(directory: Path, count: int = FILES) -> Path:
     """Write a sharded safetensors checkpoint of many small files, as its specification says."""
     directory.mkdir()
     where = {}
-    for number in range(1, FILES + 1):
-        name, file = f"layers.{number}.weight", f"model-{number:05d}-of-{FILES:05d}.safetensors"
+    for number in range(1, count + 1):
+        name, file = f"layers.{number}.weight", f"model-{number:05d}-of-{count:05d}.safetensors"
         header = json.dumps({name: {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}})
         data = struct.pack("<Q", len(header)) + header.encode() + bytes(16)
         (directory / file).write_bytes(data)
         where[name] = file
-    index = {"metadata": {"total_size": 16 * FILES}, "weight_map": where}
+    index = {"metadata": {"total_size": 16 * count}, "weight_map": where}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
     return directory
 
@@ -48,7 +49,8 @@ def test_f23_little_memory_and_few_handles(tmp_path: Path, verb: str) -> None:
 
 @pytest.mark.s3
 def test_f23_little_memory_and_few_handles_on_s3(tmp_path: Path, s3_url: str) -> None:
-    upload_tree(many_files(tmp_path / "many"), s3_url)
+    # Still more than there are handles; each is a request or two of a real service.
+    upload_tree(many_files(tmp_path / "many", campaign.examples(100, FILES)), s3_url)
     done = apart("verify", s3_url, before=["bash", "-c", LIMITS, "limited"])
     assert done.code == 0, done.stderr
 

@@ -28,6 +28,16 @@ KEEP = ("--keep-last", "2")
 PLAN: tuple[str, ...] = ()
 APPLY = ("--apply",)
 BOTH = pytest.mark.parametrize("more", [PLAN, APPLY], ids=["plan", "apply"])
+# On a service a run that applies goes through what a plan goes through, first.
+ON_EACH = pytest.mark.parametrize(
+    ("place", "more"),
+    [
+        pytest.param("local", PLAN, id="local-plan"),
+        pytest.param("local", APPLY, id="local-apply"),
+        pytest.param("s3", APPLY, id="s3-apply", marks=pytest.mark.s3),
+    ],
+    indirect=["place"],
+)
 Install = Callable[[Answer], None]
 
 
@@ -167,13 +177,13 @@ def test_f4_a_disk_that_is_full(four: Path, tmp_path: Path) -> None:
         subprocess.run(["umount", str(disk)], check=True)
 
 
-@BOTH
+@ON_EACH
 def test_f9_damage_in_data_is_not_looked_for(place: Place, more: tuple[str, ...]) -> None:
     place.flip("step-1/__0_0.distcp", -40)
     assert gc(place, *more).code == 0
 
 
-@BOTH
+@ON_EACH
 def test_f10_damage_in_what_would_be_kept_is_held(place: Place, more: tuple[str, ...]) -> None:
     place.write("step-4/.metadata", place.read("step-4/.metadata")[:100])
     aged(place)
@@ -237,7 +247,7 @@ def test_f18_a_link_in_the_place_of_its_own_directory(local: Place, more: tuple[
     assert list(outside.iterdir()) == []
 
 
-@BOTH
+@ON_EACH
 def test_f19_to_f22_hostile_headers_are_held(place: Place, more: tuple[str, ...]) -> None:
     pickled = b"\x80\x02cposix\nsystem\nX\x0a\x00\x00\x00touch /owned\x85R."
     place.write("step-4/.metadata", pickled)
@@ -257,7 +267,7 @@ def test_f23_little_memory_and_few_handles(local: Place, more: tuple[str, ...]) 
     assert done.code == 0, done.stderr
 
 
-@BOTH
+@ON_EACH
 def test_f24_a_poor_place(place: Place, more: tuple[str, ...]) -> None:
     poor = {"HOME": "", "TERM": "", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     words = ("gc", place.root, *KEEP, *place.flags, *more)

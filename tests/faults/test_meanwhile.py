@@ -171,7 +171,7 @@ def test_f6_a_conversion_to_one_object_is_killed_at_writes_on_s3(s3: Place) -> N
     def line(folder: str) -> list[str]:
         return ["convert", source, f"{folder}/out.pt", "--to", "torchsave"]
 
-    points = range(1, 30, campaign.examples(4, 1))
+    points = range(1, 34, campaign.examples(6, 1))
     folders = [f"{s3.root}-one/{point}" for point in points]
     ended = killed([line(folder) for folder in folders], points)
     kills = ended.index(0)

@@ -96,7 +96,7 @@ def test_data_first_then_the_marker_then_the_manifest(
 
 def _points(place: str) -> range:
     """Return at which changes to kill: all in memory, some on a service that takes its time."""
-    return range(1, 100, 5 if place.startswith("s3://") else 1)
+    return range(1, 100, 8 if place.startswith("s3://") else 1)
 
 
 # Everything by which a store is changed.

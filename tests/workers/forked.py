@@ -33,7 +33,7 @@ def _modules() -> Iterator[str]:
     """
     yield from _below(ftckpt.__path__, "ftckpt.")
     yield "tests.workers.serving"
-    yield from ("numpy", "xxhash", "zstandard", "s3fs", "aiobotocore.session", "matplotlib.figure")
+    yield from ("numpy", "xxhash", "zstandard", "s3fs", "matplotlib.figure", "tests.workers.warm")
 
 
 def _below(folders: Iterable[str], prefix: str) -> Iterator[str]:

@@ -52,8 +52,9 @@ class S3Store(Store):
         self._prefix = prefix.rstrip("/")
         self.client = S3Client(options)
         self.traits = Traits(
-            local=False, conditional_put=None, gap=1 << 20, parallel=PARALLEL, joint_uploads=True
-        )
+            local=False, conditional_put=None, gap=1 << 20, parallel=PARALLEL, joint_uploads=True,
+            links=False,
+        )  # fmt: skip
         # Keys that a listing of this store showed; opening them needs no request of its own.
         self._seen: dict[str, bool] = {}
         self._conditional_delete: bool | None = None

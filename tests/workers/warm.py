@@ -1,0 +1,23 @@
+"""Reads what each client of S3 reads first: a process that is forked from this one has it.
+
+Importing it does so: the server that forks can be told modules alone. No thread is left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiobotocore.session import AioSession
+
+from ftckpt.storage.s3.client import _loader
+
+
+async def _open() -> None:
+    session = AioSession()
+    session.register_component("data_loader", _loader())
+    settings = {"aws_access_key_id": "none", "aws_secret_access_key": "none"}
+    async with session.create_client("s3", region_name="us-east-1", **settings):
+        pass
+
+
+asyncio.run(_open())
