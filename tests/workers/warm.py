@@ -6,8 +6,10 @@ Importing it does so: the server that forks can be told modules alone. No thread
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from aiobotocore.session import AioSession
+from botocore.exceptions import BotoCoreError
 
 from ftckpt.storage.s3.client import _loader
 
@@ -20,4 +22,6 @@ async def _open() -> None:
         pass
 
 
-asyncio.run(_open())
+# What a user's own settings refuse here costs time alone.
+with suppress(BotoCoreError, OSError):
+    asyncio.run(_open())
