@@ -86,7 +86,7 @@ BUDGET = {
     "formats.torch_files": 4_224,
     "formats.state": 2_891,
     "formats.huggingface": 676,
-    "formats.dcp": 3_554,
+    "formats.dcp": 3_559,
     "formats.quantised": 2_163,
     "formats.ranks": 5_401,
     "formats.safetensors": 2_580,
