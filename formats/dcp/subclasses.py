@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 # Bytes of a stream around the elements of a plain tensor, of all releases of torch; and how much
 # they differ among the tensors of one save, whose names and sizes are short or long.
 _LEAST, _MOST, _SPREAD = 400, 2500, 160
-# The most that was seen of a plain tensor is 1,577 bytes (torch 2.13); the least of torchao's float8
-# weight around the same elements is 2,153. Between them only its record tells.
+# The most that was seen of a plain tensor is 1,577 bytes (torch 2.13); the least of torchao's
+# float8 weight around the same elements is 2,153. Between them only its record tells.
 _SURELY_PLAIN = 1650
 
 
