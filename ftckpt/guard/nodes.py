@@ -114,6 +114,7 @@ class _Meeting(Team):
         self._attempt = 0
         self._running = False
         self._seen: dict[int, tuple[object, float, bool]] = {}
+        self._said: dict[int, dict[str, Any]] = {}
         self._thread = threading.Thread(target=self._live, name="ftckpt-nodes", daemon=True)
 
     def begin(self, tell: Callable[[object], None]) -> None:
@@ -157,8 +158,13 @@ class _Meeting(Team):
         return found if isinstance(found, dict) else {}
 
     def _node(self, rank: int) -> dict[str, Any]:
-        """Return what a node says, and note whether it lives."""
-        said = self._read(f"node-{rank}.json")
+        """Return what a node says, and note whether it lives.
+
+        Where its file cannot be read, as while a service replaces it, what it said before holds: a
+        node that is gone shows by its count.
+        """
+        said = self._read(f"node-{rank}.json") or self._said.get(rank, {})
+        self._said[rank] = said
         sign = said.get("life"), said.get("count")
         now = time.monotonic()
         if rank not in self._seen:

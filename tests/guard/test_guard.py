@@ -297,7 +297,7 @@ def test_the_last_save_of_a_finished_training_is_verified(job: Job) -> None:
 
 def test_a_hang_is_told_killed_and_restarted(job: Job, tmp_path: Path) -> None:
     settings = quick(
-        max_age=0.4, limits=Limits(2, 0.0, 0.0, OnHang.KILL), grace=0.3,
+        max_age=1.5, limits=Limits(2, 0.0, 0.0, OnHang.KILL), grace=0.3,
         on_alert=f'echo "$FTCKPT_ALERT_KIND $FTCKPT_ALERT" >> "{tmp_path}/alerts"',
         metrics=str(tmp_path / "guard.prom"),
     )  # fmt: skip
@@ -331,7 +331,7 @@ def test_stacks_of_what_hangs_are_dumped(
     spy.write_text('#!/bin/sh\necho "stack of $3"\n')
     spy.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    settings = quick(max_age=0.3, limits=Limits(0, 0.0, 0.0, OnHang.KILL), grace=0.3)
+    settings = quick(max_age=1.5, limits=Limits(0, 0.0, 0.0, OnHang.KILL), grace=0.3)
     job.run(3, settings, faults={1: {"hang": 1}})
     trainer = job.events("start")[0]["pid"]
     assert any(f"stack of {trainer}" in line for line in job.said)

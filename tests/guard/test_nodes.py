@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,21 @@ def test_all_nodes_start_from_what_the_leader_chose(
     children = [node(crew, rank, 3) for rank in (2, 0, 1)]
     assert [code(child) for child in children] == [0, 0, 0]
     assert told(crew) == [[r, 1, f"{crew.root}/step-1"] for r in (0, 1, 2)]
+
+
+def test_a_file_that_cannot_be_read_once_ends_no_command(
+    crew: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = nodes._Meeting._read
+    reads = count()
+
+    def cut(self: nodes._Meeting, name: str) -> dict[str, Any]:
+        return real(self, name) if next(reads) % 3 else {}
+
+    monkeypatch.setattr(nodes._Meeting, "_read", cut)
+    children = [node(crew, rank, 3) for rank in (0, 1, 2)]
+    assert [code(child) for child in children] == [0, 0, 0]
+    assert told(crew) == [[r, 1, f"{crew.root}/step-2"] for r in (0, 1, 2)]
 
 
 @pytest.mark.parametrize("broken", ["0.1", "1.1"])

@@ -61,6 +61,24 @@ def replaced(file: Path, content: bytes) -> None:
     other.replace(file)
 
 
+def test_what_was_opened_is_read_whole_when_a_longer_one_takes_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "x"
+    file.write_bytes(b"12")
+    real = LocalStore.open
+
+    def late(self: LocalStore, path: str) -> Any:
+        reader = real(self, path)
+        replaced(file, b"1234")
+        return reader
+
+    monkeypatch.setattr(LocalStore, "open", late)
+    store = open_store(str(tmp_path))
+    assert store.read("x") == b"12"
+    assert store.read("x", 1) == b"234"
+
+
 @pytest.fixture
 def listed(tmp_path: Path) -> Source:
     (tmp_path / "x").write_bytes(b"123")

@@ -194,6 +194,16 @@ class LocalStore(Store):
                     waiting.append(entry.path)
         return sorted(found)
 
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        """Return `length` bytes at `offset`; None reads to the end of the file that was opened.
+
+        Another may be renamed over it meanwhile, so it is not asked by its name how long it is.
+        """
+        with self.open(path) as reader:
+            if length is None:
+                length = max(0, os.fstat(reader.fileno()).st_size - offset)
+            return reader.read(offset, length)
+
     def open(self, path: str) -> LocalReader:
         """Open one file for ranged reads; a fifo or device is refused and never blocks."""
         full = self.local_path(path)
