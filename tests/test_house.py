@@ -87,7 +87,7 @@ BUDGET = {
     "formats.state": 2_891,
     "formats.huggingface": 676,
     "formats.dcp": 3_554,
-    "formats.quantised": 2_163,
+    "formats.quantised": 2_545,
     "formats.ranks": 5_401,
     "formats.safetensors": 2_580,
     "formats.torchsave": 831,
