@@ -25,10 +25,12 @@ from ftckpt.checkpoint.dtypes import DType
 from ftckpt.checkpoint.read_tensor import dense_strides, raw_dtype
 from ftckpt.checkpoint.rounding import from_bfloat16
 from ftckpt.errors import CorruptError, UnsupportedError
+from ftckpt.formats.pickles.walk import Path
 from ftckpt.formats.state.coded_shards import CodedParts, HoldsCoded
 from ftckpt.formats.state.paths import (
     HoldsInside,
     RecordedPaths,
+    own_paths,
     recorded_items,
     recorded_paths,
 )
@@ -212,6 +214,10 @@ class DequantisedCheckpoint(ComputedCheckpoint):
     def groups_number_states(self) -> bool:
         """See `HasGroups` of `formats.state.of_all_ranks`."""
         return bool(getattr(self.base, "groups_number_states", False))
+
+    def own_paths(self) -> Mapping[str, Path]:
+        """Return where tensors of one rank alone stand (see `NestsOwn`)."""
+        return own_paths(self.base)
 
     def recorded_paths(self) -> RecordedPaths:
         """Return where everything stands in the saved state (see `RecordsPaths`)."""
