@@ -115,7 +115,8 @@ def make_roots(place: Path, numbers: dict[str, int], files: int, *, linked: bool
 def check_kept(root: Path) -> None:
     from ftckpt.discovery import resolve as opening
     from ftckpt.formats.catalog import FORMATS
-    from ftckpt.retention import Policy, prepare, remember
+    from ftckpt.retention.apply.prepare import prepare, remember
+    from ftckpt.retention.policy import Policy
     from ftckpt.storage import StoreOptions
 
     found = opening.locate(str(root), StoreOptions())

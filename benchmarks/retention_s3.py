@@ -176,7 +176,8 @@ def main() -> None:
 def plan(port: int, options: Any) -> None:
     """Plan what to keep of the root, and show what it took."""
     from ftckpt.discovery.resolve import locate
-    from ftckpt.retention import DeleteLimit, Policy, prepare
+    from ftckpt.retention.apply.prepare import prepare
+    from ftckpt.retention.policy import DeleteLimit, Policy
     from ftckpt.storage import StoreOptions
     from tests.builders.small_format import Small
 

@@ -215,13 +215,15 @@ def command(
     format_and_writer(to, request.rules, destination)
     checkpoint = open_checkpoint(invocation, source, newest=False, rules=request.rules, also=also)
     if dtype is not None:
+        from ftckpt.formats.quantised.dequantise import dequantised
         from ftckpt.transfer.request.change_dtype import retype, target_of
 
-        checkpoint = checkpoint.dequantised(target_of(dtype.value))
+        checkpoint = dequantised(checkpoint, target_of(dtype.value))
     elif coded:
+        from ftckpt.formats.quantised.dequantise import dequantised
         from ftckpt.transfer.request.change_dtype import target_of
 
-        checkpoint = checkpoint.dequantised(target_of("bf16"))
+        checkpoint = dequantised(checkpoint, target_of("bf16"))
     merged = None
     if adapter:
         merged = _merged(invocation, checkpoint, adapter, dtype, allow_gaps=allow_gaps)

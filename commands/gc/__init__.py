@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ftckpt.api.retaining import KeepFlags
     from ftckpt.commands.config.defaults import RootPolicy
     from ftckpt.discovery.resolve import Place
-    from ftckpt.retention import RetentionPlan
+    from ftckpt.retention.policy.plan import RetentionPlan
 
 # Sizes of this many files take seconds to ask for; a dry run of a larger root reads names alone.
 _MOST_FILES = 1_000_000

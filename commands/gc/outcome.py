@@ -10,8 +10,8 @@ from ftckpt.commands.cli.render import human_bytes, printable
 from ftckpt.errors import ExitCode, worst
 
 if TYPE_CHECKING:
-    from ftckpt.retention import Applied, Purged, Thinned, Trashed
-    from ftckpt.retention.apply.outcome import ApplyOutcome
+    from ftckpt.retention.apply.outcome import Applied, ApplyOutcome, Purged, Thinned
+    from ftckpt.retention.trash import Trashed
 
 
 def applied_record(applied: Applied) -> dict[str, Any]:

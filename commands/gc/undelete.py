@@ -20,7 +20,7 @@ from ftckpt.findings import counted
 from .outcome import ended, rest_record, trashed_record
 
 if TYPE_CHECKING:
-    from ftckpt.retention import Trashed
+    from ftckpt.retention.trash import Trashed
 
 EXAMPLES = (
     ("ftckpt gc undelete /ckpt/run7", "list what lies in the trash"),

@@ -25,6 +25,7 @@ from ftckpt.formats.state.paths import (
     carried_inside,
     coded_in,
     is_divided,
+    own_paths,
     recorded_items,
     recorded_paths,
     tensor_paths,
@@ -87,8 +88,9 @@ class _State:
         self._content = content
         self._world = world
         self._recorded = recorded_paths(content.checkpoint)
+        nested = {**own_paths(content.checkpoint), **self._recorded.tensors}
         self._places, self.unplaced = tensor_paths(
-            content, self._recorded, flat=self._recorded.flat
+            content, self._recorded._replace(tensors=nested), flat=self._recorded.flat
         )
         self._subclasses = _subclasses(content)
         self.coded = coded_in(content)

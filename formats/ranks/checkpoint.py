@@ -13,13 +13,14 @@ from ftckpt.checkpoint import Checkpoint, Kind, Piece, Record, Scalar, StepRole,
 from ftckpt.checkpoint.steps import Allowance
 from ftckpt.errors import CorruptError, NotFoundError, UnsafeError
 from ftckpt.findings import Finding, from_error
-from ftckpt.formats.pickles.walk import at
+from ftckpt.formats.pickles.walk import Path, at, dotted, leaves
 from ftckpt.formats.state.coded_shards import CodedParts
 from ftckpt.formats.torch_files.parse_files import check_saved_names, check_streams
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.progress import NULL, Counter
 
 from .meta_llama.checklist import CHECKLIST, check_checklist, read_checklist
+from .names import OF_ONE_RANK
 from .parse_files import read_stream
 from .tensors import RankSplit
 
@@ -89,6 +90,26 @@ class RanksCheckpoint(Checkpoint):
             raise CorruptError(
                 f"{info.extent.file} no longer holds {name}", kind="changed-file", tensor=name
             ) from None
+
+    def own_paths(self) -> Mapping[str, Path]:
+        """Return where tensors that one rank alone has stand in its state (see `NestsOwn`).
+
+        A step that is a number stands for a list; keys that are numbers have a flat name.
+        """
+        owned: dict[str, list[TensorInfo]] = defaultdict(list)
+        for info in self.tensors.values():
+            if OF_ONE_RANK.fullmatch(info.component) and info.pieces:
+                owned[info.pieces[0].extent.file].append(info)
+        found: dict[str, Path] = {}
+        for file, infos in owned.items():
+            tree = read_stream(self.source, file).tree
+            paths = {dotted(path): path for path, _ in leaves(tree)}
+            for info in infos:
+                path = paths.get(info.name, ())
+                lists = (n for n, step in enumerate(path) if type(step) is int)
+                if path and all(type(at(tree, path[:n])) is list for n in lists):
+                    found[info.key] = (info.component.removeprefix("extra:"), *path)
+        return found
 
     def records(self) -> Iterator[Record]:
         """Yield every record of every file, with the tensor or object that owns its bytes."""

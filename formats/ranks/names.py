@@ -137,6 +137,8 @@ _BY_HAND = re.compile(
     r"(?P<rank>\d{1,7})(?:(?P<between>[_-]of[_-]?)(?P<world>\d{1,7}))?"
     r"(?P<after>\.(?:pt|pth|bin))(?P<packed>\.(?:zst|lz4|gz))?"
 )
+# The component of tensors that one rank alone has.
+OF_ONE_RANK = re.compile(r"extra:rank(\d+)")
 _META = re.compile(r"(consolidated\.)(\d{2,3})(\.pth)")
 _OPTIMIZERS = r"(?:optim|optimizer|opt)(?:_states?)?"
 _EXTRAS = r"extra|(?:extra|rng|random|trainer|train|client|loader|dataloader)_states?"

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ftckpt.checkpoint import TensorInfo
 from ftckpt.formats.pickles.walk import Path, at, dotted, leaves
 from ftckpt.formats.state.nested import IsList
-from ftckpt.formats.state.paths import RecordedPaths, tensor_paths
+from ftckpt.formats.state.paths import RecordedPaths, recorded_paths, tensor_paths
 from ftckpt.transfer.content import Content, TargetTensor
 
 from .checkpoint import RanksCheckpoint
-from .names import Role, rank_file
+from .names import OF_ONE_RANK, Role, rank_file
 from .parse_files import read_stream
-
-_OF_RANK = re.compile(r"extra:rank(\d+)")
 
 
 class RankPlace(NamedTuple):
@@ -60,7 +57,15 @@ class RankPlaces:
                 self.found[key] = place
         paths, lost = tensor_paths(content.with_tensors(others), RecordedPaths({}, {}))
         self.unplaced += lost
+        recorded = recorded_paths(self._checkpoint).tensors if paths else {}
+        self._lists: set[Path] = set()
         for key, path in paths.items():
+            nested = recorded.get(key, path)
+            alone = OF_ONE_RANK.fullmatch(content.tensors[key].component)
+            if alone and dotted(nested) == dotted(path):
+                # A store says how the state of one rank was nested, with numbers for lists alone.
+                path = nested
+                self._lists |= {path[1:n] for n, step in enumerate(path) if type(step) is int}
             place = _named(content.tensors[key], path, whole=whole)
             if place is None:
                 self.unplaced.append(key)
@@ -78,7 +83,8 @@ class RankPlaces:
         trees = [tree for file, (tree, _) in self._trees.items() if _role(file) is role]
 
         def says(path: Path) -> bool:
-            return any(_is_list(tree, path) for tree in trees)
+            nested = role is Role.EXTRA and path in self._lists
+            return nested or any(_is_list(tree, path) for tree in trees)
 
         return says
 
@@ -91,7 +97,7 @@ class RankPlaces:
             return None
         suffix = self._inside.get(wanted.key, "")
         path = self._path(info, suffix)
-        match = _OF_RANK.fullmatch(wanted.component)
+        match = OF_ONE_RANK.fullmatch(wanted.component)
         if path is not None and suffix:
             path = (*path[:-1], f"{path[-1]}{suffix}")
         role = _role(_file_of(info))
@@ -113,7 +119,7 @@ def _file_of(info: TensorInfo) -> str:
 
 def _named(wanted: TargetTensor, path: Path, *, whole: bool) -> RankPlace | None:
     """Return the place of a tensor by its path in a nested state."""
-    match = _OF_RANK.fullmatch(wanted.component)
+    match = OF_ONE_RANK.fullmatch(wanted.component)
     if match:
         return RankPlace(Role.EXTRA, path[1:], int(match[1]))
     roles = {"model": Role.MODEL, "optimizer": Role.OPTIMIZER}

@@ -122,6 +122,19 @@ def recorded_items(checkpoint: Checkpoint) -> Mapping[str, tuple[str, ...]]:
 
 
 @runtime_checkable
+class NestsOwn(Protocol):
+    """A checkpoint of a file a rank, in which tensors of one rank alone are nested."""
+
+    def own_paths(self) -> Mapping[str, Path]:
+        """Return where these stand below `rank0`, `rank1`, ..., by key."""
+
+
+def own_paths(checkpoint: Checkpoint) -> Mapping[str, Path]:
+    """Return the paths of tensors that one rank alone has; none where nothing tells them."""
+    return checkpoint.own_paths() if isinstance(checkpoint, NestsOwn) else {}
+
+
+@runtime_checkable
 class HoldsInside(Protocol):
     """A checkpoint with objects that are records of tensors: torchao's subclasses."""
 

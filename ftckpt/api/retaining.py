@@ -24,7 +24,9 @@ from .tables import read_text
 
 if TYPE_CHECKING:
     from ftckpt.discovery.resolve import Place
-    from ftckpt.retention import Applied, Purged, RetentionPlan, Thinned, Trashed, Undeleted
+    from ftckpt.retention.apply.outcome import Applied, Purged, Thinned, Undeleted
+    from ftckpt.retention.policy.plan import RetentionPlan
+    from ftckpt.retention.trash import Trashed
 
 RULES = "--keep-last 3 --keep-every 1000"  # of the examples
 
@@ -324,7 +326,7 @@ def make_plan(
         NotFoundError: no checkpoint in it.
         UnavailableError, DeniedError: something could not be read.
     """
-    from ftckpt.retention import prepare, remember
+    from ftckpt.retention.apply.prepare import prepare, remember
 
     weigh = None
     if policy.thins:
@@ -350,7 +352,7 @@ def carry_out(
     counter: Counter = NULL,
 ) -> Applied:
     """Drop what a plan drops (see `ftckpt.retention.apply`)."""
-    from ftckpt.retention import apply
+    from ftckpt.retention.apply.run import apply
 
     return apply(
         plan, place, FORMATS, actor=actor(), now=time.time, purge_now=purge_now, trash_ttl=ttl,
@@ -367,7 +369,7 @@ def thin_out(
     counter: Counter = NULL,
 ) -> Thinned:
     """Leave the weights of what a plan thins (see `ftckpt.retention.apply.thin`)."""
-    from ftckpt.retention import Thinned
+    from ftckpt.retention.apply.outcome import Thinned
 
     if not plan.thin:
         return Thinned()
@@ -404,7 +406,7 @@ def gc_undelete(
         RefusedError: something has that name now, or another gc is at work.
         UnsupportedError: the store keeps no trash.
     """
-    from ftckpt.retention import trashed, undelete
+    from ftckpt.retention.apply.undelete import trashed, undelete
 
     given = [names] if isinstance(names, (int, str)) else names
     if given and all_:
@@ -443,8 +445,7 @@ def gc_purge(
         RefusedError: another gc is at work, or the clock has gone back; nothing was touched.
         UnsupportedError: the store keeps no trash.
     """
-    from ftckpt.retention import purge
-    from ftckpt.retention.apply.purge import TRASH_TTL
+    from ftckpt.retention.apply.purge import TRASH_TTL, purge
 
     ttl = seconds(trash_ttl, "--trash-ttl")
     if ttl < TRASH_TTL and not yes:

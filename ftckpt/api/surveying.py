@@ -81,9 +81,9 @@ def ls(
         UsageError: it is a file that belongs to a checkpoint, or a part of one.
         UnavailableError, DeniedError: something could not be listed.
     """
-    from ftckpt.retention import EntryClass
     from ftckpt.retention.apply.check import verified_names
     from ftckpt.retention.document import shown_class
+    from ftckpt.retention.scan.entries import EntryClass
 
     now = time.time()
     only = ""
@@ -252,7 +252,7 @@ def _surveys(
     from ftckpt.discovery.candidates import nothing_known
     from ftckpt.discovery.resolve import locate, open_runs
     from ftckpt.health.survey import survey
-    from ftckpt.retention import EntryClass
+    from ftckpt.retention.scan.entries import EntryClass
     from ftckpt.retention.scan.entry import ScanOptions, no_bases
 
     place = locate(root, stores)
@@ -301,7 +301,7 @@ def _kept(
     counter: Counter,
 ) -> tuple[Mapping[str, bool], frozenset[str]]:
     """Return by name which entries a policy keeps, and which it thins, as `gc` would plan it."""
-    from ftckpt.retention import prepare
+    from ftckpt.retention.apply.prepare import prepare
 
     from .retaining import policy_of_file
 

@@ -253,6 +253,7 @@ def convert(
     from ftckpt.formats.families import to_hugging_face, to_megatron, to_native
     from ftckpt.formats.families.translator import DEFAULT_SPELLINGS
     from ftckpt.formats.huggingface.config import parsed_config
+    from ftckpt.formats.quantised.dequantise import dequantised
     from ftckpt.formats.quantised.quantise import SCHEMES, quantise, require_folder
     from ftckpt.formats.writers import format_and_writer
     from ftckpt.transfer.request.change_dtype import retype, target_of
@@ -286,7 +287,7 @@ def convert(
     if coded:
         require_folder(to, destination)
     if dtype or coded:
-        checkpoint = checkpoint.dequantised(target_of(dtype or "bf16"))
+        checkpoint = dequantised(checkpoint, target_of(dtype or "bf16"))
     if adapter:
         from ftckpt.formats.lora.merging import merge
 

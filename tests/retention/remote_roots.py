@@ -11,7 +11,8 @@ from ftckpt.discovery import resolve as opening
 from ftckpt.discovery.candidates import Walk
 from ftckpt.discovery.resolve import Place
 from ftckpt.errors import FtckptError
-from ftckpt.retention import Policy, Prepared, prepare
+from ftckpt.retention.apply.prepare import Prepared, prepare
+from ftckpt.retention.policy import Policy
 from ftckpt.storage.memory import MemoryStore
 from ftckpt.storage.store import Entry, Store
 from tests.builders.small_format import MARKER, Small

@@ -16,7 +16,12 @@ import pytest
 from ftckpt.discovery import resolve as opening
 from ftckpt.formats.catalog import FORMATS
 from ftckpt.formats.delta.bases import bases
-from ftckpt.retention import Applied, Policy, apply, prepare, purge, remember, undelete
+from ftckpt.retention.apply.outcome import Applied
+from ftckpt.retention.apply.prepare import prepare, remember
+from ftckpt.retention.apply.purge import purge
+from ftckpt.retention.apply.run import apply
+from ftckpt.retention.apply.undelete import undelete
+from ftckpt.retention.policy import Policy
 from ftckpt.retention.records import pins
 from ftckpt.storage import StoreOptions
 from tests.retention.trainer import DAY, Trainer, digests

@@ -25,9 +25,10 @@ from hypothesis.stateful import (
 
 from ftckpt.errors import ExitCode, RefusedError
 from ftckpt.own_files import SUFFIX
-from ftckpt.retention import Policy, trashed
+from ftckpt.retention.apply.undelete import trashed
 from ftckpt.retention.locks import leases
 from ftckpt.retention.locks.hold import SKEW
+from ftckpt.retention.policy import Policy
 from ftckpt.retention.policy.plan import RetentionPlan
 from ftckpt.retention.records import log, pins
 from tests.builders.small_format import read

@@ -25,9 +25,13 @@ from ftckpt.errors import (
     UnsupportedError,
 )
 from ftckpt.formats.catalog import FORMATS
-from ftckpt.retention import Policy, apply, prepare, purge, undelete
 from ftckpt.retention.apply.outcome import Applied, Purged, Undeleted
+from ftckpt.retention.apply.prepare import prepare
+from ftckpt.retention.apply.purge import purge
+from ftckpt.retention.apply.run import apply
+from ftckpt.retention.apply.undelete import undelete
 from ftckpt.retention.locks import remote as remote_lock
+from ftckpt.retention.policy import Policy
 from ftckpt.retention.scan.markers import marker_of
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.s3.client import S3Client

@@ -13,8 +13,12 @@ from ftckpt.errors import ExitCode
 from ftckpt.formats.catalog import FORMATS
 from ftckpt.manifest import Manifest, ThinnedFrom
 from ftckpt.own_files import MANIFEST, TRANSFER
-from ftckpt.retention import Policy, Thinned, prepare, purge, undelete
+from ftckpt.retention.apply.outcome import Thinned
+from ftckpt.retention.apply.prepare import prepare
+from ftckpt.retention.apply.purge import purge
 from ftckpt.retention.apply.thin import thin
+from ftckpt.retention.apply.undelete import undelete
+from ftckpt.retention.policy import Policy
 from ftckpt.retention.scan.entry import ScannedEntry
 from ftckpt.storage import StoreOptions
 from ftckpt.transfer.write.files import digest_of_bytes

@@ -11,8 +11,12 @@ from typing import Any
 from ftckpt.api.thinning import WeightsAlone
 from ftckpt.discovery import resolve as opening
 from ftckpt.formats.catalog import FORMATS
-from ftckpt.retention import Policy, RetentionPlan, Thinned, apply, prepare
+from ftckpt.retention.apply.outcome import Thinned
+from ftckpt.retention.apply.prepare import prepare
+from ftckpt.retention.apply.run import apply
 from ftckpt.retention.apply.thin import thin
+from ftckpt.retention.policy import Policy
+from ftckpt.retention.policy.plan import RetentionPlan
 from ftckpt.storage import StoreOptions
 from tests.retention.carrying import DAY, NOW
 

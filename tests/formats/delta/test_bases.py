@@ -23,10 +23,11 @@ from ftckpt.errors import CorruptError, DeniedError, UnsupportedError
 from ftckpt.formats.catalog import FORMATS
 from ftckpt.manifest import Manifest
 from ftckpt.manifest.locate import read as read_manifest
-from ftckpt.retention import no_bases, purge
 from ftckpt.retention.apply.prepare import Prepared, prepare, remember
+from ftckpt.retention.apply.purge import purge
 from ftckpt.retention.policy import Policy
 from ftckpt.retention.scan.entries import EntryClass
+from ftckpt.retention.scan.entry import no_bases
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.local.store import LocalStore
 from ftckpt.storage.store import Store

@@ -66,9 +66,10 @@ def test_ranks_have_their_own_again(tmp_path: Path) -> None:
         name = f"extra_state_world_size_4_rank_{rank}.pt"
         held = torch.load(tmp_path / "again" / name, weights_only=False)
         own = torch.load(HSDP / "actor" / name, weights_only=False)
-        # The store does not say that a tensor's name was a path: it stays in one piece.
-        assert held.keys() == {*own.keys(), "rng.cpu"}
+        assert held.keys() == own.keys()
+        assert held["rng"].keys() == own["rng"].keys()
         assert held["rng"]["random"] == own["rng"]["random"]
+        assert torch.equal(held["rng"]["cpu"], own["rng"]["cpu"])
 
 
 def test_of_other_ranks_every_one_keeps_what_all_had(tmp_path: Path) -> None:

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from ftckpt.errors import ExitCode
-from ftckpt.retention import Policy
-from ftckpt.retention.policy import DeleteLimit
+from ftckpt.retention.policy import DeleteLimit, Policy
 from ftckpt.retention.records import tags
 from ftckpt.retention.trash.local import LocalTrash
 from ftckpt.storage.local.store import LocalStore

@@ -20,11 +20,11 @@ from ftckpt.errors import (
     UnsupportedError,
     UsageError,
 )
-from ftckpt.retention import Policy, trashed
+from ftckpt.retention.apply.undelete import trashed
 from ftckpt.retention.document import dump_plan, load_plan
 from ftckpt.retention.locks import leases
 from ftckpt.retention.locks.hold import hold
-from ftckpt.retention.policy import DeleteLimit
+from ftckpt.retention.policy import DeleteLimit, Policy
 from ftckpt.retention.records import log, pins, tags
 from ftckpt.retention.trash.local import LocalTrash
 from ftckpt.storage.local import renaming

@@ -21,9 +21,11 @@ from ftckpt.manifest import ThinnedFrom
 from ftckpt.manifest.locate import find
 from ftckpt.manifest.seal import seal
 from ftckpt.own_files import MANIFEST
-from ftckpt.retention import Policy, purge, undelete
+from ftckpt.retention.apply.purge import purge
 from ftckpt.retention.apply.thin import thin
+from ftckpt.retention.apply.undelete import undelete
 from ftckpt.retention.document import dump_plan, load_plan
+from ftckpt.retention.policy import Policy
 from ftckpt.retention.records import pins, tags
 from ftckpt.retention.scan.entry import ScannedEntry
 from ftckpt.storage import StoreOptions, open_store
@@ -271,7 +273,7 @@ def test_a_tag_and_a_metric_outlive_the_optimizer(root: Path) -> None:
         file = root / f"step-{step}/metrics.json"
         then = (root / f"step-{step}/model.safetensors").stat().st_mtime
         os.utime(file, (then, then))
-    from ftckpt.retention import Metric
+    from ftckpt.retention.policy import Metric
 
     policy = Policy(
         keep_last=2, keep_best=1, metric=Metric("loss", False), keep_tags=("milestone",),

@@ -25,7 +25,9 @@ from ftckpt.errors import ExitCode, IncompleteError, NotFoundError, RefusedError
 from ftckpt.manifest import seal as sealing
 from ftckpt.manifest.parse import parse_manifest
 from ftckpt.own_files import MANIFEST
-from ftckpt.retention import Policy, apply, prepare
+from ftckpt.retention.apply.prepare import prepare
+from ftckpt.retention.apply.run import apply
+from ftckpt.retention.policy import Policy
 from ftckpt.retention.records import pins, tags
 from ftckpt.storage import StoreOptions, open_store
 from tests import campaign
@@ -206,7 +208,7 @@ def race_remotely(url: str, verb: str, choose: Random, at_once: bool) -> None:
     later = now + 48 * HOUR
     for name in [p for p in left if at_once]:
         assert name == "", f"{name} is left of what was reclaimed"
-    from ftckpt.retention import purge
+    from ftckpt.retention.apply.purge import purge
 
     purged = purge(place, FORMATS, actor="me", now=lambda: later)
     assert purged.code is ExitCode.OK, json.dumps({k: str(v) for k, v in purged.failed.items()})

@@ -10,7 +10,8 @@ import pytest
 
 from ftckpt.errors import UsageError
 from ftckpt.own_files import WEIGHTS
-from ftckpt.retention import Policy, decide
+from ftckpt.retention.policy import Policy
+from ftckpt.retention.policy.decide import decide
 from ftckpt.retention.policy.plan import RetentionPlan
 from ftckpt.retention.policy.protections import group_entries
 from ftckpt.retention.policy.thin import MILESTONES

@@ -14,8 +14,12 @@ from ftckpt.errors import CorruptError, ExitCode, NotFoundError
 from ftckpt.manifest import seal as sealing
 from ftckpt.manifest.seal import seal
 from ftckpt.own_files import MANIFEST, SUFFIX
-from ftckpt.retention import EntryClass, Policy, apply, prepare, purge
+from ftckpt.retention.apply.prepare import prepare
+from ftckpt.retention.apply.purge import purge
+from ftckpt.retention.apply.run import apply
+from ftckpt.retention.policy import Policy
 from ftckpt.retention.policy.plan import RetentionPlan
+from ftckpt.retention.scan.entries import EntryClass
 from ftckpt.retention.scan.entry import ScannedEntry
 from ftckpt.storage import open_store
 from ftckpt.storage.source import Source

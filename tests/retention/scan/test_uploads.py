@@ -11,7 +11,7 @@ import pytest
 from ftckpt.discovery.resolve import locate
 from ftckpt.discovery.roots import Root
 from ftckpt.errors import DeniedError, UnavailableError
-from ftckpt.retention import purge
+from ftckpt.retention.apply.purge import purge
 from ftckpt.retention.scan.uploads import (
     abort_own,
     dead_uploads,

@@ -17,8 +17,11 @@ from hypothesis import strategies as st
 
 from ftckpt.errors import ExistsError, ExitCode, NoResourceError, RefusedError, UnsafeError
 from ftckpt.own_files import SUFFIX
-from ftckpt.retention import Policy, RetentionPlan, apply, trashed
 from ftckpt.retention.apply.prepare import prepare
+from ftckpt.retention.apply.run import apply
+from ftckpt.retention.apply.undelete import trashed
+from ftckpt.retention.policy import Policy
+from ftckpt.retention.policy.plan import RetentionPlan
 from ftckpt.retention.scan.entries import EntryClass
 from ftckpt.retention.trash import BESIDE, Trashed, parse_trash_name, trash_name
 from ftckpt.storage.local import renaming

@@ -17,9 +17,12 @@ from ftckpt.errors import (
     UnavailableError,
 )
 from ftckpt.own_files import MANIFEST, TRANSFER
-from ftckpt.retention import Policy, apply, purge, undelete
 from ftckpt.retention.apply.outcome import Applied, Purged, Undeleted
+from ftckpt.retention.apply.purge import purge
+from ftckpt.retention.apply.run import apply
+from ftckpt.retention.apply.undelete import undelete
 from ftckpt.retention.locks.remote import RemoteLock
+from ftckpt.retention.policy import Policy
 from ftckpt.retention.records import pins
 from ftckpt.retention.scan import markers
 from ftckpt.retention.scan.entries import EntryClass
