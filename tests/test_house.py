@@ -92,7 +92,7 @@ BUDGET = {
     "formats.safetensors": 2_580,
     "formats.torchsave": 831,
     "formats.families": 6_489,
-    "formats.lora": 2_511,
+    "formats.lora": 2_585,
     "formats.megatron": 9_778,
     "formats.deepspeed": 8_150,
     "formats.nvrx": 700,
