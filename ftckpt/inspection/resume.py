@@ -21,7 +21,6 @@ from operator import attrgetter
 
 from ftckpt.checkpoint import Checkpoint, Kind, TensorInfo
 from ftckpt.checkpoint.names import record_names
-from ftckpt.checkpoint.optimizer_groups import of_other_groups
 from ftckpt.checkpoint.optimizer_states import StateShape, named_state
 from ftckpt.findings import counted, listed
 
@@ -359,6 +358,10 @@ class _States:
         even = {name for name in self._slots if len(self._rows.get(name, ())) % 2 == 0}
         more = {name for name in even if frozenset(self._slots[name]) not in lacking}
         less = {name for name in even - more if self._slots[name] != second}
+        if not less:
+            return more
+        from ftckpt.checkpoint.optimizer_groups import of_other_groups
+
         return more | of_other_groups(less, more, checkpoint)
 
 

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, Kind, TensorInfo
 from ftckpt.checkpoint.names import record_names
-from ftckpt.checkpoint.optimizer_groups import of_other_groups
 from ftckpt.checkpoint.optimizer_states import named_state
 from ftckpt.findings import Finding, counted, finding, listed
 
@@ -185,6 +184,8 @@ def _half(
     half = [n for n in half if not own.get(n, set()) - usual]
     single = [n for n in half if Kind.EXP_AVG in states[n]]  # no optimizer keeps a second alone
     both = [n for n, held in states.items() if held.keys() >= _PAIR]
+    from ftckpt.checkpoint.optimizer_groups import of_other_groups  # few lack one
+
     mixed = of_other_groups(single, both, checkpoint)
     half = [n for n in half if n not in mixed]
     if half:
