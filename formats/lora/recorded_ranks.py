@@ -9,6 +9,8 @@ otherwise (a field that is not known, a pattern that is not matched here) is a w
 from __future__ import annotations
 
 import posixpath
+import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +23,7 @@ from .config import AdapterConfig, AdapterFields, fields_of, require_affordable,
 from .patterns import compiled, ends_with
 from .tensors import PREFIX, ROLES
 
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 _BASE = ".base_layer"
 _FIRST, _SECOND = ("A", "embedding_A"), ("B", "embedding_B")
 
@@ -39,6 +42,22 @@ class _Module(NamedTuple):
     outer: Sequence[str]
     nested: bool
     parts: dict[str, TensorInfo]
+
+
+class _Ranked(NamedTuple):
+    """What the matrices of one module have.
+
+    Attributes:
+        rank: that of all of them; 0 where they do not tell it alike.
+        wrong: those that are not as recorded, in words.
+        stacked: whether they are of several experts, one behind the other.
+        plain: whether no pattern records a rank for it.
+    """
+
+    rank: int
+    wrong: Sequence[str]
+    stacked: bool
+    plain: bool
 
 
 def check_recorded(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -108,25 +127,59 @@ class _Recorded:
         yield from self._untold(modules)
 
     def _other_ranks(self, modules: Sequence[_Module]) -> Iterator[Finding]:
-        wrong = []
+        wrong: list[str] = []
+        unsure: list[str] = []
+        sorts: dict[str, list[_Ranked]] = defaultdict(list)
         for one in modules:
-            ranks, many = self._possible(one)
-            sides = [(one.parts[s], 0) for s in _FIRST if s in one.parts]
-            sides += [(one.parts[s], 1) for s in _SECOND if s in one.parts]
-            sides = [(info, axis) for info, axis in sides if info.numel and len(info.shape) > axis]
-            if len({info.shape[axis] for info, axis in sides if len(info.shape) == 2}) > 1:
-                continue  # no pair, or one of a fork's groups: that is said where pairs are checked
-            for info, axis in sides:
-                if not any(_is_of(info.shape, axis, rank, many=many) for rank in ranks):
-                    said = " or ".join(map(str, sorted(ranks)))
-                    wrong.append(f"{info.name} of {list(info.shape)} is to be of rank {said}")
-        if wrong:
-            odd = unknown_fields(self.said)
-            kind = "state-unknown" if odd else "shape-mismatch"
-            unsure = f" (and {listed(odd)}, which may change them)" if odd else ""
-            what = counted(len(wrong), "matrix has", "matrices have")
-            message = f"{self.file} records other ranks{unsure} than {what}: {listed(wrong, 3)}"
-            yield finding(kind, message, file=self.file)
+            found = self._ranked(one)
+            if found is not None:
+                sorts[_NUMBER.sub("#", one.name)].append(found)
+        fits = any(not found.wrong for sort in sorts.values() for found in sort)
+        for sort, members in sorts.items():
+            # Trainers give experts a rank of their own and record none: NeMo divides the one that
+            # is recorded by how many are active. Lost is what other experts of the sort still have.
+            ranks = {found.rank for found in members}
+            own = fits and "expert" in sort and len(members) > 1 and len(ranks) == 1
+            own = own and ranks != {0} and all(found.wrong and found.plain for found in members)
+            for found in members:
+                (unsure if own or found.stacked else wrong).extend(found.wrong)
+        odd = unknown_fields(self.said)
+        for kind, names, but in (
+            ("state-unknown" if odd else "shape-mismatch", wrong,
+             f" (and {listed(odd)}, which may change them)" if odd else ""),
+            ("state-unknown", unsure, " (and experts may have a rank of their own)"),
+        ):  # fmt: skip
+            if names:
+                what = counted(len(names), "matrix has", "matrices have")
+                message = f"{self.file} records other ranks{but} than {what}: {listed(names, 3)}"
+                yield finding(kind, message, file=self.file)
+
+    def _ranked(self, one: _Module) -> _Ranked | None:
+        """Return the rank of a module; None where its pair does not tell one.
+
+        A matrix of three axes is that of a convolution, `(rank, in, k)` and `(out, rank, 1)`, or
+        of experts one behind the other, `(experts, rank, in)` and `(experts, out, rank)`, of which
+        all may share one. Nothing says which, so it is wrong where neither reading fits.
+        """
+        ranks, many = self._possible(one)
+        sides = [(one.parts[s], 0) for s in _FIRST if s in one.parts]
+        sides += [(one.parts[s], 1) for s in _SECOND if s in one.parts]
+        sides = [(info, axis) for info, axis in sides if info.numel and len(info.shape) > axis]
+        plain = {info.shape[axis] for info, axis in sides if len(info.shape) == 2}
+        if not sides or len(plain) > 1:
+            return None  # no pair, or one of a fork's groups: that is said where pairs are checked
+        wrong = [
+            info
+            for info, axis in sides
+            if not any(_is_of(info.shape, axis, rank, many=many) for rank in ranks)
+        ]
+        stacked = _rank_of_experts(sides)
+        if stacked and any(_is_rank(stacked, rank, many=many) for rank in ranks):
+            wrong = []
+        said = " or ".join(map(str, sorted(ranks)))
+        names = [f"{info.name} of {list(info.shape)} is to be of rank {said}" for info in wrong]
+        rank = stacked or (plain.pop() if len(plain) == 1 else 0)
+        return _Ranked(rank, names, bool(stacked), ranks == {self.rank})
 
     def _possible(self, one: _Module) -> tuple[set[int], bool]:
         """Return the ranks that a module may have, and whether there are several experts of one.
@@ -162,6 +215,7 @@ class _Recorded:
 
     def _untold(self, modules: Sequence[_Module]) -> Iterator[Finding]:
         """Yield modules that the configuration does not name, and magnitudes that it does."""
+        yield from self._magnitudes(modules)
         try:
             config = fields_of(self.said, self.file)
             config.require_affordable(one.name for one in modules)
@@ -172,9 +226,14 @@ class _Recorded:
             many = counted(len(unused), "module")
             message = f"target_modules does not name {many} with tensors: {listed(unused, 3)}"
             yield finding("state-unknown", message, file=self.file)
+
+    def _magnitudes(self, modules: Sequence[_Module]) -> Iterator[Finding]:
+        """Yield magnitudes that are recorded and not there; that takes no pattern."""
+        if self.said.get("use_dora") is not True:
+            return
         linear = [one for one in modules if {"A", "B"} <= one.parts.keys() and not one.nested]
         without = [one.name for one in linear if "magnitude" not in one.parts]
-        if config.dora and without:
+        if without:
             kind = "missing-tensor" if len(without) < len(linear) else "state-unknown"
             message = f"use_dora is set, and {listed(without, 3)} has no magnitude"
             yield finding(kind, message, file=self.file)
@@ -193,4 +252,19 @@ def _is_of(shape: Sequence[int], axis: int, rank: int, *, many: bool) -> bool:
     size = shape[axis]
     if axis and len(shape) > 2:  # a convolution of groups divides it by them
         return size > 0 and not rank % size
+    return _is_rank(size, rank, many=many)
+
+
+def _is_rank(size: int, rank: int, *, many: bool) -> bool:
     return size == rank or (many and size > 0 and not size % rank)
+
+
+def _rank_of_experts(sides: Sequence[tuple[TensorInfo, int]]) -> int:
+    """Return the rank of matrices that lie one behind the other, one for each expert; 0 for none.
+
+    Both sides must agree in it, and in how many experts there are, where they do not share one.
+    """
+    stacks = {info.shape[0] for info, _ in sides if len(info.shape) == 3} - {1}
+    ranks = {info.shape[axis - 2] for info, axis in sides}
+    known = len(sides) == 2 and max(len(info.shape) for info, _ in sides) == 3
+    return ranks.pop() if known and len(stacks) <= 1 and len(ranks) == 1 else 0

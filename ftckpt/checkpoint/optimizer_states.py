@@ -12,7 +12,7 @@ pytorch-optimizer 4.1 and schedulefree 1.4.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -20,7 +20,6 @@ from .pieces import Kind
 
 Shape = tuple[int, ...]
 _NUMBER = r"[0-9]+(?:\.[0-9]+)?"
-_LAYER = r"(?:^|(?<=\.))[0-9]+(?=\.)"
 
 
 class StateShape(StrEnum):
@@ -209,30 +208,6 @@ def named_state(name: str, parameters: Container[str] = ()) -> NamedState:
 def is_numbered(name: str) -> bool:
     """Say whether an optimizer knows a parameter by its number: `3`, or `0.3` within a group."""
     return re.fullmatch(_NUMBER, name) is not None
-
-
-def of_other_groups(less: Collection[str], more: Collection[str]) -> set[str]:
-    """Return the parameters that have fewer states than others because of the group they are in.
-
-    A mixed optimizer treats one sort of parameters as Lion does, with one moment, and the rest as
-    Adam does, with two. That shows where all of a group, or the parameter of that name in all
-    layers, have fewer: what is lost is lost of one here and one there.
-
-    Args:
-        less: names of the parameters with fewer states.
-        more: names of those with all.
-    """
-    whole = {_group_of(name) for name in more} | {""}
-    apart = {name for name in less if _group_of(name) not in whole}
-    mixed = len({_group_of(name) for name in apart}) < len(apart)
-    return apart if mixed else set()
-
-
-def _group_of(name: str) -> str:
-    """Return what parameters of one sort have in common; "" where the name does not tell."""
-    if is_numbered(name):
-        return name.rpartition(".")[0]
-    return re.sub(_LAYER, "#", name)
 
 
 def holds_weights(named: NamedState) -> bool:

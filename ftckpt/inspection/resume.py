@@ -1,11 +1,11 @@
 """Predict what a resume would miss: one table, matched against names.
 
-It decodes nothing and reads no tensor: it compares the names of a checkpoint's non-tensor state
-(`Checkpoint.fields`) and its tensors with the names that the common trainers use. So the answer has
-three values. *Absent* means: without a known name; an object of unknown content
-(`rng.rank_0`, one pickled object) is *cannot tell*, never *present*. Weights, moments and masters
-are *cannot tell* too while a tensor has a name that nobody knows, and so are generators while one
-holds bytes.
+It reads no tensor, and decodes an optimizer's groups alone, where a parameter lacks a moment: it
+compares the names of a checkpoint's non-tensor state (`Checkpoint.fields`) and its tensors with the
+names that the common trainers use. So the answer has three values. *Absent* means: without a known
+name; an object of unknown content (`rng.rank_0`, one pickled object) is *cannot tell*, never
+*present*. Weights, moments and masters are *cannot tell* too while a tensor has a name that nobody
+knows, and so are generators while one holds bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from operator import attrgetter
 
 from ftckpt.checkpoint import Checkpoint, Kind, TensorInfo
 from ftckpt.checkpoint.names import record_names
-from ftckpt.checkpoint.optimizer_states import StateShape, named_state, of_other_groups
+from ftckpt.checkpoint.optimizer_states import StateShape, named_state
 from ftckpt.findings import counted, listed
 
 from .training_state import MASTERS, MOMENTS, STEP, TABLE, WEIGHTS, StateRow
@@ -282,7 +282,7 @@ def _moments(checkpoint: Checkpoint, tensors: _Tensors) -> ResumeItem:
     optimizer = tensors.optimizer
     states = _States(optimizer, {t.name for t in tensors.parameters()})
     first = states.keys[:2]
-    kept = states.whole()
+    kept = states.whole(checkpoint)
     if not kept:
         if optimizer:
             return _item(MOMENTS, Presence.CANNOT_TELL, "the optimizer's tensors name no moment",
@@ -339,7 +339,7 @@ class _States:
                 others.append(info.key)
         self.keys = told + others
 
-    def whole(self) -> set[str]:
+    def whole(self, checkpoint: Checkpoint) -> set[str]:
         """Return the parameters of which nothing is missing that others of the same kind have.
 
         Adam has two moments, Lion and SGD one, schedule-free and Adafactor others; an optimizer
@@ -358,7 +358,11 @@ class _States:
         even = {name for name in self._slots if len(self._rows.get(name, ())) % 2 == 0}
         more = {name for name in even if frozenset(self._slots[name]) not in lacking}
         less = {name for name in even - more if self._slots[name] != second}
-        return more | of_other_groups(less, more)
+        if not less:
+            return more
+        from ftckpt.checkpoint.optimizer_groups import of_other_groups
+
+        return more | of_other_groups(less, more, checkpoint)
 
 
 def _masters(checkpoint: Checkpoint, tensors: _Tensors) -> ResumeItem:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, Kind, TensorInfo
 from ftckpt.checkpoint.names import record_names
-from ftckpt.checkpoint.optimizer_states import named_state, of_other_groups
+from ftckpt.checkpoint.optimizer_states import named_state
 from ftckpt.findings import Finding, counted, finding, listed
 
 _Shape = tuple[int, ...]
@@ -49,7 +49,7 @@ def check_states(checkpoint: Checkpoint) -> Iterator[Finding]:
     named = {name: held for name, held in states.items() if name in weights}
     yield from _other_shapes(named, weights)
     yield from _unlike_pairs([held for name, held in states.items() if name not in weights])
-    yield from _half(states, others)
+    yield from _half(checkpoint, states, others)
     yield from _bare(states, named, checkpoint.objects)
     if not named and params:
         moments = [
@@ -161,7 +161,9 @@ def _padded(
 
 
 def _half(
-    states: Mapping[str, Mapping[Kind, TensorInfo]], others: Collection[str]
+    checkpoint: Checkpoint,
+    states: Mapping[str, Mapping[Kind, TensorInfo]],
+    others: Collection[str],
 ) -> Iterator[Finding]:
     """Yield parameters with one moment where others have two.
 
@@ -182,7 +184,9 @@ def _half(
     half = [n for n in half if not own.get(n, set()) - usual]
     single = [n for n in half if Kind.EXP_AVG in states[n]]  # no optimizer keeps a second alone
     both = [n for n, held in states.items() if held.keys() >= _PAIR]
-    mixed = of_other_groups(single, both)
+    from ftckpt.checkpoint.optimizer_groups import of_other_groups  # few lack one
+
+    mixed = of_other_groups(single, both, checkpoint)
     half = [n for n in half if n not in mixed]
     if half:
         what = f"one of two moments of {listed(half, 3)} is not there; others have both"

@@ -130,8 +130,13 @@ def test_modules_that_are_not_named_are_a_warning(adapter: Path) -> None:
     assert "target_modules does not name 2 modules" in one.message
 
 
-def test_magnitudes_that_are_recorded_are_missed(samples: Path, tmp_path: Path) -> None:
+# The second is matched by no pattern of ours, and magnitudes need none.
+@pytest.mark.parametrize("config", [{}, {"target_modules": r"^(?!.*head).*_proj"}])
+def test_magnitudes_that_are_recorded_are_missed(
+    samples: Path, tmp_path: Path, config: dict[str, Any]
+) -> None:
     folder = copied(samples, "dora", tmp_path)
+    change_config(folder, **config)
     name = next(one for one in all_of(str(folder)) if "magnitude" in one)
     rewrite(folder, lambda held: held.pop(name))
     (one,) = found(folder)
@@ -152,6 +157,65 @@ def test_convolutions(
 ) -> None:
     names = [f"base_model.model.conv.lora_{side}.weight" for side in "AB"]
     folder = made(tmp_path / "a", dict(zip(names, shapes, strict=True)), target_modules=["conv"])
+    assert [one.kind for one in found(folder)] == kinds
+
+
+@pytest.mark.parametrize(
+    ("shapes", "kinds"),
+    [
+        (((4, 16, 3), (8, 4, 1)), []),  # PEFT's Conv1d
+        (((3, 16, 3), (8, 3, 1)), ["shape-mismatch"]),
+        (((4, 1, 3), (8, 3, 1)), ["shape-mismatch"]),  # neither a convolution nor experts
+        (((5, 4, 16), (5, 32, 4)), []),
+        (((1, 4, 16), (5, 32, 4)), []),  # one A for all experts
+        (((5, 4, 16), (1, 32, 4)), []),
+        (((4, 16), (5, 32, 4)), []),
+        (((5, 3, 16), (5, 32, 3)), ["state-unknown"]),
+        (((5, 4, 16), (5, 32, 3)), ["shape-mismatch"]),
+        (((5, 3, 16), (6, 32, 3)), ["shape-mismatch"]),  # of other numbers of experts
+    ],
+)
+def test_matrices_of_three_axes(
+    tmp_path: Path, shapes: tuple[tuple[int, ...], ...], kinds: list[str]
+) -> None:
+    names = [f"base_model.model.layers.0.mlp.experts.w1.lora_{side}.weight" for side in "AB"]
+    held = dict(zip(names, shapes, strict=True))
+    folder = made(tmp_path / "a", held, target_modules="all-linear")
+    assert [one.kind for one in found(folder)] == kinds
+
+
+def of_ranks(**ranks: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of modules, by name (`_` for a dot) and rank."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, rank in ranks.items():
+        stem = f"base_model.model.layers.{name.replace('_', '.')}"
+        shapes[f"{stem}.lora_A.weight"] = (rank, 16)
+        shapes[f"{stem}.lora_B.weight"] = (16, rank)
+    return shapes
+
+
+@pytest.mark.parametrize(
+    ("ranks", "told", "kinds"),
+    [
+        # NeMo's `moe_rank_scaling`.
+        ({"0_q": 4, "0_experts_0_up": 2, "0_experts_1_up": 2}, {}, ["state-unknown"]),
+        ({"0_q": 4, "0_experts_0_up": 2, "1_experts_0_up": 2}, {}, ["state-unknown"]),
+        ({"0_q": 4, "0_experts_0_up": 2, "0_experts_1_up": 1}, {}, ["shape-mismatch"]),
+        ({"0_q": 4, "0_experts_0_up": 2, "0_experts_1_up": 4}, {}, ["shape-mismatch"]),
+        ({"0_q": 4, "0_experts_0_up": 2}, {}, ["shape-mismatch"]),
+        ({"0_q": 2, "0_experts_0_up": 2, "0_experts_1_up": 2}, {}, ["shape-mismatch"]),
+        ({"0_q": 2, "1_q": 2, "0_up": 4, "1_up": 4}, {}, ["shape-mismatch"]),  # no experts
+        (
+            {"0_q": 4, "0_experts_0_up": 2, "0_experts_1_up": 2},
+            {"rank_pattern": {"up": 1}},
+            ["shape-mismatch"],
+        ),
+    ],
+)
+def test_experts_may_have_a_rank_of_their_own(
+    tmp_path: Path, ranks: dict[str, int], told: dict[str, Any], kinds: list[str]
+) -> None:
+    folder = made(tmp_path / "a", of_ranks(**ranks), target_modules=["q", "up"], **told)
     assert [one.kind for one in found(folder)] == kinds
 
 
