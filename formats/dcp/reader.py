@@ -239,7 +239,7 @@ class DcpCheckpoint(Checkpoint):
             yield found
         yield from self.wrong_shards
         items = self.metadata_items()
-        yield from check_items(self.source, self.meta, items, counter, other, self.cut)
+        yield from check_items(self.source, self.meta, items, counter, other, self._supposed)
         yield from check_write_order(self.source, self.markers)
         yield from check_rank_metadata(self.source, self.markers)
         named = self.meta.files

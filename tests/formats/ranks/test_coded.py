@@ -352,15 +352,25 @@ class TestShardsThatAreNotReadAtOpening:
         assert item is not None
         return Extent(item.path, item.offset, item.length)
 
-    def change(self, place: Path, old: bytes, new: bytes) -> None:
-        """Put other bytes into the second shard's record."""
-        at = self.record(place, self.NAME, 1)
+    def change(self, place: Path, old: bytes, new: bytes, row: int = 1) -> None:
+        """Put other bytes into the record of one shard, which is the second."""
+        at = self.record(place, self.NAME, row)
         data = bytearray((place / at.file).read_bytes())
         record = bytes(data[at.offset : at.end])
         assert record.count(old)
         data[at.offset : at.end] = record.replace(old, new)
         assert len(data) == (place / at.file).stat().st_size
         (place / at.file).write_bytes(data)
+
+    def change_table(self, place: Path, row: int) -> bytes:
+        """Give one shard a table of its own, which is returned."""
+        pieces = open_checkpoint(str(place)).tensors["optimizer:wide.exp_avg.qmap"].pieces
+        at = pieces[row].extent
+        table = (place / at.file).read_bytes()[at.offset : at.end]
+        changed = bytes([table[0] ^ (row + 1)]) + table[1:]
+        for old, new in ((table, changed), (crc_bytes(table), crc_bytes(changed))):
+            self.change(place, old, new, row)
+        return changed
 
     def test_two_of_four_records_are_read(
         self, four: Path, monkeypatch: pytest.MonkeyPatch
@@ -380,6 +390,38 @@ class TestShardsThatAreNotReadAtOpening:
         assert names.count(self.NAME) == 4
         read_tensor(opened, "optimizer:wide.exp_avg.scale")
         assert names.count(self.NAME) == 4
+
+    def test_records_that_the_checks_compared_are_not_read_again(
+        self, four: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        opened = open_checkpoint(str(four))
+        assert isinstance(opened, DcpCheckpoint)
+        list(opened.check())
+        monkeypatch.setattr(ItemWindow, "parse", None)
+        assert read_tensor(opened, self.KEY) == truth("adamw4bit")[self.KEY]
+
+    def test_records_of_one_file_are_compared_together(
+        self, four: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Those of the moment behind it; damage of one is told when its own elements are wanted."""
+        at = self.record(four, self.NAME + "_sq", 1)
+        with (four / at.file).open("r+b") as file:
+            file.seek(at.end - 22)
+            file.write(bytes(22))
+        read: list[str] = []
+        parse = ItemWindow.parse
+
+        def counted(window: ItemWindow) -> object:
+            read.append(window.item.name)
+            return parse(window)
+
+        opened = open_checkpoint(str(four))
+        monkeypatch.setattr(ItemWindow, "parse", counted)
+        assert read_tensor(opened, self.KEY) == truth("adamw4bit")[self.KEY]
+        assert sorted(read) == 2 * [self.NAME] + 2 * [self.NAME + "_sq"]
+        for _ in range(2):
+            with pytest.raises(CorruptError):
+                read_tensor(opened, "optimizer:wide.exp_avg_sq.codes")
 
     def refused(self, place: Path, error: type[FtckptError], code: ExitCode, kind: str) -> None:
         opened = open_checkpoint(str(place))
@@ -402,12 +444,33 @@ class TestShardsThatAreNotReadAtOpening:
         self.refused(four, UnsupportedError, ExitCode.UNSUPPORTED, "unsupported")
 
     def test_another_table(self, four: Path) -> None:
-        at = open_checkpoint(str(four)).tensors["optimizer:wide.exp_avg.qmap"].pieces[1].extent
-        table = (four / at.file).read_bytes()[at.offset : at.end]
-        changed = bytes([table[0] ^ 1]) + table[1:]
-        for old, new in ((table, changed), (crc_bytes(table), crc_bytes(changed))):
-            self.change(four, old, new)
-        self.refused(four, CorruptError, ExitCode.CORRUPT, "replica-differs")
+        """Nothing is damaged; the codes that were joined at opening are not one tensor."""
+        self.change_table(four, 1)
+        self.refused(four, UnsupportedError, ExitCode.UNSUPPORTED, "unsupported")
+
+    @pytest.mark.parametrize("rows", [(1, 2, 3), (1, 3), (3,)])
+    def test_tables_of_their_own(self, four: Path, tmp_path: Path, rows: Sequence[int]) -> None:
+        """Every shard keeps its parts, as where every rank quantised what it had."""
+        pristine = shutil.copytree(four, tmp_path / "pristine")
+        tables = {}
+        for row in reversed(rows):
+            shutil.rmtree(tmp_path / "one", ignore_errors=True)
+            shutil.copytree(pristine, tmp_path / "one")
+            tables[row] = self.change_table(tmp_path / "one", row)
+            at = self.record(four, self.NAME, row)
+            shutil.copy(tmp_path / "one" / at.file, four / at.file)
+        opened = open_checkpoint(str(four))
+        assert isinstance(opened, DcpCheckpoint)
+        assert not opened.cut[self.NAME].supposed
+        report = verify(opened, VerifyOptions(level=Level.VALUES))
+        assert report.code is ExitCode.OK
+        assert "replica-differs" in {found.kind for found in report.findings}
+        codes = b""
+        for row in range(4):
+            codes += read_tensor(opened, f"optimizer:wide.exp_avg.{row}.codes")
+            table = read_tensor(opened, f"optimizer:wide.exp_avg.{row}.qmap")
+            assert table == tables.get(row, table)
+        assert codes == truth("adamw4bit")[self.KEY]
 
     def test_tensors_that_lie_elsewhere(self, four: Path) -> None:
         """Its pickle takes the scale and the table from each other's place."""
