@@ -31,6 +31,7 @@ from ftckpt.formats.state.paths import coded_in
 from ftckpt.formats.torch_files.inner import InnerPart
 from ftckpt.formats.torch_files.stream import parse_stream
 from ftckpt.formats.torch_files.values import Composite, StoredStorage, SubclassRef, TensorRef
+from ftckpt.inspection import inspect
 from ftckpt.inspection.resume import Presence, resume_check
 from ftckpt.transfer.content import Content
 from ftckpt.verification import Level, VerifyOptions, verify
@@ -399,6 +400,22 @@ class TestShardsThatAreNotReadAtOpening:
         list(opened.check())
         monkeypatch.setattr(ItemWindow, "parse", None)
         assert read_tensor(opened, self.KEY) == truth("adamw4bit")[self.KEY]
+
+    @pytest.mark.parametrize("inside", [False, True])
+    def test_inspect_tells_what_was_not_read(
+        self, four: Path, tmp_path: Path, inside: bool
+    ) -> None:
+        """Also of a part of a trainer's directory; `verify`, which reads all, does not."""
+        place = four
+        if inside:
+            place = tmp_path / "run" / "checkpoint-5"
+            place.mkdir(parents=True)
+            (place / "trainer_state.json").write_text('{"global_step": 5}')
+            four.rename(place / "pytorch_model_fsdp_0")
+        opened = open_checkpoint(str(place))
+        told = "4 of 8 records of shards were taken to be as others of their tensors"
+        assert sum(told in note.message for note in inspect(opened).notes) == 1
+        assert not any(told in found.message for found in verify(opened).findings)
 
     def test_records_of_one_file_are_compared_together(
         self, four: Path, monkeypatch: pytest.MonkeyPatch
