@@ -23,10 +23,17 @@ from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import CorruptError, ExitCode, FtckptError, UnsafeError, UnsupportedError
 from ftckpt.findings import Severity
-from ftckpt.formats.dcp.items import ItemWindow
+from ftckpt.formats.dcp.items import Item, ItemWindow, open_item
 from ftckpt.formats.dcp.reader import DcpCheckpoint
 from ftckpt.formats.pickles.walk import leaves
-from ftckpt.formats.state.coded_shards import CodedShard, ReadMany, Refuse, is_covered, joined
+from ftckpt.formats.state.coded_shards import (
+    CodedShard,
+    OwnShard,
+    ReadMany,
+    Refuse,
+    is_covered,
+    joined,
+)
 from ftckpt.formats.state.paths import coded_in
 from ftckpt.formats.torch_files.inner import InnerPart
 from ftckpt.formats.torch_files.stream import parse_stream
@@ -464,6 +471,20 @@ class TestShardsThatAreNotReadAtOpening:
         """Nothing is damaged; the codes that were joined at opening are not one tensor."""
         self.change_table(four, 1)
         self.refused(four, UnsupportedError, ExitCode.UNSUPPORTED, "unsupported")
+
+    def test_another_table_of_a_shard_that_keeps_its_own(self, four: Path) -> None:
+        """As where one of the shards is plain: each decodes by the table beside it."""
+        self.change_table(four, 1)
+        opened = open_checkpoint(str(four))
+        assert isinstance(opened, DcpCheckpoint)
+        cut, place = opened.cut[self.NAME], self.record(four, self.NAME, 1)
+        window = open_item(opened.source, Item(self.NAME, place, (), 1))
+        assert isinstance(window, ItemWindow)
+        with pytest.raises(UnsupportedError, match="another table"):
+            cut.require(window.parse(), window.item, opened.source)
+        own = tuple(OwnShard(box, f".{n}", coded=True) for n, box in enumerate(cut.tensor.boxes))
+        apart = cut._replace(tensor=cut.tensor._replace(own=own))
+        apart.require(window.parse(), window.item, opened.source)
 
     @pytest.mark.parametrize("rows", [(1, 2, 3), (1, 3), (3,)])
     def test_tables_of_their_own(self, four: Path, tmp_path: Path, rows: Sequence[int]) -> None:
