@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
-from types import MappingProxyType
 
 from ftckpt.errors import FtckptError
 from ftckpt.findings import Finding, counted, finding, from_error
@@ -26,7 +25,7 @@ from .items import Item, misshapen, only_tensor, opaque_note, windows
 from .metadata import DcpMetadata
 from .names import RANK_METADATA
 from .records import TABLE
-from .subclasses import CutSubclass
+from .subclasses import SupposedShards
 
 # Allowed delay of data after the commit marker, for inexact clocks and copies.
 WRITE_ORDER_SLACK = 2.0
@@ -177,13 +176,13 @@ def check_items(
     items: Iterable[Item],
     counter: Counter,
     other: Set[str],
-    cut: Mapping[str, CutSubclass] = MappingProxyType({}),
+    supposed: SupposedShards,
 ) -> Iterator[Finding]:
     """Open every item: its archive, its pickle, and its shape and type against the metadata.
 
     In the files `other`, which do not tile, a record that is cut anywhere is damage, however
-    ambiguous its pieces look as an archive. Shards of subclasses (`cut`) are
-    compared with each other.
+    ambiguous its pieces look as an archive. Records that are `supposed` to be as others are
+    compared with them.
     """
     counter.start("items", sum(1 for _ in meta.placed()), "items")
     opaque: dict[str, tuple[str, str]] = {}
@@ -205,9 +204,7 @@ def check_items(
                     yield _in_item(found, item)
             for name in stream.opaque:
                 opaque.setdefault(name, (item.extent.file, item.name))
-            if item.name in cut:
-                cut[item.name].require(stream, item, source)
-            elif item.name in meta.tensors:
+            if not supposed.compare(stream, item) and item.name in meta.tensors:
                 yield from _compare(stream, item, meta)
         except FtckptError as error:
             if error.kind == "unsafe-zip" and item.extent.file in other:

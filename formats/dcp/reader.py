@@ -179,6 +179,16 @@ class DcpCheckpoint(Checkpoint):
             )
         return tensor, tensor.span(stream.storages), transforms
 
+    @property
+    def suppositions(self) -> Sequence[Finding]:
+        """Tell how many records of shards were not read."""
+        left = sum(len(one.supposed) for one in self.cut.values())
+        if not left:
+            return ()
+        records = counted(sum(len(self.meta.tensors[name].chunks) for name in self.cut), "record")
+        what = f"{left} of {records} of shards were taken to be as others of their tensors"
+        return [finding("note", f"{what}; verify compares them")]
+
     @cached_property
     def _supposed(self) -> SupposedShards:
         return SupposedShards(self.source, self.meta, self.cut)
@@ -239,7 +249,7 @@ class DcpCheckpoint(Checkpoint):
             yield found
         yield from self.wrong_shards
         items = self.metadata_items()
-        yield from check_items(self.source, self.meta, items, counter, other, self.cut)
+        yield from check_items(self.source, self.meta, items, counter, other, self._supposed)
         yield from check_write_order(self.source, self.markers)
         yield from check_rank_metadata(self.source, self.markers)
         named = self.meta.files

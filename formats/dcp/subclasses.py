@@ -42,6 +42,9 @@ from .records import Chunk, StoredItem, TensorEntry
 if TYPE_CHECKING:
     from ftckpt.formats.state.coded_shards import CodedShard, CodedTensor
 
+# Records of a file that are compared at once where the elements of one are wanted: the first time,
+# and at most, since each time they are twice as many.
+_FIRST, _MOST_AT_ONCE = 2, 128
 # Bytes of a stream around the elements of a plain tensor, of all releases of torch; and how much
 # they differ among the tensors of one save, whose names and sizes are short or long.
 _LEAST, _MOST, _SPREAD = 400, 2500, 160
@@ -94,7 +97,8 @@ class CutSubclass(NamedTuple):
         try:
             if shard is None:
                 raise misshapen(item.extent, (), supposed.box.sizes)
-            require_same_record(shard, supposed, source.read_many)
+            # Shards that keep their own parts have their own tables.
+            require_same_record(shard, supposed, source.read_many, tables=not self.tensor.own)
         except FtckptError as error:
             error.tensor, error.offset = item.name, item.extent.offset
             error.length = item.extent.length
@@ -107,25 +111,52 @@ class SupposedShards:
     def __init__(self, source: Source, meta: DcpMetadata, cut: Mapping[str, CutSubclass]) -> None:
         self._source, self._meta, self._cut = source, meta, cut
         self._compared: set[tuple[str, int]] = set()
+        self._next: dict[str, int] = {}
 
-    def require(self, place: Extent) -> None:
-        """Require of a shard with elements at a place that its record is what it is supposed to be.
+    def compare(self, stream: TorchStream, item: Item) -> bool:
+        """Require of a record that it is what it is supposed to be; tell if it is of a subclass.
 
         Raises:
             UnsupportedError, CorruptError: it is not.
         """
-        starts, names = self._places.get(place.file, ((), ()))
+        cut = self._cut.get(item.name)
+        if cut is not None:
+            cut.require(stream, item, self._source)
+            self._compared.add((item.extent.file, item.extent.offset))
+        return cut is not None
+
+    def require(self, place: Extent) -> None:
+        """Require of a shard with elements at a place that its record is what it is supposed to be.
+
+        Records that follow in its file are compared with it, ever more of them: who reads a second
+        shard of a file reads most of it, and each read of one record waits for the store.
+
+        Raises:
+            UnsupportedError, CorruptError: it is not.
+        """
+        file = place.file
+        starts, names = self._places.get(file, ((), ()))
         at = bisect_right(starts, place.offset) - 1
-        if at < 0 or (place.file, starts[at]) in self._compared:
+        if at < 0 or (file, starts[at]) in self._compared:
             return
-        name, length = names[at]
-        if place.offset < starts[at] + length:
-            extent = Extent(place.file, starts[at], length)
-            item = Item(name, extent, (), rank_of(place.file))
-            window = open_item(self._source, item)
-            assert isinstance(window, ItemWindow)
-            self._cut[name].require(window.parse(), item, self._source)
-            self._compared.add((place.file, starts[at]))
+        if place.offset >= starts[at] + names[at][1]:
+            return
+        count = self._next.get(file, _FIRST)
+        self._next[file] = min(2 * count, _MOST_AT_ONCE)
+        items = [
+            Item(names[n][0], Extent(file, starts[n], names[n][1]), (), rank_of(file))
+            for n in range(at, min(at + count, len(starts)))
+            if (file, starts[n]) not in self._compared
+        ]
+        for item, window in zip(items, windows(self._source, items), strict=True):
+            try:
+                if isinstance(window, FtckptError):
+                    raise window
+                self.compare(window.parse(), item)
+            except FtckptError:
+                if item is items[0]:
+                    raise
+                # Another one's is told when its own elements are wanted.
 
     @cached_property
     def _places(self) -> Mapping[str, tuple[list[int], list[tuple[str, int]]]]:
@@ -204,14 +235,52 @@ def _whole(source: Source, meta: DcpMetadata, names: Sequence[str]) -> dict[str,
 def _cut(
     source: Source, meta: DcpMetadata, names: Sequence[str]
 ) -> tuple[dict[str, CutSubclass], list[Finding]]:
-    chunks = [(name, n, chunk) for name in names for n, chunk in _to_read(meta.tensors[name])]
+    read: dict[str, dict[int, CodedShard]] = defaultdict(dict)
+    found: dict[str, CutSubclass] = {}
+    wrong: list[Finding] = []
+    todo = {name: _to_read(meta.tensors[name]) for name in names}
+    while todo:
+        odd = _read_shards(source, todo, read)
+        again: dict[str, list[tuple[int, Chunk]]] = {}
+        for name, chunks in todo.items():
+            if not chunks or name in odd:
+                continue
+            if not any(type(shard.value) is SubclassRef for shard in read[name].values()):
+                continue
+            cut: CutSubclass | None = None
+            told: list[Finding] = []
+            try:
+                cut = _joined(name, meta.tensors[name], read[name], source, told)
+            except UnsupportedError:
+                pass  # refused by name when it is read
+            except (CorruptError, UnsafeError) as error:
+                error.tensor = name
+                told.append(from_error(error))
+            if cut is not None and cut.tensor.differs and cut.supposed:
+                # Each shard has a table of its own, so none is as another: every one is read.
+                full = enumerate(_full(meta.tensors[name]))
+                again[name] = [(n, chunk) for n, chunk in full if n not in read[name]]
+                continue
+            wrong += told
+            if cut is not None:
+                found[name] = cut
+        todo = again
+    return found, wrong
+
+
+def _read_shards(
+    source: Source,
+    todo: Mapping[str, Sequence[tuple[int, Chunk]]],
+    read: Mapping[str, dict[int, CodedShard]],
+) -> set[str]:
+    """Add the shards of some chunks to those that were read; return the tensors with odd ones."""
+    chunks = [(name, n, chunk) for name, numbered in todo.items() for n, chunk in numbered]
     items = []
     for name, _, chunk in chunks:
         assert chunk.item is not None
         items.append(as_item(name, chunk.item, chunk.item.length, chunk.sizes))
     # One pass over each file: a tensor has a chunk in every one.
     order = sorted(range(len(items)), key=lambda n: items[n].extent)
-    read: dict[str, dict[int, CodedShard]] = defaultdict(dict)
     odd: set[str] = set()  # what the checks report, or refuse by name
     for n, window in zip(order, windows(source, (items[n] for n in order)), strict=True):
         name, number, chunk = chunks[n]
@@ -224,22 +293,7 @@ def _cut(
             odd.add(name)
         else:
             read[name][number] = shard
-    found: dict[str, CutSubclass] = {}
-    wrong: list[Finding] = []
-    for name in dict.fromkeys(name for name, *_ in chunks):
-        own = read[name].values()
-        if name not in odd and any(type(shard.value) is SubclassRef for shard in own):
-            try:
-                cut = _joined(name, meta.tensors[name], read[name], source, wrong)
-            except UnsupportedError:
-                continue  # refused by name when it is read
-            except (CorruptError, UnsafeError) as error:
-                error.tensor = name
-                wrong.append(from_error(error))
-                continue
-            if cut is not None:
-                found[name] = cut
-    return found, wrong
+    return odd
 
 
 def _to_read(entry: TensorEntry) -> list[tuple[int, Chunk]]:

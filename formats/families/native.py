@@ -109,20 +109,25 @@ class NativeTranslator:
         orders: dict[tuple[str, str, str], dict[Share, Order]] = {}
         as_in_files = not self._lies_as_in_memory(content, parameters)
 
-        held: dict[str, TargetTensor] = {}  # what AutoEP keeps under two names, by the new key
+        # Whence each new tensor came: a parameter may stand there under several names of its row.
+        held: dict[str, tuple[NativeEntry, TargetTensor]] = {}
 
-        def put(new: TargetTensor, of: TargetTensor | None = None) -> None:
-            if of is not None:
-                first = held.setdefault(new.key, of)
-                if first is not of and equal(first, of, content.checkpoint):
-                    return
-                if first is not of:
+        def put(
+            new: TargetTensor, entry: NativeEntry = _AS_IT_IS, of: TargetTensor | None = None
+        ) -> None:
+            if of is not None and new.key in made:
+                row, first = held.get(new.key, (None, of))
+                if row is entry and first is not of:
+                    if equal(first, of, content.checkpoint):
+                        return
                     raise UnsupportedError(
-                        f"{first.key} and {of.key} are one parameter of DeepSpeed's, and their"
-                        " values differ",
+                        f"{first.key} and {of.key} are names of one parameter, and their values"
+                        " differ",
                         hint="--drop leaves one of them out",
                         tensor=of.key,
                     )
+            if of is not None:
+                held.setdefault(new.key, (entry, of))
             if new.key in made:
                 raise UnsupportedError(
                     f"two tensors of the source become {new.key}", tensor=new.key
@@ -148,9 +153,7 @@ class NativeTranslator:
                 orders.setdefault(whole, {})[found.entry.share] = self._order(found.entry)
                 continue
             for name, part in self._parts(wanted, found, views):
-                # A module that AutoEP has under two names is one, and saved twice.
-                twice = len(found.entry.names.get("autoep", ())) > 1
-                put(part._replace(name=name + rest), wanted if twice else None)
+                put(part._replace(name=name + rest), found.entry, wanted)
         for whole, parts in shares.items():
             put(joined_shares(views, parts, whole[2], orders[whole]))
         self._require_model(weights_of(made), cuts=True)

@@ -2,8 +2,8 @@
 
 What every rank of the source held alike (a scheduler, an optimizer's groups) every new rank gets.
 What each had for itself (random streams) stays with the rank of the same number, also where a store
-kept it as `rank_0.rng`, `rank_1.rng`, … of just as many ranks; a rank beyond the
-source's gets none, and what belonged to a rank beyond the new world has no place.
+kept it as `rank_0.rng`, `rank_1.rng`, … of just as many ranks, or nested, as `rank_0` and `rng`; a
+rank beyond the source's gets none, and what belonged to a rank beyond the new world has no place.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .names import Role, rank_file
 from .recorded_job import is_number_in, speaks_of_job
 from .renumbering import Renumbering
 
-_KEY = re.compile(r"rank_(\d{1,7})\.([^.]+)")
+_KEY = re.compile(r"rank_(\d{1,7})(?:\.([^.]+))?")
 _OWNED = re.compile(r"(?:.*\.)?rank_(\d+)\.(.+)")
 
 
@@ -78,15 +78,28 @@ class RankObjects:
     def _by_path(self, world: int) -> Mapping[str, Mapping[int, str]]:
         """Return what a store keeps under the keys `rank_0.rng`, … for every rank of the new world.
 
-        Files of ranks became such a store, and have to become what they were.
+        Files of ranks became such a store, and have to become what they were. Where something else
+        has one of their places, all under that key stay where they are.
         """
-        found: dict[str, dict[int, str]] = defaultdict(dict)
+        found: dict[Path, dict[int, str]] = defaultdict(dict)
         for name in self._content.objects:
-            first, *rest = self._recorded.get(name, ("",))
-            match = _KEY.fullmatch(str(first))
-            if match is not None:
-                found[".".join(map(str, (match[2], *rest)))][int(match[1])] = name
-        return {label: names for label, names in found.items() if names.keys() == {*range(world)}}
+            rank, below = _of_rank(self._recorded.get(name, ()))
+            if below:
+                found[below][rank] = name
+        whole = {below: names for below, names in found.items() if names.keys() == {*range(world)}}
+        if not whole:
+            return {}
+        own = {name for names in whole.values() for name in names.values()}
+        objects = (self._recorded.get(name, (name,)) for name in self._content.objects.keys() - own)
+        others = {_texts(path) for path in objects}
+        above = {path[:n] for path in others for n in range(1, len(path) + 1)}
+        taken = {
+            below[0]
+            for below in whole
+            if _texts(below) in above
+            or any(_texts(below)[:n] in others for n in range(1, len(below)))
+        }
+        return {".".join(map(str, b)): names for b, names in whole.items() if b[0] not in taken}
 
     def _deal(self, label: str, names: Mapping[int, str], world: int) -> None:
         read = {rank: self._read(name, label) for rank, name in sorted(names.items())}
@@ -137,8 +150,7 @@ class RankObjects:
         if self._own:
             path = info.field
         elif label:
-            key = _KEY.fullmatch(str(path[0])) if path else None
-            path = (key[2], *path[1:]) if path and key else (label,)
+            path = _of_rank(path or ())[1] or (label,)
         try:
             parts = list(self._trees.nested(name, path))
             pickled([part.value for part in parts])
@@ -149,6 +161,19 @@ class RankObjects:
         if file is not None:
             return [(file.role, part) for part in parts]
         return list(_sorted(parts))
+
+
+def _of_rank(path: Path) -> tuple[int, Path]:
+    """Return the rank in a path's first key, and the path below it; () where there is none."""
+    match = _KEY.fullmatch(str(path[0])) if path else None
+    if match is None:
+        return 0, ()
+    below = (match[2], *path[1:]) if match[2] else path[1:]
+    return int(match[1]), below
+
+
+def _texts(path: Path) -> tuple[str, ...]:
+    return tuple(map(str, path))
 
 
 def _sorted(parts: Sequence[Leaf]) -> Iterator[tuple[Role, Leaf]]:

@@ -519,22 +519,24 @@ def _piece(ref: TensorRef, box: Box, shard: CodedShard, replica: int) -> Piece:
     return Piece(box, shard.span(ref), None, strides, replica, shard.rank)
 
 
-def require_same_record(shard: CodedShard, supposed: CodedShard, read: ReadMany) -> None:
+def require_same_record(
+    shard: CodedShard, supposed: CodedShard, read: ReadMany, *, tables: bool
+) -> None:
     """Require that a shard's own record is what it was supposed to be from another shard's.
 
     Args:
         shard: from its own record.
         supposed: from the other one.
         read: returns bytes of the shards' files, where a short part must be compared.
+        tables: whether one is kept of what all shards must have the same of.
 
     Raises:
-        UnsupportedError: it has other settings, or another class or none.
-        CorruptError: its tensors lie elsewhere (`bad-metadata`), or what all shards must have the
-            same of differs (`replica-differs`).
+        UnsupportedError: it has other settings, another class or none, or another table.
+        CorruptError: its tensors lie elsewhere (`bad-metadata`).
     """
     one, other = shard.value, supposed.value
     if type(one) is TensorRef and type(other) is TensorRef:
-        same, tables = one.dtype is other.dtype, []
+        same, of_all = one.dtype is other.dtype, []
         inside = [(one, other)]
     elif type(one) is SubclassRef and type(other) is SubclassRef:
         cuts = cuts_of(other)
@@ -542,9 +544,9 @@ def require_same_record(shard: CodedShard, supposed: CodedShard, read: ReadMany)
         same = one.type_name == other.type_name and mine.keys() == theirs.keys()
         same = same and _form(one) == _form(other)
         inside = [(mine[key], theirs[key]) for key in theirs] if same else []
-        tables = [key for key in mine if same and cuts[key[1:]] is CutBy.EACH]
+        of_all = [key for key in mine if same and cuts[key[1:]] is CutBy.EACH]
     else:
-        same, inside, tables = False, [], []
+        same, inside, of_all = False, [], []
     if not same:
         raise UnsupportedError(
             f"the shards of a {_class_name(other)} have different settings or types",
@@ -558,11 +560,12 @@ def require_same_record(shard: CodedShard, supposed: CodedShard, read: ReadMany)
                 kind="bad-metadata",
                 file=shard.file,
             )
-    for key in tables:
+    for key in of_all if tables else ():
         if not _all_same(key, (shard, supposed._replace(file=_file(supposed), moved=0)), read):
-            raise CorruptError(
-                f"a shard in {shard.file} has another table of codes ({key[1:]}) than the others",
-                kind="replica-differs",
+            # The shard is whole, and decodes by its own table; only its codes cannot be joined.
+            raise UnsupportedError(
+                f"a shard in {shard.file} has another table of codes ({key[1:]}) than the first"
+                " and the last one, so that their codes are not one tensor",
                 file=shard.file,
             )
 

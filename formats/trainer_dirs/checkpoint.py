@@ -210,6 +210,11 @@ class BundleCheckpoint(Checkpoint):
             and not part.model
         }
 
+    @property
+    def suppositions(self) -> Sequence[Finding]:
+        """What the parts took for granted."""
+        return [note for part in self.parts for note in part.checkpoint.suppositions]
+
     def _part_of(self, file: str) -> OpenedPart:
         for part in self.parts:
             if part.prefix and file.startswith(part.prefix):

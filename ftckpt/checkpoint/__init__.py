@@ -443,6 +443,11 @@ class Checkpoint(Mapping[str, "TensorView"]):
         return self.format
 
     @property
+    def suppositions(self) -> Sequence[Finding]:
+        """Notes on what opening took for granted, and what a check or a read looks at."""
+        return ()
+
+    @property
     def unscaled(self) -> bool:
         """Whether the job's recorded arguments say that its loss is not scaled."""
         return False

@@ -142,7 +142,7 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         bytes=counts,
         aliases=checkpoint.aliases,
         resume=resume_check(checkpoint),
-        notes=(*checkpoint.notes, *checkpoint.open_findings),
+        notes=(*checkpoint.notes, *checkpoint.suppositions, *checkpoint.open_findings),
     )
 
 

@@ -407,6 +407,8 @@ def test_experts_that_autoep_stacks_get_the_names_of_files(name: str, tmp_path: 
         for key, value in others.items():
             if ".experts." not in key and key != ".gate.weight":
                 renamed = key.replace(".gate.e_score", ".router.e_score")
+                if renamed != key:  # the whole router has two names
+                    state[own + key] = value.clone()
                 if name.startswith("qwen"):
                     renamed = renamed.replace(".shared_expert", ".shared_experts")
                 state[own + renamed] = value
@@ -439,6 +441,24 @@ def test_two_routers_of_autoep_that_differ_are_refused(tmp_path: Path) -> None:
         convert()
     convert(drop=["*.gate.gate.weight"])
     require_equal(held(tmp_path / "hf"), weights)
+
+
+def test_two_names_of_one_parameter_are_one_in_every_dialect(tmp_path: Path) -> None:
+    """torchtitan named a bias anew, and whoever carried both has it twice."""
+    convert = partial(api.convert, to="safetensors", only="model", names="hf")
+    save_folder(tmp_path / "plain", "deepseek_v3", tensors_of(MODELS["deepseek_v3"]["stored"]))
+    api.convert(str(tmp_path / "plain"), str(tmp_path / "titan"), "dcp", only="model",
+                names="torchtitan")  # fmt: skip
+    state = held(tmp_path / "titan")
+    key = next(key for key in state if key.endswith(".moe.expert_bias_E"))
+    state[key.removesuffix("_E")] = state[key].clone()
+    save_folder(tmp_path / "twice", "deepseek_v3", state)
+    convert(str(tmp_path / "twice"), str(tmp_path / "hf"))
+    require_equal(held(tmp_path / "hf"), tensors_of(MODELS["deepseek_v3"]["stored"]))
+    state[key] = state[key] + 1
+    save_folder(tmp_path / "other", "deepseek_v3", state)
+    with pytest.raises(UnsupportedError, match="one parameter, and their values differ"):
+        convert(str(tmp_path / "other"), str(tmp_path / "none"))
 
 
 @pytest.mark.parametrize("columns", [True, False])

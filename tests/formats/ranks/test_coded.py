@@ -23,14 +23,22 @@ from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import CorruptError, ExitCode, FtckptError, UnsafeError, UnsupportedError
 from ftckpt.findings import Severity
-from ftckpt.formats.dcp.items import ItemWindow
+from ftckpt.formats.dcp.items import Item, ItemWindow, open_item
 from ftckpt.formats.dcp.reader import DcpCheckpoint
 from ftckpt.formats.pickles.walk import leaves
-from ftckpt.formats.state.coded_shards import CodedShard, ReadMany, Refuse, is_covered, joined
+from ftckpt.formats.state.coded_shards import (
+    CodedShard,
+    OwnShard,
+    ReadMany,
+    Refuse,
+    is_covered,
+    joined,
+)
 from ftckpt.formats.state.paths import coded_in
 from ftckpt.formats.torch_files.inner import InnerPart
 from ftckpt.formats.torch_files.stream import parse_stream
 from ftckpt.formats.torch_files.values import Composite, StoredStorage, SubclassRef, TensorRef
+from ftckpt.inspection import inspect
 from ftckpt.inspection.resume import Presence, resume_check
 from ftckpt.transfer.content import Content
 from ftckpt.verification import Level, VerifyOptions, verify
@@ -352,15 +360,25 @@ class TestShardsThatAreNotReadAtOpening:
         assert item is not None
         return Extent(item.path, item.offset, item.length)
 
-    def change(self, place: Path, old: bytes, new: bytes) -> None:
-        """Put other bytes into the second shard's record."""
-        at = self.record(place, self.NAME, 1)
+    def change(self, place: Path, old: bytes, new: bytes, row: int = 1) -> None:
+        """Put other bytes into the record of one shard, which is the second."""
+        at = self.record(place, self.NAME, row)
         data = bytearray((place / at.file).read_bytes())
         record = bytes(data[at.offset : at.end])
         assert record.count(old)
         data[at.offset : at.end] = record.replace(old, new)
         assert len(data) == (place / at.file).stat().st_size
         (place / at.file).write_bytes(data)
+
+    def change_table(self, place: Path, row: int) -> bytes:
+        """Give one shard a table of its own, which is returned."""
+        pieces = open_checkpoint(str(place)).tensors["optimizer:wide.exp_avg.qmap"].pieces
+        at = pieces[row].extent
+        table = (place / at.file).read_bytes()[at.offset : at.end]
+        changed = bytes([table[0] ^ (row + 1)]) + table[1:]
+        for old, new in ((table, changed), (crc_bytes(table), crc_bytes(changed))):
+            self.change(place, old, new, row)
+        return changed
 
     def test_two_of_four_records_are_read(
         self, four: Path, monkeypatch: pytest.MonkeyPatch
@@ -380,6 +398,54 @@ class TestShardsThatAreNotReadAtOpening:
         assert names.count(self.NAME) == 4
         read_tensor(opened, "optimizer:wide.exp_avg.scale")
         assert names.count(self.NAME) == 4
+
+    def test_records_that_the_checks_compared_are_not_read_again(
+        self, four: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        opened = open_checkpoint(str(four))
+        assert isinstance(opened, DcpCheckpoint)
+        list(opened.check())
+        monkeypatch.setattr(ItemWindow, "parse", None)
+        assert read_tensor(opened, self.KEY) == truth("adamw4bit")[self.KEY]
+
+    @pytest.mark.parametrize("inside", [False, True])
+    def test_inspect_tells_what_was_not_read(
+        self, four: Path, tmp_path: Path, inside: bool
+    ) -> None:
+        """Also of a part of a trainer's directory; `verify`, which reads all, does not."""
+        place = four
+        if inside:
+            place = tmp_path / "run" / "checkpoint-5"
+            place.mkdir(parents=True)
+            (place / "trainer_state.json").write_text('{"global_step": 5}')
+            four.rename(place / "pytorch_model_fsdp_0")
+        opened = open_checkpoint(str(place))
+        told = "4 of 8 records of shards were taken to be as others of their tensors"
+        assert sum(told in note.message for note in inspect(opened).notes) == 1
+        assert not any(told in found.message for found in verify(opened).findings)
+
+    def test_records_of_one_file_are_compared_together(
+        self, four: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Those of the moment behind it; damage of one is told when its own elements are wanted."""
+        at = self.record(four, self.NAME + "_sq", 1)
+        with (four / at.file).open("r+b") as file:
+            file.seek(at.end - 22)
+            file.write(bytes(22))
+        read: list[str] = []
+        parse = ItemWindow.parse
+
+        def counted(window: ItemWindow) -> object:
+            read.append(window.item.name)
+            return parse(window)
+
+        opened = open_checkpoint(str(four))
+        monkeypatch.setattr(ItemWindow, "parse", counted)
+        assert read_tensor(opened, self.KEY) == truth("adamw4bit")[self.KEY]
+        assert sorted(read) == 2 * [self.NAME] + 2 * [self.NAME + "_sq"]
+        for _ in range(2):
+            with pytest.raises(CorruptError):
+                read_tensor(opened, "optimizer:wide.exp_avg_sq.codes")
 
     def refused(self, place: Path, error: type[FtckptError], code: ExitCode, kind: str) -> None:
         opened = open_checkpoint(str(place))
@@ -402,12 +468,47 @@ class TestShardsThatAreNotReadAtOpening:
         self.refused(four, UnsupportedError, ExitCode.UNSUPPORTED, "unsupported")
 
     def test_another_table(self, four: Path) -> None:
-        at = open_checkpoint(str(four)).tensors["optimizer:wide.exp_avg.qmap"].pieces[1].extent
-        table = (four / at.file).read_bytes()[at.offset : at.end]
-        changed = bytes([table[0] ^ 1]) + table[1:]
-        for old, new in ((table, changed), (crc_bytes(table), crc_bytes(changed))):
-            self.change(four, old, new)
-        self.refused(four, CorruptError, ExitCode.CORRUPT, "replica-differs")
+        """Nothing is damaged; the codes that were joined at opening are not one tensor."""
+        self.change_table(four, 1)
+        self.refused(four, UnsupportedError, ExitCode.UNSUPPORTED, "unsupported")
+
+    def test_another_table_of_a_shard_that_keeps_its_own(self, four: Path) -> None:
+        """As where one of the shards is plain: each decodes by the table beside it."""
+        self.change_table(four, 1)
+        opened = open_checkpoint(str(four))
+        assert isinstance(opened, DcpCheckpoint)
+        cut, place = opened.cut[self.NAME], self.record(four, self.NAME, 1)
+        window = open_item(opened.source, Item(self.NAME, place, (), 1))
+        assert isinstance(window, ItemWindow)
+        with pytest.raises(UnsupportedError, match="another table"):
+            cut.require(window.parse(), window.item, opened.source)
+        own = tuple(OwnShard(box, f".{n}", coded=True) for n, box in enumerate(cut.tensor.boxes))
+        apart = cut._replace(tensor=cut.tensor._replace(own=own))
+        apart.require(window.parse(), window.item, opened.source)
+
+    @pytest.mark.parametrize("rows", [(1, 2, 3), (1, 3), (3,)])
+    def test_tables_of_their_own(self, four: Path, tmp_path: Path, rows: Sequence[int]) -> None:
+        """Every shard keeps its parts, as where every rank quantised what it had."""
+        pristine = shutil.copytree(four, tmp_path / "pristine")
+        tables = {}
+        for row in reversed(rows):
+            shutil.rmtree(tmp_path / "one", ignore_errors=True)
+            shutil.copytree(pristine, tmp_path / "one")
+            tables[row] = self.change_table(tmp_path / "one", row)
+            at = self.record(four, self.NAME, row)
+            shutil.copy(tmp_path / "one" / at.file, four / at.file)
+        opened = open_checkpoint(str(four))
+        assert isinstance(opened, DcpCheckpoint)
+        assert not opened.cut[self.NAME].supposed
+        report = verify(opened, VerifyOptions(level=Level.VALUES))
+        assert report.code is ExitCode.OK
+        assert "replica-differs" in {found.kind for found in report.findings}
+        codes = b""
+        for row in range(4):
+            codes += read_tensor(opened, f"optimizer:wide.exp_avg.{row}.codes")
+            table = read_tensor(opened, f"optimizer:wide.exp_avg.{row}.qmap")
+            assert table == tables.get(row, table)
+        assert codes == truth("adamw4bit")[self.KEY]
 
     def test_tensors_that_lie_elsewhere(self, four: Path) -> None:
         """Its pickle takes the scale and the table from each other's place."""

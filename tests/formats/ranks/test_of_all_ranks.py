@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from ftckpt import convert, diff, open_checkpoint
 from ftckpt.errors import ExitCode
@@ -70,6 +71,39 @@ def test_ranks_have_their_own_again(tmp_path: Path) -> None:
         assert held["rng"].keys() == own["rng"].keys()
         assert held["rng"]["random"] == own["rng"]["random"]
         assert torch.equal(held["rng"]["cpu"], own["rng"]["cpu"])
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize(
+    ("more", "own"),
+    [
+        ({}, True),
+        ({"step": 7}, True),
+        ({"rng": {"seed": "shared"}}, False),
+        ({"rng": {"seed": {"a": "shared"}}}, False),
+        ({"rng": "shared"}, False),
+    ],
+)
+@pytest.mark.parametrize("nested", [True, False])
+def test_what_has_its_place_keeps_it(
+    more: dict[str, object], own: bool, nested: bool, tmp_path: Path
+) -> None:
+    """Where two would have one place in a rank's file, a rank's own stays under its key."""
+    state: dict[str, object] = {"model": {"w": torch.ones(4, 4)}, **more}
+    for rank in range(2):
+        ranks = {"rng": {"seed": f"of {rank}", "list": [rank]}}
+        state |= {f"rank_{rank}": ranks} if nested else {f"rank_{rank}.rng": ranks["rng"]}
+    save(state, checkpoint_id=tmp_path / "store", no_dist=True)
+    convert(str(tmp_path / "store"), str(tmp_path / "ranks"), to="ranks", dp=2)
+    for rank in range(2):
+        name = f"extra_state_world_size_2_rank_{rank}.pt"
+        held = torch.load(tmp_path / "ranks" / name, weights_only=False)
+        if own:
+            assert held == {"rng": {"seed": f"of {rank}", "list": [rank]}, **more}
+        else:
+            first = "rank_0" if nested else "rank_0.rng"
+            inside = held[first]["rng"] if nested else held[first]
+            assert inside == {"seed": "of 0", "list": [0]}
 
 
 def test_of_other_ranks_every_one_keeps_what_all_had(tmp_path: Path) -> None:
