@@ -23,7 +23,7 @@ from .entries import EntryClass
 from .entry import ScannedEntry
 
 _ADAPTER, _MAX_BYTES, _ADAPTERS = "adapter_config.json", 1 << 20, 16
-# So many names of what is no checkpoint are looked at: it may be a data set.
+# Names that are looked at in a directory other than a checkpoint: it may be a data set.
 _MOST = 100_000
 
 
@@ -57,7 +57,7 @@ def with_needs(
 
 
 def _links_of(store: Store, place: Entry) -> list[Entry]:
-    """Return the links and the adapters' configurations in what is no checkpoint.
+    """Return the links and the adapters' configurations in anything but a checkpoint.
 
     The nearest come first. No other filesystem is entered, and what may not be read is left out.
     """
