@@ -73,7 +73,7 @@ BUDGET = {
     "transfer": 6_872,
     "comparison": 2_857,
     "delta": 5_400,
-    "retention": 7_220,
+    "retention": 7_440,
     "replication": 3_508,
     "parts": 2_045,
     "capabilities": 994,

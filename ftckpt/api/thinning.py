@@ -105,9 +105,9 @@ class WeightsAlone:
         entry, child, store = found.entry, found.child, found.root.store
         assert child is not None
         if entry.bases:
-            delta = entry.format in ("", "delta")
-            says = "it is a delta: it is small as it is"
-            raise UnsupportedError(says if delta else "it depends on another checkpoint")
+            raise UnsupportedError("it is a delta: it is small as it is")
+        if entry.needs:
+            raise UnsupportedError("it depends on another checkpoint")
         if len(child.parts) > 1 or child.parts[0].entry.path != found.place.path:
             raise UnsupportedError("it holds its checkpoints in folders")
         if child.candidate.step is None or child.candidate.step != entry.step:

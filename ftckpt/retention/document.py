@@ -164,7 +164,7 @@ def _decision(decision: Decision) -> dict[str, Any]:
     values["commit"] = None if entry.commit is None else str(entry.commit)
     values["pins"] = [p._asdict() for p in entry.pins]
     values["leases"] = [lease._asdict() for lease in entry.leases]
-    for name in ("pointers", "tags", "bases"):
+    for name in ("pointers", "tags", "bases", "needs"):
         values[name] = list(values[name])
     if entry.contents is not None:
         values["contents"] = {
@@ -209,8 +209,8 @@ def _loaded(row: Mapping[str, Any]) -> Decision:
         values["commit"] = CommitState(values["commit"])
     values["pins"] = tuple(Pin(**p) for p in values["pins"])
     values["leases"] = tuple(Lease(**lease) for lease in values["leases"])
-    for name in ("pointers", "tags", "bases"):
-        values[name] = tuple(values[name])
+    for name in ("pointers", "tags", "bases", "needs"):
+        values[name] = tuple(values.get(name, ()))
     if values["contents"] is not None:
         shared = tuple(SharedFile(**s) for s in values["contents"]["shared"])
         values["contents"] = EntryContents(**{**values["contents"], "shared": shared})

@@ -28,7 +28,7 @@ from ftckpt.retention.scan.contents import list_entry, sum_up
 from ftckpt.retention.scan.entries import EntryClass, ScanDepth
 from ftckpt.retention.scan.entry import ScannedEntry
 from ftckpt.retention.scan.inside import with_run
-from ftckpt.retention.scan.links import led_to, trained_on
+from ftckpt.retention.scan.links import with_needs
 from ftckpt.storage.store import Entry, EntryKind
 from ftckpt.verification import check_structure
 
@@ -154,10 +154,7 @@ def surveyed(found: ScannedEntry) -> ScannedEntry | None:
         return found
     try:
         files = list_entry(found.root.store, found.place)
-        own = found.place.path
-        needs = (*led_to(found.root.store, own, files), *trained_on(found.root, own, files))
-        bases = tuple(dict.fromkeys((*found.entry.bases, *needs)))
-        return with_run(found.now(contents=sum_up(files), bases=bases), files)
+        return with_needs(with_run(found.now(contents=sum_up(files)), files), files)
     except NotFoundError:
         return None
 

@@ -271,19 +271,26 @@ class _Work:
         groups: dict[str, list[RootEntry]] = defaultdict(list)
         for found in self.found.values():
             groups[found.entry.group].append(found.entry)
+        states = [
+            (root, folder)
+            for root in self.roots
+            for folder in (
+                *([root.base] if _STATE in root.foreign else []),
+                *self._newest_of_trainer(groups[root.base]),
+            )
+        ]
+        asked = [(root, folder) for root, folder in states if folder not in self.best]
+        said = concurrently(self.place.store, lambda one: best_of(*one), asked)
+        self.best |= zip((folder for _, folder in asked), said, strict=True)
         news = False
-        for root in self.roots:
-            own = [root.base] if _STATE in root.foreign else []
-            for folder in (*own, *self._newest_of_trainer(groups[root.base])):
-                if folder not in self.best:
-                    self.best[folder] = best_of(root, folder)
-                best = self.best[folder]
-                target = self.found.get(join(root.base, best)) if best else None
-                pointer = relative(root.base, join(folder, _STATE))
-                if target is not None and pointer not in target.entry.pointers:
-                    pointers = (*target.entry.pointers, pointer)
-                    self.found[target.entry.name] = target.now(pointers=pointers)
-                    news = True
+        for root, folder in states:
+            best = self.best[folder]
+            target = self.found.get(join(root.base, best)) if best else None
+            pointer = relative(root.base, join(folder, _STATE))
+            if target is not None and pointer not in target.entry.pointers:
+                pointers = (*target.entry.pointers, pointer)
+                self.found[target.entry.name] = target.now(pointers=pointers)
+                news = True
         return news
 
     def _newest_of_trainer(self, entries: Sequence[RootEntry]) -> Iterator[str]:

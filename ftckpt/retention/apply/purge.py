@@ -45,7 +45,7 @@ def purge(
 ) -> Purged:
     """Free what was dropped at least `trash_ttl` seconds ago in the roots of a place.
 
-    Entries dropped in the future (by name) stay, and so do bases of checkpoints and entries that a
+    Entries dropped in the future (by name) stay, and so does what checkpoints depend on and what a
     pin, lease or pointer names while nothing else has that name. An interrupted purge is continued.
 
     Args:
@@ -68,7 +68,7 @@ def purge(
     filled = [root for root in roots if open_trash(root).listed() or has_remains(root, now())]
     with hold(filled, actor, now()) as trashes:
         require_clock(filled, now())
-        how = ScanOptions(formats, now(), bases=bases)
+        how = ScanOptions(formats, now(), bases=bases, needs=True)
         return purge_held(
             roots, trashes, how, actor=actor, trash_ttl=trash_ttl, now=now, counter=counter
         )
@@ -144,7 +144,7 @@ def _held(
     """Return, by path, why expired things stay."""
     found = [f for root in roots for f in read_entries(root, how, counter=counter)]
     live = {f.entry.name for f in found}
-    based_on = {base: f.entry.name for f in found for base in f.entry.bases}
+    based_on = {path: f.entry.name for f in found for path in f.entry.upon}
     by_group = {root.base: root for root in roots}
     held: dict[str, Reason] = {}
     for thing in over:

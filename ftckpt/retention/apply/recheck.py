@@ -12,13 +12,16 @@ from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from ftckpt.checkpoint import CommitState
 from ftckpt.discovery.roots import Candidate, Root, read_again
 from ftckpt.errors import NotFoundError
-from ftckpt.own_files import FOLDER
+from ftckpt.own_files import FOLDER, is_own
 from ftckpt.retention.scan.classify import classify
 from ftckpt.retention.scan.entries import EntryClass, RootEntry
 from ftckpt.retention.scan.entry import ScannedEntry, ScanOptions
 from ftckpt.retention.scan.evidence import EntryHolds
+from ftckpt.retention.scan.read import of_no_checkpoint
+from ftckpt.retention.trash import BESIDE
 from ftckpt.storage.local.oserror import translate, twice
 from ftckpt.storage.overlay import OverlayStore
 from ftckpt.storage.store import Entry, EntryKind, Store, join, relative
@@ -51,6 +54,7 @@ class Watch:
         self._names = {*self._candidates, *root.foreign, *self._pointing}
         self._pointing |= self._links(root.store.children(root.base))
         self._unsettled = [c for c in root.candidates if c.entry.path in unfinished]
+        self._foreign: set[str] = set()
 
     def look(self, found: ScannedEntry, now: float) -> tuple[RootEntry, list[ScannedEntry]]:
         """Return an entry with its present claims; and entries that are new or were unfinished.
@@ -98,7 +102,8 @@ class Watch:
         for candidate in candidates:
             self._candidates[candidate.path] = candidate
             self._of_step[candidate.step][candidate.path] = candidate
-        foreign = (name for name in near.foreign if name in come)
+        foreign = [n for n in near.foreign if n in come]
+        self._foreign.update(n for n in foreign if not (is_own(n) or n.startswith(BESIDE)))
         self._root = replace(
             self._root,
             candidates=tuple(self._candidates.values()),
@@ -115,9 +120,12 @@ class Watch:
             with suppress(NotFoundError):
                 found = classify(self._root, candidate, self._how)
                 news.append(found)
-                if found.entry.entry_class not in _SETTLED:
+                # Without a marker nothing says that no more links will come.
+                open_ended = found.entry.commit is CommitState.NO_MARKER
+                if open_ended or found.entry.entry_class not in _SETTLED:
                     unsettled.append(candidate)
         self._unsettled = unsettled
+        news += [of_no_checkpoint(self._root, name) for name in sorted(self._foreign)]
         return news
 
     def _links(self, entries: Iterable[Entry]) -> set[str]:

@@ -29,12 +29,12 @@ class LinkLedger:
 
 
 def drop_order(entries: Iterable[RootEntry]) -> list[RootEntry]:
-    """Return entries in drop order: the oldest first, a delta before its base."""
+    """Return entries in drop order: the oldest first, what depends on another before it."""
     ordered = sorted(entries, key=lambda e: e.age_order)
     inside = {e.name for e in ordered}
     dependants: dict[str, list[RootEntry]] = defaultdict(list)
     for entry in ordered:
-        for base in entry.bases:
+        for base in entry.upon:
             if base in inside:
                 dependants[base].append(entry)
     placed: dict[str, None] = {}
@@ -47,7 +47,7 @@ def drop_order(entries: Iterable[RootEntry]) -> list[RootEntry]:
 def _place(
     entry: RootEntry, dependants: Mapping[str, Sequence[RootEntry]], placed: dict[str, None]
 ) -> None:
-    """Place an entry after its dependants; a loop of bases is cut where it closes."""
+    """Place an entry after its dependants; a loop is cut where it closes."""
     waiting, entered = [(entry, False)], set()
     while waiting:
         one, ready = waiting.pop()

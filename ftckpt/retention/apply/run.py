@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ftckpt.discovery.recognise import Format
@@ -16,6 +16,11 @@ from ftckpt.retention.locks import leases
 from ftckpt.retention.locks.hold import hold, require_clock
 from ftckpt.retention.policy.plan import Decision, RetentionPlan
 from ftckpt.retention.records import log, pins, tags
+from ftckpt.retention.scan.contents import (
+    fingerprint_but_targets,
+    fingerprint_of,
+    list_entry,
+)
 from ftckpt.retention.scan.entries import EntryClass
 from ftckpt.retention.scan.entry import Bases, ScannedEntry, ScanOptions, recorded_bases
 from ftckpt.retention.scan.staleness import is_leaving, is_same, still_right
@@ -82,13 +87,15 @@ def apply(
         logged = [root for root in roots if root.base in groups]
         before = {root.base: _intent(root, plan, current.going, actor) for root in logged}
         untold = [r for r in logged if not _tell(r, log.APPLYING, now(), identity, before[r.base])]
-        how = ScanOptions(formats, now(), plan.policy.metric, bases)
+        how = ScanOptions(formats, now(), plan.policy.metric, bases, needs=True)
         purged = None
         if trash_ttl is not None:
             purged = purge_held(
                 roots, trashes, how, actor=actor, trash_ttl=trash_ttl, now=now, counter=counter
             )
-        dropping = Dropping(plan, current.found, trashes, how, actor, now, purge_now=purge_now)
+        dropping = Dropping(
+            plan, current.found, trashes, how, actor, now, purge_now=purge_now, going=current.going
+        )
         counter.start("dropping", len(current.going), "entries")
         for decision in current.going:
             dropping.drop(decision)
@@ -115,8 +122,9 @@ def apply(
 
 
 class Dropping:
-    """Drops entries one by one; tracks what still stands and its bases.
+    """Drops entries one by one; tracks what still stands and what that depends on.
 
+    Of those `going` that depend on each other none holds the other.
     With `thins` the weights of what goes stay: a tag that keeps it does not hold it whole.
     """
 
@@ -130,6 +138,7 @@ class Dropping:
         now: Callable[[], float],
         *,
         purge_now: bool,
+        going: Sequence[Decision] = (),
         thins: bool = False,
     ) -> None:
         self.plan = plan
@@ -139,6 +148,8 @@ class Dropping:
         self.actor = actor
         self.now = now
         self.purge_now = purge_now
+        self._seen: dict[str, str] = {}
+        self._going = {decision.entry.name: decision for decision in going}
         self.dropped: list[Decision] = []
         self.trashed: list[Trashed] = []
         self.absent: list[str] = []
@@ -214,23 +225,84 @@ class Dropping:
             NotFoundError: it is gone.
             RefusedError: it may not be dropped.
         """
+        found = self._unclaimed(decision)
+        # Entries that link to each other go one after the other, if all of them may.
+        for other in self._upon_each_other(decision.entry.name):
+            try:
+                self._require_unchanged(self._unclaimed(self._going[other]))
+            except NotFoundError as error:
+                why = f"{decision.entry.name} stays: {other} depends on it, and is going"
+                raise RefusedError(why) from error
+        return found
+
+    def _require_unchanged(self, found: ScannedEntry) -> None:
+        """Remember an entry as the plan saw it: its links lead nowhere once their targets went.
+
+        Raises:
+            NotFoundError: it is gone.
+            RefusedError: it has changed.
+        """
+        name = found.entry.name
+        files = list_entry(found.root.store, found.place)
+        contents = self._going[name].entry.contents
+        if name in self._seen:
+            return
+        if contents is None or fingerprint_of(files) != contents.fingerprint:
+            raise RefusedError(f"{name} stays: it has changed since the plan was made")
+        self._seen[name] = fingerprint_but_targets(files)
+
+    def _upon_each_other(self, name: str) -> list[str]:
+        """Return the entries that depend on one, all of which it depends on itself.
+
+        Raises:
+            RefusedError: there are others, or one of them stays.
+        """
+        above = self._closed([name], lambda one: self._upon[one])
+        below = self._closed([name], lambda one: self._standing[one].entry.upon)
+        for other in above:
+            if other not in below or other not in self._going:
+                raise RefusedError(f"{name} stays: {other} depends on it")
+        return above
+
+    def _closed(self, names: list[str], step: Callable[[str], Iterable[str]]) -> list[str]:
+        """Return what standing entries lead to by steps, without the first of them."""
+        seen = dict.fromkeys(names)
+        waiting = list(names)
+        while waiting:
+            for one in step(waiting.pop()):
+                if one in self._standing and one not in seen:
+                    seen[one] = None
+                    waiting.append(one)
+        return list(seen)[len(names) :]
+
+    def _unclaimed(self, decision: Decision) -> ScannedEntry:
+        """Return an entry as it is now, if nobody has claimed or changed it.
+
+        Raises:
+            NotFoundError: it is gone.
+            RefusedError: it stays.
+        """
         name = decision.entry.name
         found = self._standing[name]
         held, news = self._watch(found).look(found, self.now())
         for one in news:
             self._stands(one)
-        if self._upon[name]:
-            delta = next(iter(self._upon[name]))
-            raise RefusedError(f"{name} stays: {delta} depends on it")
         tagged = self.keep_tags.intersection(held.tags)
         if held.pins or held.pointers or held.leases or tagged:
             raise RefusedError(f"{name} stays: since the plan was made somebody has claimed it")
         listed = surveyed(found.now(contents=None))
         if listed is None or is_leaving(decision, listed.entry):
             raise NotFoundError(f"{name} is gone, or going")
-        if not is_same(decision, listed.entry):
+        if not is_same(decision, listed.entry) and not self._lost_targets(listed):
             raise RefusedError(f"{name} stays: it has changed since the plan was made")
         return listed
+
+    def _lost_targets(self, found: ScannedEntry) -> bool:
+        """Whether an entry has not changed but for what its links led to."""
+        seen = self._seen.get(found.entry.name)
+        if seen is None:
+            return False
+        return fingerprint_but_targets(list_entry(found.root.store, found.place)) == seen
 
     def _watch(self, found: ScannedEntry) -> Watch:
         group = found.entry.group
@@ -247,8 +319,8 @@ class Dropping:
         name = found.entry.name
         self._forget(name)
         self._standing[name] = found
-        for base in found.entry.bases:
-            self._upon[base][name] = None
+        for path in found.entry.upon:
+            self._upon[path][name] = None
 
     def _is_gone(self, name: str) -> None:
         found = self._forget(name)
@@ -257,8 +329,8 @@ class Dropping:
 
     def _forget(self, name: str) -> ScannedEntry | None:
         found = self._standing.pop(name, None)
-        for base in found.entry.bases if found is not None else ():
-            self._upon[base].pop(name, None)
+        for path in found.entry.upon if found is not None else ():
+            self._upon[path].pop(name, None)
         return found
 
 

@@ -82,7 +82,7 @@ def thin(
         return Thinned()
     policy = replace(plan.policy, reclaim=None)
     fresh = prepare(place, formats, policy, now(), bases=bases, known=plan, counter=counter)
-    how = ScanOptions(formats, now(), policy.metric, bases)
+    how = ScanOptions(formats, now(), policy.metric, bases, needs=True)
     run = _Thinning(plan, fresh, take_weights, how, actor, now, work, purge_now=purge_now)
     counter.start("thinning", len(plan.thin), "entries")
     for decision in plan.thin:

@@ -115,12 +115,12 @@ def _reasons(runs: Mapping[str, EntryGroup], policy: Policy) -> dict[str, list[R
 
 
 def _close(every: Sequence[RootEntry], reasons: dict[str, list[Reason]]) -> None:
-    """Keep the bases of kept entries, in any run."""
-    bases = {e.name: e.bases for e in every}
+    """Keep what kept entries depend on, in any run."""
+    upon = {e.name: e.upon for e in every}
     waiting = [e.name for e in every if reasons[e.name]]
     while waiting:
         name = waiting.pop()
-        for base in bases[name]:
+        for base in upon[name]:
             if base in reasons:
                 if not reasons[base]:
                     waiting.append(base)

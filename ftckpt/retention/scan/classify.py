@@ -31,7 +31,7 @@ from .contents import list_entry, sum_up
 from .entries import EntryClass, EntryContents, RootEntry, ScanDepth
 from .entry import ScannedEntry, ScanOptions
 from .inside import with_run
-from .links import led_to
+from .links import with_needs
 from .uploads import announced_at, is_sent_to
 
 # The weights of a checkpoint that stands whole wait for it to be thinned, or for gc to drop them.
@@ -51,7 +51,9 @@ def classify(root: Root, candidate: Candidate, how: ScanOptions) -> ScannedEntry
     """
     one = _Candidate(root, candidate, how)
     found = one.classify()
-    return found if one.files is None else with_run(found, one.files)
+    if one.files is not None:
+        found = with_run(found, one.files)
+    return with_needs(found, one.files, whole=how.needs)
 
 
 def judged_by(found: ScannedEntry, how: ScanOptions) -> ScannedEntry:
@@ -70,7 +72,7 @@ def judged_by(found: ScannedEntry, how: ScanOptions) -> ScannedEntry:
     try:
         return found.now(metric=value, bases=_bases(found.root, found.child, how))
     except CorruptError as error:  # it cannot be read without its bases
-        return found.now(entry_class=EntryClass.CORRUPT, why=error.message)
+        return with_needs(found.now(entry_class=EntryClass.CORRUPT, why=error.message), None)
 
 
 def _of_weights(found: ScannedEntry, how: ScanOptions) -> ScannedEntry:
@@ -106,8 +108,7 @@ class _Candidate:
     def classify(self) -> ScannedEntry:
         """Return the entry (see `classify`)."""
         if self.place.link is not None:
-            found = self._found(EntryClass.FOREIGN, f"a link to {self.place.link}: never followed")
-            return found.now(bases=led_to(self.root.store, self.place.path, [self.place]))
+            return self._found(EntryClass.FOREIGN, f"a link to {self.place.link}: never followed")
         local = self.root.store.traits.local and self.place.kind is EntryKind.DIRECTORY
         if not local or self.candidate.staging:
             self._list()
@@ -157,12 +158,7 @@ class _Candidate:
                 lone = alone_of(self.root.store, self.files)
         if lone and not self.root.store.traits.local:
             return self._unfinished(lone, None)
-        found = self._found(EntryClass.FOREIGN, lone or "no format knows it")
-        if self.place.kind is not EntryKind.DIRECTORY or not self.root.store.traits.local:
-            return found
-        # `milestones/a -> ../step-100` is a common way to say what is to stay.
-        inside = self.root.store.children(self.place.path)
-        return found.now(bases=led_to(self.root.store, self.place.path, inside))
+        return self._found(EntryClass.FOREIGN, lone or "no format knows it")
 
     def _committed(self, child: Child, listing: Listing) -> ScannedEntry:
         """Classify a finished save by its names; open headers only for a missing step."""

@@ -78,6 +78,13 @@ def fingerprint_of(files: Sequence[Entry]) -> str:
     return digest.hexdigest()
 
 
+def fingerprint_but_targets(files: Sequence[Entry]) -> str:
+    """Return `fingerprint_of` a listing without what is known of the targets of its links."""
+    return fingerprint_of(
+        [Entry(f.path, 0, link=f.link) if f.link is not None else f for f in files]
+    )
+
+
 def identity_of(files: Sequence[Entry], base: str) -> str:
     """Return a digest of the data files of `base`, which a seal does not change.
 

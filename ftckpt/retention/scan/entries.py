@@ -134,8 +134,9 @@ class RootEntry:
             find the newest.
         named: whether trainers load it by its name (`last`, `best`, `final`).
         pointers: names of the root's pointers to it.
-        bases: names of entries that it depends on, and places of other checkpoints: of a delta, and
-            where symbolic links inside it lead. Links are known where files are listed.
+        bases: names of entries that a delta is built on, and places of other checkpoints.
+        needs: paths that it needs besides (`links.with_needs`); for a local checkpoint, known where
+            its files were listed.
         metric: the value of the policy's metric; None if unknown or without one.
         thinned: the name of the entry whose weights it holds, and nothing else; "" for an entry as
             it was saved.
@@ -162,10 +163,16 @@ class RootEntry:
     leases: tuple[Lease, ...] = ()
     tags: tuple[str, ...] = ()
     bases: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
     metric: float | None = None
     thinned: str = ""
     weights: int | None = None
     whole: str = ""
+
+    @property
+    def upon(self) -> tuple[str, ...]:
+        """The paths of all that must stay while it does."""
+        return (*self.bases, *(path for path in self.needs if path not in self.bases))
 
     @property
     def age_order(self) -> tuple[float, float, str]:

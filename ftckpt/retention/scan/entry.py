@@ -86,9 +86,11 @@ class ScanOptions:
         metric: to look up; None for none.
         bases: returns the places of a checkpoint's bases: paths in the store, or full paths
             elsewhere; one for each delta.
+        needs: whether to list local checkpoints, too, for what they need (`RootEntry.needs`).
     """
 
     formats: Sequence[Format]
     now: float
     metric: Metric | None = None
     bases: Bases = recorded_bases
+    needs: bool = False

@@ -1,10 +1,16 @@
-"""Find what a kept entry needs of others: what its links lead into, and what an adapter is of."""
+"""Find what an entry needs of others: what its links lead into, and what an adapter is of.
+
+`RootEntry.needs` is what is found here, of every entry that stays: for a plan, while it is carried
+out, and before the trash is emptied.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 
 from ftckpt.discovery.roots import Root
 from ftckpt.discovery.step_names import step_in_name
@@ -12,53 +18,139 @@ from ftckpt.errors import CorruptError, NotFoundError, UnsafeError
 from ftckpt.storage.store import Entry, EntryKind, Store, join
 from ftckpt.strict_json import JsonError, decode
 
-_ADAPTER, _MAX_BYTES = "adapter_config.json", 1 << 20
+from .contents import list_entry
+from .entries import EntryClass
+from .entry import ScannedEntry
+
+_ADAPTER, _MAX_BYTES, _ADAPTERS = "adapter_config.json", 1 << 20, 16
+# Names that are looked at in a directory other than a checkpoint: it may be a data set.
+_MOST = 100_000
 
 
-def trained_on(root: Root, own: str, files: Iterable[Entry]) -> tuple[str, ...]:
-    """Return the checkpoint of the same root that a LoRA adapter of PEFT was trained on.
-
-    It is told by its name: the path that was recorded is of the machine that trained.
+def with_needs(
+    found: ScannedEntry, files: Sequence[Entry] | None, *, whole: bool = False
+) -> ScannedEntry:
+    """Return an entry with what it needs of others.
 
     Args:
-        root: of the entry.
-        own: path of the entry.
-        files: of the entry.
+        found: the entry.
+        files: of it; None where they were not listed.
+        whole: whether to list those of a finished checkpoint then. A plan does so later, and only
+            for what it keeps.
 
     Raises:
-        UnavailableError, DeniedError: its configuration could not be read.
+        NotFoundError: it is gone.
+        UnavailableError, DeniedError: it could not be listed, or an adapter's configuration read.
     """
-    path = join(own, _ADAPTER)
-    config = next((f for f in files if f.path == path and f.kind is EntryKind.FILE), None)
-    if config is None or config.size > _MAX_BYTES:
-        return ()
-    base: object = None
-    with suppress(NotFoundError, CorruptError, UnsafeError, JsonError, LookupError, TypeError):
-        base = decode(root.store.read(path, 0, config.size))["base_model_name_or_path"]
-    if not isinstance(base, str):
-        return ()
-    around, _, name = base.rstrip("/").rpartition("/")
-    here = root.url.rstrip("/").rpartition("/")[2]
-    if step_in_name(name) is None or around.rpartition("/")[2] not in ("", ".", here):
-        return ()
-    return (join(root.base, name),)
+    if found.entry.entry_class is EntryClass.TRASH:
+        return found
+    if files is None and found.entry.entry_class is not EntryClass.COMMITTED:
+        files = _links_of(found.root.store, found.place)
+    elif files is None:
+        if not whole:
+            return found
+        files = list_entry(found.root.store, found.place)
+    own = found.place.path
+    needs = dict.fromkeys((*_led_to(found.root.store, files), *_trained_on(found.root, files)))
+    others = tuple(path for path in needs if path != own and not path.startswith(own + "/"))
+    return found.now(needs=others)
 
 
-def led_to(store: Store, own: str, files: Iterable[Entry]) -> tuple[str, ...]:
-    """Return the paths that symbolic links of an entry lead to, and those of all around them.
+def _links_of(store: Store, place: Entry) -> list[Entry]:
+    """Return the links and the adapters' configurations in anything but a checkpoint.
 
-    A link may lead to another one, which lies in a third entry: both are needed.
+    The nearest come first. No other filesystem is entered, and what may not be read is left out.
+    """
+    top = store.local_path(place.path)
+    if top is None:
+        return []
+    found: list[Entry] = []
+    seen = 0
+    with suppress(OSError):
+        if os.path.islink(top):
+            return [Entry(place.path, 0, link=os.readlink(top))]
+        device = os.stat(top).st_dev
+        waiting = deque([(top, place.path)])
+        while waiting and seen < _MOST:
+            folder, path = waiting.popleft()
+            with suppress(OSError), os.scandir(folder) as names:
+                for each in names:
+                    seen += 1
+                    inside = f"{path}/{each.name}"
+                    if each.is_symlink():
+                        found.append(Entry(inside, 0, link=os.readlink(each.path)))
+                    elif each.is_dir(follow_symlinks=False):
+                        if each.stat(follow_symlinks=False).st_dev == device:
+                            waiting.append((each.path, inside))
+                    elif each.name == _ADAPTER and os.access(each.path, os.R_OK):
+                        found.append(Entry(inside, each.stat(follow_symlinks=False).st_size))
+    return found
 
-    Args:
-        store: where the entry lies; only local ones have links.
-        own: path of the entry: what lies in it needs nothing else.
-        files: of the entry.
+
+def _trained_on(root: Root, files: Iterable[Entry]) -> Iterator[str]:
+    """Yield where the checkpoint that a LoRA adapter of PEFT was trained on may lie in the store.
+
+    It is told by the names of its run and its step: the path that was recorded is of the machine
+    that trained.
+    """
+    configs = (
+        file for file in files
+        if file.path.rpartition("/")[2] == _ADAPTER and file.kind is EntryKind.FILE
+        and file.size <= _MAX_BYTES
+    )  # fmt: skip
+    for config in islice(configs, _ADAPTERS):
+        base: object = None
+        with suppress(NotFoundError, CorruptError, UnsafeError, JsonError, LookupError, TypeError):
+            said = root.store.read(config.path, 0, config.size)
+            base = decode(said)["base_model_name_or_path"]
+        if isinstance(base, str) and "\0" not in base:
+            yield from _by_place(root, base)
+            yield from _by_names(root, base)
+
+
+def _by_place(root: Root, said: str) -> Iterator[str]:
+    """Yield a recorded path where it leads on this machine: from the run, or from beside it."""
+    here, top = root.store.local_path(root.base), root.store.local_path("")
+    if here is None or top is None or "://" in said:
+        return
+    here, top = os.path.realpath(here), os.path.realpath(top)
+    for folder in (here, os.path.dirname(here)):
+        yield from _inside(top, os.path.realpath(os.path.join(folder, said)))
+
+
+def _by_names(root: Root, said: str) -> Iterator[str]:
+    """Yield the paths that end as a recorded one does, in this run and in others of the place."""
+    parts = [part for part in said.split("/") if part not in ("", ".")]
+    while parts and step_in_name(parts[-1]) is None:  # `step-1/policy` lies in a step
+        parts.pop()
+    if not parts:
+        return
+    local = root.store.local_path(root.base)
+    names = {"..", root.url.rstrip("/").rpartition("/")[2]}
+    if local is not None:
+        names |= {
+            os.path.basename(os.path.abspath(local)),
+            os.path.basename(os.path.realpath(local)),
+        }
+    if len(parts) == 1 or parts[-2] in names:
+        yield join(root.base, parts[-1])
+    above = root.base
+    while above:
+        above = above.rpartition("/")[0]
+        for first in range(len(parts) - 1):
+            yield join(above, "/".join(parts[first:]))
+
+
+def _led_to(store: Store, files: Iterable[Entry]) -> Iterator[str]:
+    """Yield the paths that symbolic links lead to, and those of all around them.
+
+    A link may lead to another one, which lies in a third entry: both are needed. Only local stores
+    have links.
     """
     top = store.local_path("")
     if top is None:
-        return ()
-    top = os.path.realpath(top).rstrip("/") + "/"
-    found: dict[str, None] = {}
+        return
+    top = os.path.realpath(top)
     for file in files:
         local = None if file.link is None else store.local_path(file.path)
         if local is None:
@@ -66,12 +158,13 @@ def led_to(store: Store, own: str, files: Iterable[Entry]) -> tuple[str, ...]:
         folder = os.path.realpath(os.path.dirname(local))
         said = os.path.normpath(os.path.join(folder, file.link or ""))
         for place in (said, os.path.realpath(local)):
-            if place.startswith(top):
-                found.update(dict.fromkeys(_with_all_around(place.removeprefix(top))))
-    return tuple(path for path in found if path != own and not path.startswith(own + "/"))
+            yield from _inside(top, place)
 
 
-def _with_all_around(path: str) -> Iterator[str]:
+def _inside(top: str, place: str) -> Iterator[str]:
+    """Yield the path in a store of a place, and those of all around it; none if it is elsewhere."""
+    top = top.rstrip("/") + "/"
+    path = place.removeprefix(top) if place.startswith(top) else ""
     while path:
         yield path
         path = path.rpartition("/")[0]

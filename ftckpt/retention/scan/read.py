@@ -28,6 +28,7 @@ from .entries import EntryClass, RootEntry
 from .entry import ScannedEntry, ScanOptions
 from .evidence import EntryHolds
 from .leftovers import WHY as LEFT
+from .links import with_needs
 
 
 def read_entries(root: Root, how: ScanOptions, *, counter: Counter = NULL) -> list[ScannedEntry]:
@@ -62,10 +63,15 @@ def read_entries(root: Root, how: ScanOptions, *, counter: Counter = NULL) -> li
 def _foreign(root: Root) -> Iterator[ScannedEntry]:
     for name in root.foreign:
         if not is_own(name) and not name.startswith(BESIDE):
-            place = Entry(join(root.base, name), 0)
-            why = LEFT if is_leftover(name) else "its name is not a checkpoint's"
-            entry = RootEntry(place.path, root.base, EntryClass.FOREIGN, why=why)
-            yield ScannedEntry(entry, root, place)
+            yield of_no_checkpoint(root, name)
+
+
+def of_no_checkpoint(root: Root, name: str) -> ScannedEntry:
+    """Return what lies in a root under a name that is not a checkpoint's."""
+    place = Entry(join(root.base, name), 0)
+    why = LEFT if is_leftover(name) else "its name is not a checkpoint's"
+    entry = RootEntry(place.path, root.base, EntryClass.FOREIGN, why=why)
+    return with_needs(ScannedEntry(entry, root, place), None)
 
 
 def _alone(root: Root, how: ScanOptions, evidence: EntryHolds) -> Iterator[ScannedEntry]:
