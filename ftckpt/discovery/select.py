@@ -246,6 +246,10 @@ def _lacks_models(root: Root, looked: Looked, every: Sequence[Candidate]) -> str
         for candidate in every:
             if candidate.step == tracker.step and not candidate.staging:
                 lost = sorted(_models(root.recognise(candidate)) - mine)
+                before = _step_before(candidate, every) if lost else None
+                if before is not None:  # a user may have merged weights into one step
+                    usual = _models(root.recognise(before))
+                    lost = [name for name in lost if name in usual]
                 if lost:
                     return (
                         f"{root.url_of(looked.candidate)} lacks {listed(lost, 3)}, which "
@@ -253,6 +257,12 @@ def _lacks_models(root: Root, looked: Looked, every: Sequence[Candidate]) -> str
                         "its save was not finished"
                     )
     return ""
+
+
+def _step_before(of: Candidate, every: Sequence[Candidate]) -> Candidate | None:
+    """Return the candidate of the step before, by its name; None without one."""
+    older = [c for c in every if c.step is not None and not c.staging and c.step < (of.step or 0)]
+    return max(older, key=lambda c: c.step or 0, default=None)
 
 
 def _models(child: Child | None) -> set[str]:

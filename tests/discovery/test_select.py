@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -238,6 +239,19 @@ def test_a_step_that_lacks_a_model_of_the_trackers_step_was_not_finished(tmp_pat
     assert name_of(tiers.chosen) == "global_step_1"
     tracker.write_text("2")  # the run goes on without a critic
     assert name_of(chosen(tmp_path)) == "global_step_2"
+
+
+def test_a_model_that_a_user_added_to_one_step_is_missing_in_none(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        write(tmp_path / f"global_step_{step}", "actor", step)
+        write(tmp_path / f"global_step_{step}", "critic", step)
+    write(tmp_path / "global_step_2", "merged_hf", 2)
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("2")
+    assert name_of(chosen(tmp_path)) == "global_step_3"
+    shutil.rmtree(tmp_path / "global_step_3" / "critic")
+    found = chosen(tmp_path)
+    assert name_of(found) == "global_step_2"
+    assert "lacks critic, which" in found.skipped[0].message
 
 
 @pytest.mark.parametrize(
