@@ -155,6 +155,12 @@ def select(
     end: tuple[ExitCode, str, str] | None = None
     for looked in walk.newest_first(rules.step_at_most):
         path = root.url_of(looked.candidate)
+        if is_put_aside(looked.candidate.path):  # these come last, and are no fallback
+            if not skipped:
+                aside = f"{path} is put aside, as its name says"
+                skipped.append(Skipped(path, looked.known_step, ExitCode.UNVERIFIED, aside))
+                note(f"skipped ({ExitCode.UNVERIFIED.name}): {aside}")
+            continue
         code, message, hint, lacks = _try(root, looked, check, rules, every or root.candidates)
         if code is ExitCode.OK:
             chosen = looked
@@ -200,9 +206,6 @@ def _try(
     if looked.error is not None:
         return looked.error.exit_code, looked.error.message, looked.error.hint, False
     assert looked.child is not None
-    if is_put_aside(looked.candidate.path):
-        aside = f"{root.url_of(looked.candidate)} is put aside, as its name says"
-        return ExitCode.UNVERIFIED, aside, "", True
     answers = []
     source: Source | None = None
     try:

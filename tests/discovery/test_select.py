@@ -268,6 +268,18 @@ def test_what_somebody_has_put_aside_is_not_taken(tmp_path: Path, name: str) -> 
     assert candidates.newest_child(read(tmp_path)).candidate.path == "step-8"
 
 
+@pytest.mark.parametrize("state", ["good", "damaged", "torn", "UNSAFE"])
+def test_what_is_put_aside_stops_nothing_and_is_no_fallback(tmp_path: Path, state: str) -> None:
+    write(tmp_path, "step-9.bad", 9, state)
+    write(tmp_path, "step-8", 8)
+    small = Small()
+    found = select(read(tmp_path, small), check, SelectionRules(max_fallback=0))
+    assert (name_of(found), found.skipped) == ("step-8", ())
+    assert "step-9.bad" not in small.opened
+    tiers = select_tiers([Tier("a", read(tmp_path))], check, SelectionRules(max_fallback=0))
+    assert name_of(tiers.chosen) == "step-8"
+
+
 @pytest.mark.parametrize("name", ["step-9-copy", "warm-up-9", "best-step-9", "bad", "baddata-9"])
 def test_other_names_are_taken_for_what_they_hold(tmp_path: Path, name: str) -> None:
     write(tmp_path, name, 9)
