@@ -16,15 +16,22 @@ from ftckpt.comparison import Field, Fields
 from ftckpt.errors import FtckptError
 
 from .config import ADAPTER_CONFIG, DTYPE_FIELDS, config_file, parsed_json
+from .rope_settings import ROPE, by_layer_type, with_rope
 
-# Where it was written and by what; the type of the weights is compared with the weights.
+# Where it was written and by what, and how a process runs it; the type of the weights is compared
+# with the weights.
 _ASIDE = frozenset(
     {
         *DTYPE_FIELDS, "_name_or_path", "transformers_version", "peft_version", "use_cache",
-        "auto_mapping", "base_model_name_or_path", "inference_mode", "revision",
-        "_attn_implementation", "_attn_implementation_autoset",
+        "auto_mapping", "base_model_name_or_path", "inference_mode", "revision", "_commit_hash",
+        "attn_implementation", "_attn_implementation", "_attn_implementation_autoset",
+        "_attn_implementation_internal", "_experts_implementation",
+        "_experts_implementation_internal", "gradient_checkpointing", "output_attentions",
+        "output_hidden_states", "return_dict", "torchscript",
     }
 )  # fmt: skip
+# PEFT writes these sets in any order; in any other list the order is a setting (`layer_types`).
+_SETS = frozenset({"target_modules", "exclude_modules", "modules_to_save", "feedforward_modules"})
 _LONG = 48  # characters of a value that are shown
 
 
@@ -49,16 +56,15 @@ def _settings(checkpoint: Checkpoint, other: Checkpoint) -> Iterator[Field | Ftc
         if name not in _files(other):
             continue
         try:
-            mine = dict(_leaves(parsed_json(checkpoint.source, file)))
+            mine = parsed_json(checkpoint.source, file)
         except FtckptError as error:
             yield error
             continue
         try:
-            theirs = dict(_leaves(parsed_json(other.source, _files(other)[name])))
+            theirs = parsed_json(other.source, _files(other)[name])
         except FtckptError:
             continue  # which is told of the other
-        for path in mine.keys() & theirs.keys():
-            text = mine[path]
+        for path, text in shared_settings(mine, theirs):
             shown = text if len(text) <= _LONG else f"{text[: _LONG - 3]}..."
             yield Field(f"{name}.{path}", None, shown, text.encode("utf-8", "surrogatepass"))
 
@@ -70,14 +76,46 @@ def _files(checkpoint: Checkpoint) -> dict[str, str]:
     return {n: f for n, f in known.items() if not source.single and f in source.entries}
 
 
-def _leaves(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every setting as text that is equal for equal values; PEFT writes sets in any order."""
-    for key, member in value.items():
-        if key in _ASIDE:
+def shared_settings(
+    mine: Mapping[str, Any], theirs: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Yield what mine says of every setting that both have, as text that is equal for equal values.
+
+    Which settings these are is the same from both sides: an object against null differs as a whole.
+    They come in the order of my file.
+    """
+    return _shared(with_rope(mine), with_rope(theirs))
+
+
+def _shared(
+    mine: Mapping[str, Any], theirs: Mapping[str, Any], before: str = ""
+) -> Iterator[tuple[str, str]]:
+    for key, member in mine.items():
+        if key in _ASIDE or key not in theirs:
             continue
-        if isinstance(member, dict) and member:
-            yield from _leaves(member, f"{before}{key}.")
+        other = theirs[key]
+        if key == ROPE:
+            member, other = by_layer_type(member, other), by_layer_type(other, member)
+        if isinstance(member, dict) and isinstance(other, dict) and member and other:
+            yield from _shared(member, other, f"{before}{key}.")
         else:
-            if isinstance(member, list) and all(isinstance(one, str) for one in member):
-                member = sorted(member)
-            yield before + key, json.dumps(member, sort_keys=True)
+            yield before + key, json.dumps(_plain(member, key), sort_keys=True)
+
+
+def _plain(value: Any, key: str = "") -> Any:
+    """Return a value in the one spelling that stands for all that mean the same."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)  # a reader takes 10000.0 and 10000 for the same
+    if value == {}:
+        return None  # nothing is set
+    if isinstance(value, dict) and value.get("__float__") in ("Infinity", "-Infinity", "NaN"):
+        return float(value["__float__"])  # so writes transformers 5 what JSON has no word for
+    if isinstance(value, dict):
+        return {name: _plain(member, name) for name, member in value.items()}
+    if not isinstance(value, list):
+        return value
+    if key.endswith("_token_id") and len(value) == 1:
+        return _plain(value[0])  # generation ends at one of these: one is one
+    if key in _SETS and all(isinstance(one, str) for one in value):
+        return sorted(set(value))
+    return [_plain(one) for one in value]

@@ -99,8 +99,19 @@ class Walk:
     unsupported: list[Child] = field(default_factory=list)
 
     def newest_first(self, limit: int | None = None) -> Iterator[Looked]:
-        """Yield candidates by descending step, reading only the headers that the order needs."""
-        waiting = newest_names_first(self.root.candidates)
+        """Yield candidates by descending step, reading only the headers that the order needs.
+
+        What somebody has put aside comes after all others: its headers may be what is wrong.
+        """
+        aside = [c for c in self.root.candidates if is_put_aside(c.path)]
+        yield from self._ordered(
+            [c for c in self.root.candidates if not is_put_aside(c.path)], limit
+        )
+        if aside:
+            yield from self._ordered(aside, limit)
+
+    def _ordered(self, candidates: Sequence[Candidate], limit: int | None) -> Iterator[Looked]:
+        waiting = newest_names_first(candidates)
         if limit is not None and len(waiting) > BATCH:
             waiting = [c for c in waiting if c.step is None or c.step <= limit]
         nameless = sum(c.step is None for c in waiting)
@@ -263,14 +274,15 @@ def newest_child(root: Root, note: Callable[[str], None] = lambda _: None) -> Ch
     newer: list[str] = []
     for looked in walk.newest_first():
         error = looked.error
-        if error is not None and error.exit_code is ExitCode.INCOMPLETE:
+        if error is not None and is_put_aside(looked.candidate.path):
+            thinned += [looked.child] if looked.child is not None else []
+        elif error is not None and error.exit_code is ExitCode.INCOMPLETE:
             newer.append(f"{root.url_of(looked.candidate)} is newer and not committed")
             uncommitted += [looked.child] if looked.child is not None else []
         elif looked.child is not None and _is_thinned(root, looked.child):
             newer.append(f"{root.url_of(looked.candidate)} holds weights alone")
             thinned.append(looked.child)
         elif looked.child is not None and is_put_aside(looked.candidate.path):
-            newer.append(f"{root.url_of(looked.candidate)} is put aside, as its name says")
             thinned.append(looked.child)
         elif looked.child is not None:
             for line in newer:

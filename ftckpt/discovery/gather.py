@@ -10,7 +10,7 @@ from ftckpt.storage.remotes import split
 from ftckpt.storage.several_places import GatheredStore
 from ftckpt.storage.store import EntryKind, Store
 
-from .step_names import step_in_name
+from .step_names import worded_step
 
 
 def gather(url: str, store: Store, also: Sequence[str], options: StoreOptions) -> Store:
@@ -41,8 +41,7 @@ def gather(url: str, store: Store, also: Sequence[str], options: StoreOptions) -
 def _require_one_step(urls: Sequence[str]) -> None:
     named: dict[int, str] = {}
     for url in urls:
-        name = _name(url)
-        step = None if name.isdecimal() else step_in_name(name)  # a number may be a node's
+        step = worded_step(_name(url))
         if step is not None:
             named[step] = url
     if len(named) > 1:
@@ -53,13 +52,13 @@ def _require_one_step(urls: Sequence[str]) -> None:
 def _require_no_root(url: str, other: str, store: Store) -> None:
     """Refuse `run/step-10 --also other/run`: step-10 would lie beside the root's steps."""
     name = _name(url)
-    if not name or name == _name(other) or step_in_name(name) is None:
+    if not name or name == _name(other) or worded_step(name) is None:
         return
     try:
         inside = store.stat(name)
     except NotFoundError:
         return
-    if inside.kind is EntryKind.DIRECTORY and not name.isdecimal():
+    if inside.kind is EntryKind.DIRECTORY:
         raise UsageError(
             f"{url} is one checkpoint, and {other} holds several",
             hint=f"name {store.describe(name)}",

@@ -155,6 +155,12 @@ def select(
     end: tuple[ExitCode, str, str] | None = None
     for looked in walk.newest_first(rules.step_at_most):
         path = root.url_of(looked.candidate)
+        if is_put_aside(looked.candidate.path):  # these come last, and are no fallback
+            if not skipped:
+                aside = f"{path} is put aside, as its name says"
+                skipped.append(Skipped(path, looked.known_step, ExitCode.UNVERIFIED, aside))
+                note(f"skipped ({ExitCode.UNVERIFIED.name}): {aside}")
+            continue
         code, message, hint, lacks = _try(root, looked, check, rules, every or root.candidates)
         if code is ExitCode.OK:
             chosen = looked
@@ -200,9 +206,6 @@ def _try(
     if looked.error is not None:
         return looked.error.exit_code, looked.error.message, looked.error.hint, False
     assert looked.child is not None
-    if is_put_aside(looked.candidate.path):
-        aside = f"{root.url_of(looked.candidate)} is put aside, as its name says"
-        return ExitCode.UNVERIFIED, aside, "", True
     answers = []
     source: Source | None = None
     try:
@@ -246,6 +249,10 @@ def _lacks_models(root: Root, looked: Looked, every: Sequence[Candidate]) -> str
         for candidate in every:
             if candidate.step == tracker.step and not candidate.staging:
                 lost = sorted(_models(root.recognise(candidate)) - mine)
+                before = _step_before(candidate, every) if lost else None
+                if before is not None:  # a user may have merged weights into one step
+                    usual = _models(root.recognise(before))
+                    lost = [name for name in lost if name in usual]
                 if lost:
                     return (
                         f"{root.url_of(looked.candidate)} lacks {listed(lost, 3)}, which "
@@ -253,6 +260,12 @@ def _lacks_models(root: Root, looked: Looked, every: Sequence[Candidate]) -> str
                         "its save was not finished"
                     )
     return ""
+
+
+def _step_before(of: Candidate, every: Sequence[Candidate]) -> Candidate | None:
+    """Return the candidate of the step before, by its name; None without one."""
+    older = [c for c in every if c.step is not None and not c.staging and c.step < (of.step or 0)]
+    return max(older, key=lambda c: c.step or 0, default=None)
 
 
 def _models(child: Child | None) -> set[str]:

@@ -32,13 +32,17 @@ _NEMO = (
     rf"[A-Za-z0-9][A-Za-z0-9_.-]*?--(?:{_LOGGED}-)*step=([0-9]+)(?:-{_LOGGED})*(?:-last)?"
     r"(?:-v[0-9]+)?"
 )
-# What people write before or after the name of a checkpoint that is not to be taken.
-_ASIDE_WORD = (
-    r"(?:old|bad|broken|corrupt(?:ed)?|damaged|failed|wrong|diverged|disabled|ignored?|bak|backup"
-    r"|orig|quarantined?|do[-_]?not[-_]?use)"
+# What people write before or after the name of a checkpoint that is not to be taken: with a number
+# or a date after it, or with a reason after a word that asks for one (`step-40.bad-nan`).
+_WRONG = (
+    r"(?:bad|broken|corrupt(?:ed)?|damaged|failed|wrong|diverged|quarantined?|invalid"
+    r"|reject(?:ed)?)"
 )
+_SPARE = r"(?:old|disabled|ignored?|bak|backup|orig|do[-_]?not[-_]?use)"
 _ASIDE = re.compile(
-    rf"{_ASIDE_WORD}[-_.](?P<after>.+)|(?P<before>.+?)[-_.]{_ASIDE_WORD}[-_.]?[0-9]*", re.IGNORECASE
+    rf"(?:{_WRONG}|{_SPARE})[-_.](?P<after>.+)"
+    rf"|(?P<before>.+?)[-_.](?:{_WRONG}[0-9]*(?:[-_.][a-z0-9]+)*|{_SPARE}[0-9]*(?:[-_.][0-9]+)*)",
+    re.IGNORECASE,
 )
 # One file of several that make up a step, in a directory that other steps share.
 FILE_OF_STEP = re.compile(
@@ -61,12 +65,22 @@ def step_in_name(name: str) -> int | None:
     name = weights_of(name) or name
     if match := FILE_OF_STEP.fullmatch(name):
         return int(match["step"])
-    stem = next((name.removesuffix(s) for s in SUFFIXES if name.endswith(s)), name)
+    stem = _stem(name)
     for pattern in (*_STEP_NAMES, _NEMO):
         match = re.fullmatch(pattern, stem)
         if match is not None and len(match[1]) <= 18:
             return int(match[1])
     return None
+
+
+def _stem(name: str) -> str:
+    """Return a name without what says the kind of its file; the longest suffix counts."""
+    return next((name.removesuffix(s) for s in SUFFIXES if name.endswith(s)), name)
+
+
+def worded_step(name: str) -> int | None:
+    """Return the step that a name says in words: a bare number may be a node's, or one of many."""
+    return None if name.isdecimal() else step_in_name(name)
 
 
 def says_other_step(name: str, step: int) -> bool:
@@ -77,13 +91,16 @@ def says_other_step(name: str, step: int) -> bool:
     return said + 1 != step or re.fullmatch(_NEMO, name) is None
 
 
+@lru_cache(maxsize=1 << 16)
 def is_put_aside(name: str) -> bool:
     """Say whether somebody renamed the checkpoint of a step so that no trainer takes it.
 
-    `step-40.bad`, `old-step-40`: its content still says the step.
+    `step-40.bad`, `old-step-40.pt`: its content still says the step. `backup-40` may be the name
+    that a trainer gives each save.
     """
-    match = _ASIDE.fullmatch(name)
-    return match is not None and step_in_name(match["before"] or match["after"]) is not None
+    match = _ASIDE.fullmatch(_stem(weights_of(name) or name))
+    rest = "" if match is None else match["before"] or match["after"]
+    return rest != "" and (worded_step(rest) is not None or is_put_aside(rest))
 
 
 def is_file_of_step(name: str) -> bool:

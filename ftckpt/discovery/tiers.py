@@ -20,6 +20,7 @@ from ftckpt.findings import Finding
 from .candidates import Looked, Walk
 from .roots import Root
 from .select import Check, Note, Selection, SelectionRules, Skipped, select
+from .step_names import is_put_aside
 
 # A tier that was read and has nothing to give: it hides no newer step.
 _EMPTY = frozenset({ExitCode.NOT_FOUND, ExitCode.REFUSED})
@@ -117,6 +118,8 @@ def select_tiers(
 
 def _copies(number: int, walk: Walk, limit: int | None) -> Iterator[_Copy]:
     for looked in walk.newest_first(limit):
+        if is_put_aside(looked.candidate.path):
+            return  # these come last
         yield _Copy(looked.rank, number, looked)
 
 

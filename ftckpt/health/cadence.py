@@ -6,7 +6,7 @@ checkpoints without them; where they cannot be what a trainer left, nothing is c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -27,6 +27,8 @@ _GAP = 1.5
 # A file is none of a save if it came so long after the middle one, in seconds and in times that the
 # first half took.
 _LATER_S, _LATER = 3600.0, 10.0
+# Such files may be written into a save by another than the trainer.
+_NOTES = (".json", ".jsonl", ".txt", ".log", ".csv", ".md", ".html", ".png", ".yaml", ".parquet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +171,9 @@ def _save(root: Root, child: Child) -> Save | None:
     except NotFoundError:
         return None
     files = [e for name, e in source.entries.items() if not is_own(name)]
-    times = [e.mtime for e in files if e.mtime is not None]
-    whole = bool(times) and len(times) == len(files)
-    times = while_saved(times)
+    known = [(e.path, e.mtime) for e in files if e.mtime is not None]
+    whole = bool(known) and len(known) == len(files)
+    times = while_saved(known)
     return Save(
         root.url_of(child.candidate),
         step,
@@ -182,16 +184,19 @@ def _save(root: Root, child: Child) -> Save | None:
     )
 
 
-def while_saved(times: Sequence[float]) -> list[float]:
-    """Return the times of a save's files without those that came long after the others.
+def while_saved(files: Iterable[tuple[str, float]]) -> list[float]:
+    """Return the times of a save's files, by name, without notes that came long after the others.
 
     An evaluation that writes into an old save would make a trainer that has stopped look alive.
+    Weights always count: most files of a save may be older copies (a tokenizer, frozen shards).
     """
-    if not times:
+    known = list(files)
+    if not known:
         return []
-    first, middle = min(times), sorted(times)[(len(times) - 1) // 2]
+    ordered = sorted(time for _, time in known)
+    first, middle = ordered[0], ordered[(len(ordered) - 1) // 2]
     end = middle + max(_LATER_S, _LATER * (middle - first))
-    return [time for time in times if time <= end]
+    return [time for name, time in known if time <= end or not name.endswith(_NOTES)]
 
 
 def _write_s(saves: Sequence[Save]) -> float | None:

@@ -164,8 +164,8 @@ def _times(files: Sequence[Entry], base: str) -> list[float]:
     """Return when the data files were written; empty where that of one is not known."""
     own = base + SUFFIX  # beside a checkpoint that is one file
     data = [f for f in files if f.path != own and not is_own(f.path[len(base) + 1 :])]
-    times = [f.mtime for f in data if f.mtime is not None]
-    return while_saved(times) if len(times) == len(data) else []
+    known = [(f.path, f.mtime) for f in data if f.mtime is not None]
+    return while_saved(known) if len(known) == len(data) else []
 
 
 def _counted(contents: EntryContents, seen: set[str]) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.digests.files import hash_files
-from ftckpt.discovery.step_names import step_in_name
+from ftckpt.discovery.step_names import worded_step
 from ftckpt.errors import (
     CorruptError,
     ExitCode,
@@ -185,7 +185,7 @@ def _require_step(known: Source, manifest: Manifest, other: Source, opened: Open
 
 def _require_names(source: Source, replica: Source, manifest: Manifest) -> None:
     """Compare the steps in the names, where the content shows none."""
-    ours, theirs = step_in_name(source.name), step_in_name(replica.name)
+    ours, theirs = worded_step(source.name), worded_step(replica.name)
     if manifest.step is None and None not in (ours, theirs) and ours != theirs:
         raise _other(source, replica, f"their names say step {ours} and step {theirs}")
 

@@ -10,7 +10,7 @@ from ftckpt.discovery import resolve as opening
 from ftckpt.discovery.candidates import child_of_step, newest_child
 from ftckpt.discovery.pointers import Pointer
 from ftckpt.discovery.recognise import Listing, Recognition
-from ftckpt.discovery.step_names import step_in_name
+from ftckpt.discovery.step_names import is_put_aside, step_in_name
 from ftckpt.errors import DeniedError, NotFoundError, UnsupportedError, UsageError
 from ftckpt.storage import StoreOptions
 from tests.builders.small_format import Small, read, write
@@ -286,3 +286,46 @@ def test_an_error_is_raised_only_where_nothing_else_is_known(
     denied("step-")
     with pytest.raises(DeniedError):
         read(tmp_path).holds_checkpoints()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "step-40.bad.pt",
+        "step_40.old.safetensors",
+        "epoch=1-step=100-old.ckpt",
+        "step-40.bad-nan",
+        "step-40.bad.bak",
+        "step-40.invalid",
+        "step-40.rejected",
+        "step-40.pt.bak",
+        "old-step-40.bad",
+        "step-40.bak.2026-01-02",
+        "step-40.bad2",
+    ],
+)
+def test_names_that_put_a_checkpoint_aside(name: str) -> None:
+    assert is_put_aside(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "backup_1",
+        "backup_00010",
+        "orig_00010",
+        "failed_7",
+        "old_3",
+        "40.bad",
+        "bad.pt",
+        "step-40.pt",
+        "step-40.badge",
+        "step-40-old-tokenizer",
+    ],
+)
+def test_a_bare_number_or_another_word_puts_nothing_aside(name: str) -> None:
+    assert not is_put_aside(name)
+
+
+def test_a_long_name_is_judged_at_once() -> None:
+    assert not is_put_aside("x.old" + "1" * 200 + "!")  # with backtracking it takes years

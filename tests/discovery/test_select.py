@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -240,6 +241,19 @@ def test_a_step_that_lacks_a_model_of_the_trackers_step_was_not_finished(tmp_pat
     assert name_of(chosen(tmp_path)) == "global_step_2"
 
 
+def test_a_model_that_a_user_added_to_one_step_is_missing_in_none(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        write(tmp_path / f"global_step_{step}", "actor", step)
+        write(tmp_path / f"global_step_{step}", "critic", step)
+    write(tmp_path / "global_step_2", "merged_hf", 2)
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("2")
+    assert name_of(chosen(tmp_path)) == "global_step_3"
+    shutil.rmtree(tmp_path / "global_step_3" / "critic")
+    found = chosen(tmp_path)
+    assert name_of(found) == "global_step_2"
+    assert "lacks critic, which" in found.skipped[0].message
+
+
 @pytest.mark.parametrize(
     "name", ["step-9.bad", "step-9_old", "step-9-backup2", "old-step-9", "BAD_global_step_9"]
 )
@@ -252,6 +266,18 @@ def test_what_somebody_has_put_aside_is_not_taken(tmp_path: Path, name: str) -> 
     write(tmp_path, "step-8", 8)
     assert name_of(chosen(tmp_path)) == "step-8"
     assert candidates.newest_child(read(tmp_path)).candidate.path == "step-8"
+
+
+@pytest.mark.parametrize("state", ["good", "damaged", "torn", "UNSAFE"])
+def test_what_is_put_aside_stops_nothing_and_is_no_fallback(tmp_path: Path, state: str) -> None:
+    write(tmp_path, "step-9.bad", 9, state)
+    write(tmp_path, "step-8", 8)
+    small = Small()
+    found = select(read(tmp_path, small), check, SelectionRules(max_fallback=0))
+    assert (name_of(found), found.skipped) == ("step-8", ())
+    assert "step-9.bad" not in small.opened
+    tiers = select_tiers([Tier("a", read(tmp_path))], check, SelectionRules(max_fallback=0))
+    assert name_of(tiers.chosen) == "step-8"
 
 
 @pytest.mark.parametrize("name", ["step-9-copy", "warm-up-9", "best-step-9", "bad", "baddata-9"])

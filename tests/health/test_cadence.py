@@ -111,6 +111,20 @@ def test_what_comes_long_after_a_save_is_none_of_it(tmp_path: Path) -> None:
     assert [h.finished for h in listed.held] == [s.finished for s in before.saves]
 
 
+def test_a_save_with_many_older_files_is_as_new_as_its_weights(tmp_path: Path) -> None:
+    root = real_root(tmp_path)
+    before = measured(root)
+    new = root / "step-2500"
+    for number in range(len(list(new.iterdir())) + 1):
+        (new / f"tokenizer_{number}.json").write_text("{}")
+        os.utime(new / f"tokenizer_{number}.json", (1_600_000_000, 1_600_000_000))
+    after = measured(root)
+    assert [s.finished for s in after.saves] == [s.finished for s in before.saves]
+    place = open_root(locate(str(root), StoreOptions()), FORMATS)
+    listed = survey(place, ScanOptions(FORMATS, 1_700_010_000.0))
+    assert listed.held[-1].finished == before.saves[-1].finished
+
+
 def test_only_the_newest_are_listed(tmp_path: Path) -> None:
     found = measured(real_root(tmp_path), newest=2)
     assert [save.step for save in found.saves] == [2000, 2500]

@@ -222,6 +222,16 @@ def _shards(path: Path, kind: str, last: float) -> Path:
     return path
 
 
+def test_a_number_as_the_name_of_a_replica_is_no_step(tmp_path: Path) -> None:
+    damaged = _shards(tmp_path / "a" / "checkpoint-200", "safetensors", 2.0)
+    other = sealed(_shards(tmp_path / "replicas" / "1", "safetensors", 2.0))
+    victim = min(damaged.glob("*.safetensors"))
+    raw = victim.read_bytes()
+    victim.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    assert repaired(damaged, other).done
+    assert victim.read_bytes() == raw
+
+
 def test_names_of_two_steps_are_no_replicas(tmp_path: Path) -> None:
     damaged = _shards(tmp_path / "a" / "checkpoint-200", "safetensors", 2.0)
     other = sealed(_shards(tmp_path / "b" / "checkpoint-100", "safetensors", 1.0))

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from ftckpt.discovery.open_part import open_parts
 from ftckpt.discovery.pointers import FILES
-from ftckpt.discovery.step_names import step_in_name
+from ftckpt.discovery.step_names import step_in_name, worded_step
 from ftckpt.errors import (
     CorruptError,
     IncompleteError,
@@ -113,7 +113,7 @@ def suspects_in(paths: Iterable[str], base: str) -> Suspects:
                 if (*folders[place + 1 :], name)[0] in _OF_ROOTS:
                     return Suspects("/".join([base, *folders[:place]]))
                 break
-            step = None if folder.isdecimal() else step_in_name(folder)
+            step = worded_step(folder)
             if step is not None:
                 above = "/".join(folders[:place])
                 below[above].setdefault(step, "/".join([base, *folders[: place + 1]]))

@@ -13,6 +13,7 @@ import pytest
 from ftckpt import api
 from ftckpt.comparison import DiffReport
 from ftckpt.errors import ExitCode
+from ftckpt.formats.huggingface.model_settings import shared_settings
 from tests.faults.test_semantic import placed
 
 Change = Callable[[dict[str, Any]], object]
@@ -93,3 +94,100 @@ def test_a_damaged_config_is_told(adapter: Path, tmp_path: Path) -> None:
     (place / "adapter_config.json").write_text('{"r": ')
     for pair in ((adapter, place), (place, adapter)):
         assert diff(*pair).code is ExitCode.CORRUPT
+
+
+def compared(mine: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
+    """Return the settings that differ, asked from both sides."""
+    one, other = dict(shared_settings(mine, theirs)), dict(shared_settings(theirs, mine))
+    assert one.keys() == other.keys()
+    return [name for name, text in one.items() if text != other[name]]
+
+
+YARN = {"type": "yarn", "factor": 4.0}
+NEW = {"rope_theta": 1e4, "rope_type": "default"}
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "name"),
+    [
+        ({"rope_scaling": None}, {"rope_scaling": YARN}, "rope_parameters.rope_type"),
+        ({"rope_theta": 1e4}, {"rope_parameters": NEW | {"rope_theta": 5e5}},
+         "rope_parameters.rope_theta"),
+        ({"rope_scaling": YARN}, {"rope_scaling": {"rope_type": "linear"}},
+         "rope_parameters.rope_type"),
+        ({"rope_theta": 1e4, "rope_local_base_freq": 1e4},
+         {"rope_parameters": {"full_attention": NEW, "sliding_attention": NEW | {"rope_theta": 1}}},
+         "rope_parameters.sliding_attention.rope_theta"),
+        ({"rope_theta": 5e5}, {"rope_parameters": {"full_attention": NEW}},
+         "rope_parameters.full_attention.rope_theta"),
+        ({"text_config": {"rope_theta": 5e5}}, {"text_config": {"rope_parameters": NEW}},
+         "text_config.rope_parameters.rope_theta"),
+        ({"rotary_pct": 0.5}, {"rope_parameters": {"partial_rotary_factor": 0.25}},
+         "rope_parameters.partial_rotary_factor"),
+        ({"layer_types": ["sliding", "full"]}, {"layer_types": ["full", "sliding"]}, "layer_types"),
+        ({"experts": {}}, {"experts": {"count": 8}}, "experts"),
+        ({"experts": 8}, {"experts": {"count": 8}}, "experts"),
+        ({"eos_token_id": [2]}, {"eos_token_id": [2, 3]}, "eos_token_id"),
+        ({"tie": True}, {"tie": 1}, "tie"),
+    ],
+)  # fmt: skip
+def test_another_setting_is_seen_in_any_spelling(
+    mine: dict[str, Any], theirs: dict[str, Any], name: str
+) -> None:
+    assert compared(mine, theirs) == [name]
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs"),
+    [
+        ({"rope_theta": 10000.0}, {"rope_theta": 10000}),
+        ({"rope_theta": 1e4, "rope_scaling": None}, {"rope_parameters": NEW}),
+        ({"rope_theta": 1e4, "rope_scaling": YARN},
+         {"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4}}),
+        ({"rope_theta": 1, "rope_local_base_freq": 1e4, "rope_scaling": YARN},
+         {"rope_parameters": {"full_attention": YARN | {"rope_theta": 1},
+                              "sliding_attention": NEW}}),
+        ({"rope_theta": 1e4, "rope_scaling": YARN},
+         {"rope_parameters": {"full_attention": YARN | NEW | {"rope_type": "yarn"},
+                              "sliding_attention": NEW}}),
+        ({"rotary_emb_base": 10000, "rotary_pct": 0.25, "rope_scaling": None},
+         {"rope_parameters": NEW | {"partial_rotary_factor": 0.25}}),
+        ({"eos_token_id": 2, "quant": {}}, {"eos_token_id": [2], "quant": None}),
+        ({"time_step_limit": [0.0, float("inf")]},
+         {"time_step_limit": [0, {"__float__": "Infinity"}]}),
+        ({"_attn_implementation_internal": "sdpa", "torchscript": False},
+         {"_attn_implementation_internal": "eager", "torchscript": True}),
+        ({"attn_implementation": "sdpa", "output_attentions": False},
+         {"attn_implementation": "eager", "output_attentions": True}),
+    ],
+)  # fmt: skip
+def test_another_spelling_is_no_other_setting(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
+    assert compared(mine, theirs) == []
+
+
+def test_what_an_adapter_sets_for_one_module_is_seen(adapter: Path, tmp_path: Path) -> None:
+    other = _changed(adapter, tmp_path, lambda said: said.update(alpha_pattern={"q_proj": 64}))
+    found = diff(adapter, other)
+    assert found.code is ExitCode.DIFFERENT
+    assert [d.name for d in found.state] == ["adapter_config.json.alpha_pattern"]
+    assert found.state[0].a == "null"
+
+
+def test_the_order_of_the_answer_is_that_of_the_file() -> None:
+    names = [f"setting_{n}" for n in (3, 1, 2, 5, 4)]
+    assert compared(dict.fromkeys(names, 1), dict.fromkeys(names, 2)) == names
+
+
+BY_RELEASE = json.loads(
+    (Path(__file__).parents[2] / "data/huggingface/by_release.json").read_text()
+)
+
+
+@pytest.mark.parametrize("name", BY_RELEASE)
+def test_one_model_written_by_two_releases_has_the_same_settings(name: str) -> None:
+    older, newer = BY_RELEASE[name].values()
+    assert compared(older, newer) == []
+    assert any("rope_theta" in path for path, _ in shared_settings(older, newer))
+    for field in ("rope_theta", "global_rope_theta"):
+        if field in older:
+            assert compared(older | {field: 7}, newer)[0].endswith("rope_theta")
