@@ -144,7 +144,7 @@ def _held(
     """Return, by path, why expired things stay."""
     found = [f for root in roots for f in read_entries(root, how, counter=counter)]
     live = {f.entry.name for f in found}
-    based_on = {path: f.entry.name for f in found for path in f.entry.upon}
+    based_on = {path: f.entry.name for f in found for path in f.entry.depends_on}
     by_group = {root.base: root for root in roots}
     held: dict[str, Reason] = {}
     for thing in over:

@@ -34,7 +34,7 @@ def drop_order(entries: Iterable[RootEntry]) -> list[RootEntry]:
     inside = {e.name for e in ordered}
     dependants: dict[str, list[RootEntry]] = defaultdict(list)
     for entry in ordered:
-        for base in entry.upon:
+        for base in entry.depends_on:
             if base in inside:
                 dependants[base].append(entry)
     placed: dict[str, None] = {}

@@ -159,7 +159,7 @@ class Dropping:
         self.waiting = 0
         self._last = 0.0
         self._standing: dict[str, ScannedEntry] = {}
-        self._upon: dict[str, dict[str, None]] = defaultdict(dict)
+        self._dependants: dict[str, dict[str, None]] = defaultdict(dict)
         self._watches: dict[str, Watch] = {}
         for one in found.values():
             self._stands(one)
@@ -227,7 +227,7 @@ class Dropping:
         """
         found = self._unclaimed(decision)
         # Entries that link to each other go one after the other, if all of them may.
-        for other in self._upon_each_other(decision.entry.name):
+        for other in self._in_a_loop_with(decision.entry.name):
             try:
                 self._require_unchanged(self._unclaimed(self._going[other]))
             except NotFoundError as error:
@@ -251,14 +251,14 @@ class Dropping:
             raise RefusedError(f"{name} stays: it has changed since the plan was made")
         self._seen[name] = fingerprint_but_targets(files)
 
-    def _upon_each_other(self, name: str) -> list[str]:
+    def _in_a_loop_with(self, name: str) -> list[str]:
         """Return the entries that depend on one, all of which it depends on itself.
 
         Raises:
             RefusedError: there are others, or one of them stays.
         """
-        above = self._closed([name], lambda one: self._upon[one])
-        below = self._closed([name], lambda one: self._standing[one].entry.upon)
+        above = self._closed([name], lambda one: self._dependants[one])
+        below = self._closed([name], lambda one: self._standing[one].entry.depends_on)
         for other in above:
             if other not in below or other not in self._going:
                 raise RefusedError(f"{name} stays: {other} depends on it")
@@ -319,8 +319,8 @@ class Dropping:
         name = found.entry.name
         self._forget(name)
         self._standing[name] = found
-        for path in found.entry.upon:
-            self._upon[path][name] = None
+        for path in found.entry.depends_on:
+            self._dependants[path][name] = None
 
     def _is_gone(self, name: str) -> None:
         found = self._forget(name)
@@ -329,8 +329,8 @@ class Dropping:
 
     def _forget(self, name: str) -> ScannedEntry | None:
         found = self._standing.pop(name, None)
-        for path in found.entry.upon if found is not None else ():
-            self._upon[path].pop(name, None)
+        for path in found.entry.depends_on if found is not None else ():
+            self._dependants[path].pop(name, None)
         return found
 
 

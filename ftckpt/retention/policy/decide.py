@@ -116,11 +116,11 @@ def _reasons(runs: Mapping[str, EntryGroup], policy: Policy) -> dict[str, list[R
 
 def _close(every: Sequence[RootEntry], reasons: dict[str, list[Reason]]) -> None:
     """Keep what kept entries depend on, in any run."""
-    upon = {e.name: e.upon for e in every}
+    depends_on = {e.name: e.depends_on for e in every}
     waiting = [e.name for e in every if reasons[e.name]]
     while waiting:
         name = waiting.pop()
-        for base in upon[name]:
+        for base in depends_on[name]:
             if base in reasons:
                 if not reasons[base]:
                     waiting.append(base)

@@ -170,7 +170,7 @@ class RootEntry:
     whole: str = ""
 
     @property
-    def upon(self) -> tuple[str, ...]:
+    def depends_on(self) -> tuple[str, ...]:
         """The paths of all that must stay while it does."""
         return (*self.bases, *(path for path in self.needs if path not in self.bases))
 

@@ -94,7 +94,7 @@ def _stale(going: Sequence[Decision], fresh: Prepared) -> Iterator[str]:
         elif not is_same(decision, decided[name].entry):
             yield f"{name} has changed"
     for name, found in fresh.found.items():
-        below = [path for path in found.entry.upon if path in leaving]
+        below = [path for path in found.entry.depends_on if path in leaving]
         if below and name not in leaving:
             yield f"{name} depends on {below[0]}"
 
