@@ -52,8 +52,9 @@ def with_settings(fields: Fields, ours: Checkpoint, theirs: Checkpoint) -> Field
 
 
 def _settings(checkpoint: Checkpoint, other: Checkpoint) -> Iterator[Field | FtckptError]:
+    beside = _files(other)
     for name, file in _files(checkpoint).items():
-        if name not in _files(other):
+        if name not in beside:
             continue
         try:
             mine = parsed_json(checkpoint.source, file)
@@ -61,7 +62,7 @@ def _settings(checkpoint: Checkpoint, other: Checkpoint) -> Iterator[Field | Ftc
             yield error
             continue
         try:
-            theirs = parsed_json(other.source, _files(other)[name])
+            theirs = parsed_json(other.source, beside[name])
         except FtckptError:
             continue  # which is told of the other
         for path, text in shared_settings(mine, theirs):

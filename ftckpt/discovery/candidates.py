@@ -270,20 +270,18 @@ def newest_child(root: Root, note: Callable[[str], None] = lambda _: None) -> Ch
     """
     walk = Walk(root)
     uncommitted: list[Child] = []
-    thinned: list[Child] = []
+    spare: list[Child] = []  # thinned, or put aside
     newer: list[str] = []
     for looked in walk.newest_first():
         error = looked.error
-        if error is not None and is_put_aside(looked.candidate.path):
-            thinned += [looked.child] if looked.child is not None else []
+        if is_put_aside(looked.candidate.path):  # these come last
+            spare += [looked.child] if looked.child is not None else []
         elif error is not None and error.exit_code is ExitCode.INCOMPLETE:
             newer.append(f"{root.url_of(looked.candidate)} is newer and not committed")
             uncommitted += [looked.child] if looked.child is not None else []
         elif looked.child is not None and _is_thinned(root, looked.child):
             newer.append(f"{root.url_of(looked.candidate)} holds weights alone")
-            thinned.append(looked.child)
-        elif looked.child is not None and is_put_aside(looked.candidate.path):
-            thinned.append(looked.child)
+            spare.append(looked.child)
         elif looked.child is not None:
             for line in newer:
                 note(line)
@@ -293,7 +291,7 @@ def newest_child(root: Root, note: Callable[[str], None] = lambda _: None) -> Ch
             newer.append(error.message)
         elif error is not None and error.exit_code not in WALKED_OVER:
             raise error
-    for child in (*thinned[:1], *uncommitted, *walk.unsupported):
+    for child in (*spare[:1], *uncommitted, *walk.unsupported):
         return child
     raise NotFoundError(f"{root.url} holds no checkpoint of any known format")
 

@@ -444,7 +444,7 @@ def test_two_routers_of_autoep_that_differ_are_refused(tmp_path: Path) -> None:
 
 
 def test_two_names_of_one_parameter_are_one_in_every_dialect(tmp_path: Path) -> None:
-    """torchtitan named a bias anew, and whoever carried both has it twice."""
+    """torchtitan named a bias anew, and a store that carried both has it twice."""
     convert = partial(api.convert, to="safetensors", only="model", names="hf")
     save_folder(tmp_path / "plain", "deepseek_v3", tensors_of(MODELS["deepseek_v3"]["stored"]))
     api.convert(str(tmp_path / "plain"), str(tmp_path / "titan"), "dcp", only="model",
