@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +19,7 @@ from ftckpt.findings import counted
 from .cli import render
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from ftckpt.checkpoint import Checkpoint, TensorInfo
     from ftckpt.discovery.resolve import Target
@@ -100,7 +99,9 @@ def command(
     listed = _sorted(matching(checkpoint, match), sort) if match or tensors else None
     result = inspect(checkpoint)
     if resume:
-        result = replace(result, notes=(*result.notes, *_torn(checkpoint, result.notes)))
+        from ftckpt.verification.structure import with_structure
+
+        result = with_structure(result, checkpoint)
     adapter = _adapter_of(checkpoint)
     _report(invocation, checkpoint, result, listed, with_files=files)
     if adapter is not None:
@@ -130,16 +131,6 @@ def _adapter_of(checkpoint: Checkpoint) -> AdapterDescription | None:
     from ftckpt.formats.lora.summary import describe
 
     return describe(checkpoint)
-
-
-def _torn(checkpoint: Checkpoint, known: Sequence[Finding]) -> Iterator[Finding]:
-    """Yield what is wrong with the structure: names of state are there, and files of it lost."""
-    from ftckpt.progress import NULL
-    from ftckpt.verification import check_structure
-
-    for found in check_structure(checkpoint, NULL):
-        if found.severity == "error" and found not in known:
-            yield found
 
 
 def _print_notes(invocation: Invocation, notes: Sequence[Finding]) -> None:

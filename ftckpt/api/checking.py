@@ -26,18 +26,29 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    checkpoint: Checkpoint | str, *, also: Sequence[str] = (), stores: StoreOptions = STORES
+    checkpoint: Checkpoint | str,
+    *,
+    resume: bool = False,
+    also: Sequence[str] = (),
+    stores: StoreOptions = STORES,
 ) -> Inspection:
     """Count what a checkpoint holds; reads no tensor bytes (see `ftckpt.inspection.inspect`).
 
     Args:
         checkpoint: opened, or a path as `open_checkpoint` takes it.
+        resume: also note where files of what it names are missing or cut.
         also: directories with more files of it (see `open_checkpoint`).
         stores: how to reach object stores.
     """
     from ftckpt import inspection
 
-    return inspection.inspect(opened(checkpoint, stores, also=also))
+    known = opened(checkpoint, stores, also=also)
+    result = inspection.inspect(known)
+    if resume:
+        from ftckpt.verification.structure import with_structure
+
+        result = with_structure(result, known)
+    return result
 
 
 def du(

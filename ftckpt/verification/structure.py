@@ -19,11 +19,11 @@ from ftckpt.checkpoint.coverage import check_coverage
 from ftckpt.checkpoint.steps import SCALARS_A_FILE, mixed_steps
 from ftckpt.discovery.step_names import says_other_step, step_in_name
 from ftckpt.errors import ExitCode, FtckptError, NoResourceError
-from ftckpt.findings import Finding, finding, from_error, listed
+from ftckpt.findings import Finding, Severity, finding, from_error, listed
 from ftckpt.manifest import Manifest
 from ftckpt.manifest.locate import find
 from ftckpt.own_files import MANIFEST, is_leftover, is_own
-from ftckpt.progress import Counter
+from ftckpt.progress import NULL, Counter
 from ftckpt.storage.source import Source, followed_links
 from ftckpt.storage.store import EntryKind
 
@@ -32,6 +32,8 @@ from .moments import check_states
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
+
+    from ftckpt.inspection import Inspection
 
 # Files of tensors or state, for "this file shows no step"; the rest is configuration.
 _DATA = re.compile(r"\.(?:distcp|pt|pth|bin|ckpt|safetensors|pkl)$")
@@ -64,6 +66,19 @@ def check_structure(
         lost.add(found.kind)
         yield _weighed(checkpoint, found, lost)
     yield from check_listing(checkpoint, seal)
+
+
+def with_structure(result: Inspection, checkpoint: Checkpoint) -> Inspection:
+    """Return what a checkpoint holds with the errors of its structure among the notes.
+
+    The resume check goes by names: they may be there, and the files of what they name lost or cut.
+
+    Raises:
+        UnavailableError, DeniedError: the storage does not answer.
+    """
+    errors = (f for f in check_structure(checkpoint, NULL) if f.severity is Severity.ERROR)
+    new = [found for found in errors if found not in result.notes]
+    return replace(result, notes=(*result.notes, *new))
 
 
 def _weighed(checkpoint: Checkpoint, found: Finding, kinds: set[str]) -> Finding:

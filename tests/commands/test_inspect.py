@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ftckpt import api
 from tests.commands.golden import check_golden, ftckpt
 from tests.commands.saves import answer
 from tests.faults.test_semantic import placed
@@ -73,6 +74,8 @@ def test_state_that_is_named_and_lost_is_told_with_the_resume_check(tmp_path: Pa
     torn = answer("inspect", str(place), "--resume")
     assert "missing-rank" in {n["kind"] for n in torn["notes"] if n["severity"] == "error"}
     assert torn["result"]["code"] == 0  # the verdict is that of verify
+    by_call = api.inspect(str(place), resume=True).notes
+    assert [note.message for note in by_call] == [note["message"] for note in torn["notes"]]
 
 
 def test_no_tensor_byte_is_read(here: Path) -> None:
