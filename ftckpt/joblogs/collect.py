@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ftckpt.errors import NoResourceError
 
@@ -71,6 +72,14 @@ class Sighting:
     ranks: set[int] = field(default_factory=set)
 
 
+class SeenSave(NamedTuple):
+    """A save; `noticed` as in `LogEntry`."""
+
+    time: float | None
+    step: int | None
+    noticed: bool
+
+
 class Collection:
     """What all logs of one run say.
 
@@ -80,7 +89,7 @@ class Collection:
     Attributes:
         sightings: of failures, in the order of reading.
         stretches: of steps.
-        saves: (time, step) of each, either None where the log does not say it.
+        saves: of each its time and step, either None where the log does not say it.
         starts: entries of starts.
         ends: entries of ends.
         steps: durations of steps, of all ranks.
@@ -98,7 +107,7 @@ class Collection:
         self._together = together
         self.sightings: list[Sighting] = []
         self.stretches: list[Stretch] = []
-        self.saves: list[tuple[float | None, int | None]] = []
+        self.saves: list[SeenSave] = []
         self.starts: list[LogEntry] = []
         self.ends: list[LogEntry] = []
         self.steps = Durations()
@@ -198,7 +207,7 @@ class Collection:
         self.snapshots.add(entry.snapshot)
         self.flushes.add(entry.flush)
         self.nbytes = self.nbytes if entry.nbytes is None else entry.nbytes
-        self.saves.append((entry.time, entry.step))
+        self.saves.append(SeenSave(entry.time, entry.step, entry.noticed))
 
     def _step(self, entry: LogEntry) -> None:
         self._open.clear()

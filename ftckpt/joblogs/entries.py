@@ -71,6 +71,7 @@ class LogEntry(NamedTuple):
         line: number of the line in it.
         planned: an end that a person or a time limit brought.
         bar: a step of a progress bar, whose count begins anew with each epoch or evaluation.
+        noticed: a save that was seen some time after it was written.
     """
 
     kind: LogEntryKind
@@ -91,6 +92,7 @@ class LogEntry(NamedTuple):
     line: int = 0
     planned: bool = False
     bar: bool = False
+    noticed: bool = False
 
     def told_by_another_rank(self, other: LogEntry) -> bool:
         """Return whether two records differ only in their rank, time and line."""

@@ -23,6 +23,8 @@ GPU_FAULT = Fault("gpu-fault", "software", 41, "the program made an invalid acce
 NETWORK = Fault("network", "network", 45, "a connection between nodes broke")
 EXCEPTION = Fault("exception", "software", 50, "a Python exception")
 CRASHED = Fault("crashed", "software", 55, "a process died of a fault (SIGSEGV, SIGABRT, SIGBUS)")
+# torch's watchdog aborts the process that has waited too long: after it, this is a consequence.
+ABORTED = CRASHED._replace(order=56)
 KILLED = Fault("killed", "unknown", 60, "a process was killed (SIGKILL) and nothing says by whom")
 HUNG = Fault("hung", "unknown", 65, "no progress for too long")
 COLLECTIVE_TIMEOUT = Fault(
@@ -39,6 +41,8 @@ ALL = (
     COLLECTIVE_ERROR, FAILED,
 )  # fmt: skip
 BY_NAME = {fault.name: fault for fault in ALL}
+# Those that report such a failure are the ones that it left alive.
+TOLD_BY_OTHERS = frozenset({NODE.name, PREEMPTED.name})
 
 # Xids that say what was wrong with the job's GPU. Others (45 clears up after another error, 63 and
 # 92 count corrected ones, 154 names an action) accompany a failure.

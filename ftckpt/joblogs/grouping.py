@@ -20,7 +20,14 @@ from typing import TypeVar
 
 from .collect import Collection, Sighting, Stretch
 from .entries import Fault, LogEntry, Weight
-from .faults import UNSAID
+from .faults import (
+    ABORTED,
+    COLLECTIVE_TIMEOUT,
+    KILLED,
+    NETWORK,
+    TOLD_BY_OTHERS,
+    UNSAID,
+)
 from .rewinds import Rewind, rewinds_of
 
 _T = TypeVar("_T")
@@ -81,8 +88,10 @@ class Progress:
     def __init__(self, collection: Collection) -> None:
         self._stretches = sorted(collection.stretches, key=lambda one: one.began)
         self._began = [one.began for one in self._stretches]
-        self._saves = sorted(time for time, _ in collection.saves if time is not None)
-        self._saved = sorted({step for _, step in collection.saves if step is not None})
+        self._saves = sorted(
+            one.time for one in collection.saves if one.time is not None and not one.noticed
+        )
+        self._saved = sorted({one.step for one in collection.saves if one.step is not None})
         self.step_s = collection.steps.quantile(0.5) or 0.0
         self._starts = sorted(
             (one for one in collection.starts if one.time is not None), key=_time_of
@@ -167,6 +176,7 @@ def incidents_of(collection: Collection, together: float) -> tuple[list[Incident
     progress = Progress(collection)
     timed = [one for one in collection.sightings if one.entry.time is not None]
     timed.sort(key=lambda one: (one.entry.time, one.entry.source, one.entry.line))
+    timed = _without_farewells(timed, collection, progress, together)
     found: list[Incident] = []
     survived: list[Incident] = []
     for group in _groups(timed, progress, together):
@@ -207,6 +217,31 @@ def _unsaid(collection: Collection, found: Sequence[Incident]) -> list[Incident]
         for one in rewinds_of(collection.stretches)
         if not explained(one)
     ]
+
+
+def _without_farewells(
+    timed: Sequence[Sighting], collection: Collection, progress: Progress, together: float
+) -> list[Sighting]:
+    """Leave out what processes say as they are ended after a person or a time limit ended the job.
+
+    A lost GPU or a full disk is no such farewell, and nor is a record of a whole failure.
+    """
+    planned = [(_time_of(one), one) for one in collection.ends if one.planned and one.time]
+    planned.sort(key=lambda pair: pair[0])
+    times = [time for time, _ in planned]
+
+    def is_farewell(one: Sighting) -> bool:
+        assert one.entry.fault is not None
+        if one.entry.weight is Weight.RECORD or one.entry.fault.order < NETWORK.order:
+            return False
+        time = _time_of(one.entry)
+        place = bisect_right(times, time) - 1
+        if place < 0 or time - times[place] > together or progress.between(times[place], time):
+            return False
+        end = planned[place][1]
+        return time > times[place] or end.source != one.entry.source or end.line < one.entry.line
+
+    return [one for one in timed if not is_farewell(one)]
 
 
 def _groups(
@@ -259,9 +294,17 @@ def _untimed(sightings: Iterable[Sighting]) -> Iterable[list[Sighting]]:
 
 
 def _incident(group: Sequence[Sighting]) -> Incident:
-    def cause(one: Sighting) -> tuple[int, float]:
+    waited = min(
+        (one.entry.time or 0.0 for one in group if one.entry.fault == COLLECTIVE_TIMEOUT),
+        default=float("inf"),
+    )
+
+    def cause(one: Sighting) -> tuple[int, bool, float]:
         assert one.entry.fault is not None
-        return one.entry.fault.order, one.entry.time or 0.0
+        time = one.entry.time or 0.0
+        # A watchdog aborts its process, and the launcher kills the others.
+        ended = one.entry.fault in (ABORTED, KILLED) and time >= waited
+        return COLLECTIVE_TIMEOUT.order if ended else one.entry.fault.order, ended, time
 
     # A hint does not name the cause where something surer does.
     sure = [one for one in group if one.entry.weight > Weight.HINT] or list(group)
@@ -269,7 +312,15 @@ def _incident(group: Sequence[Sighting]) -> Incident:
     best = ordered[0].entry
     assert best.fault is not None
     ranks = {rank for one in group for rank in one.ranks}
-    node = best.node or _only(ordered[0].nodes) or _only(n for one in group for n in one.nodes)
+    # Of a failure that only others can tell of, no other line names the node.
+    alike = [one for one in ordered if one.entry.fault == best.fault]
+    telling = alike if best.fault.name in TOLD_BY_OTHERS else group
+    node = (
+        best.node
+        or _only(ordered[0].nodes)
+        or _only(n for one in alike for n in one.nodes)
+        or _only(n for one in telling for n in one.nodes)
+    )
     rank = _only(ordered[0].ranks) if best.rank is None else best.rank
     records = [one.entry for one in group if one.entry.weight is Weight.RECORD]
     recorded = records[0] if records else None

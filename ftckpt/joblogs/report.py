@@ -275,7 +275,7 @@ def _expose(
     events = [LogEvent("failure", one.time, *_down(one)) for one in incidents]
     events += [LogEvent("start", one.time) for one in collection.starts]
     events += [LogEvent("end", one.time) for one in collection.ends]
-    events += [LogEvent("save", time) for time, _ in collection.saves]
+    events += [LogEvent("save", time) for time, _, _ in collection.saves]
     for stretch in collection.stretches:
         events += [LogEvent("step", stretch.began), LogEvent("step", stretch.ended)]
     timed = any(event.time is not None for event in events)

@@ -50,7 +50,11 @@ def test_lines_of_many_ranks_and_files_are_one_incident_of_its_cause(tmp_path: P
     report, _ = read(tmp_path, training, XID, GAVE_UP.format(5))
     (one,) = report.incidents
     assert (one.fault.name, one.node, one.lines, one.ranks) == ("gpu-lost", "n7", 67, 64)
-    assert one.signs == ("Xid 79", "exitcode -6", "collective operation timeout ALLREDUCE")
+    assert one.signs == (
+        "Xid 79",
+        "collective operation timeout ALLREDUCE",
+        "exitcode -6 (SIGABRT)",
+    )
     # From the lost GPU to the first of the ten steps whose line was the first again.
     assert (one.time, one.recovery_s) == (1767225600.0 + 600, 1360.0)
     assert one.rewound == 40  # 101 to 140

@@ -34,10 +34,10 @@ def test_a_restart_that_no_line_tells_of_is_an_incident(tmp_path: Path) -> None:
 
 def test_a_step_back_that_a_line_explains_is_not_counted_twice(tmp_path: Path) -> None:
     before, later = steps(10, 140, 0), steps(110, 200, 2000)
-    assert [one[0] for one in found(tmp_path, before + FAILED + later)] == ["crashed"]
+    assert [one[0] for one in found(tmp_path, before + FAILED + later)] == ["collective-timeout"]
     # Failed before: that says nothing about the second time.
     again = before + FAILED + later + steps(150, 300, 4000)
-    assert [one[0] for one in found(tmp_path, again)] == ["crashed", "unknown"]
+    assert [one[0] for one in found(tmp_path, again)] == ["collective-timeout", "unknown"]
     # Somebody or the time limit ended it.
     job = "42|a|{}|2026-01-01T00:00:00|2026-01-01T00:09:00|n[1-4]|0:0\n"
     assert found(tmp_path, before + later, SACCT + job.format("TIMEOUT")) == []

@@ -24,7 +24,8 @@ WORDS = (
     b"NetworkError", b"StoreError", b"RemoteError", b"SystemError", b"LustreError", b"ChildFailed", b"not responding",
     b"node failure", b"NODE FAILURE", b"failed node", b"egmentation fault", b"Bus error", b"Aborted", b"CUDA error",
     b"HIP error", b"off the bus", b"uncorrectable", b"by peer", b"NET/IB", b"Link ", b"communicator was aborted",
-    b"  host  ", b"  time  ", b"  rank  ", b"Exited with", b"Terminated",
+    b"  host  ", b"  time  ", b"  rank  ", b"Exited with", b"Terminated", b"Node failure", b"got signal",
+    b"NodeNotReady", b"Evict", b"reempted", b"OOMKill",
 )  # fmt: skip
 HINT = re.compile(b"|".join(map(re.escape, WORDS)))
 
@@ -60,21 +61,36 @@ MESSAGES: tuple[Message, ...] = (
     _said(r"uncorrectable (?:NVLink|nvlink) error", faults.NVLINK, Weight.FATAL, "uncorrectable NVLink error"),
     _said(r"uncorrectable ECC error encountered", faults.GPU_MEMORY, Weight.FATAL, "uncorrectable ECC error"),
     # slurmstepd, slurmctld, srun
-    _said(rf"\*\*\* (?:JOB|STEP) \S+ ON (?P<node>{NAME}) CANCELLED AT \S+ DUE TO NODE FAILURE",
+    # The node after ON is the one that prints the line.
+    _said(r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ DUE TO NODE FAILURE",
           faults.NODE, Weight.STOP, "cancelled: node failure"),
+    _said(rf"error: Node failure on (?:(?P<node>{NAME})(?![\w.,\[-])|\S+)", faults.NODE, Weight.STOP, "node failure"),
     _said(rf"Nodes? (?:(?P<node>{NAME})|\S+) not responding, setting DOWN", faults.NODE, Weight.FATAL, "node not responding"),
     _said(r"requeue (?:job )?JobId=\S+ due to node failure", faults.NODE, Weight.STOP, "requeued: node failure"),
     _said(rf"[Kk]illing .{{0,40}}due to failed node (?P<node>{NAME})", faults.NODE, Weight.STOP, "killed: node failure"),
-    _said(rf"\*\*\* (?:JOB|STEP) \S+ ON (?P<node>{NAME}) CANCELLED AT \S+ DUE TO PREEMPTION",
+    _said(r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ DUE TO PREEMPTION",
           faults.PREEMPTED, Weight.STOP, "cancelled: preemption"),
     _said(r"Detected \d+ oom[_-]kill event", faults.HOST_MEMORY, Weight.FATAL, "oom_kill event in a step"),
     _said(rf"error: (?P<node>{NAME}): tasks? \S+: Out Of Memory", faults.HOST_MEMORY, Weight.FATAL, "task: Out Of Memory"),
     _said(rf"error: (?P<node>{NAME}): tasks? \S+: (?:Killed|Terminated)", faults.KILLED, Weight.FATAL, "task: Killed"),
-    _said(rf"error: (?P<node>{NAME}): tasks? \S+: (?:Segmentation fault|Aborted|Bus error)",
+    _said(rf"error: (?P<node>{NAME}): tasks? \S+: Aborted", faults.ABORTED, Weight.FATAL, "task: aborted"),
+    _said(rf"error: (?P<node>{NAME}): tasks? \S+: (?:Segmentation fault|Bus error)",
           faults.CRASHED, Weight.FATAL, "task: died of a fault"),
     _said(rf"error: (?P<node>{NAME}): tasks? \S+: Exited with exit code (?P<detail>\d{{1,3}})",
           faults.FAILED, Weight.STOP, "task exited with {}"),
     _said(r"Exceeded job memory limit|exceeded memory limit", faults.HOST_MEMORY, Weight.FATAL, "memory limit exceeded"),
+    # Kubernetes: kubectl get events, the kubelet's and node-problem-detector's
+    _said(rf"\bNodeNotReady\s+(?:node/(?P<node>{NAME})|\S+)", faults.NODE, Weight.FATAL, "NodeNotReady"),
+    _said(rf"Node (?P<node>{NAME}) status is now: NodeNotReady", faults.NODE, Weight.FATAL, "NodeNotReady"),
+    _said(r"\b(?:Evicted|Evicting)\b.{0,120}?low on resource: ephemeral-storage", faults.DISK_FULL, Weight.STOP,
+          "Evicted: ephemeral-storage"),
+    _said(r"\b(?:Evicted|Evicting)\b.{0,120}?low on resource: (?P<detail>memory)", faults.HOST_MEMORY, Weight.STOP,
+          "Evicted: {}"),
+    _said(r"\bTaintManagerEviction\b", faults.NODE, Weight.HINT, "TaintManagerEviction"),
+    _said(r"\b(?:Evicted|Evicting)\s+pod/\S+|\bPreempted\s+pod/\S+|Preempted by \S{0,80} ?pod \S+ on node ",
+          faults.PREEMPTED, Weight.STOP, "Evicted or preempted"),
+    _said(rf"\bOOMKilling\s+node/(?P<node>{NAME})", faults.HOST_MEMORY, Weight.FATAL, "OOMKilling"),
+    _said(r"\bOOMKilled\b", faults.HOST_MEMORY, Weight.STOP, "OOMKilled"),
     # kernel
     _said(r"Out of memory: Kill(?:ed)? process \d+|Memory cgroup out of memory", faults.HOST_MEMORY, Weight.FATAL,
           "kernel: out of memory"),
@@ -103,15 +119,26 @@ MESSAGES: tuple[Message, ...] = (
     # torchrun
     _said(r"failed \(exitcode: -(?:9|SIGKILL)\)|exitcode  : -9 |Signal 9 \(SIGKILL\) received", faults.KILLED,
           Weight.STOP, "exitcode -9 (SIGKILL)"),
-    _said(r"(?:failed \(exitcode: |exitcode  : )-(?P<detail>4|6|7|8|11)\b", faults.CRASHED, Weight.STOP, "exitcode -{}"),
-    _said(r"Signal (?P<detail>\d{1,2}) \(SIG(?:SEGV|ABRT|BUS|FPE|ILL)\) received", faults.CRASHED, Weight.STOP, "signal {}"),
+    _said(r"(?:failed \(exitcode: |exitcode  : )-6\b|Signal 6 \(SIGABRT\) received", faults.ABORTED, Weight.STOP,
+          "exitcode -6 (SIGABRT)"),
+    _said(r"(?:failed \(exitcode: |exitcode  : )-(?P<detail>4|7|8|11)\b", faults.CRASHED, Weight.STOP, "exitcode -{}"),
+    _said(r"Signal (?P<detail>\d{1,2}) \(SIG(?:SEGV|BUS|FPE|ILL)\) received", faults.CRASHED, Weight.STOP, "signal {}"),
+    # torchrun itself was told to end
+    _said(r"SignalException: Process \d+ got signal: (?P<detail>\d{1,2})", faults.KILLED, Weight.STOP, "torchrun: signal {}"),
     _said(r"(?:failed \(exitcode: |exitcode  : )(?P<detail>\d{1,3})\b", faults.FAILED, Weight.STOP, "exitcode {}"),
     _said(r"elastic\.multiprocessing\.errors\.ChildFailedError", faults.FAILED, Weight.STOP, "ChildFailedError"),
-    _said(r"Segmentation fault|Aborted \(core dumped\)|Bus error", faults.CRASHED, Weight.FATAL, "died of a fault"),
+    _said(r"Aborted \(core dumped\)", faults.ABORTED, Weight.FATAL, "aborted"),
+    _said(r"Segmentation fault|Bus error", faults.CRASHED, Weight.FATAL, "died of a fault"),
 )  # fmt: skip
 
-# What ends a job as planned: no failure.
-PLANNED = re.compile(r"CANCELLED AT \S+(?: DUE TO (?:TIME LIMIT|JOB REQUEUE))? \*\*\*")
+# What ends a job as planned: no failure. A job that exits with 75 (EX_TEMPFAIL) asks to be started
+# again, as a guard does after a notice.
+PLANNED = re.compile(
+    r"CANCELLED AT \S+(?: DUE TO (?:TIME LIMIT|JOB REQUEUE))? \*\*\*"
+    r"|error: \S+: tasks? \S+: Exited with exit code 75\b"
+    r"|(?:failed \(exitcode: |exitcode  : )75\b"
+    r"|SignalException: Process \d+ got signal: 2\b"
+)
 
 # The last line of a traceback, which is the first one that is not indented: the type alone is
 # repeated. Its name may end in anything (`subprocess.TimeoutExpired`).
@@ -130,6 +157,8 @@ RANK = re.compile(
 # What launchers and `kubectl logs --timestamps` put before a line.
 STAMP = re.compile(r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)? ")
 PREFIX = re.compile(r"^(?:\[(?:rank|default)\d{1,7}\]:\s?|\d{1,7}: )+")
+# NCCL puts `host:pid:tid [gpu]` before its lines (debug.cc).
+NCCL_HOST = re.compile(rf"(?:^|[\s\]])(?P<node>{NAME}):\d{{1,8}}:\d{{1,8}} \[\d{{1,3}}\] NCCL ")
 # Syslog: the host behind the time.
 SYSLOG_HOST = re.compile(
     rf"^(?:<\d+>)?(?:[A-Z][a-z]{{2}} [ \d]\d \d\d:\d\d:\d\d\S*|\d{{4}}-\d\d-\d\dT\S+) (?P<node>{NAME}) (?:kernel|slurm\w*)\b"

@@ -120,7 +120,7 @@ def of_guard(lines: Iterable[bytes], source: int) -> Iterator[LogEntry]:
                 hosts = {token: _text(event.get("host"))}
                 yield told._replace(kind=LogEntryKind.START, node=hosts[token])
             case "saved":
-                yield told._replace(kind=LogEntryKind.SAVE)
+                yield told._replace(kind=LogEntryKind.SAVE, noticed=True)
             case "ended":
                 if event.get("ending") is None and seen is not None:
                     told = told._replace(time=seen)
@@ -135,7 +135,7 @@ def _guard_time(event: Mapping[str, Any]) -> float | None:
 
 def _ended(event: Mapping[str, Any], told: LogEntry) -> LogEntry:
     ending, code = event.get("ending"), event.get("code")
-    if ending in ("done", "stopped"):
+    if ending in ("done", "stopped") or (ending == "failed" and code == 75):
         return told._replace(kind=LogEntryKind.END, planned=True)
     if ending == "preempted":
         fault, sign = faults.PREEMPTED, "guard: preempted"
@@ -145,6 +145,8 @@ def _ended(event: Mapping[str, Any], told: LogEntry) -> LogEntry:
         fault, sign = faults.NODE, "guard: the guard itself was killed"
     elif code in (137, -9):
         fault, sign = faults.KILLED, "guard: command ended with 137"
+    elif code in (134, -6):
+        fault, sign = faults.ABORTED, f"guard: command ended with {code}"
     elif type(code) is int and 129 <= code <= 159:
         fault, sign = faults.CRASHED, f"guard: command ended with {code}"
     else:

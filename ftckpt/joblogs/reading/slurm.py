@@ -6,7 +6,7 @@ r"""Read what Slurm's accounting says: `sacct --parsable2` and `sacct --json`.
 One row is one attempt of a job. Steps (`42.batch`) are passed over: their job says the same. The
 states are those of `man sacct`: BOOT_FAIL, NODE_FAIL, OUT_OF_MEMORY, PREEMPTED, FAILED and
 LAUNCH_FAILED are failures; CANCELLED, COMPLETED, DEADLINE, TIMEOUT, REQUEUED and REVOKED are ends
-that somebody planned; others still run or wait.
+that somebody planned, and so is FAILED with the code 75 (EX_TEMPFAIL); others still run or wait.
 """
 
 from __future__ import annotations
@@ -184,14 +184,17 @@ def entries_of(row: JobRow, source: int) -> Iterator[LogEntry]:
     if row.end is None:
         return
     fault = _FAILED.get(row.state)
-    if fault is None:
-        if row.state in _ENDED:
+    again = row.state == "FAILED" and row.code == "75:0"
+    if fault is None or again:
+        if again or row.state in _ENDED:
             yield LogEntry(LogEntryKind.END, row.end, source=source, line=row.line, planned=True)
         return
     killed = row.code.partition(":")[2]
     if fault is faults.FAILED and killed == "9":
         fault = faults.KILLED
-    elif fault is faults.FAILED and killed in ("4", "6", "7", "8", "11"):
+    elif fault is faults.FAILED and killed == "6":
+        fault = faults.ABORTED
+    elif fault is faults.FAILED and killed in ("4", "7", "8", "11"):
         fault = faults.CRASHED
     sign = row.state if row.state in ("NODE_FAIL", "PREEMPTED") else f"{row.state} {row.code}"
     yield LogEntry(

@@ -159,7 +159,9 @@ class TextLog:
         block, self._block = self._block, {}
         in_block = "exitcode" in text and "exitcode  :" in text
         rank = messages.RANK.search(text)
-        host = messages.SYSLOG_HOST.match(line.decode("utf-8", "replace"))
+        host = messages.NCCL_HOST.search(text)
+        if host is None and fault.name not in faults.TOLD_BY_OTHERS:
+            host = messages.SYSLOG_HOST.match(line.decode("utf-8", "replace"))
         time = self._stamps.of_text(block["time"]) if in_block and "time" in block else None
         return LogEntry(
             LogEntryKind.FAILURE,
