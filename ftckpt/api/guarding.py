@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Unpack
 
 from ftckpt.alerting import AlertHook
@@ -46,7 +46,6 @@ from .transferring import LayoutFlags, layout_flags
 
 if TYPE_CHECKING:
     from ftckpt.discovery.checks import Checks
-    from ftckpt.discovery.conditions import Condition
     from ftckpt.discovery.roots import Root
 
 # Whose pin keeps the last known good checkpoint.
@@ -55,6 +54,9 @@ _REASON = "the last known good checkpoint of a running job"
 # Seconds after which a save that has not changed is not waited for any more: nobody writes it.
 QUIET = 60.0
 _SUSPECTED = "was started from twice without a newer save"
+_TAKE_IT = "--retry-suspected starts from it again"
+# A filesystem that does not take this many bytes is full.
+_LEAST_SPACE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -224,6 +226,17 @@ class _Place:
             flags += ["--require", "content"]
         return Verifier(flags, self.choice.verify.value)
 
+    def full(self) -> str:
+        """Return in words why the root's filesystem takes no more bytes; "" if it takes some."""
+        from ftckpt.storage.local.space import full_because
+
+        try:
+            path = self.read().store.local_path()
+        except FtckptError:
+            return ""
+        why = "" if path is None else full_because(path, _LEAST_SPACE)
+        return why and f"the filesystem of {self.choice.root} is full: {why}"
+
     def interval(self) -> float | None:
         """Return the usual seconds between saves; None if too few show."""
         from .surveying import status
@@ -261,17 +274,20 @@ class _Place:
             raise RefusedError(f"it went while it was read: {error.message}") from error
 
     def _choose(self, suspected: frozenset[str]) -> StartPoint:
-        looked = _Looks(suspected, condition_of(self.flags, self.say))
+        looked = _Looks(suspected)
         check = checks_of(
             self.choice.verify, self.flags.get("reuse", ""), self.flags.get("receipts", ""),
             self.stores, self.counter, self.say,
         )  # fmt: skip
         looked.check = check
-        rules = selection_rules(
-            self.flags,
-            looked.condition,
-            skip_unverified=self.choice.skip_unverified,
-            skip_unsafe=self.choice.skip_unsafe,
+        rules = replace(
+            selection_rules(
+                self.flags,
+                condition_of(self.flags, self.say),
+                skip_unverified=self.choice.skip_unverified,
+                skip_unsafe=self.choice.skip_unsafe,
+            ),
+            passed_over=looked.passed_over,
         )
         repaired: list[str] = []
         tried: set[str] = set()
@@ -371,7 +387,7 @@ class _Place:
             return StartPoint(
                 ExitCode.REFUSED,
                 f"every checkpoint that passes {_SUSPECTED}: {', '.join(sorted(looked.refused))}",
-                "the fault is in the command, or in what all of them hold; once it is mended, "
+                "the fault may be in the command, or in what all of them hold; once it is mended, "
                 "--retry-suspected starts from the newest again",
                 skipped=skipped,
             )
@@ -430,30 +446,29 @@ class _Place:
 
 @dataclass
 class _Looks:
-    """The check and the condition of one choice; what has not changed is not read a second time.
+    """The check of one choice; what has not changed is not read a second time.
 
     Attributes:
         suspected: identities of checkpoints that are not started from.
-        wanted: what else a checkpoint must have.
         check: verifies an open checkpoint.
         refused: the URLs that were passed over because they are suspected.
         identities: by the URL of each checkpoint that was looked at.
     """
 
     suspected: frozenset[str]
-    wanted: Condition
     check: Checks | None = None
     refused: set[str] = field(default_factory=set)
     identities: dict[str, str] = field(default_factory=dict)
     _answers: dict[str, tuple[ExitCode, str]] = field(default_factory=dict)
 
-    def condition(self, checkpoint: Checkpoint) -> str:
+    def passed_over(self, checkpoint: Checkpoint) -> str:
+        """Return why the command is not started from a checkpoint; "" if it may be."""
         url = checkpoint.source.url
         self.identities[url] = identity_of(checkpoint)
-        if self.identities[url] in self.suspected:
-            self.refused.add(url)
-            return _SUSPECTED
-        return self.wanted(checkpoint)
+        if self.identities[url] not in self.suspected:
+            return ""
+        self.refused.add(url)
+        return f"{_SUSPECTED} ({_TAKE_IT})"
 
     def __call__(self, checkpoint: Checkpoint) -> tuple[ExitCode, str]:
         assert self.check is not None

@@ -101,6 +101,8 @@ class SelectionRules:
         skip_unsafe: skip hostile ones.
         condition: returns what an open checkpoint lacks, or ""; those that lack something are
             skipped.
+        passed_over: returns why an open checkpoint is not to be taken although it may be good,
+            or ""; it is skipped as REFUSED.
         weights: whether one that gc has thinned will do: it holds the weights alone.
     """
 
@@ -110,6 +112,7 @@ class SelectionRules:
     skip_unsafe: bool = False
     condition: Callable[[Checkpoint], str] | None = None
     weights: bool = False
+    passed_over: Callable[[Checkpoint], str] | None = None
 
     def lacking(self, checkpoint: Checkpoint) -> str:
         """Return what an open checkpoint lacks, or ""."""
@@ -215,6 +218,9 @@ def _try(
         # Opened again instead of kept: the headers of 64 checkpoints do not fit in memory.
         for checkpoint in open_parts(root.store, looked.child.parts):
             source = checkpoint.source
+            why = "" if rules.passed_over is None else rules.passed_over(checkpoint)
+            if why:
+                return ExitCode.REFUSED, f"{checkpoint.source.url} {why}", "", True
             # Headers show what is lacking, before every byte is read.
             lacking = rules.lacking(checkpoint)
             if lacking:

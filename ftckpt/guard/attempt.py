@@ -20,6 +20,7 @@ from .events import STOPPING, TICK, Events
 from .hang import HangWatch
 from .journal import GuardJournal
 from .keeper import started_at
+from .last_words import LastWords, last_lines, tells_of_a_full_disk
 from .lock import Hold
 from .metrics import Standing
 from .notices import Notice, write_notice
@@ -69,6 +70,8 @@ class CommandAttempt:
         stopped_by: the signal that told the guard to end; 0 for none.
         last: the verdict on its newest save.
         unseen: why that save could not be verified; "" if it could.
+        last_words: what the command printed last on stderr, if it failed; "" if nobody kept it.
+        full: why nothing more could be written as it failed; "" if it could.
     """
 
     def __init__(
@@ -83,7 +86,7 @@ class CommandAttempt:
         self.notice: Notice | None = None
         self.stopped_by = 0
         self.last: CheckedSave | None = None
-        self.unseen = ""
+        self.unseen = self.last_words = self.full = ""
         self._hung = self._others_ended = False
         self._term_at: float | None = None
         self._kill_at: float | None = None
@@ -111,10 +114,12 @@ class CommandAttempt:
             self._watcher = self._place.watcher(before, verifier, self._watched, chosen.step)
             self._watcher.note()
         hold.check()  # the choice may have taken longer than a lease
+        words = LastWords()
         command = self._command = GuardedCommand(
             filled(self._words, chosen.path), self._environment(), self._token,
-            locks=hold.descriptors, stdout=self._settings.output,
+            locks=hold.descriptors, stdout=self._settings.output, stderr=words.descriptor,
         )  # fmt: skip
+        words.started()
         began = self._hang.fresh_at = time.monotonic()
         try:
             if self._watcher is not None:
@@ -140,7 +145,15 @@ class CommandAttempt:
         )  # fmt: skip
         ending = ending_of(code, what)
         seconds = round(time.monotonic() - began, 3)
-        self._journal.add("ended", token=self._token, ending=ending, code=code, seconds=seconds)
+        if ending in (CommandEnd.FAILED, CommandEnd.HUNG):
+            text = words.text()
+            self.last_words, self.full = last_lines(text), self._place.full()
+            if not self.full and tells_of_a_full_disk(text):
+                self.full = f"the command found no space left on a disk: {self.last_words}"
+        self._journal.add(
+            "ended", token=self._token, ending=ending, code=code, seconds=seconds,
+            full=bool(self.full),
+        )  # fmt: skip
         return ending, code
 
     @property

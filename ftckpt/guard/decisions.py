@@ -13,6 +13,8 @@ from ftckpt.errors import ExitCode
 REQUEUE = int(ExitCode.REQUEUE)
 # A checkpoint that was started from this often without a newer save is suspected.
 SUSPECTED_AFTER = 2
+# Starts that took so many seconds, or so much longer than another, failed as fast as that.
+_AS_FAST_S, _AS_FAST = 10.0, 2.0
 # Saves are late when the newest is this many intervals old.
 LATE = 3.0
 LOOKS = 4.0
@@ -50,11 +52,27 @@ class GuardAttempt(NamedTuple):
         identity: of the checkpoint that it started from, as its files were; "" for a fresh start.
         ending: how it ended; None if nobody knows, because the guard was killed.
         saved: whether it made a newer save that passes.
+        code: the exit code; None if nobody knows.
+        seconds: how long it ran.
+        full: whether no disk space was left as it ended.
     """
 
     identity: str
     ending: CommandEnd | None
     saved: bool
+    code: int | None = None
+    seconds: float = 0.0
+    full: bool = False
+
+    def failed_like(self, other: GuardAttempt) -> bool:
+        """Say whether both failed in the same way and as fast, from different checkpoints."""
+        shorter, longer = sorted((self.seconds, other.seconds))
+        return (
+            self.identity != other.identity
+            and self.code is not None
+            and (self.ending, self.code) == (other.ending, other.code)
+            and longer <= max(_AS_FAST_S, _AS_FAST * shorter)
+        )
 
 
 class Circumstances(NamedTuple):
@@ -99,12 +117,14 @@ class Next(NamedTuple):
         code: the guard's exit code if not.
         delay: seconds to wait if it is.
         reason: in words.
+        full: whether the reason is a full disk.
     """
 
     again: bool
     code: int
     delay: float
     reason: str
+    full: bool = False
 
 
 def exit_code(status: int) -> int:
@@ -136,7 +156,12 @@ def ending_of(code: int, what: Circumstances) -> CommandEnd:
 
 
 def what_next(
-    ending: CommandEnd, code: int, history: Sequence[GuardAttempt], limits: Limits, by: int
+    ending: CommandEnd,
+    code: int,
+    history: Sequence[GuardAttempt],
+    limits: Limits,
+    by: int,
+    full: str = "",
 ) -> Next:
     """Decide what follows the end of a command.
 
@@ -149,7 +174,10 @@ def what_next(
         history: the attempts of this guard, the one that ended last.
         limits: how often it is restarted.
         by: the signal that stopped it, if one did.
+        full: why nothing more can be written, in words; "" if it can.
     """
+    if full and ending in (CommandEnd.FAILED, CommandEnd.HUNG):
+        return Next(False, int(ExitCode.NO_RESOURCE), 0.0, full, full=True)
     if ending is CommandEnd.DONE:
         return Next(False, 0, 0.0, "the command has finished")
     if ending is CommandEnd.PREEMPTED:
@@ -178,17 +206,26 @@ def what_next(
 def suspects(history: Iterable[GuardAttempt]) -> frozenset[str]:
     """Return the checkpoints that failed twice without a newer save, by identity.
 
-    Only ends that a checkpoint can be to blame for count: not preemptions, and not those of a
-    guard that was killed. A start that reached a save clears the checkpoint.
+    Only ends that a checkpoint can be to blame for count: not preemptions, not those of a guard
+    that was killed, and not those on a full disk. A start that reached a save clears the
+    checkpoint. Where starts from two checkpoints fail alike and as fast, with no save between, the
+    command is at fault: both count for neither.
     """
     vain: dict[str, int] = {}
+    since: list[GuardAttempt] = []  # those that failed since the last save
     for attempt in history:
+        if attempt.saved:
+            since.clear()
         if not attempt.identity:
             continue
         if attempt.saved:
             vain[attempt.identity] = 0
-        elif attempt.ending in (CommandEnd.FAILED, CommandEnd.HUNG):
-            vain[attempt.identity] = vain.get(attempt.identity, 0) + 1
+        elif attempt.ending in (CommandEnd.FAILED, CommandEnd.HUNG) and not attempt.full:
+            alike = [one for one in since if attempt.failed_like(one)]
+            since.append(attempt)
+            for identity in {one.identity for one in alike}:
+                vain[identity] = 0
+            vain[attempt.identity] = 0 if alike else vain.get(attempt.identity, 0) + 1
     return frozenset(one for one, times in vain.items() if times >= SUSPECTED_AFTER)
 
 
@@ -201,9 +238,12 @@ def attempts(events: Iterable[Mapping[str, object]]) -> list[GuardAttempt]:
         if kind == "start":
             said = event.get("step")
             now = float(said) if isinstance(said, (int, float)) else -1.0
-            if found and now > step:  # what it starts from was saved by the one before, and passes
+            identity = str(event.get("identity", ""))
+            known = any(one.identity == identity for one in found)
+            # What it starts from was saved by the one before, and passes.
+            if found and now > step and not known:
                 found[-1] = found[-1]._replace(saved=True)
-            found.append(GuardAttempt(str(event.get("identity", "")), None, False))
+            found.append(GuardAttempt(identity, None, False))
             open_token, step = token, now
         elif kind == "cleared":  # a person says that what made them fail is mended
             found.clear()
@@ -211,7 +251,13 @@ def attempts(events: Iterable[Mapping[str, object]]) -> list[GuardAttempt]:
             if kind == "verified" and event.get("code") == 0:
                 found[-1] = found[-1]._replace(saved=True)
             elif kind == "ended" and event.get("ending") in list(CommandEnd):
-                found[-1] = found[-1]._replace(ending=CommandEnd(str(event["ending"])))
+                code, took = event.get("code"), event.get("seconds")
+                found[-1] = found[-1]._replace(
+                    ending=CommandEnd(str(event["ending"])),
+                    code=code if type(code) is int else None,
+                    seconds=float(took) if isinstance(took, (int, float)) else 0.0,
+                    full=bool(event.get("full")),
+                )
     return found
 
 

@@ -11,6 +11,10 @@ from .watch import CheckedSave
 IDLE = "preempted while no command ran: the scheduler is to start the job again"
 # Verdicts that nobody needs to be told of: the scheduler or a person knows what follows.
 QUIET = (ExitCode.OK, ExitCode.REQUEUE, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
+FREE_SPACE = (
+    "no checkpoint is to blame; make room (ftckpt gc ROOT --keep-last 2 --free 500GB --apply"
+    " --purge-now --yes), and start again"
+)
 _STOPPED = (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
 _BAD = (ExitCode.CORRUPT, ExitCode.INCOMPLETE, ExitCode.UNSAFE)
 
@@ -50,6 +54,8 @@ def ended(
     if ending is CommandEnd.UNSTARTED and after.code == ExitCode.USAGE:
         hint = "no checkpoint is to blame: name the program by its path, and install it"
         return own(ExitCode.USAGE, after.reason, hint, restarts)
+    if after.full:
+        return own(ExitCode.NO_RESOURCE, after.reason, FREE_SPACE, restarts)
     hint = "its own output says why; .ftckpt/guard.jsonl of the root says what was tried"
     return Ended(after.code, None, after.reason, hint, restarts)
 

@@ -344,7 +344,9 @@ class Leader(_Meeting):
             after = Next(False, REQUEUE, 0.0, f"node {lost[0]} is gone: start the job again")
         else:
             after = decide(ending, code)
-        self._say(state="over", again=after.again, code=after.code, reason=after.reason)
+        self._say(
+            state="over", again=after.again, code=after.code, reason=after.reason, full=after.full
+        )
         return after
 
     def _ends(self) -> list[dict[str, Any]]:
@@ -432,7 +434,8 @@ class Follower(_Meeting):
             if number > self._attempt or (number == self._attempt and state in _AFTER):
                 again = state != "over" or bool(leader.get("again"))
                 said = f"the leading node says: {leader.get('reason', 'again')}"
-                return Next(again, int(leader.get("code") or 0), 0.0, said)
+                full = leader.get("full") is True
+                return Next(again, int(leader.get("code") or 0), 0.0, said, full=full)
             if leader.get("state") == "left":
                 said = str(leader.get("reason", "the leading node has ended"))
                 return Next(False, int(leader.get("code", 1)), 0.0, said)

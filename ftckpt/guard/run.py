@@ -75,6 +75,7 @@ class Guard:
         )  # fmt: skip
         self._notice: Notice | None = None
         self._starts, self._ran = 0, False
+        self._words_of_end = ""
 
     def run(self) -> Ended:
         """Guard the command until nothing more is to be done.
@@ -116,8 +117,12 @@ class Guard:
 
     def _tell_end(self, own: ExitCode | None, message: str) -> None:
         """Alert of an end that is not as it should be, whatever led to it."""
-        if own not in endings.QUIET:
-            self._alarm.raise_("failed" if self._ran else "no-start", message)
+        if own in endings.QUIET:
+            return
+        if own is ExitCode.NO_RESOURCE and self._ran:
+            self._alarm.raise_("disk-full", f"{message}; {endings.FREE_SPACE}")
+        else:
+            self._alarm.raise_("failed" if self._ran else "no-start", self._with_words(message))
 
     def _attempts(self) -> Ended:
         while True:
@@ -132,20 +137,26 @@ class Guard:
             attempt = CommandAttempt(self._words, chosen, self._starts, self._tools)
             ending, code = attempt.run()
             self._notice = attempt.notice
-            after = self._team.conclude(ending, code, partial(self._next, attempt.stopped_by))
+            decide = partial(self._next, attempt.stopped_by, attempt.full)
+            after = self._team.conclude(ending, code, decide)
+            self._words_of_end = attempt.last_words
             if not after.again:
                 return endings.ended(ending, after, attempt.last, attempt.unseen, self._restarts)
             self._say(f"guard: {after.reason}")
-            self._alarm.raise_("restart", after.reason)
+            self._alarm.raise_("restart", self._with_words(after.reason))
             if after.delay:
                 self._say(f"guard: waiting {shown_duration(after.delay)} before the restart")
             stop = self._pause(after.delay)
             if stop is not None:
                 return stop
 
-    def _next(self, by: int, ending: CommandEnd, code: int) -> Next:
+    def _next(self, by: int, full: str, ending: CommandEnd, code: int) -> Next:
         history = attempts(self._journal.own)
-        return what_next(ending, code, history, self._settings.limits, by)
+        return what_next(ending, code, history, self._settings.limits, by, full)
+
+    def _with_words(self, message: str) -> str:
+        said = self._words_of_end
+        return f"{message}; it printed last: {said}" if said else message
 
     @property
     def _restarts(self) -> int:

@@ -37,6 +37,7 @@ class GuardedCommand:
         token: marks its processes, so that they can be found if everything else has failed.
         locks: descriptors that are held until its last process has ended.
         stdout: where its output goes; None for ours.
+        stderr: the same of what it prints there.
 
     Raises:
         NoResourceError: the system starts no more processes.
@@ -50,6 +51,7 @@ class GuardedCommand:
         *,
         locks: Sequence[int] = (),
         stdout: IO[bytes] | int | None = None,
+        stderr: int | None = None,
     ) -> None:
         self._token = token
         self._said = b""
@@ -65,6 +67,7 @@ class GuardedCommand:
                 pass_fds=[control, status, *locks],
                 start_new_session=True,
                 stdout=stdout,
+                stderr=stderr,
             )
         except OSError as error:
             os.close(self._control)

@@ -136,6 +136,9 @@ class GuardedPlace(Protocol):
     def keep(self, name: str) -> None:
         """Pin an entry as the last known good one."""
 
+    def full(self) -> str:
+        """Return in words why the root's filesystem takes no more bytes; "" if it takes some."""
+
     def interval(self) -> float | None:
         """Return the usual seconds between saves; None if too few show."""
 

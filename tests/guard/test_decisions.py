@@ -53,6 +53,10 @@ def test_a_wait_status_is_shown_as_a_shell_shows_it() -> None:
     assert exit_code(int(signal.SIGKILL)) == 137
 
 
+def died(name: str, times: int, code: int = 1, seconds: float = 3.0) -> list[GuardAttempt]:
+    return [GuardAttempt(name, FAILED, False, code, seconds)] * times
+
+
 def vain(times: int) -> list[GuardAttempt]:
     return [GuardAttempt("x", FAILED, False)] * times
 
@@ -118,6 +122,16 @@ def test_the_wait_doubles_until_a_save_is_made() -> None:
         ([*vain(2), GuardAttempt("x", FAILED, True)], set()),
         ([*vain(2), GuardAttempt("y", FAILED, True)], {"x"}),
         ([*vain(1), GuardAttempt("y", FAILED, True), *vain(1)], {"x"}),
+        # The command is at fault: it fails alike and as fast from another one.
+        ([*died("x", 2), *died("y", 1)], set()),
+        ([*died("x", 2), *died("y", 1), *died("x", 1)], set()),
+        ([*died("x", 2), *died("y", 2, code=2)], {"x", "y"}),
+        ([*died("x", 2), *died("y", 2, seconds=300.0)], {"x", "y"}),
+        ([*died("x", 2, seconds=200.0), *died("y", 2, seconds=300.0)], set()),
+        # Not where training went on between.
+        ([*died("x", 2), GuardAttempt("z", FAILED, True, 1, 3.0), *died("y", 1)], {"x"}),
+        # A full disk says nothing about a checkpoint.
+        ([one._replace(full=True) for one in died("x", 4)], set()),
     ],
 )
 def test_which_checkpoints_are_suspected(history: list[GuardAttempt], suspected: set[str]) -> None:

@@ -24,6 +24,7 @@ from ftckpt.guard.notices import Notice
 from ftckpt.guard.terms import GuardSettings
 from ftckpt.retention.records import pins
 from ftckpt.storage import StoreOptions
+from ftckpt.storage.local import space
 from tests import campaign
 from tests.guard.light_job import Job, quick
 
@@ -233,13 +234,61 @@ def test_a_crash_at_load_is_walked_back_from(job: Job) -> None:
 
 def test_every_good_checkpoint_failed_twice(job: Job) -> None:
     job.have(1, 2)
-    faults = {n: {"load": 7} for n in range(1, 9)}
+    faults = {n: {"load": 7 if n < 3 else 9} for n in range(1, 9)}  # each in its own way
     ended = job.run(3, quick(limits=Limits(8, 0.0, 0.0)), faults=faults)
     assert (ended.code, ended.own) == (8, ExitCode.REFUSED)
+    assert not any("UNVERIFIED" in line for line in job.said)
+    assert all("--retry-suspected" in line for line in job.said if "skipped (" in line)
     assert job.starts() == [2, 2, 1, 1]
     assert job.run(2).own is ExitCode.REFUSED  # it is remembered
     assert job.run(2, retry_suspected=True).code == 0
     assert job.starts()[4:] == [2]
+
+
+def test_a_command_that_fails_alike_from_two_checkpoints_is_at_fault(job: Job) -> None:
+    job.have(1, 2)
+    faults = {n: {"load": 1, "words": "SyntaxError: invalid syntax"} for n in range(1, 9)}
+    ended = job.run(3, faults=faults)
+    assert (ended.code, ended.own, job.starts()) == (1, None, [2, 2, 1, 2])
+    # The scheduler starts the same job again; then a person mends the command.
+    assert job.run(3, faults=faults).code == 1
+    assert job.run(3).code == 0
+    assert job.starts()[4:] == [2] * 5
+
+
+def test_an_alert_carries_what_the_command_printed_last(job: Job, tmp_path: Path) -> None:
+    settings = quick(
+        limits=Limits(1, 0.0, 0.0),
+        on_alert=f'echo "$FTCKPT_ALERT_KIND $FTCKPT_ALERT" >> "{tmp_path}/alerts"',
+    )
+    words = "Traceback (most recent call last):\n  File x\n\x1b[31mValueError: bad batch\x1b[0m"
+    job.run(3, settings, faults={n: {"load": 3, "words": words} for n in (1, 2)})
+    told = sorted((tmp_path / "alerts").read_text().splitlines())
+    assert [line.split()[0] for line in told] == ["failed", "restart"]
+    assert all(line.endswith("| File x | ValueError: bad batch") for line in told)
+
+
+def test_a_full_disk_is_said_and_blames_no_checkpoint(job: Job, tmp_path: Path) -> None:
+    job.have(1, 2)
+    words = "OSError: [Errno 28] No space left on device: '/ckpt/step-3/x'"
+    for _ in range(3):
+        ended = job.run(3, alerts_to(tmp_path / "alerts"), faults={1: {"load": 1, "words": words}})
+        assert (ended.code, ended.own, ended.restarts) == (12, ExitCode.NO_RESOURCE, 0)
+        assert "gc ROOT" in ended.hint
+    assert (tmp_path / "alerts").read_text() == "disk-full\n" * 3
+    assert job.run(3).code == 0
+    assert job.starts() == [2] * 4
+
+
+def test_a_root_that_takes_no_more_bytes_is_a_full_disk(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(space, "full_because", lambda *_: "no space is left on the device")
+    ended = job.run(faults={1: {"load": 1}})
+    assert (ended.own, ended.restarts) == (ExitCode.NO_RESOURCE, 0)
+    assert ended.message.endswith("is full: no space is left on the device")
+    # One that has finished is not asked.
+    assert job.run(2).code == 0
 
 
 def test_a_suspected_one_does_not_hide_why_the_others_are_not_taken(job: Job) -> None:

@@ -85,6 +85,7 @@ def main() -> int:
         subprocess.Popen(["sleep", "300"], start_new_session=True)
         subprocess.run(["sh", "-c", "sleep 301 & exit 0"], check=True)
     if fault.get("load"):
+        print(fault.get("words", ""), file=sys.stderr, flush=True)
         return int(fault["load"])
     if fault.get("hang") == "load":
         time.sleep(300)
