@@ -13,7 +13,7 @@ from ftckpt.errors import ExitCode
 REQUEUE = int(ExitCode.REQUEUE)
 # A checkpoint that was started from this often without a newer save is suspected.
 SUSPECTED_AFTER = 2
-# Starts that took so many seconds, or so much longer than another, failed as fast as that.
+# Starts failed as fast as another if they took at most 10 s, or at most twice its time.
 _AS_FAST_S, _AS_FAST = 10.0, 2.0
 # Saves are late when the newest is this many intervals old.
 LATE = 3.0

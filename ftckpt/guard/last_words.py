@@ -1,4 +1,4 @@
-"""Keep the last lines that a command prints on stderr, for whoever is told of its end.
+"""Keep the last lines that a command prints on stderr, for the alert about its end.
 
 A terminal stays the command's own: there a person sees them, and a progress bar needs it. A file
 (Slurm's output) is read where the command wrote it; what goes into a pipe passes through here.

@@ -224,7 +224,7 @@ def _without_farewells(
 ) -> list[Sighting]:
     """Leave out what processes say as they are ended after a person or a time limit ended the job.
 
-    A lost GPU or a full disk is no such farewell, and nor is a record of a whole failure.
+    A lost GPU, a full disk and a record of a whole failure stay.
     """
     planned = [(_time_of(one), one) for one in collection.ends if one.planned and one.time]
     planned.sort(key=lambda pair: pair[0])
