@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ftckpt.commands.cli.bounds import bound_memory
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
 from ftckpt.commands.cli.many import ManyOptions
 from ftckpt.commands.cli.parameters import OneOf, option, switch
@@ -128,7 +129,7 @@ def command(
     destination: DestinationArgument,
     to: Annotated[
         str,
-        option("FORMAT", f"{', '.join(WRITTEN)}; without it that of --like."),
+        option("FORMAT", f"{', '.join(WRITTEN)}; without it that of --like, or SRC's own."),
         OneOf(WRITTEN),
     ] = "",
     dtype: Annotated[
@@ -192,7 +193,6 @@ def command(
     if coded:
         from ftckpt.formats.quantised.quantise import require_folder
 
-        require_folder(to, destination)
         dtype = None  # of what is not quantised; `quantise` decides it
     elif quantised or unquantised:
         raise UsageError(
@@ -209,11 +209,13 @@ def command(
         renames = parse_renames(read_text(rename), rename)
     if request.like is not None:
         to = to or request.like.source_format
-    if not to:
-        raise UsageError("the format to write is not given", hint="--to FORMAT, or --like EXAMPLE")
-    # What cannot be written under that name is known before the source is opened.
-    format_and_writer(to, request.rules, destination)
+    if to:  # what cannot be written under that name is known before the source is opened
+        format_and_writer(to, request.rules, destination)
+    bound_memory(invocation.options(RunOptions).max_memory)
     checkpoint = open_checkpoint(invocation, source, newest=False, rules=request.rules, also=also)
+    to = to or checkpoint.source_format
+    if coded:
+        require_folder(to, destination)
     if dtype is not None:
         from ftckpt.formats.quantised.dequantise import dequantised
         from ftckpt.transfer.request.change_dtype import retype, target_of

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ftckpt.amounts import duration
 from ftckpt.commands.cli.choose_checkpoint import (
     CheckLevel,
     ChoiceOptions,
@@ -21,7 +22,6 @@ from ftckpt.commands.cli.choose_checkpoint import (
     warn_about,
 )
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
-from ftckpt.commands.cli.option_values import parse_duration
 from ftckpt.commands.cli.parameters import argument, option, switch
 from ftckpt.commands.cli.render import printable
 from ftckpt.commands.cli.target import AlsoOption
@@ -148,7 +148,7 @@ def command(
     if also:
         invocation.report(also=list(also))
     invocation.report(target=root, path=None, step=None, level=verify, skipped=[], pointers=[])
-    seconds = parse_duration(timeout, "--timeout")
+    seconds = duration(timeout, "--timeout")
     limit = not_newer_than if choice.step_at_most is None else choice.step_at_most
     parts = choice.parts
     if or_reshard and world_size is None:

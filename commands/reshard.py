@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from ftckpt.commands.cli.bounds import bound_memory
 from ftckpt.commands.cli.invocation import Result, invoked
 from ftckpt.commands.cli.many import ManyOptions
 from ftckpt.commands.cli.target import AlsoOption, open_checkpoint
@@ -60,8 +61,9 @@ def command(
     if part.only is OnlyChoice.ADAPTER:
         raise UsageError("an adapter is taken out by convert", hint="ftckpt convert --only adapter")
     request = invocation.options(LayoutOptions).request(invocation, part)
+    run = invocation.options(RunOptions)
+    bound_memory(run.max_memory)
     checkpoint = open_checkpoint(invocation, source, newest=False, rules=request.rules, also=also)
     content = narrowed(Content.of(checkpoint), part)
-    run = invocation.options(RunOptions)
     name = checkpoint.source_format
     return carry_out(invocation, checkpoint, content, name, request, destination, run)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from ftckpt.commands.cli.bounds import JobsOption, MemoryOption, RateOption
+from ftckpt.commands.cli.bounds import JobsOption, MemoryOption, RateOption, bound_memory
 from ftckpt.commands.cli.choose_checkpoint import (
     CheckLevel,
     ChoiceOptions,
@@ -123,6 +123,7 @@ def command(
     invocation.report(target=root, path=None, step=None, source=None, level=verify, grid={})
     invocation.report(world_size=world, skipped=[], pointers=[], findings=[])
     sizes = {n: size for n in ("tp", "pp", "dp") if (size := getattr(layout, n)) is not None}
+    bound_memory(max_memory)
     run = RunOptions(jobs=jobs, limit_rate=limit_rate, max_memory=max_memory)
     job = _Job(world, sizes, layout, scratch, rules, run)
     condition = partial(lacking, parts=choice.parts, note=invocation.say)
@@ -170,7 +171,7 @@ def _made_loadable(invocation: Invocation, path: str, job: _Job) -> str:
     if not job.scratch:
         raise UsageError(f"{path} {reason}", hint=f"--scratch DIR: it is resharded there ({shown})")
     destination = scratch_place(
-        checkpoint, job.world_size, grid, repr(job.layout), job.scratch, invocation.stores
+        checkpoint, job.world_size, grid, asdict(job.layout), job.scratch, invocation.stores
     )
     invocation.report(grid=grid)
     invocation.say(f"{path} {reason}: resharding to {destination} ({shown})")

@@ -249,10 +249,10 @@ def _divided(
 def _scrub(invocation: Invocation, budget: str, state: str, *, oldest_first: bool) -> Scrub | None:
     if not (oldest_first or budget or state):
         return None
-    from ftckpt.commands.cli.option_values import parse_duration
+    from ftckpt.amounts import duration
     from ftckpt.verification.scrub import scrubbing
 
-    left = parse_duration(budget, "--budget") if budget else None
+    left = duration(budget, "--budget") if budget else None
     return scrubbing(oldest_first, state, left, invocation.stores)
 
 

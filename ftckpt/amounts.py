@@ -72,8 +72,17 @@ def decimal_bytes(count: float) -> str:
 
 
 def duration(text: str, flag: str) -> float:
-    """Return seconds for `500ms`, `90s`, `5m`, `1.5h`, `54d`; zero is a duration."""
+    """Return seconds for `500ms`, `90s`, `5m`, `1.5h`, `54d`; zero needs no unit.
+
+    Every other number needs one: seconds that were meant as minutes delete or wait by a factor that
+    nobody sees.
+
+    Raises:
+        UsageError: it is no duration; the message names `flag` and shows the right form.
+    """
     text = text.strip()
+    if re.fullmatch(r"0+(?:\.0*)?", text):
+        return 0.0
     match = re.fullmatch(DURATION, text)
     if match is None or match[2] not in SECONDS:
         raise refused(text, flag, "a duration", lambda n: f"{n}s, {n}m, {n}h or {n}d")

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from ftckpt.amounts import duration
 from ftckpt.commands.cli.parameters import option
 
 from .invocation import Invocation
-from .option_values import parse_duration
 from .render import finding_line
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def checks_of(invocation: Invocation, level: CheckLevel, choice: ChoiceOptions) 
     from ftckpt import verification
     from ftckpt.api import choosing
 
-    reuse = parse_duration(choice.reuse, "--reuse") if choice.reuse else ""
+    reuse = duration(choice.reuse, "--reuse") if choice.reuse else ""
     return choosing.checks_of(
         verification.Level(level.value), reuse, choice.receipts, invocation.stores,
         invocation.counter, invocation.warn,

@@ -1,32 +1,10 @@
-"""What the values of options must be: durations with their units, and files that can be written."""
+"""What the values of options must be: files that can be written."""
 
 from __future__ import annotations
 
-import math
 import os
-import re
 
-from ftckpt.amounts import SECONDS
 from ftckpt.errors import UsageError
-
-# A bare number is seconds here, as `timeout` and `sleep` take it.
-_SECONDS = {"": 1.0, **SECONDS}
-
-
-def parse_duration(text: str, flag: str) -> float:
-    """Return seconds for `90`, `90s`, `5m`, `1.5h`, `2d`.
-
-    Raises:
-        UsageError: it is not a duration; the message names `flag`.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip())
-    factor = None if match is None else _SECONDS.get(match[2])
-    if match is None or factor is None or not math.isfinite(float(match[1])):
-        raise UsageError(
-            f"{flag} {text!r} is not a duration",
-            hint="write a number with s, m, h or d: 90s, 5m, 2h",
-        )
-    return float(match[1]) * factor
 
 
 def check_file(option: str, path: str) -> None:

@@ -15,7 +15,7 @@ from ftckpt.commands.cli.parameters import argument, option, switch
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.findings import KINDS, Severity
 
-from .bounds import JobsOption, MemoryOption, RateOption, bound_memory, job_count, rate_limit
+from .bounds import JobsOption, MemoryOption, RateOption, job_count, rate_limit
 from .invocation import Invocation, Result
 from .many import ManyOptions
 from .render import finding_line
@@ -205,7 +205,6 @@ def carry_out(
     from ftckpt.api.writing import prepare, verified
     from ftckpt.workers import Work
 
-    bound_memory(run.max_memory)
     prepared = prepare(
         checkpoint, content, name, request, destination,
         jobs=job_count(run.jobs), stores=invocation.stores, means=means, used=used,

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ftckpt.commands.cli.bounds import bound_memory
 from ftckpt.commands.cli.invocation import Result, invoked
 from ftckpt.commands.cli.many import ManyOptions
 from ftckpt.commands.cli.parameters import OneOf, argument, option
@@ -65,11 +66,12 @@ def command(
     if to:
         # What cannot be written under that name is known before the source is opened.
         format_and_writer(to, request.rules, destination)
+    run = invocation.options(RunOptions)
+    bound_memory(run.max_memory)
     checkpoint = require_delta(
         open_checkpoint(invocation, delta, newest=False, bases=base or ()),
         "ftckpt convert writes any checkpoint in another format",
     )
-    run = invocation.options(RunOptions)
     restored = restoration(checkpoint, request, to, destination)
     invocation.report(original=restored.original)
     if not restored.original:

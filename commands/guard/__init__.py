@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ftckpt.amounts import duration
 from ftckpt.commands.cli.choose_checkpoint import CheckLevel, ChoiceOptions
 from ftckpt.commands.cli.codes import CommandCode
 from ftckpt.commands.cli.invocation import Result, invoked
-from ftckpt.commands.cli.option_values import check_file, parse_duration
+from ftckpt.commands.cli.option_values import check_file
 from ftckpt.commands.cli.parameters import argument, option, switch
 from ftckpt.commands.cli.render import printable
 from ftckpt.errors import ExitCode
@@ -129,8 +130,8 @@ def command(
                 skip_unverified=skip_unverified,
                 skip_unsafe=skip_unsafe,
             ),
-            settings_of(invocation, parse_duration(timeout, "--timeout")),
-            wait_lock=parse_duration(wait_lock, "--wait-lock"),
+            settings_of(invocation, duration(timeout, "--timeout")),
+            wait_lock=duration(wait_lock, "--wait-lock"),
             no_lock=no_lock,
             node=node_place(os.environ, nodes, job),
             retry_suspected=invocation.options(RestartOptions).retry_suspected,

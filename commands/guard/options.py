@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
+from ftckpt.amounts import duration
 from ftckpt.commands.cli.bounds import RateOption
 from ftckpt.commands.cli.choose_checkpoint import CheckLevel
 from ftckpt.commands.cli.invocation import Invocation
-from ftckpt.commands.cli.option_values import parse_duration
 from ftckpt.commands.cli.parameters import option, switch
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def choice_of(
         root=root,
         tiers=tuple(tiers),
         verify=Level(verify.value),
-        timeout=parse_duration(timeout, "--timeout"),
+        timeout=duration(timeout, "--timeout"),
         world=world.reshard_to_world,
         scratch=world.scratch,
         batch=world.batch,
@@ -147,26 +147,26 @@ def settings_of(invocation: Invocation, patience: float) -> GuardSettings:
     clouds = [name.strip() for name in notice.notices.split(",") if name.strip()]
     limits = Limits(
         again.max_restarts,
-        parse_duration(again.backoff, "--backoff"),
-        parse_duration(again.max_backoff, "--max-backoff"),
+        duration(again.backoff, "--backoff"),
+        duration(again.max_backoff, "--max-backoff"),
         OnHang(watch.on_hang.value),
     )
     return GuardSettings(
         limits=limits,
-        grace=parse_duration(again.grace, "--grace"),
+        grace=duration(again.grace, "--grace"),
         patience=patience,
-        every=parse_duration(watch.every, "--every"),
-        settled=parse_duration(watch.settled, "--settled"),
-        max_age=parse_duration(watch.max_age, "--max-age") if watch.max_age else None,
+        every=duration(watch.every, "--every"),
+        settled=duration(watch.settled, "--settled"),
+        max_age=duration(watch.max_age, "--max-age") if watch.max_age else None,
         save_signal=signal_number(notice.save_signal, "--save-signal"),
         notice_signals=[
             signal_number(name, "--notice-signal") for name in notice.notice_signal or ()
         ],
         notice_seconds=(
-            parse_duration(notice.notice_time, "--notice-time") if notice.notice_time else None
+            duration(notice.notice_time, "--notice-time") if notice.notice_time else None
         ),
         sources=sources(clouds, notice.notice, notice.metadata_url),
-        notice_every=parse_duration(notice.notice_every, "--notice-every"),
+        notice_every=duration(notice.notice_every, "--notice-every"),
         to_group=again.signal_group,
         zero_is_done=again.zero_is_done,
         iteration_file=watch.iteration_file,

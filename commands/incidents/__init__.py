@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
+from ftckpt.amounts import duration
 from ftckpt.commands.cli.invocation import Result, invoked
-from ftckpt.commands.cli.option_values import check_file, parse_duration
+from ftckpt.commands.cli.option_values import check_file
 from ftckpt.commands.cli.parameters import argument, option, switch
 from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
@@ -72,7 +73,7 @@ def command(
     name = run or logs[0]
     invocation.report(target=name)
     report, read = read_run(
-        logs, job=job, timezone=timezone, together=parse_duration(together, "--together"),
+        logs, job=job, timezone=timezone, together=duration(together, "--together"),
         nodes=nodes, counter=invocation.counter,
     )  # fmt: skip
     invocation.close()

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ftckpt.amounts import duration
 from ftckpt.commands.cli.alerts import AlertOptions
 from ftckpt.commands.cli.invocation import Result, invoked
-from ftckpt.commands.cli.option_values import check_file, parse_duration
+from ftckpt.commands.cli.option_values import check_file
 from ftckpt.commands.cli.parameters import argument, option
 from ftckpt.errors import ExitCode, FtckptError, UsageError
 from ftckpt.findings import counted
@@ -112,14 +113,12 @@ def command(
         check_file("--prometheus", prometheus)
     found = status(
         root,
-        expect_interval=(
-            parse_duration(expect_interval, "--expect-interval") if expect_interval else ""
-        ),
+        expect_interval=(duration(expect_interval, "--expect-interval") if expect_interval else ""),
         late=late,
         slower=slower,
         tier=tier,
         policy=policy,
-        scrub_every=parse_duration(scrub_every, "--scrub-every") if scrub_every else "",
+        scrub_every=duration(scrub_every, "--scrub-every") if scrub_every else "",
         state=state,
         prometheus=prometheus,
         stores=invocation.stores,

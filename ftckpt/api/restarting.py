@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import NamedTuple, Unpack, cast
 
 from ftckpt.checkpoint import Checkpoint
@@ -23,6 +24,7 @@ from ftckpt.storage import StoreOptions
 from ftckpt.verification import Level, VerifyOptions, VerifyReport
 from ftckpt.verification import verify as check_one
 from ftckpt.workers import Work
+from ftckpt.workers.limits import parse_bytes
 
 from .choosing import ChoiceFlags, checks_of, condition_of, quiet, read_root, selection_rules
 from .opening import STORES, chosen, job_count, open_checkpoint
@@ -140,7 +142,7 @@ def loadable(
         if not scratch:
             hint = f"--scratch DIR: it is resharded there ({shown})"
             raise UsageError(f"{path} {reason}", hint=hint)
-        place = scratch_place(checkpoint, world, grid, repr(layout), scratch, stores)
+        place = scratch_place(checkpoint, world, grid, layout, scratch, stores)
         note(f"{path} {reason}: resharding to {place} ({shown})")
         if made_before(place, stores, counter) is None:
             layout |= cast(LayoutFlags, {n: grid[n] for n in ("tp", "pp", "dp") if n in grid})
@@ -159,7 +161,7 @@ def scratch_place(
     checkpoint: Checkpoint,
     world: int,
     grid: Mapping[str, int],
-    layout: str,
+    layout: Mapping[str, object],
     scratch: str,
     stores: StoreOptions,
 ) -> str:
@@ -172,7 +174,7 @@ def scratch_place(
         checkpoint: the source.
         world: ranks of the job.
         grid: sizes of the groups of ranks.
-        layout: what else is asked of the layout.
+        layout: what else is asked of the layout, as `LayoutFlags`.
         scratch: the folder or URL around all of them.
         stores: how to reach object stores.
 
@@ -190,7 +192,8 @@ def scratch_place(
         identity = fingerprint(source)
     except UnsupportedError:  # a store without ETags
         identity = repr(sorted((n, e.size, e.mtime) for n, e in source.entries.items()))
-    told = [identity, source.url, world, sorted(grid.items()), layout]
+    asked = sorted((name, _plain(value)) for name, value in layout.items() if value)
+    told = [identity, source.url, world, sorted(grid.items()), asked]
     digest = xxhash.xxh3_64_hexdigest(repr(told).encode("utf-8", "surrogateescape"))
     folder = f"world{world}-{digest[:8]}"
     place = f"{scratch.rstrip('/') or '/'}/{folder}"
@@ -202,6 +205,16 @@ def scratch_place(
         except OSError as error:
             raise translate(error, local, "make", place) from error
     return f"{place}/{source.name}"
+
+
+def _plain(value: object) -> object:
+    """Return one form of what can be said in two: a size, an example of the layout."""
+    if isinstance(value, Checkpoint):
+        return value.source.url
+    if isinstance(value, str):
+        with suppress(UsageError):
+            return parse_bytes(value)
+    return value
 
 
 def made_before(destination: str, stores: StoreOptions, counter: Counter) -> VerifyReport | None:

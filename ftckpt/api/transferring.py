@@ -271,10 +271,11 @@ def convert(
         raise UsageError("--family says by whose table names are translated", hint="--names NAME")
     coded = dtype if dtype in SCHEMES else ""
     if coded:
-        require_folder(to, destination)
         dtype = ""
     elif quantised or unquantised:
         raise UsageError("quantised= and unquantised= say which weights dtype='fp8-block' changes")
+    if allow_gaps and not adapter:
+        raise UsageError("--allow-gaps is about an adapter", hint="--adapter PATH")
     if adapter and from_master:
         raise UsageError("--adapter changes the weights, and --from-master takes the masters")
     renames = read_renames(rename)

@@ -174,7 +174,7 @@ def test_the_real_program_verifies_in_the_background_and_ends_after_its_command(
     supply: Path, tmp_path: Path, job: Job
 ) -> None:
     faults = json.dumps({"1": {"hang": 2}})
-    line = [sys.executable, "-m", "ftckpt", "guard", str(job.root), "--every", "0.05"]
+    line = [sys.executable, "-m", "ftckpt", "guard", str(job.root), "--every", "0.05s"]
     process = subprocess.Popen(
         [*line, "--limit-rate", "1GiB/s", "--", *job.words(3)],
         env=os.environ | {"FAULTS": faults}, stderr=subprocess.PIPE, text=True,

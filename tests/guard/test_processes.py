@@ -228,7 +228,7 @@ def test_a_guard_on_the_command_line(job: Job, tmp_path: Path) -> None:
 
     job.have(1, 2)
     job.flip(2)
-    line = [sys.executable, "-m", "ftckpt", "guard", str(job.root), "--every", "0.05"]
+    line = [sys.executable, "-m", "ftckpt", "guard", str(job.root), "--every", "0.05s"]
     words = ["sh", "-c", 'echo "$FTCKPT_RESUME $FTCKPT_STEP $1"; exit 6', "sh", "{}"]
     done = subprocess.run(
         [*line, "--max-restarts", "0", "--", *words], capture_output=True, text=True, check=False

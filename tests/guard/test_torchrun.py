@@ -89,7 +89,7 @@ def test_a_killed_rank_and_a_flipped_bit_change_no_loss(tmp_path: Path) -> None:
     ]  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-m", "ftckpt", "guard", str(root), "--json", "--backoff", "0",
-         "--every", "60", "--", sys.executable, *launch],
+         "--every", "60s", "--", sys.executable, *launch],
         capture_output=True, text=True, check=False, timeout=300,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip

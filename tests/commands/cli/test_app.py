@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from ftckpt.amounts import duration
 from ftckpt.commands.cli import app, codes, verbs
 from ftckpt.commands.cli import shutdown as ending
 from ftckpt.commands.cli.environment import NO_ENVIRONMENT
 from ftckpt.commands.cli.invocation import Result
-from ftckpt.commands.cli.option_values import parse_duration
 from ftckpt.commands.cli.render import (
     human_bytes,
     human_count,
@@ -610,15 +610,16 @@ def test_quantities_as_text() -> None:
         "a                 5",
         "two\\x0alines  12345",
     ]
-    assert [parse_duration(t, "-") for t in ("90", "1.5h", "2 d", "250ms")] == [
+    assert [duration(t, "-") for t in ("90s", "1.5h", "2 d", "250ms", "0")] == [
         90,
         5400,
         172800,
         0.25,
+        0,
     ]
-    for wrong in ("", "soon", "-5", "5 parsecs", "1e999"):
+    for wrong in ("", "soon", "90", "-5", "5 parsecs", "1e999"):
         with pytest.raises(UsageError):
-            parse_duration(wrong, "--timeout")
+            duration(wrong, "--timeout")
 
 
 def test_every_exit_code_has_a_meaning() -> None:

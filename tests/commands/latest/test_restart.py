@@ -177,3 +177,13 @@ def test_the_job_script(
         resumed = done.stdout.rstrip("|").rpartition("--resume|")[2]
         assert resumed.startswith(expected)
         assert resumed.endswith("/global_step2")
+
+
+def test_verb_and_function_make_one_copy(deepspeed: Path, tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    flags = ("--world", "4", "--scratch", str(scratch), "--pp", "1")
+    found = restart(deepspeed, *flags)
+    said: list[str] = []
+    again = api.restart(str(deepspeed), 4, scratch=str(scratch), pp=1, note=said.append)
+    assert (again.path, again.grid) == (found["path"], found["grid"])
+    assert len(list(scratch.iterdir())) == 1

@@ -142,7 +142,6 @@ def test_one_file_of_weights(here: Path) -> None:
         ("convert run/step-9 out --to safetensors", 9, "does not exist"),
         ("convert run out --to safetensors", 2, "run/step-1"),
         (f"convert {STEP} out --to tar", 2, "one of dcp"),
-        (f"convert {STEP} out", 2, "--to"),
         (f"convert {STEP} out --to safetensors --drop nothing.*", 2, "nothing.*"),
         (f"convert {STEP} out --to safetensors --rename absent.toml", 2, "cannot read"),
         (f"convert {STEP} out --to safetensors --names hf", 2, "config.json"),
