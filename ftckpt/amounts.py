@@ -78,7 +78,7 @@ def duration(text: str, flag: str) -> float:
     nobody sees.
 
     Raises:
-        UsageError: it is no duration; the message names `flag` and shows the right form.
+        UsageError: it is not a duration; the message names `flag` and shows the right form.
     """
     text = text.strip()
     if re.fullmatch(r"0+(?:\.0*)?", text):
