@@ -17,6 +17,7 @@
     ├── DeniedError         11   credentials or permissions
     ├── NoResourceError     12   disk, quota or memory budget
     ├── UnsupportedError    13   layout, version or store capability
+    │   ├── NewerWriterError     a record, a version or a field of another form than is known
     │   └── MissingPackageError  a Python package that this needs is not installed
     └── PartialError        14   finished, some items failed
 
@@ -228,6 +229,42 @@ class UnsupportedError(FtckptError):
 
     exit_code = ExitCode.UNSUPPORTED
     default_kind = "unsupported"
+
+
+class NewerWriterError(UnsupportedError):
+    """A record, a version or a field that parses, and has another form than ftckpt knows.
+
+    That is no damage: writers add fields. Damage is what the bytes themselves contradict: a
+    checksum, a length, an overlap, a missing file.
+    """
+
+    default_kind = "newer-writer"
+
+    @classmethod
+    def of(
+        cls,
+        what: str,
+        *,
+        expected: str,
+        found: str,
+        file: str | None = None,
+        tensor: str | None = None,
+    ) -> NewerWriterError:
+        """Return the error for `what`, where `expected` is known and `found` is there.
+
+        Args:
+            what: the record or field, with its place where the caller knows it.
+            expected: the forms that ftckpt knows, in words.
+            found: what stands there, in words.
+            file: path relative to the checkpoint.
+            tensor: key of the tensor or object concerned.
+        """
+        return cls(
+            f"{what}: expected {expected}, found {found}",
+            hint="a newer release of its writer may have made it; a newer ftckpt may read it",
+            file=file,
+            tensor=tensor,
+        )
 
 
 class MissingPackageError(UnsupportedError):
