@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import IntEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 
 class ExitCode(IntEnum):
@@ -231,6 +231,9 @@ class UnsupportedError(FtckptError):
     default_kind = "unsupported"
 
 
+_Newer = TypeVar("_Newer", bound="NewerWriterError")
+
+
 class NewerWriterError(UnsupportedError):
     """A record, a version or a field that parses, and has another form than ftckpt knows.
 
@@ -242,29 +245,40 @@ class NewerWriterError(UnsupportedError):
 
     @classmethod
     def of(
-        cls,
+        cls: type[_Newer],
         what: str,
         *,
         expected: str,
-        found: str,
+        found: object,
         file: str | None = None,
         tensor: str | None = None,
-    ) -> NewerWriterError:
+    ) -> _Newer:
         """Return the error for `what`, where `expected` is known and `found` is there.
 
         Args:
             what: the record or field, with its place where the caller knows it.
             expected: the forms that ftckpt knows, in words.
-            found: what stands there, in words.
+            found: what stands there: text is taken as it is, of another value its type is told.
             file: path relative to the checkpoint.
             tensor: key of the tensor or object concerned.
         """
+        said = found if type(found) is str else _type_of(found)
         return cls(
-            f"{what}: expected {expected}, found {found}",
+            f"{what}: expected {expected}, found {said}",
             hint="a newer release of its writer may have made it; a newer ftckpt may read it",
             file=file,
             tensor=tensor,
         )
+
+
+def _type_of(value: object) -> str:
+    """Return what a value out of a file is, in words; a record of a pickle has a name."""
+    name = getattr(value, "qualname", "")
+    if isinstance(name, str) and name:
+        return name
+    if type(value) is tuple:
+        return f"{len(value)} values"
+    return "nothing" if value is None else f"a value of type {type(value).__name__}"
 
 
 class MissingPackageError(UnsupportedError):

@@ -11,8 +11,8 @@ import json
 import re
 
 from ftckpt.errors import (
-    CorruptError,
     IncompleteError,
+    NewerWriterError,
     RefusedError,
     UnsupportedError,
     UsageError,
@@ -47,8 +47,8 @@ def read_integrity(source: Source) -> dict[str, str]:
                  bad="bad-index", unsafe="unsafe-index")  # fmt: skip
     files = said.get("files") if isinstance(said, dict) else None
     if not isinstance(files, dict):
-        raise CorruptError(f"{INTEGRITY} holds no digests of files", kind="bad-index",
-                           file=INTEGRITY)  # fmt: skip
+        raise NewerWriterError.of(f"files of {INTEGRITY}", expected="names and digests",
+                                  found=files, file=INTEGRITY)  # fmt: skip
     algorithm = said.get("algorithm", _ALGORITHM)
     if algorithm != _ALGORITHM:
         what = f"{INTEGRITY} holds digests of {shown(algorithm)}, and only {_ALGORITHM} is known"
@@ -56,11 +56,10 @@ def read_integrity(source: Source) -> dict[str, str]:
     for name, digest in files.items():
         safe_name(name, named_by=INTEGRITY)
         if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
-            raise CorruptError(
-                f"{INTEGRITY} has {shown(digest)} for {shown(name)}, not a SHA-256",
-                kind="bad-index",
-                file=INTEGRITY,
-            )
+            raise NewerWriterError.of(
+                f"the digest of {shown(name)} in {INTEGRITY}", expected="a SHA-256",
+                found=shown(digest), file=INTEGRITY,
+            )  # fmt: skip
     return files
 
 

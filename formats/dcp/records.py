@@ -233,27 +233,19 @@ class Fields(metaclass=Sealed):
         self.state = dict(state)
 
 
-def _kind_of(value: Any) -> str:
-    """Return what a value is, for a message."""
-    if type(value) is tuple:
-        return f"{len(value)} values"
-    name = getattr(value, "qualname", "")
-    return name or ("None" if value is None else f"a value of {type(value).__name__}")
-
-
 def unknown(what: str, expected: str, value: Any) -> FtckptError:
     """Return the error for a value of another type or class than is known there.
 
     No checksum covers the metadata: a name that is one bit from a known one is damage, any other
     is a newer writer's.
     """
-    found = _kind_of(value)
-    near = one_bit_from(found, TABLE)
+    name = getattr(value, "qualname", "")
+    near = one_bit_from(name, TABLE)
     if near:
         return CorruptError(
-            f"{what} is {found}, one bit from {near}: the bit flipped", kind="bad-metadata"
+            f"{what} is {name}, one bit from {near}: the bit flipped", kind="bad-metadata"
         )
-    return NewerWriterError.of(what, expected=expected, found=found)
+    return NewerWriterError.of(what, expected=expected, found=value)
 
 
 def lacks(record: str, state: Any, *names: str) -> FtckptError:

@@ -27,7 +27,13 @@ from ftckpt.checkpoint import (
     Topology,
 )
 from ftckpt.checkpoint.dtypes import DType
-from ftckpt.errors import CorruptError, FtckptError, IncompleteError, UnsupportedError
+from ftckpt.errors import (
+    CorruptError,
+    FtckptError,
+    IncompleteError,
+    NewerWriterError,
+    UnsupportedError,
+)
 from ftckpt.findings import Finding, finding, from_error, listed
 from ftckpt.formats.megatron.torch_dist.names import CHAINED, spelling
 from ftckpt.formats.megatron.torch_dist.optimizer_buckets import is_bucket
@@ -313,7 +319,9 @@ def _part(value: Inert, file: str) -> _Part:
     state = value.state if isinstance(value.state, dict) else {}
     key, data = state.get("key"), state.get("data")
     if type(key) is not str or not key or len(key) > 4096:
-        raise _contradicts("a sharded tensor", "has no name", file)
+        raise NewerWriterError.of(
+            f"the key of a sharded tensor of {file}", expected="a name", found=key, file=file
+        )
     if state.get("flattened_range") is not None:
         raise UnsupportedError(
             f"{file} holds {key} as a flat range, which is not read",
@@ -326,7 +334,10 @@ def _part(value: Inert, file: str) -> _Part:
     )
     lead, dtype = state.get("prepend_axis_num"), state.get("dtype")
     if local is None or shape is None or offset is None or type(lead) is not int:
-        raise _contradicts(key, "has no shape or offsets", file)
+        raise NewerWriterError.of(
+            f"{key} in {file}", expected="shapes and offsets", found="other values", file=file,
+            tensor=key,
+        )  # fmt: skip
     if not lead >= 0 or len(shape) != len(offset) or len(shape) != lead + len(local):
         raise _contradicts(key, f"has shapes {local} and {shape} and {lead} leading axes", file)
     if data is not None and not isinstance(data, TensorRef):

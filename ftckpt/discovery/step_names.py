@@ -92,7 +92,6 @@ def says_other_step(name: str, step: int) -> bool:
     return said + 1 != step or re.fullmatch(_NEMO, name) is None
 
 
-@lru_cache(maxsize=1 << 16)
 def stands_still(steps: Iterable[tuple[int | None, int | None]]) -> bool:
     """Whether the steps by content order nothing: one number in all, which no name says.
 
@@ -106,6 +105,7 @@ def stands_still(steps: Iterable[tuple[int | None, int | None]]) -> bool:
     return len(names) > 1 and len(held) == 1 and not names & held
 
 
+@lru_cache(maxsize=1 << 16)
 def is_put_aside(name: str) -> bool:
     """Say whether somebody renamed the checkpoint of a step so that no trainer takes it.
 
