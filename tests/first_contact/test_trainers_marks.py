@@ -67,5 +67,5 @@ def test_a_mark_commits_what_has_no_marker_of_its_own(tmp_path: Path) -> None:
     before = here("inspect", step).document["commit"]
     (step / ".complete").touch()
     after = here("inspect", step).document["commit"]
-    assert (before["state"], after["state"]) == ("no-marker", "committed")
+    assert (before["state"], after["state"]) == ("no marker", "committed")
     assert after["marker"] == ".complete"
