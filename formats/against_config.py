@@ -79,10 +79,11 @@ def check_described(checkpoint: Checkpoint) -> Iterator[Finding]:
         for info in checkpoint.tensors.values()
         if info.component == "model" and info.kind in kinds
     }
-    if any(part in f"{one}." for one in found for part in _OTHER_NAMES):
-        return
+    plain = [one for one in found if not any(part in f"{one}." for part in _OTHER_NAMES)]
     most = _TIMES * len(found) + _FEW
     wanted = _wanted(table.shapes, config, found, most)
+    if len(plain) < len(found) and (wanted is None or wanted.shapes.keys() & found.keys()):
+        return
     partial = is_partial(checkpoint)
     if wanted is None and not partial:
         rules = table.shapes.rules.values()
@@ -92,7 +93,7 @@ def check_described(checkpoint: Checkpoint) -> Iterator[Finding]:
     if wanted is None:
         return
     if not wanted.shapes.keys() & found.keys():  # names of another prefix: nothing to compare
-        prefix = _prefix(wanted.shapes, found)
+        prefix = _prefix(wanted.shapes, plain)
         if prefix and all(a == b for a, b in unwrapped(found).items()):  # said of all folders
             yield of_another_name(prefix, found, file)
         return
