@@ -11,6 +11,7 @@ import json
 import re
 
 from ftckpt.errors import (
+    CorruptError,
     IncompleteError,
     NewerWriterError,
     RefusedError,
@@ -56,10 +57,11 @@ def read_integrity(source: Source) -> dict[str, str]:
     for name, digest in files.items():
         safe_name(name, named_by=INTEGRITY)
         if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
-            raise NewerWriterError.of(
-                f"the digest of {shown(name)} in {INTEGRITY}", expected="a SHA-256",
-                found=shown(digest), file=INTEGRITY,
-            )  # fmt: skip
+            raise CorruptError(  # the algorithm is the known one
+                f"{INTEGRITY} has {shown(digest)} for {shown(name)}, not a SHA-256",
+                kind="bad-index",
+                file=INTEGRITY,
+            )
     return files
 
 

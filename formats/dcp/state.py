@@ -128,7 +128,10 @@ def unfinished() -> IncompleteError:
 
 def unnamed(backend: object = None) -> FtckptError:
     """Return the error for Megatron's store where the file beside it does not name its backend."""
-    if isinstance(backend, str) and backend and not one_bit_from(backend, ("torch_dist",)):
+    known = backend == "zarr" or (
+        isinstance(backend, str) and one_bit_from(backend, ("torch_dist",))
+    )
+    if isinstance(backend, str) and backend and not known:
         return NewerWriterError.of(
             f"the backend that {CONFIGURATION} names", expected="torch_dist",
             found=shown(backend), file=CONFIGURATION,

@@ -151,7 +151,7 @@ def read_model(file: DeepSpeedFile, tree: Any, storages: Storages) -> ModelState
     """
     path = file.path
     if not isinstance(tree, dict) or MODULE not in tree:
-        _unknown(path, f"a dict with {MODULE}", tree)
+        _unknown(path, "", f"a dict with {MODULE}", tree)
     shapes = tree.get("param_shapes") or ()
     if isinstance(shapes, dict):  # one group, as versions before 0.4 wrote
         shapes = [shapes]
@@ -160,7 +160,7 @@ def read_model(file: DeepSpeedFile, tree: Any, storages: Storages) -> ModelState
         pairs = [p for p in shared if isinstance(p, (list, tuple)) and len(p) == 2]
         shared = {p[0]: p[1] for p in pairs if isinstance(p[0], str)}
     if not isinstance(shapes, (list, tuple)) or not _texts(shared):
-        _unknown(f"param_shapes and shared_params of {path}", "lists of shapes, and names", shapes)
+        _unknown(path, "param_shapes and shared_params", "lists of shapes, and names", shapes)
     dims = tree.get("checkpoint_parallel_dimensions")
     parallel = None
     if isinstance(dims, dict):
@@ -169,8 +169,10 @@ def read_model(file: DeepSpeedFile, tree: Any, storages: Storages) -> ModelState
     info, config = tree.get(INFO), tree.get("ds_config")
     config = config if isinstance(config, dict) else {}
     experts = listed(tree.get("num_experts") or ())
+    if not _naturals(experts) and all(type(n) is int for n in experts):
+        raise _impossible(path, "numbers of experts that none can have")
     if not _naturals(experts):
-        _unknown(f"num_experts of {path}", "numbers", "other values")
+        _unknown(path, "num_experts", "numbers", "other values")
     weights = read_weights(path, tree[MODULE])
     groups = [_shapes(path, group) for group in shapes]
     frozen = _shapes(path, tree.get("frozen_param_shapes") or {})
@@ -220,7 +222,7 @@ def read_weights(path: str, tree: Any) -> Mapping[str, TensorRef]:
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        _unknown(f"a state_dict of {path}", "a dict", tree)
+        _unknown(path, "a state_dict", "a dict", tree)
     found = {}
     for name, value in tree.items():
         if isinstance(value, (SubclassRef, Composite)):
@@ -243,17 +245,17 @@ def read_optimizer(file: DeepSpeedFile, tree: Any, storages: Storages) -> Optimi
     path = file.path
     inner = tree.get(OPTIMIZER) if isinstance(tree, dict) else None
     if not isinstance(inner, dict):
-        _unknown(f"{OPTIMIZER} of {path}", "a dict", inner)
+        _unknown(path, f"{OPTIMIZER}", "a dict", inner)
     masters = next((inner[key] for key in MASTERS if key in inner), None)
     base = next((inner[key] for key in BASES if key in inner), None)
     if not isinstance(masters, (list, tuple)) or not all(type(m) is TensorRef for m in masters):
-        _unknown(f"{' or '.join(MASTERS)} of {path}", "a list of flat tensors", masters)
+        _unknown(path, f"{' or '.join(MASTERS)}", "a list of flat tensors", masters)
     groups = base.get("param_groups") if isinstance(base, dict) else None
     counts = inner.get("partition_count")
     counts = counts if isinstance(counts, (list, tuple)) else [counts]
     gaps = listed(inner.get("param_alignment_paddings"))
     if not all(_naturals(g) for g in gaps):
-        _unknown(f"param_alignment_paddings of {path}", "lists of lengths", "other values")
+        _unknown(path, "param_alignment_paddings", "lists of lengths", "other values")
     return OptimizerState(
         file=file,
         storages=storages,
@@ -295,7 +297,7 @@ def read_expert_optimizer(file: DeepSpeedFile, tree: Any) -> Any:
     """
     state = tree.get("optimizer") if isinstance(tree, dict) else None
     if not isinstance(state, dict):
-        _unknown(f"optimizer of {file.path}", "a dict", state)
+        _unknown(file.path, "optimizer", "a dict", state)
     return state
 
 
@@ -305,13 +307,9 @@ def _stage(path: str, inner: Mapping[str, Any]) -> int:
     if isinstance(value, Inert):  # an enumeration, pickled as its class and its value
         value = value.args[0] if len(value.args) == 1 else None
     if value not in (1, 2, 3):
-        _unknown(f"zero_stage of {path}", "1, 2 or 3", f"{value!r}"[:40])
+        _unknown(path, "zero_stage", "1, 2 or 3", f"{value!r}"[:40])
     if (value == 3) is not (MASTERS[1] in inner):
-        raise CorruptError(
-            f"{path} holds a ZeRO stage that its own keys contradict",
-            kind="bad-metadata",
-            file=path,
-        )
+        raise _impossible(path, "a ZeRO stage that its own keys contradict")
     return int(value)
 
 
@@ -330,10 +328,12 @@ def group_state(base: Any, number: int) -> Mapping[Any, Any]:
 
 def _shapes(path: str, group: Any) -> Mapping[str, Shape]:
     if not isinstance(group, dict) or not all(
-        isinstance(name, str) and type(shape) is tuple and _naturals(shape)
+        isinstance(name, str) and type(shape) is tuple and all(type(n) is int for n in shape)
         for name, shape in group.items()
     ):
-        _unknown(f"a group of param_shapes of {path}", "names and shapes", group)
+        _unknown(path, "a group of param_shapes", "names and shapes", group)
+    if not all(map(_naturals, group.values())):
+        raise _impossible(path, "shapes that no parameter can have")
     return group
 
 
@@ -356,5 +356,11 @@ def _natural(value: Any) -> int | None:
     return value if type(value) is int and 0 <= value < 1 << 48 else None
 
 
-def _unknown(what: str, expected: str, found: object) -> NoReturn:
-    raise NewerWriterError.of(what, expected=expected, found=found)
+def _impossible(path: str, what: str) -> CorruptError:
+    return CorruptError(f"{path} holds {what}", kind="bad-metadata", file=path)
+
+
+def _unknown(path: str, what: str, expected: str, found: object) -> NoReturn:
+    raise NewerWriterError.of(
+        f"{what} of {path}" if what else path, expected=expected, found=found, file=path
+    )

@@ -15,7 +15,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, TensorInfo
-from ftckpt.errors import CorruptError, FtckptError, UnsafeError, UnsupportedError
+from ftckpt.errors import (
+    CorruptError,
+    FtckptError,
+    NewerWriterError,
+    UnsafeError,
+    UnsupportedError,
+)
 from ftckpt.findings import Finding, counted, finding, from_error, listed
 from ftckpt.formats.huggingface.config import ADAPTER_CONFIG, parsed_json
 
@@ -122,7 +128,7 @@ class _Recorded:
             self.ranks = {one: fields.rank_in(one, value) for one, value in patterns.items()}
             self.parameters = fields.list_of("target_parameters")
             require_affordable([*self.ranks], [one.name for one in modules])
-        except CorruptError as error:
+        except (CorruptError, NewerWriterError) as error:
             yield from_error(error)
             return
         except UnsupportedError:

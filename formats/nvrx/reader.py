@@ -318,7 +318,9 @@ def _part(value: Inert, file: str) -> _Part:
     """
     state = value.state if isinstance(value.state, dict) else {}
     key, data = state.get("key"), state.get("data")
-    if type(key) is not str or not key or len(key) > 4096:
+    if type(key) is str and not 0 < len(key) <= 4096:
+        raise _contradicts("a sharded tensor", "has no name that can be", file)
+    if type(key) is not str:
         raise NewerWriterError.of(
             f"the key of a sharded tensor of {file}", expected="a name", found=key, file=file
         )
@@ -334,6 +336,9 @@ def _part(value: Inert, file: str) -> _Part:
     )
     lead, dtype = state.get("prepend_axis_num"), state.get("dtype")
     if local is None or shape is None or offset is None or type(lead) is not int:
+        names = ("local_shape", "global_shape", "global_offset")
+        if type(lead) is int and all(_are_numbers(state.get(name)) for name in names):
+            raise _contradicts(key, "has a shape or an offset that none can have", file)
         raise NewerWriterError.of(
             f"{key} in {file}", expected="shapes and offsets", found="other values", file=file,
             tensor=key,
@@ -352,6 +357,10 @@ def _part(value: Inert, file: str) -> _Part:
     if any(o + s > whole for o, s, whole in zip(offset, sizes, shape, strict=True)):
         raise _contradicts(key, f"has a part at {offset} of {sizes} outside of {shape}", file)
     return _Part(key, shape, offset, sizes, lead, data, dtype)
+
+
+def _are_numbers(value: object) -> bool:
+    return isinstance(value, (tuple, list)) and all(type(one) is int for one in value)
 
 
 def _piece(data: TensorRef, stream: TorchStream, box: Box, file: LocalFile) -> Piece:

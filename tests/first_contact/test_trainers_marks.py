@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from ftckpt.errors import ExitCode
 from tests.builders.archives import extract
@@ -63,7 +64,7 @@ def test_a_step_of_automodel_in_parts(tmp_path: Path) -> None:
 def test_a_mark_commits_what_has_no_marker_of_its_own(tmp_path: Path) -> None:
     step = tmp_path / "step-1"
     step.mkdir()
-    torch.save({"w": torch.ones(2)}, step / "model.pt")
+    save_file({"w": torch.ones(2)}, step / "model.safetensors")
     before = here("inspect", step).document["commit"]
     (step / ".complete").touch()
     after = here("inspect", step).document["commit"]

@@ -200,7 +200,8 @@ HOSTILE: dict[str, tuple[Any, type[FtckptError], str]] = {
         metadata({"w": ENTRY}, storage_of((KEY, stored("/etc/passwd", 0, 1)))),
         UnsafeError, "unsafe-path"),
     "path is a number": (
-        metadata({"w": ENTRY}, storage_of((KEY, stored(7, 0, 1)))), NewerWriterError, "newer-writer"),
+        metadata({"w": ENTRY}, storage_of((KEY, stored(7, 0, 1)))),
+        NewerWriterError, "newer-writer"),
     "negative offset": (
         metadata({"w": ENTRY}, storage_of((KEY, stored(FILE, -1, 1)))),
         CorruptError, "bad-metadata"),
@@ -261,8 +262,10 @@ HOSTILE: dict[str, tuple[Any, type[FtckptError], str]] = {
     "offset is nested": (
         metadata({"w": ENTRY}, storage_of((index("w", DEEP), stored(FILE, 0, 1)))),
         CorruptError, "bad-metadata"),
-    "chunks are a dict": (metadata({"w": tensor(size(4), {})}, {}), NewerWriterError, "newer-writer"),
-    "chunk is text": (metadata({"w": tensor(size(4), ["a"])}, {}), NewerWriterError, "newer-writer"),
+    "chunks are a dict": (
+        metadata({"w": tensor(size(4), {})}, {}), NewerWriterError, "newer-writer"),
+    "chunk is text": (
+        metadata({"w": tensor(size(4), ["a"])}, {}), NewerWriterError, "newer-writer"),
     "chunk has no state": (
         metadata({"w": tensor(size(4), [Thing(META, "ChunkStorageMetadata", {})])}, {}),
         NewerWriterError, "newer-writer"),
