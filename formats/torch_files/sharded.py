@@ -297,6 +297,8 @@ def _extent(shape: Any) -> int:
         value = todo.pop()
         if type(value) in (tuple, list):
             todo.extend(value)
+        elif type(value) is int and value < 0:
+            _malformed("a mesh layout with a negative shape")
         elif _whole(value) is None:
             _unknown("a shape in the layout of a device mesh", "a number", value)
         else:
@@ -323,6 +325,9 @@ def _box(metadata: Any, dimensions: int) -> Box:
     if not isinstance(metadata, Inert):
         _unknown("the metadata of a shard", "a record", metadata)
     offsets, sizes = metadata.get("shard_offsets"), metadata.get("shard_sizes")
+    for value in (offsets, sizes):
+        if type(value) not in (tuple, list) or any(type(one) is not int for one in value):
+            _unknown("the box of a shard", "offsets and sizes in numbers", value)
     offsets, sizes = _naturals(offsets), _naturals(sizes)
     if offsets is None or sizes is None or not len(offsets) == len(sizes) == dimensions:
         _malformed("a shard whose box does not fit its tensor")
