@@ -237,7 +237,7 @@ _Newer = TypeVar("_Newer", bound="NewerWriterError")
 class NewerWriterError(UnsupportedError):
     """A record, a version or a field that parses, and has another form than ftckpt knows.
 
-    That is no damage: writers add fields. Damage is what the bytes themselves contradict: a
+    Writers add fields, so that alone proves no damage. Damage is what the bytes themselves contradict: a
     checksum, a length, an overlap, a missing file.
     """
 

@@ -198,7 +198,7 @@ def only_tensor(stream: TorchStream, item: Item) -> TensorRef:
     if what == "SubclassRef":
         raise UnsupportedError(f"{item.name} is stored as a tensor subclass",
                                file=item.extent.file, tensor=item.name)  # fmt: skip
-    if what in ("Inert", "Composite"):  # a record, which is no plain value
+    if what in ("Inert", "Composite"):  # a record, not a plain value
         found = stream.tree if what == "Inert" else f"a {stream.tree.how} tensor"
         raise NewerWriterError.of(f"the record of {item.name}", expected="a tensor", found=found,
                                   file=item.extent.file, tensor=item.name)  # fmt: skip
