@@ -17,9 +17,11 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, Kind
+from ftckpt.checkpoint.names import unwrapped
 from ftckpt.errors import CorruptError, UnsafeError, UsageError
 from ftckpt.findings import Finding, counted, finding, listed
 from ftckpt.formats.huggingface.config import CONFIG, config_file, is_partial, read_config
+from ftckpt.formats.huggingface.wrapped_names import of_another_name
 
 from .families.shapes import ShapeRule, ShapeTable
 from .families.tables import Family, family, family_names
@@ -77,10 +79,11 @@ def check_described(checkpoint: Checkpoint) -> Iterator[Finding]:
         for info in checkpoint.tensors.values()
         if info.component == "model" and info.kind in kinds
     }
-    if any(part in f"{one}." for one in found for part in _OTHER_NAMES):
-        return
+    plain = [one for one in found if not any(part in f"{one}." for part in _OTHER_NAMES)]
     most = _TIMES * len(found) + _FEW
     wanted = _wanted(table.shapes, config, found, most)
+    if len(plain) < len(found) and (wanted is None or wanted.shapes.keys() & found.keys()):
+        return
     partial = is_partial(checkpoint)
     if wanted is None and not partial:
         rules = table.shapes.rules.values()
@@ -90,6 +93,9 @@ def check_described(checkpoint: Checkpoint) -> Iterator[Finding]:
     if wanted is None:
         return
     if not wanted.shapes.keys() & found.keys():  # names of another prefix: nothing to compare
+        prefix = _prefix(wanted.shapes, plain)
+        if prefix and all(a == b for a, b in unwrapped(found).items()):  # said of all folders
+            yield of_another_name(prefix, found, file)
         return
     if not partial:
         yield from _missing(wanted, found, checkpoint, table, config, file)
@@ -98,6 +104,15 @@ def check_described(checkpoint: Checkpoint) -> Iterator[Finding]:
     if beyond:
         message = f"{CONFIG} describes a model with fewer layers: {listed(beyond, 3)} is in none"
         yield finding("state-unknown", message, file=file, tensor=beyond[0])
+
+
+def _prefix(wanted: Collection[str], found: Collection[str]) -> str:
+    """Return what stands before every name that is there, and before none that is wanted."""
+    first = next(iter(found), "")
+    ends = (first[at + 1 :] for at, sign in enumerate(first) if sign == ".")
+    end = next((one for one in ends if one in wanted), "")
+    prefix = first.removesuffix(end) if end else ""
+    return prefix if all(one.startswith(prefix) for one in found) else ""
 
 
 def _missing(

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 
 def _described(checkpoint: Checkpoint) -> Iterator[Finding]:
     names = {name.rpartition("/")[2] for name in checkpoint.source.entries}
+    if not names.isdisjoint(("config.json", "adapter_config.json")):
+        from .huggingface.wrapped_names import check_wrapped
+
+        yield from check_wrapped(checkpoint)
     if "config.json" in names:
         from .against_config import check_described
 

@@ -17,6 +17,7 @@
     ├── DeniedError         11   credentials or permissions
     ├── NoResourceError     12   disk, quota or memory budget
     ├── UnsupportedError    13   layout, version or store capability
+    │   ├── NewerWriterError     a record, a version or a field of another form than is known
     │   └── MissingPackageError  a Python package that this needs is not installed
     └── PartialError        14   finished, some items failed
 
@@ -28,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import IntEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 
 class ExitCode(IntEnum):
@@ -228,6 +229,56 @@ class UnsupportedError(FtckptError):
 
     exit_code = ExitCode.UNSUPPORTED
     default_kind = "unsupported"
+
+
+_Newer = TypeVar("_Newer", bound="NewerWriterError")
+
+
+class NewerWriterError(UnsupportedError):
+    """A record, a version or a field that parses, and has another form than ftckpt knows.
+
+    Writers add fields, so that alone proves no damage. Damage is what the bytes themselves contradict: a
+    checksum, a length, an overlap, a missing file.
+    """
+
+    default_kind = "newer-writer"
+
+    @classmethod
+    def of(
+        cls: type[_Newer],
+        what: str,
+        *,
+        expected: str,
+        found: object,
+        file: str | None = None,
+        tensor: str | None = None,
+    ) -> _Newer:
+        """Return the error for `what`, where `expected` is known and `found` is there.
+
+        Args:
+            what: the record or field, with its place where the caller knows it.
+            expected: the forms that ftckpt knows, in words.
+            found: what stands there: text is taken as it is, of another value its type is told.
+            file: path relative to the checkpoint.
+            tensor: key of the tensor or object concerned.
+        """
+        said = found if type(found) is str else _type_of(found)
+        return cls(
+            f"{what}: expected {expected}, found {said}",
+            hint="a newer release of its writer may have made it; a newer ftckpt may read it",
+            file=file,
+            tensor=tensor,
+        )
+
+
+def _type_of(value: object) -> str:
+    """Return what a value out of a file is, in words; a record of a pickle has a name."""
+    name = getattr(value, "qualname", "")
+    if isinstance(name, str) and name:
+        return name
+    if type(value) is tuple:
+        return f"{len(value)} values"
+    return "nothing" if value is None else f"a value of type {type(value).__name__}"
 
 
 class MissingPackageError(UnsupportedError):

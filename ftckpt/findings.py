@@ -158,6 +158,7 @@ KINDS: dict[str, KindInfo] = {
     "no-evidence": KindInfo(ExitCode.UNVERIFIED, _E, _OK, "No digest or CRC exists to check the content against."),
     # not checked, and why
     "unsupported": KindInfo(ExitCode.UNSUPPORTED, _E, _OK, "Recognised, but not readable by this version."),
+    "newer-writer": KindInfo(ExitCode.UNSUPPORTED, _E, _OK, "A record, a version or a field has another form than is known: a newer writer's, not damage."),
     "unknown-rule": KindInfo(ExitCode.UNSUPPORTED, _E, _OK, "No rule says how a tensor is divided over ranks."),
     "unavailable": KindInfo(ExitCode.UNAVAILABLE, _E, _OK, "Storage failed after retries."),
     "denied": KindInfo(ExitCode.DENIED, _E, _OK, "Credentials or permissions."),

@@ -54,6 +54,10 @@ class JsonError(ValueError):
     """
 
 
+class MembersError(JsonError):
+    """An object has other members than it must have: perhaps those of a later version."""
+
+
 class DuplicateKeyError(JsonError):
     """Two equal keys in one object."""
 
@@ -145,13 +149,14 @@ def members(value: object, names: Collection[str], what: str) -> dict[str, Any]:
     """Return an object that has exactly the members of these names.
 
     Raises:
+        MembersError: it has others.
         JsonError: it is something else.
     """
     if not isinstance(value, dict):
         raise JsonError(f"{what} is not an object")
     if value.keys() != set(names):
         odd = sorted(value.keys() ^ set(names))
-        raise JsonError(f"members are missing from {what}, or unknown: {', '.join(odd)[:200]}")
+        raise MembersError(f"members are missing from {what}, or unknown: {', '.join(odd)[:200]}")
     return value
 
 

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
-from ftckpt.errors import FtckptError
+from ftckpt.errors import FtckptError, NewerWriterError
 from ftckpt.findings import Finding, counted, finding, from_error
 from ftckpt.formats.pickles.inert import one_bit_from
 from ftckpt.formats.torch_files.inner import outer_view
@@ -61,7 +61,12 @@ def check_names(meta: DcpMetadata, marker: str) -> Iterator[Finding]:
     No checksum covers the metadata, so redundant entries are compared.
     """
     # A dialect may omit paths, and hide other things among them.
-    if (meta.paths or meta.planned) and not meta.extras:
+    if meta.planned and not meta.paths and not meta.extras:
+        yield from_error(NewerWriterError.of(
+            f"planner_data of {marker}", expected="a path of keys and numbers for each name",
+            found="values of another form", file=marker,
+        ))  # fmt: skip
+    elif meta.paths and not meta.extras:
         for name in (*meta.tensors, *meta.objects):
             path = meta.paths.get(name)
             if path is None or ".".join(map(str, path)) != name:

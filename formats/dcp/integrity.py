@@ -13,6 +13,7 @@ import re
 from ftckpt.errors import (
     CorruptError,
     IncompleteError,
+    NewerWriterError,
     RefusedError,
     UnsupportedError,
     UsageError,
@@ -47,8 +48,8 @@ def read_integrity(source: Source) -> dict[str, str]:
                  bad="bad-index", unsafe="unsafe-index")  # fmt: skip
     files = said.get("files") if isinstance(said, dict) else None
     if not isinstance(files, dict):
-        raise CorruptError(f"{INTEGRITY} holds no digests of files", kind="bad-index",
-                           file=INTEGRITY)  # fmt: skip
+        raise NewerWriterError.of(f"files of {INTEGRITY}", expected="names and digests",
+                                  found=files, file=INTEGRITY)  # fmt: skip
     algorithm = said.get("algorithm", _ALGORITHM)
     if algorithm != _ALGORITHM:
         what = f"{INTEGRITY} holds digests of {shown(algorithm)}, and only {_ALGORITHM} is known"
@@ -56,7 +57,7 @@ def read_integrity(source: Source) -> dict[str, str]:
     for name, digest in files.items():
         safe_name(name, named_by=INTEGRITY)
         if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
-            raise CorruptError(
+            raise CorruptError(  # the algorithm is the known one
                 f"{INTEGRITY} has {shown(digest)} for {shown(name)}, not a SHA-256",
                 kind="bad-index",
                 file=INTEGRITY,

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Extent
-from ftckpt.errors import CorruptError, FtckptError, UnsafeError, UnsupportedError
+from ftckpt.errors import CorruptError, FtckptError, NewerWriterError, UnsafeError, UnsupportedError
 from ftckpt.extents import Read
 from ftckpt.findings import Finding, finding, listed
 from ftckpt.formats.torch_files.stream import TensorRef, TorchStream, parse_stream
@@ -189,7 +189,7 @@ def only_tensor(stream: TorchStream, item: Item) -> TensorRef:
     """Return the tensor that a tensor item must hold.
 
     Raises:
-        UnsupportedError: it holds a tensor subclass.
+        UnsupportedError: it holds a tensor subclass, or a record that is not known.
         CorruptError: it holds something else.
     """
     if isinstance(stream.tree, TensorRef):
@@ -198,7 +198,11 @@ def only_tensor(stream: TorchStream, item: Item) -> TensorRef:
     if what == "SubclassRef":
         raise UnsupportedError(f"{item.name} is stored as a tensor subclass",
                                file=item.extent.file, tensor=item.name)  # fmt: skip
-    raise CorruptError(
+    if what in ("Inert", "Composite"):  # a record, not a plain value
+        found = stream.tree if what == "Inert" else f"a {stream.tree.how} tensor"
+        raise NewerWriterError.of(f"the record of {item.name}", expected="a tensor", found=found,
+                                  file=item.extent.file, tensor=item.name)  # fmt: skip
+    raise CorruptError(  # such a value is an object's, by the metadata's own words
         f"the record of {item.name} holds a {what}, not a tensor",
         kind="bad-metadata",
         file=item.extent.file,

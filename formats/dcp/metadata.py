@@ -13,9 +13,9 @@ from math import prod
 from typing import Any, NamedTuple
 
 from ftckpt.checkpoint.dtypes import DType
-from ftckpt.errors import CorruptError, UnsafeError
+from ftckpt.errors import CorruptError, FtckptError, NewerWriterError, UnsafeError
 from ftckpt.formats.pickles import unpickle
-from ftckpt.formats.pickles.inert import RefusedCallError, one_bit_from
+from ftckpt.formats.pickles.inert import RefusedCallError, UnknownRecordError, one_bit_from
 from ftckpt.storage.source import safe_name
 from ftckpt.workers.memory import no_gc
 
@@ -31,6 +31,8 @@ from .records import (
     StoredItem,
     TensorEntry,
     is_shape,
+    lacks,
+    unknown,
 )
 
 _COPIES = r"num_copies=(\d{1,9})"
@@ -116,12 +118,13 @@ def parse_metadata(data: bytes, file: str) -> DcpMetadata:
 
     Raises:
         UnsafeError, CorruptError: see `ftckpt.formats.pickles.unpickle.load`; also a path that
-            leaves the checkpoint (`unsafe-path`), members of the wrong type, or a class whose name
-            is one bit from a known one (`bad-metadata`).
+            leaves the checkpoint (`unsafe-path`), numbers that contradict each other, or a name
+            that is one bit from a known one (`bad-metadata`).
+        NewerWriterError: a record has other members, or values of other types, than is known.
     """
     try:
         loaded = unpickle.load(data, file=file, table=TABLE)
-    except RefusedCallError as error:
+    except (RefusedCallError, UnknownRecordError) as error:
         near = one_bit_from(error.called, TABLE)
         if not near:
             raise
@@ -134,23 +137,31 @@ def parse_metadata(data: bytes, file: str) -> DcpMetadata:
     finally:
         SHAPES.clear()  # objects in use by another thread stay alive; it only rebuilds the table
     top = loaded.value
-    if not isinstance(top, Fields):
-        raise CorruptError(f"{file} is a pickle, but not of checkpoint metadata",
-                           kind="bad-metadata", file=file)  # fmt: skip
-    state = top.state
     meta = DcpMetadata(opaque=loaded.opaque)
     try:
         with no_gc():
+            if not isinstance(top, Fields):
+                raise unknown("the pickle", "checkpoint metadata", top)
+            state = top.state
+            if "state_dict_metadata" not in state:
+                raise lacks("Metadata", state, *_MEMBERS)
             take_entries(meta, state["state_dict_metadata"], file)
             take_paths(meta, state.get("planner_data"))
             _take_storage(meta, state.get("storage_data"), file)
             take_members(meta, state)
+    except FtckptError as error:
+        error.file = error.file or file
+        raise
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise CorruptError(
-            f"{file} contradicts the layout of checkpoint metadata ({error})",
-            kind="bad-metadata",
-            file=file,
-        ) from None
+        for name in loaded.opaque:
+            near = one_bit_from(name, TABLE)
+            if near:
+                raise CorruptError(f"{file} names {name}, one bit from {near}: the bit flipped",
+                                   kind="bad-metadata", file=file) from None  # fmt: skip
+        raise NewerWriterError.of(
+            f"the metadata in {file}", expected="the records of torch 1.12 to 2.15",
+            found=str(error), file=file,
+        ) from None  # fmt: skip
     return meta
 
 
@@ -219,7 +230,8 @@ def take_entries(meta: DcpMetadata, entries: Any, file: str) -> None:
     """Take tensors and objects from `state_dict_metadata`.
 
     Raises:
-        CorruptError, TypeError, AttributeError: an entry has a wrong type.
+        CorruptError: a size that no tensor can have.
+        NewerWriterError, TypeError, AttributeError: an entry has a wrong type.
     """
     tensors: dict[str, TensorEntry] = {}
     for name, entry in entries.items():
@@ -227,10 +239,11 @@ def take_entries(meta: DcpMetadata, entries: Any, file: str) -> None:
             raise TypeError(f"a tensor's name is a {type(name).__name__}")
         if type(entry) is TensorEntry:
             if not isinstance(entry.dtype, DType):
-                raise CorruptError(f"{file} gives {name} no element type",
-                                   kind="bad-metadata", file=file, tensor=name)  # fmt: skip
+                what = f"the element type of {name}"
+                raise unknown(what, "one that torch 2.15 has", entry.dtype)
             if prod(entry.size) >= MAX_INT:
-                raise TypeError(f"{name} has more elements than a tensor can")
+                raise CorruptError(f"{name} has more elements than a tensor can",
+                                   kind="bad-metadata", file=file, tensor=name)  # fmt: skip
             if type(entry.chunks) is not list:
                 raise TypeError(f"{name} has no chunks")
             for chunk in entry.chunks:
@@ -258,6 +271,9 @@ def take_paths(meta: DcpMetadata, paths: Any) -> None:
             meta.planned = name in meta.tensors or name in meta.objects
 
 
+_MEMBERS = ("state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version")
+
+
 def take_members(meta: DcpMetadata, state: Mapping[Any, Any]) -> None:
     """Take the short members of a Metadata object."""
     storage_meta = state.get("storage_meta")
@@ -268,8 +284,7 @@ def take_members(meta: DcpMetadata, state: Mapping[Any, Any]) -> None:
         raise TypeError("storage_meta is of another class")
     meta.version = _text(state.get("version"))
     _take_shapes(meta, state.get("mcore_data"))
-    known = {"state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version"}
-    meta.extras = tuple(sorted(k for k in state if isinstance(k, str) and k not in known))
+    meta.extras = tuple(sorted(k for k in state if isinstance(k, str) and k not in _MEMBERS))
 
 
 def _take_shapes(meta: DcpMetadata, said: Any) -> None:
@@ -296,7 +311,8 @@ def _take_storage(meta: DcpMetadata, storage: Any, file: str) -> None:
         if type(start) is not int or type(length) is not int:
             raise TypeError(f"the place of {name} is not a number")
         if not (0 <= start < MAX_INT and 0 <= length < MAX_INT):
-            raise TypeError(f"the place of {name} is outside any file")
+            raise CorruptError(f"the place of {name} is outside any file",
+                               kind="bad-metadata", file=file, tensor=name)  # fmt: skip
         if stored.transforms:
             stored.transforms = _transforms(stored.transforms, name)
             meta.transforms.update(stored.transforms)

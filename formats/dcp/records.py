@@ -1,6 +1,6 @@
 """Inert stand-ins for the torch classes in a `.metadata` pickle.
 
-Written by torch 1.12 to 2.13; the module paths moved twice. The stand-ins are slotted and take
+Written by torch 1.12 to 2.15; the module paths moved twice. The stand-ins are slotted and take
 their state apart at once: a checkpoint of 100,000 tensors holds a million of these objects, and the
 unpickler's memo keeps every state dict alive to the end.
 
@@ -13,10 +13,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ftckpt.checkpoint.dtypes import DTYPES, DType
-from ftckpt.errors import CorruptError
+from ftckpt.errors import CorruptError, FtckptError, NewerWriterError
+from ftckpt.findings import listed
 from ftckpt.formats.pickles import unpickle
+from ftckpt.formats.pickles.inert import one_bit_from
 from ftckpt.formats.pickles.keys import limited
 from ftckpt.formats.pickles.unpickle import Sealed, inert
+from ftckpt.strict_json import shown
 
 # torch's own limits: 64-bit sizes, and a maximum number of dimensions.
 MAX_INT = 1 << 63
@@ -67,6 +70,9 @@ class _Size(metaclass=Sealed):
         return limited(tuple(values))
 
 
+_PLACE = ("relative_path", "offset", "length")
+
+
 class StoredItem(metaclass=Sealed):
     """`_StorageInfo`: a torch.save stream lies at `[offset, offset + length)` of `path`.
 
@@ -82,11 +88,16 @@ class StoredItem(metaclass=Sealed):
     transforms: tuple[str, ...]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.path = state["relative_path"]
-        self.offset = state["offset"]
-        self.length = state["length"]
+        try:
+            self.path = state["relative_path"]
+            self.offset = state["offset"]
+            self.length = state["length"]
+        except (KeyError, TypeError):
+            raise lacks("_StorageInfo", state, *_PLACE) from None
         # A plain `()` without transforms: the common case must not cost an object.
         self.transforms = state.get("transform_descriptors") or ()
+        if len(state) > 3 + ("transform_descriptors" in state):
+            raise lacks("_StorageInfo", state, *_PLACE, "transform_descriptors")
         state.clear()
 
 
@@ -105,8 +116,13 @@ class Chunk(metaclass=Sealed):
     item: StoredItem | None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.offsets = _shape(state["offsets"])
-        self.sizes = _shape(state["sizes"])
+        try:
+            self.offsets = _shape(state["offsets"])
+            self.sizes = _shape(state["sizes"])
+        except (KeyError, TypeError):
+            raise lacks("ChunkStorageMetadata", state, "offsets", "sizes") from None
+        if len(state) > 2:  # a member that is not known may say how its bytes lie
+            raise lacks("ChunkStorageMetadata", state, "offsets", "sizes")
         self.item = None
         state.clear()
 
@@ -120,9 +136,14 @@ class TensorEntry(metaclass=Sealed):
     chunks: Sequence[Chunk]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.size = _shape(state["size"])
-        self.chunks = state["chunks"]
-        self.dtype = state["properties"].dtype
+        try:
+            self.size = _shape(state["size"])
+            self.chunks = state["chunks"]
+            self.dtype = state["properties"].dtype
+        except (KeyError, TypeError, AttributeError):
+            raise lacks("TensorStorageMetadata", state, "size", "chunks", "properties") from None
+        if len(state) > 3:
+            raise lacks("TensorStorageMetadata", state, "size", "chunks", "properties")
         state.clear()
 
 
@@ -134,21 +155,45 @@ class BytesEntry(metaclass=Sealed):
     def __setstate__(self, state: Any) -> None: ...
 
 
+# What torch writes of a tensor, and when it began to: dtype, layout, requires_grad, memory_format
+# and pin_memory since 2.0, strides since 2.15.
+_PROPERTIES = 5
+_AND_STRIDES = 6
+
+
 class Properties(metaclass=Sealed):
-    """`TensorProperties`: a five-tuple (since 2.0) of which only the dtype matters."""
+    """`TensorProperties`: a tuple (since 2.0) of which only the dtype matters.
+
+    The strides are those of the tensor in the job that saved it. They do not say how its bytes lie:
+    each item is a torch.save stream with strides of its own, and a loader fills a tensor that it
+    has made itself.
+    """
 
     __slots__ = ("dtype",)
     dtype: Any
 
     def __setstate__(self, state: Any) -> None:
         if isinstance(state, dict):
+            if "dtype" not in state:
+                raise lacks("TensorProperties", state, "dtype")
             self.dtype = state["dtype"]
             return
-        self.dtype, layout, requires_grad, memory_format, pinned = state
-        if type(layout) is not str or type(requires_grad) is not bool or type(pinned) is not bool:
-            raise _contradiction("the properties of a tensor")
+        if type(state) is not tuple or not _PROPERTIES <= len(state) <= _AND_STRIDES:
+            raise unknown("the TensorProperties of a tensor", "5 or 6 values", state)
+        self.dtype, layout, requires_grad, memory_format, pinned = state[:_PROPERTIES]
+        if type(layout) is not str:
+            raise unknown("the layout of a tensor", "its name", layout)
+        if type(requires_grad) is not bool:
+            raise unknown("requires_grad of a tensor", "a bool", requires_grad)
         if type(memory_format) is not int:
-            raise _contradiction("the memory format of a tensor")
+            raise unknown("the memory format of a tensor", "a number", memory_format)
+        if type(pinned) is not bool:
+            raise unknown("pin_memory of a tensor", "a bool", pinned)
+        strides = state[_PROPERTIES] if len(state) == _AND_STRIDES else None
+        if strides is not None and not (
+            type(strides) is tuple and all(type(stride) is int for stride in strides)
+        ):
+            raise unknown("the strides of a tensor", "numbers or None", strides)
 
 
 class Index(metaclass=Sealed):
@@ -160,12 +205,16 @@ class Index(metaclass=Sealed):
     hint: Any
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.fqn = state["fqn"]
-        offset = state.get("offset")
-        self.offset = None if offset is None else _shape(offset)
-        self.hint = state.get("index")
+        try:
+            self.fqn = state["fqn"]
+            offset = state.get("offset")
+            self.offset = None if offset is None else _shape(offset)
+            self.hint = state.get("index")
+        except (KeyError, TypeError, AttributeError):
+            raise lacks("MetadataIndex", state, "fqn") from None
         if len(state) > ("offset" in state) + ("index" in state) + 1:
-            raise _contradiction("the members of an index")
+            # A member that is not known may be part of the identity.
+            raise lacks("MetadataIndex", state, "fqn", "offset", "index")
         state.clear()
 
 
@@ -179,11 +228,44 @@ class Fields(metaclass=Sealed):
         self.state = {}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        if not isinstance(state, dict):
+            raise lacks("Metadata", state, "state_dict_metadata")
         self.state = dict(state)
 
 
-def _contradiction(what: str) -> CorruptError:
-    return CorruptError(f"{what} are not what torch writes", kind="bad-metadata")
+def unknown(what: str, expected: str, value: Any) -> FtckptError:
+    """Return the error for a value of another type or class than is known there.
+
+    No checksum covers the metadata: a name that is one bit from a known one is damage, any other
+    is a newer writer's.
+    """
+    name = getattr(value, "qualname", "")
+    near = one_bit_from(name, TABLE)
+    if near:
+        return CorruptError(
+            f"{what} is {name}, one bit from {near}: the bit flipped", kind="bad-metadata"
+        )
+    return NewerWriterError.of(what, expected=expected, found=value)
+
+
+def lacks(record: str, state: Any, *names: str) -> FtckptError:
+    """Return the error for a record whose members are not `names`.
+
+    A member whose name is one bit from a known one that is not there is damage (see `unknown`).
+    """
+    what, expected = f"the members of a {record}", ", ".join(names)
+    if not isinstance(state, dict):
+        return unknown(what, expected, state)
+    there = [name for name in state if type(name) is str]
+    for name in there:
+        near = "" if name in names else one_bit_from(name, names)
+        if near and near not in state:
+            return CorruptError(
+                f"a {record} has a member {shown(name)}, one bit from {near}: the bit flipped",
+                kind="bad-metadata",
+            )
+    found = listed([shown(name) for name in there], 8) or "none"
+    return NewerWriterError.of(what, expected=expected, found=found)
 
 
 _LAYOUTS = frozenset(
@@ -195,13 +277,23 @@ _LAYOUTS = frozenset(
 
 def _layout(name: Any) -> str:
     if type(name) is not str or name not in _LAYOUTS:
-        raise _contradiction("the layouts of tensors")
+        near = one_bit_from(name, _LAYOUTS) if type(name) is str else ""
+        if near:
+            raise CorruptError(
+                f"a layout {shown(name)} is one bit from {near}: the bit flipped",
+                kind="bad-metadata",
+            )
+        raise NewerWriterError.of(
+            "the layout of a tensor", expected=listed(sorted(_LAYOUTS), 8), found=shown(name)
+        )
     return name
 
 
 def _memory_format(number: Any) -> int:
     if type(number) is not int or not 0 <= number <= 2:
-        raise _contradiction("the memory formats of tensors")
+        raise NewerWriterError.of(
+            "the memory format of a tensor", expected="0, 1 or 2", found=shown(number)
+        )
     return number
 
 

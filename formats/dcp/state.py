@@ -15,13 +15,15 @@ from typing import Any, NamedTuple
 from ftckpt.checkpoint import Scalar, StepRole, Topology
 from ftckpt.checkpoint.dtypes import decode_scalar
 from ftckpt.checkpoint.steps import is_counter, role_of
-from ftckpt.errors import CorruptError, FtckptError, IncompleteError
+from ftckpt.errors import CorruptError, FtckptError, IncompleteError, NewerWriterError
+from ftckpt.formats.pickles.inert import one_bit_from
 from ftckpt.formats.pickles.unpickle import Inert
 from ftckpt.formats.pickles.walk import field_names, leaves
 from ftckpt.formats.state.stored_names import is_common, is_group_settings
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.formats.torch_files.values import TensorRef
 from ftckpt.storage.source import Source
+from ftckpt.strict_json import shown
 
 from .items import Item, ItemWindow, windows
 from .names import CONFIGURATION
@@ -124,8 +126,16 @@ def unfinished() -> IncompleteError:
     )
 
 
-def unnamed() -> CorruptError:
+def unnamed(backend: object = None) -> FtckptError:
     """Return the error for Megatron's store where the file beside it does not name its backend."""
+    known = backend == "zarr" or (
+        isinstance(backend, str) and one_bit_from(backend, ("torch_dist",))
+    )
+    if isinstance(backend, str) and backend and not known:
+        return NewerWriterError.of(
+            f"the backend that {CONFIGURATION} names", expected="torch_dist",
+            found=shown(backend), file=CONFIGURATION,
+        )  # fmt: skip
     return CorruptError(
         f"{CONFIGURATION} does not name the backend torch_dist, and the store is Megatron's, which"
         " reads none without that name",

@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 from ftckpt.checkpoint import Box
 from ftckpt.checkpoint.read_tensor import dense_strides
 from ftckpt.checkpoint.sharding import Slab
-from ftckpt.errors import CorruptError, UnsupportedError
+from ftckpt.errors import CorruptError, NewerWriterError, UnsupportedError
+from ftckpt.findings import listed
 from ftckpt.formats.deepspeed.zero.partition import Shape
 
 from .affine_maps import read_map
@@ -94,7 +95,8 @@ def read_layers(path: str, tree: Mapping[Any, Any]) -> tuple[StackedLayer, ...]:
             file=path,
         )
     if not isinstance(records, list):
-        raise _odd(path, key, "is not a list of layers")
+        what = f"{key} in {path}"
+        raise NewerWriterError.of(what, expected="a list of layers", found=records, file=path)
     found = tuple(_layer(path, key, record) for record in records)
     if sum(layer.experts for layer in found) > _MOST_OF_ALL:
         raise _odd(path, key, f"has more than {_MOST_OF_ALL} experts")
@@ -119,7 +121,12 @@ def _layer(path: str, key: str, record: Any) -> StackedLayer:
     if not isinstance(prefix, str) or not prefix or not all(
         type(n) is int and 0 <= n < 1 << 24 for n in sizes
     ):  # fmt: skip
-        raise _odd(path, key, "has a layer without a prefix, or of no sizes")
+        raise NewerWriterError.of(
+            f"a layer of {key} in {path}",
+            expected=", ".join(("expert_key_prefix", *fields)),
+            found=listed(sorted(map(str, record))) or "nothing",
+            file=path,
+        )
     number, experts, local, ep = sizes
     version = record.get("checkpoint_format_version")
     known = {_PER_EXPERT: (None, 1), _PARTITIONED: (1,)}

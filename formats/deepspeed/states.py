@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NoReturn
 
-from ftckpt.errors import CorruptError, UnsupportedError
+from ftckpt.errors import CorruptError, NewerWriterError, UnsupportedError
 from ftckpt.formats.deepspeed.zero.partition import Shape
 from ftckpt.formats.pickles.inert import Inert
 from ftckpt.formats.torch_files.values import Composite, StoredStorage, SubclassRef, TensorRef
@@ -146,12 +146,12 @@ def read_model(file: DeepSpeedFile, tree: Any, storages: Storages) -> ModelState
     """Read the tree of a `*_model_states.pt`.
 
     Raises:
-        CorruptError: it is none (`bad-metadata`).
+        NewerWriterError: it has another form than is known.
         UnsupportedError: a weight is of a tensor subclass, or see `read_layers`.
     """
     path = file.path
     if not isinstance(tree, dict) or MODULE not in tree:
-        _malformed(path, "no module's state")
+        _unknown(path, "", f"a dict with {MODULE}", tree)
     shapes = tree.get("param_shapes") or ()
     if isinstance(shapes, dict):  # one group, as versions before 0.4 wrote
         shapes = [shapes]
@@ -160,7 +160,7 @@ def read_model(file: DeepSpeedFile, tree: Any, storages: Storages) -> ModelState
         pairs = [p for p in shared if isinstance(p, (list, tuple)) and len(p) == 2]
         shared = {p[0]: p[1] for p in pairs if isinstance(p[0], str)}
     if not isinstance(shapes, (list, tuple)) or not _texts(shared):
-        _malformed(path, "parameter shapes or shared names of the wrong type")
+        _unknown(path, "param_shapes and shared_params", "lists of shapes, and names", shapes)
     dims = tree.get("checkpoint_parallel_dimensions")
     parallel = None
     if isinstance(dims, dict):
@@ -169,8 +169,10 @@ def read_model(file: DeepSpeedFile, tree: Any, storages: Storages) -> ModelState
     info, config = tree.get(INFO), tree.get("ds_config")
     config = config if isinstance(config, dict) else {}
     experts = listed(tree.get("num_experts") or ())
+    if not _naturals(experts) and all(type(n) is int for n in experts):
+        raise _impossible(path, "numbers of experts that none can have")
     if not _naturals(experts):
-        _malformed(path, "numbers of experts that are no numbers")
+        _unknown(path, "num_experts", "numbers", "other values")
     weights = read_weights(path, tree[MODULE])
     groups = [_shapes(path, group) for group in shapes]
     frozen = _shapes(path, tree.get("frozen_param_shapes") or {})
@@ -214,13 +216,13 @@ def read_weights(path: str, tree: Any) -> Mapping[str, TensorRef]:
     """Return the tensors of a flat state_dict; None, as pipelines have it, holds none.
 
     Raises:
-        CorruptError: it is not a state_dict (`bad-metadata`).
+        NewerWriterError: it is not a state_dict.
         UnsupportedError: a tensor is not a strided view of a storage.
     """
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        _malformed(path, "a state_dict that is not a dict")
+        _unknown(path, "a state_dict", "a dict", tree)
     found = {}
     for name, value in tree.items():
         if isinstance(value, (SubclassRef, Composite)):
@@ -238,22 +240,22 @@ def read_optimizer(file: DeepSpeedFile, tree: Any, storages: Storages) -> Optimi
     """Read the tree of a `*_optim_states.pt`.
 
     Raises:
-        CorruptError: it is none (`bad-metadata`).
+        NewerWriterError: it has another form than is known.
     """
     path = file.path
     inner = tree.get(OPTIMIZER) if isinstance(tree, dict) else None
     if not isinstance(inner, dict):
-        _malformed(path, "no optimizer's state")
+        _unknown(path, f"{OPTIMIZER}", "a dict", inner)
     masters = next((inner[key] for key in MASTERS if key in inner), None)
     base = next((inner[key] for key in BASES if key in inner), None)
     if not isinstance(masters, (list, tuple)) or not all(type(m) is TensorRef for m in masters):
-        _malformed(path, "no flat master weights")
+        _unknown(path, f"{' or '.join(MASTERS)}", "a list of flat tensors", masters)
     groups = base.get("param_groups") if isinstance(base, dict) else None
     counts = inner.get("partition_count")
     counts = counts if isinstance(counts, (list, tuple)) else [counts]
     gaps = listed(inner.get("param_alignment_paddings"))
     if not all(_naturals(g) for g in gaps):
-        _malformed(path, "gaps between parameters that are no lengths")
+        _unknown(path, "param_alignment_paddings", "lists of lengths", "other values")
     return OptimizerState(
         file=file,
         storages=storages,
@@ -291,11 +293,11 @@ def read_expert_optimizer(file: DeepSpeedFile, tree: Any) -> Any:
     """Read the tree of an `expp_rank_*_optim_states.pt`: an optimizer's whole state.
 
     Raises:
-        CorruptError: it is none (`bad-metadata`).
+        NewerWriterError: it has another form than is known.
     """
     state = tree.get("optimizer") if isinstance(tree, dict) else None
     if not isinstance(state, dict):
-        _malformed(file.path, "no optimizer's state")
+        _unknown(file.path, "optimizer", "a dict", state)
     return state
 
 
@@ -304,8 +306,10 @@ def _stage(path: str, inner: Mapping[str, Any]) -> int:
     value = inner.get("zero_stage", 1 if MASTERS[0] in inner else 3)
     if isinstance(value, Inert):  # an enumeration, pickled as its class and its value
         value = value.args[0] if len(value.args) == 1 else None
-    if value not in (1, 2, 3) or (value == 3) is not (MASTERS[1] in inner):
-        _malformed(path, "a ZeRO stage that its own keys contradict")
+    if value not in (1, 2, 3):
+        _unknown(path, "zero_stage", "1, 2 or 3", f"{value!r}"[:40])
+    if (value == 3) is not (MASTERS[1] in inner):
+        raise _impossible(path, "a ZeRO stage that its own keys contradict")
     return int(value)
 
 
@@ -324,10 +328,12 @@ def group_state(base: Any, number: int) -> Mapping[Any, Any]:
 
 def _shapes(path: str, group: Any) -> Mapping[str, Shape]:
     if not isinstance(group, dict) or not all(
-        isinstance(name, str) and type(shape) is tuple and _naturals(shape)
+        isinstance(name, str) and type(shape) is tuple and all(type(n) is int for n in shape)
         for name, shape in group.items()
     ):
-        _malformed(path, "a parameter group that is not a mapping of names to shapes")
+        _unknown(path, "a group of param_shapes", "names and shapes", group)
+    if not all(map(_naturals, group.values())):
+        raise _impossible(path, "shapes that no parameter can have")
     return group
 
 
@@ -350,5 +356,11 @@ def _natural(value: Any) -> int | None:
     return value if type(value) is int and 0 <= value < 1 << 48 else None
 
 
-def _malformed(path: str, what: str) -> NoReturn:
-    raise CorruptError(f"{path} holds {what}", kind="bad-metadata", file=path)
+def _impossible(path: str, what: str) -> CorruptError:
+    return CorruptError(f"{path} holds {what}", kind="bad-metadata", file=path)
+
+
+def _unknown(path: str, what: str, expected: str, found: object) -> NoReturn:
+    raise NewerWriterError.of(
+        f"{what} of {path}" if what else path, expected=expected, found=found, file=path
+    )

@@ -20,7 +20,7 @@ from .config import config_of
 from .facts import PARAMETERS, ModelFacts, configured_model, maxtext_family, model_of
 from .maxtext import from_maxtext, is_maxtext
 from .mtp import from_hugging_face_mtp, layout_of_mtp, to_hugging_face_mtp
-from .names import renamed
+from .names import renamed, without_wrappers
 from .native import NativeTranslator, is_headless, is_hugging_face, is_native, may_turn
 from .tables import Family, family_names
 from .tables import family as family_of
@@ -56,6 +56,14 @@ def to_hugging_face(
         UnsupportedError: a model or a parameter that no table has, or that has no such form.
         CorruptError, UnsafeError: what says what the model is, is damaged or hostile.
     """
+    bare = without_wrappers(content)
+    if bare is not content:
+        content = bare
+        known = config or read_config(content.checkpoint)
+        name = str(family or known.get("model_type"))
+        described = name.endswith(".toml") or name in family_names()
+        if config is None and (not described or is_hugging_face(content, family_of(name))):
+            return content  # it had Hugging Face's names, and a wrapper around them
     if is_maxtext(content):
         known = config or read_config(content.checkpoint)
         if known and true_vocab_size:
@@ -208,6 +216,7 @@ def to_native(
         UnsupportedError: a model or a parameter that no table has, or that has no such form.
         CorruptError, UnsafeError: what says what the model is, is damaged or hostile.
     """
+    content = without_wrappers(content)
     known = config or read_config(content.checkpoint)
     if not known:
         raise UsageError(
@@ -286,6 +295,7 @@ def to_megatron(
         UnsupportedError: a model or a parameter that no table has, or that has no such form.
         CorruptError, UnsafeError: what says what the model is, is damaged or hostile.
     """
+    content = without_wrappers(content)
     known = read_config(content.checkpoint)
     if (table := tower_family(known, family)) is not None:
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from ftckpt.checkpoint.names import unwrapped
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.request.parameters import parameter_names, parted
 
@@ -57,3 +58,11 @@ def renamed(content: Content, name: Callable[[str], str]) -> Content:
             wanted = wanted._replace(name=name(parameter) + rest)
         made.append(wanted)
     return content.with_tensors(made)
+
+
+def without_wrappers(content: Content) -> Content:
+    """Return a content without the names of wrappers (`_orig_mod.`) in those of its parameters."""
+    bare = unwrapped(parameter_names(content.tensors.values()))
+    if all(name == own for name, own in bare.items()):
+        return content
+    return renamed(content, lambda name: bare.get(name, name))

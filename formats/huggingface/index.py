@@ -10,8 +10,8 @@ Source: `transformers.modeling_utils.save_pretrained`, `huggingface_hub.serializ
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from ftckpt.errors import CorruptError, UnsafeError
 from ftckpt.findings import Finding, finding
@@ -24,6 +24,10 @@ MAX_INDEX = 100_000_000  # bytes
 _LIMITS = JsonLimits(depth=8, objects=10_000, keys=1_010_000, items=1_100_000, naturals=False)
 
 
+# ColossalAI's word (colossalai/checkpoint_io/{general,hybrid_parallel}_checkpoint_io.py).
+_GROUPS = "param_groups"
+
+
 class ShardIndex(NamedTuple):
     """A parsed index.
 
@@ -31,15 +35,34 @@ class ShardIndex(NamedTuple):
         file: its own name.
         weight_map: tensor name -> basename of the shard that holds it.
         total_size: bytes of all tensors as the writer counted them (shared storage once), or None.
+        groups: the file of an optimizer's param groups, which ColossalAI writes beside its shards;
+            "" if the index names none.
     """
 
     file: str
     weight_map: Mapping[str, str]
     total_size: int | None
+    groups: str = ""
 
     def files(self) -> list[str]:
         """Return the shards that it names, in the order of first mention."""
         return list(dict.fromkeys(self.weight_map.values()))
+
+    def names_in(self, names: Iterable[str], top: Mapping[Any, Any]) -> frozenset[str]:
+        """Return what a shard holds, in the index's own words.
+
+        A shard may hold a dict for each of its names: the state of a parameter, by its number. JSON
+        has no numbers as keys, so the index names them as text.
+
+        Args:
+            names: of the shard's tensors.
+            top: the shard's top level.
+        """
+        dicts = {
+            str(k) for k, v in top.items() if isinstance(v, dict) and str(k) in self.weight_map
+        }
+        held = {name if (own := name.partition(".")[0]) not in dicts else own for name in names}
+        return frozenset(held | dicts)
 
 
 def check_index_size(file: str, size: int) -> None:
@@ -81,7 +104,11 @@ def parse_index(raw: bytes, file: str) -> ShardIndex:
     # Some writers put 1234.0.
     if isinstance(total, float) and total.is_integer():
         total = int(total)
-    return ShardIndex(file, weights, total if type(total) is int else None)
+    groups = metadata.get(_GROUPS) if isinstance(metadata, dict) else None
+    groups = groups if isinstance(groups, str) and "/" not in groups else ""
+    if groups:
+        safe_name(groups, named_by=file)
+    return ShardIndex(file, weights, total if type(total) is int else None, groups)
 
 
 def _texts(weights: Mapping[str, object], file: str) -> Iterator[str]:
@@ -154,6 +181,9 @@ def check_index(
                 file=files[1],
                 tensor=name,
             )
+    if index.groups and index.groups not in present:
+        what = f"{index.groups}, which {index.file} names for its param groups, is missing"
+        yield finding("missing-file", what, file=index.groups)
     yield from check_shard_count(index.files(), index.file)
 
 

@@ -106,18 +106,22 @@ def _unlike(
     fit: set[str] = set()
     wrong: list[str] = []
     grouped: list[tuple[str, str]] = []
+    slices: list[tuple[str, str]] = []  # of rows of A, as the first rank of FSDP has them
     for name, first, second in pairs:
         ranks = sorted((first[0], second[1]))
         said = f"{name} of {list(first)} beside {list(second)}"
         sort = _module(name).rpartition(".")[2]
         if ranks[0] == ranks[1]:
             fit.add(sort)
+        elif first[0] and first[0] < second[1] and not second[1] % first[0]:
+            slices.append((sort, said))
         elif ranks[0] and not ranks[1] % ranks[0]:
             grouped.append((sort, said))
         else:
             wrong.append(said)
-    wrong += [said for sort, said in grouped if sort in fit]
+    wrong += [said for sort, said in (*grouped, *slices) if sort in fit]
     unsure = [said for sort, said in grouped if fit and sort not in fit]
+    unsure += [said for sort, said in slices if sort not in fit]
     for kind, found in (("shape-mismatch", wrong), ("state-unknown", unsure)):
         if found:
             what = f"matrices of an adapter that are no pair: {listed(found, 3)}"

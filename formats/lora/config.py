@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.errors import CorruptError, NotFoundError, UnsupportedError
+from ftckpt.errors import CorruptError, NewerWriterError, NotFoundError, UnsupportedError
 from ftckpt.findings import listed
 from ftckpt.formats.huggingface.config import ADAPTER_CONFIG, parsed_json
 from ftckpt.strict_json import shown
@@ -214,7 +214,8 @@ def fields_of(said: Mapping[str, Any], where: str) -> AdapterConfig:
 class AdapterFields:
     """AdapterFields of a configuration, each of the type that it must have.
 
-    Where one has another, its method raises `CorruptError` (`bad-index`).
+    Where one has another, its method raises `NewerWriterError`; where its value cannot be,
+    `CorruptError` (`bad-index`).
     """
 
     def __init__(self, said: Mapping[str, Any], where: str, file: str = ADAPTER_CONFIG) -> None:
@@ -223,9 +224,15 @@ class AdapterFields:
         self._file = file
 
     def bad(self, name: str, value: object) -> CorruptError:
-        """Return the error that says a value is not of its type."""
+        """Return the error that says a value is none that can be."""
         return CorruptError(
             f"{self._where} says {name} = {shown(value)}", kind="bad-index", file=self._file
+        )
+
+    def other(self, name: str, value: object, expected: str) -> NewerWriterError:
+        """Return the error that says a value is not of a type that is known."""
+        return NewerWriterError.of(
+            f"{name} of {self._where}", expected=expected, found=shown(value), file=self._file
         )
 
     def rank(self, name: str, default: int) -> int:
@@ -234,7 +241,9 @@ class AdapterFields:
 
     def rank_in(self, name: str, value: object) -> int:
         """Return a value of a field as a rank."""
-        if type(value) is not int or not 0 < value < 1 << 31:
+        if type(value) is not int:
+            raise self.other(name, value, "a number")
+        if not 0 < value < 1 << 31:
             raise self.bad(name, value)
         return value
 
@@ -244,7 +253,9 @@ class AdapterFields:
 
     def number_in(self, name: str, value: object) -> float:
         """Return a value of a field as a finite number."""
-        if type(value) not in (int, float) or not math.isfinite(float(value)):  # type: ignore[arg-type]
+        if type(value) not in (int, float):
+            raise self.other(name, value, "a number")
+        if not math.isfinite(float(value)):  # type: ignore[arg-type]
             raise self.bad(name, value)
         return float(value)  # type: ignore[arg-type]
 
@@ -252,21 +263,21 @@ class AdapterFields:
         """Return whether something is set."""
         value = self._said.get(name)
         if value not in (None, False, True) or type(value) not in (bool, type(None)):
-            raise self.bad(name, value)
+            raise self.other(name, value, "true or false")
         return bool(value)
 
     def table(self, name: str) -> Mapping[str, Any]:
         """Return values by pattern."""
         value = self._said.get(name) or {}
         if not isinstance(value, dict):
-            raise self.bad(name, value)
+            raise self.other(name, value, "a table")
         return value
 
     def list_of(self, name: str) -> Sequence[str]:
         """Return names."""
         value = self._said.get(name) or []
         if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-            raise self.bad(name, value)
+            raise self.other(name, value, "a list of names")
         return value
 
     def numbers(self, name: str) -> frozenset[int] | None:
@@ -276,7 +287,7 @@ class AdapterFields:
         if value is None or value == []:
             return None
         if not all(type(one) is int and one >= 0 for one in found):
-            raise self.bad(name, value)
+            raise self.other(name, value, "numbers of layers")
         return frozenset(found)
 
     def plain_names(self, name: str) -> Sequence[str]:

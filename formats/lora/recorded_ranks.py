@@ -11,11 +11,17 @@ from __future__ import annotations
 import posixpath
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, TensorInfo
-from ftckpt.errors import CorruptError, FtckptError, UnsafeError, UnsupportedError
+from ftckpt.errors import (
+    CorruptError,
+    FtckptError,
+    NewerWriterError,
+    UnsafeError,
+    UnsupportedError,
+)
 from ftckpt.findings import Finding, counted, finding, from_error, listed
 from ftckpt.formats.huggingface.config import ADAPTER_CONFIG, parsed_json
 
@@ -25,6 +31,8 @@ from .tensors import PREFIX, ROLES
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 _BASE = ".base_layer"
+# A model that is saved as it is in memory has the adapter's name in those of its matrices.
+_DEFAULT = re.compile(r"(\.lora_(?:A|B|embedding_A|embedding_B|magnitude_vector))\.default\b")
 _FIRST, _SECOND = ("A", "embedding_A"), ("B", "embedding_B")
 
 
@@ -80,18 +88,20 @@ def check_recorded(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _modules(tensors: Iterable[TensorInfo]) -> list[_Module]:
-    found: dict[str, _Module] = {}
+    found: dict[tuple[str, str], _Module] = {}
     for info in tensors:
-        end = next((one for one in ROLES if info.name.endswith(one)), "")
-        if not end or not info.name.startswith(PREFIX):
+        name = _DEFAULT.sub(r"\1", info.name)
+        end = next((one for one in ROLES if name.endswith(one)), "")
+        if not end or not name.startswith(PREFIX):
             continue
-        inner = info.name.removeprefix(PREFIX).removesuffix(end)
+        bare = name.removeprefix(PREFIX).removesuffix(end)
+        inner = info.pieces[0].extent.file, bare
         if inner not in found:
-            outer, rest = [], inner
+            outer, rest = [], bare
             while _BASE in rest:
                 rest = rest.rpartition(_BASE)[0]
                 outer.append(rest.replace(_BASE, ""))
-            found[inner] = _Module(inner.replace(_BASE, ""), outer, bool(outer), {})
+            found[inner] = _Module(bare.replace(_BASE, ""), outer, bool(outer), {})
         found[inner].parts[ROLES[end]] = info
     wrapped = {outer for one in found.values() for outer in one.outer}
     return [one._replace(nested=one.nested or one.name in wrapped) for one in found.values()]
@@ -118,7 +128,7 @@ class _Recorded:
             self.ranks = {one: fields.rank_in(one, value) for one, value in patterns.items()}
             self.parameters = fields.list_of("target_parameters")
             require_affordable([*self.ranks], [one.name for one in modules])
-        except CorruptError as error:
+        except (CorruptError, NewerWriterError) as error:
             yield from_error(error)
             return
         except UnsupportedError:
@@ -166,7 +176,8 @@ class _Recorded:
         sides += [(one.parts[s], 1) for s in _SECOND if s in one.parts]
         sides = [(info, axis) for info, axis in sides if info.numel and len(info.shape) > axis]
         plain = {info.shape[axis] for info, axis in sides if len(info.shape) == 2}
-        if not sides or len(plain) > 1:
+        sliced = _is_slice(sides, ranks)
+        if not sides or (len(plain) > 1 and not sliced):
             return None  # no pair, or one of a fork's groups: that is said where pairs are checked
         wrong = [
             info
@@ -178,6 +189,8 @@ class _Recorded:
             wrong = []
         said = " or ".join(map(str, sorted(ranks)))
         names = [f"{info.name} of {list(info.shape)} is to be of rank {said}" for info in wrong]
+        if sliced:
+            names = [f"{said}, as the other matrix is: it is one rank's slice" for said in names]
         rank = stacked or (plain.pop() if len(plain) == 1 else 0)
         return _Ranked(rank, names, bool(stacked), ranks == {self.rank})
 
@@ -246,6 +259,19 @@ class _Recorded:
 
 def _older(pattern: str, name: str) -> bool:
     return compiled(rf".*\.{pattern}$").matches(name, whole=False)
+
+
+def _is_slice(sides: Sequence[tuple[TensorInfo, int]], ranks: Collection[int]) -> bool:
+    """Whether the second matrices are as recorded, and the first have fewer rows.
+
+    FSDP cuts each matrix along its rows. accelerate wrote the first rank's part of an adapter alone
+    (accelerate#4206): the rank stands in the rows of A, and in the columns of B.
+    """
+    first = {info.shape[0] for info, axis in sides if not axis and len(info.shape) == 2}
+    second = {info.shape[1] for info, axis in sides if axis and len(info.shape) == 2}
+    if len(first) != 1 or len(second) != 1:
+        return False
+    return second <= set(ranks) and max(first) < max(second)
 
 
 def _is_of(shape: Sequence[int], axis: int, rank: int, *, many: bool) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ftckpt.errors import CorruptError, NotFoundError
+from ftckpt.errors import CorruptError, NewerWriterError, NotFoundError
 from ftckpt.formats.pickles.inert import Inert
 from ftckpt.formats.pickles.walk import at
 from ftckpt.formats.ranks.checkpoint import RanksCheckpoint
@@ -37,12 +37,13 @@ def fields_of(tree: Any, file: str) -> dict[Any, Any]:
     """Return the fields of the one object that a file holds.
 
     Raises:
-        CorruptError: it is another object, or hollow: its tensors were taken out.
+        CorruptError: it is hollow: its tensors were taken out.
+        NewerWriterError: it is another object.
     """
     state = tree.state if isinstance(tree, Inert) else tree
     if not isinstance(state, dict) or not state.keys() & {"sharded_state_dict", "state_dict"}:
-        raise CorruptError(
-            f"{file} holds no tensor-aware state dict", kind="bad-metadata", file=file
+        raise NewerWriterError.of(
+            file, expected="sharded_state_dict or state_dict", found=tree, file=file
         )
     if state.get("_is_hollow"):
         raise CorruptError(

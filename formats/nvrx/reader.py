@@ -27,7 +27,13 @@ from ftckpt.checkpoint import (
     Topology,
 )
 from ftckpt.checkpoint.dtypes import DType
-from ftckpt.errors import CorruptError, FtckptError, IncompleteError, UnsupportedError
+from ftckpt.errors import (
+    CorruptError,
+    FtckptError,
+    IncompleteError,
+    NewerWriterError,
+    UnsupportedError,
+)
 from ftckpt.findings import Finding, finding, from_error, listed
 from ftckpt.formats.megatron.torch_dist.names import CHAINED, spelling
 from ftckpt.formats.megatron.torch_dist.optimizer_buckets import is_bucket
@@ -312,8 +318,12 @@ def _part(value: Inert, file: str) -> _Part:
     """
     state = value.state if isinstance(value.state, dict) else {}
     key, data = state.get("key"), state.get("data")
-    if type(key) is not str or not key or len(key) > 4096:
-        raise _contradicts("a sharded tensor", "has no name", file)
+    if type(key) is str and not 0 < len(key) <= 4096:
+        raise _contradicts("a sharded tensor", "has no name that can be", file)
+    if type(key) is not str:
+        raise NewerWriterError.of(
+            f"the key of a sharded tensor of {file}", expected="a name", found=key, file=file
+        )
     if state.get("flattened_range") is not None:
         raise UnsupportedError(
             f"{file} holds {key} as a flat range, which is not read",
@@ -326,7 +336,13 @@ def _part(value: Inert, file: str) -> _Part:
     )
     lead, dtype = state.get("prepend_axis_num"), state.get("dtype")
     if local is None or shape is None or offset is None or type(lead) is not int:
-        raise _contradicts(key, "has no shape or offsets", file)
+        names = ("local_shape", "global_shape", "global_offset")
+        if type(lead) is int and all(_are_numbers(state.get(name)) for name in names):
+            raise _contradicts(key, "has a shape or an offset that none can have", file)
+        raise NewerWriterError.of(
+            f"{key} in {file}", expected="shapes and offsets", found="other values", file=file,
+            tensor=key,
+        )  # fmt: skip
     if not lead >= 0 or len(shape) != len(offset) or len(shape) != lead + len(local):
         raise _contradicts(key, f"has shapes {local} and {shape} and {lead} leading axes", file)
     if data is not None and not isinstance(data, TensorRef):
@@ -341,6 +357,10 @@ def _part(value: Inert, file: str) -> _Part:
     if any(o + s > whole for o, s, whole in zip(offset, sizes, shape, strict=True)):
         raise _contradicts(key, f"has a part at {offset} of {sizes} outside of {shape}", file)
     return _Part(key, shape, offset, sizes, lead, data, dtype)
+
+
+def _are_numbers(value: object) -> bool:
+    return isinstance(value, (tuple, list)) and all(type(one) is int for one in value)
 
 
 def _piece(data: TensorRef, stream: TorchStream, box: Box, file: LocalFile) -> Piece:

@@ -16,7 +16,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple, NoReturn
 
-from ftckpt.errors import CorruptError, NoResourceError, UnsafeError, UnsupportedError
+from ftckpt.errors import (
+    CorruptError,
+    NewerWriterError,
+    NoResourceError,
+    UnsafeError,
+    UnsupportedError,
+)
 from ftckpt.extents import Extent
 from ftckpt.storage.decompress import ZSTD, undo
 from ftckpt.storage.source import Source, safe_name
@@ -354,7 +360,10 @@ def _node(cursor: _Cursor, child: _Child, folder: str, values: dict[str, Value])
     lengths = cursor.varints(count)
     kinds = cursor.take(count)
     if max(kinds) > 1:
-        cursor.fail("holds a value of an unknown kind")
+        raise NewerWriterError.of(  # its CRC matches
+            f"the kind of a value in {cursor.file}", expected="0 or 1", found=str(max(kinds)),
+            file=cursor.file,
+        )  # fmt: skip
     outside = sum(kinds)
     if outside and not files:
         cursor.fail("names no file")

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any, NamedTuple, NoReturn
 
-from ftckpt.errors import CorruptError, UnsupportedError
+from ftckpt.errors import CorruptError, NewerWriterError, UnsupportedError
+from ftckpt.findings import listed
 from ftckpt.storage.source import Source
 from ftckpt.strict_json import JsonError, JsonLimits, decode, parse, shown
 from ftckpt.workers.budget import demand
@@ -63,14 +64,19 @@ def read_tree(source: Source, name: str) -> Tree:
                            kind="bad-metadata", file=name)  # fmt: skip
 
     if not isinstance(value, dict) or not isinstance(value.get("tree_metadata"), dict):
-        damaged(value)
+        found = listed(sorted(value)) if isinstance(value, dict) else value
+        raise NewerWriterError.of(name, expected="tree_metadata", found=found, file=name)
     arrays, strings = [], []
     for label, entry in value["tree_metadata"].items():
         try:
             path = tuple(str(one["key"]) for one in entry["key_metadata"])
             kind = entry["value_metadata"]["value_type"]
         except (KeyError, TypeError):
-            damaged(label)
+            found = listed(sorted(map(str, entry))) if isinstance(entry, dict) else entry
+            raise NewerWriterError.of(
+                f"the entry {shown(label)} of {name}", expected="key_metadata and value_metadata",
+                found=found, file=name,
+            ) from None  # fmt: skip
         if kind in _EMPTY:
             continue
         if not path or "" in path:
@@ -104,7 +110,9 @@ def items_of(value: object, name: str) -> dict[str, str]:
         return {"": handlers}
     if isinstance(handlers, dict) and all(isinstance(v, str | None) for v in handlers.values()):
         return {one: handler or "" for one, handler in handlers.items()}
-    raise CorruptError(f"{name} does not name its items", kind="bad-metadata", file=name)
+    raise NewerWriterError.of(
+        f"item_handlers of {name}", expected="names", found=handlers, file=name
+    )
 
 
 class DeviceMesh(NamedTuple):

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import struct
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from ftckpt.checkpoint.dtypes import DTYPES, DType
-from ftckpt.errors import CorruptError, UnsupportedError
+from ftckpt.errors import CorruptError, NewerWriterError, UnsupportedError
+from ftckpt.findings import listed
+from ftckpt.formats.pickles.inert import one_bit_from
 from ftckpt.storage.decompress import BLOSC, GZIP, ZLIB, ZSTD
 from ftckpt.strict_json import JsonLimits, parse, shown
 
@@ -108,6 +110,7 @@ def parse_array(raw: bytes, file: str, version: int) -> Array:
 
     Raises:
         CorruptError: it is not JSON, or contradicts itself (`bad-metadata`).
+        NewerWriterError: it has other members, or values of other types, than are known.
         UnsafeError: it is ambiguous or abusive.
         UnsupportedError: a type, codec or grid that is not read.
     """
@@ -123,7 +126,14 @@ class _Metadata:
 
     def __init__(self, value: object, file: str) -> None:
         self.file = file
-        self.left: dict[str, Any] = dict(value) if isinstance(value, dict) else self.damaged(value)
+        self.left: dict[str, Any] = (
+            dict(value) if isinstance(value, dict) else self.other("an object", value)
+        )
+
+    def other(self, expected: str, value: object) -> NoReturn:
+        raise NewerWriterError.of(
+            f"the metadata of {self.file}", expected=expected, found=shown(value), file=self.file
+        )
 
     def damaged(self, value: object) -> Any:
         raise CorruptError(
@@ -139,9 +149,16 @@ class _Metadata:
 
     def take(self, name: str) -> Any:
         if name not in self.left:
-            raise CorruptError(
-                f"the metadata of {self.file} has no {name}", kind="bad-metadata", file=self.file
-            )
+            near = next((one for one in self.left if one_bit_from(one, (name,))), "")
+            if near:
+                raise CorruptError(
+                    f"the metadata of {self.file} has {shown(near)}, one bit from {name}",
+                    kind="bad-metadata", file=self.file,
+                )  # fmt: skip
+            raise NewerWriterError.of(
+                f"the metadata of {self.file}", expected=name,
+                found=listed(sorted(self.left)) or "nothing", file=self.file,
+            )  # fmt: skip
         return self.left.pop(name)
 
     def below(self, value: object) -> _Metadata:
@@ -157,8 +174,10 @@ class _Metadata:
             self.unknown(name, value)
 
     def sizes(self, value: object, least: int) -> tuple[int, ...]:
-        if not isinstance(value, list) or len(value) > _MOST_DIMENSIONS:
-            return tuple(self.damaged(value))
+        if not isinstance(value, list):
+            self.other("a list of sizes", value)
+        if len(value) > _MOST_DIMENSIONS:
+            self.damaged(value)
         if any(type(one) is not int or not least <= one < _MOST_ELEMENTS for one in value):
             self.damaged(value)
         if prod(value) > _MOST_ELEMENTS:
@@ -279,7 +298,7 @@ def _key_encoding(encoding: _Metadata) -> tuple[bool, str]:
 def _codec(found: _Metadata, codecs: object) -> ZarrCodec:
     """Return bytes, perhaps a compressor, perhaps crc32c, in this order."""
     if not isinstance(codecs, list) or not codecs:
-        return ZarrCodec(*found.damaged(codecs))
+        found.other("a list of codecs", codecs)
     names, transforms = [], []
     for one in codecs:
         codec = found.below(one)

@@ -6,12 +6,13 @@ attributes, and a class changed by one file would act in the next.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Container
 from functools import lru_cache
 from typing import Any, ClassVar, NoReturn, cast
 
-from ftckpt.errors import UnsafeError
+from ftckpt.errors import NewerWriterError, UnsafeError
 
 from .keys import limited
 
@@ -38,8 +39,22 @@ _GADGETS = frozenset((
 ))  # fmt: skip
 
 
+# torch's own records of tensors: it adds to them, and pickles of a later torch name the new ones.
+_RECORDS = re.compile(
+    r"torch\._(?:utils|tensor)\._rebuild_\w+"
+    r"|torch\.distributed\.(?:checkpoint|tensor|_tensor|_shard|device_mesh|_mesh_layout)"
+    r"\.(?:\w+\.)*_*[A-Z]\w*"
+)
+
+
 class RefusedCallError(UnsafeError):
     """A pickle calls a name that no checkpoint needs; `called` is its qualified name."""
+
+    called = ""
+
+
+class UnknownRecordError(NewerWriterError):
+    """A pickle builds a record of torch that is not known; `called` is its qualified name."""
 
     called = ""
 
@@ -84,8 +99,21 @@ class Inert(metaclass=Sealed):
     filled: str
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Inert:
-        """Record a call or an instantiation; refuse it if the name must not be called."""
+        """Record a call or an instantiation; refuse it if the name must not be called.
+
+        Raises:
+            RefusedCallError: it is Python's, torch's or numpy's, and no checkpoint needs it.
+            UnknownRecordError: it is one of torch's records of tensors, of a later torch.
+        """
         if cls.refused:
+            if _RECORDS.fullmatch(cls.qualname):
+                newer = UnknownRecordError.of(
+                    "a pickle builds a record of torch",
+                    expected="one of torch 1.0 to 2.15",
+                    found=cls.qualname,
+                )
+                newer.called = cls.qualname
+                raise newer
             error = RefusedCallError(
                 f"a pickle calls {cls.qualname}, which no checkpoint needs; nothing was executed",
                 kind="unsafe-pickle",
@@ -189,9 +217,28 @@ def sealed(build: Callable[..., Any]) -> type:
     """
 
     def new(cls: type, *args: Any, **kwargs: Any) -> Any:
-        return limited(build(*args, **kwargs))
+        try:
+            return limited(build(*args, **kwargs))
+        except TypeError:
+            _require_arguments(build, args, kwargs)
+            raise
 
     return Sealed(build.__name__, (), {"__slots__": (), "__new__": new})
+
+
+def _require_arguments(build: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    """Raise NewerWriterError for a call with more or fewer arguments than `build` has."""
+    from inspect import signature  # only after a failure
+
+    known = signature(build)
+    try:
+        known.bind(*args, **kwargs)
+    except TypeError:
+        given = len(args) + len(kwargs)
+        raise NewerWriterError.of(
+            f"the arguments of {build.__name__} in a pickle",
+            expected=", ".join(known.parameters) or "none", found=f"{given} values",
+        ) from None  # fmt: skip
 
 
 class Ordered(dict[Any, Any], metaclass=Sealed):

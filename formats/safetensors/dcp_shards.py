@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import prod
+from typing import Any
 
 from ftckpt.checkpoint import Box, Extent, Kind, Piece, TensorInfo
 from ftckpt.checkpoint.dtypes import DType
-from ftckpt.errors import CorruptError
-from ftckpt.findings import Finding, finding, from_error
+from ftckpt.errors import CorruptError, FtckptError, NewerWriterError
+from ftckpt.findings import Finding, finding, from_error, listed
 from ftckpt.strict_json import JsonLimits, parse, shown
 
 from .header import Header, HeaderTensor
@@ -49,7 +50,7 @@ def offsets_of(header: Header, file: str) -> dict[str, tuple[int, ...]]:
         try:
             offsets = value[tensor.name]["saved_offsets"]
         except (TypeError, KeyError, IndexError):
-            raise _bad(file, f"has no saved_offsets for {shown(tensor.name)}") from None
+            raise _unknown(file, tensor.name, value, "saved_offsets") from None
         if (
             type(offsets) is not list
             or len(offsets) != len(tensor.shape)
@@ -61,6 +62,17 @@ def offsets_of(header: Header, file: str) -> dict[str, tuple[int, ...]]:
             )
         found[tensor.name] = tuple(offsets)
     return found
+
+
+def _unknown(file: str, name: str, value: Any, member: str) -> FtckptError:
+    """Return the error for a record that is there without a member, or not of one tensor."""
+    known = value.get(name) if isinstance(value, dict) else None
+    if known is None and isinstance(value, dict):
+        return _bad(file, f"has no {member} for {shown(name)}")
+    found = listed(sorted(known)) if isinstance(known, dict) else known
+    return NewerWriterError.of(
+        f"the {SHARDING_INFO} of {shown(name)}", expected=member, found=found, file=file
+    )
 
 
 def _bad(file: str, reason: str) -> CorruptError:

@@ -3,7 +3,7 @@
 The rules are those of the reference reader (`validate` and `read_metadata` in safetensors'
 `tensor.rs`); whatever it rejects is rejected here. Beyond it, and after the text of the format:
 equal keys are refused, the header begins with `{`, nesting is bounded, and there are at most a
-million tensors.
+million tensors. A dtype or members that neither knows are a newer writer's.
 
 Damage and abuse are told apart. A file that is too short or has a hole can come from a broken copy
 and is CORRUPT. Equal keys, two tensors on the same bytes, sizes beyond 64 bits, or a header of more
@@ -12,18 +12,22 @@ than 100 MB do not come from accidents and are UNSAFE.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Container, Mapping
+from contextlib import suppress
 from math import prod
 from typing import Any, NamedTuple, NoReturn
 
 from ftckpt.checkpoint.dtypes import BY_SAFETENSORS, DType
-from ftckpt.errors import CorruptError, TruncatedError, UnsafeError
+from ftckpt.errors import CorruptError, NewerWriterError, TruncatedError, UnsafeError
+from ftckpt.findings import listed
 from ftckpt.strict_json import JsonLimits, parse, shown
 
 PREFIX = 8  # bytes of the little-endian length
 MAX_HEADER = 100_000_000  # bytes; `MAX_HEADER_SIZE` in tensor.rs
 MAX_TENSORS = 1_000_000
 _MAX_U64 = 2**64 - 1
+_MEMBERS = frozenset(("dtype", "shape", "data_offsets"))
 _INT = {int}  # bool is not among them
 _MAX_DIM = 2**63 - 1  # what torch and numpy can count
 
@@ -119,6 +123,7 @@ def parse_header(head: bytes, size: int, file: str) -> Header:
     Raises:
         TruncatedError: the file ends before its tensors do.
         CorruptError: damage (`bad-header`, `trailing-bytes`).
+        NewerWriterError: a dtype, or members of an entry, that are not known.
         UnsafeError: abuse or ambiguity (`unsafe-header`).
     """
     text = head[PREFIX:]
@@ -153,10 +158,10 @@ def _tensor(
     try:
         code, dims, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     except (TypeError, KeyError, IndexError):
-        _bad(file, f"has an entry without dtype, shape and data_offsets: {shown(name)}", name)
+        _refuse_members(file, name, entry)
     dtype = BY_SAFETENSORS.get(code) if type(code) is str else None
     if dtype is None:
-        _bad(file, f"gives {shown(name)} the unknown dtype {shown(code)}", name)
+        _refuse_dtype(file, name, entry)
     if type(dims) is not list or not set(map(type, dims)) <= _INT:
         _bad(file, f"gives {shown(name)} a shape that is not a list of integers", name)
     if type(offsets) is not list or len(offsets) != 2 or set(map(type, offsets)) != _INT:
@@ -181,6 +186,40 @@ def _tensor(
         )
     shape = tuple(dims)
     return HeaderTensor(name, dtype, shapes.setdefault(shape, shape), start + begin, start + end)
+
+
+def _refuse_members(file: str, name: str, entry: Any) -> NoReturn:
+    """Refuse an entry that lacks a member: as damage, or as a newer writer's if it has others."""
+    other = sorted(entry.keys() - _MEMBERS) if isinstance(entry, dict) else []
+    if not other or any(_near(one, _MEMBERS - entry.keys()) for one in other):
+        _bad(file, f"has an entry without dtype, shape and data_offsets: {shown(name)}", name)
+    raise NewerWriterError.of(
+        f"the members of {shown(name)} in the header of {file}",
+        expected="dtype, shape, data_offsets", found=shown(listed(sorted(entry))), file=file,
+        tensor=name,
+    )  # fmt: skip
+
+
+def _refuse_dtype(file: str, name: str, entry: Mapping[str, Any]) -> NoReturn:
+    """Refuse a dtype that is not known; one bit from one whose size fits is damage."""
+    code = entry["dtype"]
+    if type(code) is not str or not re.fullmatch(r"[A-Z]\w{0,31}", code, re.ASCII):
+        _bad(file, f"gives {shown(name)} the unknown dtype {shown(code)}", name)
+    near = BY_SAFETENSORS.get(_near(code, BY_SAFETENSORS))
+    with suppress(TypeError, ValueError):  # a shape or a range that is none
+        begin, end = entry["data_offsets"]
+        if near is not None and prod(entry["shape"]) * near.bits == 8 * (end - begin):
+            _bad(file, f"gives {shown(name)} the unknown dtype {shown(code)}", name)
+    raise NewerWriterError.of(
+        f"the dtype of {shown(name)} in the header of {file}", expected=", ".join(BY_SAFETENSORS),
+        found=code, file=file, tensor=name,
+    )  # fmt: skip
+
+
+def _near(name: str, known: Container[str]) -> str:
+    from ftckpt.formats.pickles.inert import one_bit_from  # only after a failure
+
+    return one_bit_from(name, known)
 
 
 def _check_volume(name: str, dims: list[int], file: str) -> None:

@@ -9,12 +9,20 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
 
 from ftckpt.checkpoint import Extent
-from ftckpt.errors import CorruptError, NoResourceError, TruncatedError, UnsupportedError
+from ftckpt.errors import (
+    CorruptError,
+    NewerWriterError,
+    NoResourceError,
+    TruncatedError,
+    UnsupportedError,
+)
 from ftckpt.extents import Read
 from ftckpt.formats.pickles.unpickle import load, refuse
 
 from .storages import FIRST_READ, MAX_PICKLE, NESTED, Nested, ParseStream, storage_ref
 from .values import StorageRef, StoredStorage
+
+_PROTOCOL = 1001  # torch.serialization.PROTOCOL_VERSION
 
 
 class Legacy(NamedTuple):
@@ -46,7 +54,7 @@ def parse_legacy(
         CorruptError: cut short, or damaged (`bad-pickle`, `bad-zip`, `size-mismatch`,
             `trailing-bytes`).
         UnsafeError: a hostile pickle (`unsafe-pickle`).
-        UnsupportedError: big-endian.
+        UnsupportedError: big-endian, or of another version.
         NoResourceError: a pickle of more than `MAX_PICKLE` bytes.
     """
     length = min(size, first)
@@ -80,8 +88,14 @@ class _Parser:
         self._next(data)  # the magic number, known
         version = self._next(data)
         system = self._next(data)
-        if version != 1001 or not isinstance(system, dict):
-            self._damaged("its preamble is not that of the legacy format")
+        if version != _PROTOCOL or not isinstance(system, dict):
+            if type(version) is int and (version ^ _PROTOCOL).bit_count() == 1:
+                self._damaged("its preamble is one bit from that of the legacy format")
+            said = f"{version!r}"[:40] if type(version) is int else version
+            raise NewerWriterError.of(
+                f"the version of the stream in {self.file}", expected=str(_PROTOCOL), found=said,
+                file=self.file,
+            )  # fmt: skip
         if system.get("little_endian") is not True:
             raise UnsupportedError(
                 f"{self.file} was written on a big-endian machine", file=self.file

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, NoReturn
 from ftckpt.checkpoint import Box
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.checkpoint.read_tensor import dense_strides
-from ftckpt.errors import CorruptError, UnsupportedError
+from ftckpt.errors import CorruptError, NewerWriterError, UnsupportedError
+from ftckpt.findings import listed
 from ftckpt.formats.pickles.unpickle import Inert
 
 from .dtensor import How, Patch, Placement
@@ -108,7 +109,8 @@ class HeldReader:
         Raises:
             UnsupportedError: a tensor that no strided view describes (sparse, quantized, a
                 subclass of another kind).
-            CorruptError: a record that torch cannot have written (`bad-metadata`).
+            NewerWriterError: a record of another form than is known.
+            CorruptError: a record that contradicts itself (`bad-metadata`).
         """
         if type(value) is TensorRef:
             return value
@@ -133,11 +135,11 @@ class HeldReader:
                 raise hidden(local)
             record, local = local, TensorRef("", 0, view[0], dense_strides(view[0]), view[1])
         if type(local) is not TensorRef or not isinstance(spec, Inert):
-            _malformed("a DTensor without a local tensor or a spec")
+            _unknown("a DTensor", "_local_tensor and _spec", listed(sorted(map(str, attributes))))
         mesh = spec.get("mesh")
         placements = spec.get("placements")
         if not isinstance(mesh, Inert) or type(placements) not in (tuple, list):
-            _malformed("a DTensor spec without a mesh or placements")
+            _unknown("the spec of a DTensor", "mesh and placements", mesh)
         found = self._meshes.get(id(mesh))
         if found is None:
             found = self._meshes[id(mesh)] = _mesh(mesh, self._rank)
@@ -147,17 +149,17 @@ class HeldReader:
     def _listed(self, value: SubclassRef) -> Listed:
         state = value.state
         if type(state) is not tuple or len(state) != 5:
-            _malformed("a ShardedTensor whose state is not five values")
+            _unknown("the state of a ShardedTensor", "5 values", state)
         shards, metadata, group = state[:3]
         shape, dtype = _described(value.base)
         everyone = metadata.get("shards_metadata") if isinstance(metadata, Inert) else None
         if type(shards) is not list or type(everyone) is not list:
-            _malformed("a ShardedTensor without its list of shards")
+            _unknown("the shards of a ShardedTensor", "a list", shards)
         mine = []
         for shard in shards:
             local = shard.get("tensor") if isinstance(shard, Inert) else None
             if type(local) is not TensorRef:
-                _malformed("a shard of a ShardedTensor without a tensor")
+                _unknown("a shard of a ShardedTensor", "a tensor", local)
             box = _box(shard.get("metadata"), len(shape))
             if box.sizes != local.shape:
                 _malformed(f"a shard of shape {list(box.sizes)} holds a tensor of"
@@ -174,6 +176,10 @@ def hidden(value: SubclassRef) -> UnsupportedError:
     return UnsupportedError(
         f"the local part of a DTensor is of the subclass {value.type_name}, which hides it"
     )
+
+
+def _unknown(what: str, expected: str, found: object) -> NoReturn:
+    raise NewerWriterError.of(f"{what} in a pickle", expected=expected, found=found)
 
 
 def _malformed(what: str) -> NoReturn:
@@ -193,7 +199,7 @@ def _attributes(state: Any) -> dict[Any, Any]:
 
 def _described(base: Any) -> tuple[tuple[int, ...], DType]:
     if type(base) is not Composite or base.how != "wrapper":
-        _malformed("a sharded tensor that is not built as a wrapper")
+        _unknown("a sharded tensor", "a wrapper", base)
     shape, dtype = base.parts.get("shape"), base.parts.get("dtype")
     assert isinstance(shape, tuple)
     assert isinstance(dtype, DType)
@@ -222,7 +228,7 @@ def _placement(value: Any) -> Placement:
     dim = value.get("dim", value.args[0] if value.args else None)
     factor = value.get("split_factor", 1)
     if type(dim) is not int or type(factor) is not int:
-        _malformed(f"a placement {name} without a dimension")
+        _unknown(f"a placement {name}", "a dimension", dim)
     return Placement(how, dim, factor if how is How.STRIDED else 1)
 
 
@@ -256,20 +262,20 @@ def mesh_sizes(mesh: Inert) -> tuple[int, ...]:
     """Return the number of ranks along each axis of a pickled `DeviceMesh`.
 
     Raises:
-        CorruptError: it is none (`bad-metadata`).
+        NewerWriterError: it is none that is known.
     """
     layout = mesh.get("_layout")
     if layout is not None:
         return _layout_sizes(layout)
     tensor = mesh.get("mesh")
     if type(tensor) is not TensorRef:
-        _malformed("a device mesh without its ranks")
+        _unknown("a device mesh", "a tensor of its ranks", tensor)
     return tensor.shape
 
 
 def _layout_sizes(layout: Any) -> tuple[int, ...]:
     if not isinstance(layout, Inert):
-        _malformed("a device mesh without a layout")
+        _unknown("the layout of a device mesh", "a record", layout)
     axes = layout.get("axes")
     if type(axes) in (tuple, list):  # since 2.13: one flat layout an axis
         shapes = [a.get("shape") if isinstance(a, Inert) else None for a in axes]
@@ -277,7 +283,7 @@ def _layout_sizes(layout: Any) -> tuple[int, ...]:
         shapes = layout.get("shape")
         shapes = [shapes] if type(shapes) is int else shapes
     if type(shapes) not in (tuple, list):
-        _malformed("a mesh layout without shapes")
+        _unknown("the layout of a device mesh", "shapes", shapes)
     return tuple(_extent(shape) for shape in shapes)
 
 
@@ -291,8 +297,10 @@ def _extent(shape: Any) -> int:
         value = todo.pop()
         if type(value) in (tuple, list):
             todo.extend(value)
+        elif type(value) is int and value < 0:
+            _malformed("a mesh layout with a negative shape")
         elif _whole(value) is None:
-            _malformed("a mesh layout whose shape is not a number")
+            _unknown("a shape in the layout of a device mesh", "a number", value)
         else:
             total *= value
     _malformed("a mesh layout that is nested without end")
@@ -315,8 +323,11 @@ def _unravel(at: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 def _box(metadata: Any, dimensions: int) -> Box:
     if not isinstance(metadata, Inert):
-        _malformed("a shard without metadata")
+        _unknown("the metadata of a shard", "a record", metadata)
     offsets, sizes = metadata.get("shard_offsets"), metadata.get("shard_sizes")
+    for value in (offsets, sizes):
+        if type(value) not in (tuple, list) or any(type(one) is not int for one in value):
+            _unknown("the box of a shard", "offsets and sizes in numbers", value)
     offsets, sizes = _naturals(offsets), _naturals(sizes)
     if offsets is None or sizes is None or not len(offsets) == len(sizes) == dimensions:
         _malformed("a shard whose box does not fit its tensor")

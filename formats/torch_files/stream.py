@@ -34,6 +34,7 @@ __all__ = [
 
 _ZIP = b"PK\3\4"
 _LITTLE = crc32_of(b"little")
+_LOOK = 64 << 10  # bytes at the beginning and at the end that show whether a file is text
 
 
 class TorchStream(NamedTuple):
@@ -109,7 +110,7 @@ def parse_stream(
         CorruptError: cut short, damaged, a missing record (`bad-zip`, `bad-pickle`, `bad-crc`), a
             record or view of the wrong size (`size-mismatch`).
         UnsafeError: an ambiguous zip (`unsafe-zip`), a hostile pickle (`unsafe-pickle`).
-        UnsupportedError: big-endian, TorchScript, or the tar format before 0.1.10.
+        UnsupportedError: big-endian, TorchScript, the tar format before 0.1.10, or text.
     """
     table = TABLE if table is None else table
     try:
@@ -151,12 +152,35 @@ def _refuse_others(read: Read, size: int, head: bytes, file: str, base: int) -> 
         from ftckpt.formats.pickles.sniff import refuse_hostile
 
         refuse_hostile(read, size, file=file, base=base)
+        if _is_text(read, size):
+            raise UnsupportedError(
+                f"{file} holds text, and no torch.save stream: what it means is its trainer's",
+                file=file,
+            )
         raise CorruptError(
             f"{file} does not begin as a torch.save stream: neither a zip nor the legacy magic",
             kind="bad-zip",
             file=file,
             offset=base,
         )
+
+
+def _is_text(read: Read, size: int) -> bool:
+    """Whether a file is text from its first bytes to its last; damage leaves zeros or noise."""
+    head = read(0, min(size, _LOOK))
+    return _are_letters(head) and (size <= _LOOK or _are_letters(read(size - _LOOK, _LOOK)))
+
+
+def _are_letters(data: bytes) -> bool:
+    """Whether bytes are UTF-8 that prints; a letter may be cut at both ends."""
+    begin = next((n for n in range(4) if data[n : n + 1] and data[n] & 0xC0 != 0x80), 4)
+    for end in range(len(data), max(len(data) - 4, begin), -1):
+        try:
+            said = data[begin:end].decode("utf-8")
+        except UnicodeDecodeError:
+            continue
+        return all(letter.isprintable() or letter in "\t\n\r\f" for letter in said)
+    return False
 
 
 def _parse_zip(read: Read, archive: Archive, file: str, table: Mapping[str, Any]) -> TorchStream:

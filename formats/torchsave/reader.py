@@ -67,8 +67,9 @@ def open_torchsave(source: Source) -> Checkpoint:
         main = min(indexes, key=lambda n: (not n.startswith(STEMS), len(n), n))
         check_index_size(main, source.size(main))
         index = parse_index(source.read(main), main)
-        present = [n for n in index.files() if n in source.entries]
-        return open_files(source, present, role="model", index=index)
+        present = [n for n in (*index.files(), index.groups) if n in source.entries]
+        role = "optimizer" if index.groups else "model"
+        return open_files(source, present, role=role, index=index)
     whole = [f"{stem}.bin" for stem in STEMS if f"{stem}.bin" in source.entries]
     if whole:
         return open_files(source, whole[:1], role="model")
@@ -138,7 +139,7 @@ class TorchSaveCheckpoint(Checkpoint):
         """Yield the files, their index, and what belongs to a model folder."""
         files = set(self.streams) | {f.file for f in self.open_findings if f.file}
         if self.index is not None:
-            files |= {self.index.file, *self.index.files()}
+            files |= {self.index.file, *self.index.files(), self.index.groups} - {""}
         if not self.source.single:
             files |= {n for n in self.source.entries if is_beside(n)}
         yield from sorted(n for n in files if not n.startswith("ftckpt.manifest"))
@@ -184,8 +185,11 @@ class TorchSaveCheckpoint(Checkpoint):
         if self.index is None:
             return
         held = {
-            file: frozenset(found.stored_name for found in tree.tensors)
+            file: self.index.names_in(
+                (found.stored_name for found in tree.tensors), _top(self.streams[file])
+            )
             for file, tree in self.trees.items()
+            if file != self.index.groups
         }
         yield from check_index(self.index, held, self.source.entries)
         if len(held) == len(self.index.files()):
@@ -249,6 +253,10 @@ class TorchSaveCheckpoint(Checkpoint):
     def fields(self) -> Iterable[str]:
         """Names of the non-tensor state of all files."""
         yield from dict.fromkeys(name for tree in self.trees.values() for name in tree.names)
+
+
+def _top(stream: TorchStream) -> Mapping[Any, Any]:
+    return stream.tree if isinstance(stream.tree, dict) else {}
 
 
 def _is_step(found: TreeTensor) -> bool:

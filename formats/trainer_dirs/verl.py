@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from ftckpt.errors import CorruptError, UnsupportedError
+from ftckpt.errors import NewerWriterError, UnsupportedError
 from ftckpt.findings import Finding, finding
 from ftckpt.storage.source import Source, safe_name
 from ftckpt.strict_json import JsonLimits, parse
@@ -67,8 +67,9 @@ def read_contents(source: Source) -> SavedContents:
                 place = safe_name(path.rstrip("/"), named_by=CONTENTS)
                 places.setdefault(place, []).append(name)
     if not places:
-        what = f"{CONTENTS} names no contents with paths"
-        raise CorruptError(what, kind="bad-index", file=CONTENTS)
+        raise NewerWriterError.of(
+            f"contents of {CONTENTS}", expected="names with paths", found=contents, file=CONTENTS
+        )
     return SavedContents(places, _count(said, "global_step"), _count(said, "world_size"))
 
 

@@ -32,7 +32,7 @@ from ftckpt.storage.store import Entry, EntryKind, join
 from .lone_manifests import HINT, alone
 from .open_part import files_of, open_parts
 from .roots import Candidate, Child, Root, concurrently, newest_names_first
-from .step_names import is_put_aside
+from .step_names import is_put_aside, stands_still
 
 # Number of candidates whose headers are read at once; a smaller root is ordered by content alone.
 BATCH = 64
@@ -133,10 +133,11 @@ class Walk:
                 yield looked
 
     def _look_all(self, candidates: Sequence[Candidate]) -> Iterator[Looked]:
-        for looked in concurrently(self.root.store, self._look, candidates):
-            if looked is not None:
-                self.looked.append(looked)
-                yield looked
+        found = [x for x in concurrently(self.root.store, self._look, candidates) if x is not None]
+        if stands_still((x.candidate.step, x.step) for x in found):
+            found = [looked._replace(step=looked.candidate.step) for looked in found]
+        self.looked += found
+        yield from found
 
     def _look(self, candidate: Candidate) -> Looked | None:
         looked = look(self.root, candidate)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ftckpt.checkpoint import Checkpoint
+from ftckpt.checkpoint import Checkpoint, Commit, CommitState
 from ftckpt.errors import (
     CorruptError,
     IncompleteError,
@@ -17,6 +17,7 @@ from ftckpt.storage.source import Source
 from ftckpt.storage.store import Entry, EntryKind, Store
 
 from .listing import listing_of_directory, listing_of_file
+from .marks import FINISHED, UNFINISHED
 from .recognise import Format, UnopenedPart, recognise
 
 
@@ -40,7 +41,7 @@ def open_part(store: Store, part: UnopenedPart) -> Checkpoint:
     """
     source = files_of(store, part.entry)
     try:
-        return part.format.open(source)
+        return _finished(part.format.open(source))
     except IncompleteError as error:
         lost = _lost_since_sealed(source)
         if not lost:
@@ -57,7 +58,7 @@ def open_part(store: Store, part: UnopenedPart) -> Checkpoint:
         single = part.entry.kind is EntryKind.FILE
         again = files_of(store, store.stat(part.entry.path) if single else part.entry)
         try:
-            return part.format.open(again)
+            return _finished(part.format.open(again))
         except (CorruptError, UnsafeError, NotFoundError) as second:
             from ftckpt.manifest.altered import as_damage  # only after a failure
 
@@ -100,7 +101,7 @@ def files_of(store: Store, entry: Entry) -> Source:
     """List the files of one directory or file.
 
     Raises:
-        IncompleteError: a transfer to it is running, or was killed.
+        IncompleteError: a transfer to it is running, or was killed; or its trainer marked it so.
     """
     if entry.kind is EntryKind.FILE:
         return Source.file(store, entry)
@@ -111,7 +112,21 @@ def files_of(store: Store, entry: Entry) -> Source:
             hint=GO_ON,
             file=TRANSFER,
         )
+    if UNFINISHED in source.entries:
+        raise IncompleteError(
+            f"{source.url} has {UNFINISHED}: its trainer has not finished it, and does not load it",
+            hint="an earlier checkpoint may be complete",
+            kind="uncommitted",
+            file=UNFINISHED,
+        )
     return source
+
+
+def _finished(checkpoint: Checkpoint) -> Checkpoint:
+    """Take a trainer's own mark for the commit marker of a format that has none."""
+    if checkpoint.commit.state is CommitState.NO_MARKER and FINISHED in checkpoint.source.entries:
+        checkpoint.commit = Commit(CommitState.COMMITTED, FINISHED)
+    return checkpoint
 
 
 def open_parts(store: Store, parts: Iterable[UnopenedPart]) -> list[Checkpoint]:

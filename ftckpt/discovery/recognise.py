@@ -10,6 +10,8 @@ from ftckpt.checkpoint import Checkpoint, CommitState
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Entry, EntryKind, Store, is_shadow
 
+from .marks import FINISHED, UNFINISHED
+
 # Endings of files that were compressed as a whole.
 COMPRESSED = (".zst", ".lz4", ".gz")
 
@@ -99,12 +101,26 @@ class UnopenedPart(NamedTuple):
 
 
 def recognise(formats: Iterable[Format], listing: Listing) -> tuple[Format, Recognition] | None:
-    """Return the first format, in catalog order, that recognises `listing`."""
+    """Return the first format, in catalog order, that recognises `listing`.
+
+    A trainer's own mark says whether the step is finished (see `marks`).
+    """
     for candidate in formats:
         found = candidate.recognise(listing)
         if found is not None:
-            return candidate, found
+            return candidate, found if listing.single else _marked(found, listing.files)
     return None
+
+
+def _marked(found: Recognition, names: Collection[str]) -> Recognition:
+    """Return what a format says by its own names, and a trainer's mark says better."""
+    if UNFINISHED in names:
+        reason = f"has {UNFINISHED}: its trainer has not finished it"
+        return found._replace(reason=reason, commit=CommitState.UNCOMMITTED)
+    if found.commit is CommitState.NO_MARKER and FINISHED in names:
+        reason = f"{found.reason} and {FINISHED}"
+        return found._replace(reason=reason, commit=CommitState.COMMITTED)
+    return found
 
 
 def listing_of(source_files: Sequence[Entry], base: str) -> tuple[dict[str, Entry], frozenset[str]]:

@@ -34,7 +34,7 @@ _BATCH = 64
 _STAGING = re.compile(
     r"tmp[-_.](?P<after>.*)"
     r"|(?P<before>.*?)(?:[-_.](?:ftckpt-|orbax-checkpoint-)?tmp(?:[-_.][\w.-]*)?"
-    r"|\.(?:partial|incomplete|inprogress|staging|part))"
+    r"|\.(?:partial|incomplete|inprogress|staging|part|reserving-\w+))"
 )
 # NeMo 2 marks `NAME` by a file `NAME-unfinished` while it saves or removes it; when it starts, it
 # removes what is still marked (nemo/lightning/pytorch/callbacks/model_checkpoint.py).

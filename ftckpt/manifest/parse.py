@@ -7,12 +7,14 @@ two different manifests in the same bytes.
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
 from itertools import pairwise
 from math import isfinite
 
 from ftckpt.checkpoint import Topology
 from ftckpt.digests.blocks import WIDTH, block_count, file_digest
-from ftckpt.errors import CorruptError, UnsupportedError
+from ftckpt.errors import CorruptError, NewerWriterError
 from ftckpt.extents import BLOCK
 from ftckpt.manifest import (
     MAX_BYTES,
@@ -28,12 +30,14 @@ from ftckpt.own_files import MANIFEST
 from ftckpt.storage.source import safe_name
 from ftckpt.strict_json import (
     JsonError,
+    MembersError,
     count,
     decode,
     hexadecimal,
     items,
     members,
     optional_count,
+    shown,
     text,
 )
 
@@ -46,12 +50,19 @@ def parse_manifest(data: bytes, file: str = MANIFEST) -> Manifest:
 
     Raises:
         CorruptError: damaged, or it contradicts itself (`bad-manifest`).
-        UnsupportedError: whole, but of a schema that this version does not know.
+        NewerWriterError: of a schema that this version does not know, or whole with other members.
         UnsafeError: a name in it leads out of the checkpoint.
     """
     try:
         return _manifest(data, file)
+    except MembersError as error:  # its digest is right: so it was written
+        raise NewerWriterError.of(
+            file, expected=f"the members of {SCHEMA}", found=str(error), file=file
+        ) from None
     except JsonError as error:
+        other = _other_schema(data)
+        if other:
+            raise _unknown_schema(other, file) from None
         message = f"{file} is not a valid manifest: {error}"
         raise CorruptError(message, kind="bad-manifest", file=file) from None
 
@@ -62,15 +73,13 @@ def _manifest(data: bytes, file: str) -> Manifest:
         raise JsonError("it is not a JSON object")
     schema = found.get("schema")
     if schema not in (SCHEMA, SCHEMA_THINNED):
-        raise UnsupportedError(
-            f"{file} has the schema {schema!r}; this version reads {SCHEMA} and {SCHEMA_THINNED}",
-            hint="use a newer ftckpt",
-            file=file,
-        )
+        raise _unknown_schema(shown(schema), file)
     more = ["thinned"] if schema == SCHEMA_THINNED else []
     body = members(found, [*_MEMBERS.split(), *more], "the manifest")
     if body["block_size"] != BLOCK:
-        raise JsonError(f"its block_size is not {BLOCK}")
+        raise NewerWriterError.of(
+            f"block_size of {file}", expected=str(BLOCK), found=shown(body["block_size"]), file=file
+        )
     unmanaged = [
         text(name, "a name in unmanaged") for name in items(body["unmanaged"], "unmanaged")
     ]
@@ -89,6 +98,27 @@ def _manifest(data: bytes, file: str) -> Manifest:
         created=text(body["created"], "created"),
         thinned=_thinned(body["thinned"]) if more else None,
     )
+
+
+def _unknown_schema(schema: str, file: str) -> NewerWriterError:
+    return NewerWriterError.of(
+        f"the schema of {file}", expected=f"{SCHEMA} or {SCHEMA_THINNED}", found=schema, file=file
+    )
+
+
+def _other_schema(data: bytes) -> str:
+    """Return the schema of a later version, whose digest may be another; "" for a known one.
+
+    A schema that is one bit from a known one, in a file that is right with that, is damage.
+    """
+    found = re.match(rb'\{\s*"schema": "(ftckpt\.manifest/\d+)"', data)
+    if found is None or found[1].decode() in (SCHEMA, SCHEMA_THINNED):
+        return ""
+    for known in (SCHEMA, SCHEMA_THINNED):
+        with suppress(JsonError):
+            _checked(data[: found.start(1)] + known.encode() + data[found.end(1) :])
+            return ""
+    return found[1].decode()
 
 
 def _checked(data: bytes) -> object:

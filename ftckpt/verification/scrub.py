@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.checkpoint import CommitState
 from ftckpt.discovery.open_part import files_of
-from ftckpt.errors import CorruptError, ExitCode, FtckptError, NotFoundError, UsageError
+from ftckpt.errors import (
+    CorruptError,
+    ExitCode,
+    FtckptError,
+    NewerWriterError,
+    NotFoundError,
+    UsageError,
+)
 from ftckpt.own_files import FOLDER
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.remotes import split
@@ -239,8 +246,13 @@ class Scrub:
             return {}
         try:
             body = decode(data)
+            if isinstance(body.get("schema"), str) and body["schema"] != SCHEMA:
+                url = self._store.describe(self._path)
+                raise NewerWriterError.of(
+                    f"the schema of {url}", expected=SCHEMA, found=body["schema"][:80], file=url
+                )
             if body.get("schema") != SCHEMA:
-                raise ValueError("its schema is another")
+                raise ValueError("it has no schema")
             known = {name: ScrubRecord(**one) for name, one in body["checkpoints"].items()}
             for one in known.values():
                 ExitCode(one.code)

@@ -16,7 +16,13 @@ from hypothesis import strategies as st
 from ftckpt import manifest as module
 from ftckpt.checkpoint import Topology
 from ftckpt.digests.blocks import block_count, blocks_of_bytes, file_digest
-from ftckpt.errors import CorruptError, NotFoundError, UnsafeError, UnsupportedError
+from ftckpt.errors import (
+    CorruptError,
+    NewerWriterError,
+    NotFoundError,
+    UnsafeError,
+    UnsupportedError,
+)
 from ftckpt.extents import BLOCK
 from ftckpt.manifest import FileDigest, Manifest, PassedCheck, locate
 from ftckpt.manifest.parse import parse_manifest
@@ -130,10 +136,6 @@ def first_file(members: dict[str, Any]) -> dict[str, Any]:
 
 
 CONTRADICTIONS: dict[str, Callable[[dict[str, Any]], object]] = {
-    "member missing": lambda m: m.pop("note"),
-    "member unknown": lambda m: m.update(extra=1),
-    "member unknown in a file": lambda m: first_file(m).update(mtime=0),
-    "other block size": lambda m: m.update(block_size=1 << 20),
     "too few block digests": lambda m: first_file(m).update(size=BLOCK + 1),
     "a size that asks for much": lambda m: first_file(m).update(size=2**62),
     "a size beyond 63 bits": lambda m: first_file(m).update(size=2**63),
@@ -163,6 +165,30 @@ def test_contradictions_are_found(name: str) -> None:
     with pytest.raises(CorruptError) as caught:
         parse_manifest(edited(CONTRADICTIONS[name]))
     assert caught.value.kind == "bad-manifest"
+
+
+NEWER: dict[str, Callable[[dict[str, Any]], object]] = {
+    "member missing": lambda m: m.pop("note"),
+    "member unknown": lambda m: m.update(extra=1),
+    "member unknown in a file": lambda m: first_file(m).update(mtime=0),
+    "other block size": lambda m: m.update(block_size=1 << 20),
+    "schema": lambda m: m.update(schema="ftckpt.manifest/9"),
+}
+
+
+@pytest.mark.parametrize("name", NEWER)
+def test_what_a_later_version_wrote_is_no_damage(name: str) -> None:
+    with pytest.raises(NewerWriterError, match=r"expected .*, found"):
+        parse_manifest(edited(NEWER[name]))
+
+
+def test_a_schema_whose_digest_is_another() -> None:
+    data = edited(lambda m: m.update(schema="ftckpt.manifest/9"))
+    with pytest.raises(NewerWriterError, match="manifest/9"):
+        parse_manifest(data.replace(b'"digest": "', b'"sha512": "'))
+    known = edited(lambda m: None)
+    with pytest.raises(CorruptError):  # one bit: with the known schema its digest is right
+        parse_manifest(known.replace(b"manifest/1", b"manifest/3", 1))
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../up", "a/../b", "", "a//b", "c:x", "a\\b", 7])

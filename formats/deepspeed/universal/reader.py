@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 from ftckpt.checkpoint import Box, Extent, Kind, Piece, TensorInfo
 from ftckpt.checkpoint.read_tensor import dense_strides
 from ftckpt.checkpoint.rules import Rules
-from ftckpt.errors import CorruptError, IncompleteError
+from ftckpt.errors import CorruptError, IncompleteError, NewerWriterError
 from ftckpt.findings import finding
 from ftckpt.formats.deepspeed.checkpoint import DeepSpeedCheckpoint, StepCopy
 from ftckpt.formats.deepspeed.names import (
@@ -120,7 +120,7 @@ class Parameters:
             if file.leaf == "step" and type(value) in (int, float):
                 self._opening.keep_number(file.path, f"optimizer.{file.name}.step", stream)
                 return
-            raise CorruptError(f"{file.path} holds no tensor", kind="bad-metadata", file=file.path)
+            raise NewerWriterError.of(file.path, expected="a tensor", found=value, file=file.path)
         wanted = self._shapes.get(file.name)
         bare = not isinstance(stream.tree, dict)
         if bare and wanted is not None and value.shape != () and value.dense:
@@ -174,7 +174,9 @@ class Parameters:
     def _add_state(self, file: DeepSpeedFile, stream: TorchStream) -> None:
         """Add the optimizer's other state, and the steps where no folder has them."""
         if not isinstance(stream.tree, dict):
-            raise CorruptError(f"{file.path} holds no state", kind="bad-metadata", file=file.path)
+            raise NewerWriterError.of(
+                file.path, expected="a dict", found=stream.tree, file=file.path
+            )
         self._opening.keep_objects(file, stream)
         inner = stream.tree.get(BASES[1])
         states = inner.get("state") if isinstance(inner, dict) else None

@@ -6,7 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ftckpt.errors import CorruptError, FtckptError, IncompleteError, UnsupportedError
+from ftckpt.errors import (
+    CorruptError,
+    FtckptError,
+    IncompleteError,
+    NewerWriterError,
+    UnsupportedError,
+)
 from ftckpt.findings import Finding, finding, from_error
 from ftckpt.formats.megatron.names import directory_ranks, is_copy
 from ftckpt.formats.torch_files.parse_files import parse_files
@@ -219,8 +225,7 @@ def _parsed(source: Source, paths: Sequence[str], found: list[Finding]) -> dict[
         if isinstance(stream, CorruptError):
             broken.append(stream)
         elif path.endswith(f"/{WEIGHTS}") and not isinstance(stream.tree, dict):
-            what = f"{path} holds no dict, as every file of Megatron does"
-            broken.append(CorruptError(what, kind="bad-metadata", file=path))
+            raise NewerWriterError.of(path, expected="a dict", found=stream.tree, file=path)
         else:
             good[path] = stream
     found += map(from_error, broken)

@@ -203,9 +203,10 @@ def _configuration(source: Source) -> Mapping[str, Any]:
     raw = source.read(CONFIGURATION)
     said = parse(raw, _JSON, file=CONFIGURATION, what="configuration", bad="bad-index",
                  unsafe="unsafe-index")  # fmt: skip
-    if not isinstance(said, dict) or said.get("sharded_backend") != "torch_dist":
+    backend = said.get("sharded_backend") if isinstance(said, dict) else None
+    if not isinstance(said, dict) or backend != "torch_dist":
         if MARKER in source.entries:
-            raise unnamed()
+            raise unnamed(backend)
         raise UnsupportedError(f"{CONFIGURATION} names a backend other than torch_dist",
                                file=CONFIGURATION)  # fmt: skip
     version = said.get("sharded_backend_version", _VERSION)

@@ -31,11 +31,12 @@ from ftckpt.delta.index import (
     DeltaObject,
     DeltaTensor,
 )
-from ftckpt.errors import CorruptError, TruncatedError, UnsupportedError
+from ftckpt.errors import CorruptError, NewerWriterError, TruncatedError, UnsupportedError
 from ftckpt.manifest.parse import parse_topology
 from ftckpt.storage.source import safe_name
 from ftckpt.strict_json import (
     JsonError,
+    MembersError,
     count,
     counts,
     decode,
@@ -108,6 +109,11 @@ class IndexParser:
         """Return the index in `data`; see `parse_index`."""
         try:
             return self._index(data)
+        except MembersError as error:  # its digest is right: so it was written
+            raise NewerWriterError.of(
+                self.file, expected="the members of an index of a delta", found=str(error),
+                file=self.file,
+            ) from None  # fmt: skip
         except JsonError as error:
             self.bad(str(error))
 
@@ -187,8 +193,10 @@ class IndexParser:
         if not isinstance(row, dict) or not row.keys() >= _TENSOR:
             self.bad("an entry of tensors lacks a member")
         rest = row.keys() - _TENSOR - {"base", _PATH, _STORED}
+        if rest and rest < _PREDICTED:
+            self.bad("an entry of tensors has only some of a prediction")
         if rest and rest != _PREDICTED:
-            self.bad("an entry of tensors has unknown members, or only some of a prediction")
+            self.unknown(f"{', '.join(sorted(rest))} of a tensor"[:80])
         kind, name = row["kind"], text(row["name"], "a tensor's name")
         if not isinstance(kind, str) or kind not in _KINDS:
             self.unknown(f"the kind {kind!r} of a tensor"[:80])

@@ -87,15 +87,13 @@ def _opened(found: ScannedEntry, now: float) -> ScannedEntry | None:
     return found.now(checked=True, step=step, thinned=thinned)
 
 
-def step_by_content(found: ScannedEntry) -> ScannedEntry:
-    """Return a checkpoint with the step of its content; unchanged if that shows none."""
+def step_by_content(found: ScannedEntry) -> int | None:
+    """Return the step that the content of a checkpoint shows; None if it shows none."""
     assert found.child is not None
     try:
-        step = open_parts(found.root.store, found.child.parts)[0].step
+        return open_parts(found.root.store, found.child.parts)[0].step
     except (CorruptError, UnsafeError, IncompleteError, UnsupportedError, NotFoundError):
-        return found  # the check of kept entries reports that
-    known = found.now(looked=ScanDepth.HEADERS)
-    return known if step is None else known.now(step=step)
+        return None  # the check of kept entries reports that
 
 
 def newest_verified(members: Sequence[ScannedEntry], now: float) -> ScannedEntry | None:

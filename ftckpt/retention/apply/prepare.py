@@ -16,6 +16,7 @@ from ftckpt.discovery.candidates import nothing_known
 from ftckpt.discovery.recognise import Format
 from ftckpt.discovery.resolve import Place, open_runs
 from ftckpt.discovery.roots import Root, concurrently
+from ftckpt.discovery.step_names import stands_still
 from ftckpt.errors import DeniedError, FtckptError, UnavailableError
 from ftckpt.findings import listed
 from ftckpt.progress import NULL, Counter
@@ -28,7 +29,7 @@ from ftckpt.retention.records import log
 from ftckpt.retention.scan.check_cache import Passed, read_passed, write_passed
 from ftckpt.retention.scan.classify import judged_by
 from ftckpt.retention.scan.contents import count_names
-from ftckpt.retention.scan.entries import EntryClass, RootEntry
+from ftckpt.retention.scan.entries import EntryClass, RootEntry, ScanDepth
 from ftckpt.retention.scan.entry import Bases, Run, ScannedEntry, ScanOptions, recorded_bases
 from ftckpt.retention.scan.leftovers import dead_plan_notes
 from ftckpt.retention.scan.read import read_entries
@@ -146,6 +147,7 @@ class _Work:
         self.verified: dict[str, bool] = {}
         self.weighed: dict[str, RootEntry] = {}
         self.best: dict[str, str] = {}
+        self.named: set[str] = set()  # runs whose steps by content order nothing
         for run in runs:
             self._take(run)
         if not any(f.child or f.entry.entry_class in _OURS for f in self.found.values()):
@@ -324,17 +326,32 @@ class _Work:
 
     def _check(self, names: Sequence[str]) -> None:
         def one(found: ScannedEntry) -> ScannedEntry | None:
-            return checked(found, self.now, self.passed.get(found.entry.name))
+            known = checked(found, self.now, self.passed.get(found.entry.name))
+            if known is None or known.entry.group not in self.named:
+                return known
+            return known.now(step=_step_of_name(known))
 
         self._each(names, one, "checking")
 
     def _read_steps(self, group: str) -> None:
-        names = [
-            f.entry.name
+        members = [
+            f
             for f in self.found.values()
             if f.entry.group == group and f.entry.entry_class is EntryClass.COMMITTED
         ]
-        self._each([n for n in names if not self.found[n].entry.checked], step_by_content, "steps")
+        steps: dict[str, int | None] = {}
+
+        def one(found: ScannedEntry) -> ScannedEntry:
+            step = steps[found.entry.name] = step_by_content(found)
+            known = found if found.entry.checked else found.now(looked=ScanDepth.HEADERS)
+            return known if step is None else known.now(step=step)
+
+        self._each([f.entry.name for f in members], one, "steps")
+        if stands_still((_step_of_name(f), steps[f.entry.name]) for f in members):
+            self.named.add(group)
+            for found in members:
+                name = found.entry.name
+                self.found[name] = self.found[name].now(step=_step_of_name(found))
 
     def _each(self, names: Sequence[str], do: _Look, what: str) -> None:
         self.counter.start(what, len(names), "entries")
@@ -350,6 +367,10 @@ class _Work:
                 del self.found[name]
             else:
                 self.found[name] = found
+
+
+def _step_of_name(found: ScannedEntry) -> int | None:
+    return None if found.child is None else found.child.candidate.step
 
 
 def _unchecked(decision: Decision) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ftckpt.errors import CorruptError
+from ftckpt.errors import CorruptError, NewerWriterError
 from ftckpt.storage.store import Entry
 from ftckpt.strict_json import decode
 
@@ -66,12 +66,18 @@ class Tombstone:
 
         Raises:
             CorruptError: not a tombstone, or changed; it must not be used.
+            NewerWriterError: of another version.
         """
         try:
             body = decode(data)
             digest = body.pop("digest")
-            if body["schema"] != SCHEMA or digest != _digest(body):
+            if digest != _digest(body):
                 raise ValueError("it was changed since it was written")
+            if body["schema"] != SCHEMA:
+                raise NewerWriterError.of(
+                    f"the schema of {path}", expected=SCHEMA, found=str(body["schema"])[:80],
+                    file=path,
+                )  # fmt: skip
             return cls(
                 name=body["name"],
                 directory=body["directory"],

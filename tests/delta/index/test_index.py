@@ -132,8 +132,6 @@ def rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 LIES: dict[str, Callable[[dict[str, Any]], object]] = {
-    "unknown member": set_member("more", 1),
-    "missing member": lambda d: d.pop("aliases"),
     "step": set_member("step", -1),
     "float step": set_member("step", 1.5),
     "topology": set_member("topology", "tp", "2"),
@@ -196,6 +194,9 @@ NEWER: dict[str, bytes] = {
     "form": with_row(0, form=8),
     "reference": with_row(0, reference=3),
     "zero": with_row(0, zero=1),
+    "unknown member": with_document(set_member("more", 1)),
+    "missing member": with_document(lambda d: d.pop("aliases")),
+    "member of a tensor": with_document(set_member("tensors", 0, "more", 1)),
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftckpt.errors import CorruptError, FtckptError, UnsafeError
+from ftckpt.errors import CorruptError, FtckptError, NewerWriterError, UnsafeError
 from ftckpt.formats.dcp import Dcp
 from ftckpt.formats.dcp.checks import check_names
 from ftckpt.formats.dcp.metadata import DcpMetadata, parse_metadata
@@ -125,8 +125,11 @@ def test_no_planner_data() -> None:
 
 def test_a_path_that_is_none_is_found_where_no_other_is_left() -> None:
     # One bit makes a tuple of one a tuple of three: it takes the next entry, `dcp.load` fails.
-    meta = parse(pickled(plain(planner={"model.w": (("model", "w"), "n", "n")})))
+    odd = {"model.w": (("model", "w"), "n", "n")}
+    meta = parse(pickled(plain(planner={**odd, "model.v": ("model", "v")})))
     assert [found.kind for found in check_names(meta, ".metadata")] == ["bad-metadata"]
+    meta = parse(pickled(plain(planner=odd)))  # where all are of another form, it is a later one
+    assert [found.kind for found in check_names(meta, ".metadata")] == ["newer-writer"]
     for planner in (None, {}, {"plans": {"hidden": 1}}):  # a dialect's, or none
         assert not list(check_names(parse(pickled(plain(planner=planner))), ".metadata"))
 
@@ -197,7 +200,8 @@ HOSTILE: dict[str, tuple[Any, type[FtckptError], str]] = {
         metadata({"w": ENTRY}, storage_of((KEY, stored("/etc/passwd", 0, 1)))),
         UnsafeError, "unsafe-path"),
     "path is a number": (
-        metadata({"w": ENTRY}, storage_of((KEY, stored(7, 0, 1)))), CorruptError, "bad-metadata"),
+        metadata({"w": ENTRY}, storage_of((KEY, stored(7, 0, 1)))),
+        NewerWriterError, "newer-writer"),
     "negative offset": (
         metadata({"w": ENTRY}, storage_of((KEY, stored(FILE, -1, 1)))),
         CorruptError, "bad-metadata"),
@@ -209,7 +213,7 @@ HOSTILE: dict[str, tuple[Any, type[FtckptError], str]] = {
         CorruptError, "bad-metadata"),
     "offset is text": (
         metadata({"w": ENTRY}, storage_of((KEY, stored(FILE, "0", 1)))),
-        CorruptError, "bad-metadata"),
+        NewerWriterError, "newer-writer"),
     "two places for one piece": (
         metadata({"w": ENTRY}, storage_of((KEY, stored(FILE, 0, 1)),
                                           (index("w", size(0), 5), stored(FILE, 1, 1)))),
@@ -225,24 +229,24 @@ HOSTILE: dict[str, tuple[Any, type[FtckptError], str]] = {
     "transforms are a number": (
         metadata({"w": ENTRY},
                  storage_of((KEY, stored(FILE, 0, 1, transform_descriptors=7)))),
-        CorruptError, "bad-metadata"),
+        NewerWriterError, "newer-writer"),
     "transforms are bytes": (
         metadata({"w": ENTRY},
                  storage_of((KEY, stored(FILE, 0, 1, transform_descriptors=[b"stream.zstd"])))),
-        CorruptError, "bad-metadata"),
+        NewerWriterError, "newer-writer"),
     "key is no index": (
         metadata({"w": ENTRY}, storage_of(("w", stored(FILE, 0, 1)))),
-        CorruptError, "bad-metadata"),
+        NewerWriterError, "newer-writer"),
     "value is no place": (
-        metadata({"w": ENTRY}, storage_of((KEY, "there"))), CorruptError, "bad-metadata"),
-    "storage is a list": (metadata({"w": ENTRY}, [1]), CorruptError, "bad-metadata"),
-    "entries are a list": (metadata([ENTRY], {}), CorruptError, "bad-metadata"),
-    "entries are missing": (Thing(META, "Metadata", {"x": 1}), CorruptError, "bad-metadata"),
-    "entry is text": (metadata({"w": "tensor"}, {}), CorruptError, "bad-metadata"),
-    "name is a number": (metadata({7: ENTRY}, {}), CorruptError, "bad-metadata"),
+        metadata({"w": ENTRY}, storage_of((KEY, "there"))), NewerWriterError, "newer-writer"),
+    "storage is a list": (metadata({"w": ENTRY}, [1]), NewerWriterError, "newer-writer"),
+    "entries are a list": (metadata([ENTRY], {}), NewerWriterError, "newer-writer"),
+    "entries are missing": (Thing(META, "Metadata", {"x": 1}), NewerWriterError, "newer-writer"),
+    "entry is text": (metadata({"w": "tensor"}, {}), NewerWriterError, "newer-writer"),
+    "name is a number": (metadata({7: ENTRY}, {}), NewerWriterError, "newer-writer"),
     "name of an item is a tuple": (
         metadata({}, storage_of((index((1,), size(0)), stored(FILE, 0, 1)))),
-        CorruptError, "bad-metadata"),
+        NewerWriterError, "newer-writer"),
     "size is negative": (metadata({"w": tensor(size(-1), [])}, {}), CorruptError, "bad-metadata"),
     "size is text": (
         metadata({"w": tensor(Called("torch", "Size", (("4",),)), [])}, {}),
@@ -258,15 +262,17 @@ HOSTILE: dict[str, tuple[Any, type[FtckptError], str]] = {
     "offset is nested": (
         metadata({"w": ENTRY}, storage_of((index("w", DEEP), stored(FILE, 0, 1)))),
         CorruptError, "bad-metadata"),
-    "chunks are a dict": (metadata({"w": tensor(size(4), {})}, {}), CorruptError, "bad-metadata"),
-    "chunk is text": (metadata({"w": tensor(size(4), ["a"])}, {}), CorruptError, "bad-metadata"),
+    "chunks are a dict": (
+        metadata({"w": tensor(size(4), {})}, {}), NewerWriterError, "newer-writer"),
+    "chunk is text": (
+        metadata({"w": tensor(size(4), ["a"])}, {}), NewerWriterError, "newer-writer"),
     "chunk has no state": (
         metadata({"w": tensor(size(4), [Thing(META, "ChunkStorageMetadata", {})])}, {}),
-        CorruptError, "bad-pickle"),
+        NewerWriterError, "newer-writer"),
     "no element type": (
         metadata({"w": tensor(size(4), [], Global("torch", "Size"))}, {}),
-        CorruptError, "bad-metadata"),
-    "not metadata": ({"a": 1}, CorruptError, "bad-metadata"),
+        NewerWriterError, "newer-writer"),
+    "not metadata": ({"a": 1}, NewerWriterError, "newer-writer"),
 }  # fmt: skip
 
 

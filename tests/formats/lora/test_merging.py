@@ -20,6 +20,7 @@ import ftckpt
 from ftckpt.errors import (
     CorruptError,
     FtckptError,
+    NewerWriterError,
     NoResourceError,
     NotFoundError,
     RefusedError,
@@ -273,7 +274,7 @@ def refusals() -> Iterator[Any]:
     yield "rank", config(r=8), CorruptError, "rank 4 in A"
     yield "ranks", config(rank_pattern={"0.self_attn.q_proj": 2}), CorruptError, "2 by adapter_conf"
     yield "no rank", config(r=0), CorruptError, "r = 0"
-    yield "no alpha", config(lora_alpha="6"), CorruptError, "lora_alpha"
+    yield "no alpha", config(lora_alpha="6"), NewerWriterError, "lora_alpha"
     yield "dora", config(use_dora=True), CorruptError, "no magnitude"
     yield "targets", config(target_modules=["k_proj", "down_proj"]), CorruptError, "target_modules"
     yield "layers", config(layers_to_transform=[1]), CorruptError, "target_modules do not name"

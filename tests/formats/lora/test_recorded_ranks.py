@@ -117,10 +117,11 @@ def test_a_field_that_is_not_known_may_change_ranks(adapter: Path) -> None:
     assert [(one.kind, int(one.code)) for one in found(adapter)] == [("state-unknown", 0)]
 
 
-def test_a_rank_that_is_no_number_is_damage(adapter: Path) -> None:
-    change_config(adapter, r="4")
+@pytest.mark.parametrize(("rank", "kind", "code"), [("4", "newer-writer", 13), (0, "bad-index", 4)])
+def test_a_rank_that_is_none(adapter: Path, rank: object, kind: str, code: int) -> None:
+    change_config(adapter, r=rank)
     (one,) = found(adapter)
-    assert (one.kind, int(one.code)) == ("bad-index", 4)
+    assert (one.kind, int(one.code)) == (kind, code)
 
 
 def test_modules_that_are_not_named_are_a_warning(adapter: Path) -> None:

@@ -11,7 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftckpt.errors import CorruptError, ExitCode, IncompleteError, UnsafeError, UnsupportedError
+from ftckpt.errors import (
+    CorruptError,
+    ExitCode,
+    IncompleteError,
+    UnsafeError,
+    UnsupportedError,
+)
 from ftckpt.formats.megatron import Megatron
 from tests.builders.megatron_files import altered, arguments, opened, require, write
 from tests.builders.megatron_model import Job
@@ -161,7 +167,7 @@ class TestDamage:
 
         made = write(tmp_path, Job())
         torch.save([1], made.path / "mp_rank_00" / "model_optim_rng.pt")
-        assert self.errors(made.path) == {"bad-metadata"}
+        assert self.errors(made.path) == {"newer-writer"}
 
     @pytest.mark.parametrize(
         "arguments",

@@ -223,16 +223,16 @@ def _mapping(**changed: Any) -> Any:
     ("changed", "code"),
     [
         ({}, ExitCode.OK),
-        ({"key": 7}, ExitCode.CORRUPT),
+        ({"key": 7}, ExitCode.UNSUPPORTED),
         ({"key": "x" * 5000}, ExitCode.CORRUPT),
         ({"local_shape": (3, 2)}, ExitCode.CORRUPT),
         ({"global_shape": (2, 3, 4)}, ExitCode.CORRUPT),
         ({"global_shape": (1 << 80, 3)}, ExitCode.CORRUPT),
         ({"global_shape": (1 << 50, 3)}, ExitCode.CORRUPT),  # a hole
-        ({"global_shape": (True, 3)}, ExitCode.CORRUPT),
+        ({"global_shape": (True, 3)}, ExitCode.UNSUPPORTED),
         ({"global_offset": (-1, 0)}, ExitCode.CORRUPT),
         ({"global_offset": (1, 0)}, ExitCode.CORRUPT),
-        ({"global_offset": None}, ExitCode.CORRUPT),
+        ({"global_offset": None}, ExitCode.UNSUPPORTED),
         ({"prepend_axis_num": 1}, ExitCode.CORRUPT),
         ({"prepend_axis_num": -1}, ExitCode.CORRUPT),
         ({"dtype": torch.int64}, ExitCode.CORRUPT),
@@ -257,7 +257,7 @@ def test_what_a_sharded_tensor_must_say(
     [
         ({"state_dict": {"w": torch.ones(2)}}, ExitCode.OK),  # how many ranks is unknown: a warning
         ({"state_dict": {"w": torch.ones(2)}, "_is_hollow": True}, ExitCode.CORRUPT),
-        ({"something": 1}, ExitCode.CORRUPT),
+        ({"something": 1}, ExitCode.UNSUPPORTED),
         ({"common": {"args": {"world_size": 2}}, "sharded_state_dict": {}}, ExitCode.INCOMPLETE),
         ({"common": {"args": {"world_size": 1 << 70}}, "sharded_state_dict": {}}, ExitCode.OK),
         ({"common": {"args": {"rank": 3, "world_size": 1}}, "sharded_state_dict": {}},

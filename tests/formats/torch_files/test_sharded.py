@@ -8,7 +8,7 @@ import pytest
 
 from ftckpt.checkpoint import Box
 from ftckpt.checkpoint.dtypes import DTYPES
-from ftckpt.errors import CorruptError, UnsupportedError
+from ftckpt.errors import CorruptError, NewerWriterError, UnsupportedError
 from ftckpt.formats.pickles.unpickle import Inert, inert
 from ftckpt.formats.torch_files.dtensor import How, Placement
 from ftckpt.formats.torch_files.sharded import Distributed, HeldReader, Listed
@@ -142,6 +142,16 @@ ENDLESS.append(ENDLESS)
         {**NEW_MESH, "_layout": 3},
         {**NEW_MESH, "_layout": record(LAYOUT, {})},
         {**NEW_MESH, "_layout": record(LAYOUT, {"shape": (2, "x")})},
+    ],
+)
+def test_meshes_of_another_form(mesh: dict[str, Any]) -> None:
+    with pytest.raises(NewerWriterError, match=r"expected .*, found"):
+        HeldReader(0).read(dtensor(mesh))
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [
         {**NEW_MESH, "_layout": record(LAYOUT, {"shape": (2, -1)})},
         {**NEW_MESH, "_layout": record(LAYOUT, {"shape": (ENDLESS,)})},
         {**NEW_MESH, "_coordinate_on_dim": (1,)},
@@ -162,9 +172,9 @@ def test_placements_that_are_not_known() -> None:
     assert held.placements == (Placement(How.PARTIAL), Placement(How.PARTIAL))
     with pytest.raises(UnsupportedError):
         HeldReader(6).read(dtensor(NEW_MESH, placements=(record("mine.Ragged"),)))
-    with pytest.raises(CorruptError):
+    with pytest.raises(NewerWriterError):
         HeldReader(6).read(dtensor(NEW_MESH, placements=(record(f"{kinds}.Shard"),)))
-    with pytest.raises(CorruptError):
+    with pytest.raises(NewerWriterError):
         HeldReader(6).read(dtensor(NEW_MESH, placements=3))
 
 
@@ -174,7 +184,7 @@ def test_a_local_tensor_of_another_subclass_is_named() -> None:
         HeldReader(6).read(dtensor(NEW_MESH, part=part))
     with pytest.raises(UnsupportedError, match=r"torchao\.Float8Tensor"):
         HeldReader(6).read(part)
-    with pytest.raises(CorruptError):
+    with pytest.raises(NewerWriterError):
         HeldReader(6).read(dtensor(NEW_MESH, part=7))
 
 
@@ -222,20 +232,31 @@ def test_a_process_group_that_says_nothing() -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        sharded(part=3),
         sharded(part=local(3, 3)),
         sharded(offsets=(4,)),
         sharded(offsets=(4, -1)),
         sharded(sizes=(2, 3, 1)),
-        sharded(offsets=("a", 0)),
-        subclass(API, (6, 3), None),
-        subclass(API, (6, 3), (1, 2, 3, 4, 5)),
     ],
 )
 def test_sharded_tensors_that_torch_never_writes(value: SubclassRef) -> None:
     with pytest.raises(CorruptError) as caught:
         HeldReader(1).read(value)
     assert caught.value.kind == "bad-metadata"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        sharded(part=3),
+        sharded(offsets=("a", 0)),
+        subclass(API, (6, 3), None),
+        subclass(API, (6, 3), (1, 2, 3, 4, 5)),
+        subclass(API, (6, 3), (1, 2, 3, 4, 5, 6)),
+    ],
+)
+def test_sharded_tensors_of_another_form(value: SubclassRef) -> None:
+    with pytest.raises(NewerWriterError, match=r"expected .*, found"):
+        HeldReader(1).read(value)
 
 
 def test_what_is_no_tensor_and_what_is_no_view() -> None:

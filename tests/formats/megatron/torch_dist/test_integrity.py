@@ -102,8 +102,8 @@ def test_a_recorded_file_that_is_missing_is_damage(saved: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "code"),
     [
-        ("{}", ExitCode.CORRUPT),
-        ("[]", ExitCode.CORRUPT),
+        ("{}", ExitCode.UNSUPPORTED),
+        ("[]", ExitCode.UNSUPPORTED),
         ('{"files": {"common.pt"', ExitCode.CORRUPT),
         ('{"files": {"common.pt": "0"}}', ExitCode.CORRUPT),
         ('{"files": {"common.pt": 7}}', ExitCode.CORRUPT),

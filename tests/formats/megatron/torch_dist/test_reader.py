@@ -393,6 +393,8 @@ def test_a_configuration_without_a_store_is_damage(tmp_path: Path) -> None:
     [
         ('{"sharded_backend": "zarr", "sharded_backend_version": 1}', CorruptError),
         ('{"sharded_backend": "torch_dist", "sharded_backend_version": 2}', UnsupportedError),
+        ('{"sharded_backend": "torch_dist_v2"}', UnsupportedError),
+        ('{"sharded_backend": "torch_disp"}', CorruptError),  # one bit
         ('{"sharded_backend": "torch_dist", "x": {"sharded_backend": "torch_dist"', CorruptError),
         ('{"sharded_backend": "torch_dist", "sharded_backend": "torch_dist"}', UnsafeError),
         (" " * (1 << 20) + '{"sharded_backend": "torch_dist"}', UnsupportedError),
