@@ -36,7 +36,7 @@ from ftckpt.storage.local.oserror import translate
 from ftckpt.storage.store import Entry, EntryKind, join
 from ftckpt.storage.suggestions import hint_for_name
 
-from .pointers import COPIES, FILES, GOOD, Pointer
+from .pointers import COPIES, FILES, GOOD, Pointer, text_of
 from .roots import Child, Root, read_again
 
 _LOCK, _EVENT = "promote.lock", "promoting"
@@ -102,6 +102,12 @@ def moves(
         before = standing.get(name)
         if before is None:
             _require_free(root, name)
+        elif before.leaves:
+            raise RefusedError(
+                f"{root.store.describe(join(root.base, name))} is a link to {before.says!r}, which"
+                " lies outside the root: it is not read, and not moved",
+                hint="make it a link to a checkpoint, or a file, if it is yours",
+            )
         link = before is not None and _is_link(root, name)
         after = _text(name, target, step) if name in _BY_NUMBER and not link else target
         if before is not None and not backwards:
@@ -198,7 +204,7 @@ def _still(root: Root, one: PointerMove, entry: Entry) -> Entry:
             raise IncompleteError("it is another copy now", kind="changed-file")
         return entry
     else:
-        text = _text_of(root, entry)
+        text = text_of(root.store, entry)
     if text != one.before:
         raise IncompleteError(f"it says {text}, not {one.before}", kind="changed-file")
     return entry
@@ -225,11 +231,6 @@ def _copies(root: Root, name: str, target: str) -> tuple[bytes, bytes]:
             hint="its trainer resumes by that file alone",
         )
     return found[0], found[1]
-
-
-def _text_of(root: Root, entry: Entry) -> str:
-    text = root.store.read(entry.path, 0, entry.size).decode("utf-8", "backslashreplace")
-    return text.strip()
 
 
 def _relink(path: str, target: str) -> None:

@@ -252,7 +252,8 @@ def _read_level(store: Store, base: str, ask: Callable[[Entry], UnopenedPart | N
         else:
             foreign.append(name)
     candidates = _one_of_each_step(candidates)
-    pointers = read_pointers(store, entries, links, {c.path: c.step for c in candidates}, ask)
+    steps = {c.path: c.step for c in candidates}
+    pointers = read_pointers(store, base, entries, links, steps, ask)
     tombs = read_tombs(store, base, entries)
     return Root(store, base, tuple(candidates), tuple(pointers), tuple(foreign), ask, tombs)
 
