@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ftckpt.errors import CorruptError, UnsafeError
-from ftckpt.own_files import is_own, own_path
+from ftckpt.own_files import FOLDER, own_path
 from ftckpt.storage.store import Entry
 from ftckpt.strict_json import count, decode, text
 
@@ -81,7 +81,7 @@ class Tombstone:
             if body["schema"] != SCHEMA or digest != _digest(body):
                 raise ValueError("it was changed since it was written")
             name = text(body["name"], "name")
-            if is_own(name):
+            if name.split("/")[0] == FOLDER:
                 raise UnsafeError(
                     f"{path} is about {name}, where ftckpt keeps its records: nothing is touched",
                     hint="ftckpt did not write this; see who may write there, then remove it",
