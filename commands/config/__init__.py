@@ -10,7 +10,7 @@ import typer
 from ftckpt.commands.cli.environment import PREFIX, is_secret
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
 from ftckpt.commands.cli.parameters import argument
-from ftckpt.commands.cli.render import pairs, table
+from ftckpt.commands.cli.render import block, pairs, table
 from ftckpt.commands.cli.verbs import VERBS, load
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.findings import counted
@@ -69,19 +69,19 @@ def command(
     )
     invocation.print(f"settings: {settings.path}" + ("" if there else " (there is none)"))
     if rows:
-        invocation.print("\n" + table(["default", "value", "of", "from"], rows))
+        invocation.print(block("", table(["default", "value", "of", "from"], rows)))
     if known:
         head = ["remote", "url", "with"]
         shown = [
             [f"{one.name}:", one.url, ", ".join(f"{k}={v}" for k, v in one.settings)]
             for one in known.values()
         ]
-        invocation.print("\n" + table(head, shown))
+        invocation.print(block("", table(head, shown)))
     if chosen:
         shown = [[one.root, one.file] for one in chosen]
-        invocation.print("\n" + table(["root", "policy of gc's plans and status"], shown))
+        invocation.print(block("", table(["root", "policy of gc's plans and status"], shown)))
     if variables:
-        invocation.print("\n" + pairs(list(variables.items())))
+        invocation.print(block("", pairs(list(variables.items()))))
     message = f"{counted(len(rows), 'default')}, {counted(len(known), 'remote')}"
     return Result(ExitCode.OK, message)
 

@@ -370,13 +370,13 @@ class TestReclaiming:
         store.now += 2 * DAY
         others = store.walk("step-5")
         own = Tombstone.parse(store.read(path), path, "step-1").files
-        change: dict[str, Any] = {
+        changes: dict[str, dict[str, Any]] = {
             "files": {"files": tuple(others)},
             "more files": {"files": (*own, *others)},
             "versions": {"versions": tuple(others)},
             "markers": {"markers": {"step-5/planted": b"evil"}},
-        }[where]
-        plant(store, path, **change)
+        }
+        plant(store, path, **changes[where])
         before = content(store)
         assert undeleted(store, "step-1").failed["step-1"].exit_code is ExitCode.UNSAFE
         assert content(store) == before
