@@ -85,6 +85,7 @@ def test_no_answer_has_a_forged_line(name: str, root: Path) -> None:
     require_clean(*(word.replace("{root}", str(root)) for word in COMMANDS[name]))
 
 
+@pytest.mark.filterwarnings("ignore:constrained_layout")
 @pytest.mark.parametrize("suffix", ["svg", "html"])
 def test_a_picture_is_well_formed_whatever_names_it_shows(
     suffix: str, root: Path, tmp_path: Path
