@@ -12,7 +12,7 @@ import typer
 
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
 from ftckpt.commands.cli.parameters import argument
-from ftckpt.commands.cli.render import terminal_width
+from ftckpt.commands.cli.render import block, terminal_width
 from ftckpt.errors import ExitCode
 
 STORAGE = False
@@ -106,7 +106,7 @@ class _Walk:
             env=environment,
             check=False,
         )
-        self._invocation.print(done.stdout.rstrip("\n"))
+        self._invocation.print(block(*done.stdout.rstrip("\n").split("\n")))
         self._invocation.print(f"(exit {done.returncode})")
         self._steps.append({"command": shown, "code": done.returncode, "output": done.stdout})
         self._invocation.report(steps=self._steps)

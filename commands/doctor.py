@@ -9,7 +9,7 @@ import typer
 
 from ftckpt.commands.cli.invocation import Result, invoked
 from ftckpt.commands.cli.parameters import argument
-from ftckpt.commands.cli.render import table
+from ftckpt.commands.cli.render import block, table
 from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
 
@@ -60,10 +60,10 @@ def command(
     notes = sum(one.state is State.NOTE for one in checks)
     problems = [one for one in checks if one.state is State.PROBLEM]
     here = [one for one in checks if one.area != "place"]
-    invocation.print("this machine:\n" + _table(here))
+    invocation.print(block("this machine:", _table(here)))
     if root:
         there = [one for one in checks if one.area == "place"]
-        invocation.print(f"\n{root}:\n" + _table(there))
+        invocation.print(block("", f"{root}:", _table(there)))
     counts = f"{counted(len(problems), 'problem') if problems else 'no problem'}, "
     counts += counted(notes, "note")
     invocation.print()

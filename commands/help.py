@@ -9,7 +9,7 @@ import typer
 from ftckpt.commands.cli.codes import MEANINGS
 from ftckpt.commands.cli.invocation import invoked
 from ftckpt.commands.cli.parameters import argument, option
-from ftckpt.commands.cli.render import table
+from ftckpt.commands.cli.render import Lines, table
 from ftckpt.commands.cli.verbs import VERBS, family, load
 from ftckpt.errors import ExitCode, UsageError
 
@@ -61,4 +61,4 @@ def command(
         topics = ["exit-codes", "environment", *VERBS]
         raise UsageError(f"unknown topic {topic!r}", hint=f"topics: {', '.join(topics)}")
     invocation.report(target=topic, text=text)
-    invocation.print(text)
+    invocation.print(Lines(text))

@@ -239,7 +239,7 @@ def _summary(
     if adapter is not None:
         rows.append(("adapter", str(adapter)))
     if result.aliases:
-        rows.append(("tied", "\n".join(f"{a} = {b}" for a, b in result.aliases.items())))
+        rows.append(("tied", render.block(*(f"{a} = {b}" for a, b in result.aliases.items()))))
     return rows
 
 
@@ -259,7 +259,7 @@ def _resume_line(items: tuple[ResumeItem, ...]) -> str:
         return "for a restart: weights alone, without optimizer, step or RNG (--resume says more)"
     said = [("has", there), ("lacks", absent), ("cannot tell", unknown)]
     lines = render.pairs([(word, ", ".join(titles)) for word, titles in said if titles])
-    return f"for a restart (--resume says more)\n{lines}"
+    return render.block("for a restart (--resume says more)", lines)
 
 
 def _resume_text(items: tuple[ResumeItem, ...]) -> str:
@@ -276,7 +276,7 @@ def _resume_text(items: tuple[ResumeItem, ...]) -> str:
             text += textwrap.wrap("without it: " + item.consequence, width)
         lines.append(f"{sign} {item.title.ljust(title)}{text[0]}")
         lines += [" " * (title + 2) + line for line in text[1:]]
-    return "\n".join(map(printable, lines))
+    return render.block(*lines)
 
 
 def _tensor_record(key: str, info: TensorInfo) -> dict[str, Any]:

@@ -47,7 +47,9 @@ def command(ctx: typer.Context, root: RootArgument) -> Result:
         invocation.print(table(head, rows))
     if tagged:
         rows = [[t["path"], _there(t), ", ".join(t["tags"])] for t in tagged]
-        invocation.print(("\n" if pinned else "") + table(["checkpoint", "there", "tags"], rows))
+        if pinned:
+            invocation.print()
+        invocation.print(table(["checkpoint", "there", "tags"], rows))
     if not pinned and not tagged:
         invocation.print(f"nothing is pinned or tagged in {root}")
     message = f"{counted(len(pinned), 'pin')}, {counted(len(tagged), 'tagged checkpoint')}"

@@ -68,7 +68,7 @@ KINDS: dict[str, KindInfo] = {
     "changed-file": KindInfo(_I, _E, _I, "A file changed while it was being read."),
     "link-followed": KindInfo(_OK, _N, _U, "A file is a symbolic link and was followed for reading.", Strictness.LINKS),
     "special-file": KindInfo(_U, _E, _U, "A file is a fifo, socket or device."),
-    "unsafe-path": KindInfo(_U, _E, _U, "A name is absolute, climbs out of the checkpoint, or is not portable."),
+    "unsafe-path": KindInfo(_U, _E, _U, "A name is absolute, climbs out of the checkpoint, is not portable, or counts beyond any job."),
     "copies-differ": KindInfo(_C, _E, _C, "Two places hold different files of one name, or two copies of one file."),
     "absent-place": KindInfo(_I, _E, _I, "A place that was named holds no file of the checkpoint."),
     "archived-object": KindInfo(ExitCode.UNSUPPORTED, _E, _OK, "An object is in an archive tier and must be restored first."),

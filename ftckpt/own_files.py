@@ -1,4 +1,10 @@
-"""The names of the files that are ftckpt's own, beside those of a checkpoint or a root."""
+"""The files that are ftckpt's own: their names, and which paths a record in them may hold.
+
+Whoever may write the root may plant a record there. A record tells which files to read, restore or
+delete, so `own_path` holds each path in it to the entry that the record is about.
+"""
+
+from ftckpt.errors import UnsafeError
 
 MANIFEST = "ftckpt.manifest.json"
 SUFFIX = ".ftckpt.json"
@@ -22,6 +28,41 @@ def is_own(name: str) -> bool:
 def is_leftover(name: str) -> bool:
     """Whether a name (or the last element of a path) is a killed writer's temporary file."""
     return name.rpartition("/")[2].startswith(TEMPORARY)
+
+
+def own_path(path: object, entry: str, *, named_by: str) -> str:
+    """Return a path out of a record of ours if it is the record's own entry or lies below it.
+
+    Every reader of a record that tells which files to read, write, restore or delete calls this for
+    each path, before it touches anything. The manifest beside a file belongs to the file.
+
+    Args:
+        path: what the record says; it may be anything.
+        entry: the entry that the record is about, spelled as the paths in it; "" allows every path
+            that does not climb out of where the record counts.
+        named_by: the record, for the message.
+
+    Raises:
+        UnsafeError: it means something else, or nothing plain.
+    """
+    plain = (
+        isinstance(path, str)
+        and "\0" not in path
+        and not any(part in ("", ".", "..") for part in path.split("/"))
+    )
+    own = plain and (
+        not entry or path in (entry, entry + SUFFIX) or str(path).startswith(f"{entry}/")
+    )
+    if not own:
+        what = f"{entry!r} or below it" if entry else "a path below it"
+        raise UnsafeError(
+            f"{named_by} names {str(path)[:255]!r}, which is not {what}: nothing is touched",
+            hint="ftckpt did not write this; see who may write there, then remove the record",
+            kind="unsafe-path",
+            file=named_by,
+        )
+    assert isinstance(path, str)
+    return path
 
 
 def weights_of(name: str) -> str:

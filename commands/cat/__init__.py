@@ -13,7 +13,7 @@ import typer
 from ftckpt.commands.cli.bounds import MemoryOption, bound_memory
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
 from ftckpt.commands.cli.parameters import argument, option
-from ftckpt.commands.cli.render import human_bytes, pairs, plain, table
+from ftckpt.commands.cli.render import block, human_bytes, pairs, plain, table
 from ftckpt.commands.cli.target import AlsoOption, PathArgument, open_checkpoint
 from ftckpt.commands.cli.terminal import is_terminal, write_bytes
 from ftckpt.errors import ExitCode, NoResourceError, UsageError
@@ -88,7 +88,7 @@ def command(
             raise UsageError(f"{tensor} is other state: only JSON is printed of it")
         state = plain(state_at(checkpoint, tensor))
         invocation.report(name=tensor, state=state, bytes_read=usage().bytes_read)
-        invocation.print(json.dumps(state, indent=2))
+        invocation.print(block(*json.dumps(state, indent=2).split("\n")))
         return Result(ExitCode.OK, f"{tensor}, other state")
     info = view.info
     if format_ is FormatChoice.TEXT and not slice_:
@@ -126,7 +126,8 @@ def _text(invocation: Invocation, view: TensorPart) -> None:
     array = _exact(view)
     invocation.report(values=array.tolist())
     invocation.print(_head(view))
-    invocation.print(np.array2string(array, threshold=sys.maxsize, max_line_width=100))
+    shown = np.array2string(array, threshold=sys.maxsize, max_line_width=100)
+    invocation.print(block(*shown.split("\n")))
 
 
 def _json(invocation: Invocation, view: TensorPart) -> None:

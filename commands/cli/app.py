@@ -16,11 +16,12 @@ import typer
 from ftckpt.commands.cli.parameters import switch
 from ftckpt.errors import DeniedError, ExitCode, FtckptError, NoResourceError
 from ftckpt.storage.remotes import named_in
+from ftckpt.storage.secrets import hidden, withheld
 from ftckpt.version import __version__
 from ftckpt.workers.memory import spare_addresses
 
 from . import watchdog
-from .environment import environment_name
+from .environment import environment_name, is_secret
 from .invocation import Invocation, Result, complain
 from .render import error_line, json_text, printable, result_record
 from .shutdown import SignalError, answer_signals, leave, signals_caught
@@ -29,6 +30,8 @@ from .verbs import HELP, RESUMABLE, VERBS, Verbs
 
 # A command line that is longer is not said again.
 _SHOWN = 200
+
+_HOOK = re.compile("--(alert-url|on-[a-z]+)")
 
 # What `typer` raises for a wrong command line; it exports only the subclass.
 _UsageError = cast(type[Exception], typer.BadParameter.__mro__[1])
@@ -95,7 +98,8 @@ def scan(arguments: Sequence[str]) -> _Line:
 def execute(arguments: Sequence[str], invocation: Invocation) -> Result:
     """Run a command line and return how it ended; raises what the verb raises."""
     root = typer.main.get_command(app)
-    words = ["--version"] if list(arguments) == ["version"] else list(arguments)
+    words = ["--version"] if list(arguments) == ["version"] else _without_secrets(arguments)
+    invocation.words = words
     if not words:
         with root.make_context("ftckpt", ["--version"], resilient_parsing=True) as ctx:
             write(sys.stderr, root.get_help(ctx) + "\n")
@@ -110,6 +114,28 @@ def execute(arguments: Sequence[str], invocation: Invocation) -> Result:
             unwritable(sys.stdout, error)
         raise
     return result if isinstance(result, Result) else Result()
+
+
+def _without_secrets(arguments: Sequence[str]) -> list[str]:
+    """Return the words with URLs as they may be shown; the process keeps what is left out.
+
+    Webhooks are no places, and hide themselves; what follows `--` is another program's.
+
+    Raises:
+        UsageError: as `withheld`.
+    """
+    words, kept = list(arguments), []
+    end = words.index("--") if "--" in words else len(words)
+    for number, word in enumerate(words[:end]):
+        flag, mark, value = word.partition("=")
+        before = words[number - 1] if number else ""
+        if "://" not in word or _HOOK.fullmatch(flag if mark else before):
+            kept.append(word)
+        elif flag.startswith("--") and mark:
+            kept.append(f"{flag}={withheld(value)}")
+        else:
+            kept.append(withheld(word))
+    return kept + words[end:]
 
 
 def run(arguments: Sequence[str], invocation: Invocation) -> Result:
@@ -139,7 +165,7 @@ def _run(arguments: Sequence[str], invocation: Invocation) -> Result:
         if invocation.debug and not isinstance(error, _UsageError):
             import traceback
 
-            write(sys.stderr, traceback.format_exc())
+            write(sys.stderr, hidden(traceback.format_exc()))
         result = verdict(error, invocation.verb)
         invocation.complain(result.code, printable(result.message), printable(result.hint))
         return result
@@ -310,6 +336,9 @@ def document(invocation: Invocation, result: Result) -> dict[str, Any]:
 
 
 def _without_tokens(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out the addresses of webhooks: they hold what lets anybody post there."""
-    hidden = ("alert_url", "alert-url")
-    return {k: "(hidden)" if k.lower().endswith(hidden) else v for k, v in values.items()}
+    """Leave out webhooks and the commands of alerts: they hold what lets anybody post there."""
+    return {k: "(hidden)" if is_secret(k) else _plain(v) for k, v in values.items()}
+
+
+def _plain(value: Any) -> Any:
+    return hidden(value) if isinstance(value, str) else value

@@ -55,6 +55,16 @@ _OTHERS = (
 )
 
 
+# Variables and flags whose values are shown to nobody: a webhook's address lets anybody post there,
+# and the command of an alert holds what it logs in with.
+_SECRET = r"(?i).*(?:SECRET|TOKEN|KEY|PASSW|CREDENTIAL|ALERT[-_]URL|ON[-_]ALERT).*"
+
+
+def is_secret(name: str) -> bool:
+    """Say whether the value of a variable, or of a flag, is not to be shown."""
+    return re.fullmatch(_SECRET, name) is not None
+
+
 def refuse_unknown(
     verbs: Collection[str],
     load: Callable[[str], Any],

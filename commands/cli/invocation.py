@@ -16,7 +16,7 @@ from ftckpt.errors import ExitCode
 from ftckpt.storage import StoreOptions
 
 from .codes import CommandCode
-from .render import finding_line, printable
+from .render import block, finding_line, printable
 from .terminal import coloured, is_terminal, same_place, write
 
 if TYPE_CHECKING:
@@ -114,15 +114,13 @@ class Invocation:
         self.document.update(fields)
 
     def print(self, text: str = "") -> None:
-        """Print lines of the answer on stdout; nothing under `--json`."""
+        """Print one line of the answer on stdout, or `Lines`; nothing under `--json`."""
         if self.aside:
             self.say(text)
         elif not self.json:
             if self._shown is not None:
                 self._shown.clear()
-            # A name in a file must not move the cursor; only our own line ends pass.
-            safe = "\n".join(map(printable, text.split("\n")))
-            write(sys.stdout, coloured(sys.stdout, safe) + "\n")
+            write(sys.stdout, coloured(sys.stdout, block(text)) + "\n")
 
     def find(self, one: Finding) -> None:
         """Print a finding as a line of the answer, and count it where it is an error."""
@@ -135,11 +133,11 @@ class Invocation:
     def say(self, text: str) -> None:
         """Print a remark on stderr; nothing under `--quiet`."""
         if not self.quiet:
-            self._above_progress(printable(text))
+            self._above_progress(block(text))
 
     def warn(self, text: str) -> None:
         """Print what must be seen on stderr, also under `--quiet`."""
-        self._above_progress(printable(text))
+        self._above_progress(block(text))
 
     def fail(self, code: ExitCode | CommandCode, message: str, hint: str = "") -> Result:
         """Complain on stderr as an error would, and return the result for `command` to return."""

@@ -25,9 +25,12 @@ if TYPE_CHECKING:
     from .codes import CommandCode
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-# C0 and C1 controls, and the marks that reorder a line: a name must not move the cursor or forge
-# a line of our output.
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+# C0 and C1 controls, marks that reorder a line, and letters without width: a name must not move the
+# cursor, forge a line of our output, or look like another name.
+_CONTROL = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u061c\u115f\u1160\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+    "\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff9-\ufffb\U000e0000-\U000e0fff]"
+)
 
 # Columns below which words are not wrapped: a name would stand alone on every line.
 _FEWEST = 20
@@ -42,10 +45,28 @@ def _escape(match: re.Match[str]) -> str:
     code = ord(match[0])
     if 0xDC80 <= code <= 0xDCFF:  # a byte of a path that is not UTF-8, as Python carries it
         return f"\\x{code - 0xDC00:02x}"
+    if code > 0xFFFF:
+        return f"\\U{code:08x}"
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+class Lines(str):
+    """Text of several lines that are ours: every value in it is escaped already.
+
+    Any other text is one line when it is printed, whatever a name in it holds.
+    """
+
+    __slots__ = ()
+
+
+def block(*parts: str, between: str = "\n") -> Lines:
+    """Return texts below each other; each is one line, unless it is `Lines` already."""
+    return Lines(
+        between.join(part if isinstance(part, Lines) else printable(part) for part in parts)
+    )
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Lines:
     """Return rows under headings, in aligned columns.
 
     A column heading that ends in `>` is aligned to the right. On a terminal that is too narrow a
@@ -53,7 +74,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     own. Nothing is ever cut: a cell that is wider than the terminal runs on.
     """
     right = [name.endswith(">") for name in columns]
-    head = [name.rstrip(">") for name in columns]
+    head = [printable(name.rstrip(">")) for name in columns]
     body = [[printable(str(cell)) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
     limit = terminal_width()
@@ -64,14 +85,16 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         room = _room(before) if stop == len(widths) and not right[-1] else None
         last_width = min(widths[stop - 1], room or widths[stop - 1])
         fitted = [*widths[start : stop - 1], last_width]
-        block = []
+        cut = []
         for line in (head[start:stop], ["-" * w for w in fitted], *(r[start:stop] for r in body)):
             last, *more = _wrapped(line[-1], room)
             cells = zip([*line[:-1], last], fitted, right[start:stop], strict=True)
             text = indent + "  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in cells)
-            block.append([text.rstrip(), *(" " * before + rest for rest in more)])
-        result.append(block)
-    return "\n".join(part for row in zip(*result, strict=True) for block in row for part in block)
+            cut.append([text.rstrip(), *(" " * before + rest for rest in more)])
+        result.append(cut)
+    return Lines(
+        "\n".join(line for row in zip(*result, strict=True) for cut in row for line in cut)
+    )
 
 
 def _folded(widths: Sequence[int], limit: int | None, *, words: bool) -> list[tuple[int, int]]:
@@ -95,17 +118,18 @@ def _folded(widths: Sequence[int], limit: int | None, *, words: bool) -> list[tu
     return list(zip(folds, [*folds[1:], len(widths)], strict=True))
 
 
-def pairs(rows: Sequence[tuple[str, object]]) -> str:
-    """Return `name  value` lines with the values aligned; a value may have several lines."""
+def pairs(rows: Sequence[tuple[str, object]]) -> Lines:
+    """Return `name  value` lines with the values aligned; a value may be `Lines`."""
+    rows = [(printable(name), value) for name, value in rows]
     width = max((len(name) for name, _ in rows), default=0)
     room = _room(width + 2)
     result = []
     for name, value in rows:
-        lines = map(printable, str(value).split("\n"))
+        lines = value.split("\n") if isinstance(value, Lines) else [printable(str(value))]
         first, *more = [part for line in lines for part in _wrapped(line, room)]
         result.append(f"{name.ljust(width)}  {first}".rstrip())
         result.extend(f"{' ' * width}  {line}" for line in more)
-    return "\n".join(result)
+    return Lines("\n".join(result))
 
 
 def _room(before: int) -> int | None:

@@ -7,14 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
-from ftckpt.commands.cli.environment import PREFIX
+from ftckpt.commands.cli.environment import PREFIX, is_secret
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
 from ftckpt.commands.cli.parameters import argument
-from ftckpt.commands.cli.render import pairs, table
+from ftckpt.commands.cli.render import block, pairs, table
 from ftckpt.commands.cli.verbs import VERBS, load
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.findings import counted
 from ftckpt.storage.remotes import remotes
+from ftckpt.storage.secrets import hidden
 from ftckpt.storage.settings import SettingsFile, read_settings
 
 from .defaults import defaults, defaults_of, policies
@@ -31,9 +32,8 @@ CODES = {
     ExitCode.USAGE: "the file of settings is wrong: the line is named",
     ExitCode.DENIED: "the file of settings may not be read",
 }
-# Of these the names are shown and the values are not.
-_SECRET = ("SECRET", "TOKEN", "KEY")
 _LONG = 60
+_NOT_SHOWN = "set, not shown"
 
 
 def command(
@@ -69,19 +69,19 @@ def command(
     )
     invocation.print(f"settings: {settings.path}" + ("" if there else " (there is none)"))
     if rows:
-        invocation.print("\n" + table(["default", "value", "of", "from"], rows))
+        invocation.print(block("", table(["default", "value", "of", "from"], rows)))
     if known:
         head = ["remote", "url", "with"]
         shown = [
             [f"{one.name}:", one.url, ", ".join(f"{k}={v}" for k, v in one.settings)]
             for one in known.values()
         ]
-        invocation.print("\n" + table(head, shown))
+        invocation.print(block("", table(head, shown)))
     if chosen:
         shown = [[one.root, one.file] for one in chosen]
-        invocation.print("\n" + table(["root", "policy of gc's plans and status"], shown))
+        invocation.print(block("", table(["root", "policy of gc's plans and status"], shown)))
     if variables:
-        invocation.print("\n" + pairs(list(variables.items())))
+        invocation.print(block("", pairs(list(variables.items()))))
     message = f"{counted(len(rows), 'default')}, {counted(len(known), 'remote')}"
     return Result(ExitCode.OK, message)
 
@@ -91,8 +91,7 @@ def _matters(name: str) -> bool:
 
 
 def _shown(name: str) -> str:
-    secret = any(one in name for one in _SECRET)
-    return "set, not shown" if secret else os.environ[name]
+    return _NOT_SHOWN if is_secret(name) else hidden(os.environ[name])
 
 
 def _of_verb(
@@ -126,8 +125,11 @@ def _of_verb(
                 "ENVIRONMENT": str(param.envvar),
                 "DEFAULT_MAP": f"{settings.path}, line {lines.get(str(param.name))}",
             }.get(kind, "default")
-            value = its.params[param.name]
-            found.append({"option": _long(param.opts), "value": _plain(value), "from": came})
+            value = _plain(its.params[param.name])
+            option = _long(param.opts)
+            if value and is_secret(option):
+                value = _secret(value)
+            found.append({"option": option, "value": value, "from": came})
     invocation.report(options=found)
     invocation.print(
         table(
@@ -146,7 +148,18 @@ def _long(options: list[str]) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(one) for one in value]
-    return value if value is None or isinstance(value, (bool, int, float)) else str(value)
+    return value if value is None or isinstance(value, (bool, int, float)) else hidden(str(value))
+
+
+def _secret(value: Any) -> str:
+    """Return of a webhook the host alone, by which a person knows it; of anything else nothing."""
+    from urllib.parse import urlsplit
+
+    try:
+        host = urlsplit(str(value)).hostname
+    except ValueError:
+        host = None
+    return f"{host}, the rest not shown" if host and "://" in str(value) else _NOT_SHOWN
 
 
 def _text(value: Any) -> str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from ftckpt.commands.cli.render import printable
 from ftckpt.commands.pictures.drawing import canvas, save
 from ftckpt.commands.pictures.palette import FAINT, INK
 from ftckpt.errors import UsageError
@@ -90,10 +91,11 @@ def draw(report: DiffReport, path: str, title: str) -> str:
         image = axes.imshow(shown, aspect="auto", cmap="cividis", norm=norm)
         for row, column, mark in marks:
             axes.text(column, row, mark, ha="center", va="center", color=FAINT)
-        axes.set_yticks(range(len(rows)), rows)
+        axes.set_yticks(range(len(rows)), [printable(row) for row in rows])
         axes.set_ylabel("layer")
         # Above, where a reader of many rows begins.
-        axes.set_xticks(range(len(parts)), parts, rotation=30, ha="left")
+        names = [printable(part) for part in parts]
+        axes.set_xticks(range(len(parts)), names, rotation=30, ha="left")
         axes.tick_params(length=0, colors=INK, labeltop=True, labelbottom=False)
         bar = figure.colorbar(
             image, ax=axes, location="top", aspect=40, fraction=0.3 / height, pad=0.2 / height
@@ -102,7 +104,7 @@ def draw(report: DiffReport, path: str, title: str) -> str:
         ticks = _ticks(norm.vmin or low, norm.vmax or high)
         bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
         bar.minorticks_off()
-        figure.suptitle(title, x=0.01, ha="left", wrap=True)
+        figure.suptitle(printable(title), x=0.01, ha="left", wrap=True)
         if marks:
             signs = "=  equal     \u2260  changed (no norm: integer data)"
             axes.set_xlabel(signs, color=FAINT)

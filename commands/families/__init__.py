@@ -8,7 +8,7 @@ import typer
 
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
 from ftckpt.commands.cli.parameters import argument, option
-from ftckpt.commands.cli.render import table
+from ftckpt.commands.cli.render import block, table
 from ftckpt.commands.cli.transfer_options import read_text
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.findings import counted
@@ -92,7 +92,7 @@ def _print(invocation: Invocation, side: CheckedSide) -> None:
         for row in side.rows
     ]
     columns = ["Hugging Face", "shape", "tensors>", side.side, "shape", "how"]
-    invocation.print(table(columns, rows) + "\n")
+    invocation.print(block(table(columns, rows), ""))
     for problem in side.problems:
         invocation.print(f"{side.side}: {problem}")
 

@@ -139,7 +139,8 @@ def command(
     planned.require()
     if apply:
         return _carry_out(invocation, place, planned, ttl, alerts, purge_now=purge_now)
-    invocation.print(f"\n{summary(planned)}")
+    invocation.print()
+    invocation.print(summary(planned))
     if planned.order or planned.thin:
         more = ("--policy", known.file) if known else ()
         invocation.print(f"carry it out: {command_to_apply([*invocation.words, *more])}")
@@ -187,7 +188,8 @@ def _carry_out(
     invocation.close()
     invocation.report(applied=applied_record(applied), thinned=thinned_record(thinned))
     if plan.order or applied.failed:
-        invocation.print(f"\n{applied_text(applied)}")
+        invocation.print()
+        invocation.print(applied_text(applied))
     for line in purged_lines(applied.purged):
         invocation.print(line)
     for line in thinned_lines(thinned):

@@ -9,6 +9,7 @@ import typer
 from ftckpt.commands.cli.invocation import Result, invoked
 from ftckpt.commands.cli.parameters import option, switch
 from ftckpt.commands.cli.pins_and_tags import RootArgument
+from ftckpt.commands.cli.render import block
 from ftckpt.errors import ExitCode
 
 from .outcome import ended, purged_lines, purged_record
@@ -52,5 +53,5 @@ def command(
     invocation.close()
     invocation.report(**purged_record(purged))
     lines = list(purged_lines(purged)) or [f"nothing in the trash of {root} is due"]
-    invocation.print("\n".join(lines))
+    invocation.print(block(*lines))
     return ended(invocation, lines[0], purged)

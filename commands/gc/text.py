@@ -6,7 +6,7 @@ import shlex
 from collections import defaultdict
 from collections.abc import Sequence
 
-from ftckpt.commands.cli.render import human_bytes, table
+from ftckpt.commands.cli.render import block, human_bytes, table
 from ftckpt.retention.document import Row, rows
 from ftckpt.retention.policy.plan import RetentionPlan
 from ftckpt.retention.scan.entries import EntryClass
@@ -27,10 +27,10 @@ def plan_text(plan: RetentionPlan) -> str:
             by_group[decision.entry.group].append(row)
     parts = []
     for group, members in by_group.items():
-        head = f"{plan.url.rstrip('/')}/{group}:\n" if len(by_group) > 1 else ""
+        head = [f"{plan.url.rstrip('/')}/{group}:"] if len(by_group) > 1 else []
         skip = len(group) + 1 if group and len(by_group) > 1 else 0
-        parts.append(head + table(_HEAD, [_cells(row, skip) for row in members]))
-    return "\n\n".join(parts)
+        parts.append(block(*head, table(_HEAD, [_cells(row, skip) for row in members])))
+    return block(*parts, between="\n\n")
 
 
 def _cells(row: Row, skip: int) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ftckpt.amounts import brief_duration
-from ftckpt.commands.cli.render import pairs, table
+from ftckpt.commands.cli.render import block, pairs, table
 from ftckpt.findings import counted, listed
 
 from .json_document import iso_time
@@ -49,7 +49,7 @@ def between(rate: Rate) -> str:
 
 def text_of(report: IncidentReport, read: Read, zone: str, *, everything: bool) -> str:
     """Return the whole answer; `zone` is that of times without one."""
-    parts = [headline(report), pairs([*rows_of(report, read)])]
+    parts: list[str] = [headline(report), pairs([*rows_of(report, read)])]
     if report.incidents:
         parts.append(
             _rates("class", report.classes, [_component(report, one) for one in report.classes])
@@ -57,12 +57,14 @@ def text_of(report: IncidentReport, read: Read, zone: str, *, everything: bool) 
         parts.append(_rates("component", report.components))
         parts.append(_rates("node", report.nodes[:_NODES]))
         if len(report.nodes) > _NODES:
-            parts[-1] += f"\nand {len(report.nodes) - _NODES} nodes more (--json lists them)"
+            more = f"and {len(report.nodes) - _NODES} nodes more (--json lists them)"
+            parts[-1] = block(parts[-1], more)
         parts.append(_list(report.incidents if everything else report.incidents[-_NEWEST:]))
         if len(report.incidents) > _NEWEST and not everything:
-            parts[-1] += f"\nand {len(report.incidents) - _NEWEST} before them (--all)"
+            more = f"and {len(report.incidents) - _NEWEST} before them (--all)"
+            parts[-1] = block(parts[-1], more)
     notes = [*notes_of(report, read, zone)]
-    return "\n\n".join([*parts, *(["\n".join(notes)] if notes else [])])
+    return block(*parts, *([block(*notes)] if notes else []), between="\n\n")
 
 
 def rows_of(report: IncidentReport, read: Read) -> Iterator[tuple[str, str]]:
@@ -90,12 +92,12 @@ def _recovery(report: IncidentReport) -> str:
     )
     trend = recovery.trend
     if trend is None:
-        return f"{said}\ntrend {UNKNOWN}: too few"
+        return block(said, f"trend {UNKNOWN}: too few")
     limits = f"95 %: {trend.low:+.3g} to {trend.high:+.3g}"
     word = "no clear trend"
     if trend.clear:
         word = "getting slower" if trend.per_day > 0 else "getting faster"
-    return f"{said}\n{word}: {trend.per_day:+.3g} s a day ({limits})"
+    return block(said, f"{word}: {trend.per_day:+.3g} s a day ({limits})")
 
 
 def _wasted(report: IncidentReport) -> str:

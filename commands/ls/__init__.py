@@ -55,7 +55,9 @@ def command(
     runs = [(root, list(rows)) for root, rows in groupby(found, key=lambda one: one.root)]
     for number, (root, rows) in enumerate(runs):
         if len(runs) > 1:
-            invocation.print("\n" * bool(number) + f"{root}:")
+            if number:
+                invocation.print()
+            invocation.print(f"{root}:")
         invocation.print(_table(root, rows))
     total = sum(one.bytes or 0 for one in found)
     message = f"{counted(len(found), 'checkpoint' if not all_ else 'name')}, {human_bytes(total)}"

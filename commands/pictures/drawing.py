@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from ftckpt.commands.cli.option_values import check_file
+from ftckpt.commands.cli.render import block
 from ftckpt.errors import ExistsError, UsageError
 from ftckpt.packages import needing
 
@@ -53,6 +54,7 @@ _STYLE: dict[str, Any] = {
     "legend.frameon": False,
     "lines.linewidth": 2.2,
     "svg.fonttype": "path",  # the same letters wherever it is opened
+    "text.parse_math": False,  # a name with dollars is a name
     "svg.hashsalt": "ftckpt",  # the same input gives the same bytes
 }
 
@@ -135,7 +137,9 @@ def save(
     else:
         # A date would make every picture of the same plan another file.
         figure.savefig(picture, format="svg", dpi=100, metadata={"Date": None})
-        text = told(picture.getvalue().decode(), title, said)
+        # Letters that matplotlib took over from a name: XML has no control characters.
+        drawn = block(*picture.getvalue().decode().split("\n"))
+        text = told(drawn, title, said)
         data = (text if kind == "svg" else _page(text, shown or numbers, title, said)).encode()
     table = _table_beside(path)
     write_over(path, data)

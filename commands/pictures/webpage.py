@@ -11,6 +11,8 @@ import html
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
+from ftckpt.commands.cli.render import block
+
 from .palette import DARK, FAINT, GROUND, INK, LINE
 
 ROWS = 1000  # of a table; a page of more is slow to open, and the numbers lie beside it
@@ -76,8 +78,8 @@ def page(title: str, *body: str, style: str = "") -> str:
 
 
 def safe(text: str) -> str:
-    """Return text as HTML, for an element or a quoted attribute."""
-    return html.escape(text, quote=True)
+    """Return text as HTML, for an element or a quoted attribute; no control character in it."""
+    return html.escape(block(text), quote=True)
 
 
 def scrolled(inner: str, label: str) -> str:

@@ -10,7 +10,7 @@ import typer
 
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
 from ftckpt.commands.cli.parameters import option, switch
-from ftckpt.commands.cli.render import terminal_width
+from ftckpt.commands.cli.render import block, terminal_width
 from ftckpt.commands.pictures.drawing import check_path
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.planning import IntervalRule, Plan, answer, around
@@ -145,7 +145,7 @@ def command(
         parts.append(simulation_text(simulated[0], float(plan.outcome.useful)))
     if plot == "-" or (not plot and terminal_width() is not None):
         parts.append(in_terminal(plan))
-    invocation.print("\n\n".join(parts))
+    invocation.print(block(*parts, between="\n\n"))
     if plot not in ("", "-"):
         numbers = draw(plan, plot, simulated)
         invocation.report(plot={"file": plot, "numbers": numbers})

@@ -64,5 +64,6 @@ def command(
     ]  # fmt: skip
     invocation.print(table(["save", "takes>", "speed-up>", "wins where storage is>", ""], rows))
     message = f"the shortest save is {best}: {brief_duration(times[best])}"
-    invocation.print(f"\n{message}")
+    invocation.print()
+    invocation.print(message)
     return Result(ExitCode.OK, message)

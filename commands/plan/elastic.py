@@ -68,7 +68,8 @@ def command(
         seconds = quantities.duration(reshard, "--reshard")
         wait = elastic.shrink_above(seconds, before, before - after)
         invocation.report(shrink_above_s=wait)
+        invocation.print()
         invocation.print(
-            f"\nwait for spares that come within {brief_duration(wait)}; else go on with {after:,}"
+            f"wait for spares that come within {brief_duration(wait)}; else go on with {after:,}"
         )
     return Result(ExitCode.OK, f"{len(ways)} ways to go on with {after:,} GPUs")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ftckpt.commands.cli.invocation import Invocation, Result
-from ftckpt.commands.cli.render import pairs
+from ftckpt.commands.cli.render import block, pairs
 from ftckpt.errors import ExitCode
 from ftckpt.planning.presets import PRESETS
 from ftckpt.planning.state_size import OPTIMIZERS, PRECISIONS
@@ -21,7 +21,7 @@ def show_presets(invocation: Invocation) -> Result:
         lines = [("run", one.run), ("rate", per_gpu), ("source", one.source)]
         lines += [("remark", one.remark)] if one.remark else []
         invocation.print(f"--preset {one.name}")
-        invocation.print(pairs([(f"  {name}", value) for name, value in lines]) + "\n")
+        invocation.print(block(pairs([(f"  {name}", value) for name, value in lines]), ""))
     invocation.print("--bytes-per-param PRECISION-OPTIMIZER, the sum of")
     for name, table in sizes.items():
         text = ", ".join(f"{key} {size}" for key, size in table.items())

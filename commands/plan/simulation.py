@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ftckpt.commands.cli.render import brief_duration
+from ftckpt.commands.cli.render import block, brief_duration
 from ftckpt.errors import UsageError
 from ftckpt.planning import quantities
 
@@ -112,4 +112,4 @@ def simulation_text(found: Simulated, closed: float) -> str:
             f"{percent(found.unreached)} of the silent errors were noticed when every kept copy "
             "had them; an older one is taken to exist"
         )
-    return "\n".join(lines)
+    return block(*lines)

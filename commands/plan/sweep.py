@@ -9,7 +9,7 @@ import typer
 
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
 from ftckpt.commands.cli.parameters import option
-from ftckpt.commands.cli.render import brief_duration, table
+from ftckpt.commands.cli.render import block, brief_duration, table
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.planning import Plain, solve
 
@@ -161,8 +161,9 @@ def _matrix(axes: list[Axis], rows: list[dict[str, Any]]) -> str:
         cells.append([name, *("-" if r["goodput"] is None else percent(r["goodput"]["value"])
                               for r in line)])  # fmt: skip
     corner = f"{down.name}, {across.name}"
-    return "goodput at the best interval\n" + table(
-        [f"{corner}>", *(f"{name}>" for name in across.names)], cells
+    return block(
+        "goodput at the best interval",
+        table([f"{corner}>", *(f"{name}>" for name in across.names)], cells),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ftckpt.amounts import brief_duration, decimal_bytes
-from ftckpt.commands.cli.render import pairs, table
+from ftckpt.commands.cli.render import block, pairs, table
 from ftckpt.planning import Model, Plan, Tiered
 from ftckpt.planning.bounds import Constraint
 from ftckpt.planning.models.outcome import Outcome
@@ -70,16 +70,16 @@ def text_of(plan: Plan, notes: Notes, currency: str) -> Iterator[str]:
     """Yield the parts of the answer; the caller puts an empty line between them."""
     yield headline(plan)
     yield pairs(list(_confidence(plan)))
-    yield "where the wall time goes\n" + pairs(list(_split(plan.outcome)))
+    yield block("where the wall time goes", pairs(list(_split(plan.outcome))))
     if isinstance(plan.question.model, Tiered):
         yield _tiers(plan.question.model)
-    yield "why\n" + "\n".join(f"- {reason}" for reason in _reasons(plan, notes))
-    yield "the rules beside each other\n" + _rules(plan)
-    yield "what to improve first\n" + _improvements(plan, currency)
+    yield block("why", *(f"- {reason}" for reason in _reasons(plan, notes)))
+    yield block("the rules beside each other", _rules(plan))
+    yield block("what to improve first", _improvements(plan, currency))
     if plan.constraints:
-        yield "what must hold\n" + _constraints(plan.constraints)
+        yield block("what must hold", _constraints(plan.constraints))
     if plan.upkeep is not None or plan.money is not None:
-        yield "what it costs\n" + pairs(list(_costs(plan, currency)))
+        yield block("what it costs", pairs(list(_costs(plan, currency))))
 
 
 def _confidence(plan: Plan) -> Iterator[tuple[str, object]]:
@@ -118,7 +118,7 @@ def _tiers(model: Tiered) -> str:
         cost, restore = brief_duration(tier.cost), brief_duration(tier.restart)
         rows.append([tier.name, every, cost, restore, percent(tier.covers, 1)])
     head = ["tier", "work between saves>", "save>", "restore>", "survives>"]
-    return "which save goes where, at best\n" + table(head, rows)
+    return block("which save goes where, at best", table(head, rows))
 
 
 def _reasons(plan: Plan, notes: Notes) -> Iterator[str]:
@@ -273,4 +273,4 @@ def terminal_plot(rows: list[tuple[float, Mapping[str, float]]], best: float) ->
         mark = ">" if interval == best else " "
         name = brief_duration(interval).rjust(12)
         lines.append(f"{mark}{name} {percent(sum(shares.values())).rjust(8)} |{bar}")
-    return "\n".join(lines)
+    return block(*lines)

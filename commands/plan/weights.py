@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ftckpt.amounts import brief_duration
+from ftckpt.commands.cli.render import block
 from ftckpt.errors import UsageError
 from ftckpt.findings import counted
 from ftckpt.planning import Plan, Tiered, quantities
@@ -81,4 +82,4 @@ def weights_text(found: WeightsOnly) -> str:
         if not found.gain:
             most = brief_duration(found.most_rewarm_s)
             lines.append(f"- from {most} on, every failure goes back to the full save anyway")
-    return "\n".join(lines)
+    return block(*lines)

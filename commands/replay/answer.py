@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ftckpt.commands.cli.invocation import Result
-from ftckpt.commands.cli.render import pairs, table
+from ftckpt.commands.cli.render import block, pairs, table
 from ftckpt.errors import ExitCode
 from ftckpt.replay.compare.verdict import Judgement, Verdict
 from ftckpt.replay.record.events import BY_KEY
@@ -98,7 +98,7 @@ def remarks(judgement: Judgement) -> list[tuple[str, str]]:
 def text(judgement: Judgement) -> str:
     """Return the answer for a terminal: verdict, comparisons, what differs first."""
     rows = [("verdict", judgement.verdict.value), ("", judgement.sentence), *remarks(judgement)]
-    parts = [pairs(rows)]
+    parts: list[str] = [pairs(rows)]
     if judgement.comparisons:
         parts.append(
             table(
@@ -110,7 +110,7 @@ def text(judgement: Judgement) -> str:
     unlike = next((c for c in judgement.comparisons if not c.equal), None)
     if unlike is not None:
         parts.append(_first_differences(unlike))
-    return "\n\n".join(parts)
+    return block(*parts, between="\n\n")
 
 
 def _equal(comparison: Comparison) -> str:
@@ -127,7 +127,7 @@ def _first_differences(comparison: Comparison) -> str:
     ]  # fmt: skip
     more = len(comparison.differences) - len(cells)
     shown = table(["step>", "rank>", "what differs, in causal order", "items>", "first"], cells)
-    return shown + (f"\n... and {more} more" if more else "")
+    return block(shown, *([f"... and {more} more"] if more else []))
 
 
 def result(judgement: Judgement) -> Result:

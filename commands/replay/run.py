@@ -127,8 +127,10 @@ def command(
     )
     invocation.print(text(judgement))
     if tried.copies:
+        invocation.print()
         invocation.print(_copies_text(checkpoint, tried))
-    invocation.print(f"\nlogs and output: {folder}")
+    invocation.print()
+    invocation.print(f"logs and output: {folder}")
     if html:
         write_page(html, judgement)
         invocation.report(html=html)
@@ -141,7 +143,7 @@ def _copies_text(checkpoint: str, tried: Tried) -> str:
     method = {"reflink": "cloned (its blocks are shared)", "copy": "copied", "mixed": "copied"}
     kept = "was read-only to every run" if tried.read_only else "was checked after every run"
     return (
-        f"\n{checkpoint} {kept}; each restart had its own copy, {method[copies[0].method]}: "
+        f"{checkpoint} {kept}; each restart had its own copy, {method[copies[0].method]}: "
         f"{human_bytes(sum(copy.written for copy in copies))} written in "
         f"{sum(copy.seconds for copy in copies):.1f} s, removed since"
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ftckpt.commands.cli.invocation import Invocation
-from ftckpt.commands.cli.render import brief_duration, human_bytes, pairs, terminal_width
+from ftckpt.commands.cli.render import block, brief_duration, human_bytes, pairs, terminal_width
 from ftckpt.findings import counted
 from ftckpt.retention.scan.entries import EntryClass
 
@@ -166,4 +166,4 @@ def _durable(run: Health) -> str:
         return f"{said}; it holds every save"
     names = ", ".join(missing[-_NAMED:])
     more = f" and {counted(len(missing) - _NAMED, 'older one')}" if len(missing) > _NAMED else ""
-    return f"{said}\n{counted(len(missing), 'save')} not there: {names}{more}"
+    return block(said, f"{counted(len(missing), 'save')} not there: {names}{more}")

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from ftckpt.commands.cli.render import printable
 from ftckpt.commands.pictures.drawing import canvas, save
 from ftckpt.commands.pictures.palette import BLUE, FAINT, GREEN, GROUND, INK, ORANGE, VERMILION
 from ftckpt.errors import UsageError
@@ -58,7 +59,7 @@ def draw(found: Status, path: str) -> str:
         _silences(above, found)
         _sizes(above, shown, found.kept)
         _writes(below, found)
-        above.set_title(f"Saves of {found.url}")
+        above.set_title(printable(f"Saves of {found.url}"))
         above.axvline(_date(found.now), color=INK, lw=1, ls=(0, (2, 3)))
         above.annotate(
             "now ", (_date(found.now), 1), xycoords=("data", "axes fraction"), ha="right", va="top"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
 from math import prod
+from struct import iter_unpack
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Box, Payload, Piece
@@ -12,6 +12,7 @@ from ftckpt.checkpoint.read_tensor import dense_strides
 from ftckpt.errors import CorruptError
 from ftckpt.extents import Extent
 from ftckpt.storage.source import Source
+from ftckpt.workers.budget import demand
 
 from .crc32c import crc32c
 from .zarr import Array
@@ -19,6 +20,7 @@ from .zarr import Array
 _ABSENT = (1 << 64) - 1
 _ROW = 16  # bytes of an index for each chunk: offset and length
 _MOST_INDEX = 64 << 20
+_CHUNK = 512  # bytes of memory for a chunk of a shard, as a bound
 
 
 class ChunkForm(NamedTuple):
@@ -150,6 +152,8 @@ def _of_shards(
     length = count * _ROW + 4 * array.indexed.crc
     if length > _MOST_INDEX:
         raise CorruptError(f"{name} has shards of {count} chunks", kind="bad-metadata", tensor=name)
+    # Any number of shards may be said to lie at one place, with one large index.
+    demand(len(places) * count * _CHUNK, f"the index of {len(places)} shards of {name}")
     indexes = []
     for place in places:
         size = source.size(place.file)
@@ -172,9 +176,8 @@ def _of_shards(
                 kind="bad-crc", file=index.file, tensor=name,
                 offset=index.offset, length=index.length,
             )  # fmt: skip
-        for number, inside in enumerate(product(*map(range, array.inner))):
-            offset = int.from_bytes(raw[number * _ROW :][:8], "little")
-            nbytes = int.from_bytes(raw[number * _ROW + 8 :][:8], "little")
+        rows = iter_unpack("<QQ", memoryview(raw)[: count * _ROW])
+        for inside, (offset, nbytes) in zip(_cells(array.inner), rows, strict=True):
             if offset == nbytes == _ABSENT:
                 continue
             if offset + nbytes > place.length:

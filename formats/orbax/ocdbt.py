@@ -39,6 +39,7 @@ _MOST_KEY = _MOST_PATH = 65_535
 _MOST_INLINE = 1 << 20
 _U64 = (1 << 64) - 1
 _GROWTH = 8  # bytes of memory for a byte of a decoded node, as a bound
+_ENTRY = 512  # and for an entry of it, beside the key: keys and paths share prefixes in a node
 _BATCH = 1024  # nodes read at once, as a bound
 
 
@@ -131,15 +132,16 @@ def _too_large(file: str) -> NoResourceError:
 
 
 class _Room:
-    """Bounds what all nodes together unfold to."""
+    """Bounds what all nodes together unfold to, in bytes of memory."""
 
     def __init__(self) -> None:
-        self.left = budget() // _GROWTH
+        self.left = budget()
 
     def unfold(self, body: bytes, file: str) -> bytes:
         """Return a body that zstd compressed."""
-        parts = b"".join(undo((ZSTD,), [body], limit=self.left + 1, file=file))
-        self.take(len(parts), file)
+        limit = max(0, self.left) // _GROWTH + 1
+        parts = b"".join(undo((ZSTD,), [body], limit=limit, file=file))
+        self.take(len(parts) * _GROWTH, file)
         return parts
 
     def take(self, nbytes: int, file: str) -> None:
@@ -169,25 +171,30 @@ def _body(raw: bytes, place: Extent, magic: int, room: _Room) -> _Cursor:
         damaged(f"says that it has {held} bytes and has {len(raw)}", kind)
     if crc32c(memoryview(raw)[:-_FOOTER]) != int.from_bytes(raw[-_FOOTER:], "little"):
         damaged("does not match its CRC-32C", "bad-crc")
-    head = _Cursor(raw[_HEADER:-_FOOTER], file)
+    head = _Cursor(raw[_HEADER:-_FOOTER], file, room)
     version, compression = head.varint(), head.varint()
     if version or compression > 1:
         said = f"version {version}" if version else f"compression {compression}"
         raise UnsupportedError(f"{file} has OCDBT's {said}, which is not known", file=file)
     rest = head.rest()
     if compression:
-        return _Cursor(room.unfold(rest, file), file)
-    room.take(len(rest), file)
-    return _Cursor(rest, file)
+        return _Cursor(room.unfold(rest, file), file, room)
+    room.take(len(rest) * _GROWTH, file)
+    return _Cursor(rest, file, room)
 
 
 class _Cursor:
     """The numbers of a body, in order."""
 
-    def __init__(self, data: bytes, file: str) -> None:
+    def __init__(self, data: bytes, file: str, room: _Room) -> None:
         self._data = data
         self._at = 0
+        self._room = room
         self.file = file
+
+    def hold(self, nbytes: int) -> None:
+        """Count bytes that an entry unfolds to, before it does."""
+        self._room.take(_ENTRY + nbytes, self.file)
 
     def fail(self, said: str) -> NoReturn:
         raise CorruptError(f"a node of {self.file} {said}", kind="bad-metadata", file=self.file)
@@ -259,6 +266,7 @@ def _files(cursor: _Cursor, base: bytes) -> list[tuple[bytes, bytes]]:
         if len(base) + len(path) > _MOST_PATH:
             cursor.fail("names a file of more than 65535 bytes")
         last = own
+        cursor.hold(2 * (len(base) + len(path)))
         found.append((base + path[:own], base + path))
     return found
 
@@ -344,6 +352,7 @@ def _node(cursor: _Cursor, child: _Child, folder: str, values: dict[str, Value])
     suffixes = cursor.varints(count, _MOST_KEY)
     shared = cursor.varints(count, _MOST_KEY) if height else []
     keys = _keys(cursor, prefixes, suffixes)
+    paths: dict[int, str] = {}
     if height:
         numbers, offsets = _places(cursor, files, count)
         lengths = cursor.varints(count)
@@ -353,9 +362,15 @@ def _node(cursor: _Cursor, child: _Child, folder: str, values: dict[str, Value])
         for n, key in enumerate(keys):
             if shared[n] > len(key):
                 cursor.fail("shares a longer prefix than its key")
-            base, path = files[numbers[n]] if files else cursor.fail("names no file")
-            place = Extent(_path(cursor, folder, path), offsets[n], lengths[n])
-            below.append(_Child(place, base, height - 1, child.prefix + key[: shared[n]]))
+            if not files:
+                cursor.fail("names no file")
+            number = numbers[n]
+            if number not in paths:
+                paths[number] = _path(cursor, folder, files[number][1])
+            cursor.hold(len(child.prefix) + shared[n])
+            place = Extent(paths[number], offsets[n], lengths[n])
+            prefix = child.prefix + key[: shared[n]]
+            below.append(_Child(place, files[number][0], height - 1, prefix))
         return below
     lengths = cursor.varints(count)
     kinds = cursor.take(count)
@@ -368,7 +383,6 @@ def _node(cursor: _Cursor, child: _Child, folder: str, values: dict[str, Value])
     if outside and not files:
         cursor.fail("names no file")
     numbers, offsets = _places(cursor, files, outside)
-    paths: dict[int, str] = {}
     at = 0
     for key, length, kind in zip(keys, lengths, kinds, strict=True):
         if kind:
@@ -381,6 +395,7 @@ def _node(cursor: _Cursor, child: _Child, folder: str, values: dict[str, Value])
             if length > _MOST_INLINE:
                 cursor.fail("holds an inline value beyond a MiB")
             value = Value(child.extent, cursor.take(length))
+        cursor.hold(len(child.prefix) + len(key))
         name = _name(cursor, child.prefix + key)
         if name in values:
             cursor.fail(f"holds the key {name!r} twice")
@@ -395,6 +410,7 @@ def _keys(cursor: _Cursor, prefixes: list[int], suffixes: list[int]) -> list[byt
     for prefix, suffix in zip(prefixes, suffixes, strict=True):
         if prefix > len(last) or prefix + suffix > _MOST_KEY:
             cursor.fail("has a key that contradicts itself")
+        cursor.hold(prefix + suffix)
         key = last[:prefix] + cursor.take(suffix)
         if found and key <= last:
             cursor.fail("has keys that are not in order")

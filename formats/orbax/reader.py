@@ -13,6 +13,7 @@ from ftckpt.extents import Extent
 from ftckpt.findings import Finding, counted, finding, listed
 from ftckpt.formats.safetensors.records import FOLDER, INDEX, read_objects
 from ftckpt.storage.source import Source
+from ftckpt.workers.budget import demand
 
 from .checkpoint import KeptObjects, OrbaxCheckpoint
 from .chunks import ChunkForm, Chunks, chunks_of, filled, first_absent, not_stored
@@ -40,6 +41,7 @@ from .zarr import Array, parse_array
 
 Path = tuple[str, ...]
 _MOST_FILLED = 1 << 20  # chunks of an array that are not stored
+_FILLED = 1024  # bytes of memory for the piece of each, as a bound
 _ZARR = {".zarray": 2, "zarr.json": 3}
 
 
@@ -275,6 +277,8 @@ class _Opening:
                 hint="restore and save it with a newer Orbax",
                 file=described.extent.file, tensor=name,
             )  # fmt: skip
+        number = found.lacking + sum(self.filled.values())
+        demand(number * (_FILLED + 2 * len(name)), f"pieces for {number} chunks that are absent")
         pieces, forms = list(found.pieces), list(found.forms)
         for number, box in enumerate(not_stored(array, found)):
             file = value_name(described, f"{item.folder}{name}//fill/{number}")
@@ -315,6 +319,8 @@ class _Opening:
                     f"the metadata of an array in {place.file} has {place.length} bytes",
                     kind="bad-metadata", file=place.file,
                 )  # fmt: skip
+        # Any number of arrays may be said to have theirs at one place.
+        demand(sum(place.length for place in outside), f"metadata of {len(outside)} arrays")
         read = iter(self.source.read_many(outside)) if outside else iter(())
         return [next(read) if value.inline is None else value.inline for value in values]
 

@@ -11,6 +11,7 @@ Source: `torch/distributed/checkpoint/_hf_utils.py` and `hf_storage.py` (torch 2
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from math import prod
 from typing import Any
 
@@ -24,6 +25,8 @@ from .header import Header, HeaderTensor
 from .names import ShardName, shard_place
 
 SHARDING_INFO = "DCP_SHARDING_INFO"
+SHOWN = 64
+_MOST_RANKS = 1_000_000
 _LIMITS = JsonLimits(depth=3, objects=1_000_002, keys=2_000_010, items=16_000_000, naturals=True)
 
 
@@ -184,6 +187,10 @@ def check_grid(
         )
         return
     ranks = max(place.rank for place in places)
+    if max(ranks, totals[0]) > _MOST_RANKS:
+        file = max(places, key=lambda place: max(place.rank, place.total)).file
+        yield finding("unsafe-path", f"{file} says more ranks or parts than any job has", file=file)
+        return
     yield finding(
         "count-unknown",
         f"nothing records how many ranks there are, or how large a tensor is: {ranks} is what the"
@@ -202,32 +209,33 @@ def check_grid(
         torn |= {
             n for n, t in tensors.items() if parts[n] < ranks and (parts[n] > 1 or len(t.shape) > 1)
         }
-    there = set(places)
-    for part in range(1, min(totals[0], 100_000) + 1):
-        if not any(place.part == part for place in places):
-            yield finding(
-                "missing-file",
-                f"no rank has part {part} of {totals[0]}: "
-                f"{ShardName(1, part, totals[0]).file} and its siblings are missing",
-                file=ShardName(1, part, totals[0]).file,
-            )
-            continue
+    held: dict[int, set[int]] = {}
+    for place in places:
+        if 1 <= place.part <= totals[0]:
+            held.setdefault(place.part, set()).add(place.rank)
+    for part in _some(range(1, totals[0] + 1), held):
+        yield finding(
+            "missing-file",
+            f"no rank has part {part} of {totals[0]}: "
+            f"{ShardName(1, part, totals[0]).file} and its siblings are missing",
+            file=ShardName(1, part, totals[0]).file,
+        )
+    if (more := totals[0] - len(held) - SHOWN) > 0:
+        yield finding("missing-file", f"no rank has {more} more parts of {totals[0]}")
+    for part, own in sorted(held.items()):
         damaged = not torn.isdisjoint(groups.get(part, ()))
-        for rank in range(1, ranks + 1):
-            place = ShardName(rank, part, totals[0])
-            if place in there:
-                continue
-            yield finding(
-                "missing-file" if damaged else "note",
-                f"{place.file} is missing"
-                + (
-                    ""
-                    if damaged
-                    else ", and no tensor of the other ranks shows that it was written"
-                ),
-                file=place.file,
-                rank=rank - 1,
-            )
+        kind = "missing-file" if damaged else "note"
+        said = "" if damaged else ", and no tensor of the other ranks shows that it was written"
+        for rank in _some(range(1, ranks + 1), own):
+            file = ShardName(rank, part, totals[0]).file
+            yield finding(kind, f"{file} is missing{said}", file=file, rank=rank - 1)
+        if (more := ranks - len(own) - SHOWN) > 0:
+            yield finding(kind, f"part {part} of {more} more ranks is missing{said}")
+
+
+def _some(numbers: range, held: Collection[int]) -> Iterator[int]:
+    """Yield the first numbers that are absent: a name may say that there are any number."""
+    return islice((number for number in numbers if number not in held), SHOWN)
 
 
 def _has_hole(tensor: TensorInfo) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Scalar, StepRole
@@ -19,6 +20,7 @@ from .nested import Nest
 
 # The last file of a step is small; what is larger is none.
 _MAX_LAST = 16 << 20
+_SHOWN = 64
 _STEPS = ("cur_step", "iteration")
 # Of each rank; what the first data rank of an optimizer has gathered ends otherwise.
 _OF_RANK = re.compile(r"_rank_?\d{1,6}\.pt$", re.ASCII)
@@ -150,10 +152,12 @@ def _lost(source: Source, nest: Nest, parts: Sequence[OpenedPart]) -> Iterator[F
     worlds = (part.checkpoint.topology.world_size or 1 for part in parts)
     most = max([*(max(held) for held in series.values()), *(world - 1 for world in worlds)])
     for head, held in sorted(series.items()):
-        for rank in sorted(set(range(min(most, 10_000) + 1)) - held):
+        for rank in islice((rank for rank in range(most + 1) if rank not in held), _SHOWN):
             name = f"{head}{rank}.pt"
             what = f"{name} is missing: ranks up to {most} have files"
             yield finding("missing-rank", what, file=name, rank=rank)
+        if (more := most + 1 - len(held) - _SHOWN) > 0:
+            yield finding("missing-rank", f"{more} more ranks have no file like {head}0.pt")
 
 
 def _unsaved(source: Source, nest: Nest) -> Iterator[Finding]:

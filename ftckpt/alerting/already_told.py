@@ -16,8 +16,9 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from ftckpt.errors import FtckptError, UsageError
-from ftckpt.storage.local.atomic import write_over
+from ftckpt.storage.local.atomic import make_directories, write_over
 from ftckpt.storage.local.claim import claim
+from ftckpt.storage.local.ownership import open_or_make
 from ftckpt.strict_json import JsonError, decode
 
 from .deliver import AlertHook, alert_document, deliver
@@ -115,8 +116,8 @@ class AlertMemory:
         """
         path = os.path.abspath(self.path)
         try:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            make_directories(os.path.dirname(path))
+            lock = open_or_make(f"{path}.lock", os.O_RDWR | os.O_CLOEXEC)
         except OSError:  # nor can it be remembered, which is said then
             yield
             return

@@ -36,6 +36,8 @@ STEPS = frozenset(
 COPIES = {"latest_train_state.pt": "train_state.pt"}
 FILES = _TAGS | STEPS | COPIES.keys()
 _MAX_BYTES = 4096
+# No filesystem has a longer name; what is longer, or more than a line, is no pointer's text.
+_LONGEST = 255
 
 
 class Pointer(NamedTuple):
@@ -46,12 +48,14 @@ class Pointer(NamedTuple):
         says: its text, or the link's target.
         target: the candidate that it means, relative to the root; None without one.
         step: its step, by text or by the target's name; None without one.
+        leaves: whether it is a link to a file outside the root, which is not read.
     """
 
     name: str
     says: str
     target: str | None
     step: int | None
+    leaves: bool = False
 
     @property
     def means_step(self) -> bool:
@@ -95,6 +99,7 @@ def is_pointer(name: str, entry: Entry, links: Mapping[str, str]) -> bool:
 
 def read_pointers(
     store: Store,
+    base: str,
     entries: Mapping[str, Entry],
     links: Mapping[str, str],
     steps: Mapping[str, int | None],
@@ -103,7 +108,7 @@ def read_pointers(
     """Read every pointer of a root.
 
     `steps` are the candidates with the steps in their names; `links` come from `links_beside`;
-    `ask` recognises one directory or file.
+    `base` is the root's path in the store; `ask` recognises one directory or file.
     """
     found = []
     for name, entry in sorted(entries.items()):
@@ -111,7 +116,10 @@ def read_pointers(
             target = links[name] if links[name] in steps else None
             found.append(Pointer(name, entry.link or "", target, steps.get(links[name])))
         elif is_pointer(name, entry, links):
-            text = _copied_step(store, entry, ask) if name in COPIES else _text(store, entry)
+            if _leaves(store, base, entry):
+                found.append(Pointer(name, (entry.link or "")[:_LONGEST], None, None, leaves=True))
+                continue
+            text = _copied_step(store, entry, ask) if name in COPIES else text_of(store, entry)
             found.append(_pointer(name, text, steps))
     return found
 
@@ -136,12 +144,30 @@ def _copied_step(store: Store, entry: Entry, ask: Callable[[Entry], UnopenedPart
     return str(int(value)) if value is not None and value.is_integer() else ""
 
 
-def _text(store: Store, entry: Entry) -> str:
+def _leaves(store: Store, base: str, entry: Entry) -> bool:
+    """Whether a file is a link out of the root: its text may be anything that the user can read."""
+    here, local = store.local_path(base), store.local_path(entry.path)
+    if entry.link is None or here is None or local is None:
+        return False
+    return not os.path.realpath(local).startswith(_real(here).rstrip("/") + "/")
+
+
+def text_of(store: Store, entry: Entry) -> str:
+    """Return the text of a pointer: at most one line, as long as a name can be.
+
+    Of a path that is longer the name at its end counts. What is no name at all, such as another
+    file's content, is never quoted: the answer says how long it is.
+    """
     try:
         raw = store.read(entry.path, 0, min(entry.size, _MAX_BYTES))
     except (CorruptError, UnsafeError):  # rewritten meanwhile, or not a file any more
         raw = b""
-    return raw.decode("utf-8", "backslashreplace").strip()
+    text = raw.decode("utf-8", "backslashreplace").strip()
+    if len(text.encode()) > _LONGEST:
+        text = text.rstrip("/").rpartition("/")[2]
+    if len(text.encode()) > _LONGEST or any(ord(c) < 32 or ord(c) == 127 for c in text):
+        return f"({entry.size} bytes that are no name)"
+    return text
 
 
 def _pointer(name: str, text: str, steps: Mapping[str, int | None]) -> Pointer:

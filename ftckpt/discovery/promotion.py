@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
 from ftckpt.errors import (
@@ -31,15 +31,16 @@ from ftckpt.errors import (
 from ftckpt.own_files import TEMPORARY
 from ftckpt.retention.locks.local import lock_beside
 from ftckpt.retention.records import log
-from ftckpt.storage.local.atomic import sync_directory
+from ftckpt.storage.local.atomic import sync_directory, write_new, write_over
 from ftckpt.storage.local.oserror import translate
 from ftckpt.storage.store import Entry, EntryKind, join
 from ftckpt.storage.suggestions import hint_for_name
 
-from .pointers import COPIES, FILES, GOOD, Pointer
+from .pointers import COPIES, FILES, GOOD, Pointer, text_of
 from .roots import Child, Root, read_again
 
 _LOCK, _EVENT = "promote.lock", "promoting"
+_MARK = "promote-"
 _MOST_COPIED = 1 << 20  # bytes
 # The name of a step's directory for each tracker's readers: Megatron-LM pads to seven digits.
 _BY_NUMBER = {
@@ -102,6 +103,12 @@ def moves(
         before = standing.get(name)
         if before is None:
             _require_free(root, name)
+        elif before.leaves:
+            raise RefusedError(
+                f"{root.store.describe(join(root.base, name))} is a link to {before.says!r}, which"
+                " lies outside the root: it is not read, and not moved",
+                hint="make it a link to a checkpoint, or a file, if it is yours",
+            )
         link = before is not None and _is_link(root, name)
         after = _text(name, target, step) if name in _BY_NUMBER and not link else target
         if before is not None and not backwards:
@@ -154,6 +161,7 @@ def held(root: Root, actor: str) -> Iterator[Root]:
                 kept.enter_context(
                     lock_beside(folder, root.url, actor, name=_LOCK, work="promotion")
                 )
+                _sweep(folder)
             except OSError as error:
                 raise translate(error, root.url, "lock") from error
         yield read_again(root)
@@ -177,8 +185,8 @@ def move(
         # The content behind the decision must still be there when it is replaced.
         entry = None if one.before is None else _still(root, one, root.store.stat(path))
         log.append(root, _EVENT, now, said)
-        if local is not None and one.link:
-            _relink(local, one.after)
+        if local is not None:
+            _move_here(root, local, one, entry)
         elif entry is None:
             root.store.create(path, one.copied or one.after.encode())
         else:
@@ -198,7 +206,7 @@ def _still(root: Root, one: PointerMove, entry: Entry) -> Entry:
             raise IncompleteError("it is another copy now", kind="changed-file")
         return entry
     else:
-        text = _text_of(root, entry)
+        text = text_of(root.store, entry)
     if text != one.before:
         raise IncompleteError(f"it says {text}, not {one.before}", kind="changed-file")
     return entry
@@ -227,15 +235,30 @@ def _copies(root: Root, name: str, target: str) -> tuple[bytes, bytes]:
     return found[0], found[1]
 
 
-def _text_of(root: Root, entry: Entry) -> str:
-    text = root.store.read(entry.path, 0, entry.size).decode("utf-8", "backslashreplace")
-    return text.strip()
+def _move_here(root: Root, path: str, one: PointerMove, entry: Entry | None) -> None:
+    """Write a pointer of a local root, under a temporary name that the next promotion knows."""
+    data = one.copied or one.after.encode()
+    if one.link:
+        _relink(path, one.after)
+    elif entry is None:
+        write_new(path, data, mark=_MARK)
+    else:
+        root.store.require_still(entry)
+        write_over(path, data, mark=_MARK)
+
+
+def _sweep(folder: int) -> None:
+    """Remove what a promotion that was killed has left; the lock says that no other one runs."""
+    for name in os.listdir(folder):
+        if name.startswith(TEMPORARY + _MARK):
+            with suppress(OSError):
+                os.unlink(name, dir_fd=folder)
 
 
 def _relink(path: str, target: str) -> None:
     import secrets
 
-    made = os.path.join(os.path.dirname(path), TEMPORARY + secrets.token_hex(8))
+    made = os.path.join(os.path.dirname(path), TEMPORARY + _MARK + secrets.token_hex(8))
     try:
         os.symlink(target, made)
         try:

@@ -24,6 +24,7 @@ from ftckpt.errors import (
 )
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.remotes import split
+from ftckpt.storage.secrets import withheld
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Entry, EntryKind, Store
 
@@ -136,6 +137,7 @@ def locate_root(url: str, options: StoreOptions) -> Place:
 
 
 def _at(url: str, options: StoreOptions) -> Place:
+    url = withheld(url)
     store = open_store(url, options)
     entry = store.stat("")
     if entry.kind is EntryKind.DIRECTORY:

@@ -232,6 +232,21 @@ def read_again(root: Root) -> Root:
     return _read_level(root.store, root.base, root.ask)
 
 
+def has_gone(root: Root, candidate: Candidate) -> bool:
+    """Say whether a candidate was removed or dropped since its root was read.
+
+    A failed look says nothing: then it has not gone.
+    """
+    try:
+        now = read_again(root)
+    except NotFoundError:
+        return True
+    except FtckptError:
+        return False
+    same = next((one for one in now.candidates if one.path == candidate.path), None)
+    return same is None or now.is_dropped(same)
+
+
 def _read_level(store: Store, base: str, ask: Callable[[Entry], UnopenedPart | None]) -> Root:
     skip = len(base) + 1 if base else 0
     entries = {e.path[skip:]: e for e in store.children(base)}
@@ -252,7 +267,8 @@ def _read_level(store: Store, base: str, ask: Callable[[Entry], UnopenedPart | N
         else:
             foreign.append(name)
     candidates = _one_of_each_step(candidates)
-    pointers = read_pointers(store, entries, links, {c.path: c.step for c in candidates}, ask)
+    steps = {c.path: c.step for c in candidates}
+    pointers = read_pointers(store, base, entries, links, steps, ask)
     tombs = read_tombs(store, base, entries)
     return Root(store, base, tuple(candidates), tuple(pointers), tuple(foreign), ask, tombs)
 

@@ -36,13 +36,14 @@ from ftckpt.storage.source import Source
 from ftckpt.storage.store import Entry, EntryKind, Store
 from ftckpt.strict_json import JsonError, decode
 
-from . import WorkPart
+from . import MOST, WorkPart
 from .plan import WorkPlan
 from .record import MAX_BYTES, ShareRecord, parse_record
 
 PARTS = "parts"
 BEAT = 15.0  # seconds from one sign of life to the next
-_NAME = re.compile(r"(\d+)-(\d+)((?:\.[a-z]+)?)\.json")
+# Who asks which parts are missing counts up to the number in a name: see `MOST`.
+_NAME = re.compile(r"([0-9]{1,7})-([0-9]{1,7})((?:\.[a-z]+)?)\.json")
 _PLAN = re.compile(r"[0-9a-f]{32}")
 _SMALL = 64 << 10
 
@@ -215,7 +216,9 @@ def list_records(store: Store, path: str) -> list[ListedRecord]:
     found = []
     for entry in _children(store, path):
         match = _NAME.fullmatch(entry.path.rpartition("/")[2])
-        if match is not None and entry.kind is EntryKind.FILE:
+        if match is None or entry.kind is not EntryKind.FILE:
+            continue
+        if int(match[1]) < int(match[2]) <= MOST:
             found.append(ListedRecord(WorkPart(int(match[1]), int(match[2])), match[3], entry))
     return sorted(found, key=lambda one: one[:2])
 

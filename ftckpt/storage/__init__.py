@@ -9,6 +9,7 @@ from ftckpt.errors import UsageError
 
 from .options import StoreOptions
 from .remotes import named
+from .secrets import withheld
 
 if TYPE_CHECKING:
     from .store import Store
@@ -26,12 +27,13 @@ def open_store(url: str, options: StoreOptions = _DEFAULTS) -> Store:
 
     `url` is a local path, `file://…`, `memory://name`, `s3://bucket/prefix`, or any fsspec URL;
     `S3://` is `s3://` (RFC 3986, 3.1). `cold:name` is a place on the remote `cold`, which has its
-    own settings (`remotes`).
+    own settings (`remotes`). A password or a signature in it is used, and never shown (`secrets`).
 
     Raises:
         UsageError: the URL names no place, chains filesystems, or names an unknown remote.
         UnsupportedError: the package for this kind of URL is not installed.
     """
+    url = withheld(url)
     found = named(url)
     if found is None:
         store = _opened(url, options)

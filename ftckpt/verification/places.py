@@ -219,10 +219,19 @@ class PlaceCheck:
 
     def _root(self, root: Root, url: str, *, everything: bool) -> PlaceReport:
         from ftckpt.discovery.candidates import choose_child
+        from ftckpt.discovery.roots import has_gone
 
         pointed = self._pointed(root)
         chosen = root.children() if everything else [choose_child(root, "", self.watcher.note)]
-        reports = [self._begun(root, child) for child in chosen]
+        reports = []
+        for child in chosen:
+            report = self._begun(root, child)
+            if everything and report.code is not ExitCode.OK and has_gone(root, child.candidate):
+                self.watcher.note(f"{report.url} was removed meanwhile, and was passed over")
+                continue
+            reports.append(report)
+        if not reports:
+            raise NotFoundError(f"{url} holds no checkpoint any more")
         verdict = _verdict(reports, pointed)
         if everything:
             return _joined(reports, url, verdict, pointed, checkpoints=True)

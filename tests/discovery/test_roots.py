@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from ftckpt.discovery import resolve as opening
 from ftckpt.discovery.candidates import child_of_step, newest_child
 from ftckpt.discovery.pointers import Pointer
+from ftckpt.discovery.promotion import moves
 from ftckpt.discovery.recognise import Listing, Recognition
 from ftckpt.discovery.step_names import is_put_aside, step_in_name
-from ftckpt.errors import DeniedError, NotFoundError, UnsupportedError, UsageError
+from ftckpt.errors import DeniedError, NotFoundError, RefusedError, UnsupportedError, UsageError
 from ftckpt.storage import StoreOptions
 from tests.builders.small_format import Small, read, write
 
@@ -179,7 +180,7 @@ def test_pointers_say_what_they_mean(tmp_path: Path) -> None:
     root = read(tmp_path)
     assert root.pointers == (
         Pointer("best", str(tmp_path / "iter_0000010"), "iter_0000010", 10),
-        Pointer("dlrover_latest.txt", "\\xff\x00", None, None),
+        Pointer("dlrover_latest.txt", "(2 bytes that are no name)", None, None),
         Pointer("gone", "step-99", None, None),
         Pointer("last.ckpt", "global_step20", "global_step20", 20),
         Pointer("latest", "global_step20", "global_step20", 20),
@@ -329,3 +330,49 @@ def test_a_bare_number_or_another_word_puts_nothing_aside(name: str) -> None:
 
 def test_a_long_name_is_judged_at_once() -> None:
     assert not is_put_aside("x.old" + "1" * 200 + "!")  # with backtracking it takes years
+
+
+SECRET = "[default]\naws_secret_access_key = wJalrXUtnFEMI\n"
+
+
+@pytest.mark.parametrize("name", ["latest", "last-known-good", "latest_step.txt", "best"])
+@pytest.mark.parametrize("secret", [SECRET, "wJalrXUtnFEMI"])
+def test_a_pointer_that_leads_out_of_the_root_is_not_read(
+    tmp_path: Path, name: str, secret: str
+) -> None:
+    """Who may write a root has not, by a link, whatever the operator can read."""
+    write(tmp_path / "run", "step-5", 5)
+    (tmp_path / "credentials").write_text(secret)
+    (tmp_path / "run" / name).symlink_to(tmp_path / "credentials")
+    root = read(tmp_path / "run")
+    assert "wJalrXUtnFEMI" not in repr(root.pointers)
+    assert all(p.leaves and p.dangling for p in root.pointers)
+    if root.pointers:
+        with pytest.raises(RefusedError, match="outside the root"):
+            moves(root, "step-5", 5, [name], backwards=True)
+
+
+def test_a_pointer_that_is_a_link_within_its_root_is_read(tmp_path: Path) -> None:
+    write(tmp_path, "step-5", 5)
+    (tmp_path / "..data").mkdir()
+    (tmp_path / "..data/latest").write_text("step-5\n")
+    (tmp_path / "latest").symlink_to("..data/latest")
+    assert [(p.name, p.target, p.leaves) for p in read(tmp_path).pointers] == [
+        ("latest", "step-5", False)
+    ]
+
+
+@pytest.mark.parametrize("text", [SECRET, "x" * 256, "a\x1bb", "step-5\nstep-6"])
+def test_what_is_no_name_is_not_quoted(tmp_path: Path, text: str) -> None:
+    write(tmp_path, "step-5", 5)
+    (tmp_path / "latest").write_text(text)
+    (found,) = read(tmp_path).pointers
+    assert found.says == f"({len(text)} bytes that are no name)"
+    assert found.target is None
+
+
+def test_a_long_path_means_the_name_at_its_end(tmp_path: Path) -> None:
+    write(tmp_path, "step-5", 5)
+    (tmp_path / "latest").write_text("/mnt" * 200 + "/step-5/")
+    (found,) = read(tmp_path).pointers
+    assert (found.says, found.target) == ("step-5", "step-5")

@@ -10,17 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftckpt.commands.cli.many.stages import AllWritten
-from ftckpt.errors import CorruptError, RefusedError, TruncatedError
+from ftckpt.errors import CorruptError, IncompleteError, RefusedError, TruncatedError
 from ftckpt.findings import finding
 from ftckpt.parts import WorkPart
 from ftckpt.parts.check_tasks import dump_finding, load_finding
 from ftckpt.parts.error_records import dump_error, load_error
-from ftckpt.parts.finish import Gathered
+from ftckpt.parts.finish import Gathered, gather
 from ftckpt.parts.plan import WorkPlan
 from ftckpt.parts.record import ShareRecord, parse_record
 from ftckpt.parts.shared_folder import PartsPlace
 from ftckpt.parts.shares import ByteRow
 from ftckpt.storage import open_store
+from ftckpt.storage.memory import MemoryStore
+from ftckpt.storage.store import Entry
 
 PLAN = WorkPlan("verify", "/ckpt/step-1", "a" * 32, "b" * 32)
 RECORD = ShareRecord(
@@ -120,3 +122,19 @@ def test_seconds_are_those_of_all_parts() -> None:
     written = AllWritten(records[:1], "place", Gathered(records, []))
     assert written.taken({"copy": 1.0, "prove": 0.5}, "copy") == {"copy": 6.0, "prove": 2.5}
     assert written.taken({"check": 1.0, "write": 1.0}, "write") == {"check": 1.0, "write": 6.0}
+
+
+@pytest.mark.parametrize("name", ["0-4000000000", "7-3", "1-" + "9" * 5000, "0-0"])
+def test_a_name_of_more_parts_than_there_can_be_is_no_record(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who asks which parts are missing counts up to the number in the name."""
+    store = MemoryStore("memory://planted-parts")
+    place = PartsPlace(store, "parts", PLAN)
+    if len(name) < 200:
+        store.put(place.path(WorkPart(0, 1)).replace("0-1", name), RECORD.dump())
+    else:
+        monkeypatch.setattr(store, "children", lambda path: [Entry(f"{path}/{name}.json", 1)])
+    assert place.listed() == []
+    with pytest.raises(IncompleteError):
+        gather(place, None)

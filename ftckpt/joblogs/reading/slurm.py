@@ -11,7 +11,9 @@ that somebody planned, and so is FAILED with the code 75 (EX_TEMPFAIL); others s
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
 from ftckpt.errors import NoResourceError, UsageError
@@ -210,15 +212,23 @@ def lanes(rows: Iterable[JobRow]) -> list[list[JobRow]]:
     what ran beside them is another job.
     """
     found: list[list[JobRow]] = []
+    # By name: lanes in which something runs, the first to end first; and those that are free, the
+    # last that ended on top, because a start never comes before an earlier one. Of lanes that ended
+    # together the oldest is taken first.
+    running: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    free: dict[str, list[int]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: (row.start or 0.0, row.end or _LATEST)):
         if row.start is None:
             continue
-        free = [lane for lane in found if (lane[-1].end or _LATEST) <= row.start]
-        named = [lane for lane in free if lane[-1].name == row.name]
+        busy, idle = running[row.name], free[row.name]
+        while busy and busy[0][0] <= row.start:
+            idle.append(-heappop(busy)[1])
         # An array's tasks and unnamed jobs are told apart by their times alone.
-        chosen = max(named, key=lambda lane: lane[-1].end or 0.0, default=None)
-        if chosen is None:
-            found.append([row])
+        if idle:
+            number = idle.pop()
+            found[number].append(row)
         else:
-            chosen.append(row)
+            number = len(found)
+            found.append([row])
+        heappush(busy, (row.end or _LATEST, -number))
     return found

@@ -8,6 +8,7 @@ versions) that it was made of. Where neither says so, the source is read and com
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -113,6 +114,7 @@ class DestinationTier:
         stores: StoreOptions,
     ) -> None:
         self.root, self.tier = root, tier
+        self._seen: dict[str, str] = {}
         self._replication, self._stores = replication, stores
 
     def _path(self, found: ScannedEntry) -> str:
@@ -228,6 +230,7 @@ class DestinationTier:
         if manifest is None:
             return False  # a copy that is not finished, or somebody else's: copying tells them
         _require_sizes(standing, manifest)
+        self._seen[name_in(self.root, found)] = self._listing(found)
         checkpoint = opened(self.root, found)
         own = find(checkpoint.source)
         taken = ExistsError(
@@ -249,15 +252,32 @@ class DestinationTier:
         return True
 
     def _remembered(self, found: ScannedEntry, manifest: Manifest) -> bool:
-        assert found.entry.contents is not None
+        listing = self._listing(found)
         for record in records.read(self.tier, _KIND, name_in(self.root, found)):
             if (
                 record.label == _LABEL
-                and record.text("listing", "") == found.entry.contents.fingerprint
+                and record.text("listing", "") == listing
                 and record.text("manifest", "") == _digest(manifest)
             ):
                 return True
         return False
+
+    def _listing(self, found: ScannedEntry) -> str:
+        """Return a digest of the listing of a checkpoint, and of when its files last changed.
+
+        A file that is written in place, or replaced, may get its old size and time back
+        (`rsync --inplace --times`); the time of the inode's last change nobody sets. The number of
+        an inode is no sign: a mounted service may number files anew.
+        """
+        assert found.entry.contents is not None
+        listing = found.entry.contents.fingerprint
+        if not self.root.store.traits.local:
+            return listing
+        changed = [
+            (file.path, None if file.inode is None else file.inode[1])
+            for file in sorted(list_entry(self.root.store, found.place))
+        ]
+        return f"{listing}+{hashlib.blake2b(repr(changed).encode(), digest_size=16).hexdigest()}"
 
     def remember(self, found: ScannedEntry) -> None:
         """Leave with the copy what it was made of; without it the source is read next time."""
@@ -270,10 +290,13 @@ class DestinationTier:
             files = list_entry(self.root.store, found.place)
             if fingerprint_of(files) != found.entry.contents.fingerprint:
                 return
+            listing = self._listing(found)
+            if self._seen.get(name_in(self.root, found), listing) != listing:
+                return  # written since it was looked at, before it was read
             fields = {
                 # Of the data alone: gc keeps it when it thins the checkpoint.
                 "identity": identity_of(files, found.place.path),
-                "listing": found.entry.contents.fingerprint,
+                "listing": listing,
                 "manifest": _digest(manifest),
                 "source": self.root.url,
             }

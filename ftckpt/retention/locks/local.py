@@ -10,11 +10,12 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
-from ftckpt.errors import NoResourceError, RefusedError, UnsafeError, UnsupportedError
+from ftckpt.errors import DeniedError, NoResourceError, RefusedError, UnsafeError, UnsupportedError
 from ftckpt.own_files import FOLDER
 from ftckpt.storage.local.claim import claim
 from ftckpt.storage.local.folders import opened
 from ftckpt.storage.local.oserror import twice
+from ftckpt.storage.local.ownership import belongs_to, open_or_make
 
 NAME = "gc.lock"
 
@@ -82,10 +83,10 @@ def _sign(file: int, actor: str) -> None:
 
 
 def _lock_file(folder: int, url: str, name: str = NAME) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         with opened(FOLDER, folder, make=True) as own:
-            return twice(lambda: os.open(name, flags, 0o666, dir_fd=own))
+            return twice(lambda: open_or_make(name, flags, dir_fd=own))
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise UnsafeError(
@@ -95,6 +96,13 @@ def _lock_file(folder: int, url: str, name: str = NAME) -> int:
             ) from error
         if error.errno in _NO_SPACE:
             raise _NoRoom from error
+        if isinstance(error, PermissionError):
+            path = f"{url.rstrip('/')}/{FOLDER}/{name}"
+            raise DeniedError(
+                f"cannot open {path}: {error.strerror}; {belongs_to(path)}",
+                hint=f"chown -R --reference=ROOT ROOT/{FOLDER} gives it to the owner of the root",
+                file=f"{FOLDER}/{name}",
+            ) from error
         raise
 
 

@@ -26,6 +26,7 @@ from ftckpt.errors import (
 from ftckpt.retention.records import own_folder
 from ftckpt.storage.local.atomic import make_directories
 from ftckpt.storage.local.oserror import translate, twice
+from ftckpt.storage.local.ownership import open_or_make
 from ftckpt.strict_json import JsonError, decode
 
 SCHEMA = "ftckpt.log/1"
@@ -120,10 +121,10 @@ def last_time(root: Root) -> float | None:
 
 def _append(path: str, line: bytes) -> None:
     """Append a line in one write, which other appenders cannot interleave."""
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         twice(lambda: make_directories(os.path.dirname(path)))
-        fd = twice(lambda: os.open(path, flags, 0o666))
+        fd = twice(lambda: open_or_make(path, flags))
         try:
             size = os.fstat(fd).st_size
             # A line that a kill or a full disk has cut off must not spoil this one.

@@ -10,7 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ftckpt.discovery.roots import Root
-from ftckpt.errors import CorruptError, DeniedError, FtckptError, NotFoundError, UnsupportedError
+from ftckpt.errors import (
+    CorruptError,
+    DeniedError,
+    FtckptError,
+    NotFoundError,
+    UnsafeError,
+    UnsupportedError,
+)
 from ftckpt.findings import counted
 from ftckpt.own_files import TRANSFER
 from ftckpt.retention.policy import GRACE
@@ -143,5 +150,5 @@ def announced_at(store: Store, place: str) -> frozenset[str]:
     path = f"{place}/{TRANSFER}"
     try:
         return read_announced(store.read(path, 0, store.stat(path).size))
-    except (NotFoundError, CorruptError, ValueError):
+    except (NotFoundError, CorruptError, UnsafeError, ValueError):
         return frozenset()

@@ -297,7 +297,9 @@ class RemoteTrash:
         if entry.kind is not EntryKind.FILE or entry.size > MAX_BYTES:
             raise CorruptError(f"{self._store.describe(trashed.path)} is not a tombstone")
         tombstone = Tombstone.parse(
-            self._store.read(trashed.path, 0, entry.size), self._store.describe(trashed.path)
+            self._store.read(trashed.path, 0, entry.size),
+            self._store.describe(trashed.path),
+            join(self._root.base, trashed.name),
         )
         if tombstone.name != trashed.name:
             raise CorruptError(

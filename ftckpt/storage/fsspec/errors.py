@@ -14,6 +14,7 @@ from ftckpt.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from ftckpt.storage.secrets import hidden
 
 
 def _status(error: BaseException) -> int:
@@ -58,7 +59,7 @@ def is_transient(error: BaseException) -> bool:
 def translate(error: BaseException, url: str, path: str, doing: str) -> FtckptError:
     """Return the ftckpt error for a filesystem's exception while `doing` something at `url`."""
     error = _meant(error)
-    message = f"cannot {doing} {url}: {str(error) or type(error).__name__}"
+    message = f"cannot {doing} {url}: {hidden(str(error)) or type(error).__name__}"
     status = _status(error)
     if isinstance(error, FileExistsError) or status == 412:
         return ExistsError(f"{url} exists already", file=path)

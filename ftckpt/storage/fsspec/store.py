@@ -24,6 +24,7 @@ from ftckpt.storage.keys import children_of, safe_key
 from ftckpt.storage.options import StoreOptions
 from ftckpt.storage.ranges import PART, plan_runs, split_parts, waves
 from ftckpt.storage.retry import Backoff
+from ftckpt.storage.secrets import complete, queries
 from ftckpt.storage.store import Entry, EntryKind, Reader, Store, Traits, Usage
 
 from .errors import is_transient, translate
@@ -63,7 +64,7 @@ def open_remote(url: str, scheme: str, options: StoreOptions) -> Store:
         settings["requester_pays"] = True
     try:
         if scheme not in _PACKAGES:  # there the server's name is part of the address
-            settings |= fsspec.get_filesystem_class(scheme)._get_kwargs_from_urls(url)
+            settings |= fsspec.get_filesystem_class(scheme)._get_kwargs_from_urls(complete(url))
         filesystem = fsspec.filesystem(
             scheme, use_listings_cache=False, skip_instance_cache=True, **settings
         )
@@ -87,7 +88,8 @@ class FsspecStore(Store):
         self.url = url
         self._fs = filesystem
         self._options = options
-        self._root = str(filesystem._strip_protocol(url)).rstrip("/")
+        self._root = str(filesystem._strip_protocol(complete(url))).rstrip("/")
+        self._queries = {complete(one): query for one, query in queries().items()}
         self._requests = 0
         self._bytes_read = 0
         self.traits = Traits(local=False, conditional_put=None, gap=1 << 20, parallel=8)
@@ -246,7 +248,9 @@ class FsspecStore(Store):
 
     def key(self, path: str) -> str:
         """Return the filesystem's path of a key."""
-        return safe_key(self._root, path)
+        key = safe_key(self._root, path)
+        query = self._queries.get(key)
+        return key if query is None else f"{key}?{query}"
 
     def _stored(self, path: str) -> bytes | None:
         try:

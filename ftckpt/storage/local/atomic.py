@@ -11,28 +11,30 @@ import errno
 import os
 from collections.abc import Callable
 
-from ftckpt.errors import ExistsError, UnsupportedError
-from ftckpt.own_files import TEMPORARY
+from ftckpt.errors import ExistsError, UnsafeError, UnsupportedError
+from ftckpt.own_files import FOLDER, TEMPORARY
 
 from .oserror import translate
+from .ownership import give, make_folder
 
 
-def write_over(path: str, data: bytes, *, parents: bool = True) -> None:
+def write_over(path: str, data: bytes, *, parents: bool = True, mark: str = "") -> None:
     """Put `data` under `path`, replacing an existing file or link.
 
-    With `parents` it makes missing directories.
+    With `parents` it makes missing directories; `mark` begins the temporary name, so that who holds
+    a lock knows what a killed run of its own has left.
 
     Raises:
         NotFoundError: the directory is missing, without `parents`.
         DeniedError, NoResourceError, UnavailableError: the system refused.
     """
-    _write(path, data, os.rename, parents)
+    _write(path, data, os.rename, parents, mark)
 
 
-def write_new(path: str, data: bytes, *, parents: bool = True) -> None:
+def write_new(path: str, data: bytes, *, parents: bool = True, mark: str = "") -> None:
     """Put `data` under `path`, which must not exist, not even as a dangling link.
 
-    With `parents` it makes missing directories.
+    `parents` and `mark` are as in `write_over`.
 
     Raises:
         ExistsError: the name is taken.
@@ -40,14 +42,17 @@ def write_new(path: str, data: bytes, *, parents: bool = True) -> None:
         UnsupportedError: the filesystem has no hard links, so two writers cannot be told apart.
         DeniedError, NoResourceError, UnavailableError: the system refused.
     """
-    _write(path, data, _link, parents)
+    _write(path, data, _link, parents, mark)
 
 
-def _write(path: str, data: bytes, publish: Callable[[str, str], None], parents: bool) -> None:
+def _write(
+    path: str, data: bytes, publish: Callable[[str, str], None], parents: bool, mark: str
+) -> None:
     import secrets  # its import takes longer than reading a small checkpoint
 
+    _require_own(path)
     directory = os.path.dirname(path) or "."
-    temporary = os.path.join(directory, TEMPORARY + secrets.token_hex(8))
+    temporary = os.path.join(directory, TEMPORARY + mark + secrets.token_hex(8))
     try:
         if parents:
             make_directories(directory)
@@ -62,6 +67,26 @@ def _write(path: str, data: bytes, publish: Callable[[str, str], None], parents:
         if isinstance(error, ExistsError):
             raise
         raise translate(error, path, "write") from error
+
+
+def _require_own(path: str) -> None:
+    """Refuse to write where a link stands in place of ftckpt's own folder, or of one in it.
+
+    Raises:
+        UnsafeError: it is a link: who may write the root chose where this would be written.
+    """
+    before, own, below = path.rpartition(f"/{FOLDER}/")
+    if not own:
+        return
+    place = f"{before}/{FOLDER}"
+    for name in ("", *below.split("/")[:-1]):
+        place = f"{place}/{name}" if name else place
+        if os.path.islink(place):
+            raise UnsafeError(
+                f"{place} is a link: it was not made by ftckpt",
+                kind="special-file",
+                file=f"{FOLDER}/{name}".rstrip("/"),
+            )
 
 
 def link_new(made: str, path: str) -> None:
@@ -97,6 +122,7 @@ def _write_durably(path: str, data: bytes) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     fd = os.open(path, flags, 0o666)
     try:
+        give(fd, os.stat(os.path.dirname(path) or "."))
         rest = memoryview(data)
         while rest:
             rest = rest[os.write(fd, rest) :]
@@ -116,7 +142,7 @@ def make_directories(directory: str) -> None:
     parent = os.path.dirname(directory) or "."
     make_directories(parent)
     try:
-        os.mkdir(directory)
+        make_folder(directory)
     except FileExistsError:
         if not os.path.isdir(directory):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from ftckpt.errors import UnsafeError
 
 from .oserror import twice
+from .ownership import make_folder
 
 FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -25,7 +26,7 @@ def opened(name: str, folder: int, *, make: bool = False) -> Iterator[int]:
     """
     if make and status(name, folder) is None:
         with suppress(FileExistsError):
-            twice(lambda: os.mkdir(name, dir_fd=folder))
+            twice(lambda: make_folder(name, dir_fd=folder))
     try:
         fd = twice(lambda: os.open(name, FLAGS, dir_fd=folder))
     except OSError as error:

@@ -18,6 +18,8 @@ from ftckpt.errors import (
     UnsupportedError,
 )
 
+from .ownership import belongs_to
+
 T = TypeVar("T")
 
 # Errors that may pass after one failed call: a disk or a network filesystem recovers.
@@ -45,7 +47,7 @@ def translate(error: OSError, path: str, doing: str, file: str | None = None) ->
     if code in _ABSENT:
         return NotFoundError(f"{path} does not exist", file=file)
     if code in _DENIED:
-        return DeniedError(message, file=file)
+        return DeniedError(message, hint=belongs_to(path), file=file)
     if code in _NO_SPACE:
         return NoResourceError(message, hint="free space or raise the quota", file=file)
     if code in _NO_HANDLES:

@@ -10,6 +10,7 @@ from ftckpt.storage.store import Upload
 from . import writeback
 from .atomic import make_directories, sync_directory
 from .oserror import translate
+from .ownership import open_or_make
 from .pagecache import in_memory
 
 # Larger writes make larger folios of the page cache, which cost more: 2 GiB took 0.6 to 1 s of
@@ -36,10 +37,10 @@ class LocalUpload(Upload):
         self._path = path
         self._key = key
         self._file: _Descriptor | None = None
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             make_directories(os.path.dirname(path) or ".")
-            self._file = _Descriptor(os.open(path, flags, 0o666))
+            self._file = _Descriptor(open_or_make(path, flags))
             self._at_once = in_memory(self._file.number)
             os.ftruncate(self._file.number, size)
         except OSError as error:

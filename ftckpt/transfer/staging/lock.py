@@ -16,6 +16,7 @@ from contextlib import suppress
 from ftckpt.errors import DeniedError, RefusedError
 from ftckpt.storage.local.claim import claim
 from ftckpt.storage.local.oserror import translate
+from ftckpt.storage.local.ownership import make_folder, open_or_make
 
 _JOURNAL = "journal.jsonl"
 _PARTS = "parts"
@@ -36,7 +37,7 @@ def make_directory(path: str) -> None:
         OSError: the system refused.
     """
     with suppress(FileExistsError):
-        os.mkdir(path)
+        make_folder(path)
     if not stat.S_ISDIR(os.lstat(path).st_mode):
         raise RefusedError(f"{path} is not a directory", hint="remove it")
 
@@ -53,7 +54,7 @@ def make_directories(path: str) -> list[str]:
         path = os.path.dirname(path)
     for one in reversed(made):
         with suppress(FileExistsError):  # another run may make it too
-            os.mkdir(one)
+            make_folder(one)
     return made
 
 
@@ -155,8 +156,8 @@ class StagingLock:
         """
         folder = os.path.join(self._place, _PARTS)
         make_directory(folder)
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._part = os.open(os.path.join(folder, part), flags, 0o666)
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._part = open_or_make(os.path.join(folder, part), flags)
         try:
             claim(self._part, self._wanted, "write to another filesystem")
         except BlockingIOError as error:
@@ -209,8 +210,8 @@ class StagingLock:
 
     def _open(self) -> None:
         make_directory(self._place)
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._fd = os.open(self._path, flags, 0o666)
+        flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._fd = open_or_make(self._path, flags)
         if not stat.S_ISREG(os.fstat(self._fd).st_mode):
             self.release()
             raise RefusedError(f"{self._path} is not a regular file", hint="remove it")

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.errors import FtckptError
+from ftckpt.errors import FtckptError, UnsafeError
+from ftckpt.own_files import FOLDER, own_path
 from ftckpt.strict_json import decode
 from ftckpt.transfer.layout import Elements, Layout, Literal, OutputFile, Stored, Zeros
 from ftckpt.transfer.places import place_of
@@ -108,9 +109,18 @@ def read_announced(marker: bytes) -> frozenset[str]:
 
     Raises:
         ValueError: the marker does not say it.
+        UnsafeError: it names what is not below its destination, or ftckpt's own records there.
     """
     try:
-        return frozenset(decode(marker.split(b"\n")[1])["files"])
+        files = frozenset(decode(marker.split(b"\n")[1])["files"])
+        for path in files:
+            if own_path(path, "", named_by="the marker of a transfer").split("/")[0] == FOLDER:
+                raise UnsafeError(
+                    f"the marker of a transfer names {path!r}, which no transfer builds: nothing is"
+                    " touched",
+                    kind="unsafe-path",
+                )
+        return files
     except (ValueError, TypeError, KeyError, IndexError) as error:
         raise ValueError("the marker of a transfer is damaged") from error
 

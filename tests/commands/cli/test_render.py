@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ftckpt.commands.cli import render
-from ftckpt.commands.cli.render import pairs, table
+from ftckpt.commands.cli.render import block, pairs, table
 
 
 @pytest.fixture(autouse=True)
@@ -23,9 +23,9 @@ def test_words_go_on_below_themselves() -> None:
         f"   9  {'x' * 40}",
         "   8",
     ]
-    assert pairs([("bytes", "param 967.2 KiB, exp_avg 967.1 KiB\nall"), ("step", 3)]).split(
-        "\n"
-    ) == [
+    assert pairs(
+        [("bytes", block("param 967.2 KiB, exp_avg 967.1 KiB", "all")), ("step", 3)]
+    ).split("\n") == [
         "bytes  param 967.2 KiB, exp_avg 967.1",
         "       KiB",
         "       all",

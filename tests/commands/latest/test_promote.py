@@ -16,7 +16,6 @@ from ftckpt.discovery import promotion
 from ftckpt.errors import DeniedError
 from ftckpt.retention.records import log
 from ftckpt.storage import open_store
-from ftckpt.storage.local.store import LocalStore
 from ftckpt.storage.s3.store import S3Store
 from tests.commands.latest.test_latest import flip
 from tests.commands.latest.test_latest import save as torch_save
@@ -216,19 +215,20 @@ def test_a_second_promotion_is_refused(root: Path) -> None:
 
 def test_killed_before_the_last_act(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (root / "latest").write_text("step-10")
-    put = LocalStore.put
 
-    def die(store: Any, path: str, data: bytes) -> None:
-        if path == "latest":
-            raise KeyboardInterrupt
-        put(store, path, data)
+    def die(path: str, data: bytes, *, mark: str) -> None:
+        (root / f".ftckpt-tmp-{mark}0123").write_bytes(data)
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(LocalStore, "put", die)
+        patched.setattr(promotion, "write_over", die)
         assert ended("promote", str(root / "step-30")) == 130
+    other = root / ".ftckpt-tmp-of-another-verb"
+    other.write_bytes(b"")
     assert (root / "latest").read_text() == "step-10"
     assert ended("promote", str(root / "step-30")) == 0
     assert (root / "latest").read_text() == "step-30"
+    assert [*root.glob(".ftckpt-tmp-*")] == [other]
     lines = (root / ".ftckpt" / "log.jsonl").read_text().splitlines()
     events = [json.loads(line) for line in lines]
     assert [(e["from"], e["to"]) for e in events] == [("step-10", "step-30")] * 2

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ftckpt
-from ftckpt.errors import ExitCode, FtckptError
+from ftckpt.errors import ExitCode, FtckptError, NoResourceError
 from ftckpt.formats.orbax import ocdbt
 from ftckpt.formats.orbax.crc32c import _of_lanes, _update, crc32c
 from ftckpt.storage import open_store
 from ftckpt.storage.source import Source
+from ftckpt.workers import budget
 from tests.campaign import examples
 
 DATA = Path(__file__).parents[2] / "data" / "orbax"
@@ -172,6 +175,60 @@ def test_hostile_nodes(name: str, tmp_path: Path) -> None:
     with pytest.raises(FtckptError) as caught:
         read(tmp_path, head, data)
     assert int(caught.value.exit_code) == code, caught.value.message
+
+
+def shared_prefixes(count: int, length: int) -> bytes:
+    """Return a table of sizes: the first key is long, each other is it with two bytes changed."""
+    return b"".join(
+        (
+            varint(length) * (count - 1), varint(length + 2), varint(2) * (count - 1),
+        )
+    )  # fmt: skip
+
+
+def long_keys(count: int, length: int = 60_000) -> tuple[bytes, bytes]:
+    """Return prefixes and suffixes, and the bytes, of keys that share a long prefix."""
+    last = b"".join(n.to_bytes(2, "big") for n in range(count))
+    return shared_prefixes(count, length), b"a" * length + last
+
+
+def bomb_of_keys(count: int) -> bytes:
+    sizes, keys = long_keys(count)
+    return b"".join((b"\0", table(), varint(count), sizes, keys, bytes(count), bytes(count)))
+
+
+def bomb_of_paths(count: int) -> bytes:
+    sizes, paths = long_keys(count)
+    own = bytes(count)
+    return b"".join((b"\0", varint(count), sizes, own, paths, varint(1)))
+
+
+def bomb_of_children(count: int) -> bytes:
+    """Return a node whose children all have a long path, and prefixes of a long key."""
+    length = 60_000
+    files = b"".join((varint(1), varint(length), varint(0), b"d" * length))
+    sizes, keys = long_keys(count)
+    shared = varint(length + 2) * count
+    places = bytes(count) + b"".join(map(varint, range(count))) + varint(20) * count
+    return b"".join((b"\1", files, varint(count), sizes, shared, keys, places, bytes(3 * count)))
+
+
+@pytest.mark.parametrize(
+    ("bomb", "height"), [(bomb_of_keys, 0), (bomb_of_paths, 0), (bomb_of_children, 1)]
+)
+def test_what_shares_a_prefix_is_counted_as_it_unfolds(
+    bomb: Callable[[int], bytes], height: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some 100 KB unfolded to gigabytes of keys, or of paths, past `--max-memory`."""
+    monkeypatch.setattr(budget, "_budget", 32 << 20)
+    node = wrapped(NODE, bomb(4000))
+    tracemalloc.start()
+    try:
+        with pytest.raises(NoResourceError):
+            read(tmp_path, manifest(len(node), height=height), node)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.fixture(scope="module")

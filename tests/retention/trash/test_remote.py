@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from ftckpt.discovery.resolve import open_runs
 from ftckpt.errors import (
     CorruptError,
     DeniedError,
@@ -15,6 +17,7 @@ from ftckpt.errors import (
     NotFoundError,
     RefusedError,
     UnavailableError,
+    UnsafeError,
 )
 from ftckpt.own_files import MANIFEST, TRANSFER
 from ftckpt.retention.apply.outcome import Applied, Purged, Undeleted
@@ -26,6 +29,7 @@ from ftckpt.retention.policy import Policy
 from ftckpt.retention.records import pins
 from ftckpt.retention.scan import markers
 from ftckpt.retention.scan.entries import EntryClass
+from ftckpt.retention.trash.tombstone import Tombstone
 from ftckpt.storage.store import Entry
 from tests.builders.small_format import MARKER, Small
 from tests.retention.remote_roots import (
@@ -353,8 +357,71 @@ class TestReclaiming:
         store.put(one, store.read(other))
         store.now += 2 * DAY
         done = purged(store)
-        assert isinstance(done.failed[one], CorruptError)
+        assert isinstance(done.failed[one], UnsafeError)
         assert "step-1/data" in content(store)
+
+    @pytest.mark.parametrize("where", ["files", "more files", "versions", "markers"])
+    def test_keys_outside_its_entry_stop_it_before_anything_is_touched(
+        self, store: TimedStore, where: str
+    ) -> None:
+        """Who may put a key, and delete none, had the newest checkpoint deleted by a purge."""
+        applied(store)
+        path = next(key for key in keys(store) if "~step-1" in key)
+        store.now += 2 * DAY
+        others = store.walk("step-5")
+        own = Tombstone.parse(store.read(path), path, "step-1").files
+        changes: dict[str, dict[str, Any]] = {
+            "files": {"files": tuple(others)},
+            "more files": {"files": (*own, *others)},
+            "versions": {"versions": tuple(others)},
+            "markers": {"markers": {"step-5/planted": b"evil"}},
+        }
+        plant(store, path, **changes[where])
+        before = content(store)
+        assert undeleted(store, "step-1").failed["step-1"].exit_code is ExitCode.UNSAFE
+        assert content(store) == before
+        done = purged(store)
+        assert isinstance(done.failed[path], UnsafeError)
+        assert done.code is ExitCode.UNSAFE
+        kept = {key: data for key, data in before.items() if key[:6] in ("step-1", "step-5")}
+        assert kept.items() <= content(store).items()
+        assert newest(store) == "step-5"
+
+    def test_one_about_the_records_of_the_root_is_refused(self, store: TimedStore) -> None:
+        applied(store)
+        (root,) = open_runs(place_of(store), [Small()])
+        pins.pin(root, "step-5", owner="bob", reason="paper", now=NOW)
+        path = next(key for key in keys(store) if "~step-1" in key)
+        planted = path.replace("~step-1", "~.ftckpt")
+        store.put(planted, store.read(path))
+        plant(store, planted, name=".ftckpt", files=store.walk(".ftckpt/pins"), markers={})
+        store.now += 2 * DAY
+        assert isinstance(purged(store).failed[planted], UnsafeError)
+        assert store.walk(".ftckpt/pins")
+
+    @pytest.mark.parametrize(
+        ("there", "here"),
+        [
+            ("step-1", "runs/alpha/step-1"),
+            ("runs/alpha/step-1", "step-1"),
+            ("a/step-1", "a/step-1"),
+        ],
+    )
+    def test_a_store_that_was_opened_above_or_below_spells_the_same_keys(
+        self, there: str, here: str
+    ) -> None:
+        files = (Entry(f"{there}/data", 5, NOW, etag="x"), Entry(f"{there}/{MARKER}", 1, NOW))
+        made = Tombstone(
+            "step-1", True, NOW, "alice", ("old",), files, (), {f"{there}/{MARKER}": b"m"}
+        )
+        read = Tombstone.parse(made.dump(), "tombstone", here)
+        assert [file.path for file in read.files] == [f"{here}/data", f"{here}/{MARKER}"]
+        assert read.markers == {f"{here}/{MARKER}": b"m"}
+
+
+def plant(store: TimedStore, path: str, **change: Any) -> None:
+    """Put a tombstone with other content, and the digest of it."""
+    store.put(path, replace(Tombstone.parse(store.read(path), path, "step-1"), **change).dump())
 
 
 class TestATransferThatWasUnderWay:

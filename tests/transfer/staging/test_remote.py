@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import xxhash
 
-from ftckpt.errors import ExistsError, NotFoundError, RefusedError
+from ftckpt.errors import ExistsError, NotFoundError, RefusedError, UnsafeError
 from ftckpt.own_files import MANIFEST, TRANSFER
 from ftckpt.storage.memory import MemoryStore
 from ftckpt.storage.store import Entry
@@ -126,3 +127,17 @@ def test_a_run_that_another_one_overtakes_writes_nothing(store: MemoryStore) -> 
     one.publish({}, CONTENT)
     with pytest.raises(RefusedError, match="has ended meanwhile"):
         two.open(FILE)
+
+
+@pytest.mark.parametrize("planted", ["../step-400/.metadata", "/x", ".ftckpt/pins/a/b.json", 7])
+def test_a_planted_marker_that_names_anything_else_removes_nothing(
+    store: MemoryStore, planted: object
+) -> None:
+    _built(store).close()
+    store.put(".ftckpt/pins/a/b.json", b"{}")
+    marker = b'{"schema": 1, "transfer": "other"}\n'
+    store.put(TRANSFER, marker + json.dumps({"files": ["data", planted]}).encode() + b"\n")
+    before = {entry.path for entry in store.walk("")}
+    with pytest.raises(UnsafeError):
+        _begun(store, restart=True)
+    assert {entry.path for entry in store.walk("")} == before
