@@ -13,7 +13,6 @@ from ftckpt.checkpoint import Box, Kind, Piece, TensorInfo
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.checkpoint.names import unwrapped
 from ftckpt.checkpoint.steps import role_of
-from ftckpt.comparison.state import about
 from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.formats.pickles.unpickle import Inert
 from ftckpt.formats.pickles.walk import Path, field_names, leaves, step_of
@@ -31,6 +30,7 @@ from ftckpt.formats.state.vocabulary import AVERAGES, MODEL, NETWORK, OPTIMIZERS
 from ftckpt.formats.torch_files.inner import inner_kind, inner_tensors, outer_view, shown_suffix
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.formats.torch_files.values import Composite, SubclassRef, TensorRef
+from ftckpt.inspection.training_state import about
 
 # Names of state that one file may give; more are of no use to anyone.
 MAX_NAMES = 4096

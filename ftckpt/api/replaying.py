@@ -156,10 +156,11 @@ def replay_audit(
     Raises:
         FtckptError: a checkpoint cannot be opened or read.
     """
-    from ftckpt.formats.state.fields import state_fields
+    from ftckpt.formats.state.fields import state_contents, state_fields
     from ftckpt.replay.audit import audit
 
     audited = opened(checkpoint, stores)
     following = opened(against, stores) if against else None
     variables = os.environ if environment is None else environment
-    return audit(audited, following, variables, counter, state_fields(audited))
+    fields = state_fields(audited)
+    return audit(audited, following, variables, counter, fields, state_contents)
