@@ -153,7 +153,7 @@ def _members_form(value: Sequence[Any]) -> str:
     if forms - {"", "number"}:
         return min(forms - {"", "number"})
     few = len(value) < _TWISTER and not forms
-    return "number" if few and set(map(type, value)) <= {int, float, bool, str} else ""
+    return "number" if few and set(map(type, value)) <= {float, bool, str} else ""
 
 
 def _generator(value: Sequence[Any]) -> str:

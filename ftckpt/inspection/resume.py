@@ -81,8 +81,9 @@ def resume_check(
         contents: reads its non-tensor state. None: by names alone, for who knows that its names are
             those of the table; then *absent* means "without a known name".
     """
-    tensors = _Tensors.of(checkpoint)
     found = Found() if contents is None else look(checkpoint, contents)
+    shown = {name for names in found.shown.values() for name in names}
+    tensors = _Tensors.of(checkpoint, shown)
     names = _Names(checkpoint, tensors.others, found)
     out: list[ResumeItem] = []
     for row in TABLE:
@@ -167,6 +168,7 @@ class _Tensors:
         optimizer: all of the optimizer's.
         masters: of any component.
         others: of neither model, optimizer nor a moving average.
+        shown: keys of those of which the content shows what they are.
 
     `unexplained` are the others of which no row of the table knows the name.
     """
@@ -175,11 +177,12 @@ class _Tensors:
     optimizer: list[TensorInfo]
     masters: list[TensorInfo]
     others: list[TensorInfo]
+    shown: Set[str]
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint) -> _Tensors:
+    def of(cls, checkpoint: Checkpoint, shown: Set[str]) -> _Tensors:
         """Sort them, by runs of the same component and kind: there may be a million."""
-        found = cls([], [], [], [])
+        found = cls([], [], [], [], shown)
         alike = attrgetter("component", "kind")
         for (component, kind), tensors in groupby(checkpoint.tensors.values(), key=alike):
             run = list(tensors)
@@ -204,7 +207,11 @@ class _Tensors:
     @cached_property
     def unexplained(self) -> list[TensorInfo]:
         known = [p for row in TABLE for p in (row.known, row.hint) if p is not None]
-        return [t for t in self.others if not any(p.search(spoken(t.key, t)) for p in known)]
+        return [
+            t
+            for t in self.others
+            if t.key not in self.shown and not any(p.search(spoken(t.key, t)) for p in known)
+        ]
 
     def absent(self, row: StateRow, reason: str, *, needed: bool = True) -> ResumeItem:
         """Return that something is absent; cannot tell while an unknown tensor may hold it."""
@@ -227,7 +234,9 @@ class _Names:
         self._content = content
         extra = (spoken(tensor.key, tensor) for tensor in tensors)
         # A file beside the tensors that the format does not open may also hold state.
-        beside = (name for name in checkpoint.source.entries if name.endswith(_STATE_FILES))
+        members = set(checkpoint.members())
+        entries = (name for name in checkpoint.source.entries if name not in members)
+        beside = (name for name in entries if name.endswith(_STATE_FILES))
         self.names = list(
             dict.fromkeys(
                 [*checkpoint.fields(), *checkpoint.objects, *extra, *beside, *content.names]
@@ -263,7 +272,9 @@ class _Names:
         if found:
             # Of many files of ranks not all are opened: these may hold it too.
             ranks = self._ranks([*found, *hints]) if row.per_rank else None
-            reason = f"found as {found[0]}" if by_name else f"the content of {found[0]} shows it"
+            reason = (
+                f"found as {found[0]}" if by_name else f"{found[0]} holds it, as its content shows"
+            )
             if ranks is not None and self.saving_ranks is not None and ranks < self.saving_ranks:
                 reason += f", but only of {ranks} of {self.saving_ranks} ranks"
             return _item(row, Presence.PRESENT, reason, found, ranks=ranks,

@@ -57,7 +57,8 @@ _ALONE: dict[str, frozenset[str]] = {
         {
             "_sampler_iter_yielded", "_num_yielded", "_sampler_iter_state", "_iterator_finished",
             "_steps_since_snapshot", "iterations_in_epoch", "batches_processed", "sample_in_epoch",
-            "dataset_fingerprint", "samples_seen", "next_sample", "last_micro_batch_access_index",
+            "dataset_fingerprint", "samples_seen", "consumed_samples", "next_sample",
+            "last_micro_batch_access_index",
         }
     ),
 }  # fmt: skip
@@ -217,6 +218,10 @@ def _show(checkpoint: Checkpoint, leaves: Sequence[Leaf], found: Found) -> None:
     for parent, children in below.items():
         for key in _shown_by(children):
             shown.setdefault(key, []).append(parent)
+    if not checkpoint.tensors:  # a file of its own may hold a component and nothing else
+        tops = {leaf.name.partition(".")[0]: leaf.name for leaf in leaves}
+        for key in _shown_by(set(tops)):
+            shown.setdefault(key, []).append(next(iter(tops.values())))
 
 
 def _shown_by(names: set[str]) -> Iterator[str]:
