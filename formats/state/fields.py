@@ -28,6 +28,7 @@ from ftckpt.transfer.content import Content
 from .objects import StateObjects
 from .paths import recorded_paths
 from .same_object import state_digest
+from .vocabulary import OPTIMIZERS
 
 _RANK = re.compile(r"rank_(\d+)\.(?=.)")
 # Megatron stores a distributed optimizer's groups once for each set of ranks that share them, or
@@ -107,6 +108,9 @@ def _inside(value: Any) -> Any:
 def _owned(name: str) -> tuple[str, int | None]:
     """Return the name of a value without its rank, and the rank."""
     name = name.removeprefix("0.")  # Megatron keeps its common state in a list of one
+    first, _, rest = name.partition(".")
+    if first in OPTIMIZERS and rest.startswith("param_groups"):
+        name = f"optimizer.{rest}"  # a trainer's word for it is no difference
     for pattern, instead in ((_RANK, ""), (_GROUP, "optimizer.optimizer.")):
         match = pattern.match(name)
         if match:

@@ -119,10 +119,10 @@ def replay_compare(
     for restart in (a, b) if u is not None else ():
         if restart.numbered == "counted":
             raise UnverifiedError(
-                f"{restart.name} counts its steps from 1, and a restart begins later: which steps of"
-                " the reference they are is not known",
-                hint="record it again with ftckpt.hook.step(step=...), or with FTCKPT_REPLAY_AT=STEP"
-                " for the step of its checkpoint",
+                f"{restart.name} counts its steps from 1, and a restart begins later: which steps"
+                " of the reference they are is not known",
+                hint="record it again with ftckpt.hook.step(step=...), or with"
+                " FTCKPT_REPLAY_AT=STEP, the step of its checkpoint",
             )
     begin, end = _common([a, b] if u is None else [u, a, b])
     first, last = first or begin, last or end

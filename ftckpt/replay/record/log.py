@@ -64,8 +64,8 @@ class Log:
         limits: what the log cannot show, in words: rounded numbers, no state.
         conditions: versions, threads and settings, from its first rank.
         numbered: where the numbers of its steps come from: `given` by `replay run` or
-            FTCKPT_REPLAY_AT, `told` by `ftckpt.hook.step`, or `counted` from 1, which is wrong for a
-            restart; "" if the log does not say.
+            FTCKPT_REPLAY_AT, `told` by `ftckpt.hook.step`, or `counted` from 1, which is wrong
+            for a restart; "" if the log does not say.
     """
 
     name: str
