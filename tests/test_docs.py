@@ -307,8 +307,8 @@ def complaint(words: list[str]) -> str:
 
     if words[0] not in {verb.split()[0] for verb in verbs.VERBS} | {"version"}:
         return f"no verb {words[0]}"
-    root = typer.main.get_command(app.app)
-    usage_error = typer.BadParameter.__mro__[1]  # typer has a click of its own
+    root: Any = typer.main.get_command(app.app)
+    usage_error: Any = typer.BadParameter.__mro__[1]  # typer has a click of its own
     try:
         with root.make_context("ftckpt", words, obj=Invocation(verb=words[0])) as ctx:
             name, command, arguments = root.resolve_command(ctx, [*ctx._protected_args, *ctx.args])
@@ -331,7 +331,7 @@ def wrong_values(command: Any, given: dict[str, Any]) -> Iterator[str]:
     from ftckpt.api.choosing import require_one_root
 
     for parameter in command.params:
-        value = given.get(parameter.name)
+        value: Any = given.get(parameter.name)
         if parameter.param_type_name == "argument":
             for path in value if isinstance(value, (list, tuple)) else (value,):
                 if DURATION.fullmatch(str(path)):

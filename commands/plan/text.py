@@ -96,6 +96,12 @@ def _confidence(plan: Plan) -> Iterator[tuple[str, object]]:
             f"  at {confidence} limits",
             f"{spread}, as a failure comes every {brief_duration(low)} to {brief_duration(high)}",
         )
+        if failures.dispersion == 1:
+            yield (
+                "  which hold",
+                "for independent failures (Poisson); where failures come in clusters, limits of "
+                "95 % have held in 70 to 89 % of trials",
+            )
     if plan.goodput_limits is not None:
         worst, best = plan.goodput_limits
         yield "  goodput there", f"{percent(worst)} to {percent(best)} with the interval advised"

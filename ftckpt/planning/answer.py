@@ -272,7 +272,7 @@ def _improvements(question: Question, best: Forecast, outcome: Outcome) -> list[
     at, most = best.interval_s, best.exact
     if question.pauses:  # a period with pauses in it is best longer
         factor = 2 * (1 + question.pauses / at)
-        at = float(peak(lambda tried: question.outcome(tried).useful, at, factor))
+        at = float(peak(lambda tried: question.outcome(float(tried)).useful, at, factor))
         most = float(question.outcome(at).useful)
     found = [Improvement("the best interval", at, most, most - now)]
     if question.pauses:

@@ -214,11 +214,11 @@ def test_a_generator_is_no_weight(state: dict[str, Any], distributed: bool, tmp_
 
 
 def dcp_save(state: dict[str, Any], place: Path) -> None:
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that one process saves is what is meant
-        dcp.save(state, checkpoint_id=str(place), no_dist=True)
+        save(state, checkpoint_id=str(place), no_dist=True)
 
 
 def named_moments(job: Job) -> dict[str, Any]:

@@ -39,7 +39,13 @@ def test_where_a_restart_needs_the_optimizer_they_only_cost() -> None:
 
 
 def test_what_is_out_of_range_is_refused() -> None:
-    for bad in ((0, 1, 1, 1, None), (1, 0, 1, 1, None), (1, 1, 0, 1, None), (1, 1, 1, -1, 0.0)):
+    bads: list[tuple[float, float, int, float, float | None]] = [
+        (0, 1, 1, 1, None),
+        (1, 0, 1, 1, None),
+        (1, 1, 0, 1, None),
+        (1, 1, 1, -1, 0.0),
+    ]
+    for bad in bads:
         with pytest.raises(UsageError):
             weights_only(*bad, JOB)
 
