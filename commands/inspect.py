@@ -86,6 +86,7 @@ def command(
     --resume it also says where the files of it are missing or cut. Never reads tensor bytes and
     never runs code from a file.
     """
+    from ftckpt.formats.state.fields import state_contents
     from ftckpt.inspection import inspect, matching
 
     invocation = invoked(ctx)
@@ -97,7 +98,7 @@ def command(
         _show_tensor(invocation, checkpoint, tensor, sort)
         return None
     listed = _sorted(matching(checkpoint, match), sort) if match or tensors else None
-    result = inspect(checkpoint)
+    result = inspect(checkpoint, state_contents)
     if resume:
         from ftckpt.verification.structure import with_structure
 

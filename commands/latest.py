@@ -130,8 +130,8 @@ def command(
     tier that cannot be read may hold the newest: nothing is taken then, with its code, unless
     --allow-missing-tier is given.
     """
-    from ftckpt.api.choosing import require_one_root
-    from ftckpt.discovery.conditions import Worlds, all_of, lacking
+    from ftckpt.api.choosing import require_one_root, requiring
+    from ftckpt.discovery.conditions import Worlds, all_of
     from ftckpt.discovery.select import SelectionRules, select
 
     invocation = invoked(ctx)
@@ -154,7 +154,7 @@ def command(
     if or_reshard and world_size is None:
         raise UsageError("--or-reshard needs --world-size")
     worlds = Worlds(world_size, any_size=or_reshard)
-    condition = all_of([partial(lacking, parts=parts, note=invocation.say), worlds])
+    condition = all_of([requiring(parts, invocation.say), worlds])
     rules = SelectionRules(
         limit, choice.max_fallback, skip_unverified, skip_unsafe, condition,
         weights,

@@ -111,9 +111,7 @@ def command(
     Killed and run again, it goes on; what an earlier run has made of the same files is checked and
     taken. The code is that of the step that failed; 9 is a first start and nothing else.
     """
-    from functools import partial
-
-    from ftckpt.discovery.conditions import lacking
+    from ftckpt.api.choosing import requiring
     from ftckpt.discovery.select import SelectionRules, select
 
     invocation = invoked(ctx)
@@ -126,7 +124,7 @@ def command(
     bound_memory(max_memory)
     run = RunOptions(jobs=jobs, limit_rate=limit_rate, max_memory=max_memory)
     job = _Job(world, sizes, layout, scratch, rules, run)
-    condition = partial(lacking, parts=choice.parts, note=invocation.say)
+    condition = requiring(choice.parts, invocation.say)
     checks = checks_of(invocation, verify, choice)
     found = select(
         read_root(invocation, root),

@@ -24,7 +24,7 @@ from .options import BoundOptions, CostOptions, FailureOptions
 from .presets import show_presets
 from .simulation import read_ageing, read_law, simulation_text
 from .text import headline, text_of
-from .weights import read_weights, weights_record, weights_text
+from .weights import read_pause, read_weights, weights_record, weights_text
 
 if TYPE_CHECKING:
     from ftckpt.planning.simulation import Simulated
@@ -131,10 +131,11 @@ def command(
         rule=model,
         interval=positive(interval, "--interval") if interval else None,
     )
-    plan = answer(question)
+    pause = read_pause(costs, question.model)
+    plan = answer(replace(question, pauses=costs.weights_between * pause))
     invocation.report(**record(plan, notes))
     parts = list(text_of(plan, notes, currency(bounds)))
-    between = read_weights(costs, plan)
+    between = read_weights(costs, plan, pause)
     if between is not None:
         invocation.report(weights=weights_record(between))
         parts.append(weights_text(between))
@@ -189,15 +190,16 @@ def _simulate(
     runs, failures, seed = size
 
     def at(interval: float, seed: int) -> Simulated:
-        return simulated(
+        made = simulated(
             model,
-            interval,
+            interval + plan.question.pauses,
             drawn,
             runs=runs,
             failures=failures,
             seed=seed,
             counter=invocation.counter,
         )
+        return made.with_pauses(interval, plan.question.pauses)
 
     found = at(chosen, seed)
     verdict = agreement(float(plan.outcome.useful), found)

@@ -10,7 +10,7 @@ from ftckpt.amounts import decimal_bytes
 from ftckpt.commands.cli.invocation import Result, invoked
 from ftckpt.commands.cli.parameters import option
 from ftckpt.commands.cli.render import brief_duration, table
-from ftckpt.errors import ExitCode
+from ftckpt.errors import ExitCode, UsageError
 from ftckpt.planning import quantities
 from ftckpt.planning.models import compression
 
@@ -47,6 +47,8 @@ def command(
         "codec_bytes_per_s": quantities.bandwidth(codec_bw, "--codec-bw"),
         "storage_bytes_per_s": quantities.bandwidth(storage_bw, "--storage-bw"),
     }
+    if not inputs["bytes"] > 0:
+        raise UsageError(f"--size {size}: this must be above zero")
     found = compression.compare(*inputs.values())
     times = {
         "uncompressed": float(found.plain),

@@ -23,6 +23,10 @@ EXAMPLES = (
         "ftckpt plan elastic --from-gpus 1024 --to-gpus 1016 --batch 4096 --lr 3e-4 --reshard 6m",
         "and whether to wait for spares",
     ),
+    (
+        "ftckpt plan elastic --from-gpus 48 --to-gpus 64 --batch 1920 --lr 1e-3 --reshard 6m",
+        "capacity comes back: how long it must stay to be worth a restart",
+    ),
 )
 CODES = {ExitCode.OK: "printed", ExitCode.USAGE: "a number is none, or the batch does not divide"}
 
@@ -52,6 +56,7 @@ def command(
                 "accumulation": accumulation},
         options=ways,
         shrink_above_s=None,
+        grow_above_s=None,
     )  # fmt: skip
     rows = [
         [way.name, way.per_gpu, way.accumulation, f"{way.batch:,}",
@@ -63,13 +68,18 @@ def command(
             "step time>", "activations>", "keeps"]  # fmt: skip
     invocation.print(table(head, rows))
     if reshard:
-        if after >= before:
-            raise UsageError("--reshard weighs waiting for spares, and no GPU was lost")
+        if after == before:
+            raise UsageError("--reshard weighs another number of GPUs, and it is the same")
         seconds = quantities.duration(reshard, "--reshard")
-        wait = elastic.shrink_above(seconds, before, before - after)
-        invocation.report(shrink_above_s=wait)
+        if after > before:
+            stay = elastic.grow_above(seconds, before, after - before)
+            invocation.report(grow_above_s=stay)
+            advice = f"go on with {after:,} if they stay longer than {brief_duration(stay)}"
+        else:
+            wait = elastic.shrink_above(seconds, before, before - after)
+            invocation.report(shrink_above_s=wait)
+            advice = f"wait for spares that come within {brief_duration(wait)}"
+            advice = f"{advice}; else go on with {after:,}"
         invocation.print()
-        invocation.print(
-            f"wait for spares that come within {brief_duration(wait)}; else go on with {after:,}"
-        )
+        invocation.print(advice)
     return Result(ExitCode.OK, f"{len(ways)} ways to go on with {after:,} GPUs")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from ftckpt.commands.cli.render import brief_duration
@@ -85,12 +86,17 @@ _WORTH = 0.1
 
 def _seen(seen: quantities.ObservedFailures, notes: Notes, detect: float) -> Iterator[Counted]:
     """Yield the counted failures by component, and note what fewer of them would bring."""
-    parts = notes.measured.components
+    parts, scatter = notes.measured.components, notes.measured.dispersion
+    if scatter > 1:
+        notes.remarks.append(
+            f"failures come in clusters: their number scatters {scatter:.1f} times as much as that "
+            f"of independent ones, so the limits are {math.sqrt(scatter):.1f} times as wide"
+        )
     if not parts or set(parts) == {""}:
-        yield Counted("counted", *seen, detect=detect)
+        yield Counted("counted", *seen, detect=detect, dispersion=scatter)
     else:
         for name, number in parts.items():
-            yield Counted(name or "unknown", number, seen.seconds, detect=detect)
+            yield Counted(name or "unknown", number, seen.seconds, detect, scatter)
             share = number / seen.failures
             if name and _WORTH <= share < 1:
                 change = f"failures of {name} half as often"

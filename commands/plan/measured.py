@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftckpt.amounts import decimal_bytes
@@ -10,6 +11,7 @@ from ftckpt.commands.cli.invocation import Invocation
 from ftckpt.commands.cli.render import brief_duration
 from ftckpt.errors import UsageError
 from ftckpt.planning import quantities
+from ftckpt.planning.poisson import dispersion
 from ftckpt.planning.quantities import ObservedFailures
 
 from .notes import Measured, Notes
@@ -130,7 +132,12 @@ def _logs(invocation: Invocation, paths: Sequence[str], zone: str) -> Notes:
     remarks += [f"{one.path} ends too early: {one.cut}" for one in read.logs if one.cut]
     if any(one.zoneless for one in read.logs):
         remarks.append(f"times without a zone were read as {zone} (--timezone)")
-    return Notes(_of_log(log, name, lemons), remarks)
+    times = [one.time for one in report.incidents if one.exposed and one.time is not None]
+    began, ended = report.began, report.ended
+    scatter = 1.0
+    if began is not None and ended is not None:
+        scatter = dispersion([time - began for time in times], ended - began)
+    return Notes(replace(_of_log(log, name, lemons), dispersion=scatter), remarks)
 
 
 def _of_log(log: RunLog, name: str, lemons: Mapping[str, tuple[int, float]]) -> Measured:

@@ -30,6 +30,7 @@ class Measured:
         lemons: nodes that fail more often than chance explains: their failures, and those of a mean
             node.
         whole_recovery: whether `restart` was measured from the failure, detection included.
+        dispersion: by how much the failures scatter more than independent ones would; >= 1.
     """
 
     source: str
@@ -46,6 +47,7 @@ class Measured:
     components: Mapping[str, int] = field(default_factory=dict)
     lemons: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     whole_recovery: bool = False
+    dispersion: float = 1.0
 
 
 @dataclass

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from ftckpt.amounts import brief_duration, decimal_bytes
 from ftckpt.commands.cli.render import block, pairs, table
-from ftckpt.planning import Model, Plan, Tiered
+from ftckpt.findings import listed
+from ftckpt.planning import Model, Plan, Silent, Tiered
 from ftckpt.planning.bounds import Constraint
 from ftckpt.planning.models.outcome import Outcome
 
@@ -61,9 +62,11 @@ def headline(plan: Plan) -> str:
 
 def _but(model: Model) -> str:
     """Return the costs that were taken as zero, which make the answer better than the truth."""
-    free = [word for word, seconds in (("detection", model.detect), ("restart", model.reload))
-            if not seconds]  # fmt: skip
-    return f" (with {' and '.join(free)} taken as free)" if free else ""
+    parts = [("detection", model.detect), ("restart", model.reload)]
+    if isinstance(model, Silent):
+        parts.append(("verification", model.verify))
+    free = [word for word, seconds in parts if not seconds]
+    return f" (with {listed(free, len(free))} taken as free)" if free else ""
 
 
 def text_of(plan: Plan, notes: Notes, currency: str) -> Iterator[str]:
@@ -93,6 +96,12 @@ def _confidence(plan: Plan) -> Iterator[tuple[str, object]]:
             f"  at {confidence} limits",
             f"{spread}, as a failure comes every {brief_duration(low)} to {brief_duration(high)}",
         )
+        if failures.dispersion == 1:
+            yield (
+                "  which hold",
+                "for independent failures (Poisson); where failures come in clusters, limits of "
+                "95 % have held in 70 to 89 % of trials",
+            )
     if plan.goodput_limits is not None:
         worst, best = plan.goodput_limits
         yield "  goodput there", f"{percent(worst)} to {percent(best)} with the interval advised"
@@ -128,19 +137,22 @@ def _reasons(plan: Plan, notes: Notes) -> Iterator[str]:
     by = f": {parts}" if len(causes) > 1 else f" ({next(iter(causes))})"
     yield f"the job fails every {brief_duration(question.failures.mtbf)} on average{by}"
     yield from _saving(question.model)
+    if question.pauses:
+        stops = brief_duration(question.pauses)
+        yield f"the weights-only saves between two full ones stop it for {stops} together"
     yield from _failing(question.model)
     yield from notes.remarks
     if notes.measured.interval is not None:
         now = notes.measured.interval
-        goodput = float(question.model.outcome(now).useful)
+        goodput = float(question.outcome(now).useful)
         gain = float(plan.outcome.useful) - goodput
         yield (
             f"now it saves after every {brief_duration(now)} of work: {percent(goodput)} useful, "
             f"{points(gain)} with the interval advised"
         )
     exact = plan.interval.exact_s
-    twice = [float(question.model.outcome(f * exact).useful) for f in (0.5, 2.0)]
-    best = float(question.model.outcome(exact).useful)
+    twice = [float(question.outcome(f * exact).useful) for f in (0.5, 2.0)]
+    best = float(question.outcome(exact).useful)
     yield (
         f"the optimum is flat: half of it gives {points(twice[0] - best)}, "
         f"twice of it {points(twice[1] - best)}"
@@ -174,6 +186,8 @@ def _failing(model: Model) -> Iterator[str]:
             costs.append(words)
         else:
             free.append(flag)
+    if isinstance(model, Silent) and not model.verify:
+        free.append("--verify-cost (a check before each save that finds every silent error)")
     if costs:
         yield f"a failure costs {', '.join(costs)}"
     if free:

@@ -9,16 +9,16 @@ from ftckpt.amounts import brief_duration
 from ftckpt.commands.cli.render import block
 from ftckpt.errors import UsageError
 from ftckpt.findings import counted
-from ftckpt.planning import Plan, Tiered, quantities
+from ftckpt.planning import Model, Plan, Tiered, quantities
 from ftckpt.planning.models.weights_alone import WeightsOnly, weights_only
 from ftckpt.planning.state_size import state_parts
 
 from .options import CostOptions
-from .text import percent, points
+from .text import points
 
 
-def read_weights(costs: CostOptions, plan: Plan) -> WeightsOnly | None:
-    """Return what they are worth at the interval of a plan; None where none are made.
+def read_pause(costs: CostOptions, model: Model) -> float:
+    """Return the seconds that one of them stops the training; 0 where none are made.
 
     Raises:
         UsageError: an option cannot be understood, contradicts another, or one is missing.
@@ -27,20 +27,26 @@ def read_weights(costs: CostOptions, plan: Plan) -> WeightsOnly | None:
         for flag, text in (("--weights-save", costs.weights_save), ("--rewarm", costs.rewarm)):
             if text:
                 raise UsageError(f"{flag} needs --weights-between: how many are there?")
-        return None
-    model = plan.question.model
+        return 0.0
     if isinstance(model, Tiered):
         raise UsageError("--tier and --weights-between are not planned for together")
     if costs.weights_save:
-        save = quantities.duration(costs.weights_save, "--weights-save")
-    else:
-        save = model.stall * _share(costs)
+        return quantities.duration(costs.weights_save, "--weights-save")
+    return model.stall * _share(costs)
+
+
+def read_weights(costs: CostOptions, plan: Plan, pause: float) -> WeightsOnly | None:
+    """Return what they are worth at the interval of a plan; None where none are made."""
+    if not costs.weights_between:
+        return None
+    model = plan.question.model
     return weights_only(
         plan.interval.chosen_s,
         model.rollback_mtbf,
         costs.weights_between,
-        save,
+        pause,
         quantities.duration(costs.rewarm, "--rewarm") if costs.rewarm else None,
+        model.outcome,
     )
 
 
@@ -66,7 +72,7 @@ def weights_text(found: WeightsOnly) -> str:
     each = brief_duration(found.save_s)
     lines = [
         f"{counted(found.between, 'weights-only save')} of {each} between two full ones",
-        f"- they cost {percent(found.cost)} of the work",
+        f"- they cost {points(-found.cost)}, which the goodput above has in it",
     ]
     if found.rewarm_s is None:
         lines.append(
@@ -77,7 +83,7 @@ def weights_text(found: WeightsOnly) -> str:
         loses = brief_duration(found.rewarm_s)
         lines.append(
             f"- an inexact resume from one loses {loses} besides: {points(found.gain)}, together "
-            f"{points(found.worth)} (first order)"
+            f"{points(found.worth)} (first order, not in the goodput above)"
         )
         if not found.gain:
             most = brief_duration(found.most_rewarm_s)

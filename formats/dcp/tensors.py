@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ftckpt.checkpoint import Box, Extent, Piece, TensorInfo, tensor_key
+from ftckpt.checkpoint import Box, Extent, Kind, Piece, TensorInfo, tensor_key
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.errors import CorruptError
+from ftckpt.formats.state.vocabulary import is_generator
 from ftckpt.formats.state.wrappers import Homes, find_homes, names_of
 from ftckpt.formats.torch_files.inner import inner_kind
 from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
@@ -43,6 +44,8 @@ def logical_tensors(
     for (component, kind, said), (name, size, dtype, pieces) in zip(
         names_of(rows, homes), _rows(meta), strict=True
     ):
+        if dtype.name == "uint8" and component == "model" and is_generator(said, "uint8", size):
+            component, kind = f"extra:{said.partition('.')[0]}", Kind.OTHER
         # If our reading maps two stored names to one tensor, they stay separate.
         key = tensor_key(component, kind, said)
         while key in tensors:

@@ -16,18 +16,17 @@ Source: optax 0.2 `transforms/_accumulation.py`, `_src/transform.py`; flax
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Kind
+from ftckpt.formats.state.vocabulary import AVERAGES, MODEL, NETWORK, OPTIMIZERS
 
 Path = tuple[str, ...]
 Shape = tuple[int, ...]
 
 _PARAMS = "params"
-_OPTIMIZERS = frozenset(("opt_state", "optimizer_state", "optimizer", "opt"))
 HOME = "ftckpt"
-_AVERAGES = frozenset(("ema_params", "ema"))
 _BUFFERS = frozenset(("batch_stats",))
 _KINDS = frozenset(str(kind) for kind in Kind)
 _STATES = {
@@ -73,15 +72,22 @@ def leaves_of(shapes: Mapping[Path, Shape]) -> dict[Path, StateLeaf]:
     Args:
         shapes: of all arrays, by path.
     """
-    whole = any(path[0] == _PARAMS and len(path) > 1 for path in shapes)
-    params = {path[1:]: shape for path, shape in shapes.items() if path[0] == _PARAMS and path[1:]}
-    found = {path: _leaf(path, shape, params, whole=whole) for path, shape in shapes.items()}
+    model = _model_in(shapes)
+    params = {path[1:]: shape for path, shape in shapes.items() if path[0] == model and path[1:]}
+    found = {path: _leaf(path, shape, params, model) for path, shape in shapes.items()}
     # Two states of one parameter (an optimizer inside another) have no name of their own.
     uses = Counter(found.values())
     return {
         path: leaf if uses[leaf] == 1 else StateLeaf(leaf.component, Kind.OTHER, ".".join(path))
         for path, leaf in found.items()
     }
+
+
+def _model_in(paths: Iterable[Path]) -> str:
+    """Return the key that the model lies below; "" where the model is at the top."""
+    tops = {path[0] for path in paths if len(path) > 1}
+    known = [key for key in (_PARAMS, *MODEL) if key in tops] or [k for k in NETWORK if k in tops]
+    return known[0] if known else ""
 
 
 def _is_component(name: str) -> bool:
@@ -101,11 +107,11 @@ def parameter_and_leaf(name: str, parameters: Container[str]) -> tuple[str, str]
     return (parameter, leaf) if parameter in parameters else ("", "")
 
 
-def _leaf(path: Path, shape: Shape, params: Mapping[Path, Shape], *, whole: bool) -> StateLeaf:
+def _leaf(path: Path, shape: Shape, params: Mapping[Path, Shape], model: str) -> StateLeaf:
     top, rest = path[0], path[1:]
     if top == HOME and len(path) > 3 and path[2] in _KINDS and _is_component(path[1]):
         return StateLeaf(path[1], Kind(path[2]), ".".join(path[3:]))
-    if top in _OPTIMIZERS and rest:
+    if top in OPTIMIZERS and rest:
         for at, word in enumerate(rest):
             known = _STATES.get(word)
             of = rest[at + 1 :]
@@ -115,11 +121,11 @@ def _leaf(path: Path, shape: Shape, params: Mapping[Path, Shape], *, whole: bool
             if known is None and of in params and not word.isdecimal():
                 return StateLeaf("optimizer", Kind.OTHER, ".".join((*of, word)))
         return StateLeaf("optimizer", Kind.OTHER, ".".join(path))
-    if not whole:
+    if not model:
         return StateLeaf("model", Kind.PARAM, ".".join(path))
-    if top == _PARAMS and rest:
+    if top == model and rest:
         return StateLeaf("model", Kind.PARAM, ".".join(rest))
-    if top in _AVERAGES and params.get(rest) == shape:
+    if top in AVERAGES and params.get(rest) == shape:
         return StateLeaf("ema", Kind.PARAM, ".".join(rest))
     if top in _BUFFERS and rest:
         return StateLeaf("model", Kind.BUFFER, ".".join(path))

@@ -15,6 +15,8 @@ from ftckpt.formats.state.coded_shards import cuts_of
 from ftckpt.formats.state.fsdp_local import OPTIMIZERS, is_local, placed
 from ftckpt.formats.state.rank_optimizer import is_optimizer, states
 from ftckpt.formats.state.stored_names import StoredName, place
+from ftckpt.formats.state.vocabulary import AVERAGES, MODELS
+from ftckpt.formats.state.vocabulary import OPTIMIZERS as NAMES_OF_OPTIMIZERS
 from ftckpt.formats.torch_files.sharded import Distributed, Held, HeldReader, Listed
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.formats.torch_files.values import Composite, SubclassRef, TensorRef
@@ -24,7 +26,6 @@ from .recorded_job import MOST, Evidence
 from .specs import Spec, data_key, mappings_for_all, mesh_of, spec_of, specs_for_all
 
 _TENSORS = (TensorRef, SubclassRef, Composite)
-_OPTIMIZERS = ("optimizer", "optim", "optimizer_state_dict", "optim_state_dict")
 # Names of state that one file may give; more are of no use to anyone.
 MAX_NAMES = 4096
 
@@ -97,12 +98,12 @@ class Contents:
             for key, value in tree.items():
                 if key == OPTIMIZERS and is_local(tree):
                     self._local(value, key)
-                elif key in _OPTIMIZERS and is_optimizer(value):
+                elif key in NAMES_OF_OPTIMIZERS and is_optimizer(value):
                     own = [(f.where.name, f.held) for f in self.tensors
                            if f.where.component == "model"]  # fmt: skip
                     self._optimizer(value, (key,), own)
                 elif _holds_parts(key, value):
-                    self._model(value, (key,), (key if key in _EMAS else "model",))
+                    self._model(value, (key,), (key if key in AVERAGES else "model",))
                 elif key not in self._mappings:
                     self._state(value, (key,), "")
         else:
@@ -220,15 +221,14 @@ class Contents:
             self.numbers.append(StepNumber(name, float(min(max(value, -1e18), 1e18)), role))
 
 
-_EMAS = frozenset({"ema", "ema_model"})
-_MODELS = frozenset(
+# A state of one rank may also stand under a word for its part.
+_PARTS = frozenset(
     {
-        "model", "state_dict", "model_state_dict", "module", "ema", "ema_model", "model_state",
-        "net", "network", "weights", "params", "parameters", "tensors", "shard", "shards",
-        "model_shard", "model_shards", "local_shard", "param_shards", "weight_shards",
-        "local_state", "local_state_dict", "local_tensors", "model_weights",
+        "tensors", "shard", "shards", "model_shard", "model_shards", "local_shard", "param_shards",
+        "weight_shards", "local_state", "local_state_dict", "local_tensors",
     }
 )  # fmt: skip
+_MODELS = MODELS | AVERAGES | _PARTS
 
 
 def _entries(tree: Any) -> Iterator[tuple[Path, Any, str]]:

@@ -17,6 +17,7 @@ from ftckpt.errors import CorruptError
 from ftckpt.formats.pickles.unpickle import Inert
 from ftckpt.formats.pickles.walk import at as inner_at
 from ftckpt.formats.pickles.walk import dotted, leaves
+from ftckpt.formats.state.vocabulary import MODEL
 from ftckpt.formats.torch_files.dtensor import How
 from ftckpt.formats.torch_files.sharded import mesh_sizes
 from ftckpt.formats.torch_files.values import TensorRef
@@ -36,10 +37,7 @@ from .specs import (
     specs_for_all,
 )
 
-_MODELS = (
-    "model", "state_dict", "model_state_dict", "module", "net", "network", "weights", "params",
-    "tensors",
-)  # fmt: skip
+_MODELS = (*MODEL, "tensors")
 _SHARDS = (
     "shard", "shards", "model_shard", "model_shards", "local_shard", "local_shards",
     "param_shards", "weight_shards", "rank_shards", "local_state_dict", "local_tensors",

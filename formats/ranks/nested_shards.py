@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from ftckpt.errors import CorruptError, UnsafeError, UnsupportedError
 from ftckpt.formats.pickles.walk import MAX_LEAVES, Path, dotted, leaves, step_of
 from ftckpt.formats.pickles.walk import at as inner_at
+from ftckpt.formats.state.vocabulary import MODEL
 from ftckpt.formats.torch_files.values import SubclassRef, TensorRef
 
 from .contents import is_training_state
@@ -31,7 +32,7 @@ CONTAINERS = (
     "shard_states", "rank_state_dicts",
 )  # fmt: skip
 _PARTS = ("shards", "parts", "pieces", "partitions", "chunks", "local_shards")
-_MODELS = ("model", "state_dict", "model_state_dict", "tensors", "params", "weights", "shards")
+_MODELS = (*MODEL, "tensors", "shards")
 _RANK = re.compile(r"(?P<word>(?:rank|shard|tp|tp_rank|gpu|device|part|worker)[_-]?)?(\d{1,7})")
 _MOST = 1 << 16
 _DEEPEST = 8

@@ -25,22 +25,13 @@ from ftckpt.formats.state.rank_optimizer import (
     parameter_names,
     state_entries,
 )
-from ftckpt.formats.state.stored_names import WRAPPED, WRAPPERS, StoredName, place
+from ftckpt.formats.state.stored_names import StoredName, place
+from ftckpt.formats.state.vocabulary import AVERAGES, MODEL, NETWORK, OPTIMIZERS, is_generator
 from ftckpt.formats.torch_files.inner import inner_kind, inner_tensors, outer_view, shown_suffix
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.formats.torch_files.values import Composite, SubclassRef, TensorRef
+from ftckpt.inspection.training_state import about
 
-MODELS = (
-    "model", "state_dict", "model_state_dict", "module", "net", "network", "weights", "params",
-)  # fmt: skip
-OPTIMIZERS = (
-    "optimizer", "optim", "optimizer_state_dict", "optim_state_dict", "optimizer_state",
-    "optimizers", "optimizer_states", "opt", "opt_state_dict",
-)  # fmt: skip
-AVERAGES = (
-    "ema", "ema_model", "model_ema", "ema_state_dict", "ema_state", "model_ema_state_dict",
-    "averaging_state",
-)  # fmt: skip
 # Names of state that one file may give; more are of no use to anyone.
 MAX_NAMES = 4096
 _MAX_MODULES = 1_000_000
@@ -117,7 +108,9 @@ class TrainingTree:
         self._elsewhere = weights
         self._weights: list[tuple[str, TensorRef]] = []
         tree = stream.tree
-        if role == "model" or (not role and _is_value(tree)):
+        if not role and _is_random("", tree):
+            self._state(tree, ())
+        elif role == "model" or (not role and _is_value(tree)):
             self._model(tree, (), "model")
         elif role == "optimizer" or (not role and is_optimizer(tree)):
             self._optimizers(tree, ())
@@ -131,31 +124,57 @@ class TrainingTree:
 
     # --- the top --------------------------------------------------------------------------------
 
-    def _top(self, tree: dict[Any, Any], at: Path = ()) -> None:
-        models = [k for k in MODELS if k in tree and _holds_tensors(tree[k])]
-        known = (*models, *(k for k in (*OPTIMIZERS, *AVERAGES) if k in tree))
-        wrapper = "" if known or at else _wrapper(tree)
-        if wrapper:
-            self._top(tree[wrapper], (wrapper,))
-        elif not known and _holds_tensors(tree):
-            self._model(tree, (), "model")
-            return
+    def _top(self, tree: dict[Any, Any], at: Path = (), label: str = "") -> None:
+        """Sort the keys of a state: known words first, and below any other what its content shows.
+
+        `label` is the key of one of several models; their tensors have it in front of their names.
+        """
+        optimizers = {k for k in tree if k in OPTIMIZERS or _is_all_optimizers(tree[k])}
+        averages = {k for k in tree if k in AVERAGES and _holds_tensors(tree[k])}
+        models = [k for k in MODEL if k in tree and _is_state_dict(tree[k])]
+        labels = {k: "" if number == 0 else f"extra:{k}" for number, k in enumerate(models)}
+        wrappers = [] if models or at else _wrappers(tree)
+        if not models and not wrappers:
+            rest = [k for k in tree if k not in optimizers and k not in averages]
+            if not optimizers and not averages and any(_is_weight(tree[k]) for k in rest):
+                self._bare(tree)
+                return
+            models = [k for k in NETWORK if k in rest and _is_state_dict(tree[k])]
+            models = models or [k for k in rest if _is_unnamed_model(k, tree[k])]
+            if not models and not optimizers and not averages and _holds_tensors(tree):
+                self._bare(tree)
+                return
+            labels = {k: "" if len(models) == 1 else str(step_of(k)) for k in models}
         # The model first, whatever the order of keys: the optimizer's names come from it.
-        for number, key in enumerate(models):
-            self._model(tree[key], (*at, key), "model" if number == 0 else f"extra:{key}")
+        for key in wrappers:
+            own, self._weights = self._weights, []
+            self._top(tree[key], (key,), key if len(wrappers) > 1 else "")
+            self._weights = own + self._weights
+        for key in models:
+            extra = labels[key].startswith("extra:")
+            named = label if extra else ".".join(filter(None, (label, labels[key])))
+            component = labels[key] if extra else "model"
+            self._model(tree[key], (*at, step_of(key)), component, named)
         for key, value in tree.items():
-            if key in models or key == wrapper:
+            if key in labels or key in wrappers:
                 continue
-            if key in OPTIMIZERS:
-                self._optimizers(value, (*at, key))
-            elif key in AVERAGES and _holds_tensors(value):
-                self._model(value, (*at, key), "ema")
+            if key in optimizers:
+                self._optimizers(value, (*at, step_of(key)), key if len(optimizers) > 1 else "")
+            elif key in averages:
+                self._model(value, (*at, key), "ema", label)
             else:
                 self._state(value, (*at, step_of(key)))
 
+    def _bare(self, tree: dict[Any, Any]) -> None:
+        """Sort a state_dict by itself; what holds generators alone is state beside it."""
+        weights = {k: v for k, v in tree.items() if not _is_random(str(step_of(k)), v)}
+        self._model(weights, (), "model")
+        for key in tree.keys() - weights.keys():
+            self._state(tree[key], (step_of(key),))
+
     # --- weights --------------------------------------------------------------------------------
 
-    def _model(self, tree: Any, at: Path, component: str) -> None:
+    def _model(self, tree: Any, at: Path, component: str, label: str = "") -> None:
         found: list[tuple[str, str, TensorRef]] = []
         inside: dict[str, str] = {}  # name -> the part of a record that it is
         for path, value in _model_leaves(tree):
@@ -179,7 +198,7 @@ class TrainingTree:
                 self._object((*at, *path), ".".join(map(str, path)))
         names = unwrapped(name for name, _, _ in found)
         for stored, shown, ref in found:
-            name = names[stored]
+            name = f"{label}.{names[stored]}" if label else names[stored]
             kind = _kind(name, ref)
             if stored in inside:
                 kind = inner_kind(inside[stored], kind)
@@ -225,10 +244,12 @@ class TrainingTree:
 
     # --- the optimizer --------------------------------------------------------------------------
 
-    def _optimizers(self, tree: Any, at: Path) -> None:
+    def _optimizers(self, tree: Any, at: Path, label: str = "") -> None:
+        """Sort one or several optimizers; `label` is the key of one of several."""
         every = list(_find_optimizers(tree, at))
+        own = f"{label}." if label else ""
         for number, (path, optimizer) in enumerate(every):
-            self._optimizer(optimizer, path, f"{number}." if len(every) > 1 else "")
+            self._optimizer(optimizer, path, f"{own}{number}." if len(every) > 1 else own)
         if every:
             return
         if _is_flat_optimizer(tree):
@@ -357,13 +378,57 @@ def _stands(path: Path, suffix: str, *, record: bool) -> str:
     return ".".join(map(str, path)) + ((suffix or ".tensor") if record else "")
 
 
-def _wrapper(tree: dict[Any, Any]) -> str:
-    """Return the key under which the whole state lies; nothing where it lies at the top."""
-    for key in WRAPPERS:
-        inside = tree.get(key)
-        if isinstance(inside, dict) and any(part in inside for part in WRAPPED):
-            return key
-    return ""
+def _wrappers(tree: dict[Any, Any]) -> list[str]:
+    """Return the keys under which whole states lie; none where one lies at the top."""
+    return [
+        key
+        for key, inside in tree.items()
+        if type(key) is str
+        and isinstance(inside, dict)
+        and not is_optimizer(inside)
+        and any(_is_state_dict(inside.get(word)) for word in MODEL)
+    ]
+
+
+def _is_all_optimizers(value: Any) -> bool:
+    """Whether a value is an optimizer's state_dict, or a few of them under names or in a list."""
+    if is_optimizer(value):
+        return True
+    members = value.values() if isinstance(value, dict) else value
+    held = isinstance(value, (dict, list)) and 0 < len(value) <= 64
+    return held and all(is_optimizer(member) for member in members)
+
+
+def _is_state_dict(value: Any) -> bool:
+    """Whether a value has weights below keys: a single tensor has none."""
+    return (isinstance(value, dict) or _is_module(value)) and _holds_tensors(value)
+
+
+def _is_unnamed_model(key: Any, value: Any) -> bool:
+    """Whether a key that no list has holds a model, as its content shows and its name allows."""
+    if not _is_state_dict(value) or about(str(step_of(key)))[0] != "other":
+        return False
+    return any(_is_weight(member) for _, member in _model_leaves(value))
+
+
+def _is_weight(value: Any) -> bool:
+    """Whether a value may be a parameter: a tensor of more than one number, and no generator's."""
+    if type(value) is TensorRef:
+        floats = value.dtype.family in ("float", "complex")
+        return value.numel != 1 and (
+            floats or not is_generator("rng", value.dtype.name, value.shape)
+        )
+    return _is_value(value)
+
+
+def _is_random(name: str, value: Any) -> bool:
+    """Whether a value holds the states of random generators, and no other tensor."""
+    held = [(path, member) for path, member in leaves(value) if _is_value(member)]
+    return bool(held) and all(
+        type(member) is TensorRef
+        and is_generator(".".join([name, *map(str, path)]), member.dtype.name, member.shape)
+        for path, member in held
+    )
 
 
 def _is_flat_optimizer(tree: Any) -> bool:

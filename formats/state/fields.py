@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import reprlib
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from ftckpt.checkpoint import Checkpoint
@@ -22,11 +22,13 @@ from ftckpt.formats.pickles.walk import Path, dotted, leaves
 from ftckpt.formats.torch_files.table import TABLE
 from ftckpt.formats.torch_files.values import TensorRef
 from ftckpt.formats.torch_files.write_tree import CopiedTree
+from ftckpt.inspection.state_content import GENERATORS, Leaf
 from ftckpt.transfer.content import Content
 
 from .objects import StateObjects
 from .paths import recorded_paths
 from .same_object import state_digest
+from .vocabulary import OPTIMIZERS
 
 _RANK = re.compile(r"rank_(\d+)\.(?=.)")
 # Megatron stores a distributed optimizer's groups once for each set of ranks that share them, or
@@ -44,14 +46,36 @@ def state_fields(checkpoint: Checkpoint) -> Iterator[Field | FtckptError]:
     Tensors that the checkpoint lists are left out. A field's name is the path to it in the
     trainer's state, however the format cuts that state into objects.
     """
+    for one in _values(checkpoint, checkpoint.objects):
+        if isinstance(one, FtckptError):
+            yield one
+            continue
+        path, part = one
+        digest = _digest(checkpoint, part)
+        yield Field(*_owned(dotted(path)), _shown(part.value, digest), digest)
+
+
+def state_contents(checkpoint: Checkpoint, names: Collection[str]) -> Iterator[Leaf | FtckptError]:
+    """Yield what the values of some objects plainly are; see `ftckpt.inspection.state_content`."""
+    for one in _values(checkpoint, names):
+        if isinstance(one, FtckptError):
+            yield one
+        else:
+            yield Leaf(*_owned(dotted(one[0])), _form(one[1].value))
+
+
+def _values(
+    checkpoint: Checkpoint, names: Collection[str]
+) -> Iterator[tuple[Path, CopiedTree] | FtckptError]:
+    """Yield every value of some objects with its path; one that cannot be read gives its error."""
     objects = StateObjects(Content.of(checkpoint), recorded_paths(checkpoint).nested_objects())
-    for name in checkpoint.objects:
+    for name in names:
         try:
             for leaf in objects.fields(name):
                 if leaf.path[-1:] == ("param_groups",) and leaf.value.value == []:
                     continue  # torch has no optimizer without groups: a writer's placeholder
                 for path, value in _apart(leaf.path, leaf.value.value, _INSIDE):
-                    yield _field(checkpoint, dotted(path), leaf.value._replace(value=value))
+                    yield path, leaf.value._replace(value=value)
         except FtckptError as error:
             error.tensor = error.tensor or name
             yield error
@@ -81,33 +105,65 @@ def _inside(value: Any) -> Any:
     return None
 
 
-def _field(checkpoint: Checkpoint, name: str, part: CopiedTree) -> Field:
+def _owned(name: str) -> tuple[str, int | None]:
+    """Return the name of a value without its rank, and the rank."""
     name = name.removeprefix("0.")  # Megatron keeps its common state in a list of one
-    digest = _digest(checkpoint, part)
-    shown = _shown(part.value, digest)
+    first, _, rest = name.partition(".")
+    if first in OPTIMIZERS and rest.startswith("param_groups"):
+        name = f"optimizer.{rest}"  # a trainer's word for it is no difference
     for pattern, instead in ((_RANK, ""), (_GROUP, "optimizer.optimizer.")):
         match = pattern.match(name)
         if match:
-            return Field(instead + name[match.end() :], int(match[1]), shown, digest,
-                         _form(part.value))  # fmt: skip
-    return Field(name, None, shown, digest, _form(part.value))
+            return instead + name[match.end() :], int(match[1])
+    return name, None
 
 
 def _form(value: Any) -> str:
-    """Return what a value plainly is; see `Field.form`."""
-    if value is None or type(value) in (bool, str):
+    """Return what a value plainly is; see `Leaf.form`."""
+    if value is None or value in ((), [], {}, ""):
+        return "empty"
+    if type(value) in (bool, str):
         return "text"
     if type(value) in (int, float):
         return "integer" if type(value) is int else "number"
+    if type(value) is TensorRef:
+        return _tensor_form(value)
     if type(value) is bytes:
         return "rng-torch" if len(value) == _TORCH_STATE else ""
+    if isinstance(value, Inert):
+        return next((key for start, key in _CLASSES if value.qualname.startswith(start)), "")
     if type(value) is tuple or type(value) is list:
-        return _generator(value)
+        return _generator(value) or _members_form(value)
     return ""
+
+
+# Classes whose instances are one component, pickled whole.
+_CLASSES = (
+    ("torch.optim.lr_scheduler.", "scheduler"), ("torch.amp.grad_scaler.", "scaler"),
+    ("torch.cuda.amp.grad_scaler.", "scaler"), ("random.Random", "rng-python"),
+    ("numpy.random.", "rng-numpy"), ("torch._C.Generator", "rng-torch"),
+)  # fmt: skip
+
+
+def _tensor_form(value: TensorRef) -> str:
+    if value.dtype.name == "uint8" and len(value.shape) == 1:
+        return GENERATORS.get(value.shape[0], "")
+    return "number" if value.numel == 1 else ""
+
+
+def _members_form(value: Sequence[Any]) -> str:
+    """Return what a tuple or list is by its members: generators of devices, or a few numbers."""
+    forms = {_tensor_form(one) for one in value if type(one) is TensorRef}
+    if forms - {"", "number"}:
+        return min(forms - {"", "number"})
+    few = len(value) < _TWISTER and not forms
+    return "number" if few and set(map(type, value)) <= {float, bool, str} else ""
 
 
 def _generator(value: Sequence[Any]) -> str:
     """Recognise `random.getstate()` and `numpy.random.get_state()`."""
+    if len(value) == _TWISTER + 1 and set(map(type, value)) == {int}:
+        return "rng-python"  # in JSON, where it is a list in a list
     if len(value) == 3 and value[0] in (2, 3) and type(value[0]) is int:
         words = value[1]
         if type(words) in (tuple, list) and len(words) == _TWISTER + 1:

@@ -14,15 +14,7 @@ from ftckpt.checkpoint import Kind
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.checkpoint.optimizer_states import KINDS
 
-# Top-level keys under which trainers put the model and the optimizer. Exact, never prefixes.
-MODEL = frozenset({"model", "state_dict", "model_state_dict", "module", "net", "network"})
-OPTIMIZER = frozenset(
-    {"optimizer", "optim", "optimizer_state_dict", "optimizers", "optimizer_0", "optim_state_dict"}
-)
-EMA = frozenset({"ema", "ema_model", "model_ema", "ema_state_dict"})
-# Keys under which torch.save files have the whole state; `homes` finds DCP's.
-WRAPPERS = ("app", "checkpoint", "ckpt")
-WRAPPED = MODEL | OPTIMIZER | EMA
+from .vocabulary import AVERAGES, MODELS, OPTIMIZERS
 
 # How Megatron-Core names its common state: a file beside the store, or objects in it.
 _COMMON = ("common.pt", "common_state/")
@@ -51,16 +43,16 @@ def place(stored: str, path: Sequence[str | int], dtype: DType) -> StoredName:
         path: its `planner_data` path; empty where the planner kept none.
         dtype: its element type: integers and booleans are never trained.
     """
-    if len(path) > 1 and path[0] in MODEL:  # most of a checkpoint
+    if len(path) > 1 and path[0] in MODELS:  # most of a checkpoint
         name = ".".join(map(str, path[1:]))
         return StoredName("model", weight_kind(name, dtype), name)
     parts = list(map(str, path)) or [stored]
     top, rest = parts[0], parts[1:]
-    if rest and top in MODEL:
+    if rest and top in MODELS:
         return place("", parts, dtype)
-    if rest and top in OPTIMIZER:
+    if rest and top in OPTIMIZERS:
         return _optimizer(rest)
-    if rest and top in EMA:
+    if rest and top in AVERAGES:
         return StoredName("ema", weight_kind(rest[-1], dtype), ".".join(rest))
     if rest:
         return StoredName(f"extra:{top}", Kind.OTHER, ".".join(rest))

@@ -8,6 +8,8 @@ from ftckpt.inspection.resume import Presence, resume_check
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import LayoutRequest
 
+from .fields import state_contents
+
 _OF_RANKS = ("rng-python", "rng-numpy", "rng-torch", "rng-cuda", "data")
 
 
@@ -33,7 +35,7 @@ def world_notes(content: Content, world: int) -> list[Finding]:
         return []
     kept = [
         item
-        for item in resume_check(content.checkpoint)
+        for item in resume_check(content.checkpoint, state_contents)
         if item.key in _OF_RANKS and item.presence is Presence.PRESENT
     ]
     return [

@@ -24,20 +24,21 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from ftckpt.checkpoint import Kind
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.checkpoint.names import unwrapped
 
-from .stored_names import EMA, MODEL, OPTIMIZER, StoredName, place
+from .stored_names import StoredName, place
+from .vocabulary import AVERAGES, KNOWN, MODELS, NETWORKS, OPTIMIZERS
 
 if TYPE_CHECKING:
     from ftckpt.formats.pickles.walk import Path
 
 Shape = tuple[int, ...]
 
-_NAMED = MODEL | OPTIMIZER | EMA
 # Keys at which a model or an optimizer begins; deeper ones would be somebody's to fill the memory.
 _DEPTH = 8
 _GROUPS, _STATE = "param_groups", "state"
@@ -132,8 +133,10 @@ def find_homes(tensors: Mapping[Path, Shape], objects: Iterable[Path]) -> Homes:
     paths = {path: shape for path, shape in tensors.items() if len(path) > 1}
     optimizers = _optimizers(paths, objects)
     tops = {path[0] for path in paths}
-    known = all((path[0],) == path and path[0] in OPTIMIZER for path in optimizers)
-    if known and tops <= _NAMED and len(tops & MODEL) < 2 and len(tops & EMA) < 2:
+    known = all((path[0],) == path and path[0] in OPTIMIZERS for path in optimizers)
+    whole = bool(tops & MODELS)
+    named = tops <= KNOWN and (whole or not tops & NETWORKS)
+    if known and named and len(tops & MODELS) < 2 and len(tops & AVERAGES) < 2:
         return NO_HOMES
     return _Search(paths, optimizers).homes()
 
@@ -144,6 +147,14 @@ def names_of(rows: Sequence[tuple[str, Path, DType]], homes: Homes) -> list[Stor
     Prefixes of wrapping modules (`module.`, `_orig_mod.`) are taken off in each model by itself.
     """
     places = [homes.place(*row) for row in rows]
+    if any(
+        len(path) > 1 and one.component == "model" for one, (_, path, _) in _pairs(places, rows)
+    ):
+        # The model has a key of its own, so a tensor that stands beside it is none of its weights.
+        places = [
+            _beside(one.name) if len(path) == 1 and one.component == "model" else one
+            for one, (_, path, _) in _pairs(places, rows)
+        ]
     text = "\n".join(["", *(found.name for found in places)])  # most checkpoints have no prefix
     bare = any(sign in text for sign in ("\nmodule.", "_orig_mod", "_wrapped_module"))
     if not bare and not homes.labels:
@@ -159,6 +170,15 @@ def names_of(rows: Sequence[tuple[str, Path, DType]], homes: Homes) -> list[Stor
         name = names[found.component, label][found.name] if bare else found.name
         out.append(found._replace(name=f"{label}.{name}" if label else name))
     return out
+
+
+_pairs = partial(zip, strict=True)
+
+
+def _beside(name: str) -> StoredName:
+    """Return what a tensor at the top is that is not of the model: state of its own name."""
+    first, _, rest = name.partition(".")
+    return StoredName(f"extra:{first}", Kind.OTHER, rest or first)
 
 
 def _optimizers(tensors: Iterable[Path], objects: Iterable[Path]) -> dict[Path, set[str]]:
@@ -177,7 +197,7 @@ def _optimizers(tensors: Iterable[Path], objects: Iterable[Path]) -> dict[Path, 
                 break
     for path in tensors:
         for at, key in enumerate(path[: _DEPTH - 1]):
-            if key in OPTIMIZER and _parameter(path[at + 1 :]):
+            if key in OPTIMIZERS and _parameter(path[at + 1 :]):
                 found[path[: at + 1]].update()
                 break
     return found
@@ -195,6 +215,8 @@ class _Search:
     """The tensors of a state by the keys they stand below."""
 
     def __init__(self, tensors: Mapping[Path, Shape], optimizers: Mapping[Path, set[str]]) -> None:
+        keys = {key for path in tensors for key in path[:_DEPTH][:-1]}
+        self._models = MODELS if keys & MODELS else NETWORKS
         self._around = {path[:n] for path in optimizers for n in range(1, len(path))}
         self._trained = {path: set(names) for path, names in optimizers.items()}
         # By parameter: of models, averages and others, and of an optimizer's moments.
@@ -224,8 +246,8 @@ class _Search:
             here, key = path[:at], path[at - 1]
             if here in self._trained:
                 return here
-            if here not in self._around and (key in MODEL or _is_average(key)):
-                self._roles[here] = "model" if key in MODEL else "ema"
+            if here not in self._around and (key in self._models or _is_average(key)):
+                self._roles[here] = "model" if key in self._models else "ema"
                 return here
         return path[:-1]
 
@@ -267,7 +289,7 @@ class _Search:
         models = [p for p in self._shapes if self._roles.get(p) != "ema"]
         fitting = [p for p in models if self._fits(optimizer, p)]
         fitting = [p for p in fitting if self._same_shapes(optimizer, p)] or fitting
-        if not fitting and (optimizer[-1] in OPTIMIZER or not self._named_parameters(optimizer)):
+        if not fitting and (optimizer[-1] in OPTIMIZERS or not self._named_parameters(optimizer)):
             # It numbers its parameters, or has none: only a known name shows a model.
             fitting = [p for p in models if p in self._roles]
         if not fitting:
@@ -286,7 +308,7 @@ def _distance(one: Path, other: Path) -> int:
 
 
 def _is_average(key: str | int) -> bool:
-    return key in EMA or (isinstance(key, str) and "ema" in _WORDS.findall(key.lower()))
+    return key in AVERAGES or (isinstance(key, str) and "ema" in _WORDS.findall(key.lower()))
 
 
 def _whose(path: Path) -> frozenset[str]:
@@ -300,7 +322,7 @@ def _labels(paths: Sequence[Path], more: Sequence[Path]) -> dict[Path, str]:
 
     def short(path: Path) -> str:
         rest = path[shared:]
-        if len(rest) > 1 and path[-1] in _NAMED:
+        if len(rest) > 1 and path[-1] in KNOWN:
             rest = rest[:-1]
         return ".".join(map(str, rest))
 

@@ -18,7 +18,6 @@ from typing import NamedTuple
 from ftckpt.checkpoint import Box
 from ftckpt.errors import UnsupportedError
 from ftckpt.formats.pickles.walk import Path, at, dotted, leaves
-from ftckpt.formats.ranks.training_tree import MODELS, OPTIMIZERS
 from ftckpt.formats.state.nested import IsList, NestedState
 from ftckpt.formats.state.objects import StateObjects, numbered
 from ftckpt.formats.state.of_all_ranks import of_all_ranks
@@ -32,6 +31,7 @@ from ftckpt.formats.state.paths import (
     with_aliases,
     without_records,
 )
+from ftckpt.formats.state.vocabulary import KNOWN, OPTIMIZERS
 from ftckpt.formats.torch_files.values import SubclassRef, TensorRef
 from ftckpt.formats.torch_files.write_tree import CopiedTree, Tensor, pickled, save
 from ftckpt.transfer.content import Content
@@ -119,7 +119,7 @@ def _nesting(content: Content) -> _Nesting:
                 lambda path: any(_is_list(tree, path) for tree in trees),
             )
     bare = not content.objects and all(w.component == "model" for w in content.tensors.values())
-    if bare and not any(w.name in (*MODELS, *OPTIMIZERS) for w in content.tensors.values()):
+    if bare and not any(w.name in KNOWN for w in content.tensors.values()):
         return _Nesting({key: (w.name,) for key, w in content.tensors.items()}, [], {}, _never)
     by_number = {key: ("optimizer", *path[path.index("state") :])
                  for key, path in _by_number(content, recorded, alone=True).items()}  # fmt: skip

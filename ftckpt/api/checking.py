@@ -41,9 +41,10 @@ def inspect(
         stores: how to reach object stores.
     """
     from ftckpt import inspection
+    from ftckpt.formats.state.fields import state_contents
 
     known = opened(checkpoint, stores, also=also)
-    result = inspection.inspect(known)
+    result = inspection.inspect(known, state_contents)
     if resume:
         from ftckpt.verification.structure import with_structure
 

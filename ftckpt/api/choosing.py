@@ -26,7 +26,7 @@ from .opening import STORES, chosen, seconds
 
 if TYPE_CHECKING:
     from ftckpt.discovery.checks import Checks
-    from ftckpt.discovery.conditions import Condition
+    from ftckpt.discovery.conditions import Condition, Part
     from ftckpt.discovery.roots import Root
     from ftckpt.discovery.tiers import Tier
 
@@ -137,10 +137,18 @@ def latest(
 
 def condition_of(flags: ChoiceFlags, note: Note) -> Condition:
     """Return the condition that a checkpoint has the parts that `require` names."""
-    from ftckpt.discovery.conditions import lacking, parse_parts
+    from ftckpt.discovery.conditions import parse_parts
 
     require = flags.get("require", "")
-    return partial(lacking, parts=parse_parts(require) if require else (), note=note)
+    return requiring(parse_parts(require) if require else (), note)
+
+
+def requiring(parts: Sequence[Part], note: Note) -> Condition:
+    """Return the condition that a checkpoint has parts, as its names and its content show."""
+    from ftckpt.discovery.conditions import lacking
+    from ftckpt.formats.state.fields import state_contents
+
+    return partial(lacking, parts=parts, note=note, contents=state_contents)
 
 
 def selection_rules(

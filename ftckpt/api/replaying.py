@@ -101,13 +101,14 @@ def replay_compare(
         reference: the log of the uninterrupted run; A and B are restarts of it.
         pattern: a regular expression for the step and the numbers in a line of text.
         first: the first step to compare (`--from`); 0 for the first that they have in common.
-        last: the last step to compare (`--to`); 0 for the last that they have in common.
+        last: the last step to compare (`--to`); 0 for the last that any of them has: what a
+            shorter one lacks is not equal.
 
     Raises:
         NotFoundError: a log is not there.
         UnsupportedError: none of its lines shows a step.
         CorruptError: a log of ftckpt's is damaged.
-        UnverifiedError: they have no finished step in common.
+        UnverifiedError: they have no finished step in common, or a restart counts its steps from 1.
     """
     from ftckpt.replay.compare.import_logs import read_any
     from ftckpt.replay.compare.unused_rng import idle_streams
@@ -115,6 +116,14 @@ def replay_compare(
 
     a, b = (read_any(Path(log), pattern, str(log)) for log in (log_a, log_b))
     u = read_any(Path(reference), pattern, str(reference)) if reference else None
+    for restart in (a, b) if u is not None else ():
+        if restart.numbered == "counted":
+            raise UnverifiedError(
+                f"{restart.name} counts its steps from 1, and a restart begins later: which steps"
+                " of the reference they are is not known",
+                hint="record it again with ftckpt.hook.step(step=...), or with"
+                " FTCKPT_REPLAY_AT=STEP, the step of its checkpoint",
+            )
     begin, end = _common([a, b] if u is None else [u, a, b])
     first, last = first or begin, last or end
     if u is None:
@@ -123,17 +132,17 @@ def replay_compare(
 
 
 def _common(logs: list[Log]) -> tuple[int, int]:
-    """Return the first and the last step of the span that all logs cover.
+    """Return the first step that all logs have, and the last that any of them has.
 
     Raises:
         UnverifiedError: there is none.
     """
     spans = [log.finished() for log in logs]
     begin = max((span[0] for span in spans if span), default=0)
-    end = min((span[-1] for span in spans if span), default=-1)
-    if not all(spans) or begin > end:
+    shortest = min((span[-1] for span in spans if span), default=-1)
+    if not all(spans) or begin > shortest:
         raise UnverifiedError("the logs have no finished step in common")
-    return begin, end
+    return begin, max(span[-1] for span in spans)
 
 
 def replay_audit(
@@ -156,10 +165,11 @@ def replay_audit(
     Raises:
         FtckptError: a checkpoint cannot be opened or read.
     """
-    from ftckpt.formats.state.fields import state_fields
+    from ftckpt.formats.state.fields import state_contents, state_fields
     from ftckpt.replay.audit import audit
 
     audited = opened(checkpoint, stores)
     following = opened(against, stores) if against else None
     variables = os.environ if environment is None else environment
-    return audit(audited, following, variables, counter, state_fields(audited))
+    fields = state_fields(audited)
+    return audit(audited, following, variables, counter, fields, state_contents)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -12,7 +11,7 @@ from ftckpt.checkpoint import Checkpoint, Kind
 from ftckpt.checkpoint.dtypes import decode_scalar
 from ftckpt.errors import FtckptError
 from ftckpt.inspection.resume import spoken
-from ftckpt.inspection.training_state import TABLE
+from ftckpt.inspection.training_state import about as about
 from ftckpt.transfer.content import Content, TargetTensor
 
 from .align import DiffStatus
@@ -26,15 +25,12 @@ class Field(NamedTuple):
         rank: whose it is, where each rank has its own.
         shown: the value in a few words.
         digest: the same for equal values, and for no others.
-        form: what its value plainly is: `integer`, `number`, `text` (also True and None), or a
-            generator's state: `rng-python`, `rng-numpy`, `rng-torch`; "" for anything else.
     """
 
     name: str
     rank: int | None
     shown: str
     digest: bytes
-    form: str = ""
 
 
 Fields = Callable[[Checkpoint], Iterable[Field | FtckptError]]
@@ -103,29 +99,7 @@ def mark_layout(
     ]
 
 
-_RATES = re.compile(
-    r"(?:^|[._])(?:_last_lr|base_lrs?|initial_lr|(?:max_|min_)?lr|learning_rate)(?:\.\d+)?$"
-)
-_SETTINGS = re.compile(
-    r"(?:^|[./:])(?:args|(?:adapter_|ds_)?config|hyper_parameters|param_groups)(?=[./:]|$)"
-)
-
-
 _SMALL = 1 << 20  # a generator's state has a few thousand bytes
-
-
-def about(name: str) -> tuple[str, str]:
-    """Return which part of the training state a field is: a stable key, and words for a person."""
-    if _RATES.search(name):
-        return "learning-rate", "learning rate"
-    if re.search(r"(?:^|[./:])args[./:]", name):  # what a job was told is not what it has reached
-        return "settings", "settings"
-    for row in TABLE:
-        if row.known is not None and row.known.search(name):
-            return row.key, row.title
-    if _SETTINGS.search(name):
-        return "settings", "settings"
-    return "other", "other state"
 
 
 def state_tensors(content: Content) -> dict[str, str]:

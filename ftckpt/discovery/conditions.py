@@ -11,6 +11,7 @@ from ftckpt.errors import UsageError
 
 if TYPE_CHECKING:
     from ftckpt.inspection.resume import ResumeItem
+    from ftckpt.inspection.state_content import Contents
 
 
 class Part(StrEnum):
@@ -57,12 +58,15 @@ def parse_parts(text: str) -> tuple[Part, ...]:
 
 
 def lacking(
-    checkpoint: Checkpoint, parts: Iterable[Part], note: Callable[[str], None] = lambda _: None
+    checkpoint: Checkpoint,
+    parts: Iterable[Part],
+    note: Callable[[str], None] = lambda _: None,
+    contents: Contents | None = None,
 ) -> str:
     """Return which required parts a checkpoint lacks, and why; "" if it has all.
 
     "Cannot tell" is not "present", with one exception, reported to `note`: single parameters
-    without moments are most often buffers or frozen. Reads names and step counters, no tensor.
+    without moments are most often buffers or frozen. `contents` is for `resume_check`.
 
     Raises:
         FtckptError: its headers cannot be read.
@@ -73,7 +77,7 @@ def lacking(
     from ftckpt.inspection.resume import resume_check
 
     reasons = []
-    for item in resume_check(checkpoint):
+    for item in resume_check(checkpoint, contents):
         reason = _shortfall(item, checkpoint.saving_ranks) if item.key in wanted else ""
         if reason and item.key == "moments" and item.missing:
             note(f"note: {checkpoint.source.url}: {reason}")

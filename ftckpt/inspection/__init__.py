@@ -16,6 +16,7 @@ from ftckpt.errors import NotFoundError
 from ftckpt.findings import Finding
 
 from .resume import ResumeItem, resume_check
+from .state_content import Contents
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,8 @@ class Inspection:
     notes: tuple[Finding, ...]
 
 
-def inspect(checkpoint: Checkpoint) -> Inspection:
-    """Count the content of an opened checkpoint.
+def inspect(checkpoint: Checkpoint, contents: Contents | None = None) -> Inspection:
+    """Count the content of an opened checkpoint; `contents` is for `resume_check`.
 
     Raises:
         UnavailableError, DeniedError: small objects could not be read.
@@ -141,7 +142,7 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         objects=len(checkpoint.objects),
         bytes=counts,
         aliases=checkpoint.aliases,
-        resume=resume_check(checkpoint),
+        resume=resume_check(checkpoint, contents),
         notes=(*checkpoint.notes, *checkpoint.suppositions, *checkpoint.open_findings),
     )
 

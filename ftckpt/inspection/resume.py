@@ -1,11 +1,14 @@
-"""Predict what a resume would miss: one table, matched against names.
+"""Predict what a resume would miss, by names and by content.
 
-It reads no tensor, and decodes an optimizer's groups alone, where a parameter lacks a moment: it
-compares the names of a checkpoint's non-tensor state (`Checkpoint.fields`) and its tensors with the
-names that the common trainers use. So the answer has three values. *Absent* means: without a known
-name; an object of unknown content (`rng.rank_0`, one pickled object) is *cannot tell*, never
-*present*. Weights, moments and masters are *cannot tell* too while a tensor has a name that nobody
-knows, and so are generators while one holds bytes.
+Names first: those of a checkpoint's non-tensor state (`Checkpoint.fields`) and of its tensors,
+matched against one table of the names that the common trainers use. Then content
+(`state_content`): it shows what has a name of its own (`sched`), and that a known name stands for
+nothing (`scaler` of None). It reads no tensor, and decodes an optimizer's groups alone, where a
+parameter lacks a moment.
+
+The answer has three values. *Absent* is said only where all of the state was read and understood;
+else it is *cannot tell*. Weights, moments and masters are *cannot tell* too while a tensor has a
+name that nobody knows, and so are generators while one holds bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import groupby
@@ -24,7 +27,8 @@ from ftckpt.checkpoint.names import record_names
 from ftckpt.checkpoint.optimizer_states import StateShape, named_state
 from ftckpt.findings import counted, listed
 
-from .training_state import MASTERS, MOMENTS, STEP, TABLE, WEIGHTS, StateRow
+from .state_content import GENERATORS, HELD_BY_A_NUMBER, Contents, Found, look
+from .training_state import MASTERS, MOMENTS, STEP, TABLE, WEIGHTS, StateRow, is_setting
 
 
 class Presence(StrEnum):
@@ -67,10 +71,20 @@ class ResumeItem:
 SHOWN = 3
 
 
-def resume_check(checkpoint: Checkpoint) -> tuple[ResumeItem, ...]:
-    """Return one verdict per row of `TABLE`, in its order; reads at most step counters."""
-    tensors = _Tensors.of(checkpoint)
-    names = _Names(checkpoint, tensors.others)
+def resume_check(
+    checkpoint: Checkpoint, contents: Contents | None = None
+) -> tuple[ResumeItem, ...]:
+    """Return one verdict per row of `TABLE`, in its order.
+
+    Args:
+        checkpoint: opened.
+        contents: reads its non-tensor state. None: by names alone, for who knows that its names are
+            those of the table; then *absent* means "without a known name".
+    """
+    found = Found() if contents is None else look(checkpoint, contents)
+    shown = {name for names in found.shown.values() for name in names}
+    tensors = _Tensors.of(checkpoint, shown)
+    names = _Names(checkpoint, tensors.others, found)
     out: list[ResumeItem] = []
     for row in TABLE:
         if row is WEIGHTS:
@@ -87,10 +101,21 @@ def resume_check(checkpoint: Checkpoint) -> tuple[ResumeItem, ...]:
                 # The trainer's own counter is elsewhere, often in the directory's name alone.
                 reason = f"only the optimizer's own count shows a step: {checkpoint.step}"
                 item = _item(STEP, Presence.CANNOT_TELL, reason)
-            if row.key == "scaler" and item.presence is Presence.ABSENT:
+            if row.key == "scaler" and item.presence is Presence.ABSENT and item.needed:
                 item = _unscaled(item, tensors.weights, told=checkpoint.unscaled)
+        if item.presence is Presence.ABSENT and item.needed:
+            item = _perhaps(item, found)
         out.append(item)
     return tuple(out)
+
+
+def _perhaps(item: ResumeItem, found: Found) -> ResumeItem:
+    """Doubt that something is absent while content is not understood, or was not read."""
+    may = [*found.unknown, *(found.numbers if item.key in HELD_BY_A_NUMBER else ())]
+    if not may:
+        return item
+    reason = f"nothing shows it, and what is not understood may hold it: {listed(may, SHOWN)}"
+    return replace(item, presence=Presence.CANNOT_TELL, where=tuple(may[:SHOWN]), reason=reason)
 
 
 def _item(
@@ -123,14 +148,14 @@ def rank_in(name: str) -> str | None:
 
 
 _STATE_FILES = (".pt", ".pth", ".bin", ".pkl", ".json")
-# torch's generators: c10's CPUGeneratorImplState has 5056 bytes, CUDA's seed and offset 16.
-_GENERATORS = {5056: "torch_rng_state", 16: "cuda_rng_state"}
+_GENERATORS = {"rng-torch": "torch_rng_state", "rng-cuda": "cuda_rng_state"}
 
 
 def spoken(key: str, tensor: TensorInfo) -> str:
     """Return the key of a tensor, and what its size shows if its name says only `rng.rank_0`."""
     blind = any(row.per_rank and row.hint and row.hint.search(key) for row in TABLE)
-    state = _GENERATORS.get(tensor.nbytes) if blind and tensor.dtype.name == "uint8" else None
+    bytes_ = blind and tensor.dtype.name == "uint8"
+    state = _GENERATORS.get(GENERATORS.get(tensor.nbytes, "")) if bytes_ else None
     return f"{key}.{state}" if state else key
 
 
@@ -143,6 +168,7 @@ class _Tensors:
         optimizer: all of the optimizer's.
         masters: of any component.
         others: of neither model, optimizer nor a moving average.
+        shown: keys of those of which the content shows what they are.
 
     `unexplained` are the others of which no row of the table knows the name.
     """
@@ -151,11 +177,12 @@ class _Tensors:
     optimizer: list[TensorInfo]
     masters: list[TensorInfo]
     others: list[TensorInfo]
+    shown: Set[str]
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint) -> _Tensors:
+    def of(cls, checkpoint: Checkpoint, shown: Set[str]) -> _Tensors:
         """Sort them, by runs of the same component and kind: there may be a million."""
-        found = cls([], [], [], [])
+        found = cls([], [], [], [], shown)
         alike = attrgetter("component", "kind")
         for (component, kind), tensors in groupby(checkpoint.tensors.values(), key=alike):
             run = list(tensors)
@@ -180,7 +207,11 @@ class _Tensors:
     @cached_property
     def unexplained(self) -> list[TensorInfo]:
         known = [p for row in TABLE for p in (row.known, row.hint) if p is not None]
-        return [t for t in self.others if not any(p.search(spoken(t.key, t)) for p in known)]
+        return [
+            t
+            for t in self.others
+            if t.key not in self.shown and not any(p.search(spoken(t.key, t)) for p in known)
+        ]
 
     def absent(self, row: StateRow, reason: str, *, needed: bool = True) -> ResumeItem:
         """Return that something is absent; cannot tell while an unknown tensor may hold it."""
@@ -194,15 +225,22 @@ class _Tensors:
 class _Names:
     """All names of a checkpoint's non-tensor state and of its other tensors, and their owners."""
 
-    def __init__(self, checkpoint: Checkpoint, tensors: Iterable[TensorInfo]) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, tensors: Iterable[TensorInfo], content: Found
+    ) -> None:
         self.world_size = checkpoint.topology.world_size
         self.saving_ranks = checkpoint.saving_ranks
         self.objects = checkpoint.objects
+        self._content = content
         extra = (spoken(tensor.key, tensor) for tensor in tensors)
         # A file beside the tensors that the format does not open may also hold state.
-        beside = (name for name in checkpoint.source.entries if name.endswith(_STATE_FILES))
+        members = set(checkpoint.members())
+        entries = (name for name in checkpoint.source.entries if name not in members)
+        beside = (name for name in entries if name.endswith(_STATE_FILES))
         self.names = list(
-            dict.fromkeys([*checkpoint.fields(), *checkpoint.objects, *extra, *beside])
+            dict.fromkeys(
+                [*checkpoint.fields(), *checkpoint.objects, *extra, *beside, *content.names]
+            )
         )
         # An object whose inside is known by name is judged by that inside.
         inner = {parent for name in self.names for parent in _parents(name)}
@@ -216,13 +254,27 @@ class _Names:
     def match(self, row: StateRow) -> ResumeItem:
         assert row.known is not None
         assert row.hint is not None
-        found = [name for name in self.names if row.known.search(name)]
-        # A name that says what else it is (`rng.random.0`) is not ambiguous.
-        hints = [n for n in self.closed if row.hint.search(n)]
+        known = [name for name in self.names if row.known.search(name) and _says(row, name)]
+        found = [name for name in known if not self._content.hollow(name)]
+        # A name that says what else it is (`rng.random.0`) is not ambiguous, and neither is what
+        # was read: only a number may stand in for another.
+        hints = [
+            n
+            for n in self.closed
+            if row.hint.search(n)
+            and not self._content.hollow(n)
+            and not (n in self._content.read and row.key not in HELD_BY_A_NUMBER)
+            and not self._content.of(n)
+        ]
+        shown = self._content.shown.get(row.key, ())
+        by_name = bool(found)
+        found = found or list(shown)
         if found:
             # Of many files of ranks not all are opened: these may hold it too.
             ranks = self._ranks([*found, *hints]) if row.per_rank else None
-            reason = f"found as {found[0]}"
+            reason = (
+                f"found as {found[0]}" if by_name else f"{found[0]} holds it, as its content shows"
+            )
             if ranks is not None and self.saving_ranks is not None and ranks < self.saving_ranks:
                 reason += f", but only of {ranks} of {self.saving_ranks} ranks"
             return _item(row, Presence.PRESENT, reason, found, ranks=ranks,
@@ -231,8 +283,14 @@ class _Names:
             return _item(row, Presence.CANNOT_TELL, f"{hints[0]} may hold it or stand in for it",
                          hints, ranks=self._ranks(hints) if row.per_rank else None,
                          world_size=self.world_size)  # fmt: skip
-        return _item(row, Presence.ABSENT, "no name in the checkpoint shows it",
-                     world_size=self.world_size)  # fmt: skip
+        if known:
+            # torch's GradScaler has an empty state where it scales no loss.
+            return _item(row, Presence.ABSENT, f"{known[0]} is empty", world_size=self.world_size,
+                         needed=row.key != "scaler")  # fmt: skip
+        reason = "no name in the checkpoint shows it"
+        if self._content.read:
+            reason = "neither a name nor the content shows it"
+        return _item(row, Presence.ABSENT, reason, world_size=self.world_size)
 
     def _ranks(self, found: Iterable[str]) -> int | None:
         ranks = {rank for name in found for rank in self._owners(name)}
@@ -249,6 +307,19 @@ class _Names:
         rank = rank_in(name)
         if rank is not None:
             yield rank
+
+
+def _says(row: StateRow, name: str) -> bool:
+    """Whether a known name is the trainer's state, and not a setting or the optimizer's counter.
+
+    Megatron counts samples in its arguments.
+    """
+    if row is STEP and _OPTIMIZER_STATE.search(name):
+        return False
+    return row.key in HELD_BY_A_NUMBER or not is_setting(name)
+
+
+_OPTIMIZER_STATE = re.compile(r"(?i)(?:^|[./:])(?:\w*optim\w*|opt)[./:](?:.*[./:])?state[./:]")
 
 
 def _parents(name: str) -> Iterator[str]:

@@ -84,6 +84,8 @@ STEP = StateRow(
     _names(
         r"global_steps?", r"(?:train|training)_state[./:](?:global_)?step", r"iteration",
         r"trainer_state(?:\.json)?[./:]global_step", r"step", r"steps", r"num_steps", r"curr_step",
+        r"batch_idx_train", r"iter_num", r"num_updates", r"current_step", r"n_iter", r"step_count",
+        r"timestamp[./:]batch",
     ),
     _names(*_BLIND, r"epoch"),
 )  # fmt: skip
@@ -184,3 +186,36 @@ TABLE: tuple[StateRow, ...] = (
         _names(*_BLIND),
     ),
 )  # fmt: skip
+
+
+_RATES = re.compile(
+    r"(?:^|[._])(?:_last_lr|base_lrs?|initial_lr|(?:max_|min_)?lr|learning_rate)(?:\.\d+)?$"
+)
+_SETTINGS = re.compile(
+    r"(?:^|[./:])(?:args|(?:adapter_|ds_)?config|hyper_parameters|param_groups)(?=[./:]|$)"
+)
+# What a job was told is not what it has reached: `cfg.lr_scheduler` names a class.
+_TOLD = re.compile(
+    r"(?:^|[./:])(?:args|cfg|hparams|hyper_parameters|(?:\w+_)?config|training_args|opts|options)"
+    r"[./:]",
+    re.IGNORECASE,
+)
+
+
+def about(name: str) -> tuple[str, str]:
+    """Return which part of the training state a field is: a stable key, and words for a person."""
+    if _RATES.search(name):
+        return "learning-rate", "learning rate"
+    if re.search(r"(?:^|[./:])args[./:]", name):  # what a job was told is not what it has reached
+        return "settings", "settings"
+    for row in TABLE:
+        if row.known is not None and row.known.search(name):
+            return row.key, row.title
+    if _SETTINGS.search(name):
+        return "settings", "settings"
+    return "other", "other state"
+
+
+def is_setting(name: str) -> bool:
+    """Return whether a field lies below what a job was told: arguments, a configuration."""
+    return _TOLD.search(name) is not None

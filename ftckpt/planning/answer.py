@@ -13,6 +13,7 @@ from ftckpt.planning.models.outcome import Outcome
 from .bounds import Constraint, check
 from .choose_model import Latent, Model, Plain, Silent, Tiered
 from .models import rounding, young_daly
+from .models.maximum import peak
 from .quantities import shown_duration
 from .question import IntervalRule, Question, Remedy
 from .upkeep import Upkeep, UpkeepCost, money_of, upkeep_of
@@ -114,13 +115,14 @@ def answer(question: Question) -> Plan:
     """
     model = question.model
     best = float(solve(model).interval)
-    forecasts = _forecasts(model, best)
+    forecasts = _forecasts(question, best)
     interval = _interval(question, best, {f.rule: f.interval_s for f in forecasts})
-    outcome = model.outcome(interval.chosen_s)
+    outcome = question.outcome(interval.chosen_s)
     limits = None
     if question.failures.confidence is not None:
-        low, high = (_scaled(question, mtbf) for mtbf in question.failures.mtbf_limits)
-        limits = _goodput(low, interval.chosen_s), _goodput(high, interval.chosen_s)
+        jobs = (_scaled(question, mtbf) for mtbf in question.failures.mtbf_limits)
+        low, high = (float(question.outcome(interval.chosen_s, job).useful) for job in jobs)
+        limits = low, high
     upkeep = upkeep_of(question, outcome)
     return Plan(
         question=question,
@@ -128,7 +130,7 @@ def answer(question: Question) -> Plan:
         outcome=outcome,
         goodput_limits=limits,
         forecasts=forecasts,
-        predicted=_predicted(model, question.rule, interval.chosen_s),
+        predicted=_predicted(question, question.rule, interval.chosen_s),
         constraints=tuple(check(model, outcome, question.limits, question.nbytes)),
         improvements=tuple(_improvements(question, forecasts[0], outcome)),
         upkeep=upkeep,
@@ -175,8 +177,9 @@ def _refuse_hopeless(model: Model) -> None:
             )
 
 
-def _forecasts(model: Model, best: float) -> tuple[Forecast, ...]:
+def _forecasts(question: Question, best: float) -> tuple[Forecast, ...]:
     """Return the predictions of the rules that apply to this kind of save."""
+    model = question.model
     save, mtbf = model.stall, model.rollback_mtbf
     intervals = {IntervalRule.EXACT: best}
     # The rules know one kind of save, with a cost above 0.
@@ -185,20 +188,26 @@ def _forecasts(model: Model, best: float) -> tuple[Forecast, ...]:
         daly = max(float(young_daly.daly(save, mtbf)), model.least_interval)
         intervals |= {IntervalRule.YOUNG: young, IntervalRule.DALY: daly, IntervalRule.ETTR: young}
     return tuple(
-        Forecast(rule, interval, _predicted(model, rule, interval), _goodput(model, interval))
+        Forecast(
+            rule,
+            interval,
+            _predicted(question, rule, interval),
+            float(question.outcome(interval).useful),
+        )
         for rule, interval in intervals.items()
     )
 
 
-def _predicted(model: Model, rule: IntervalRule, interval: float) -> float:
+def _predicted(question: Question, rule: IntervalRule, interval: float) -> float:
     """Return the goodput that a rule predicts for an interval; Daly's has no prediction."""
+    model = question.model
     save, mtbf, restart, detect = model.stall, model.rollback_mtbf, model.reload, model.detect
     if rule is IntervalRule.YOUNG:
         first = young_daly.first_order(interval, save, mtbf, restart=restart, detect=detect)
         return float(first.useful)
     if rule is IntervalRule.ETTR:
         return float(young_daly.ettr(interval, save, mtbf, restart=restart + detect).useful)
-    return _goodput(model, interval)
+    return float(question.outcome(interval).useful)
 
 
 def _interval(question: Question, best: float, by_rule: dict[str, float]) -> Interval:
@@ -259,12 +268,21 @@ def _scaled(question: Question, mtbf: float) -> Model:
 def _improvements(question: Question, best: Forecast, outcome: Outcome) -> list[Improvement]:
     """Return the gain of each improvement, and of the best interval itself."""
     model = question.model
-    gain = best.exact - float(outcome.useful)
-    found = [Improvement("the best interval", best.interval_s, best.exact, gain)]
+    now = float(outcome.useful)
+    at, most = best.interval_s, best.exact
+    if question.pauses:  # a period with pauses in it is best longer
+        factor = 2 * (1 + question.pauses / at)
+        at = float(peak(lambda tried: question.outcome(float(tried)).useful, at, factor))
+        most = float(question.outcome(at).useful)
+    found = [Improvement("the best interval", at, most, most - now)]
+    if question.pauses:
+        change = "no weights-only saves"
+        without = _goodput(model, best.interval_s)
+        found.append(Improvement(change, best.interval_s, without, without - now))
     remedied = [(one.change, _remedied(model, one)) for one in question.remedies]
     for change, better in (*model.improvements(), *remedied):
         interval = better.optimum()
-        goodput = _goodput(better, interval)
+        goodput = float(question.outcome(interval, better).useful)
         found.append(Improvement(change, interval, goodput, goodput - best.exact))
     return sorted(found, key=lambda improvement: -improvement.gain)
 

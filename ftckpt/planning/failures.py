@@ -5,6 +5,7 @@ Confidence limits of counted failures carry over to every result; a given rate c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,12 +24,14 @@ class Counted:
         failures: their number.
         seconds: of observation, for a job of the planned size.
         detect: seconds after each of them in which nothing else could fail.
+        dispersion: by how much their number scatters more than a Poisson number (`poisson`); >= 1.
     """
 
     name: str
     failures: int
     seconds: float
     detect: float = 0.0
+    dispersion: float = 1.0
 
     @property
     def exposed(self) -> float:
@@ -56,12 +59,14 @@ class Failures:
         confidence: of the limits; None without a count.
         low: failures per second at the lower limit.
         high: failures per second at the upper limit.
+        dispersion: the largest of the counts: the limits are wider by its square root.
     """
 
     rates: rates.Rates
     confidence: float | None
     low: float
     high: float
+    dispersion: float = 1.0
 
     @property
     def mtbf(self) -> float:
@@ -107,9 +112,11 @@ def combine(
     total = rates.combine(causes, burn_in)
     if not total.per_second > 0:
         raise UsageError("nothing ever fails, so that nothing says how often to save", hint=hint)
-    return Failures(
-        total,
-        confidence if counted else None,
-        total.per_second - burn_in * sum(o.per_second - o.low for o in pooled),
-        total.per_second + burn_in * sum(o.high - o.per_second for o in pooled),
-    )
+    low = total.per_second - burn_in * sum(o.per_second - o.low for o in pooled)
+    high = total.per_second + burn_in * sum(o.high - o.per_second for o in pooled)
+    scatter = max((c.dispersion for c in counted), default=1.0)
+    if scatter > 1 and low > 0:  # on the scale of factors, so that no limit is below zero
+        wider = math.sqrt(scatter)
+        low = total.per_second * (low / total.per_second) ** wider
+        high = total.per_second * (high / total.per_second) ** wider
+    return Failures(total, confidence if counted else None, low, high, scatter)

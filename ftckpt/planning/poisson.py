@@ -1,13 +1,15 @@
-"""Exact confidence limits of a Poisson mean."""
+"""Exact confidence limits of a Poisson mean, and whether events are Poisson's."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from ftckpt.errors import UsageError
 from ftckpt.planning.models.arithmetic import require
+
+_FEWEST = 16  # events whose clusters can be told from chance
 
 
 def mean_limits(count: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -34,6 +36,28 @@ def _limits(count: int, confidence: float) -> tuple[float, float]:
     below = max(0.0, count - wide * math.sqrt(count))
     low = _crossing(lambda mean: at_least(count, mean) - tail, below, count) if count else 0.0
     return low, _crossing(lambda mean: at_least(count + 1, mean) - (1 - tail), count, above)
+
+
+def dispersion(times: Sequence[float], seconds: float) -> float:
+    """Return by what factor the number of events scatters more than a Poisson number would; >= 1.
+
+    The index of dispersion (variance over mean) of counts in windows of four events on average
+    (Fisher, 1925; Cox and Lewis, 1966, chapter 7). 1 where chance explains the scatter, one-sided
+    at 95 %, and below 16 events, of which nobody can tell.
+
+    Args:
+        times: of the events, seconds from the begin of the observation.
+        seconds: of observation.
+    """
+    if len(times) < _FEWEST or not seconds > 0:
+        return 1.0
+    windows = len(times) // 4
+    counts = [0] * windows
+    for time in times:
+        counts[min(windows - 1, max(0, int(time / seconds * windows)))] += 1
+    mean = len(times) / windows
+    index = sum((count - mean) ** 2 for count in counts) / (mean * (windows - 1))
+    return index if index > 1 + 1.645 * math.sqrt(2 / (windows - 1)) else 1.0
 
 
 def at_least(count: int, mean: float) -> float:

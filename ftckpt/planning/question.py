@@ -9,6 +9,8 @@ from typing import NamedTuple
 from .bounds import PlanBounds
 from .choose_model import Model
 from .failures import Failures
+from .models.outcome import Outcome
+from .models.weights_alone import with_pauses
 
 
 class IntervalRule(StrEnum):
@@ -53,6 +55,7 @@ class Question:
         gpu_hour: price of one.
         tb_month: price of 10^12 bytes for a month.
         remedies: further improvements to be planned.
+        pauses: of training between two saves, all together, for saves of the weights alone.
     """
 
     model: Model
@@ -69,3 +72,8 @@ class Question:
     gpu_hour: float | None = None
     tb_month: float | None = None
     remedies: tuple[Remedy, ...] = ()
+    pauses: float = 0.0
+
+    def outcome(self, interval: float, model: Model | None = None) -> Outcome:
+        """Return what an interval brings, with the pauses in it; of this job, or a like one."""
+        return with_pauses((model or self.model).outcome, interval, self.pauses)

@@ -1,11 +1,10 @@
 """Audit a restart without running it: presence, ranks, counters, a stale neighbour.
 
-Presence is the resume check's (`ftckpt.inspection.resume`), by names, and by content
-(`state_content`) if no name shows a component. The rest compares the checkpoint with itself: how
-many ranks kept random streams, whether two ranks kept the same one, whether optimizer and schedule
-count the checkpoint's steps, whether the loss scaler's counters are possible, which settings make a
-training non-deterministic, and whether the next checkpoint differs. All of it is circumstantial; a
-replay is the proof.
+Presence is the resume check's (`ftckpt.inspection.resume`). The rest compares the checkpoint with
+itself: how many ranks kept random streams, whether two ranks kept the same one, whether optimizer
+and schedule count the checkpoint's steps, whether the loss scaler's counters are possible, which
+settings make a training non-deterministic, and whether the next checkpoint differs. All of it is
+circumstantial; a replay is the proof.
 """
 
 from __future__ import annotations
@@ -24,10 +23,9 @@ from ftckpt.digests.tensors import digest_tensor
 from ftckpt.errors import FtckptError
 from ftckpt.findings import counted
 from ftckpt.inspection.resume import ResumeItem, resume_check
+from ftckpt.inspection.state_content import Contents
 from ftckpt.progress import NULL, Counter
 from ftckpt.verification.values.rng import check_rng
-
-from .state_content import judge_by_content
 
 
 class RemarkWeight(StrEnum):
@@ -58,7 +56,7 @@ class Audit:
     """The audit of one checkpoint.
 
     Attributes:
-        resume: one verdict per component: by names, as `ftckpt inspect` shows them, and by content.
+        resume: one verdict per component, as `ftckpt inspect` shows them.
         remarks: in the order of their weight.
     """
 
@@ -94,6 +92,7 @@ def audit(
     environment: Mapping[str, str] | None = None,
     counter: Counter = NULL,
     fields: Iterable[Field | FtckptError] = (),
+    contents: Contents | None = None,
 ) -> Audit:
     """Audit a checkpoint; reads only small tensors, and all of both with `following`.
 
@@ -102,13 +101,13 @@ def audit(
         following: the next checkpoint of the same run, to find a stale save.
         environment: of the job; None: not checked.
         counter: counts bytes read.
-        fields: the checkpoint's non-tensor state.
+        fields: the checkpoint's non-tensor state, to compare it with itself.
+        contents: see `resume_check`.
 
     Raises:
         CorruptError, UnsafeError, UnavailableError: something cannot be read.
     """
-    fields = list(fields)
-    resume = judge_by_content(resume_check(checkpoint), checkpoint, fields)
+    resume = resume_check(checkpoint, contents)
     remarks = [*_ranks(resume), *_clocks(checkpoint)]
     remarks += [Remark("equal-rng", RemarkWeight.RISK, f.message) for f in check_rng(checkpoint)]
     remarks += _state(fields, checkpoint.step)

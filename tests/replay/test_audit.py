@@ -14,7 +14,7 @@ from ftckpt import open_checkpoint
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.comparison import Field
 from ftckpt.errors import CorruptError, FtckptError
-from ftckpt.formats.state.fields import state_fields
+from ftckpt.formats.state.fields import state_contents, state_fields
 from ftckpt.replay.audit import ENVIRONMENT, Remark, RemarkWeight, audit
 
 STEPS = 4
@@ -132,7 +132,7 @@ def test_an_environment_that_lets_a_training_drift(tmp_path: Path) -> None:
 def presence(file: Path, content: dict[str, Any]) -> dict[str, tuple[str, str]]:
     """Return what is said of each component of a save: present, absent or cannot tell, and why."""
     now = saved(file, content)
-    items = audit(now, fields=state_fields(now)).resume
+    items = audit(now, contents=state_contents).resume
     return {item.key: (item.presence.value, item.reason) for item in items}
 
 
@@ -166,8 +166,8 @@ def test_what_is_not_understood_is_never_called_absent(tmp_path: Path) -> None:
     ]  # fmt: skip
     # What cannot be read may hold anything.
     now = saved(tmp_path / "now.pt", whole)
-    fields: list[Field | FtckptError] = [CorruptError("the record is damaged", tensor="blob")]
-    items = {item.key: item for item in audit(now, fields=fields).resume}
+    damage = CorruptError("the record is damaged", tensor="blob")
+    items = {item.key: item for item in audit(now, contents=lambda *_: [damage]).resume}
     assert (items["rng-python"].presence.value, items["rng-python"].where) == (
         "cannot tell", ("blob",),
     )  # fmt: skip

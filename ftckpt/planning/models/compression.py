@@ -37,12 +37,12 @@ def compare(nbytes: Real, ratio: Real, codec: Real, storage: Real) -> Compressio
     """Return the save times with and without compression, and the break-even bandwidths.
 
     Args:
-        nbytes: S, uncompressed bytes, >= 0.
+        nbytes: S, uncompressed bytes, > 0.
         ratio: r, uncompressed over compressed size, > 0.
         codec: Bc, uncompressed bytes per second of the codec, > 0.
         storage: B, bytes per second of the storage, > 0.
     """
-    require("the size", nbytes, at_least=0, unit="B")
+    require("the size", nbytes, above=0, unit="B")
     require("the compression ratio", ratio, above=0, unit="")
     require("the bandwidth of the codec", codec, above=0, unit="B/s")
     require("the bandwidth of the storage", storage, above=0, unit="B/s")

@@ -220,3 +220,15 @@ def shrink_above(reshard: float, gpus: int, lost: int) -> float:
     if not 0 <= lost < gpus:
         raise UsageError(f"{lost} of {gpus} GPUs lost leaves nothing to go on with")
     return 2 * reshard / (1 - lost / gpus)
+
+
+def grow_above(reshard: float, gpus: int, gained: int) -> float:
+    """Return the time for which further GPUs must stay so that going on with them is better.
+
+    R (N + k) / k: resharding costs R of no work, and then the job works (N + k) / N times as fast.
+    `reshard` is R, seconds to stop, reshard and continue, >= 0; `gpus` N, before; `gained` k, > 0.
+    """
+    require("the resharding time", reshard, at_least=0)
+    if not gained > 0:
+        raise UsageError("no GPU is gained")
+    return reshard * (gpus + gained) / gained

@@ -11,20 +11,21 @@ gain is
 
     G = 1/n * sum over k = 1 .. n - 1 of max(0, k P/n - T)
 
-and the saves cost (n - 1) c of each period, so that their worth, as a share of wall time, is
-
-    G / M - (n - 1) c / P
-
-to first order in P/M, as Young's formula is (own derivation). They are worth nothing to a restart
+or G / M of the wall time, to first order in P/M, as Young's formula is (own derivation). The saves
+themselves are pauses inside the period: a job with them is one whose period is longer by (n - 1) c,
+of which P is useful work. So their cost is exact, as far as the model of the job is. They are worth
+nothing to a restart
 where T is P (n - 1)/n or more: then every failure goes back to the full save. What remains is their
 use as milestones for evaluation and for serving.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from .arithmetic import require
+from .outcome import Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,8 @@ class WeightsOnly:
         between: number of them between two full saves.
         save_s: pause for one.
         rewarm_s: work that a restart from one loses besides; None: such a restart is not accepted.
-        cost: of making them.
-        gain: of restarts from them.
+        cost: of making them: goodput without them, less goodput with them.
+        gain: of restarts from them, to first order.
         most_rewarm_s: a `rewarm_s` above which no restart gains by them.
     """
 
@@ -53,8 +54,29 @@ class WeightsOnly:
         return self.gain - self.cost
 
 
+def with_pauses(outcome: Callable[[float], Outcome], period: float, pauses: float) -> Outcome:
+    """Return the outcome of a period of work that is interrupted by pauses.
+
+    Args:
+        outcome: of a period without pauses, by its length in seconds.
+        period: P, seconds of useful work between two full saves, > 0.
+        pauses: seconds of it all together, >= 0.
+    """
+    found = outcome(period + pauses)
+    if not pauses:
+        return found
+    share = pauses / (period + pauses)
+    paused = found.useful * share
+    return replace(found, interval=period, useful=found.useful - paused, save=found.save + paused)
+
+
 def weights_only(
-    period: float, mtbf: float, between: int, save: float, rewarm: float | None
+    period: float,
+    mtbf: float,
+    between: int,
+    save: float,
+    rewarm: float | None,
+    outcome: Callable[[float], Outcome],
 ) -> WeightsOnly:
     """Return what `between` weights-only saves in each period between full saves are worth.
 
@@ -64,6 +86,7 @@ def weights_only(
         between: n - 1, >= 1.
         save: c, seconds of pause for one, >= 0.
         rewarm: T, seconds of work, >= 0; None: a restart from weights is not accepted.
+        outcome: of a period without them, by its length.
 
     Raises:
         UsageError: a number is out of range.
@@ -78,6 +101,6 @@ def weights_only(
         gap = period / (between + 1)
         gains = (max(0.0, k * gap - rewarm) for k in range(1, between + 1))
         gain = sum(gains) / (between + 1) / mtbf
-    return WeightsOnly(
-        between, save, rewarm, between * save / period, gain, period * between / (between + 1)
-    )
+    without, with_ = (with_pauses(outcome, period, w) for w in (0.0, between * save))
+    cost = float(without.useful) - float(with_.useful)
+    return WeightsOnly(between, save, rewarm, cost, gain, period * between / (between + 1))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ftckpt.planning.models.arithmetic import require
 from ftckpt.planning.models.outcome import Outcome
+from ftckpt.planning.models.weights_alone import with_pauses
 
 from .ledger import TimeLedger
 
@@ -46,6 +47,18 @@ class Simulated:
     def mean(self) -> float:
         """Mean goodput."""
         return float(self.outcome.useful)
+
+    def with_pauses(self, period: float, pauses: float) -> Simulated:
+        """Return it for a period of work with pauses in it; it was simulated with both as work."""
+        share = period / (period + pauses)
+        return replace(
+            self,
+            outcome=with_pauses(lambda _: self.outcome, period, pauses),
+            error=self.error * share,
+            spread=self.spread * share,
+            p10=self.p10 * share,
+            p90=self.p90 * share,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ftckpt.replay.record.events import BY_KEY, EVENTS, RANDOM
 from ftckpt.replay.record.floats import value_of
-from ftckpt.replay.record.log import Items, Log, StepRecord, Value, losses
+from ftckpt.replay.record.log import ENDED, Items, Log, StepRecord, Value, losses
 
 from .differences import Difference, ItemDifference
 from .harmless import split
@@ -100,7 +100,12 @@ def _compare_event(
             return None
         ours, theirs = ours or {}, theirs or {}
     names = list(dict.fromkeys([*ours, *theirs]))
+    # A record that was cut short shows nothing of what comes after the cut.
+    names = [n for n in names if (n in ours or not a.partial) and (n in theirs or not b.partial)]
     if event in RANDOM:
+        # A training that ended has drawn nothing for a further step, and one that goes on may have.
+        if (ENDED in a.notes) != (ENDED in b.notes):
+            return None
         names = [name for name in names if name not in idle]
         if not names:
             return None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 from .log import Log
@@ -65,8 +66,8 @@ def miscounted(reference: Log, other: Log, last: int | None = None) -> tuple[int
     `reference` is the uninterrupted run, with the steps before the restart; `last` the last step
     that both should make, None if they need not end alike.
     """
-    for step, name, count, right in _miscounts(reference, other):
-        return step, f"{name} is {count} after step {step} instead of {right}"
+    for found in _miscounts(reference, other):
+        return found
     if last is None:
         return None
     ended, ours = other.ended_after(), reference.finished()
@@ -87,32 +88,37 @@ def miscounted(reference: Log, other: Log, last: int | None = None) -> tuple[int
     return None
 
 
-def _miscounts(reference: Log, other: Log) -> Iterator[tuple[int, str, int, int]]:
+def _miscounts(reference: Log, other: Log) -> Iterator[tuple[int, str]]:
     ours = _shown(reference)
     for name, counts in sorted(_shown(other).items()):
+        shown = "the step that the training tells" if name == "told" else name
         for step, count in sorted(counts.items()):
-            right = _expected(sorted(ours.get(name, {}).items()), step)
-            if right is not None and right != count:
-                yield (
-                    step,
-                    "the step that the training tells" if name == "told" else name,
-                    count,
-                    right,
-                )
+            known = sorted(ours.get(name, {}).items())
+            right = _expected(known, step)
+            if right is not None and abs(count - right) >= 1:
+                yield step, f"{shown} is {count} after step {step} instead of {int(right)}"
+            elif right is None and known and step < known[-1][0]:
+                there = [after for after, said in known if said == count]
+                if there:
+                    yield step, f"{shown} is {count} after step {step} instead of step {there[0]}"
 
 
-def _expected(known: Sequence[tuple[int, int]], step: int) -> int | None:
-    """Return a counter's expected value after a step, from other steps; None if unknown."""
+def _expected(known: Sequence[tuple[int, int]], step: int) -> Fraction | None:
+    """Return a counter's expected value after a step, from other steps; None if unknown.
+
+    A training of several optimizers makes several optimizer steps, which are counted here, for each
+    of its own; then the value between two of its own is a fraction.
+    """
     for after, count in known:
         if after == step:
-            return count
+            return Fraction(count)
     if not known:
         return None
     if len(known) == 1:  # one save suffices only if its count equals the steps made
-        return step if known[0][0] == known[0][1] else None
+        return Fraction(step) if known[0][0] == known[0][1] else None
     (first, low), (last, high) = known[0], known[-1]
-    slope, rest = divmod(high - low, last - first)
-    if rest or any(count != low + slope * (after - first) for after, count in known):
+    slope = Fraction(high - low, last - first)
+    if any(count != low + slope * (after - first) for after, count in known):
         return None
     return low + slope * (step - first)
 

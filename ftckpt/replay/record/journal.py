@@ -21,13 +21,19 @@ _KEPT = 64 << 20
 
 
 class Journal:
-    """Writes the log of one process; creates nothing on disk before the first record."""
+    """Writes the log of one process; creates nothing on disk before the first record.
+
+    Attributes:
+        numbered: where the numbers of its steps come from; see `Log.numbered`.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._folder = Path(settings.log)
         self._rank: int | None = None
         self._file: IO[str] | None = None
+        given = settings.at or settings.last or settings.stop_at or settings.stop_after_save
+        self.numbered = "given" if given else "counted"
 
     @property
     def begun(self) -> bool:
@@ -55,7 +61,8 @@ class Journal:
         if self._file is None:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._file = (self._folder / f"rank-{self.rank}.jsonl").open("x", encoding="utf-8")
-            self._file.write(json.dumps(_header(self.rank)) + "\n")
+            header = {**_header(self.rank), "numbered": self.numbered}
+            self._file.write(json.dumps(header) + "\n")
         self._file.write(line(record) + "\n")
         self._file.flush()
 

@@ -63,6 +63,9 @@ class Log:
         world_size: number of ranks of the job; None if unknown.
         limits: what the log cannot show, in words: rounded numbers, no state.
         conditions: versions, threads and settings, from its first rank.
+        numbered: where the numbers of its steps come from: `given` by `replay run` or
+            FTCKPT_REPLAY_AT, `told` by `ftckpt.hook.step`, or `counted` from 1, which is wrong
+            for a restart; "" if the log does not say.
     """
 
     name: str
@@ -70,6 +73,7 @@ class Log:
     world_size: int | None = None
     limits: tuple[str, ...] = field(default=())
     conditions: Mapping[str, object] = field(default_factory=dict)
+    numbered: str = ""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -133,11 +137,13 @@ def read_log(path: Path, name: str = "") -> Log:
     steps: dict[int, dict[int, StepRecord]] = {}
     world: set[int] = set()
     conditions: dict[str, object] = {}
+    numbered = ""
     for file in files:
         for number, body in _lines(file):
             if "log" in body:
                 world |= {body["world_size"]} if type(body.get("world_size")) is int else set()
                 conditions = conditions or {k: body[k] for k in CONDITIONS if k in body}
+                numbered = numbered or str(body.get("numbered", ""))
                 continue
             record = _record(body, file, number)
             of = steps.setdefault(record.rank, {})
@@ -147,7 +153,8 @@ def read_log(path: Path, name: str = "") -> Log:
                     hint="a log is of one run: give each run a directory of its own",
                 )
             of[record.step] = record
-    return Log(name or path.name, steps, max(world) if world else None, conditions=conditions)
+    size = max(world) if world else None
+    return Log(name or path.name, steps, size, conditions=conditions, numbered=numbered)
 
 
 def _lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -258,6 +258,8 @@ class Recorder:
             self._told_ends = self._updated = True
         if step is None:
             return
+        if self._journal.numbered == "counted" and not self._journal.begun:
+            self._journal.numbered = "told"
         if self.settings.last or self.settings.at or self.settings.stop_at:
             # Steps are counted here: the training's own count is part of its state.
             self._events.setdefault("counter", {})["told"] = f"{int(step)} {self.step}"
