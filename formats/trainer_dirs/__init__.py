@@ -32,12 +32,10 @@ from ftckpt.discovery.recognise import Format, Listing, Recognition
 from ftckpt.formats.deepspeed import DeepSpeed
 from ftckpt.storage.source import Source
 
+from .marks import ARGUMENTS, STATE, unmarked
 from .names import (
-    ARGUMENTS,
     CONTENTS,
     FOLDER,
-    OF_TRAINER,
-    STATE,
     TAG,
     fits_here,
     folder_of_store,
@@ -114,9 +112,7 @@ class Bundle:
         commit = CommitState.NO_MARKER
         if STATE in listing.files:
             commit = CommitState.COMMITTED
-        elif (tags and ARGUMENTS in listing.files) or any(
-            re.fullmatch(OF_TRAINER, n) for n in listing.files
-        ):
+        elif unmarked(listing.files, listing.directories, listing.head) is not None:
             commit = CommitState.UNCOMMITTED
         parts = [r for d in folders if (r := self._of(listing.inside(d))) is not None]
         if commit is CommitState.NO_MARKER and parts:

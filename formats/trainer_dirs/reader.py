@@ -27,20 +27,19 @@ from ftckpt.storage.source import Source
 from ftckpt.strict_json import JsonLimits, parse
 
 from .checkpoint import BundleCheckpoint, OpenedPart, in_part
+from .marks import ARGUMENTS, STATE, TRAINER, unmarked
 from .names import (
-    ARGUMENTS,
     CONTENTS,
     FOLDER,
     FULL,
     HUGGING_FACE,
-    OF_TRAINER,
     OPTIMIZER,
     OTHER,
     RNG,
-    STATE,
     STORE,
     TAG,
     WEIGHTS,
+    by_accelerate,
     fits_here,
     folder_of_store,
     further_models,
@@ -90,14 +89,9 @@ def open_bundle(source: Source, formats: Sequence[Format], reads_tag: Format) ->
     if store:
         return _merged(source, [_folder(source, store, formats)], "")
     tags = tags_in(source)
-    by_trainer = any(re.fullmatch(OF_TRAINER, n) for n in names) or (tags and ARGUMENTS in names)
-    if STATE not in names and by_trainer:
-        raise IncompleteError(
-            f"{STATE} is not there: the Trainer writes it last, so the save did not finish",
-            hint="an earlier checkpoint is complete",
-            kind="uncommitted",
-            file=STATE,
-        )
+    lacks = unmarked(names, top, lambda name, most: _head(source, name, most))
+    if lacks is not None:
+        raise lacks.error()
     models = further_models([*names, *top])
     folders = (d for d in sorted(top) if FOLDER.fullmatch(d))
     parts = [_folder(source, d, formats)._replace(model=model_of(d, models)) for d in folders]
@@ -116,6 +110,10 @@ def open_bundle(source: Source, formats: Sequence[Format], reads_tag: Format) ->
             further = model_of(name, models) if OPTIMIZER.fullmatch(name) else ""
             parts.append(part._replace(model=further))
     return _merged(source, parts, STATE if STATE in names else "", wrong)
+
+
+def _head(source: Source, name: str, most: int) -> bytes:
+    return source.read(name, 0, min(most, source.size(name)))
 
 
 def _holds(source: Source, folder: str) -> bool:
@@ -344,9 +342,10 @@ def _merged(
         notes += [part.moved(note) for note in found.notes]
         damage += [part.moved(wrong) for wrong in found.open_findings]
     damage += _lost_ranks(parts)
-    damage += gaps(names)
-    for found_ in lost_models(set(names)):
-        (damage if found_.severity is Severity.ERROR else notes).append(found_)
+    if by_accelerate(names):
+        damage += gaps(names)
+        for found_ in lost_models(set(names)):
+            (damage if found_.severity is Severity.ERROR else notes).append(found_)
     held = any(i.component == "model" or i.kind is Kind.MASTER for i in tensors.values())
     notes += not_there(names, trainer=bool(marker), weights=held, tag=tag is not None)
     state = _read_state(source) if marker else None
@@ -360,7 +359,7 @@ def _merged(
         aliases=aliases,
         topology=_topology(parts),
         commit=_commit(parts, marker),
-        dialect=f"written by {_writer(parts, marker)}",
+        dialect=_dialect(parts, marker, names),
         notes=notes,
         parts=parts,
         owners=owners,
@@ -407,13 +406,18 @@ def _take(
         damage.append(finding("duplicate-tensor", what, file=file, tensor=moved.key))
 
 
-def _writer(parts: Sequence[OpenedPart], marker: str) -> str:
-    if marker:
-        return "the Hugging Face Trainer"
+def _dialect(parts: Sequence[OpenedPart], marker: str, names: Sequence[str]) -> str:
+    """Return who wrote the files, in words; "" if nothing shows it."""
     first = parts[0].prefix
-    if first == f"{WEIGHTS}/":
-        return "NeMo 2"
-    return "verl" if first.split("/")[-2:-1] in ([STORE], [HUGGING_FACE]) else "accelerate"
+    if marker:
+        who = TRAINER
+    elif first == f"{WEIGHTS}/":
+        who = "NeMo 2"
+    elif first.split("/")[-2:-1] in ([STORE], [HUGGING_FACE]):
+        who = "verl"
+    else:
+        who = "accelerate" if by_accelerate(names) else ""
+    return f"written by {who}" if who else ""
 
 
 def _lost_ranks(parts: Sequence[OpenedPart]) -> Iterator[Finding]:
