@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import CommitState
 from ftckpt.discovery.recognise import Listing, Recognition
+from ftckpt.discovery.step_sets import set_member
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import EntryKind
 
@@ -49,8 +50,8 @@ class Ranks:
                 files = rank_files(listing.inside(name).files)
         if not files or (not folder and _weights_beside(listing, files)):
             return None
-        if len({file.step for file in files}) > 1:
-            return None  # several steps in one directory: each is a checkpoint
+        if len({file.step for file in files}) > 1 or any(set_member(file.path) for file in files):
+            return None  # files of steps in one directory: each step is a checkpoint
         marked = not folder and METADATA in listing.files
         state = CommitState.COMMITTED if marked else CommitState.NO_MARKER
         return Recognition(self.name, f"has {folder}{files[0].path}", state)

@@ -6,6 +6,7 @@
   step, then `shard`, `rank` or `stage` and its number, padded or not, counted from 0 or from 1.
   Such files may be compressed: `rank_3.pt.zst`.
 
+- nanochat: `optim_000030_rank0.pt`, beside the weights of that step.
 - Meta's releases: `consolidated.00.pth`, of model-parallel ranks.
 
 Sources: verl `utils/checkpoint/fsdp_checkpoint_manager.py`; accelerate `utils/fsdp_utils.py`
@@ -132,6 +133,7 @@ _BY_HAND = re.compile(
     r"(?P<before>(?:(?P<word>[A-Za-z]+(?:_[A-Za-z]+)*?)[_-])??"
     r"(?:(?:global_)?(?:step|iter)[_-]?(?P<step>\d{1,15})[_-]"
     r"|(?<=ckpt[_-])(?P<bare>\d{1,15})[_-]|(?<=checkpoint[_-])(?P<number>\d{1,15})[_-]"
+    r"|(?<=optim[_-])(?P<saved>\d{1,15})[_-]"
     r"|(?<=pytorch_model_fsdp_)\d{1,3}_|(?<=optimizer_)\d{1,3}_)?"
     r"(?:(?P<stage>(?:pp_?|pipeline_?)?stage)|shard|rank)[_-]?)"
     r"(?P<rank>\d{1,7})(?:(?P<between>[_-]of[_-]?)(?P<world>\d{1,7}))?"
@@ -149,6 +151,10 @@ _NO_MODEL = (
 )
 
 
+def _step_in(match: re.Match[str]) -> str | None:
+    return match["step"] or match["bare"] or match["number"] or match["saved"]
+
+
 def rank_file(path: str) -> RankFile | None:
     """Return what a path's last element says, or None where it is not a rank's file."""
     name = path.rpartition("/")[2]
@@ -164,7 +170,7 @@ def rank_file(path: str) -> RankFile | None:
         match["before"], len(match["rank"]), match["between"] or "",
         len(match["world"] or ""), match["after"], packed=match["packed"] or "",
     )  # fmt: skip
-    word, step = match["word"] or "", match["step"] or match["bare"] or match["number"]
+    word, step = match["word"] or "", _step_in(match)
     role = Role.WHOLE
     if re.fullmatch(_OPTIMIZERS, word):
         role = Role.OPTIMIZER

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import CommitState
 from ftckpt.discovery.recognise import Format, Listing, Recognition
+from ftckpt.discovery.step_sets import set_around
 from ftckpt.formats.deepspeed import DeepSpeed
 from ftckpt.storage.source import Source
 
@@ -79,7 +80,11 @@ class Bundle:
         Without its weights it must not be taken for a root of single files.
         """
         if listing.single:
-            return None
+            member = set_around(listing.single, listing.beside)
+            if member is None:
+                return None
+            reason = f"is a file of step {member.step}"
+            return Recognition(self.name, reason, CommitState.NO_MARKER, shares=True)
         if lists_stores(listing.files, listing.directories):
             return Recognition(self.name, f"has {CONTENTS}", CommitState.COMMITTED)
         nest = nest_in(listing)

@@ -122,9 +122,12 @@ def by_accelerate(names: Iterable[str]) -> bool:
     for name in names:
         if match := re.fullmatch(_ALSO_OF_ACCELERATE, name):
             words.add(match["what"])
-        elif re.fullmatch(_OF_ACCELERATE, name) or OF_RANK.fullmatch(name):
-            own = True
-        elif FOLDER.fullmatch(name) or name == FULL:
+        elif (
+            re.fullmatch(_OF_ACCELERATE, name)
+            or OF_RANK.fullmatch(name)
+            or FOLDER.fullmatch(name)
+            or name == FULL
+        ):
             own = True
     return own or len(words) > 1
 

@@ -26,7 +26,7 @@ from ftckpt.formats.torchsave.reader import TorchSaveCheckpoint, open_files
 from ftckpt.storage.source import Source
 from ftckpt.strict_json import JsonLimits, parse
 
-from .checkpoint import BundleCheckpoint, OpenedPart, in_part
+from .checkpoint import BundleCheckpoint, OpenedPart, in_part, parameters
 from .marks import ARGUMENTS, STATE, TRAINER, unmarked
 from .names import (
     CONTENTS,
@@ -74,6 +74,8 @@ def open_bundle(source: Source, formats: Sequence[Format], reads_tag: Format) ->
         formats: what reads the parts.
         reads_tag: what reads DeepSpeed's tag.
     """
+    if source.single:
+        return _of_step(source)
     names = [n for n in source.entries if "/" not in n]
     top = {n.partition("/")[0] for n in source.entries if "/" in n}
     if lists_stores(names, top):
@@ -103,13 +105,24 @@ def open_bundle(source: Source, formats: Sequence[Format], reads_tag: Format) ->
         wrong += step_of_tag(tag, parts[0].checkpoint)
     if not parts:
         raise _no_weights(source, names)
-    known = _parameters(parts)
+    known = parameters(parts)
     for name in sorted(names):
         if is_state(name) and name != STATE:
             part = _state_part(source, name, known if not model_of(name, models) else ())
             further = model_of(name, models) if OPTIMIZER.fullmatch(name) else ""
             parts.append(part._replace(model=further))
     return _merged(source, parts, STATE if STATE in names else "", wrong)
+
+
+def _of_step(single: Source) -> BundleCheckpoint:
+    """Open one step of a directory that several share."""
+    from .step_files import open_step_files
+
+    made = open_step_files(single)
+    checkpoint = _merged(made.source, made.parts, made.document, made.wrong)
+    checkpoint.notes = [*checkpoint.notes, *made.notes]
+    checkpoint.commit, checkpoint.dialect = Commit(CommitState.NO_MARKER), ""
+    return checkpoint
 
 
 def _head(source: Source, name: str, most: int) -> bytes:
@@ -250,22 +263,6 @@ def _nowhere(_: str) -> Listing:
     return Listing({}, frozenset(), lambda *_: b"", _nowhere)
 
 
-def _parameters(parts: Sequence[OpenedPart]) -> list[tuple[str, TensorInfo]]:
-    """Return the model's parameters in the order of its state_dict, tied ones once.
-
-    An optimizer numbers parameters in that order. Only torch.save keeps it: safetensors sorts by
-    name and DCP by rank, so there no number has a provable name.
-    """
-    return [
-        (info.name, info)
-        for part in parts
-        if part.checkpoint.format == "torchsave" and not part.model
-        for key, info in part.checkpoint.tensors.items()
-        if info.component == "model" and info.kind is Kind.PARAM
-        if info.dtype.family in ("float", "complex") and key not in part.checkpoint.aliases
-    ]
-
-
 def _state_part(source: Source, name: str, known: Sequence[tuple[str, TensorInfo]]) -> OpenedPart:
     inside = replace(source, entries={name: source.entries[name]}, single=False)
     if OPTIMIZER.fullmatch(name):
@@ -290,13 +287,14 @@ class _State:
     step: int | None
 
 
-def _read_state(source: Source) -> _State:
-    size = source.size(STATE)
+def _read_state(source: Source, file: str) -> _State:
+    size = source.size(file)
     if size > _MAX_STATE:
-        raise UnsupportedError(f"{STATE} has {size} bytes", file=STATE)
-    raw = source.read(STATE)
-    value = parse(raw, _JSON, file=STATE, what="state", bad="bad-index", unsafe="unsafe-index")
-    step = value.get("global_step") if isinstance(value, dict) else None
+        raise UnsupportedError(f"{file} has {size} bytes", file=file)
+    raw = source.read(file)
+    value = parse(raw, _JSON, file=file, what="state", bad="bad-index", unsafe="unsafe-index")
+    field = "global_step" if file == STATE else "step"
+    step = value.get(field) if isinstance(value, dict) else None
     return _State(value, step if type(step) is int and 0 <= step < 1 << 63 else None)
 
 
@@ -347,11 +345,8 @@ def _merged(
         for found_ in lost_models(set(names)):
             (damage if found_.severity is Severity.ERROR else notes).append(found_)
     held = any(i.component == "model" or i.kind is Kind.MASTER for i in tensors.values())
-    notes += not_there(names, trainer=bool(marker), weights=held, tag=tag is not None)
-    state = _read_state(source) if marker else None
-    if state is not None:
-        extent = Extent(STATE, 0, source.size(STATE))
-        objects["trainer_state"] = ObjectInfo("trainer_state", extent)
+    notes += not_there(names, trainer=marker == STATE, weights=held, tag=tag is not None)
+    state = _read_state(source, marker) if marker else None
     checkpoint = BundleCheckpoint(
         source=source,
         tensors=tensors,
@@ -364,9 +359,16 @@ def _merged(
         parts=parts,
         owners=owners,
         state=None if state is None else state.value,
+        state_file=marker or STATE,
         open_findings=damage,
         second_copies=frozenset(copies),
     )
+    if state is not None:
+        name = checkpoint.state_name
+        checkpoint.objects = {
+            **objects,
+            name: ObjectInfo(name, Extent(marker, 0, source.size(marker))),
+        }
     if state is not None and state.step is not None:
         checkpoint.step = state.step
     else:

@@ -8,6 +8,7 @@ from functools import lru_cache
 from ftckpt.own_files import weights_of
 
 from .recognise import COMPRESSED
+from .step_sets import set_member
 
 # A trainer's prefix for the purpose of a checkpoint.
 _ROLE = r"(?:(?:best|final|initial|last|latest|release)[-_])?"
@@ -105,4 +106,4 @@ def is_put_aside(name: str) -> bool:
 
 def is_file_of_step(name: str) -> bool:
     """Say whether a file is one of several of a step, as its name tells (see `FILE_OF_STEP`)."""
-    return FILE_OF_STEP.fullmatch(name) is not None
+    return FILE_OF_STEP.fullmatch(name) is not None or set_member(name) is not None
