@@ -33,7 +33,7 @@ from ftckpt.discovery.step_sets import set_around
 from ftckpt.formats.deepspeed import DeepSpeed
 from ftckpt.storage.source import Source
 
-from .marks import ARGUMENTS, STATE, unmarked
+from .marks import ARGUMENTS, STATE, marked
 from .names import (
     CONTENTS,
     FOLDER,
@@ -89,8 +89,13 @@ class Bundle:
             return Recognition(self.name, f"has {CONTENTS}", CommitState.COMMITTED)
         nest = nest_in(listing)
         if nest is not None:
-            inside = (at(listing, store.place) for store in nest.stores)
-            stores = [r for one in inside if one is not None and (r := self._in(one)) is not None]
+            inside = [one for store in nest.stores if (one := at(listing, store.place)) is not None]
+            stores = [r for one in inside if (r := self._in(one)) is not None]
+            if not inside:  # what lies beside them shows the trainer
+                lost = nest.last in listing.files
+                commit = CommitState.COMMITTED if lost else CommitState.UNCOMMITTED
+                reason = f"has files of a step of {nest.trainer} and no store"
+                return Recognition(self.name, reason, commit)
             if stores:
                 commits = {r.commit for r in stores}
                 lacks = nest.last and nest.last not in listing.files
@@ -117,7 +122,7 @@ class Bundle:
         commit = CommitState.NO_MARKER
         if STATE in listing.files:
             commit = CommitState.COMMITTED
-        elif unmarked(listing.files, listing.directories, listing.head) is not None:
+        elif (by := marked(listing.files, listing.directories, listing.head)) and by.lacks:
             commit = CommitState.UNCOMMITTED
         parts = [r for d in folders if (r := self._of(listing.inside(d))) is not None]
         if commit is CommitState.NO_MARKER and parts:

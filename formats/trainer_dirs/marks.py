@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from ftckpt.errors import IncompleteError
+from ftckpt.findings import Finding, finding
 
 TRAINER = "the Hugging Face Trainer"
 STATE = "trainer_state.json"
@@ -68,28 +69,51 @@ MARKS = (
 _OF_SCRIPT = b"argparse\nNamespace"
 
 
-class Unmarked(NamedTuple):
-    """A save that did not finish: who writes it, and which last file is not there."""
+class MarkedSave(NamedTuple):
+    """A save of a trainer that marks its end.
+
+    Attributes:
+        trainer: its name.
+        lacks: the last file that is not there; "" if the save finished.
+        marks: the last files that are there.
+        beside: further files of the trainer.
+        of_ranks: whether each rank has such a file.
+    """
 
     trainer: str
-    file: str
+    lacks: str
+    marks: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+    of_ranks: bool = False
 
     @property
-    def message(self) -> str:
-        """Say so in a sentence."""
-        whose = "each rank writes its own last" if "rank_" in self.file else "writes it last"
-        return f"{self.file} is not there: {self.trainer} {whose}, so the save did not finish"
+    def notes(self) -> list[Finding]:
+        """A warning if no rank has marked its end: versions before 2026 write no marks."""
+        if self.marks or self.lacks:
+            return []
+        what = (
+            f"no rank has marked the end of its save: {self.trainer} of 2026 does, and takes no"
+            " save without; an older one does not"
+        )
+        return [finding("state-unknown", what)]
 
     def error(self) -> IncompleteError:
-        """Return the same as an error."""
-        hint = "an earlier checkpoint is complete"
-        return IncompleteError(self.message, hint=hint, kind="uncommitted", file=self.file)
+        """Return that it did not finish, as an error."""
+        who = self.trainer
+        if self.of_ranks:
+            who = f"each rank of {who}"
+        return IncompleteError(
+            f"{self.lacks} is not there: {who} writes it last, so the save did not finish",
+            hint="an earlier checkpoint is complete",
+            kind="uncommitted",
+            file=self.lacks,
+        )
 
 
-def unmarked(
+def marked(
     files: Collection[str], folders: Collection[str], head: Callable[[str, int], bytes]
-) -> Unmarked | None:
-    """Return the trainer whose save a directory holds without its last file; None for none.
+) -> MarkedSave | None:
+    """Return what the trainer of a directory's save marks; None if no trainer is shown.
 
     Args:
         files: the names of the files directly in it.
@@ -97,15 +121,19 @@ def unmarked(
         head: reads up to the first bytes of a file.
     """
     for mark in MARKS:
-        if mark.last in files or not _shown(mark, files, folders, head):
+        if not _shown(mark, files, folders, head):
             continue
         if not mark.of_ranks:
-            return Unmarked(mark.trainer, mark.last)
+            there = mark.last in files
+            return MarkedSave(mark.trainer, "" if there else mark.last, (mark.last,) * there)
         found = (re.fullmatch(mark.of_ranks, name) for name in files)
         ranks = sorted({int(match["rank"]) for match in found if match})
-        lacking = [rank for rank in ranks if mark.last.format(rank) not in files]
-        if lacking and len(lacking) < len(ranks):
-            return Unmarked(mark.trainer, mark.last.format(lacking[0]))
+        own = {rank: mark.last.format(rank) for rank in ranks}
+        held = tuple(name for name in own.values() if name in files)
+        lacking = [name for name in own.values() if name not in files] if held else []
+        beside = (name for name in files if any(re.fullmatch(s, name) for s in mark.signs))
+        others = tuple(name for name in beside if not re.fullmatch(mark.of_ranks, name))
+        return MarkedSave(mark.trainer, lacking[0] if lacking else "", held, others, True)
     return None
 
 
@@ -115,15 +143,9 @@ def _shown(
     folders: Collection[str],
     head: Callable[[str, int], bytes],
 ) -> bool:
-    """Say whether a directory has all signs of a trainer (for the arguments, see `unmarked`)."""
+    """Say whether a directory has all signs of a trainer (for the arguments, see `marked`)."""
     names = [*files, *(f"{folder}/" for folder in folders)]
     if not all(any(re.fullmatch(sign, name) for name in names) for sign in mark.signs):
         return False
     arguments = re.escape(ARGUMENTS) in mark.signs
     return not (arguments and _OF_SCRIPT in head(ARGUMENTS, 4096))
-
-
-def marks_beside(names: Collection[str]) -> list[str]:
-    """Return the last files of ranks among the names of a directory: they belong to the save."""
-    patterns = [re.escape(m.last).replace(r"\{\}", r"\d{1,7}") for m in MARKS if m.of_ranks]
-    return [name for name in names if any(re.fullmatch(p, name) for p in patterns)]

@@ -27,7 +27,7 @@ from ftckpt.storage.source import Source
 from ftckpt.strict_json import JsonLimits, parse
 
 from .checkpoint import BundleCheckpoint, OpenedPart, in_part, parameters
-from .marks import ARGUMENTS, STATE, TRAINER, unmarked
+from .marks import ARGUMENTS, STATE, TRAINER, marked
 from .names import (
     CONTENTS,
     FOLDER,
@@ -81,7 +81,7 @@ def open_bundle(source: Source, formats: Sequence[Format], reads_tag: Format) ->
     if lists_stores(names, top):
         return _listed(source, formats)
     nest = nest_among(source.entries)
-    if nest is not None and any(_holds(source, store.place) for store in nest.stores):
+    if nest is not None:
         from .open_nest import open_nest
 
         return _nested(
@@ -91,9 +91,9 @@ def open_bundle(source: Source, formats: Sequence[Format], reads_tag: Format) ->
     if store:
         return _merged(source, [_folder(source, store, formats)], "")
     tags = tags_in(source)
-    lacks = unmarked(names, top, lambda name, most: _head(source, name, most))
-    if lacks is not None:
-        raise lacks.error()
+    by = marked(names, top, source.head)
+    if by is not None and by.lacks:
+        raise by.error()
     models = further_models([*names, *top])
     folders = (d for d in sorted(top) if FOLDER.fullmatch(d))
     parts = [_folder(source, d, formats)._replace(model=model_of(d, models)) for d in folders]
@@ -123,14 +123,6 @@ def _of_step(single: Source) -> BundleCheckpoint:
     checkpoint.notes = [*checkpoint.notes, *made.notes]
     checkpoint.commit, checkpoint.dialect = Commit(CommitState.NO_MARKER), ""
     return checkpoint
-
-
-def _head(source: Source, name: str, most: int) -> bytes:
-    return source.read(name, 0, min(most, source.size(name)))
-
-
-def _holds(source: Source, folder: str) -> bool:
-    return any(name.startswith(f"{folder}/") for name in source.entries)
 
 
 def _nested(source: Source, nest: Nest, opened: OpenedNest) -> BundleCheckpoint:

@@ -88,7 +88,7 @@ def set_member(name: str) -> SetMember | None:
         for place, pattern in enumerate((kind.model, *kind.others)):
             if match := re.fullmatch(pattern, name):
                 rank = match.groupdict().get("rank")
-                return SetMember(number, match["step"], place, rank and int(rank))
+                return SetMember(number, match["step"], place, int(rank) if rank else None)
     return None
 
 
