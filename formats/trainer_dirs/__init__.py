@@ -10,6 +10,8 @@
 - The same two with DeepSpeed: its tag `global_stepN/` (accelerate: `pytorch_model/`), `latest` with
   the tag's name, and `zero_to_fp32.py`. DeepSpeed keeps optimizer and scheduler; the weights that
   lie beside are written from the same model a second time.
+- Weights in folders of such a directory, and folders that `modules.json` or `model_index.json` name
+  as parts of one model (see `weight_folders`).
 - NeMo 2, `MODEL--step=N…/`: Megatron-Core's torch_dist in `weights/`, and in `context/` the
   configuration of model and trainer (`io.json`, `model.yaml`, a tokenizer).
 - xtuner, prime-rl, miles and RLinf: stores in folders and files beside them (see `nested`).
@@ -24,13 +26,14 @@ Sources: `transformers/trainer.py` (`_save_checkpoint`), `accelerate/checkpointi
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import CommitState
 from ftckpt.discovery.recognise import Format, Listing, Recognition
 from ftckpt.discovery.step_sets import set_around
 from ftckpt.formats.deepspeed import DeepSpeed
+from ftckpt.formats.huggingface.declared_folders import DeclaredFolder, folders_of
 from ftckpt.storage.source import Source
 
 from .marks import ARGUMENTS, STATE, marked
@@ -45,6 +48,7 @@ from .names import (
     without_weights,
 )  # fmt: skip
 from .nested import at, nest_in
+from .weight_folders import weight_folders
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Described
@@ -116,8 +120,11 @@ class Bundle:
         if state or ARGUMENTS in listing.files:
             tags = sorted(d for d in listing.directories if re.fullmatch(TAG, d))
             tags = [d for d in tags if self._tags.recognise(listing.inside(d)) is not None]
-        whole = weights is not None or without_weights(state)
-        if not (folders or tags or (state and whole)):
+        declared = folders_of(listing.files, listing.head)
+        below = self._below(listing, declared) if state or any(d.path for d in declared) else {}
+        whole = weights is not None or without_weights(state) or below
+        named = any(d.path for d in declared)
+        if not (folders or tags or named or (state and whole)):
             return None
         commit = CommitState.NO_MARKER
         if STATE in listing.files:
@@ -129,12 +136,20 @@ class Bundle:
             commit = parts[0].commit
         if weights is not None:
             parts.append(weights)
+        parts += below.values()
         if any(part.commit is CommitState.UNCOMMITTED for part in parts):
             commit = CommitState.UNCOMMITTED
-        seen = [*tags, *folders, *state]
+        seen = [*tags, *folders, *below, *state, *(d.by for d in declared[:1])]
         if weights is not None:
             seen.insert(0, weights.reason[4:])
         return Recognition(self.name, f"has {' and '.join(seen[:3])}", commit)
+
+    def _below(
+        self, listing: Listing, declared: Sequence[DeclaredFolder]
+    ) -> Mapping[str, Recognition]:
+        """Return the folders with weights: those that a file names, else all beside the state."""
+        named = {one.path.partition("/")[0] for one in declared} & set(listing.directories)
+        return weight_folders(named or listing.directories, listing.inside, self._formats)
 
     def _in(self, listing: Listing) -> Recognition | None:
         """Recognise a store, whose folder has nothing else in it."""

@@ -24,7 +24,7 @@ from ftckpt.checkpoint.steps import SCALARS_A_FILE, is_counter
 from ftckpt.errors import FtckptError
 from ftckpt.findings import Finding, finding
 from ftckpt.formats.huggingface.config import CONFIG
-from ftckpt.formats.huggingface.names import is_beside
+from ftckpt.formats.huggingface.names import is_beside, shard_name
 from ftckpt.formats.pickles.walk import field_names
 from ftckpt.formats.ranks.training_tree import MAX_NAMES
 from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
@@ -45,6 +45,7 @@ from .names import (
 )  # fmt: skip
 
 if TYPE_CHECKING:
+    from ftckpt.formats.huggingface.declared_folders import DeclaredFolder
     from ftckpt.formats.state.coded_shards import CodedParts
     from ftckpt.formats.state.paths import RecordedPaths
 
@@ -164,6 +165,7 @@ class BundleCheckpoint(Checkpoint):
         state_file: its name.
         beside: further files that belong to it.
         numbers: steps that such files say.
+        declared: the folders that a file at the top names as parts of one model.
     """
 
     format: ClassVar[str] = "bundle"
@@ -174,6 +176,21 @@ class BundleCheckpoint(Checkpoint):
     state_file: str = STATE
     beside: frozenset[str] = frozenset()
     numbers: Sequence[Scalar] = ()
+    declared: Sequence[DeclaredFolder] = ()
+
+    @property
+    def stems(self) -> Mapping[str, str]:
+        """The component of the tensors in a folder that `declared` names -> folder and stem."""
+        found = {}
+        for part in self.parts if self.declared else ():
+            file = next((i.pieces[0].extent.file for i in part.checkpoint.tensors.values()), "")
+            shard = shard_name(file)
+            stem = file.partition(".")[0] if shard is None else shard.stem
+            component = f"extra:{part.model}" if part.model else "model"
+            if part.prefix and file:
+                stem = "model" if stem == "pytorch_model" else stem
+                found[component] = part.prefix + stem
+        return found
 
     @property
     def state_name(self) -> str:

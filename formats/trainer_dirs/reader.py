@@ -20,9 +20,12 @@ from ftckpt.checkpoint import (
 from ftckpt.checkpoint.steps import SCALARS_A_FILE, step_of
 from ftckpt.discovery.recognise import Format, Listing
 from ftckpt.errors import CorruptError, FtckptError, IncompleteError, UnsupportedError
-from ftckpt.findings import Finding, Severity, finding, listed
+from ftckpt.findings import Finding, Severity, as_error, finding, listed
+from ftckpt.formats.huggingface.declared_folders import DeclaredFolder, declared_folders
+from ftckpt.formats.huggingface.names import is_beside
 from ftckpt.formats.pickles.unpickle import Inert
 from ftckpt.formats.torchsave.reader import TorchSaveCheckpoint, open_files
+from ftckpt.own_files import is_own
 from ftckpt.storage.source import Source
 from ftckpt.strict_json import JsonLimits, parse
 
@@ -54,6 +57,7 @@ from .nested import Nest, nest_among
 from .second_copy import copy_of_model, second_copy
 from .tags import choose_tag, step_of_tag, tags_in
 from .verl import parts_of, read_contents
+from .weight_folders import models_of, weight_folders
 
 if TYPE_CHECKING:
     from .open_nest import OpenedNest
@@ -79,7 +83,7 @@ def open_bundle(source: Source, formats: Sequence[Format], reads_tag: Format) ->
     names = [n for n in source.entries if "/" not in n]
     top = {n.partition("/")[0] for n in source.entries if "/" in n}
     if lists_stores(names, top):
-        return _listed(source, formats)
+        return _by_contents(source, formats)
     nest = nest_among(source.entries)
     if nest is not None:
         from .open_nest import open_nest
@@ -98,11 +102,16 @@ def open_bundle(source: Source, formats: Sequence[Format], reads_tag: Format) ->
     folders = (d for d in sorted(top) if FOLDER.fullmatch(d))
     parts = [_folder(source, d, formats)._replace(model=model_of(d, models)) for d in folders]
     parts = [*_weights(source, names, formats, models), *parts]
-    wrong: list[Finding] = []
+    declared = declared_folders(names, source.head)
+    parts += _in_folders(source, declared, formats, top=bool(parts))
+    wrong = [*_lost_folders(source, declared, parts)]
     if tags:
-        tag, wrong = choose_tag(source, tags, trainer=STATE in names)
+        tag, said = choose_tag(source, tags, trainer=STATE in names)
+        wrong += said
         parts.insert(0, _folder(source, tag, (reads_tag,)))
         wrong += step_of_tag(tag, parts[0].checkpoint)
+    if not parts and wrong:
+        raise as_error(wrong[0])
     if not parts:
         raise _no_weights(source, names)
     known = parameters(parts)
@@ -111,7 +120,50 @@ def open_bundle(source: Source, formats: Sequence[Format], reads_tag: Format) ->
             part = _state_part(source, name, known if not model_of(name, models) else ())
             further = model_of(name, models) if OPTIMIZER.fullmatch(name) else ""
             parts.append(part._replace(model=further))
-    return _merged(source, parts, STATE if STATE in names else "", wrong)
+    checkpoint = _merged(source, parts, STATE if STATE in names else "", wrong)
+    if any(one.path for one in declared):
+        checkpoint.declared = declared
+        inside = tuple(f"{one.path}/" for one in declared if one.path)
+        own = (n for n in source.entries if is_beside(n) or n.startswith(inside))
+        checkpoint.beside = frozenset(n for n in own if not is_own(n))
+    return checkpoint
+
+
+def _in_folders(
+    source: Source, declared: Sequence[DeclaredFolder], formats: Sequence[Format], *, top: bool
+) -> list[OpenedPart]:
+    """Open the weights in folders: those that a file names, or all beside a trainer's state."""
+    inside = {n.partition("/")[0] for n in source.entries if "/" in n}
+    named = {one.path.partition("/")[0] for one in declared} & inside
+    if named:  # a module may have modules of its own below it
+        above = (name.rpartition("/")[0] for name in source.entries)
+        inside = {place for place in above if place.partition("/")[0] in named}
+    elif not any(is_state(name) for name in source.entries):
+        return []
+    found = weight_folders(inside, lambda place: _listed(source.part(place)), formats)
+    models = models_of(found, declared, top=top)
+    order = sorted(found, key=lambda place: (models[place] != "", place))
+    return [_folder(source, place, formats)._replace(model=models[place]) for place in order]
+
+
+def _lost_folders(
+    source: Source, declared: Sequence[DeclaredFolder], parts: Sequence[OpenedPart]
+) -> Iterator[Finding]:
+    """Yield the folders that a file names and that are not there, and those without weights."""
+    if not any(one.path for one in declared):
+        return
+    held = [part.prefix for part in parts]
+    for one in declared:
+        place = f"{one.path}/" if one.path else ""
+        shown = one.path or "the directory itself"
+        if place and not any(name.startswith(place) for name in source.entries):
+            what = f"{one.path} is not there: {one.by} names it as a part of the model"
+            yield finding("missing-file", what, file=one.path)
+        elif one.needs_weights(source.entries) and not any(
+            prefix.startswith(place) if place else not prefix for prefix in held
+        ):
+            what = f"{shown} holds no weights: {one.by} names it as a part that has some"
+            yield finding("missing-file", what, file=f"{place}model.safetensors")
 
 
 def _of_step(single: Source) -> BundleCheckpoint:
@@ -139,7 +191,7 @@ def _nested(source: Source, nest: Nest, opened: OpenedNest) -> BundleCheckpoint:
     return checkpoint
 
 
-def _listed(source: Source, formats: Sequence[Format]) -> BundleCheckpoint:
+def _by_contents(source: Source, formats: Sequence[Format]) -> BundleCheckpoint:
     """Open the stores that verl's list names."""
     contents = read_contents(source)
     parts, wrong = parts_of(source, contents, lambda place: _folder(source, place, formats))
@@ -156,15 +208,19 @@ def _listed(source: Source, formats: Sequence[Format]) -> BundleCheckpoint:
     return checkpoint
 
 
+def _listed(inside: Source) -> Listing:
+    return Listing(
+        {n: e for n, e in inside.entries.items() if "/" not in n},
+        frozenset(n.partition("/")[0] for n in inside.entries if "/" in n),
+        inside.head,
+        _nowhere,
+    )
+
+
 def _folder(source: Source, folder: str, formats: Sequence[Format]) -> OpenedPart:
     inside = source.part(folder)
     with in_part(folder + "/"):
-        listing = Listing(
-            {n: e for n, e in inside.entries.items() if "/" not in n},
-            frozenset(n.partition("/")[0] for n in inside.entries if "/" in n),
-            lambda name, length: inside.read(name, 0, min(length, inside.size(name))),
-            _nowhere,
-        )
+        listing = _listed(inside)
         for form in formats:
             if form.recognise(listing) is not None:
                 return OpenedPart(folder + "/", form.open(inside))
