@@ -52,6 +52,11 @@ class DeclaredFolder(NamedTuple):
     by: str
     trained: bool | None
 
+    @property
+    def needs_config(self) -> bool:
+        """Whether it must hold a `config.json`: each model of a pipeline does."""
+        return bool(self.path) and self.by == PIPELINE and self.trained is True
+
     def needs_weights(self, names: Collection[str]) -> bool:
         """Say whether its weights must be among the files of the model's directory."""
         return self.trained if self.trained is not None else f"{self.path}/config.json" in names

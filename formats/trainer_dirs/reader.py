@@ -19,11 +19,18 @@ from ftckpt.checkpoint import (
 )
 from ftckpt.checkpoint.steps import SCALARS_A_FILE, step_of
 from ftckpt.discovery.recognise import Format, Listing
-from ftckpt.errors import CorruptError, FtckptError, IncompleteError, UnsupportedError
-from ftckpt.findings import Finding, Severity, as_error, finding, listed
+from ftckpt.errors import (
+    CorruptError,
+    FtckptError,
+    IncompleteError,
+    UnsafeError,
+    UnsupportedError,
+)
+from ftckpt.findings import Finding, Severity, as_error, finding, from_error, listed
 from ftckpt.formats.huggingface.declared_folders import DeclaredFolder, declared_folders
 from ftckpt.formats.huggingface.names import is_beside
 from ftckpt.formats.pickles.unpickle import Inert
+from ftckpt.formats.torchsave.names import STEMS
 from ftckpt.formats.torchsave.reader import TorchSaveCheckpoint, open_files
 from ftckpt.own_files import is_own
 from ftckpt.storage.source import Source
@@ -57,11 +64,12 @@ from .nested import Nest, nest_among
 from .second_copy import copy_of_model, second_copy
 from .tags import choose_tag, step_of_tag, tags_in
 from .verl import parts_of, read_contents
-from .weight_folders import models_of, weight_folders
+from .weight_folders import lost_model, models_of, weight_folders
 
 if TYPE_CHECKING:
     from .open_nest import OpenedNest
 
+_TORCH = (".pt", ".pth", ".ckpt", ".bin")
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _MAX_STATE = 256 << 20
 _ALONE = "rng_state.pth"
@@ -103,8 +111,11 @@ def open_bundle(source: Source, formats: Sequence[Format], reads_tag: Format) ->
     parts = [_folder(source, d, formats)._replace(model=model_of(d, models)) for d in folders]
     parts = [*_weights(source, names, formats, models), *parts]
     declared = declared_folders(names, source.head)
-    parts += _in_folders(source, declared, formats, top=bool(parts))
-    wrong = [*_lost_folders(source, declared, parts)]
+    inside = _in_folders(source, declared, formats, top=bool(parts))
+    below = [part.prefix.rstrip("/") for part in inside]
+    wrong = [*lost_model(below, top=bool(parts) or bool(tags))]
+    parts += inside
+    wrong += _lost_folders(source, declared, parts)
     if tags:
         tag, said = choose_tag(source, tags, trainer=STATE in names)
         wrong += said
@@ -120,13 +131,50 @@ def open_bundle(source: Source, formats: Sequence[Format], reads_tag: Format) ->
             part = _state_part(source, name, known if not model_of(name, models) else ())
             further = model_of(name, models) if OPTIMIZER.fullmatch(name) else ""
             parts.append(part._replace(model=further))
+    further_parts, torn = _further(source, names, parts, formats)
+    parts += further_parts
+    wrong += torn
     checkpoint = _merged(source, parts, STATE if STATE in names else "", wrong)
     if any(one.path for one in declared):
         checkpoint.declared = declared
-        inside = tuple(f"{one.path}/" for one in declared if one.path)
-        own = (n for n in source.entries if is_beside(n) or n.startswith(inside))
+        places = tuple(f"{one.path}/" for one in declared if one.path)
+        own = (n for n in source.entries if is_beside(n) or n.startswith(places))
         checkpoint.beside = frozenset(n for n in own if not is_own(n))
     return checkpoint
+
+
+def _further(
+    source: Source,
+    names: Sequence[str],
+    parts: Sequence[OpenedPart],
+    formats: Sequence[Format],
+) -> tuple[list[OpenedPart], list[Finding]]:
+    """Open the torch.save files of names that no trainer here gives: a program's own state.
+
+    What is hostile, or not read, is left a stray file; the weights' second copy is none of these.
+    """
+    reads = next((form for form in formats if form.name == "torchsave"), None)
+    held = {name for part in parts if not part.prefix for name in part.checkpoint.members()}
+    found: list[OpenedPart] = []
+    damage: list[Finding] = []
+    for name in sorted(set(names) - held) if reads is not None else ():
+        if not name.endswith(_TORCH) or is_state(name) or name.startswith(STEMS):
+            continue
+        entries = {name: source.entries[name]}
+        listing = Listing(entries, frozenset(), source.head, _nowhere, single=name)
+        if reads is None or reads.recognise(listing) is None:
+            continue
+        inside = replace(source, entries=entries, single=False)
+        label = name.rpartition(".")[0]
+        try:
+            opened = open_files(inside, [name], role="state", label=label)
+        except CorruptError as error:
+            damage.append(from_error(error))
+        except (UnsafeError, UnsupportedError):
+            continue
+        else:
+            found.append(OpenedPart("", opened))
+    return found, damage
 
 
 def _in_folders(
@@ -163,7 +211,10 @@ def _lost_folders(
             prefix.startswith(place) if place else not prefix for prefix in held
         ):
             what = f"{shown} holds no weights: {one.by} names it as a part that has some"
-            yield finding("missing-file", what, file=f"{place}model.safetensors")
+            yield finding("missing-file", what, file=one.path or one.by)
+        elif one.needs_config and f"{place}config.json" not in source.entries:
+            what = f"{place}config.json is not there: {one.by} names {one.path} as a model"
+            yield finding("missing-file", what, file=f"{place}config.json")
 
 
 def _of_step(single: Source) -> BundleCheckpoint:

@@ -12,11 +12,13 @@ peft/peft_model.py (`save_pretrained`: `default` at the top, others in folders o
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.discovery.recognise import Format, Listing, Recognition
 from ftckpt.discovery.step_names import is_put_aside, step_in_name
+from ftckpt.errors import IncompleteError
+from ftckpt.findings import Finding, from_error
 from ftckpt.formats.huggingface.declared_folders import MODULES, DeclaredFolder, folders_of
 from ftckpt.storage.source import Source
 
@@ -69,7 +71,7 @@ def models_of(
         top: whether weights lie at the top too: then these are the trained model's.
     """
     averages = {name: match for name in folders if (match := _AVERAGE.fullmatch(name))}
-    rest = sorted(set(folders) - set(averages)) or sorted(folders)
+    rest = sorted(set(folders) - set(averages))
     modules = [one.path for one in declared if one.by == MODULES]
     main = "" if top else next((n for n in (*modules, *_FIRST, *rest) if n in rest), "")
     found = {}
@@ -78,6 +80,22 @@ def models_of(
         own = match is not None and main != name and (match["of"] or match["model"]) == main
         found[name] = "" if name == main else "ema" if own else name.replace("/", ".")
     return found
+
+
+def lost_model(folders: Collection[str], *, top: bool) -> Iterator[Finding]:
+    """Yield a trained model that is not there, of which an average lies in a folder.
+
+    Args:
+        folders: with weights.
+        top: whether weights lie at the top too.
+    """
+    averages = [match for name in sorted(folders) if (match := _AVERAGE.fullmatch(name))]
+    if top or not averages or len(averages) < len(folders):
+        return
+    first = averages[0]
+    model = first["of"] or first["model"]
+    what = f"{model} is not there: {first[0]} holds its average, and nothing holds its weights"
+    yield from_error(IncompleteError(what, kind="missing-file", file=model))
 
 
 class FoldersReader:
