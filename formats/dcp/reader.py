@@ -265,7 +265,7 @@ class DcpCheckpoint(Checkpoint):
                     f"{name} is named by no item: left by a save with more ranks or threads",
                     file=name,
                 )
-        yield from _check_bridge(self.source)
+        yield from _check_bridge(self.source, self.format)
         yield from self._check_recorded()
         yield from lost_own_files(self.source, self.topology.world_size or 0)
         if f"{MARKER}.tmp" in self.source.entries:
@@ -560,8 +560,13 @@ def _whole_copies(meta: DcpMetadata, source: Source, file: str) -> list[Finding]
     return relate(meta, source.entries, file)
 
 
-def _check_bridge(source: Source) -> Iterator[Finding]:
-    """Yield a missing one of Megatron-Bridge's two files; it writes the configuration last."""
+def _check_bridge(source: Source, dialect: str) -> Iterator[Finding]:
+    """Yield a missing one of Megatron-Bridge's two files; it writes the configuration last.
+
+    Other programs save files of these names beside a store, so the store must be Megatron's.
+    """
+    if dialect == DcpCheckpoint.format and CONFIGURATION not in source.entries:
+        return
     state, configuration = TRAIN_STATE in source.entries, RUN_CONFIG in source.entries
     if configuration and not state:
         what = f"{TRAIN_STATE} is missing: Megatron-Bridge writes it before {RUN_CONFIG}"

@@ -25,6 +25,7 @@ _STEPS = ("cur_step", "iteration")
 # Of each rank; what the first data rank of an optimizer has gathered ends otherwise.
 _OF_RANK = re.compile(r"[_/]rank_?\d{1,6}\.pt$", re.ASCII)
 _NUMBER = re.compile(r"\d+(?=\.\w+$)")
+_OF_RLINF = r"data/data\.pt|.*/(?:model_state_dict/full_weights|checkpoint_rank_\d+)\.pt"
 Opens = Callable[[str], OpenedPart]
 
 
@@ -136,7 +137,9 @@ def _lost(source: Source, nest: Nest, parts: Sequence[OpenedPart]) -> Iterator[F
     first = nest.stores[0]
     if first.model and nest.trainer == "RLinf":
         what = f"the actor's store is missing: RLinf saves it before that of {first.model}"
-        yield finding("missing-file", what)
+        # A folder called `dcp_checkpoint` is anybody's; the rest of the layout is not.
+        shown = any(re.fullmatch(_OF_RLINF, name) for name in source.entries)
+        yield finding("missing-file" if shown else "state-unknown", what)
     if not any(name.startswith(f"{first.place}/") for name in source.entries):
         other = nest.stores[1].place if len(nest.stores) > 1 else nest.last
         what = f"{first.place} is missing: {nest.trainer} saves it with {other}"
