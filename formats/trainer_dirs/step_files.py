@@ -77,7 +77,14 @@ def open_step_files(single: Source) -> StepFiles:
             opened = open_files(_some(made.source, one), [one], role="optimizer", weights=known)
             made.parts.append(OpenedPart("", opened))
     ranks = [one for one in by_place if members[one].rank is not None]
-    if ranks:
+    alone = {m.rank for one in beside if (m := set_member(one)) and m.kind == mine.kind} == {
+        None,
+        0,
+    }
+    if ranks and alone:  # a job of one rank: its optimizer is that of all parameters
+        opened = open_files(_some(made.source, *ranks), ranks, role="optimizer", weights=known)
+        made.parts.append(OpenedPart("", opened))
+    elif ranks:
         made.parts.append(OpenedPart("", open_ranks(_some(made.source, *ranks), None)))
     made.wrong += _lost(mine, members, beside)
     made.notes += _fewer(mine, members, beside)

@@ -50,7 +50,7 @@ _KINDS = (
     _Kind(
         r"model(?P<step>\d{6,15})\.pt",
         (r"opt(?P<step>\d{6,15})\.pt", r"ema_\d?\.\d+_(?P<step>\d{6,15})\.pt"),
-        ("opt{}.pt",),
+        ("opt{}.pt", "ema_0.9999_{}.pt"),
         "model{}.pt",
     ),
 )

@@ -20,6 +20,9 @@ from ftckpt.errors import ExitCode
 from tests.builders.checkpoints import open_checkpoint
 from tests.json_run import ftckpt_json
 
+# `no_dist` says what torch warns of.
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
 OK, CORRUPT, INCOMPLETE = ExitCode.OK, ExitCode.CORRUPT, ExitCode.INCOMPLETE
 
 
@@ -51,7 +54,7 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-# --- whose save it is ------------------------------------------------------------------------------
+# --- whose save it is ---------------------------------------------------------------------------
 
 
 def openpi(folder: Path, step: int) -> Path:
@@ -86,7 +89,9 @@ def test_gc_drops_none_of_them_as_abandoned(tmp_path: Path) -> None:
         os.utime(path, (long_ago, long_ago))
     weights(run / "40" / "model.safetensors")
     plan = ftckpt_json("gc", str(run), "--keep-last", "2", "--min-survivors", "1")
-    assert not [row for row in plan["entries"] if row["class"] in ("ABANDONED", "STAGING")]
+    assert not [
+        row for row in plan["plan"]["decisions"] if row["entry_class"] in ("ABANDONED", "STAGING")
+    ]
 
 
 def hugging_face(folder: Path, arguments: object) -> Path:
@@ -143,7 +148,7 @@ def test_a_file_called_common_is_no_sign_of_megatron(tmp_path: Path) -> None:
     assert code("verify", tmp_path) == INCOMPLETE
 
 
-# --- last files ------------------------------------------------------------------------------------
+# --- last files ---------------------------------------------------------------------------------
 
 
 def cosmos(step: Path) -> Path:
@@ -237,7 +242,7 @@ def test_a_ranks_state_of_another_step_is_noticed(tmp_path: Path) -> None:
     assert code("verify", step) == CORRUPT
 
 
-# --- Lightning's meta.pt ---------------------------------------------------------------------------
+# --- Lightning's meta.pt ------------------------------------------------------------------------
 
 
 def lightning(folder: Path, optimizer: str = "optimizer") -> Path:
@@ -279,7 +284,7 @@ def test_a_lost_meta_is_missed_where_two_signs_show_lightning(
         assert kinds(store)["state-unknown"] == "meta.pt"
 
 
-# --- weights in folders ----------------------------------------------------------------------------
+# --- weights in folders -------------------------------------------------------------------------
 
 
 def diffusers(folder: Path) -> Path:
@@ -422,7 +427,7 @@ def test_weights_of_some_modules_alone_are_refused(tmp_path: Path) -> None:
     assert "2_Dense" in answer["result"]["message"]
 
 
-# --- files of one step -----------------------------------------------------------------------------
+# --- files of one step --------------------------------------------------------------------------
 
 
 def nanochat(folder: Path, step: int, ranks: int = 2) -> None:
@@ -477,11 +482,11 @@ def test_gc_never_drops_a_file_of_a_set(tmp_path: Path) -> None:
     for step in (10, 20, 30):
         nanochat(tmp_path, step)
     plan = ftckpt_json("gc", str(tmp_path), "--keep-last", "1")
-    assert all(row["keep"] for row in plan["entries"])
+    assert all(row["keep"] for row in plan["plan"]["decisions"])
 
 
 def test_one_number_is_no_set(tmp_path: Path) -> None:
-    """detectron2's `model_0000059.pth` is a whole checkpoint, and so is a lone `model_000030.pt`."""
+    """A lone `model_000030.pt` is a whole checkpoint, as detectron2's `model_0000059.pth` is."""
     net, _ = trained()
     torch.save({"model": net.state_dict(), "iteration": 9}, tmp_path / "model_000030.pt")
     assert open_checkpoint(tmp_path / "model_000030.pt").format == "torchsave"
@@ -500,7 +505,7 @@ def test_guided_diffusions_files_of_a_step_are_one_checkpoint(tmp_path: Path) ->
     assert code("verify", tmp_path / "model002000.pt") == INCOMPLETE
 
 
-# --- roots -----------------------------------------------------------------------------------------
+# --- roots --------------------------------------------------------------------------------------
 
 
 def test_state_of_the_newest_epoch_is_not_foreign(tmp_path: Path) -> None:
@@ -511,7 +516,7 @@ def test_state_of_the_newest_epoch_is_not_foreign(tmp_path: Path) -> None:
     (run / "recipe_state").mkdir()
     torch.save({"epochs_run": 2}, run / "recipe_state" / "recipe_state.pt")
     plan = ftckpt_json("gc", str(run), "--keep-last", "1")
-    assert [row["name"] for row in plan["entries"]] == ["epoch_0", "epoch_1"]
+    assert {row["name"] for row in plan["plan"]["decisions"]} == {"epoch_0", "epoch_1"}
     answer = ftckpt_json("copy", str(run / "epoch_1"), str(tmp_path / "copy"))
     assert "recipe_state" in json.dumps(answer["findings"])
 
