@@ -28,7 +28,7 @@ from .names import FOLDER, TAG
 _FORMATS = frozenset({"safetensors", "torchsave"})
 # What is trained, where several folders hold weights and none lies at the top.
 _FIRST = ("transformer", "unet", "prior", "controlnet", "model", "default", "policy")
-_AVERAGE = re.compile(r"(?P<of>.+)[_-]ema|ema[_-](?P<model>.+)")
+_AVERAGE = re.compile(r"(?P<of>.+)[_-]ema|ema(?:[_-](?P<model>.+))?")
 
 
 def weight_folders(
@@ -77,7 +77,8 @@ def models_of(
     found = {}
     for name in folders:
         match = averages.get(name)
-        own = match is not None and main != name and (match["of"] or match["model"]) == main
+        of = "" if match is None else match["of"] or match["model"] or main
+        own = match is not None and main != name and of == main
         found[name] = "" if name == main else "ema" if own else name.replace("/", ".")
     return found
 
@@ -93,9 +94,9 @@ def lost_model(folders: Collection[str], *, top: bool) -> Iterator[Finding]:
     if top or not averages or len(averages) < len(folders):
         return
     first = averages[0]
-    model = first["of"] or first["model"]
+    model = first["of"] or first["model"] or "the model"
     what = f"{model} is not there: {first[0]} holds its average, and nothing holds its weights"
-    yield from_error(IncompleteError(what, kind="missing-file", file=model))
+    yield from_error(IncompleteError(what, kind="missing-file", file=first["of"]))
 
 
 class FoldersReader:

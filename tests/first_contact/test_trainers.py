@@ -538,3 +538,55 @@ def test_kohyas_epochs_are_too(tmp_path: Path) -> None:
     for number in (1, 2):
         weights(other / f"part-{number:06d}.safetensors")
     assert open_checkpoint(other).format == "safetensors"
+
+
+@pytest.mark.parametrize("name", ["model.rank_{}.pth", "model-rank={}.pt", "resnet50.rank_{}.pt"])
+def test_a_rank_after_a_dot_is_a_rank(tmp_path: Path, name: str) -> None:
+    for rank in range(3):
+        state = {"model": {"w": torch.ones(2) * rank}, "rank": rank, "world_size": 3}
+        torch.save(state, tmp_path / name.format(rank))
+    found = open_checkpoint(tmp_path)
+    assert (found.format, found.topology.world_size) == ("ranks", 3)
+    assert code("verify", tmp_path) == OK
+    (tmp_path / name.format(2)).unlink()
+    assert code("verify", tmp_path) == INCOMPLETE
+
+
+@pytest.mark.parametrize("name", ["model_{:07d}.rank_{}.pth", "checkpoint_1_{}-shard{}.pt"])
+def test_ranks_of_several_steps_in_one_directory(tmp_path: Path, name: str) -> None:
+    for step in (50, 100):
+        for rank in range(2):
+            state = {"model": {"w": torch.ones(2)}, "iteration": step, "world_size": 2}
+            torch.save(state, tmp_path / name.format(step, rank))
+    assert [r["step"] for r in ftckpt_json("ls", str(tmp_path))["checkpoints"]] == [100, 50]
+    assert code("verify", f"{tmp_path}@50") == OK
+    (tmp_path / name.format(100, 1)).unlink()
+    assert ftckpt_json("latest", str(tmp_path))["path"].endswith(name.format(50, 0))
+
+
+def test_an_average_in_a_folder_of_that_name(tmp_path: Path) -> None:
+    folder = diffusers(tmp_path / "checkpoint-5")
+    (folder / "unet_ema").rename(folder / "ema")
+    assert {"0.weight", "ema:0.weight"} <= set(open_checkpoint(folder).tensors)
+    (folder / "unet").rename(tmp_path / "unet")
+    assert code("verify", folder) == INCOMPLETE
+
+
+def test_modules_beside_the_trainers_state(tmp_path: Path) -> None:
+    """sentence-transformers' own Trainer saves both; older models have no weights at the top."""
+    folder = sentence_transformer(tmp_path / "checkpoint-5")
+    torch.save(trained()[1].state_dict(), folder / "optimizer.pt")
+    (folder / "trainer_state.json").write_text('{"global_step": 5}')
+    found = open_checkpoint(folder)
+    assert found.step == 5
+    assert {"0.weight", "extra:2_Dense:0.weight", "exp_avg:0.0"} & set(found.tensors)
+    assert set(found.members()) == set(found.source.entries)
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[0]["path"] = "0_Transformer"
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "0_Transformer").mkdir()
+    (folder / "model.safetensors").rename(folder / "0_Transformer" / "model.safetensors")
+    assert "0.weight" in open_checkpoint(folder).tensors
+    assert code("verify", folder) == OK
+    shutil.rmtree(folder / "0_Transformer")
+    assert code("verify", folder) == CORRUPT
