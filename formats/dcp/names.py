@@ -14,7 +14,7 @@ COMMON = "common.pt"
 # progress, as a torch.save stream, and its configuration.
 TRAIN_STATE = "train_state.pt"
 RUN_CONFIG = "run_config.yaml"
-# Of Lightning and Fabric: all that is no model and no optimizer (the loops, the epoch, the user's
+# Of Lightning and Fabric: everything but model and optimizer (the loops, the epoch, the user's
 # own), as a torch.save stream, written last. They take no folder without it for a checkpoint
 # (lightning/fabric/strategies/fsdp.py, `save_checkpoint`, `_is_sharded_checkpoint`).
 META = "meta.pt"

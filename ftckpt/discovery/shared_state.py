@@ -3,7 +3,7 @@
     epoch_0/, epoch_1/ ...            torchtune: weights in Hugging Face's layout
     recipe_state/recipe_state.pt      the optimizer, the counters and the data's position
 
-It is written anew with each step, so it is no checkpoint and nobody's leftover: it goes with the
+It is written anew with each step, so it is neither a checkpoint nor a leftover: it goes with the
 newest step, and without it a run begins its optimizer anew.
 
 Source: torchtune/training/checkpointing/_checkpointer.py (`save_checkpoint`).

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from ftckpt.errors import ExitCode
 from tests.builders.checkpoints import open_checkpoint
@@ -140,7 +140,7 @@ def test_accelerates_rules_hold_for_accelerate_alone(tmp_path: Path) -> None:
 
 
 def test_a_file_called_common_is_no_sign_of_megatron(tmp_path: Path) -> None:
-    dcp.save({"w": torch.ones(4)}, checkpoint_id=str(tmp_path), no_dist=True)
+    save({"w": torch.ones(4)}, checkpoint_id=str(tmp_path), no_dist=True)
     torch.save({"vocabulary": ["a"]}, tmp_path / "common.pt")
     (tmp_path / "run_config.yaml").write_text("a: 1\n")
     assert code("verify", tmp_path) == OK
@@ -198,7 +198,7 @@ def olmo(step: Path, number: int) -> Path:
         state = {"global_step": number, "world_size": 2, "epoch": 1}
         torch.save(state, step / "train" / f"rank{rank}.pt")
     store = step / "model_and_optim"
-    dcp.save({"model": net.state_dict()}, checkpoint_id=str(store), no_dist=True)
+    save({"model": net.state_dict()}, checkpoint_id=str(store), no_dist=True)
     (step / "config.json").write_text("{}")
     (step / ".metadata.json").write_text('{"version": "2.3.0"}')
     return step
@@ -248,7 +248,7 @@ def test_a_ranks_state_of_another_step_is_noticed(tmp_path: Path) -> None:
 def lightning(folder: Path, optimizer: str = "optimizer") -> Path:
     net, _ = trained()
     state = {"model": net.state_dict(), optimizer: {"state": {"0.weight": torch.ones(2)}}}
-    dcp.save(state, checkpoint_id=str(folder), no_dist=True)
+    save(state, checkpoint_id=str(folder), no_dist=True)
     torch.save({"iter_num": 10, "step_count": 10}, folder / "meta.pt")
     return folder
 

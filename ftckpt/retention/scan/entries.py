@@ -116,7 +116,7 @@ class Lease(NamedTuple):
     expires: float
 
 
-# Why a step whose files lie among those of other steps stays: a file of it is no whole checkpoint.
+# Why a step whose files lie among those of other steps stays: one file of it is a part.
 SHARED = "its files share a directory with other steps: gc drops whole directories"
 
 
