@@ -134,9 +134,9 @@ LAYOUTS = (
            (), "torch 2.13",
            ("by_hand/one_file/by_rank.pt", "by_hand/one_file/listed.pt",
             "by_hand/one_file/by_tensor.pt")),
-    Support("ranks", "a rank after a dot or an equals sign: `model.rank_0.pth`, `model-rank=0.pt`;"
-           " fairseq's `checkpoint_1_100-shard0.pt`; cosmos-rl's `policy/`", False, (),
-           "torch 2.13 in the places of cosmos-rl, fairseq and Ray Train's guide", ()),
+    Support("ranks", "a rank after a dot: `model.rank_0.pth`; fairseq's"
+           " `checkpoint_1_100-shard0.pt`; cosmos-rl's `policy/`", False, (),
+           "torch 2.13 in the places of cosmos-rl and fairseq", ()),
     Support("ranks", "pipeline stages saved by hand: `checkpoint_step100_stage0.pt`", False, (),
            "torch 2.13", ("by_hand/stages",)),
     Support("megatron", "Megatron-LM's legacy `mp_rank_*`", True, ("tp", "pp", "vp", "dp", "ep"),

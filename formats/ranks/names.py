@@ -6,7 +6,7 @@
   step, then `shard`, `rank` or `stage` and its number, padded or not, counted from 0 or from 1.
   Such files may be compressed: `rank_3.pt.zst`. A dot may part the name of a whole file from the
   rank: `model_0000059.rank_0.pth`. fairseq's are `checkpoint_2_100-shard0.pt`, of epoch 2 and
-  update 100; Ray Train's guide calls them `model-rank=0.pt`.
+  update 100.
 
 - nanochat: `optim_000030_rank0.pt`, beside the weights of that step.
 - Meta's releases: `consolidated.00.pth`, of model-parallel ranks.
@@ -137,7 +137,7 @@ _BY_HAND = re.compile(
     r"|(?<=ckpt[_-])(?P<bare>\d{1,15})[_-]|(?<=checkpoint[_-])(?:\d{1,15}_)?(?P<number>\d{1,15})[_-]"
     r"|(?<=optim[_-])(?P<saved>\d{1,15})[_-]"
     r"|(?<=pytorch_model_fsdp_)\d{1,3}_|(?<=optimizer_)\d{1,3}_)?"
-    r"(?:(?P<stage>(?:pp_?|pipeline_?)?stage)|shard|rank)[_=-]?)"
+    r"(?:(?P<stage>(?:pp_?|pipeline_?)?stage)|shard|rank)[_-]?)"
     r"(?P<rank>\d{1,7})(?:(?P<between>[_-]of[_-]?)(?P<world>\d{1,7}))?"
     r"(?P<after>\.(?:pt|pth|bin))(?P<packed>\.(?:zst|lz4|gz))?"
 )

@@ -50,7 +50,7 @@ FILE_OF_STEP = re.compile(
     r"(?:(?:[A-Za-z]+(?:_[A-Za-z]+)*[_-])?(?:global_)?(?:step|iter)[_-]?|(?:ckpt|checkpoint)[_-]"
     r"(?:[0-9]{1,15}_)?|(?=[^.]*\.(?:rank|shard)[_-]?[0-9])(?:[A-Za-z][A-Za-z0-9_-]*?[_-])?)"
     r"(?P<step>[0-9]{1,15})[_.-]"
-    r"(?:(?:pp_?|pipeline_?)?stage|shard|rank)[_=-]?(?P<rank>[0-9]{1,7})(?:[_-]of[_-]?[0-9]{1,7})?"
+    r"(?:(?:pp_?|pipeline_?)?stage|shard|rank)[_-]?(?P<rank>[0-9]{1,7})(?:[_-]of[_-]?[0-9]{1,7})?"
     r"\.(?:pt|pth|bin|ckpt)(?:\.(?:zst|lz4|gz))?"
 )
 _TORCH = (".pt", ".pth", ".ckpt")

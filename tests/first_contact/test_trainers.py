@@ -540,7 +540,9 @@ def test_kohyas_epochs_are_too(tmp_path: Path) -> None:
     assert open_checkpoint(other).format == "safetensors"
 
 
-@pytest.mark.parametrize("name", ["model.rank_{}.pth", "model-rank={}.pt", "resnet50.rank_{}.pt"])
+@pytest.mark.parametrize(
+    "name", ["model.rank_{}.pth", "model_final.rank{}.pth", "resnet50.rank_{}.pt"]
+)
 def test_a_rank_after_a_dot_is_a_rank(tmp_path: Path, name: str) -> None:
     for rank in range(3):
         state = {"model": {"w": torch.ones(2) * rank}, "rank": rank, "world_size": 3}

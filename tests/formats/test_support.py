@@ -101,8 +101,8 @@ def test_layouts_without_a_sample_are_made_by_other_tests() -> None:
         "miles with LoRA: `iter_N/adapter/`, a PEFT adapter and a file of each rank",
         "verl with Megatron: `actor/` with `dist_ckpt/`, or with `ckpt_contents.json` and a "
         "store each",
-        "a rank after a dot or an equals sign: `model.rank_0.pth`, `model-rank=0.pt`; "
-        "fairseq's `checkpoint_1_100-shard0.pt`; cosmos-rl's `policy/`",
+        "a rank after a dot: `model.rank_0.pth`; fairseq's `checkpoint_1_100-shard0.pt`; "
+        "cosmos-rl's `policy/`",
         "Muon beside Adam (`--optimizer muon`)",
         "roots of slime, and of miles with Megatron: `iter_N/` or `release/`, and `rollout/`",
         "Muon beside Adam, also the layer-wise optimizer (`dist_muon`)",
