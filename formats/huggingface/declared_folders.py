@@ -23,7 +23,7 @@ from ftckpt.storage.source import safe_name
 
 MODULES, PIPELINE = "modules.json", "model_index.json"
 _FILES = (MODULES, PIPELINE)
-_MOST_BYTES = 1 << 20
+_MOST_BYTES = 64 << 10
 _TRAINED_MODULES = frozenset(
     {
         "Transformer", "MLMTransformer", "CLIPModel", "Dense", "CNN", "LSTM", "WordEmbeddings",
@@ -101,11 +101,11 @@ def declared_folders(
 
 
 def folders_of(files: Collection[str], read: Callable[[str, int], bytes]) -> list[DeclaredFolder]:
-    """Return the same without what lies outside, which the reader refuses."""
+    """Return the same, for recognition: a folder that lies outside is left to the reader."""
     try:
         return declared_folders(files, read)
-    except UnsafeError:
-        return []
+    except UnsafeError as error:
+        return [DeclaredFolder(".", error.file or MODULES, None)]
 
 
 def _of_modules(said: Any) -> list[DeclaredFolder]:

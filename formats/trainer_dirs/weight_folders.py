@@ -28,6 +28,10 @@ from .names import FOLDER, TAG
 _FORMATS = frozenset({"safetensors", "torchsave"})
 # What is trained, where several folders hold weights and none lies at the top.
 _FIRST = ("transformer", "unet", "prior", "controlnet", "model", "default", "policy")
+# A trainer's output directory holds such models beside its last state.
+_APART = re.compile(
+    r"(?:best|final|last|latest|merged|export(?:ed)?|release|hf|huggingface)(?:[-_.].*)?"
+)
 _AVERAGE = re.compile(r"(?P<of>.+)[_-]ema|ema(?:[_-](?P<model>.+))?")
 
 
@@ -36,7 +40,8 @@ def weight_folders(
 ) -> dict[str, Recognition]:
     """Return the folders that hold weights, by name.
 
-    Folders that are steps themselves, or that somebody put aside, hold other checkpoints.
+    Folders that are steps themselves, that somebody put aside, or whose names say what a whole
+    model is for hold other checkpoints.
 
     Args:
         directories: at the top of the directory.
@@ -47,7 +52,7 @@ def weight_folders(
     for name in sorted(directories):
         if name.startswith((".", "_")) or FOLDER.fullmatch(name) or re.fullmatch(TAG, name):
             continue
-        if step_in_name(name) is not None or is_put_aside(name):
+        if step_in_name(name) is not None or is_put_aside(name) or _APART.fullmatch(name):
             continue
         if (seen := weights_in(inside(name), formats)) is not None:
             found[name] = seen

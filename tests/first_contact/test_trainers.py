@@ -324,10 +324,12 @@ def test_a_named_adapter_belongs_to_the_trainers_checkpoint(tmp_path: Path) -> N
     torch.save(trained()[1].state_dict(), folder / "optimizer.pt")
     (folder / "trainer_state.json").write_text('{"global_step": 5}')
     weights(folder / "checkpoint-4" / "model.safetensors")  # a step of its own
+    weights(folder / "best_model" / "model.safetensors")
     found = open_checkpoint(folder)
     assert {"q.lora_A.weight", "extra:reference:q.lora_A.weight"} <= set(found.tensors)
     assert "reference/adapter_config.json" in set(found.members())
-    assert not any(name.startswith("checkpoint-4/") for name in found.members())
+    others = ("checkpoint-4/", "best_model/")
+    assert not any(name.startswith(others) for name in found.members())
 
 
 def sentence_transformer(folder: Path) -> Path:
@@ -425,6 +427,14 @@ def test_weights_of_some_modules_alone_are_refused(tmp_path: Path) -> None:
                          "--only", "model")  # fmt: skip
     assert answer["result"]["code"] == ExitCode.UNSUPPORTED
     assert "2_Dense" in answer["result"]["message"]
+
+
+def test_a_module_outside_is_refused(tmp_path: Path) -> None:
+    folder = sentence_transformer(tmp_path / "model")
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[2]["path"] = "../other"
+    (folder / "modules.json").write_text(json.dumps(modules))
+    assert code("verify", folder) == ExitCode.UNSAFE
 
 
 # --- files of one step --------------------------------------------------------------------------
