@@ -24,6 +24,7 @@ from .ranks import Ranks
 from .safetensors import Safetensors
 from .torchsave import TorchSave
 from .trainer_dirs import Bundle
+from .trainer_dirs.marks import marked
 from .unsupported import RECOGNISED
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ FORMATS: tuple[Format, ...] = (
     DeepSpeed(),
     NvrxLocal(),
     Orbax(),
-    Ranks(),
+    Ranks(marked=marked),
     Safetensors(_described),
     TorchSave(_described),
     *RECOGNISED,
@@ -101,6 +102,8 @@ def _told(one: Format, rules: Rules | None, bases: Sequence[str]) -> Format:
         return Delta(one.formats, rules, bases, one.stores)
     if rules is not None and isinstance(one, Bundle):
         return Bundle(_PARTS, DeepSpeed(rules), described=_described)
+    if rules is not None and isinstance(one, Ranks):
+        return Ranks(rules, one.marked)
     if rules is not None and isinstance(one, _BY_RULES):
         return type(one)(rules)
     return one

@@ -42,6 +42,8 @@ LAYOUTS = (
            " `dataloader/`, pith-train's `rng-rank-00000.pt`", False, (),
            "torch 2.13 in the places of VeOmni, prime-rl and pith-train of 2026",
            ()),
+    Support("dcp", "with `meta.pt` beside it: Lightning's and Fabric's FSDP strategies", True,
+           ("dp",), "torch 2.13 in the places of Lightning 2.6 and litgpt", ()),
     Support("dcp", "copies of all data files: `copy-0/`, `copy-1/` (S3StorageWriter, `num_copies`)",
            False, (), "torch 2.13 in the places of s3torchconnector's pull request 368",
            ()),
@@ -93,6 +95,17 @@ LAYOUTS = (
            False, (), "accelerate 1.15",
            ("trainer_dirs/accelerate", "trainer_dirs/accelerate_two",
             "accelerate_fsdp1:", "accelerate_fsdp2:")),
+    Support("bundle", "the same two with weights in folders: diffusers' `unet/`, `transformer/`,"
+           " `unet_ema/`; PEFT's named adapters", False, (),
+           "torch 2.13 in the places of diffusers' examples and peft 0.21", ()),
+    Support("bundle", "folders that `modules.json` (sentence-transformers) or `model_index.json`"
+           " (diffusers) names; `--to safetensors` keeps them", False, (),
+           "sentence-transformers 6.2; safetensors in the places of diffusers' pipelines", ()),
+    Support("bundle", "OLMo-core: `stepN/` with `model_and_optim/` and `train/`", False, (),
+           "torch 2.13 in the places of OLMo-core of 2026", ()),
+    Support("bundle", "files of a step beside those of other steps: nanochat's `model_N.pt`,"
+           " `meta_N.json`, `optim_N_rankR.pt`; guided-diffusion's `modelN.pt`, `emaN`, `optN.pt`",
+           False, (), "torch 2.13 in the places of nanochat and guided-diffusion", ()),
     Support("bundle", "NeMo 2: `MODEL--step=N…/` with `weights/` and `context/`", False, (),
            "a store of core 0.16 in the places of NeMo 2.6", ()),
     Support("bundle", "steps with a DCP store in a folder: xtuner's `weights/`, prime-rl's"
@@ -121,6 +134,9 @@ LAYOUTS = (
            (), "torch 2.13",
            ("by_hand/one_file/by_rank.pt", "by_hand/one_file/listed.pt",
             "by_hand/one_file/by_tensor.pt")),
+    Support("ranks", "a rank after a dot: `model.rank_0.pth`; fairseq's"
+           " `checkpoint_1_100-shard0.pt`; cosmos-rl's `policy/`", False, (),
+           "torch 2.13 in the places of cosmos-rl and fairseq", ()),
     Support("ranks", "pipeline stages saved by hand: `checkpoint_step100_stage0.pt`", False, (),
            "torch 2.13", ("by_hand/stages",)),
     Support("megatron", "Megatron-LM's legacy `mp_rank_*`", True, ("tp", "pp", "vp", "dp", "ep"),

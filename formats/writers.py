@@ -6,7 +6,7 @@ imported when it is asked for: a transfer needs one of them, and nothing of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from ftckpt.checkpoint.rules import Rules
@@ -139,6 +139,16 @@ def _near(name: str) -> str:
     return f"did you mean {meant}" if meant else hint_for_name(name, WRITTEN).rstrip("?")
 
 
+def _reader(name: str, known: Sequence[Format]) -> Format:
+    """Return what reads the results of a format's writer."""
+    own = next(one for one in known if one.name == name)
+    if name != "safetensors":
+        return own
+    from ftckpt.formats.trainer_dirs.weight_folders import FoldersReader
+
+    return FoldersReader(own, next(one for one in known if one.name == "bundle"))
+
+
 def format_and_writer(
     name: str, rules: Rules | None = None, destination: str = ""
 ) -> tuple[Format, Writer]:
@@ -164,7 +174,7 @@ def format_and_writer(
             )
         make = one.make
     if make is not None:
-        return next(one for one in formats(rules) if one.name == name), make()
+        return _reader(name, formats(rules)), make()
     hint = f"--to takes one of {', '.join(WRITTEN)}"
     if any(one.name == name for one in formats(rules)):
         raise UnsupportedError(f"{name} checkpoints are not written", hint=hint)

@@ -14,6 +14,10 @@ COMMON = "common.pt"
 # progress, as a torch.save stream, and its configuration.
 TRAIN_STATE = "train_state.pt"
 RUN_CONFIG = "run_config.yaml"
+# Of Lightning and Fabric: everything but model and optimizer (the loops, the epoch, the user's
+# own), as a torch.save stream, written last. They take no folder without it for a checkpoint
+# (lightning/fabric/strategies/fsdp.py, `save_checkpoint`, `_is_sharded_checkpoint`).
+META = "meta.pt"
 # Megatron's commit marker: Megatron reads no checkpoint without it.
 CONFIGURATION = "metadata.json"
 # Megatron's SHA-256 digests of the files, where they were asked for (`--verify-integrity`).

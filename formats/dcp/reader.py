@@ -41,6 +41,7 @@ from .items import (
     rank_of,
     windows,
 )
+from .lightning_meta import lost_meta
 from .metadata import DcpMetadata, merge, parse_metadata
 from .names import (
     COMMON,
@@ -48,6 +49,7 @@ from .names import (
     DATA,
     INTEGRITY,
     MARKER,
+    META,
     RANK_METADATA,
     RUN_CONFIG,
     TRAIN_STATE,
@@ -263,7 +265,7 @@ class DcpCheckpoint(Checkpoint):
                     f"{name} is named by no item: left by a save with more ranks or threads",
                     file=name,
                 )
-        yield from _check_bridge(self.source)
+        yield from _check_bridge(self.source, self.format)
         yield from self._check_recorded()
         yield from lost_own_files(self.source, self.topology.world_size or 0)
         if f"{MARKER}.tmp" in self.source.entries:
@@ -398,7 +400,7 @@ def open_plain(source: Source) -> DcpCheckpoint:
     """Open a store that is not Megatron's (see `open_dcp`).
 
     Raises:
-        IncompleteError: it is Megatron's, and not finished.
+        IncompleteError: it is Megatron's or Lightning's, and not finished.
         CorruptError: it is Megatron's, and what says so is damaged (`bad-index`).
     """
     checkpoint = open_dcp(source, DcpCheckpoint)
@@ -411,6 +413,8 @@ def open_plain(source: Source) -> DcpCheckpoint:
         # Its names alone look like a plain store's. Megatron has `common.pt` as a file alone: an
         # item of that name is of a conversion, where nothing lay in the state.
         raise unfinished() if CONFIGURATION not in source.entries else unnamed()
+    lost = lost_meta(source, [*checkpoint.meta.tensors, *checkpoint.meta.objects])
+    checkpoint.notes = [*checkpoint.notes, *lost]
     return checkpoint
 
 
@@ -497,7 +501,7 @@ def _build(source: Source, meta: DcpMetadata, markers: tuple[str, ...], kind: ty
             extent = Extent(item.path, item.offset, item.length)
             objects[name] = ObjectInfo(name, extent, rank_of(item.path))
     beside = {}
-    for name in (COMMON, TRAIN_STATE):
+    for name in (COMMON, TRAIN_STATE, META):
         if name in source.entries and name not in objects:
             extent = Extent(name, 0, source.entries[name].size)
             objects[name] = ObjectInfo(name, extent)
@@ -556,8 +560,13 @@ def _whole_copies(meta: DcpMetadata, source: Source, file: str) -> list[Finding]
     return relate(meta, source.entries, file)
 
 
-def _check_bridge(source: Source) -> Iterator[Finding]:
-    """Yield a missing one of Megatron-Bridge's two files; it writes the configuration last."""
+def _check_bridge(source: Source, dialect: str) -> Iterator[Finding]:
+    """Yield a missing one of Megatron-Bridge's two files; it writes the configuration last.
+
+    Other programs save files of these names beside a store, so the store must be Megatron's.
+    """
+    if dialect == DcpCheckpoint.format and CONFIGURATION not in source.entries:
+        return
     state, configuration = TRAIN_STATE in source.entries, RUN_CONFIG in source.entries
     if configuration and not state:
         what = f"{TRAIN_STATE} is missing: Megatron-Bridge writes it before {RUN_CONFIG}"

@@ -37,7 +37,7 @@ from ftckpt.formats.torch_files.write_tree import save, save_shard
 from ftckpt.transfer.content import Content, TargetTensor
 from ftckpt.transfer.layout import Layout, LayoutRequest, Literal, OutputFile, Segment, Stored
 
-from .names import MARKER
+from .names import MARKER, META
 from .rank_files import RankFiles
 from .reader import DcpCheckpoint
 from .write_metadata import ItemPlace, TensorItems, WrittenChunk, metadata
@@ -69,12 +69,25 @@ class DcpWriter:
         held = without_records(shared, state.coded)
         marker = metadata(state.tensors, state.objects, state.paths)
         return Layout(
-            files=list(state.files.outputs()),
+            files=[*state.files.outputs(), *_outputs(_kept_files(content))],
             content=held if held.objects.keys() != content.objects.keys() else None,
             commit=[OutputFile(MARKER, [Literal(marker)])],
             unplaced=state.unplaced,
             notes=world_notes(content, world),
         )
+
+
+def _kept_files(content: Content) -> dict[str, Extent]:
+    """Return the files beside a store that its trainer loads from there: Lightning's `meta.pt`."""
+    checkpoint = content.checkpoint
+    if not isinstance(checkpoint, DcpCheckpoint) or META not in checkpoint.beside:
+        return {}
+    return {META: content.objects[META].extent} if META in content.objects else {}
+
+
+def _outputs(files: Mapping[str, Extent]) -> Iterator[OutputFile]:
+    for name, extent in files.items():
+        yield OutputFile(name, [Stored(extent)])
 
 
 class _State:
@@ -86,6 +99,7 @@ class _State:
         self.paths: dict[str, Path] = {}
         self.files = RankFiles(world)
         self._content = content
+        self._kept = _kept_files(content)
         self._world = world
         self._recorded = recorded_paths(content.checkpoint)
         nested = {**own_paths(content.checkpoint), **self._recorded.tensors}
@@ -108,7 +122,7 @@ class _State:
         stored = recorded_items(self._content.checkpoint)
         coded = self._coded_paths
         for name, info in content.objects.items():
-            if name in coded:
+            if name in coded or name in self._kept:
                 continue
             rank = (info.rank or 0) % self._world
             if name in self._subclasses:

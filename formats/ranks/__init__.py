@@ -7,11 +7,12 @@ Nothing marks the end of a save, so a missing rank is a defect of the set and no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Protocol
 
-from ftckpt.checkpoint import CommitState
+from ftckpt.checkpoint import Commit, CommitState
 from ftckpt.discovery.recognise import Listing, Recognition
+from ftckpt.discovery.step_sets import set_member
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import EntryKind
 
@@ -19,6 +20,8 @@ from .names import FOLDERS, METADATA, RankFile, rank_file, rank_files
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint.rules import Rules
+    from ftckpt.errors import FtckptError
+    from ftckpt.findings import Finding
 
     from .checkpoint import RanksCheckpoint
 
@@ -28,14 +31,49 @@ _WEIGHTS = frozenset(("model.safetensors", "model.safetensors.index.json"))
 _EXPORTED = (".safetensors", ".safetensors.index.json")
 
 
+class Marked(Protocol):
+    """A save of a trainer that marks its end (see `ftckpt.formats.trainer_dirs.marks`)."""
+
+    @property
+    def trainer(self) -> str:
+        """Who wrote it."""
+
+    @property
+    def lacks(self) -> str:
+        """The mark that is not there; "" if the save finished."""
+
+    @property
+    def marks(self) -> Collection[str]:
+        """The marks that are there."""
+
+    @property
+    def beside(self) -> Collection[str]:
+        """Further files of the trainer."""
+
+    @property
+    def notes(self) -> Sequence[Finding]:
+        """What is perhaps wrong with it."""
+
+    def error(self) -> FtckptError:
+        """Return that the save did not finish."""
+
+
+_Head = Callable[[str, int], bytes]
+Marks = Callable[[Collection[str], Collection[str], _Head], Marked | None]
+
+
 class Ranks:
     """One file a rank (fits `ftckpt.discovery.recognise.Format`)."""
 
     name = "ranks"
 
-    def __init__(self, rules: Rules | None = None) -> None:
-        """Read by `rules` how plain tensors are cut, where nothing beside them says it."""
+    def __init__(self, rules: Rules | None = None, marked: Marks = lambda *_: None) -> None:
+        """Read by `rules` how plain tensors are cut, where nothing beside them says it.
+
+        `marked` knows the trainers that mark the end of a save, by the names of a directory.
+        """
         self.rules = rules
+        self.marked = marked
 
     def recognise(self, listing: Listing) -> Recognition | None:
         """Say whether rank files lie in the listing, or in verl's folders below it."""
@@ -49,10 +87,13 @@ class Ranks:
                 files = rank_files(listing.inside(name).files)
         if not files or (not folder and _weights_beside(listing, files)):
             return None
-        if len({file.step for file in files}) > 1:
-            return None  # several steps in one directory: each is a checkpoint
-        marked = not folder and METADATA in listing.files
-        state = CommitState.COMMITTED if marked else CommitState.NO_MARKER
+        if len({file.step for file in files}) > 1 or any(set_member(file.path) for file in files):
+            return None  # files of steps in one directory: each step is a checkpoint
+        by = None if folder else self.marked(listing.files, listing.directories, listing.head)
+        if by is not None and by.lacks:
+            return Recognition(self.name, f"lacks {by.lacks}", CommitState.UNCOMMITTED)
+        finished = not folder and (METADATA in listing.files or (by is not None and by.marks))
+        state = CommitState.COMMITTED if finished else CommitState.NO_MARKER
         return Recognition(self.name, f"has {folder}{files[0].path}", state)
 
     def _named_by(self, name: str) -> Recognition | None:
@@ -67,6 +108,7 @@ class Ranks:
         """Parse the pickles of all ranks and put their tensors together.
 
         Raises:
+            IncompleteError: the trainer marks the end of a save, and a mark is not there.
             NotFoundError: no rank's file is there.
             CorruptError: no rank's file can be parsed, or a compressed one cannot be undone; damage
                 of some is a finding of `check`.
@@ -75,7 +117,21 @@ class Ranks:
         from .reader import open_ranks
 
         source = _of_one_step(source) if source.single else source
-        return open_ranks(_unpacked(source), self.rules)
+        by = None
+        if not source.named:
+            names = [name for name in source.entries if "/" not in name]
+            folders = {name.partition("/")[0] for name in source.entries if "/" in name}
+            by = self.marked(names, folders, source.head)
+        if by is not None and by.lacks:
+            raise by.error()
+        checkpoint = open_ranks(_unpacked(source), self.rules)
+        if by is not None:
+            checkpoint.files = sorted({*checkpoint.files, *by.marks, *by.beside})
+            if by.marks:
+                checkpoint.commit = Commit(CommitState.COMMITTED, min(by.marks))
+            checkpoint.notes = [*checkpoint.notes, *by.notes]
+            checkpoint.dialect = checkpoint.dialect or f"written by {by.trainer}"
+        return checkpoint
 
 
 def _unpacked(source: Source) -> Source:

@@ -4,8 +4,11 @@
 - by hand: `shard_00003.pt`, `shard_00003_of_00008.pt`, `shard_3_of_8.pt`, `rank_3.pt`,
   `model_rank_3.pt` with `optimizer_rank_3.pt`, `checkpoint_step100_stage0.pt`: a word, perhaps a
   step, then `shard`, `rank` or `stage` and its number, padded or not, counted from 0 or from 1.
-  Such files may be compressed: `rank_3.pt.zst`.
+  Such files may be compressed: `rank_3.pt.zst`. A dot may part the name of a whole file from the
+  rank: `model_0000059.rank_0.pth`. fairseq's are `checkpoint_2_100-shard0.pt`, of epoch 2 and
+  update 100.
 
+- nanochat: `optim_000030_rank0.pt`, beside the weights of that step.
 - Meta's releases: `consolidated.00.pth`, of model-parallel ranks.
 
 Sources: verl `utils/checkpoint/fsdp_checkpoint_manager.py`; accelerate `utils/fsdp_utils.py`
@@ -131,11 +134,18 @@ _VERL = re.compile(r"(model|optim|extra_state)_world_size_(\d{1,7})_rank_(\d{1,7
 _BY_HAND = re.compile(
     r"(?P<before>(?:(?P<word>[A-Za-z]+(?:_[A-Za-z]+)*?)[_-])??"
     r"(?:(?:global_)?(?:step|iter)[_-]?(?P<step>\d{1,15})[_-]"
-    r"|(?<=ckpt[_-])(?P<bare>\d{1,15})[_-]|(?<=checkpoint[_-])(?P<number>\d{1,15})[_-]"
+    r"|(?<=ckpt[_-])(?P<bare>\d{1,15})[_-]|(?<=checkpoint[_-])(?:\d{1,15}_)?(?P<number>\d{1,15})[_-]"
+    r"|(?<=optim[_-])(?P<saved>\d{1,15})[_-]"
     r"|(?<=pytorch_model_fsdp_)\d{1,3}_|(?<=optimizer_)\d{1,3}_)?"
     r"(?:(?P<stage>(?:pp_?|pipeline_?)?stage)|shard|rank)[_-]?)"
     r"(?P<rank>\d{1,7})(?:(?P<between>[_-]of[_-]?)(?P<world>\d{1,7}))?"
     r"(?P<after>\.(?:pt|pth|bin))(?P<packed>\.(?:zst|lz4|gz))?"
+)
+# The number before the dot is a step's or an epoch's, as in the name of a whole file.
+_DOTTED = re.compile(
+    r"(?P<before>(?P<word>[A-Za-z][A-Za-z0-9_-]*?)?(?:(?:(?<![\w-])|[_-])(?P<step>\d{1,15}))?"
+    r"\.(?:shard|rank)[_-]?)(?P<rank>\d{1,7})(?:(?P<between>[_-]of[_-]?)(?P<world>\d{1,7}))?"
+    r"(?P<after>\.(?:pt|pth|bin|ckpt))"
 )
 # The component of tensors that one rank alone has.
 OF_ONE_RANK = re.compile(r"extra:rank(\d+)")
@@ -149,6 +159,10 @@ _NO_MODEL = (
 )
 
 
+def _step_in(match: re.Match[str]) -> str | None:
+    return match["step"] or match["bare"] or match["number"] or match["saved"]
+
+
 def rank_file(path: str) -> RankFile | None:
     """Return what a path's last element says, or None where it is not a rank's file."""
     name = path.rpartition("/")[2]
@@ -157,14 +171,16 @@ def rank_file(path: str) -> RankFile | None:
     if match := _META.fullmatch(name):
         own = FileSpelling(match[1], len(match[2]), "", 0, match[3])
         return RankFile(path, Role.WHOLE, int(match[2]), None, own)
-    match = _BY_HAND.fullmatch(name)
+    dotted = _DOTTED.fullmatch(name)
+    match = dotted or _BY_HAND.fullmatch(name)
     if match is None:
         return None
     spelling = FileSpelling(
         match["before"], len(match["rank"]), match["between"] or "",
-        len(match["world"] or ""), match["after"], packed=match["packed"] or "",
+        len(match["world"] or ""), match["after"],
+        packed="" if dotted else match["packed"] or "",
     )  # fmt: skip
-    word, step = match["word"] or "", match["step"] or match["bare"] or match["number"]
+    word, step = match["word"] or "", dotted["step"] if dotted else _step_in(match)
     role = Role.WHOLE
     if re.fullmatch(_OPTIMIZERS, word):
         role = Role.OPTIMIZER
@@ -176,7 +192,7 @@ def rank_file(path: str) -> RankFile | None:
         int(match["rank"]),
         int(match["world"]) if match["world"] else None,
         spelling,
-        match["stage"] is not None,
+        dotted is None and match["stage"] is not None,
         int(step) if step else None,
         word,
     )

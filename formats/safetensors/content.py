@@ -39,13 +39,16 @@ class StoredOnce:
             one = Alias(alias.component, alias.kind, alias.name, stored)
             self._aliases.setdefault(owner, []).append(one)
 
-    def file(self, path: str, component: str, names: Iterable[str]) -> OutputFile:
+    def file(
+        self, path: str, component: str, names: Iterable[str], *, label: str = ""
+    ) -> OutputFile:
         """Lay out one file of a component's tensors.
 
         Args:
             path: where, relative to the destination.
             component: whose.
             names: stored names of the tensors.
+            label: what the file says of whose they are; "" for `component`.
 
         Raises:
             UnsupportedError: see `lay_out_file`.
@@ -53,7 +56,7 @@ class StoredOnce:
         held = {name: self.components[component][name] for name in names}
         shared = [alias for w in held.values() for alias in self._aliases.get(w.key, ())]
         shards = {name: self._content.whole(wanted.key) for name, wanted in held.items()}
-        return lay_out_file(path, shards, metadata(component, held, shared, self._partial))
+        return lay_out_file(path, shards, metadata(label or component, held, shared, self._partial))
 
 
 def _owners(content: Content) -> dict[str, str]:

@@ -7,6 +7,7 @@ Names alone decide here: `<stem>.safetensors`, or shards `<stem>-00001-of-00003.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import NamedTuple
 
 from ftckpt.checkpoint import CommitState
@@ -50,6 +51,8 @@ def evidence(listing: Listing) -> tuple[str, CommitState] | None:
     if ".metadata" in names:
         return None
     top = [n for n in names if n.endswith(SUFFIX)]
+    if _are_steps(top, listing):
+        return None
     weights = [n for n in top if shard_place(n) is None]
     indexes = [n for n in names if INDEX.fullmatch(n)]
     if indexes:
@@ -73,6 +76,36 @@ def evidence(listing: Listing) -> tuple[str, CommitState] | None:
         reason = f"has {SHARDED}/{min(inside)} and nothing consolidated"
         return reason, CommitState.UNCOMMITTED
     return None
+
+
+def _are_steps(names: Collection[str], listing: Listing) -> bool:
+    """Say whether files side by side are checkpoints of several steps, and so a root.
+
+    Two of them have one name but for a number that it calls a step or an epoch, or one of them has
+    none (the last of the run). kohya's scripts leave the word out for an epoch: then its own fields
+    in the header show whose number it is.
+    """
+    bases: dict[str, set[str]] = {}
+    own: dict[str, set[str]] = {}
+    for name in names:
+        stem = name.removesuffix(SUFFIX)
+        if shard_name(name) is not None:
+            continue
+        if match := _STEP.fullmatch(stem):
+            bases.setdefault(match["base"], set()).add(stem)
+        elif match := _EPOCH.fullmatch(stem):
+            own.setdefault(match["base"], set()).add(stem)
+    for base, found in own.items():
+        series = base in bases or base + SUFFIX in names or len(found) > 1
+        if series and b'"ss_' in listing.head(min(found) + SUFFIX, _HEAD):
+            bases.setdefault(base, set()).update(found)
+    return any(len(found) > 1 or base + SUFFIX in names for base, found in bases.items())
+
+
+# kohya-ss/sd-scripts library/train_util.py (`get_step_ckpt_name`, `get_epoch_ckpt_name`).
+_STEP = re.compile(r"(?P<base>.+?)[-_](?:step|epoch|iter|iteration)s?[-_]?\d{1,15}")
+_EPOCH = re.compile(r"(?P<base>.+)-\d{6}")
+_HEAD = 4096
 
 
 def _shards_below(listing: Listing) -> list[str]:

@@ -145,9 +145,17 @@ class SafetensorsCheckpoint(Checkpoint):
             )
 
     def scalars(self, limit: int) -> Iterator[Scalar]:
-        """Yield the recorded step, and the optimizer's counters from `optimizer/*.safetensors`."""
+        """Yield the recorded step, and the optimizer's counters from `optimizer/*.safetensors`.
+
+        kohya's scripts record theirs in the header.
+        """
         if self.stored.step is not None and limit:
             yield Scalar(INDEX, "step", self.stored.step, StepRole.ITERATION)
+        for file, header in self.headers.items() if limit else ():
+            # kohya-ss/sd-scripts train_network.py (`save_model`)
+            steps = header.metadata.get("ss_steps", "")
+            if steps.isascii() and steps.isdecimal() and len(steps) < 16:
+                yield Scalar(file, "ss_steps", float(steps), StepRole.ITERATION)
         taken: dict[str, int] = {}
         for info in self.tensors.values():
             code = _SCALARS.get(info.dtype.name)

@@ -10,6 +10,8 @@
 - The same two with DeepSpeed: its tag `global_stepN/` (accelerate: `pytorch_model/`), `latest` with
   the tag's name, and `zero_to_fp32.py`. DeepSpeed keeps optimizer and scheduler; the weights that
   lie beside are written from the same model a second time.
+- Weights in folders of such a directory, and folders that `modules.json` or `model_index.json` name
+  as parts of one model (see `weight_folders`).
 - NeMo 2, `MODEL--step=N…/`: Megatron-Core's torch_dist in `weights/`, and in `context/` the
   configuration of model and trainer (`io.json`, `model.yaml`, a tokenizer).
 - xtuner, prime-rl, miles and RLinf: stores in folders and files beside them (see `nested`).
@@ -24,20 +26,20 @@ Sources: `transformers/trainer.py` (`_save_checkpoint`), `accelerate/checkpointi
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import CommitState
 from ftckpt.discovery.recognise import Format, Listing, Recognition
+from ftckpt.discovery.step_sets import set_around
 from ftckpt.formats.deepspeed import DeepSpeed
+from ftckpt.formats.huggingface.declared_folders import DeclaredFolder, folders_of
 from ftckpt.storage.source import Source
 
+from .marks import ARGUMENTS, STATE, marked
 from .names import (
-    ARGUMENTS,
     CONTENTS,
     FOLDER,
-    OF_TRAINER,
-    STATE,
     TAG,
     fits_here,
     folder_of_store,
@@ -46,6 +48,7 @@ from .names import (
     without_weights,
 )  # fmt: skip
 from .nested import at, nest_in
+from .weight_folders import weight_folders
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Described
@@ -81,13 +84,22 @@ class Bundle:
         Without its weights it must not be taken for a root of single files.
         """
         if listing.single:
-            return None
+            member = set_around(listing.single, listing.beside)
+            if member is None:
+                return None
+            reason = f"is a file of step {member.step}"
+            return Recognition(self.name, reason, CommitState.NO_MARKER, shares=True)
         if lists_stores(listing.files, listing.directories):
             return Recognition(self.name, f"has {CONTENTS}", CommitState.COMMITTED)
         nest = nest_in(listing)
         if nest is not None:
-            inside = (at(listing, store.place) for store in nest.stores)
-            stores = [r for one in inside if one is not None and (r := self._in(one)) is not None]
+            inside = [one for store in nest.stores if (one := at(listing, store.place)) is not None]
+            stores = [r for one in inside if (r := self._in(one)) is not None]
+            if not inside:  # what lies beside them shows the trainer
+                lost = nest.last in listing.files
+                commit = CommitState.COMMITTED if lost else CommitState.UNCOMMITTED
+                reason = f"has files of a step of {nest.trainer} and no store"
+                return Recognition(self.name, reason, commit)
             if stores:
                 commits = {r.commit for r in stores}
                 lacks = nest.last and nest.last not in listing.files
@@ -108,27 +120,36 @@ class Bundle:
         if state or ARGUMENTS in listing.files:
             tags = sorted(d for d in listing.directories if re.fullmatch(TAG, d))
             tags = [d for d in tags if self._tags.recognise(listing.inside(d)) is not None]
-        whole = weights is not None or without_weights(state)
-        if not (folders or tags or (state and whole)):
+        declared = folders_of(listing.files, listing.head)
+        below = self._below(listing, declared) if state or any(d.path for d in declared) else {}
+        whole = weights is not None or without_weights(state) or below
+        named = any(d.path for d in declared)
+        if not (folders or tags or named or (state and whole)):
             return None
         commit = CommitState.NO_MARKER
         if STATE in listing.files:
             commit = CommitState.COMMITTED
-        elif (tags and ARGUMENTS in listing.files) or any(
-            re.fullmatch(OF_TRAINER, n) for n in listing.files
-        ):
+        elif (by := marked(listing.files, listing.directories, listing.head)) and by.lacks:
             commit = CommitState.UNCOMMITTED
         parts = [r for d in folders if (r := self._of(listing.inside(d))) is not None]
         if commit is CommitState.NO_MARKER and parts:
             commit = parts[0].commit
         if weights is not None:
             parts.append(weights)
+        parts += below.values()
         if any(part.commit is CommitState.UNCOMMITTED for part in parts):
             commit = CommitState.UNCOMMITTED
-        seen = [*tags, *folders, *state]
+        seen = [*tags, *folders, *below, *state, *(d.by for d in declared[:1])]
         if weights is not None:
             seen.insert(0, weights.reason[4:])
         return Recognition(self.name, f"has {' and '.join(seen[:3])}", commit)
+
+    def _below(
+        self, listing: Listing, declared: Sequence[DeclaredFolder]
+    ) -> Mapping[str, Recognition]:
+        """Return the folders with weights: those that a file names, else all beside the state."""
+        named = {one.path.partition("/")[0] for one in declared} & set(listing.directories)
+        return weight_folders(named or listing.directories, listing.inside, self._formats)
 
     def _in(self, listing: Listing) -> Recognition | None:
         """Recognise a store, whose folder has nothing else in it."""

@@ -9,12 +9,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from ftckpt.checkpoint import Box, Checkpoint, Payload, Piece, Record, Scalar, StepRole, TensorInfo
+from ftckpt.checkpoint import (
+    Box,
+    Checkpoint,
+    Kind,
+    Payload,
+    Piece,
+    Record,
+    Scalar,
+    StepRole,
+    TensorInfo,
+)
 from ftckpt.checkpoint.steps import SCALARS_A_FILE, is_counter
 from ftckpt.errors import FtckptError
 from ftckpt.findings import Finding, finding
 from ftckpt.formats.huggingface.config import CONFIG
-from ftckpt.formats.huggingface.names import is_beside
+from ftckpt.formats.huggingface.names import is_beside, shard_name
 from ftckpt.formats.pickles.walk import field_names
 from ftckpt.formats.ranks.training_tree import MAX_NAMES
 from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
@@ -22,6 +32,7 @@ from ftckpt.formats.torch_files.parse_files import check_saved_names
 from ftckpt.formats.torchsave.reader import TorchSaveCheckpoint
 from ftckpt.progress import NULL, Counter
 
+from .marks import STATE
 from .names import (
     CONTEXT,
     HUGGING_FACE,
@@ -34,6 +45,7 @@ from .names import (
 )  # fmt: skip
 
 if TYPE_CHECKING:
+    from ftckpt.formats.huggingface.declared_folders import DeclaredFolder
     from ftckpt.formats.state.coded_shards import CodedParts
     from ftckpt.formats.state.paths import RecordedPaths
 
@@ -61,7 +73,9 @@ class OpenedPart(NamedTuple):
         """Return a tensor's record under the names of the whole checkpoint."""
         if self.prefix:
             info = info._replace(pieces=Prefixed(info.pieces, self.prefix))
-        if self.model and info.component in ("model", "optimizer"):
+        if self.model == "ema" and info.component == "model":
+            info = info._replace(component="ema")
+        elif self.model and info.component in ("model", "optimizer"):
             info = info._replace(component=f"extra:{self.model}")
         elif self.model and info.component.startswith("extra:"):
             own = info.component.removeprefix("extra:")
@@ -120,6 +134,22 @@ class Prefixed(LazyPieces):
         return self._pieces[index].box
 
 
+def parameters(parts: Sequence[OpenedPart]) -> list[tuple[str, TensorInfo]]:
+    """Return the model's parameters in the order of its state_dict, tied ones once.
+
+    An optimizer numbers parameters in that order. Only torch.save keeps it: safetensors sorts by
+    name and DCP by rank, so there no number has a provable name.
+    """
+    return [
+        (info.name, info)
+        for part in parts
+        if part.checkpoint.format == "torchsave" and not part.model
+        for key, info in part.checkpoint.tensors.items()
+        if info.component == "model" and info.kind is Kind.PARAM
+        if info.dtype.family in ("float", "complex") and key not in part.checkpoint.aliases
+    ]
+
+
 def _prefixed(piece: Piece, prefix: str) -> Piece:
     return piece._replace(extent=piece.extent._replace(file=prefix + piece.extent.file))
 
@@ -131,9 +161,11 @@ class BundleCheckpoint(Checkpoint):
     Attributes:
         parts: in the order weights, optimizer, other state.
         owners: name of an object -> its part and its name there.
-        state: what trainer_state.json holds; None where there is none.
+        state: what trainer_state.json holds, or another file of its kind; None where there is none.
+        state_file: its name.
         beside: further files that belong to it.
         numbers: steps that such files say.
+        declared: the folders that a file at the top names as parts of one model.
     """
 
     format: ClassVar[str] = "bundle"
@@ -141,8 +173,29 @@ class BundleCheckpoint(Checkpoint):
     parts: Sequence[OpenedPart]
     owners: Mapping[str, tuple[OpenedPart, str]]
     state: Any = None
+    state_file: str = STATE
     beside: frozenset[str] = frozenset()
     numbers: Sequence[Scalar] = ()
+    declared: Sequence[DeclaredFolder] = ()
+
+    @property
+    def stems(self) -> Mapping[str, str]:
+        """The component of the tensors in a folder that `declared` names -> folder and stem."""
+        found = {}
+        for part in self.parts if self.declared else ():
+            file = next((i.pieces[0].extent.file for i in part.checkpoint.tensors.values()), "")
+            shard = shard_name(file)
+            stem = file.partition(".")[0] if shard is None else shard.stem
+            component = f"extra:{part.model}" if part.model else "model"
+            if part.prefix and file:
+                stem = "model" if stem == "pytorch_model" else stem
+                found[component] = part.prefix + stem
+        return found
+
+    @property
+    def state_name(self) -> str:
+        """What the object is called that `state` holds: `trainer_state`, `meta`."""
+        return re.sub(r"_?\d*\.json$", "", self.state_file)
 
     @property
     def loads_at_any_world(self) -> bool:
@@ -228,7 +281,8 @@ class BundleCheckpoint(Checkpoint):
         """Yield the members of all parts, and the state file beside them."""
         seen = {part.prefix + n for part in self.parts for n in part.checkpoint.members()}
         if self.state is not None:
-            seen.add("trainer_state.json")
+            seen.add(self.state_file)
+        if self.state is not None and self.state_file == STATE:
             seen.update(n for n in self.source.entries if is_beside(n))
         if any(re.fullmatch(TAG, part.prefix.rstrip("/")) for part in self.parts):
             seen.update(n for n in self.source.entries if n == POINTER or re.fullmatch(SCRIPT, n))
@@ -240,7 +294,7 @@ class BundleCheckpoint(Checkpoint):
 
     def load_object(self, name: str) -> Any:
         """Return one object of one part."""
-        if name == "trainer_state":
+        if name not in self.owners and name == self.state_name:
             return self.state
         part, inner = self.owners[name]
         with in_part(part.prefix):
@@ -273,7 +327,7 @@ class BundleCheckpoint(Checkpoint):
             for file, stream in part.checkpoint.streams.items()
         }
         yield from check_saved_names(streams, {})
-        if self.state is not None:
+        if self.state is not None and self.state_file == STATE:
             yield from self._check_clocks()
 
     def _check_clocks(self) -> Iterator[Finding]:
@@ -334,9 +388,10 @@ class BundleCheckpoint(Checkpoint):
 
     def scalars(self, limit: int) -> Iterator[Scalar]:
         """Yield the Trainer's own step and the counters of all parts."""
-        step = self.state.get("global_step") if isinstance(self.state, dict) else None
+        field = "global_step" if self.state_file == STATE else "step"
+        step = self.state.get(field) if isinstance(self.state, dict) else None
         if type(step) is int:
-            yield Scalar("trainer_state.json", "global_step", float(step), StepRole.ITERATION)
+            yield Scalar(self.state_file, field, float(step), StepRole.ITERATION)
         yield from self.numbers
         for part in self.parts:
             for scalar in part.checkpoint.scalars(limit):
@@ -347,8 +402,8 @@ class BundleCheckpoint(Checkpoint):
         for part in self.parts:
             yield from part.checkpoint.fields()
         if self.state is not None:
-            yield "trainer_state"
+            yield self.state_name
             for number, name in enumerate(field_names(self.state)):
                 if number == MAX_NAMES:
                     break
-                yield f"trainer_state.{name}"
+                yield f"{self.state_name}.{name}"

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Iterator
 
 from ftckpt.findings import Finding, finding
 
-STATE = "trainer_state.json"
-ARGUMENTS = "training_args.bin"
+from .marks import STATE
+
 OPTIMIZER = re.compile(r"optimizer(?:_\d+)?\.(?:pt|bin)")
 OTHER = re.compile(
     r"(?P<label>scheduler(?:_\d+)?|sampler(?:_\d+)?|dl_state_dict(?:_\d+)?|scaler|training_args"
@@ -43,8 +43,13 @@ _OF_FIRST = (
     r"(?:model|pytorch_model(?:_fsdp)?)(?:_0)?"
     r"(?:_rank\d+\.bin|-\d+-of-\d+\.\w+|\.(?:bin|pt|safetensors)(?:\.index\.json)?)?"
 )
-# What only the Trainer writes, and before trainer_state.json.
-OF_TRAINER = r"optimizer\.pt|scheduler\.pt|rng_state(?:_\d+)?\.pth"
+# What the Trainer saves beside the weights; other programs write files of these names too.
+_OF_TRAINER = r"optimizer\.pt|scheduler\.pt|rng_state(?:_\d+)?\.pth"
+# What accelerate alone writes; a program of one's own may write any one of the others.
+_OF_ACCELERATE = r"random_states_\d+\.pkl"
+_ALSO_OF_ACCELERATE = (
+    r"(?P<what>optimizer|scheduler|sampler|dl_state_dict|custom_checkpoint)(?:_\d+)?\.(?:bin|pkl)"
+)
 
 
 def folder_of_store(files: Iterable[str], directories: Iterable[str]) -> str:
@@ -103,7 +108,28 @@ def without_weights(state: Iterable[str]) -> bool:
     """Say whether state files are of one checkpoint, whatever lies beside them."""
     names = set(state)
     ranked = any(OPTIMIZER.fullmatch(n) for n in names) and any(RNG.fullmatch(n) for n in names)
-    return ranked or (STATE in names and any(re.fullmatch(OF_TRAINER, n) for n in names))
+    return ranked or (STATE in names and any(re.fullmatch(_OF_TRAINER, n) for n in names))
+
+
+def by_accelerate(names: Iterable[str]) -> bool:
+    """Say whether two signs show accelerate: its random states, its folders, or two of its files.
+
+    Args:
+        names: of files and folders at the top of the directory.
+    """
+    own = False
+    words: set[str] = set()
+    for name in names:
+        if match := re.fullmatch(_ALSO_OF_ACCELERATE, name):
+            words.add(match["what"])
+        elif (
+            re.fullmatch(_OF_ACCELERATE, name)
+            or OF_RANK.fullmatch(name)
+            or FOLDER.fullmatch(name)
+            or name == FULL
+        ):
+            own = True
+    return own or len(words) > 1
 
 
 # Files that count up from one without a number (custom objects: from 0); `sampler` may skip one.
@@ -157,6 +183,8 @@ def not_there(
 ) -> Iterator[Finding]:
     """Yield a warning of each kind of state that is saved with what is there, and is not.
 
+    Nothing is said of a program that is neither the Trainer nor accelerate.
+
     The Trainer saves the optimizer, the scheduler and random states together, or none of them;
     accelerate saves random states always, and no schedule without its optimizer. Trainers that
     replace these methods may save less, and so it is not damage.
@@ -168,6 +196,8 @@ def not_there(
         tag: whether DeepSpeed keeps optimizer and schedule, in a tag.
     """
     names = set(names)
+    if not (trainer or tag or by_accelerate(names)):
+        return
     held = {
         "optimizer": tag
         or any(

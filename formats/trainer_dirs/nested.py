@@ -19,12 +19,16 @@
     global_step_3/actor/actor_policy/, critic/, value/, iql_components/    IQL: a role each
     global_step_3/critic/                  the same of a critic
     global_step_3/data/data.pt             the position in the data
+    step3/model_and_optim/                 OLMo-core: a DCP store
+    step3/train/rank0.pt                   of each rank, written before the store
+    step3/.metadata.json                   written last; config.json is the run's
 
 Sources, of 2026: xtuner/v1/train/trainer.py (`_maybe_save_dcp`); prime_rl/trainer/ckpt.py and
 prime_rl/orchestrator/ckpt.py; miles/backends/fsdp_utils/checkpoint.py and
 miles/backends/megatron_utils/lora_utils.py (`save_lora_checkpoint`); of RLinf
 hybrid_engines/fsdp/strategy/base.py, hybrid_engines/megatron/megatron_model_manager.py
-(`save_checkpoint`), runners/reasoning_runner.py, workers/actor/fsdp_{sac,iql}_policy_worker.py.
+(`save_checkpoint`), runners/reasoning_runner.py, workers/actor/fsdp_{sac,iql}_policy_worker.py;
+olmo_core/train/checkpoint.py (`Checkpointer.save`; `dir_is_checkpoint` asks for all three).
 """
 
 from __future__ import annotations
@@ -119,6 +123,14 @@ _MILES_LORA = Nest(
     _NONE,
     r"debug_events/.+",
 )
+_OLMO = Nest(
+    "OLMo-core",
+    (StoreFolder("model_and_optim"),),
+    r"train/rank\d{1,6}\.pt",
+    _NONE,
+    r"config\.json|data_paths\.txt",
+    ".metadata.json",
+)
 _FULL = r"model_state_dict/full_weights\.pt"
 _IQL = r"iql_components/"
 _SAC = r"(?:sac|dagger)_components/"
@@ -162,6 +174,8 @@ def nest_of(held: _Names, folders: _Names) -> Nest | None:
         return _PRIME
     if _by_miles(files, top, held, folders):
         return _MILES
+    if _by_olmo(files, top, held):
+        return _OLMO
     # A PEFT adapter alone may be of any trainer: it is the checkpoint, its folder a root.
     lora = "adapter" in top and not files and set(top) <= {"adapter", "debug_events"}
     if lora and any(re.fullmatch(_MILES_LORA.state, f"adapter/{name}") for name in held("adapter")):
@@ -184,6 +198,12 @@ def _by_prime(files: Collection[str], top: Collection[str], held: _Names, folder
         and all(re.fullmatch(_OF_DCP, name) for name in store)
         and set(folders("trainer")) <= {"dataloader"}
     )
+
+
+def _by_olmo(files: Collection[str], top: Collection[str], held: _Names) -> bool:
+    """Say whether OLMo-core wrote a step: two of its store, its ranks' files and its last file."""
+    ranks = "train" in top and any(re.fullmatch(_OLMO.state, f"train/{n}") for n in held("train"))
+    return ("model_and_optim" in top) + ranks + (_OLMO.last in files) > 1
 
 
 def _by_miles(files: Collection[str], top: Collection[str], held: _Names, folders: _Names) -> bool:

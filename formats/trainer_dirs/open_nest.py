@@ -12,7 +12,7 @@ from ftckpt.checkpoint import Scalar, StepRole
 from ftckpt.errors import CorruptError, IncompleteError, UnsafeError
 from ftckpt.findings import Finding, finding, from_error
 from ftckpt.formats.huggingface.config import parsed_json
-from ftckpt.formats.torchsave.reader import open_files
+from ftckpt.formats.torchsave.reader import TorchSaveCheckpoint, open_files
 from ftckpt.storage.source import Source
 
 from .checkpoint import OpenedPart
@@ -21,10 +21,13 @@ from .nested import Nest
 # The last file of a step is small; what is larger is none.
 _MAX_LAST = 16 << 20
 _SHOWN = 64
+# More ranks than this are not named one by one.
+_MOST = 10_000
 _STEPS = ("cur_step", "iteration")
 # Of each rank; what the first data rank of an optimizer has gathered ends otherwise.
-_OF_RANK = re.compile(r"_rank_?\d{1,6}\.pt$", re.ASCII)
+_OF_RANK = re.compile(r"[_/]rank_?\d{1,6}\.pt$", re.ASCII)
 _NUMBER = re.compile(r"\d+(?=\.\w+$)")
+_OF_RLINF = r"data/data\.pt|.*/(?:model_state_dict/full_weights|checkpoint_rank_\d+)\.pt"
 Opens = Callable[[str], OpenedPart]
 
 
@@ -136,10 +139,18 @@ def _lost(source: Source, nest: Nest, parts: Sequence[OpenedPart]) -> Iterator[F
     first = nest.stores[0]
     if first.model and nest.trainer == "RLinf":
         what = f"the actor's store is missing: RLinf saves it before that of {first.model}"
-        yield finding("missing-file", what)
+        # A folder called `dcp_checkpoint` is anybody's; the rest of the layout is not.
+        shown = any(re.fullmatch(_OF_RLINF, name) for name in source.entries)
+        yield finding("missing-file" if shown else "state-unknown", what)
     if not any(name.startswith(f"{first.place}/") for name in source.entries):
-        what = f"{first.place} is missing: {nest.trainer} saves it with {nest.stores[1].place}"
+        other = nest.stores[1].place if len(nest.stores) > 1 else nest.last
+        what = f"{first.place} is missing: {nest.trainer} saves it with {other}"
         yield finding("missing-file", what, file=first.place)
+    if nest.trainer == "OLMo-core" and not any(
+        re.fullmatch(nest.state, name) for name in source.entries
+    ):
+        what = f"train/rank0.pt is missing: {nest.trainer} saves it before {first.place}"
+        yield finding("missing-rank", what, file="train/rank0.pt", rank=0)
     series: dict[str, set[int]] = {}
     for name in source.entries:
         number = _NUMBER.search(name)
@@ -149,7 +160,8 @@ def _lost(source: Source, nest: Nest, parts: Sequence[OpenedPart]) -> Iterator[F
             and (re.fullmatch(nest.state, name) or re.fullmatch(nest.models, name))
         ):
             series.setdefault(name[: number.start()], set()).add(int(number[0]))
-    worlds = (part.checkpoint.topology.world_size or 1 for part in parts)
+    worlds = [part.checkpoint.topology.world_size or 1 for part in parts]
+    worlds += _recorded_worlds(parts)
     most = max([*(max(held) for held in series.values()), *(world - 1 for world in worlds)])
     for head, held in sorted(series.items()):
         for rank in islice((rank for rank in range(most + 1) if rank not in held), _SHOWN):
@@ -158,6 +170,16 @@ def _lost(source: Source, nest: Nest, parts: Sequence[OpenedPart]) -> Iterator[F
             yield finding("missing-rank", what, file=name, rank=rank)
         if (more := most + 1 - len(held) - _SHOWN) > 0:
             yield finding("missing-rank", f"{more} more ranks have no file like {head}0.pt")
+
+
+def _recorded_worlds(parts: Sequence[OpenedPart]) -> Iterator[int]:
+    """Yield the numbers of ranks that the ranks' files record: OLMo-core's do, each at its top."""
+    for part in parts:
+        found = part.checkpoint
+        for stream in found.streams.values() if isinstance(found, TorchSaveCheckpoint) else ():
+            world = stream.tree.get("world_size") if isinstance(stream.tree, dict) else None
+            if type(world) is int and 0 < world <= _MOST:
+                yield world
 
 
 def _unsaved(source: Source, nest: Nest) -> Iterator[Finding]:

@@ -19,28 +19,37 @@ from ftckpt.checkpoint import (
 )
 from ftckpt.checkpoint.steps import SCALARS_A_FILE, step_of
 from ftckpt.discovery.recognise import Format, Listing
-from ftckpt.errors import CorruptError, FtckptError, IncompleteError, UnsupportedError
-from ftckpt.findings import Finding, Severity, finding, listed
+from ftckpt.errors import (
+    CorruptError,
+    FtckptError,
+    IncompleteError,
+    UnsafeError,
+    UnsupportedError,
+)
+from ftckpt.findings import Finding, Severity, as_error, finding, from_error, listed
+from ftckpt.formats.huggingface.declared_folders import DeclaredFolder, declared_folders
+from ftckpt.formats.huggingface.names import is_beside
 from ftckpt.formats.pickles.unpickle import Inert
+from ftckpt.formats.torchsave.names import STEMS
 from ftckpt.formats.torchsave.reader import TorchSaveCheckpoint, open_files
+from ftckpt.own_files import is_own
 from ftckpt.storage.source import Source
 from ftckpt.strict_json import JsonLimits, parse
 
-from .checkpoint import BundleCheckpoint, OpenedPart, in_part
+from .checkpoint import BundleCheckpoint, OpenedPart, in_part, parameters
+from .marks import ARGUMENTS, STATE, TRAINER, marked
 from .names import (
-    ARGUMENTS,
     CONTENTS,
     FOLDER,
     FULL,
     HUGGING_FACE,
-    OF_TRAINER,
     OPTIMIZER,
     OTHER,
     RNG,
-    STATE,
     STORE,
     TAG,
     WEIGHTS,
+    by_accelerate,
     fits_here,
     folder_of_store,
     further_models,
@@ -55,10 +64,12 @@ from .nested import Nest, nest_among
 from .second_copy import copy_of_model, second_copy
 from .tags import choose_tag, step_of_tag, tags_in
 from .verl import parts_of, read_contents
+from .weight_folders import lost_model, models_of, weight_folders
 
 if TYPE_CHECKING:
     from .open_nest import OpenedNest
 
+_TORCH = (".pt", ".pth", ".ckpt", ".bin")
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _MAX_STATE = 256 << 20
 _ALONE = "rng_state.pth"
@@ -75,12 +86,14 @@ def open_bundle(source: Source, formats: Sequence[Format], reads_tag: Format) ->
         formats: what reads the parts.
         reads_tag: what reads DeepSpeed's tag.
     """
+    if source.single:
+        return _of_step(source)
     names = [n for n in source.entries if "/" not in n]
     top = {n.partition("/")[0] for n in source.entries if "/" in n}
     if lists_stores(names, top):
-        return _listed(source, formats)
+        return _by_contents(source, formats)
     nest = nest_among(source.entries)
-    if nest is not None and any(_holds(source, store.place) for store in nest.stores):
+    if nest is not None:
         from .open_nest import open_nest
 
         return _nested(
@@ -90,36 +103,129 @@ def open_bundle(source: Source, formats: Sequence[Format], reads_tag: Format) ->
     if store:
         return _merged(source, [_folder(source, store, formats)], "")
     tags = tags_in(source)
-    by_trainer = any(re.fullmatch(OF_TRAINER, n) for n in names) or (tags and ARGUMENTS in names)
-    if STATE not in names and by_trainer:
-        raise IncompleteError(
-            f"{STATE} is not there: the Trainer writes it last, so the save did not finish",
-            hint="an earlier checkpoint is complete",
-            kind="uncommitted",
-            file=STATE,
-        )
+    by = marked(names, top, source.head)
+    if by is not None and by.lacks:
+        raise by.error()
     models = further_models([*names, *top])
     folders = (d for d in sorted(top) if FOLDER.fullmatch(d))
     parts = [_folder(source, d, formats)._replace(model=model_of(d, models)) for d in folders]
     parts = [*_weights(source, names, formats, models), *parts]
-    wrong: list[Finding] = []
+    declared = declared_folders(names, source.head)
+    inside = _in_folders(source, declared, formats, top=bool(parts))
+    below = [part.prefix.rstrip("/") for part in inside]
+    wrong = [*lost_model(below, top=bool(parts) or bool(tags))]
+    parts += inside
+    wrong += _lost_folders(source, declared, parts)
     if tags:
-        tag, wrong = choose_tag(source, tags, trainer=STATE in names)
+        tag, said = choose_tag(source, tags, trainer=STATE in names)
+        wrong += said
         parts.insert(0, _folder(source, tag, (reads_tag,)))
         wrong += step_of_tag(tag, parts[0].checkpoint)
+    if not parts and wrong:
+        raise as_error(wrong[0])
     if not parts:
         raise _no_weights(source, names)
-    known = _parameters(parts)
+    known = parameters(parts)
     for name in sorted(names):
         if is_state(name) and name != STATE:
             part = _state_part(source, name, known if not model_of(name, models) else ())
             further = model_of(name, models) if OPTIMIZER.fullmatch(name) else ""
             parts.append(part._replace(model=further))
-    return _merged(source, parts, STATE if STATE in names else "", wrong)
+    further_parts, torn = _further(source, names, parts, formats)
+    parts += further_parts
+    wrong += torn
+    checkpoint = _merged(source, parts, STATE if STATE in names else "", wrong)
+    if any(one.path for one in declared):
+        checkpoint.declared = declared
+        places = tuple(f"{one.path}/" for one in declared if one.path)
+        own = (n for n in source.entries if is_beside(n) or n.startswith(places))
+        checkpoint.beside = frozenset(n for n in own if not is_own(n))
+    return checkpoint
 
 
-def _holds(source: Source, folder: str) -> bool:
-    return any(name.startswith(f"{folder}/") for name in source.entries)
+def _further(
+    source: Source,
+    names: Sequence[str],
+    parts: Sequence[OpenedPart],
+    formats: Sequence[Format],
+) -> tuple[list[OpenedPart], list[Finding]]:
+    """Open the torch.save files of names that no trainer here gives: a program's own state.
+
+    What is hostile, or not read, is left a stray file; the weights' second copy is none of these.
+    """
+    reads = next((form for form in formats if form.name == "torchsave"), None)
+    held = {name for part in parts if not part.prefix for name in part.checkpoint.members()}
+    found: list[OpenedPart] = []
+    damage: list[Finding] = []
+    for name in sorted(set(names) - held) if reads is not None else ():
+        if not name.endswith(_TORCH) or is_state(name) or name.startswith(STEMS):
+            continue
+        entries = {name: source.entries[name]}
+        listing = Listing(entries, frozenset(), source.head, _nowhere, single=name)
+        if reads is None or reads.recognise(listing) is None:
+            continue
+        inside = replace(source, entries=entries, single=False)
+        label = name.rpartition(".")[0]
+        try:
+            opened = open_files(inside, [name], role="state", label=label)
+        except CorruptError as error:
+            damage.append(from_error(error))
+        except (UnsafeError, UnsupportedError):
+            continue
+        else:
+            found.append(OpenedPart("", opened))
+    return found, damage
+
+
+def _in_folders(
+    source: Source, declared: Sequence[DeclaredFolder], formats: Sequence[Format], *, top: bool
+) -> list[OpenedPart]:
+    """Open the weights in folders: those that a file names, or all beside a trainer's state."""
+    inside = {n.partition("/")[0] for n in source.entries if "/" in n}
+    named = {one.path.partition("/")[0] for one in declared} & inside
+    if named:  # a module may have modules of its own below it
+        above = (name.rpartition("/")[0] for name in source.entries)
+        inside = {place for place in above if place.partition("/")[0] in named}
+    elif not any(is_state(name) for name in source.entries):
+        return []
+    found = weight_folders(inside, lambda place: _listed(source.part(place)), formats)
+    models = models_of(found, declared, top=top)
+    order = sorted(found, key=lambda place: (models[place] != "", place))
+    return [_folder(source, place, formats)._replace(model=models[place]) for place in order]
+
+
+def _lost_folders(
+    source: Source, declared: Sequence[DeclaredFolder], parts: Sequence[OpenedPart]
+) -> Iterator[Finding]:
+    """Yield the folders that a file names and that are not there, and those without weights."""
+    if not any(one.path for one in declared):
+        return
+    held = [part.prefix for part in parts]
+    for one in declared:
+        place = f"{one.path}/" if one.path else ""
+        shown = one.path or "the directory itself"
+        if place and not any(name.startswith(place) for name in source.entries):
+            what = f"{one.path} is not there: {one.by} names it as a part of the model"
+            yield finding("missing-file", what, file=one.path)
+        elif one.needs_weights(source.entries) and not any(
+            prefix.startswith(place) if place else not prefix for prefix in held
+        ):
+            what = f"{shown} holds no weights: {one.by} names it as a part that has some"
+            yield finding("missing-file", what, file=one.path or one.by)
+        elif one.needs_config and f"{place}config.json" not in source.entries:
+            what = f"{place}config.json is not there: {one.by} names {one.path} as a model"
+            yield finding("missing-file", what, file=f"{place}config.json")
+
+
+def _of_step(single: Source) -> BundleCheckpoint:
+    """Open one step of a directory that several share."""
+    from .step_files import open_step_files
+
+    made = open_step_files(single)
+    checkpoint = _merged(made.source, made.parts, made.document, made.wrong)
+    checkpoint.notes = [*checkpoint.notes, *made.notes]
+    checkpoint.commit, checkpoint.dialect = Commit(CommitState.NO_MARKER), ""
+    return checkpoint
 
 
 def _nested(source: Source, nest: Nest, opened: OpenedNest) -> BundleCheckpoint:
@@ -136,7 +242,7 @@ def _nested(source: Source, nest: Nest, opened: OpenedNest) -> BundleCheckpoint:
     return checkpoint
 
 
-def _listed(source: Source, formats: Sequence[Format]) -> BundleCheckpoint:
+def _by_contents(source: Source, formats: Sequence[Format]) -> BundleCheckpoint:
     """Open the stores that verl's list names."""
     contents = read_contents(source)
     parts, wrong = parts_of(source, contents, lambda place: _folder(source, place, formats))
@@ -153,15 +259,19 @@ def _listed(source: Source, formats: Sequence[Format]) -> BundleCheckpoint:
     return checkpoint
 
 
+def _listed(inside: Source) -> Listing:
+    return Listing(
+        {n: e for n, e in inside.entries.items() if "/" not in n},
+        frozenset(n.partition("/")[0] for n in inside.entries if "/" in n),
+        inside.head,
+        _nowhere,
+    )
+
+
 def _folder(source: Source, folder: str, formats: Sequence[Format]) -> OpenedPart:
     inside = source.part(folder)
     with in_part(folder + "/"):
-        listing = Listing(
-            {n: e for n, e in inside.entries.items() if "/" not in n},
-            frozenset(n.partition("/")[0] for n in inside.entries if "/" in n),
-            lambda name, length: inside.read(name, 0, min(length, inside.size(name))),
-            _nowhere,
-        )
+        listing = _listed(inside)
         for form in formats:
             if form.recognise(listing) is not None:
                 return OpenedPart(folder + "/", form.open(inside))
@@ -252,22 +362,6 @@ def _nowhere(_: str) -> Listing:
     return Listing({}, frozenset(), lambda *_: b"", _nowhere)
 
 
-def _parameters(parts: Sequence[OpenedPart]) -> list[tuple[str, TensorInfo]]:
-    """Return the model's parameters in the order of its state_dict, tied ones once.
-
-    An optimizer numbers parameters in that order. Only torch.save keeps it: safetensors sorts by
-    name and DCP by rank, so there no number has a provable name.
-    """
-    return [
-        (info.name, info)
-        for part in parts
-        if part.checkpoint.format == "torchsave" and not part.model
-        for key, info in part.checkpoint.tensors.items()
-        if info.component == "model" and info.kind is Kind.PARAM
-        if info.dtype.family in ("float", "complex") and key not in part.checkpoint.aliases
-    ]
-
-
 def _state_part(source: Source, name: str, known: Sequence[tuple[str, TensorInfo]]) -> OpenedPart:
     inside = replace(source, entries={name: source.entries[name]}, single=False)
     if OPTIMIZER.fullmatch(name):
@@ -292,13 +386,14 @@ class _State:
     step: int | None
 
 
-def _read_state(source: Source) -> _State:
-    size = source.size(STATE)
+def _read_state(source: Source, file: str) -> _State:
+    size = source.size(file)
     if size > _MAX_STATE:
-        raise UnsupportedError(f"{STATE} has {size} bytes", file=STATE)
-    raw = source.read(STATE)
-    value = parse(raw, _JSON, file=STATE, what="state", bad="bad-index", unsafe="unsafe-index")
-    step = value.get("global_step") if isinstance(value, dict) else None
+        raise UnsupportedError(f"{file} has {size} bytes", file=file)
+    raw = source.read(file)
+    value = parse(raw, _JSON, file=file, what="state", bad="bad-index", unsafe="unsafe-index")
+    field = "global_step" if file == STATE else "step"
+    step = value.get(field) if isinstance(value, dict) else None
     return _State(value, step if type(step) is int and 0 <= step < 1 << 63 else None)
 
 
@@ -344,15 +439,13 @@ def _merged(
         notes += [part.moved(note) for note in found.notes]
         damage += [part.moved(wrong) for wrong in found.open_findings]
     damage += _lost_ranks(parts)
-    damage += gaps(names)
-    for found_ in lost_models(set(names)):
-        (damage if found_.severity is Severity.ERROR else notes).append(found_)
+    if by_accelerate(names):
+        damage += gaps(names)
+        for found_ in lost_models(set(names)):
+            (damage if found_.severity is Severity.ERROR else notes).append(found_)
     held = any(i.component == "model" or i.kind is Kind.MASTER for i in tensors.values())
-    notes += not_there(names, trainer=bool(marker), weights=held, tag=tag is not None)
-    state = _read_state(source) if marker else None
-    if state is not None:
-        extent = Extent(STATE, 0, source.size(STATE))
-        objects["trainer_state"] = ObjectInfo("trainer_state", extent)
+    notes += not_there(names, trainer=marker == STATE, weights=held, tag=tag is not None)
+    state = _read_state(source, marker) if marker else None
     checkpoint = BundleCheckpoint(
         source=source,
         tensors=tensors,
@@ -360,14 +453,21 @@ def _merged(
         aliases=aliases,
         topology=_topology(parts),
         commit=_commit(parts, marker),
-        dialect=f"written by {_writer(parts, marker)}",
+        dialect=_dialect(parts, marker, names),
         notes=notes,
         parts=parts,
         owners=owners,
         state=None if state is None else state.value,
+        state_file=marker or STATE,
         open_findings=damage,
         second_copies=frozenset(copies),
     )
+    if state is not None:
+        name = checkpoint.state_name
+        checkpoint.objects = {
+            **objects,
+            name: ObjectInfo(name, Extent(marker, 0, source.size(marker))),
+        }
     if state is not None and state.step is not None:
         checkpoint.step = state.step
     else:
@@ -407,13 +507,18 @@ def _take(
         damage.append(finding("duplicate-tensor", what, file=file, tensor=moved.key))
 
 
-def _writer(parts: Sequence[OpenedPart], marker: str) -> str:
-    if marker:
-        return "the Hugging Face Trainer"
+def _dialect(parts: Sequence[OpenedPart], marker: str, names: Sequence[str]) -> str:
+    """Return who wrote the files, in words; "" if nothing shows it."""
     first = parts[0].prefix
-    if first == f"{WEIGHTS}/":
-        return "NeMo 2"
-    return "verl" if first.split("/")[-2:-1] in ([STORE], [HUGGING_FACE]) else "accelerate"
+    if marker:
+        who = TRAINER
+    elif first == f"{WEIGHTS}/":
+        who = "NeMo 2"
+    elif first.split("/")[-2:-1] in ([STORE], [HUGGING_FACE]):
+        who = "verl"
+    else:
+        who = "accelerate" if by_accelerate(names) else ""
+    return f"written by {who}" if who else ""
 
 
 def _lost_ranks(parts: Sequence[OpenedPart]) -> Iterator[Finding]:

@@ -109,7 +109,7 @@ def ls(
             entry, contents = held.entry, held.entry.contents
             if only and entry.name != only:
                 continue
-            if not all_ and entry.entry_class in (EntryClass.FOREIGN, EntryClass.TRASH):
+            if not (all_ or entry.is_listed):
                 continue
             saved = held.finished if entry.time is None else entry.time
             found.append(
@@ -252,7 +252,6 @@ def _surveys(
     from ftckpt.discovery.candidates import nothing_known
     from ftckpt.discovery.resolve import locate, open_runs
     from ftckpt.health.survey import survey
-    from ftckpt.retention.scan.entries import EntryClass
     from ftckpt.retention.scan.entry import ScanOptions, no_bases
 
     place = locate(root, stores)
@@ -262,8 +261,7 @@ def _surveys(
     how = ScanOptions(FORMATS, now, bases=no_bases)
     runs = open_runs(place, FORMATS)
     found = [survey(one, how, counter=counter) for one in runs]
-    others = (EntryClass.FOREIGN, EntryClass.TRASH)
-    if all(held.entry.entry_class in others for one in found for held in one.held):
+    if not any(held.entry.is_listed for one in found for held in one.held):
         raise nothing_known(runs[0], "name the directory whose children are the checkpoints")
     return place, found
 

@@ -60,6 +60,8 @@ _ITERATION = re.compile(
 _OPTIMIZER = re.compile(r"(?:^|[./:])(?:step|common_step)$")
 # What differs in the names of the files that the ranks of one job write.
 _RANK = re.compile(r"rank[_-]?\d+(?:[_-]\d+)*(?!\d)", re.ASCII)
+# What the name of a counter begins with where its file is one of several of a checkpoint.
+_LABEL = re.compile(r"^(?:\w+[_-])?rank[_-]?\d+[./:]", re.ASCII)
 _SCHEDULER = re.compile(r"(?:sched|^scheduler).*[./:]last_epoch$")
 # Counters that a trainer keeps at the top of a rank's file: one number for all ranks.
 _OF_ALL_RANKS = (
@@ -169,7 +171,7 @@ def _torn_series(by_file: Mapping[str, Sequence[Scalar]]) -> Iterator[tuple[str,
         alike, ranks = _RANK.subn("*", file)
         for scalar in own if ranks else ():
             if _is_of_all_ranks(scalar):
-                series[alike, scalar.name][scalar.value].append(file)
+                series[alike, _unlabelled(scalar.name)][scalar.value].append(file)
     for (_, name), values in series.items():
         if len(values) == 1:
             continue
@@ -190,11 +192,16 @@ def _torn_series(by_file: Mapping[str, Sequence[Scalar]]) -> Iterator[tuple[str,
                 yield file, finding("mixed-steps", what, file=where, tensor=name)
 
 
+def _unlabelled(name: str) -> str:
+    """Return a counter's name without the rank of its file: `rank0.global_step`."""
+    return _LABEL.sub("", name)
+
+
 def _is_of_all_ranks(scalar: Scalar) -> bool:
     """Whether the trainer counts the same in every rank's file of this kind."""
     return (
         scalar.role is not StepRole.OPTIMIZER
-        and re.fullmatch(_OF_ALL_RANKS, scalar.name) is not None
+        and re.fullmatch(_OF_ALL_RANKS, _unlabelled(scalar.name)) is not None
         and re.search(_OF_ONE_RANK, f"{scalar.file}/{scalar.name}") is None
     )
 
@@ -206,7 +213,9 @@ def _iterations(
     held = Counter(
         one
         for file in files
-        for one in {(s.name, s.value) for s in by_file[file] if s.role is StepRole.ITERATION}
+        for one in {
+            (_unlabelled(s.name), s.value) for s in by_file[file] if s.role is StepRole.ITERATION
+        }
     )
     return {one for one, count in held.items() if 2 * count > len(files)}
 

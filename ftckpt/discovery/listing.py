@@ -167,8 +167,20 @@ def listing_of_file(store: Store, entry: Entry) -> Listing:
     def inside(directory: str) -> Listing:
         raise KeyError(directory)
 
+    def beside(other: str) -> bool:
+        try:
+            found = store.stat(join(entry.path.rpartition("/")[0], other))
+        except (NotFoundError, UnsafeError):
+            return False
+        return found.kind is EntryKind.FILE
+
     return Listing(
-        {name: entry}, frozenset(), lambda _, n: _head(store, entry, n), inside, single=name
+        {name: entry},
+        frozenset(),
+        lambda _, n: _head(store, entry, n),
+        inside,
+        single=name,
+        beside=beside,
     )
 
 

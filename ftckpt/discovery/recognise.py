@@ -28,6 +28,8 @@ class Listing:
         head: returns up to the first `n` bytes of a file of `files` (use at most 4 KiB).
         inside: returns the names directly below one of `directories` (one more listing).
         some: if not all names are listed yet, a listing of a hundred or so of them.
+        beside: of one file: whether the directory that it lies in has a file of some name (one
+            look-up each).
     """
 
     files: Mapping[str, Entry]
@@ -36,6 +38,7 @@ class Listing:
     inside: Callable[[str], Listing]
     single: str = ""
     some: Listing | None = None
+    beside: Callable[[str], bool] = lambda _: False
 
     @property
     def at_hand(self) -> Listing:

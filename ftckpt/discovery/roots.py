@@ -19,7 +19,9 @@ from ftckpt.storage.store import Entry, EntryKind, Store, join
 from .dropped import Tomb, read_tombs
 from .pointers import Pointer, is_pointer, links_beside, read_pointers
 from .recognise import UnopenedPart
+from .shared_state import is_shared_state
 from .step_names import FILE_OF_STEP, SUFFIXES, step_in_name
+from .step_sets import sets_among
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -252,7 +254,15 @@ def _read_level(store: Store, base: str, ask: Callable[[Entry], UnopenedPart | N
     entries = {e.path[skip:]: e for e in store.children(base)}
     links = links_beside(store, base, entries)
     candidates, foreign = [], []
+    sets = sets_among(entries)
     for name, entry in entries.items():
+        if name in sets:
+            first, step_ = sets[name]
+            if name == first:
+                candidates.append(Candidate(name, entry, step_, False))
+            continue
+        if is_shared_state(name, entries):
+            continue
         if is_pointer(name, entry, links) or (
             name.endswith(_UNFINISHED) and name.removesuffix(_UNFINISHED) in entries
         ):

@@ -9,6 +9,7 @@ from functools import lru_cache
 from ftckpt.own_files import weights_of
 
 from .recognise import COMPRESSED
+from .step_sets import set_member
 
 # A trainer's prefix for the purpose of a checkpoint.
 _ROLE = r"(?:(?:best|final|initial|last|latest|release)[-_])?"
@@ -47,10 +48,11 @@ _ASIDE = re.compile(
 )
 # One file of several that make up a step, in a directory that other steps share.
 FILE_OF_STEP = re.compile(
-    r"(?:(?:[A-Za-z]+(?:_[A-Za-z]+)*[_-])?(?:global_)?(?:step|iter)[_-]?|(?:ckpt|checkpoint)[_-])"
-    r"(?P<step>[0-9]{1,15})[_-]"
+    r"(?:(?:[A-Za-z]+(?:_[A-Za-z]+)*[_-])?(?:global_)?(?:step|iter)[_-]?|(?:ckpt|checkpoint)[_-]"
+    r"(?:[0-9]{1,15}_)?|(?=[^.]*\.(?:rank|shard)[_-]?[0-9])(?:[A-Za-z][A-Za-z0-9_-]*?[_-])?)"
+    r"(?P<step>[0-9]{1,15})[_.-]"
     r"(?:(?:pp_?|pipeline_?)?stage|shard|rank)[_-]?(?P<rank>[0-9]{1,7})(?:[_-]of[_-]?[0-9]{1,7})?"
-    r"\.(?:pt|pth|bin)(?:\.(?:zst|lz4|gz))?"
+    r"\.(?:pt|pth|bin|ckpt)(?:\.(?:zst|lz4|gz))?"
 )
 _TORCH = (".pt", ".pth", ".ckpt")
 # One file may have been compressed as a whole; `metrics.csv.gz` is none.
@@ -119,4 +121,4 @@ def is_put_aside(name: str) -> bool:
 
 def is_file_of_step(name: str) -> bool:
     """Say whether a file is one of several of a step, as its name tells (see `FILE_OF_STEP`)."""
-    return FILE_OF_STEP.fullmatch(name) is not None
+    return FILE_OF_STEP.fullmatch(name) is not None or set_member(name) is not None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ftckpt.checkpoint import Checkpoint, CommitState
+from ftckpt.discovery.shared_state import notes_of_shared_state
 from ftckpt.errors import CorruptError, ExistsError, IncompleteError
 from ftckpt.findings import Finding, Severity, as_error
 from ftckpt.manifest import Manifest, PassedCheck
@@ -59,7 +60,7 @@ class CopyReport:
         already_there: whether the same checkpoint stood there before.
         taken_over: bytes that an earlier, killed run had carried.
         left: names beside the source that were not carried.
-        notes: links that were followed.
+        notes: links that were followed, and state of the step that lies elsewhere.
         seconds: how long each stage took.
     """
 
@@ -149,7 +150,7 @@ def prepare(
         options.proof,
         manifest is not None,
         left=contents.left,
-        notes=followed_links(source, names),
+        notes=[*followed_links(source, names), *notes_of_shared_state(source)],
     )
     require_other(source, destination, stores)
     staging = staging_at(source, destination, stores, by_parts=by_parts)

@@ -181,6 +181,10 @@ class Source:
         """Return the opener of a file without read-ahead, and its path there."""
         return self.store, self.path(name)
 
+    def head(self, name: str, length: int) -> bytes:
+        """Return up to `length` first bytes of a file that must exist."""
+        return self.read(name, 0, min(length, self.size(name)))
+
     def stored(self, name: str) -> str:
         """Return the store's file with the bytes of a name: itself, unless unpacked."""
         return name

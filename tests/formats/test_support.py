@@ -74,24 +74,35 @@ def test_layouts_without_a_sample_are_made_by_other_tests() -> None:
     # trainer_dirs/test_nemo.py and test_verl.py put a real store in NeMo's and verl's places;
     # local replicas, Megatron-FSDP and nvrx are archives.
     # What trainers put beside a DCP store is in archives (trainer_dirs/test_dialects.py), and
-    # trainers of RL over Megatron are laid out by a builder (trainer_dirs/test_rl_roots.py).
+    # trainers of RL over Megatron are laid out by a builder (trainer_dirs/test_rl_roots.py). Others
+    # are laid out after their trainers' sources (first_contact/test_trainers.py).
     unsampled = [row.what for row in LAYOUTS if not row.samples]
     assert unsampled == [
-        "with a file of each rank beside it: VeOmni's `extra_state/`, prime-rl's `dataloader/`,"
-        " pith-train's `rng-rank-00000.pt`",
+        "with a file of each rank beside it: VeOmni's `extra_state/`, prime-rl's "
+        "`dataloader/`, pith-train's `rng-rank-00000.pt`",
+        "with `meta.pt` beside it: Lightning's and Fabric's FSDP strategies",
         "copies of all data files: `copy-0/`, `copy-1/` (S3StorageWriter, `num_copies`)",
         "with compressed items (zstd)",
         "weights of bitsandbytes: NF4, FP4, int8",
         "Transformer Engine's tensors in 8 and 4 bits (`Float8Tensor` and others)",
         "one torch.save file before torch 1.6 (legacy stream)",
+        "the same two with weights in folders: diffusers' `unet/`, `transformer/`, "
+        "`unet_ema/`; PEFT's named adapters",
+        "folders that `modules.json` (sentence-transformers) or `model_index.json` "
+        "(diffusers) names; `--to safetensors` keeps them",
+        "OLMo-core: `stepN/` with `model_and_optim/` and `train/`",
+        "files of a step beside those of other steps: nanochat's `model_N.pt`, `meta_N.json`,"
+        " `optim_N_rankR.pt`; guided-diffusion's `modelN.pt`, `emaN`, `optN.pt`",
         "NeMo 2: `MODEL--step=N…/` with `weights/` and `context/`",
-        "steps with a DCP store in a folder: xtuner's `weights/`, prime-rl's `trainer/`, RLinf's"
-        " `actor/dcp_checkpoint/`, miles' `model/` and `optimizer/`",
-        "RLinf's other stores: one file a rank in `local_shard_checkpoint/`, Megatron's"
-        " `actor/iter_N/`; components of SAC and IQL",
+        "steps with a DCP store in a folder: xtuner's `weights/`, prime-rl's `trainer/`, "
+        "RLinf's `actor/dcp_checkpoint/`, miles' `model/` and `optimizer/`",
+        "RLinf's other stores: one file a rank in `local_shard_checkpoint/`, Megatron's "
+        "`actor/iter_N/`; components of SAC and IQL",
         "miles with LoRA: `iter_N/adapter/`, a PEFT adapter and a file of each rank",
-        "verl with Megatron: `actor/` with `dist_ckpt/`, or with `ckpt_contents.json` and a store"
-        " each",
+        "verl with Megatron: `actor/` with `dist_ckpt/`, or with `ckpt_contents.json` and a "
+        "store each",
+        "a rank after a dot: `model.rank_0.pth`; fairseq's `checkpoint_1_100-shard0.pt`; "
+        "cosmos-rl's `policy/`",
         "Muon beside Adam (`--optimizer muon`)",
         "roots of slime, and of miles with Megatron: `iter_N/` or `release/`, and `rollout/`",
         "Muon beside Adam, also the layer-wise optimizer (`dist_muon`)",

@@ -31,6 +31,22 @@ if TYPE_CHECKING:
 _BACKEND = rb'"sharded_backend"\s*:\s*"torch_dist"'
 
 
+# What Megatron and NeMo keep in the common state, and what their stores name.
+_STATE = re.compile(
+    rb"checkpoint_version|content_metadata|iteration|global_step|lightning|opt_param_scheduler"
+)
+_STORE = re.compile(rb"decoder\.layers|word_embeddings|/shard_\d+_\d+|optimizer\.state\.")
+_HEAD = 4096
+
+
+def _by_megatron(listing: Listing) -> bool:
+    """Say whether more than the name of one file shows Megatron: others save a `common.pt` too."""
+    return any(
+        name in listing.files and pattern.search(listing.head(name, _HEAD)) is not None
+        for name, pattern in ((COMMON, _STATE), (MARKER, _STORE))
+    )
+
+
 class MegatronDist:
     """The format."""
 
@@ -52,7 +68,8 @@ class MegatronDist:
         # A save that ends at its start leaves the common state alone.
         begun = set(listing.at_hand.files) == {COMMON}
         if COMMON in names and (
-            begun or MARKER in names or any(n.endswith(".distcp") for n in names)
+            (any(n.endswith(".distcp") for n in names) and MARKER not in names)
+            or ((begun or MARKER in names) and _by_megatron(listing))
         ):
             return Recognition(
                 self.name, f"has {COMMON} but no {CONFIGURATION}", CommitState.UNCOMMITTED

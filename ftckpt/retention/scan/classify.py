@@ -28,7 +28,7 @@ from ftckpt.storage.source import Source
 from ftckpt.storage.store import Entry, EntryKind
 
 from .contents import list_entry, sum_up
-from .entries import EntryClass, EntryContents, RootEntry, ScanDepth
+from .entries import SHARED, EntryClass, EntryContents, RootEntry, ScanDepth
 from .entry import ScannedEntry, ScanOptions
 from .inside import with_run
 from .links import with_needs
@@ -130,8 +130,7 @@ class _Candidate:
         if odd is not None:
             return self._found(EntryClass.FOREIGN, odd.recognition.reason, child)
         if any(part.recognition.shares for part in child.parts):
-            why = "its files share a directory with other steps: gc drops whole directories"
-            return self._found(EntryClass.FOREIGN, why, child)
+            return self._found(EntryClass.FOREIGN, SHARED, child)
         torn = [p for p in child.parts if p.recognition.commit is CommitState.UNCOMMITTED]
         if torn:
             return self._torn(child, torn[0].recognition.reason, listing)

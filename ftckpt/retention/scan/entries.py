@@ -116,6 +116,10 @@ class Lease(NamedTuple):
     expires: float
 
 
+# Why a step whose files lie among those of other steps stays: one file of it is a part.
+SHARED = "its files share a directory with other steps: gc drops whole directories"
+
+
 @dataclass(frozen=True, slots=True)
 class RootEntry:
     """One name in a root, and the facts about it.
@@ -168,6 +172,12 @@ class RootEntry:
     thinned: str = ""
     weights: int | None = None
     whole: str = ""
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether it is a checkpoint here: not the trash, and not what no format reads."""
+        others = (EntryClass.FOREIGN, EntryClass.TRASH)
+        return self.entry_class not in others or self.why == SHARED
 
     @property
     def depends_on(self) -> tuple[str, ...]:
