@@ -17,6 +17,7 @@ from ftckpt.formats.megatron.torch_dist import MegatronDist
 from .dcp import Dcp
 from .deepspeed import DeepSpeed
 from .delta import Delta
+from .folders import Folder
 from .megatron import Megatron
 from .nvrx import NvrxLocal
 from .orbax import Orbax
@@ -70,6 +71,12 @@ FORMATS: tuple[Format, ...] = (
     Safetensors(_described),
     TorchSave(_described),
     *RECOGNISED,
+    Folder(lambda: _IN_FOLDERS),
+)
+# What a folder of parts may be made of; a delta has bases elsewhere, and names of refused formats
+# say nothing of what lies beside.
+_IN_FOLDERS = tuple(
+    one for one in FORMATS if not isinstance(one, (Delta, Folder)) and one not in RECOGNISED
 )
 
 _BY_RULES = (Megatron, DeepSpeed, DeepSpeedUniversal, Ranks)

@@ -64,6 +64,7 @@ KINDS: dict[str, KindInfo] = {
     "truncated-file": KindInfo(_C, _E, _C, "A file ends before bytes that it must hold."),
     "trailing-bytes": KindInfo(_C, _E, _C, "A file holds bytes after its last record."),
     "stray-file": KindInfo(_OK, _N, _OK, "A file that nothing in the checkpoint names."),
+    "unknown-part": KindInfo(ExitCode.UNVERIFIED, _E, _OK, "A file that may hold tensors is of no part that was read."),
     "stale-shard": KindInfo(_OK, _W, _C, "A shard file left by an earlier save, named by no index.", Strictness.STALE),
     "changed-file": KindInfo(_I, _E, _I, "A file changed while it was being read."),
     "link-followed": KindInfo(_OK, _N, _U, "A file is a symbolic link and was followed for reading.", Strictness.LINKS),

@@ -26,6 +26,7 @@ class Listing:
         head: returns up to the first `n` bytes of a file of `files` (use at most 4 KiB).
         inside: returns the names directly below one of `directories` (one more listing).
         some: if not all names are listed yet, a listing of a hundred or so of them.
+        called: the directory's own name; "" if nothing tells it.
     """
 
     files: Mapping[str, Entry]
@@ -34,6 +35,7 @@ class Listing:
     inside: Callable[[str], Listing]
     single: str = ""
     some: Listing | None = None
+    called: str = ""
 
     @property
     def at_hand(self) -> Listing:
@@ -51,6 +53,7 @@ class Recognition(NamedTuple):
         supported: False for formats that are recognised but refused (exit 13); `reason` says so.
         shares: whether it is one of several files of a checkpoint, in a directory with other
             checkpoints: it can be read, but not dropped or repaired in place.
+        parts: the folders and files that hold a checkpoint each, where it is made of several.
     """
 
     format: str
@@ -58,6 +61,7 @@ class Recognition(NamedTuple):
     commit: CommitState
     supported: bool = True
     shares: bool = False
+    parts: tuple[str, ...] = ()
 
 
 class Format(Protocol):

@@ -59,7 +59,7 @@ class Candidate(NamedTuple):
 
 
 class Child(NamedTuple):
-    """A candidate that formats recognise; a step with several models has several parts."""
+    """A candidate that a format recognises; `parts` has one."""
 
     candidate: Candidate
     parts: tuple[UnopenedPart, ...]
@@ -124,23 +124,12 @@ class Root:
     def recognise(self, candidate: Candidate) -> Child | None:
         """List one candidate and return it if a format knows it, else None.
 
-        A step that no format knows may hold one checkpoint per model (`global_step_10/actor`).
         Candidates that were dropped give None, and so do the weights of one that stands whole.
         """
         if self.is_dropped(candidate) or self.whole(candidate) is not None:
             return None
         part = self.ask(candidate.entry)
-        if part is not None:
-            return Child(candidate, (part,))
-        if candidate.step is None or candidate.entry.kind is not EntryKind.DIRECTORY:
-            return None
-        try:
-            below = self.store.children(candidate.entry.path)
-        except NotFoundError:
-            return None
-        found = (self.ask(e) for e in below if e.kind is EntryKind.DIRECTORY)
-        parts = tuple(part for part in found if part is not None)
-        return Child(candidate, parts) if parts else None
+        return None if part is None else Child(candidate, (part,))
 
     def recognise_all(self, candidates: Iterable[Candidate]) -> list[Child | FtckptError | None]:
         """Recognise many candidates at once; an error stands in the place of its candidate."""

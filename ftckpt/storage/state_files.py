@@ -1,0 +1,37 @@
+"""Which files may hold a checkpoint's state, by their names: for what no format has read.
+
+A name is enough to ask for a file's content, and never enough to say what is in it.
+"""
+
+from __future__ import annotations
+
+import re
+
+# Suffixes under which trainers save tensors; a packed one counts as what was packed.
+_TENSORS = re.compile(
+    r".*\.(?:pt|pth|bin|ckpt|safetensors|distcp|pkl|pickle|tar|h5|hdf5|msgpack|npz|pd(?:params|opt))"
+    r"(?:\.(?:zst|lz4|gz))?",
+    re.DOTALL | re.IGNORECASE,
+)
+# A model's weights as other programs run them, beside the weights that are checked.
+_EXPORTED = re.compile(
+    r"(?:.*/)?(?:(?:tf|flax|rust|openvino)_model(?:[-.].*)?|(?:onnx|openvino|coreml)/.*)",
+    re.DOTALL,
+)
+# Text, pictures and logs; and what editors, version control and Python leave.
+_HARMLESS = re.compile(
+    r"\..*|.*~|(?:README|LICENSE|NOTICE|Makefile|Dockerfile)(?:\..*)?|.*tfevents.*|PaxHeader"
+    r"|.*\.(?:txt|md|rst|log|jsonl?|ya?ml|toml|ini|cfg|conf|csv|tsv|out|err|html?|css|xml|pdf"
+    r"|png|jpe?g|gif|svg|mp4|wav|py|pyc|sh|slurm|sbatch|ipynb|lock|pid|prom|jinja)",
+    re.DOTALL | re.IGNORECASE,
+)
+
+
+def may_hold_tensors(path: str) -> bool:
+    """Say whether a file may hold tensors that a trainer saved, by its path."""
+    return _TENSORS.fullmatch(path) is not None and _EXPORTED.fullmatch(path) is None
+
+
+def is_harmless(name: str) -> bool:
+    """Say whether a file is surely no checkpoint's state, by its name."""
+    return _HARMLESS.fullmatch(name) is not None
