@@ -75,7 +75,7 @@ FORMATS: tuple[Format, ...] = (
 )
 # What a folder of parts may be made of; a delta has bases elsewhere, and names of refused formats
 # say nothing of what lies beside.
-_IN_FOLDERS = tuple(
+_IN_FOLDERS: tuple[Format, ...] = tuple(
     one for one in FORMATS if not isinstance(one, (Delta, Folder)) and one not in RECOGNISED
 )
 

@@ -34,7 +34,7 @@ _VERSIONS = frozenset(
     {
         "best", "last", "latest", "final", "old", "new", "good", "bad", "broken", "backup", "bak",
         "copy", "tmp", "temp", "step", "epoch", "ep", "iter", "iteration", "initial", "init",
-        "release", "checkpoint", "checkpoints", "ckpt", "ckpts", "emergency", "merged",
+        "release", "checkpoint", "checkpoints", "ckpt", "ckpts", "emergency",
     }
 )  # fmt: skip
 _WORD = re.compile(r"[a-z]+")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import Checkpoint
@@ -30,6 +31,7 @@ from ftckpt.verification import Level, VerifyOptions, VerifyReport, failed, veri
 from ftckpt.workers import ALONE, Work
 
 if TYPE_CHECKING:
+    from ftckpt.discovery.neighbours import Lacking
     from ftckpt.discovery.roots import Child, Root
     from ftckpt.manifest import Manifest
 
@@ -181,7 +183,10 @@ class PlaceCheck:
             )
         if target.root is None:
             assert target.part is not None
-            return self._part(target.place.store, target.part, target.place.url)
+            from ftckpt.discovery.neighbours import lacking_alone
+
+            alone = partial(lacking_alone, target.place, target.part, target.formats, self.stores)
+            return self._part(target.place.store, target.part, target.place.url, alone)
         if target.place.which:
             from ftckpt.discovery.candidates import choose_child
 
@@ -274,19 +279,17 @@ class PlaceCheck:
         return self._child(root, child)
 
     def _child(self, root: Root, child: Child) -> PlaceReport:
-        """Check one step; it may hold several checkpoints, and the worst decides."""
-        reports = [
-            self._part(root.store, part, root.store.describe(part.entry.path))
-            for part in child.parts
-        ]
-        if len(reports) == 1:
-            return reports[0]
-        code = worst(one.code for one in reports)
-        first = next(one for one in reports if one.code is code)
-        verdict = code, first.message, first.hint
-        return _joined(reports, root.url_of(child.candidate), verdict)
+        """Check one step."""
+        from ftckpt.discovery.neighbours import lacking
 
-    def _part(self, store: Store, part: UnopenedPart, url: str) -> PlaceReport:
+        step = child.candidate.step
+        beside = partial(lacking, root, child, step, root.candidates)
+        (part,) = child.parts
+        return self._part(root.store, part, root.store.describe(part.entry.path), beside)
+
+    def _part(
+        self, store: Store, part: UnopenedPart, url: str, lacks: Callable[[], Lacking | None]
+    ) -> PlaceReport:
         began = time.monotonic()
         self.watcher.open(url, part.format.name)
         try:
@@ -296,6 +299,8 @@ class PlaceCheck:
             more = self.hostile(store, part) if isinstance(error, UnsupportedError) else ()
             return self._failed(error, more, url, part.format.name, began)
         self.watcher.open(checkpoint.source.url, checkpoint.format)
+        if (lost := lacks()) is not None:
+            checkpoint.notes = [*checkpoint.notes, lost.finding]
         return self.checkpoint(checkpoint)
 
     def _failed(

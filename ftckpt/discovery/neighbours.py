@@ -1,0 +1,137 @@
+"""What a step lacks and the steps beside it have: parts that its save did not reach, or lost.
+
+A trainer saves the parts of a step one after the other, and the same ones every time. A part that
+only one step has was put there by hand, as merged weights, so two neighbours must have it; or the
+step that the trainer's own tracker calls the newest and the one before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from ftckpt.errors import FtckptError
+from ftckpt.findings import Finding, finding, listed
+from ftckpt.storage import StoreOptions, open_store
+from ftckpt.storage.remotes import split
+
+from .open_part import recognise_at
+from .recognise import Format, UnopenedPart
+from .roots import Candidate, Child, Root, read_root
+from .step_names import step_in_name
+
+if TYPE_CHECKING:
+    from .resolve import Place
+
+# Steps on each side that are asked until two of them show their parts.
+_TRIED = 3
+
+
+class Lacking(NamedTuple):
+    """What a step lacks.
+
+    Attributes:
+        message: as a sentence.
+        certain: whether enough says that its save was not finished, or lost it.
+    """
+
+    message: str
+    certain: bool
+
+    @property
+    def finding(self) -> Finding:
+        """The same as a finding."""
+        return finding("missing-part" if self.certain else "state-unknown", self.message)
+
+
+def lacking(
+    root: Root, child: Child, step: int | None, every: Sequence[Candidate]
+) -> Lacking | None:
+    """Return what a step lacks although all in it is whole; None if nothing says so.
+
+    Args:
+        root: with the step.
+        child: the step.
+        step: by its content, else by its name.
+        every: all candidates, where the root shows some of them alone.
+
+    Raises:
+        FtckptError: a neighbour cannot be listed.
+    """
+    mine = _parts(child)
+    if not mine or step is None or _is_pointed_at(root, child.candidate, step):
+        return None
+    steps = [c for c in every if c.step is not None and not c.staging]
+    before = _shown(root, sorted((c for c in steps if (c.step or 0) < step), key=_newest_first), 2)
+    if not before or before[0][1] <= mine:
+        return None
+    first, theirs = before[0]
+    lost, tracker = theirs - mine, _tracker_of(root, first)
+    others = before[1:]
+    if not (others or tracker):
+        after = sorted((c for c in steps if (c.step or 0) > step), key=_newest_first, reverse=True)
+        others = _shown(root, after, 1)
+    if others:
+        lost &= others[0][1]
+    if not lost:
+        return None
+    said = f", and {tracker}" if tracker else ""
+    what = f"{root.url_of(child.candidate)} lacks {listed(sorted(lost), 3)}, which {first.path} has"
+    if tracker or others:
+        return Lacking(f"{what}{said}: its save was not finished, or it was lost", certain=True)
+    return Lacking(f"{what}: it was lost, or is not saved every time", certain=False)
+
+
+def lacking_alone(
+    place: Place, part: UnopenedPart, formats: Sequence[Format], options: StoreOptions
+) -> Lacking | None:
+    """Return what a step that was named alone lacks, by the directory around it (see `lacking`)."""
+    above, name = split(place.url.rstrip("/"))
+    if not part.recognition.parts or step_in_name(name) is None:
+        return None
+    try:
+        store = open_store(above, options)
+        root = read_root(store, partial(recognise_at, store, formats=formats))
+        mine = next((c for c in root.candidates if c.path == name), None)
+        return mine and lacking(root, Child(mine, (part,)), mine.step, root.candidates)
+    except FtckptError:
+        return None  # the step itself is there, and nobody asked for more
+
+
+def _newest_first(candidate: Candidate) -> int:
+    return -(candidate.step or 0)
+
+
+def _shown(
+    root: Root, candidates: Sequence[Candidate], most: int
+) -> list[tuple[Candidate, set[str]]]:
+    """Return the parts of the first of these steps that have some."""
+    found = []
+    for candidate in candidates[:_TRIED]:
+        child = root.recognise(candidate)
+        if child is not None and (parts := _parts(child)):
+            found.append((candidate, parts))
+        if len(found) == most:
+            break
+    return found
+
+
+def _parts(child: Child) -> set[str]:
+    """Return the names of a step's parts, those of ranks and shards as one."""
+    return {re.sub(r"\d+", "#", one) for part in child.parts for one in part.recognition.parts}
+
+
+def _is_pointed_at(root: Root, candidate: Candidate, step: int) -> bool:
+    """Whether the trainer itself calls the step, or a later one, finished."""
+    return any(
+        p.target == candidate.path or (p.means_step and (p.step or 0) >= step)
+        for p in root.pointers
+    )
+
+
+def _tracker_of(root: Root, candidate: Candidate) -> str:
+    """Return in words which tracker says that a step is the newest; "" for none."""
+    own = (p for p in root.pointers if p.means_step and p.step == candidate.step)
+    return next((f"{p.name} says {p.says}" for p in own), "")
