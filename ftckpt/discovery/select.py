@@ -272,6 +272,7 @@ def _nothing(
 def _empty(root: Root, walk: Walk, rules: SelectionRules) -> tuple[ExitCode, str, str]:
     """Explain a root without a checkpoint to try."""
     from .root_marker import absence, lost
+    from .strangers import not_understood
 
     limit = rules.step_at_most
     newer = [one.known_step for one in walk.looked if one.child is not None or one.error]
@@ -291,6 +292,9 @@ def _empty(root: Root, walk: Walk, rules: SelectionRules) -> tuple[ExitCode, str
             f"{root.url_of(one.candidate)} is {reason}",
             "ftckpt inspect shows what is known of it",
         )
+    strange = not_understood(root)
+    if strange is not None:  # 9 would start the run afresh beside it
+        return strange.exit_code, strange.message, strange.hint
     evidence = lost(root)
     if evidence:
         return (

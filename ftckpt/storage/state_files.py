@@ -21,8 +21,9 @@ _EXPORTED = re.compile(
 # Text, pictures and logs; and what editors, version control and Python leave.
 _HARMLESS = re.compile(
     r"\..*|.*~|(?:README|LICENSE|NOTICE|Makefile|Dockerfile)(?:\..*)?|.*tfevents.*|PaxHeader"
-    r"|.*\.(?:txt|md|rst|log|jsonl?|ya?ml|toml|ini|cfg|conf|csv|tsv|out|err|html?|css|xml|pdf"
-    r"|png|jpe?g|gif|svg|mp4|wav|py|pyc|sh|slurm|sbatch|ipynb|lock|pid|prom|jinja)",
+    r"|.*\.(?:txt|md|rst|log|jsonl?|ya?ml|toml|ini|cfg|conf|csv|tsv|out|err|html?|css|xml)(?:\.gz)?"
+    r"|.*\.(?:pdf|png|jpe?g|gif|svg|mp4|wav|py|pyc|sh|slurm|sbatch|ipynb|lock|pid|prom|jinja"
+    r"|wandb|arrow|parquet)",
     re.DOTALL | re.IGNORECASE,
 )
 
