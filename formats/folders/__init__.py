@@ -27,7 +27,7 @@ from ftckpt.own_files import MANIFEST, is_own
 from ftckpt.storage.source import Source
 from ftckpt.storage.state_files import may_hold_tensors
 
-from .names import OWNERS, is_version, role, without_numbers
+from .names import OWNERS, is_marker, is_version, role, without_numbers
 
 if TYPE_CHECKING:
     from ftckpt.formats.trainer_dirs.checkpoint import BundleCheckpoint
@@ -46,11 +46,13 @@ class FolderPart(NamedTuple):
         place: its folder, relative to the checkpoint's; or its file.
         format: what reads it; None for a file, whose content has to say it.
         commit: whether it is finished, by its names.
+        kinds: the names of its files of tensors and its markers, each number as `#`.
     """
 
     place: str
     format: Format | None
     commit: CommitState
+    kinds: frozenset[str]
 
 
 class Folder:
@@ -75,8 +77,9 @@ class Folder:
             commit = CommitState.UNCOMMITTED
         elif commits == {CommitState.COMMITTED}:
             commit = CommitState.COMMITTED
-        places = tuple(part.place for part in parts)
-        return Recognition(self.name, f"holds {listed(places, 3)}", commit, parts=places)
+        kinds = _markers(listing, "").union(*(part.kinds for part in parts))
+        reason = f"holds {listed([part.place for part in parts], 3)}"
+        return Recognition(self.name, reason, commit, parts=tuple(sorted(kinds)))
 
     def open(self, source: Source) -> BundleCheckpoint:
         """Open every part.
@@ -170,7 +173,12 @@ def _find(
     any_name: bool,
 ) -> None:
     loose = loose_files(listing, any_name=any_name)
-    found += (FolderPart(prefix + name, None, CommitState.NO_MARKER) for name in loose)
+    found += (
+        FolderPart(
+            prefix + n, None, CommitState.NO_MARKER, frozenset({without_numbers(prefix + n)})
+        )
+        for n in loose
+    )
     if not depth:
         return
     for name in _folders(listing):
@@ -180,9 +188,17 @@ def _find(
         inner = listing.inside(name)
         known = recognise_in(formats, inner)
         if known is not None:
-            found.append(FolderPart(prefix + name, known[0], known[1].commit))
+            place = prefix + name
+            held = {without_numbers(f"{place}/{n}") for n in inner.files if may_hold_tensors(n)}
+            kinds = _markers(inner, f"{place}/") | held or {without_numbers(place)}
+            found.append(FolderPart(place, known[0], known[1].commit, frozenset(kinds)))
         elif not any(worded_step(one) is not None for one in inner.at_hand.directories):
             _find(inner, f"{prefix}{name}/", formats, depth - 1, left, found, True)
+
+
+def _markers(listing: Listing, prefix: str) -> frozenset[str]:
+    """Return the names by which trainers mark a save as finished."""
+    return frozenset(without_numbers(prefix + n) for n in listing.files if is_marker(n))
 
 
 def differ_in_numbers(one: str, other: str) -> bool:

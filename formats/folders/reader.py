@@ -11,6 +11,7 @@ from ftckpt.checkpoint import (
     Checkpoint,
     Commit,
     CommitState,
+    Kind,
     ObjectInfo,
     Scalar,
     StepRole,
@@ -86,13 +87,17 @@ class FolderCheckpoint(BundleCheckpoint):
         for file, why in self.unread.items():
             what = why or f"{file} may hold tensors, and no format that is read here knows it"
             yield finding("unknown-part", what, file=file)
-        if not self.tensors:
-            found = ", ".join(sorted({n.partition("/")[0] for n in self.source.entries})[:5])
+        if not any(_is_weight(info) for info in self.tensors.values()):
+            read = listed([_path(part) for part in self.parts], 3) or "nothing"
             what = (
-                f"{self.source.url} holds no tensor that is understood: of {found} only"
-                f" {listed([part.checkpoint.source.name for part in self.parts], 3)} could be read"
+                f"{self.source.url} holds no weights that are understood: what could be read is"
+                f" {read}"
             )
             yield finding("unsupported", what)
+
+
+def _is_weight(info: TensorInfo) -> bool:
+    return info.component in ("model", "ema") or info.kind is Kind.MASTER
 
 
 def open_folder(source: Source, formats: Sequence[Format]) -> FolderCheckpoint:
@@ -315,7 +320,8 @@ def _unlike(one: str, other: str) -> tuple[str, str]:
 
 
 def _topology(parts: Sequence[OpenedPart]) -> Topology:
-    return next((t for p in parts if (t := p.checkpoint.topology).world_size), Topology())
+    every = [part.checkpoint.topology for part in parts]
+    return max(every, key=lambda one: one.world_size or 0, default=Topology())
 
 
 def _commit(parts: Sequence[OpenedPart]) -> Commit:

@@ -7,7 +7,6 @@ step that the trainer's own tracker calls the newest and the one before.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -78,7 +77,8 @@ def lacking(
     if not lost:
         return None
     said = f", and {tracker}" if tracker else ""
-    what = f"{root.url_of(child.candidate)} lacks {listed(sorted(lost), 3)}, which {first.path} has"
+    names = listed(sorted({_shown_as(one, mine) for one in lost}), 3)
+    what = f"{root.url_of(child.candidate)} lacks {names}, which {first.path} has"
     if tracker or others:
         return Lacking(f"{what}{said}: its save was not finished, or it was lost", certain=True)
     return Lacking(f"{what}: it was lost, or is not saved every time", certain=False)
@@ -98,6 +98,12 @@ def lacking_alone(
         return mine and lacking(root, Child(mine, (part,)), mine.step, root.candidates)
     except FtckptError:
         return None  # the step itself is there, and nobody asked for more
+
+
+def _shown_as(lost: str, mine: set[str]) -> str:
+    """Return the folder of a lost file if nothing of the folder is left, else the file."""
+    folder = lost.rpartition("/")[0]
+    return lost if any(one.startswith(f"{folder}/") for one in mine) else folder or lost
 
 
 def _newest_first(candidate: Candidate) -> int:
@@ -120,7 +126,7 @@ def _shown(
 
 def _parts(child: Child) -> set[str]:
     """Return the names of a step's parts, those of ranks and shards as one."""
-    return {re.sub(r"\d+", "#", one) for part in child.parts for one in part.recognition.parts}
+    return {one for part in child.parts for one in part.recognition.parts}
 
 
 def _is_pointed_at(root: Root, candidate: Candidate, step: int) -> bool:

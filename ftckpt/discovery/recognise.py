@@ -53,7 +53,8 @@ class Recognition(NamedTuple):
         supported: False for formats that are recognised but refused (exit 13); `reason` says so.
         shares: whether it is one of several files of a checkpoint, in a directory with other
             checkpoints: it can be read, but not dropped or repaired in place.
-        parts: the folders and files that hold a checkpoint each, where it is made of several.
+        parts: the names of the files and markers that make it up, each number as `#`, where it is
+            a folder of parts: every step of a series has the same.
     """
 
     format: str

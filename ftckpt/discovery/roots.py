@@ -183,15 +183,35 @@ def read_root(store: Store, ask: Callable[[Entry], UnopenedPart | None]) -> Root
     `outputs/checkpoint/step-N`, that directory is the root.
 
     Raises:
-        UsageError: several directories inside hold steps.
+        UsageError: several directories inside hold steps, or some beside checkpoints whose names
+            say none: a trainer's export of one model, and the states of each.
     """
     found = read_runs(store, ask, most=_DEEPER)
+    if len(found) == 1 and not found[0].base:
+        found += _beside(found[0])
     if len(found) > 1:
         raise UsageError(
             f"{store.url} holds several roots",
-            hint="name one of them: " + ", ".join(r.url for r in found[:8]),
+            hint="name one of them: " + ", ".join([r.url for r in found if r.base][:8]),
         )
     return found[0]
+
+
+def _beside(root: Root) -> list[Root]:
+    """Return the roots inside one whose own checkpoints have names without a step.
+
+    Which of them is meant cannot be told. A name with a number is of a checkpoint of its own.
+    """
+    if root.pointers or any(c.step is not None for c in root.candidates):
+        return []
+    plain = [
+        c.entry.path
+        for c in root.candidates
+        if c.entry.kind is EntryKind.DIRECTORY and not re.search(r"\d", c.path)
+    ]
+    if len(plain) == len(root.candidates):
+        return []
+    return _with_steps(root.store, plain[:_DEEPER], root.ask)
 
 
 def read_runs(
@@ -207,9 +227,16 @@ def read_runs(
     if any(root.recognise(c) is not None for c in root.candidates[:_DEEPER]):
         return [root]
     plain = [c for c in root.candidates if c.entry.kind is EntryKind.DIRECTORY]
-    deeper = [_read_level(store, c.entry.path, ask) for c in plain[:most]]
-    found = [r for r in deeper if r.pointers or any(c.step is not None for c in r.candidates)]
-    return [r for r in found if r.holds_checkpoints()] or [root]
+    return _with_steps(store, [c.entry.path for c in plain[:most]], ask) or [root]
+
+
+def _with_steps(
+    store: Store, folders: Iterable[str], ask: Callable[[Entry], UnopenedPart | None]
+) -> list[Root]:
+    """Return the folders that hold steps, as roots."""
+    found = [_read_level(store, folder, ask) for folder in folders]
+    found = [r for r in found if r.pointers or any(c.step is not None for c in r.candidates)]
+    return [r for r in found if r.holds_checkpoints()]
 
 
 def read_again(root: Root) -> Root:

@@ -35,8 +35,8 @@ def not_understood(root: Root, hint: str = "") -> UnsupportedError | None:
     what = "is no checkpoint" if len(names) == 1 else "are no checkpoints"
     return UnsupportedError(
         f"{root.url} holds {shown}, which {what} of any known format",
-        hint=hint or "docs/formats.md lists the formats; if a start from scratch is meant, use"
-        " another root",
+        hint=hint
+        or "docs/formats.md lists the formats; if a start from scratch is meant, use another root",
     )
 
 

@@ -13,9 +13,10 @@ _TENSORS = re.compile(
     r"(?:\.(?:zst|lz4|gz))?",
     re.DOTALL | re.IGNORECASE,
 )
-# A model's weights as other programs run them, beside the weights that are checked.
+# A model's weights as other programs run them, beside the weights that are checked; and arguments.
 _EXPORTED = re.compile(
-    r"(?:.*/)?(?:(?:tf|flax|rust|openvino)_model(?:[-.].*)?|(?:onnx|openvino|coreml)/.*)",
+    r"(?:.*/)?(?:(?:tf|flax|rust|openvino)_model(?:[-.].*)?"
+    r"|(?:onnx|openvino|coreml|gguf)/.*|original/consolidated[^/]*|training_args\.bin)",
     re.DOTALL,
 )
 # Text, pictures and logs; and what editors, version control and Python leave.

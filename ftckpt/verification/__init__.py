@@ -138,6 +138,8 @@ class _Collector:
 
     def add(self, found: Finding) -> None:
         found = found.strict(self.options.strict)
+        if found.kind == "unknown-part" and self.options.used is not None:
+            found = replace(found, severity=Severity.NOTE)  # it is not carried, whatever it holds
         if found.code is ExitCode.UNSAFE:
             found = self._altered(found)
         if found.file is not None and found.severity is Severity.ERROR:
