@@ -25,9 +25,9 @@ from ftckpt.discovery.step_names import step_in_name, worded_step
 from ftckpt.findings import listed
 from ftckpt.own_files import MANIFEST, is_own
 from ftckpt.storage.source import Source
-from ftckpt.storage.state_files import may_hold_tensors
+from ftckpt.storage.state_files import is_marker, may_hold_tensors, without_numbers
 
-from .names import OWNERS, is_marker, is_version, role, without_numbers
+from .names import OWNERS, is_version, role
 
 if TYPE_CHECKING:
     from ftckpt.formats.trainer_dirs.checkpoint import BundleCheckpoint

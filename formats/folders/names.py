@@ -45,11 +45,6 @@ _OF_PIECE = re.compile(
     re.IGNORECASE,
 )
 _NUMBER = re.compile(r"\d+")
-# What trainers write last, whatever they call it: `.metadata.json`, `.rank_0_complete`, `_SUCCESS`.
-_MARKER = re.compile(
-    r"[._].*(?:metadata|complete|done|success|commit|finish)[^/]*|(?:done|complete|committed)",
-    re.IGNORECASE,
-)
 
 
 @lru_cache(maxsize=4096)
@@ -83,13 +78,3 @@ def owner(name: str) -> str:
     """Return the model that a part belongs to where a job trains several; "" for the only one."""
     found = words(name)
     return next((one for one in OWNERS if one in found), "")
-
-
-def is_marker(name: str) -> bool:
-    """Say whether a file's name is that of a commit marker; `.incomplete` says the contrary."""
-    return _MARKER.fullmatch(name) is not None and "incomplete" not in name
-
-
-def without_numbers(name: str) -> str:
-    """Return a name in which every number is the same."""
-    return _NUMBER.sub("#", name)

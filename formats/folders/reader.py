@@ -97,7 +97,7 @@ class FolderCheckpoint(BundleCheckpoint):
 
 
 def _is_weight(info: TensorInfo) -> bool:
-    return info.component in ("model", "ema") or info.kind is Kind.MASTER
+    return info.kind in (Kind.PARAM, Kind.MASTER)
 
 
 def open_folder(source: Source, formats: Sequence[Format]) -> FolderCheckpoint:
@@ -252,9 +252,9 @@ def _by_model(parts: Sequence[OpenedPart]) -> list[OpenedPart]:
     """Name the model of each part where a job trains several, and put the trained one first."""
     found = {id(part): _owner(part) for part in parts}
     held = {
-        found[id(p)]
-        for p in parts
-        if any(i.component == "model" for i in p.checkpoint.tensors.values())
+        found[id(part)]
+        for part in parts
+        if any(_is_weight(info) for info in part.checkpoint.tensors.values())
     }
     first = "" if "" in held else next((one for one in OWNERS if one in held), "")
     named = [

@@ -15,6 +15,8 @@ from ftckpt.errors import FtckptError
 from ftckpt.findings import Finding, finding, listed
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.remotes import split
+from ftckpt.storage.state_files import is_marker, may_hold_tensors, without_numbers
+from ftckpt.storage.store import EntryKind
 
 from .open_part import recognise_at
 from .recognise import Format, UnopenedPart
@@ -64,10 +66,12 @@ def lacking(
         return None
     steps = [c for c in every if c.step is not None and not c.staging]
     before = _shown(root, sorted((c for c in steps if (c.step or 0) < step), key=_newest_first), 2)
-    if not before or before[0][1] <= mine:
+    if not before:
         return None
     first, theirs = before[0]
-    lost, tracker = theirs - mine, _tracker_of(root, first)
+    lost, tracker = {one for one in theirs if not _is_held(one, mine)}, _tracker_of(root, first)
+    if not lost:
+        return None
     others = before[1:]
     if not (others or tracker):
         after = sorted((c for c in steps if (c.step or 0) > step), key=_newest_first, reverse=True)
@@ -103,6 +107,8 @@ def lacking_alone(
 def _shown_as(lost: str, mine: set[str]) -> str:
     """Return the folder of a lost file if nothing of the folder is left, else the file."""
     folder = lost.rpartition("/")[0]
+    if lost.endswith("/"):
+        return folder
     return lost if any(one.startswith(f"{folder}/") for one in mine) else folder or lost
 
 
@@ -113,12 +119,12 @@ def _newest_first(candidate: Candidate) -> int:
 def _shown(
     root: Root, candidates: Sequence[Candidate], most: int
 ) -> list[tuple[Candidate, set[str]]]:
-    """Return the parts of the first of these steps that have some."""
-    found = []
+    """Return the parts of the first of these steps that a format knows."""
+    found: list[tuple[Candidate, set[str]]] = []
     for candidate in candidates[:_TRIED]:
         child = root.recognise(candidate)
-        if child is not None and (parts := _parts(child)):
-            found.append((candidate, parts))
+        if child is not None and candidate.entry.kind is EntryKind.DIRECTORY:
+            found.append((candidate, _parts(child) or _top(root, candidate)))
         if len(found) == most:
             break
     return found
@@ -127,6 +133,27 @@ def _shown(
 def _parts(child: Child) -> set[str]:
     """Return the names of a step's parts, those of ranks and shards as one."""
     return {one for part in child.parts for one in part.recognition.parts}
+
+
+def _top(root: Root, candidate: Candidate) -> set[str]:
+    """Return what lies in a step that another format reads: a step that lacks a part may look so.
+
+    Folders have a slash behind them, because what is in them is not known.
+    """
+    found = set()
+    for entry in root.store.children(candidate.entry.path):
+        name = entry.path.rpartition("/")[2]
+        if entry.kind is EntryKind.DIRECTORY and not name.startswith((".", "__")):
+            inside = root.store.children(entry.path)
+            if any(may_hold_tensors(one.path) for one in inside):
+                found.add(without_numbers(name) + "/")
+        elif entry.kind is EntryKind.FILE and (may_hold_tensors(name) or is_marker(name)):
+            found.add(without_numbers(name))
+    return found
+
+
+def _is_held(part: str, mine: set[str]) -> bool:
+    return any(one.startswith(part) for one in mine) if part.endswith("/") else part in mine
 
 
 def _is_pointed_at(root: Root, candidate: Candidate, step: int) -> bool:

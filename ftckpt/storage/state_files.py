@@ -27,6 +27,12 @@ _HARMLESS = re.compile(
     r"|wandb|arrow|parquet)",
     re.DOTALL | re.IGNORECASE,
 )
+# What trainers write last, whatever they call it: `.metadata.json`, `.rank_0_complete`, `_SUCCESS`.
+_MARKER = re.compile(
+    r"[._].*(?:metadata|complete|done|success|commit|finish)[^/]*|(?:done|complete|committed)",
+    re.IGNORECASE,
+)
+_NUMBER = re.compile(r"\d+")
 
 
 def may_hold_tensors(path: str) -> bool:
@@ -37,3 +43,13 @@ def may_hold_tensors(path: str) -> bool:
 def is_harmless(name: str) -> bool:
     """Say whether a file is surely no checkpoint's state, by its name."""
     return _HARMLESS.fullmatch(name) is not None
+
+
+def is_marker(name: str) -> bool:
+    """Say whether a file's name is that of a commit marker; `.incomplete` says the contrary."""
+    return _MARKER.fullmatch(name) is not None and "incomplete" not in name.lower()
+
+
+def without_numbers(name: str) -> str:
+    """Return a name with `#` for each number: the same for all ranks, shards and steps."""
+    return _NUMBER.sub("#", name)
