@@ -87,7 +87,8 @@ class FolderCheckpoint(BundleCheckpoint):
         for file, why in self.unread.items():
             what = why or f"{file} may hold tensors, and no format that is read here knows it"
             yield finding("unknown-part", what, file=file)
-        if not any(_is_weight(info) for info in self.tensors.values()):
+        known = any(note.kind == "missing-part" for note in self.notes)  # which says why
+        if not known and not any(_is_weight(info) for info in self.tensors.values()):
             read = listed([_path(part) for part in self.parts], 3) or "nothing"
             what = (
                 f"{self.source.url} holds no weights that are understood: what could be read is"

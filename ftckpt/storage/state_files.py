@@ -13,12 +13,14 @@ _TENSORS = re.compile(
     r"(?:\.(?:zst|lz4|gz))?",
     re.DOTALL | re.IGNORECASE,
 )
-# A model's weights as other programs run them, beside the weights that are checked; and arguments.
+# A model's weights as other programs load them, beside the weights that are checked.
 _EXPORTED = re.compile(
     r"(?:.*/)?(?:(?:tf|flax|rust|openvino)_model(?:[-.].*)?"
-    r"|(?:onnx|openvino|coreml|gguf)/.*|original/consolidated[^/]*|training_args\.bin)",
+    r"|(?:onnx|openvino|coreml|gguf|hf|huggingface)(?:[-_][^/]*)?/.*|original/consolidated[^/]*)",
     re.DOTALL,
 )
+# The Hugging Face Trainer's settings, which it pickles beside every model.
+_ARGUMENTS = "training_args.bin"
 # Text, pictures and logs; and what editors, version control and Python leave.
 _HARMLESS = re.compile(
     r"\..*|.*~|(?:README|LICENSE|NOTICE|Makefile|Dockerfile)(?:\..*)?|.*tfevents.*|PaxHeader"
@@ -37,7 +39,12 @@ _NUMBER = re.compile(r"\d+")
 
 def may_hold_tensors(path: str) -> bool:
     """Say whether a file may hold tensors that a trainer saved, by its path."""
-    return _TENSORS.fullmatch(path) is not None and _EXPORTED.fullmatch(path) is None
+    return _TENSORS.fullmatch(path) is not None and not path.endswith(_ARGUMENTS)
+
+
+def is_exported(path: str) -> bool:
+    """Say whether a file is a model's weights a second time, for another program, by its path."""
+    return _EXPORTED.fullmatch(path) is not None
 
 
 def is_harmless(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Verify a place: one checkpoint, one step of several, or a root of steps.
+"""Verify a place: one checkpoint, or a root of steps.
 
 A statement about several checkpoints must hold for each of them, so the weakest counts: the worst
 code, the lowest level, the weakest evidence.
@@ -49,18 +49,15 @@ class PlaceReport(VerifyReport):
         url: the place, as a user would type it.
         format: of the checkpoint; None if several differ, or nothing was recognised.
         step: by its content; None if several differ, or without one.
-        parts: the checkpoints of a step that holds several (`actor`, `critic`).
         checkpoints: the steps of a root that was checked whole, or scrubbed.
         scrub: how far a scrub has come.
 
-    Findings of parts and of checkpoints stand in their own reports; those of a root are about its
-    pointers.
+    Findings of checkpoints stand in their own reports; those of a root are about its pointers.
     """
 
     url: str = ""
     format: str | None = None
     step: int | None = None
-    parts: tuple[PlaceReport, ...] = ()
     checkpoints: tuple[PlaceReport, ...] = ()
     scrub: ScrubSummary | None = None
 
@@ -230,7 +227,7 @@ class PlaceCheck:
         reports = [self._begun(root, child) for child in chosen]
         verdict = _verdict(reports, pointed)
         if everything:
-            return _joined(reports, url, verdict, pointed, checkpoints=True)
+            return _joined(reports, url, verdict, pointed)
         code, message, hint = verdict
         return _replaced(reports[0], code=code, message=message, hint=hint, pointed=pointed)
 
@@ -255,9 +252,7 @@ class PlaceCheck:
             self.watcher.end(known)
             reports.append(known)
         verdict = _verdict(reports, pointed)
-        return replace(
-            _joined(reports, url, verdict, pointed, checkpoints=True), scrub=scrub.summary()
-        )
+        return replace(_joined(reports, url, verdict, pointed), scrub=scrub.summary())
 
     def _pointed(self, root: Root) -> list[Finding]:
         """Return the pointers of a root that point to nothing."""
@@ -372,11 +367,9 @@ def _joined(
     reports: Sequence[PlaceReport],
     url: str,
     verdict: tuple[ExitCode, str, str],
-    found: Sequence[Finding] = (),
-    *,
-    checkpoints: bool = False,
+    found: Sequence[Finding],
 ) -> PlaceReport:
-    """Combine several reports."""
+    """Combine the reports of a root's checkpoints."""
     formats = {one.format for one in reports}
     steps = {one.step for one in reports}
     shares = [one.sampled for one in reports if one.sampled is not None]
@@ -396,6 +389,5 @@ def _joined(
         url=url,
         format=formats.pop() if len(formats) == 1 else None,
         step=steps.pop() if len(steps) == 1 else None,
-        parts=() if checkpoints else tuple(reports),
-        checkpoints=tuple(reports) if checkpoints else (),
+        checkpoints=tuple(reports),
     )

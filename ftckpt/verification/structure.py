@@ -14,7 +14,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from ftckpt.checkpoint import Checkpoint, CommitState, Extent, Piece, TensorInfo
+from ftckpt.checkpoint import Checkpoint, CommitState, Extent, Kind, Piece, TensorInfo
 from ftckpt.checkpoint.coverage import check_coverage
 from ftckpt.checkpoint.steps import SCALARS_A_FILE, mixed_steps
 from ftckpt.discovery.step_names import says_other_step, step_in_name
@@ -25,7 +25,7 @@ from ftckpt.manifest.locate import find
 from ftckpt.own_files import MANIFEST, is_leftover, is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage.source import Source, followed_links
-from ftckpt.storage.state_files import may_hold_tensors
+from ftckpt.storage.state_files import is_exported, may_hold_tensors
 from ftckpt.storage.store import EntryKind
 
 from .evidence import ASKED_FOR, Report
@@ -182,7 +182,9 @@ def _check_strays(
         for n in checkpoint.source.entries
         if n not in members and n not in reported and not is_own(n)
     ]
-    unread = [n for n in strays if _may_be_part(checkpoint, n)]
+    # An export for other programs adds nothing to weights that were read.
+    weights = any(info.kind is Kind.PARAM for info in checkpoint.tensors.values())
+    unread = [n for n in strays if _may_be_part(checkpoint, n) and not (weights and is_exported(n))]
     for name in unread[:_STRAYS_NAMED]:
         what = f"{name} may hold tensors, and is of no part that was read"
         yield finding("unknown-part", what, file=name)
