@@ -35,8 +35,8 @@ from ftckpt.storage.source import Source
 from ftckpt.storage.state_files import is_harmless, may_hold_tensors
 from ftckpt.storage.store import EntryKind
 
-from . import FolderPart, differ_in_numbers, find_parts
 from .names import OWNERS, owner, role, words
+from .parts import FolderPart, differ_in_numbers, find_parts
 
 # A trainer's small file of counters, and the fields that say the step.
 _COUNTERS = frozenset({"train", "training", "trainer", "state", "info", "progress", "meta", "step"})

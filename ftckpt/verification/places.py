@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import Checkpoint
@@ -180,9 +179,12 @@ class PlaceCheck:
             )
         if target.root is None:
             assert target.part is not None
-            from ftckpt.discovery.neighbours import lacking_alone
 
-            alone = partial(lacking_alone, target.place, target.part, target.formats, self.stores)
+            def alone(part: UnopenedPart) -> Lacking | None:
+                from ftckpt.discovery.neighbours import lacking_alone  # most have no parts
+
+                return lacking_alone(target.place, part, target.formats, self.stores)
+
             return self._part(target.place.store, target.part, target.place.url, alone)
         if target.place.which:
             from ftckpt.discovery.candidates import choose_child
@@ -275,15 +277,21 @@ class PlaceCheck:
 
     def _child(self, root: Root, child: Child) -> PlaceReport:
         """Check one step."""
-        from ftckpt.discovery.neighbours import lacking
 
-        step = child.candidate.step
-        beside = partial(lacking, root, child, step, root.candidates)
+        def beside(_: UnopenedPart) -> Lacking | None:
+            from ftckpt.discovery.neighbours import lacking  # most have no parts
+
+            return lacking(root, child, child.candidate.step, root.candidates)
+
         (part,) = child.parts
         return self._part(root.store, part, root.store.describe(part.entry.path), beside)
 
     def _part(
-        self, store: Store, part: UnopenedPart, url: str, lacks: Callable[[], Lacking | None]
+        self,
+        store: Store,
+        part: UnopenedPart,
+        url: str,
+        lacks: Callable[[UnopenedPart], Lacking | None],
     ) -> PlaceReport:
         began = time.monotonic()
         self.watcher.open(url, part.format.name)
@@ -294,7 +302,7 @@ class PlaceCheck:
             more = self.hostile(store, part) if isinstance(error, UnsupportedError) else ()
             return self._failed(error, more, url, part.format.name, began)
         self.watcher.open(checkpoint.source.url, checkpoint.format)
-        if (lost := lacks()) is not None:
+        if part.recognition.parts and (lost := lacks(part)) is not None:
             checkpoint.notes = [*checkpoint.notes, lost.finding]
         return self.checkpoint(checkpoint)
 
