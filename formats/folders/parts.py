@@ -91,13 +91,19 @@ def _tell_parts(places: Sequence[str]) -> bool:
 
 
 def _folders(listing: Listing) -> list[str]:
-    """Return the folders that may be parts; what was put beside a save by hand is none."""
+    """Return the folders that may be parts.
+
+    What is called `best` or `step-3` is a checkpoint itself, but in a folder whose name says a step
+    in words all that is not of another step is a part.
+    """
     own = step_in_name(listing.called)
+    worded = worded_step(listing.called) is not None
     return sorted(
         name
         for name in listing.directories
         if not name.startswith((".", "__"))
-        and (not is_version(name) or (own is not None and worded_step(name) == own))
+        and worded_step(name) in (None, own)
+        and (worded or not is_version(name))
     )
 
 
@@ -109,7 +115,7 @@ def loose_files(listing: Listing, *, any_name: bool) -> list[str]:
     files = sorted(n for n in listing.files if may_hold_tensors(n) and not n.startswith("."))
     own, several = step_in_name(listing.called), len(files) > 1
     series = {name for name in files if several and worded_step(name) not in (None, own)}
-    if series or (several and any(is_version(name) for name in files)):
+    if series or (not any_name and several and any(is_version(name) for name in files)):
         return []
     return files if any_name else [name for name in files if role(name)]
 
