@@ -1,4 +1,4 @@
-"""A folder whose sub-folders and files hold one checkpoint together, whoever saved it.
+"""A folder whose sub-folders and files hold one checkpoint together, for any trainer.
 
     step30/model_and_optim/    a DCP store                     (OLMo-core)
     step30/train/rank0.pt      of each rank

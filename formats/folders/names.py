@@ -62,7 +62,7 @@ def is_version(name: str) -> bool:
 def role(name: str) -> str:
     """Return what a part holds, by its name: the optimizer, other state, or a model; "" if unknown.
 
-    A name with a number that is no rank's may be one of a series, and says nothing.
+    A name with a number other than a rank's may be one of a series, and says nothing.
     """
     found = words(name)
     if is_version(name) or _NUMBER.search(_OF_PIECE.sub("", name.rpartition(".")[0] or name)):

@@ -123,7 +123,7 @@ def loose_files(listing: Listing, *, any_name: bool) -> list[str]:
 def find_parts(listing: Listing, formats: Sequence[Format]) -> list[FolderPart]:
     """Return the parts of a folder: what formats recognise below it, and files that lie loose.
 
-    Looks into at most 64 folders; a folder that holds a series of steps is no part.
+    Looks into at most 64 folders; a folder that holds a series of steps counts as none.
     """
     found: list[FolderPart] = []
     # A bare number may be a run's as well: its files are parts only where their names say so.

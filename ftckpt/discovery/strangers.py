@@ -1,6 +1,6 @@
 """What lies in a root that no format knows: it may be a trainer's state, so the root is not empty.
 
-A job starts from scratch beside an empty root. So only what surely is no checkpoint counts as
+A job starts from scratch beside an empty root. So only what surely holds no checkpoint counts as
 nothing: our own files, logs, text, pictures, empty folders. Everything else is named.
 """
 
@@ -32,9 +32,9 @@ def not_understood(root: Root, hint: str = "") -> UnsupportedError | None:
     if not names:
         return None
     shown = listed(names, _LISTED)
-    what = "is no checkpoint" if len(names) == 1 else "are no checkpoints"
+    what = "belongs" if len(names) == 1 else "belong"
     return UnsupportedError(
-        f"{root.url} holds {shown}, which {what} of any known format",
+        f"{root.url} holds {shown}, which {what} to no known format",
         hint=hint
         or "docs/formats.md lists the formats; if a start from scratch is meant, use another root",
     )
@@ -49,7 +49,7 @@ def _strangers(root: Root) -> Iterable[str]:
 
 
 def _is_nothing(store: Store, entry: Entry, depth: int, left: list[int]) -> bool:
-    """Whether there surely is no checkpoint's state in a file or below a folder."""
+    """Whether a file, or all that lies below a folder, is surely not a checkpoint's state."""
     name = entry.path.rpartition("/")[2]
     if name.startswith((".", "__")) or is_leftover(name) or name == "lost+found":
         return True

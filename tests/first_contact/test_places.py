@@ -134,7 +134,7 @@ LAYOUTS = {
     "{:06}": pretrained_and_state,
     "global_step_{}": two_models,
 }
-LOST = {
+LOST: dict[Layout, list[str]] = {
     two_stores: ["model_and_optim", "train", ".metadata.json"],
     three_deep: ["policy/optimizer", "policy/weights", "train_dataloader.pt"],
     pretrained_and_state: ["pretrained_model", "training_state/optimizer_state.safetensors"],
