@@ -44,6 +44,10 @@ _STEPS = ("step", "global_step", "iteration", "cur_step", "training_step")
 _MOST_COUNTERS = 1 << 16  # bytes
 _KNOWN = frozenset((*MODELS, *OPTIMIZERS, *AVERAGES))
 _HEAD = 4096
+# Git LFS leaves a text in the place of a file that was never fetched.
+_POINTER = b"version https://git-lfs"
+# Files without a suffix that are looked into; more of them are those of a store.
+_SNIFFED = 1000
 # What text is made of, in UTF-8.
 _TEXT = bytes({*b"\t\n\r\f", *range(0x20, 0x7F), *range(0x80, 0x100)})
 
@@ -120,6 +124,7 @@ class _Opening:
         self.unread: dict[str, str] = {}
         self.damage: list[Finding] = []
         self.seen: set[str] = set()
+        self.sniffed = 0
 
     def part(self, part: FolderPart) -> None:
         """Open a part; of one that is damaged or not read here, keep why."""
@@ -167,8 +172,12 @@ class _Opening:
             self.damage.append(from_error(error))
 
     def _is_text(self, name: str) -> bool:
+        """Whether a file is a text that a program saved as its state, by its first bytes."""
+        if name.endswith((".safetensors", ".distcp")):
+            return False
         head = self.source.read(name, 0, min(_HEAD, self.source.size(name)))
-        return bool(head) and head.translate(None, _TEXT) == b""
+        is_text = bool(head) and head.translate(None, _TEXT) == b""
+        return is_text and not head.startswith(_POINTER)
 
     def others(self) -> list[str]:
         """Return further files that may hold tensors: by their names, or by their first bytes."""
@@ -184,6 +193,10 @@ class _Opening:
         return found
 
     def _begins_as_saved(self, name: str) -> bool:
+        self.sniffed += 1
+        if self.sniffed > _SNIFFED:
+            self.unread[name] = ""
+            return False
         head = self.source.read(name, 0, min(16, self.source.size(name)))
         return head.startswith((b"PK\3\4", LEGACY_MAGIC))
 
