@@ -316,6 +316,7 @@ def _apart(part: OpenedPart, held: Mapping[str, OpenedPart]) -> OpenedPart:
     raise UnsupportedError(
         f"{mine} and {theirs} hold tensors of the same names, as {twice}, and nothing says whether"
         " they are pieces of one model or two models",
+        hint="one of them can be read alone, by its own path",
         file=mine,
         tensor=twice,
     )

@@ -7,10 +7,12 @@ step that the trainer's own tracker calls the newest and the one before.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from ftckpt.checkpoint import Checkpoint, Kind
 from ftckpt.errors import FtckptError
 from ftckpt.findings import Finding, finding, listed
 from ftckpt.storage import StoreOptions, open_store
@@ -21,7 +23,6 @@ from ftckpt.storage.store import EntryKind
 from .open_part import recognise_at
 from .recognise import Format, UnopenedPart
 from .roots import Candidate, Child, Root, read_root
-from .step_names import step_in_name
 
 if TYPE_CHECKING:
     from .resolve import Place
@@ -40,6 +41,11 @@ class Lacking(NamedTuple):
 
     message: str
     certain: bool
+
+    def of(self, checkpoint: Checkpoint) -> Lacking:
+        """Return the same of an open checkpoint: without weights, what it lacks is no habit."""
+        kinds = {info.kind for info in checkpoint.tensors.values()}
+        return self if kinds & {Kind.PARAM, Kind.MASTER} else self._replace(certain=True)
 
     @property
     def finding(self) -> Finding:
@@ -62,10 +68,10 @@ def lacking(
         FtckptError: a neighbour cannot be listed.
     """
     mine = _parts(child)
-    if not mine or step is None or _is_pointed_at(root, child.candidate, step):
+    if not mine:
         return None
-    steps = [c for c in every if c.step is not None and not c.staging]
-    before = _shown(root, sorted((c for c in steps if (c.step or 0) < step), key=_newest_first), 2)
+    older, newer = _series(child.candidate, step, every)
+    before = _shown(root, older, 2)
     if not before:
         return None
     first, theirs = before[0]
@@ -74,8 +80,7 @@ def lacking(
         return None
     others = before[1:]
     if not (others or tracker):
-        after = sorted((c for c in steps if (c.step or 0) > step), key=_newest_first, reverse=True)
-        others = _shown(root, after, 1)
+        others = _shown(root, newer, 1)
     if others:
         lost &= others[0][1]
     if not lost:
@@ -83,7 +88,9 @@ def lacking(
     said = f", and {tracker}" if tracker else ""
     names = listed(sorted({_shown_as(one, mine) for one in lost}), 3)
     what = f"{root.url_of(child.candidate)} lacks {names}, which {first.path} has"
-    if tracker or others:
+    # What the trainer's own pointer calls finished may have been saved without it from then on.
+    pointed = _is_pointed_at(root, child.candidate, step)
+    if (tracker or others) and not pointed:
         return Lacking(f"{what}{said}: its save was not finished, or it was lost", certain=True)
     return Lacking(f"{what}: it was lost, or is not saved every time", certain=False)
 
@@ -93,7 +100,7 @@ def lacking_alone(
 ) -> Lacking | None:
     """Return what a step that was named alone lacks, by the directory around it (see `lacking`)."""
     above, name = split(place.url.rstrip("/"))
-    if not part.recognition.parts or step_in_name(name) is None:
+    if not part.recognition.parts or not re.search(r"\d", name):
         return None
     try:
         store = open_store(above, options)
@@ -112,8 +119,29 @@ def _shown_as(lost: str, mine: set[str]) -> str:
     return lost if any(one.startswith(f"{folder}/") for one in mine) else folder or lost
 
 
-def _newest_first(candidate: Candidate) -> int:
-    return -(candidate.step or 0)
+def _series(
+    candidate: Candidate, step: int | None, every: Sequence[Candidate]
+) -> tuple[list[Candidate], list[Candidate]]:
+    """Return the candidates before and after one of their series, the nearest first.
+
+    The step orders them; names without one are of a series if they differ in numbers alone.
+    """
+    others = [c for c in every if not c.staging and c.path != candidate.path]
+    if candidate.step is not None and step is not None:
+        placed = [(c, (c.step,)) for c in others if c.step is not None]
+        own: tuple[int, ...] = (step,)
+    else:
+        shape = without_numbers(candidate.path)
+        alike = [c for c in others if c.step is None and without_numbers(c.path) == shape]
+        placed = [(c, _numbers(c.path)) for c in alike]
+        own = _numbers(candidate.path)
+    placed.sort(key=lambda one: one[1])
+    older = [c for c, place in reversed(placed) if place < own]
+    return older, [c for c, place in placed if place > own]
+
+
+def _numbers(name: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in re.findall(r"\d{1,18}", name))
 
 
 def _shown(
@@ -156,15 +184,19 @@ def _is_held(part: str, mine: set[str]) -> bool:
     return any(one.startswith(part) for one in mine) if part.endswith("/") else part in mine
 
 
-def _is_pointed_at(root: Root, candidate: Candidate, step: int) -> bool:
+def _is_pointed_at(root: Root, candidate: Candidate, step: int | None) -> bool:
     """Whether the trainer itself calls the step, or a later one, finished."""
     return any(
-        p.target == candidate.path or (p.means_step and (p.step or 0) >= step)
+        p.target == candidate.path or (step is not None and p.means_step and (p.step or 0) >= step)
         for p in root.pointers
     )
 
 
 def _tracker_of(root: Root, candidate: Candidate) -> str:
     """Return in words which tracker says that a step is the newest; "" for none."""
-    own = (p for p in root.pointers if p.means_step and p.step == candidate.step)
+    own = (
+        p
+        for p in root.pointers
+        if p.means_step and candidate.step is not None and p.step == candidate.step
+    )
     return next((f"{p.name} says {p.says}" for p in own), "")

@@ -226,6 +226,8 @@ def _try(
         # Opened again instead of kept: the headers of 64 checkpoints do not fit in memory.
         for checkpoint in open_parts(root.store, looked.child.parts):
             source = checkpoint.source
+            if torn is not None and torn.of(checkpoint).certain:
+                return ExitCode.INCOMPLETE, torn.message, "", False
             # Headers show what is lacking, before every byte is read.
             wanted = rules.lacking(checkpoint)
             if wanted:

@@ -303,7 +303,7 @@ class PlaceCheck:
             return self._failed(error, more, url, part.format.name, began)
         self.watcher.open(checkpoint.source.url, checkpoint.format)
         if part.recognition.parts and (lost := lacks(part)) is not None:
-            checkpoint.notes = [*checkpoint.notes, lost.finding]
+            checkpoint.notes = [*checkpoint.notes, lost.of(checkpoint).finding]
         return self.checkpoint(checkpoint)
 
     def _failed(

@@ -230,6 +230,15 @@ def test_a_step_without_its_weights_is_no_checkpoint(tmp_path: Path) -> None:
     assert code("verify", step) == code("latest", step.parent) == UNSUPPORTED
 
 
+def test_a_save_in_flight_is_passed_over(tmp_path: Path) -> None:
+    two_stores(tmp_path / "step10", 10)
+    two_stores(tmp_path / "step20", 20)
+    shutil.rmtree(tmp_path / "step20/model_and_optim")  # train/ is written first
+    (tmp_path / "step20/.metadata.json").unlink()
+    assert chosen(tmp_path) == "step10"
+    assert code("verify", tmp_path / "step20") == INCOMPLETE
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_folder_without_a_tensor_is_never_ok(tmp_path: Path) -> None:
     from torch.distributed.checkpoint.state_dict_saver import save

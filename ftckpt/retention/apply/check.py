@@ -68,7 +68,9 @@ def _opened(found: ScannedEntry, now: float) -> ScannedEntry | None:
         opened = open_parts(found.root.store, found.child.parts)
         errors = [e for checkpoint in opened for e in _errors(checkpoint)]
         lost = lacking(found.root, found.child, found.entry.step, found.root.candidates)
-        if lost is not None and lost.certain:  # evidence to keep, as of a rank that is missing
+        if (
+            lost is not None and lost.of(opened[0]).certain
+        ):  # evidence to keep, as of a rank that is missing
             errors.insert(0, (ExitCode.CORRUPT, lost.message))
     except NotFoundError as absent:
         error = gone(found.root, found.child.candidate, absent)
