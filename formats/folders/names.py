@@ -59,6 +59,11 @@ def is_version(name: str) -> bool:
     return bool(words(name) & _VERSIONS) or worded_step(name) is not None
 
 
+def is_one_of_many(name: str) -> bool:
+    """Say whether a name has such a word and a number: `epoch_3`, one of a series."""
+    return bool(words(name) & _VERSIONS) and _NUMBER.search(_OF_PIECE.sub("", name)) is not None
+
+
 def role(name: str) -> str:
     """Return what a part holds, by its name: the optimizer, other state, or a model; "" if unknown.
 

@@ -13,7 +13,7 @@ from ftckpt.findings import listed
 from ftckpt.own_files import MANIFEST, is_own
 from ftckpt.storage.state_files import is_marker, may_hold_tensors, without_numbers
 
-from .names import OWNERS, is_version, role
+from .names import OWNERS, is_one_of_many, is_version, role
 
 # Levels below a folder at which a part may lie: `policy/optimizer/optim` is three.
 _DEPTH = 3
@@ -102,8 +102,8 @@ def _folders(listing: Listing) -> list[str]:
         name
         for name in listing.directories
         if not name.startswith((".", "__"))
-        and worded_step(name) in (None, own)
-        and (worded or not is_version(name))
+        and (worded or not (is_version(name) or name.isdecimal()))
+        and not _is_of_series(name, own)
     )
 
 
@@ -114,10 +114,15 @@ def loose_files(listing: Listing, *, any_name: bool) -> list[str]:
     """
     files = sorted(n for n in listing.files if may_hold_tensors(n) and not n.startswith("."))
     own, several = step_in_name(listing.called), len(files) > 1
-    series = {name for name in files if several and worded_step(name) not in (None, own)}
+    series = {name for name in files if several and _is_of_series(name, own)}
     if series or (not any_name and several and any(is_version(name) for name in files)):
         return []
     return files if any_name else [name for name in files if role(name)]
+
+
+def _is_of_series(name: str, own: int | None) -> bool:
+    step = worded_step(name)
+    return is_one_of_many(name) if step is None else step != own
 
 
 def find_parts(listing: Listing, formats: Sequence[Format]) -> list[FolderPart]:

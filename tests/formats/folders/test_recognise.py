@@ -88,6 +88,9 @@ def test_a_folder_named_by_a_step_may_have_any_parts() -> None:
     assert found({"foo": {"deep": {"deeper": STORE}}}, "step-7")[0] is not None
     assert found({"step-1": STORE, "step-2": STORE}, "step-7")[0] is None
     assert found({"foo": {"step-1": STORE}}, "step-7")[0] is None  # a root inside
+    assert found({"epoch_0": STORE, "epoch_1": STORE}, "step1")[0] is None  # a stage of training
+    assert found({"01": STORE, "02": STORE}, "2024")[0] is None
+    assert found({"checkpoint": STORE}, "checkpoint_000002")[0] is not None
     assert found({"best.pt": None, "last.pt": None}, "7")[0] is None  # a run's number
     assert found({"foo": STORE, "ftckpt.manifest.json": None})[0] is not None
 
