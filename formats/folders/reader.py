@@ -210,8 +210,11 @@ class _Opening:
         aliases: dict[str, str] = {}
         for number, part in enumerate(self.parts):
             part = self.parts[number] = _apart(part, held_by)
+            is_state = _is_plain_state(part)
             for info in part.checkpoint.tensors.values():
                 moved = part.named(info)
+                if is_state:  # under a model's names
+                    moved = moved._replace(kind=Kind.OTHER)
                 tensors[moved.key] = moved
                 held_by[moved.key] = part
             if not part.model:
@@ -299,13 +302,11 @@ def _apart(part: OpenedPart, held: Mapping[str, OpenedPart]) -> OpenedPart:
         UnsupportedError: no name tells the two apart: pieces of one model perhaps.
     """
     mine = _path(part)
-    models = any(i.component == "model" for i in part.checkpoint.tensors.values())
-    if not part.model and models and _role(part) in ("optimizer", "state") and _is_plain(part):
+    if not part.model and _is_plain_state(part):
         part = part._replace(model=mine.rpartition("/")[2].partition(".")[0])
-    for _ in range(2):
-        twice = next(
-            (k for i in part.checkpoint.tensors.values() if (k := part.named(i).key) in held), None
-        )
+    for _ in range(3):
+        keys = (part.named(info).key for info in part.checkpoint.tensors.values()) if held else ()
+        twice = next((key for key in keys if key in held), None)
         if twice is None:
             return part
         theirs = _path(held[twice])
@@ -322,9 +323,9 @@ def _apart(part: OpenedPart, held: Mapping[str, OpenedPart]) -> OpenedPart:
     )
 
 
-def _is_plain(part: OpenedPart) -> bool:
-    """Whether a format took a part for weights for want of anything that says what it is."""
-    return part.checkpoint.format == "safetensors"
+def _is_plain_state(part: OpenedPart) -> bool:
+    """Whether a format took state for weights, for want of anything that says what it is."""
+    return part.checkpoint.format == "safetensors" and _role(part) in ("optimizer", "state")
 
 
 def _unlike(one: str, other: str) -> tuple[str, str]:

@@ -128,6 +128,7 @@ def _series(
     """
     others = [c for c in every if not c.staging and c.path != candidate.path]
     if candidate.step is not None and step is not None:
+        placed: list[tuple[Candidate, tuple[int, ...]]]
         placed = [(c, (c.step,)) for c in others if c.step is not None]
         own: tuple[int, ...] = (step,)
     else:

@@ -228,6 +228,9 @@ def test_a_step_without_its_weights_is_no_checkpoint(tmp_path: Path) -> None:
     step = three_deep(tmp_path / "other/step_30", 30)
     shutil.rmtree(step / "policy")
     assert code("verify", step) == code("latest", step.parent) == UNSUPPORTED
+    step = pretrained_and_state(tmp_path / "third/000030", 30)
+    shutil.rmtree(step / "pretrained_model")  # the optimizer's tensors are no weights
+    assert code("verify", step) == code("latest", step.parent) == UNSUPPORTED
 
 
 def test_a_save_in_flight_is_passed_over(tmp_path: Path) -> None:
