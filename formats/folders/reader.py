@@ -310,8 +310,8 @@ def _apart(part: OpenedPart, held: Mapping[str, OpenedPart]) -> OpenedPart:
         if twice is None:
             return part
         theirs = _path(held[twice])
-        name, other = _unlike(mine, theirs)
-        if differ_in_numbers(name, other) or part.model == name:
+        name = _own_name(mine, theirs)
+        if not name or part.model == name:
             break
         part = part._replace(model=name)
     raise UnsupportedError(
@@ -328,11 +328,18 @@ def _is_plain_state(part: OpenedPart) -> bool:
     return part.checkpoint.format == "safetensors" and _role(part) in ("optimizer", "state")
 
 
-def _unlike(one: str, other: str) -> tuple[str, str]:
-    """Return the first names in which two places differ, without suffixes."""
-    pairs = zip_longest(one.split("/"), other.split("/"), fillvalue="")
-    mine, theirs = next((pair for pair in pairs if pair[0] != pair[1]), (one, other))
-    return mine.partition(".")[0], theirs.partition(".")[0]
+def _own_name(mine: str, theirs: str) -> str:
+    """Return what a part is called beside another with tensors of the same names; "" for nothing.
+
+    Two folders of a step are two models, as are two files side by side and a folder inside the
+    other's; the modules of one model lie in folders below one (`model/embed`, `model/head`).
+    """
+    pairs = list(zip_longest(mine.split("/"), theirs.split("/"), fillvalue=""))
+    depth = next((n for n, pair in enumerate(pairs) if pair[0] != pair[1]), 0)
+    name, other = (one.rpartition(".")[0] or one for one in pairs[depth])
+    files = depth == len(pairs) - 1 and "." in pairs[depth][0] and "." in pairs[depth][1]
+    told = depth == 0 or files or not (name and other) or owner(name) != owner(other)
+    return name if told and not differ_in_numbers(name, other) else ""
 
 
 def _topology(parts: Sequence[OpenedPart]) -> Topology:

@@ -310,6 +310,14 @@ def test_a_tree_of_slices_is_13_for_every_verb(tmp_path: Path) -> None:
     assert all(one["keep"] for one in plan["decisions"])
 
 
+def test_modules_in_folders_are_no_models(tmp_path: Path) -> None:
+    for module in ("embed", "head"):
+        path = tmp_path / f"step-1/model/{module}/model_weight.safetensors"
+        path.parent.mkdir(parents=True)
+        save_file({"data": torch.ones(2)}, path)
+    assert code("verify", tmp_path / "step-1") == code("latest", tmp_path) == UNSUPPORTED
+
+
 def test_files_of_one_object_each_are_one_checkpoint(tmp_path: Path) -> None:
     for hour in (10, 11, 12):
         loose_files(tmp_path / f"CKPT+2025-06-15+{hour}-00-00+00", hour)
