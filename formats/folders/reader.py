@@ -24,6 +24,7 @@ from ftckpt.errors import CorruptError, FtckptError, UnsupportedError
 from ftckpt.findings import Finding, finding, from_error, listed
 from ftckpt.formats.huggingface.config import parsed_json
 from ftckpt.formats.ranks.training_tree import AVERAGES, MODELS, OPTIMIZERS
+from ftckpt.formats.state.stored_names import place
 from ftckpt.formats.torch_files.parse_files import parse_files
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.formats.torchsave import LEGACY_MAGIC
@@ -35,6 +36,7 @@ from ftckpt.storage.source import Source
 from ftckpt.storage.state_files import is_harmless, may_hold_tensors
 from ftckpt.storage.store import EntryKind
 
+from .names import OPTIMIZERS as OF_OPTIMIZER
 from .names import OWNERS, owner, role, words
 from .parts import FolderPart, differ_in_numbers, find_parts
 
@@ -213,8 +215,7 @@ class _Opening:
             is_state = _is_plain_state(part)
             for info in part.checkpoint.tensors.values():
                 moved = part.named(info)
-                if is_state:  # under a model's names
-                    moved = moved._replace(kind=Kind.OTHER)
+                moved = _as_state(moved) if is_state else moved
                 tensors[moved.key] = moved
                 held_by[moved.key] = part
             if not part.model:
@@ -326,6 +327,20 @@ def _apart(part: OpenedPart, held: Mapping[str, OpenedPart]) -> OpenedPart:
 def _is_plain_state(part: OpenedPart) -> bool:
     """Whether a format took state for weights, for want of anything that says what it is."""
     return part.checkpoint.format == "safetensors" and _role(part) in ("optimizer", "state")
+
+
+def _as_state(info: TensorInfo) -> TensorInfo:
+    """Return a tensor that a format took for a weight as what its names say.
+
+    LeRobot's `state/0/exp_avg` in `optimizer_state.safetensors` is the first parameter's moment.
+    """
+    if not words(info.component.replace(".", "_")) & OF_OPTIMIZER:
+        return info._replace(kind=Kind.OTHER)
+    said = info.name.split("/")
+    if len(said) < 3 or said[0] != "state":
+        return info._replace(component="optimizer", kind=Kind.OTHER)
+    where = place("", ["optimizer", "state", "/".join(said[1:-1]), said[-1]], info.dtype)
+    return info._replace(component=where.component, kind=where.kind, name=where.name)
 
 
 def _own_name(mine: str, theirs: str) -> str:
