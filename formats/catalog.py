@@ -96,7 +96,7 @@ def formats(rules: Rules | None, bases: Sequence[str] = ()) -> tuple[Format, ...
 
 def reads_by_rules(name: str) -> bool:
     """Say whether checkpoints of a format are read by the user's table of rules."""
-    return any(isinstance(one, (*_BY_RULES, Bundle)) for one in FORMATS if one.name == name)
+    return any(isinstance(one, (*_BY_RULES, Bundle, Folder)) for one in FORMATS if one.name == name)
 
 
 def _told(one: Format, rules: Rules | None, bases: Sequence[str]) -> Format:
@@ -104,6 +104,9 @@ def _told(one: Format, rules: Rules | None, bases: Sequence[str]) -> Format:
         return Delta(one.formats, rules, bases, one.stores)
     if rules is not None and isinstance(one, Bundle):
         return Bundle(_PARTS, DeepSpeed(rules), described=_described)
+    if rules is not None and isinstance(one, Folder):
+        parts = tuple(_told(inner, rules, ()) for inner in _IN_FOLDERS)
+        return Folder(lambda: parts)
     if rules is not None and isinstance(one, _BY_RULES):
         return type(one)(rules)
     return one
