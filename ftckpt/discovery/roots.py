@@ -205,13 +205,14 @@ def _beside(root: Root) -> list[Root]:
     if root.pointers or any(c.step is not None for c in root.candidates):
         return []
     plain = [
-        c.entry.path
+        c
         for c in root.candidates
         if c.entry.kind is EntryKind.DIRECTORY and not re.search(r"\d", c.path)
     ]
     if len(plain) == len(root.candidates):
         return []
-    return _with_steps(root.store, plain[:_DEEPER], root.ask)
+    unknown = [c.entry.path for c in plain[:_DEEPER] if root.recognise(c) is None]
+    return _with_steps(root.store, unknown, root.ask)
 
 
 def read_runs(
