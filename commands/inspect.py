@@ -157,7 +157,7 @@ def _show_root(invocation: Invocation, target: Target) -> None:
         {
             "path": root.url_of(child.candidate),
             "step": child.candidate.step,
-            "format": ", ".join(sorted({p.format.name for p in child.parts})),
+            "format": child.parts[0].format.name,
             "commit": child.parts[0].recognition.commit,
         }
         for child in children

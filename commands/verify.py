@@ -342,7 +342,6 @@ def _document(report: PlaceReport, common: Mapping[str, Any]) -> dict[str, Any]:
     }
     if report.scrub is not None:
         fields["scrub"] = report.scrub._asdict()
-    for name, below in (("parts", report.parts), ("checkpoints", report.checkpoints)):
-        if below:
-            fields[name] = [_document(one, common) for one in below]
+    if report.checkpoints:
+        fields["checkpoints"] = [_document(one, common) for one in report.checkpoints]
     return fields

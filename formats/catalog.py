@@ -17,6 +17,7 @@ from ftckpt.formats.megatron.torch_dist import MegatronDist
 from .dcp import Dcp
 from .deepspeed import DeepSpeed
 from .delta import Delta
+from .folders import Folder
 from .megatron import Megatron
 from .nvrx import NvrxLocal
 from .orbax import Orbax
@@ -75,6 +76,12 @@ FORMATS: tuple[Format, ...] = (
     Safetensors(_described),
     TorchSave(_described),
     *RECOGNISED,
+    Folder(lambda: _IN_FOLDERS),
+)
+# What a folder of parts may be made of; a delta has bases elsewhere, and names of refused formats
+# say nothing of what lies beside.
+_IN_FOLDERS: tuple[Format, ...] = tuple(
+    one for one in FORMATS if not isinstance(one, (Delta, Folder)) and one not in RECOGNISED
 )
 
 _BY_RULES = (Megatron, DeepSpeed, DeepSpeedUniversal, Ranks)
@@ -94,7 +101,7 @@ def formats(rules: Rules | None, bases: Sequence[str] = ()) -> tuple[Format, ...
 
 def reads_by_rules(name: str) -> bool:
     """Say whether checkpoints of a format are read by the user's table of rules."""
-    return any(isinstance(one, (*_BY_RULES, Bundle)) for one in FORMATS if one.name == name)
+    return any(isinstance(one, (*_BY_RULES, Bundle, Folder)) for one in FORMATS if one.name == name)
 
 
 def _told(one: Format, rules: Rules | None, bases: Sequence[str]) -> Format:
@@ -104,6 +111,9 @@ def _told(one: Format, rules: Rules | None, bases: Sequence[str]) -> Format:
         return Bundle(_PARTS, DeepSpeed(rules), described=_described)
     if rules is not None and isinstance(one, Ranks):
         return Ranks(rules, one.marked)
+    if rules is not None and isinstance(one, Folder):
+        parts = tuple(_told(inner, rules, ()) for inner in _IN_FOLDERS)
+        return Folder(lambda: parts)
     if rules is not None and isinstance(one, _BY_RULES):
         return type(one)(rules)
     return one

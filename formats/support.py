@@ -120,6 +120,9 @@ LAYOUTS = (
     Support("bundle", "verl with Megatron: `actor/` with `dist_ckpt/`, or with"
            " `ckpt_contents.json` and a store each", False, (),
            "a store of core 0.16 in the places of verl of 2025 and 2026", ()),
+    Support("bundle", "a step of any trainer whose folders and files are parts that are read:"
+           " NeMo-RL, NeMo Automodel, LeRobot, SpeechBrain, `actor/` and `critic/`", False, (),
+           "torch 2.13 in the places of the trainers of 2026", ()),
     Support("ranks", "one file a rank with DTensor inside: verl's names", True, ("dp",),
            "torch 2.13", ("ranks/tp_fsdp2/actor", "ranks/hsdp/actor", "verl_fsdp:")),
     Support("ranks", "one file a rank with ShardedTensor inside", False, (), "torch 2.13",

@@ -64,6 +64,7 @@ KINDS: dict[str, KindInfo] = {
     "truncated-file": KindInfo(_C, _E, _C, "A file ends before bytes that it must hold."),
     "trailing-bytes": KindInfo(_C, _E, _C, "A file holds bytes after its last record."),
     "stray-file": KindInfo(_OK, _N, _OK, "A file that nothing in the checkpoint names."),
+    "unknown-part": KindInfo(ExitCode.UNVERIFIED, _E, _OK, "A file that may hold tensors is of no part that was read."),
     "stale-shard": KindInfo(_OK, _W, _C, "A shard file left by an earlier save, named by no index.", Strictness.STALE),
     "changed-file": KindInfo(_I, _E, _I, "A file changed while it was being read."),
     "link-followed": KindInfo(_OK, _N, _U, "A file is a symbolic link and was followed for reading.", Strictness.LINKS),
@@ -74,6 +75,7 @@ KINDS: dict[str, KindInfo] = {
     "archived-object": KindInfo(ExitCode.UNSUPPORTED, _E, _OK, "An object is in an archive tier and must be restored first."),
     # commit
     "uncommitted": KindInfo(_I, _E, _I, "The commit marker is absent: the save did not finish."),
+    "missing-part": KindInfo(_I, _E, _I, "A part that the steps beside it have is not there: the save did not finish, or it was lost."),
     "leftover-commit": KindInfo(_OK, _N, _OK, "A temporary commit marker of another save was left behind."),
     "pointer-dangling": KindInfo(_C, _E, _C, "A pointer (latest, tracker) names a checkpoint that is not there."),
     "pointer-disagrees": KindInfo(_OK, _W, _C, "A pointer names another step than the newest good checkpoint.", Strictness.POINTERS),

@@ -118,14 +118,16 @@ def test_a_root_is_verified_by_one_call(tmp_path: Path) -> None:
     assert [one.kind for one in pointed.findings] == ["pointer-dangling"]
 
 
-def test_a_step_of_several_checkpoints_has_the_worst_verdict(tmp_path: Path) -> None:
+def test_damage_in_one_part_of_a_step_is_the_steps(tmp_path: Path) -> None:
     for name in ("actor", "critic"):
         save_dcp(tmp_path / "global_step_3" / name)
     file = tmp_path / "global_step_3" / "critic" / "__0_0.distcp"
     flip(file, file.stat().st_size // 2)
     report = ftckpt.verify(f"{tmp_path}@3")
-    assert [one.code for one in report.parts] == [ExitCode.OK, ExitCode.CORRUPT]
-    assert (report.code, report.message) == (ExitCode.CORRUPT, report.parts[1].message)
+    assert (report.code, report.format) == (ExitCode.CORRUPT, "bundle")
+    assert {one.file for one in report.findings if one.severity == "error"} == {
+        "critic/__0_0.distcp"
+    }
 
 
 def test_what_is_watched_comes_as_it_is_found(tmp_path: Path) -> None:

@@ -28,7 +28,8 @@ LEVELS = (
     "formats.huggingface", "formats.quantised", "formats.dcp", "formats.ranks",
     "formats.safetensors", "formats.torchsave", "formats.lora", "formats.families",
     "formats.megatron", "formats.deepspeed", "formats.nvrx", "formats.orbax",
-    "formats.trainer_dirs", "formats.delta", "formats", "api", "torch", "trainers", "commands",
+    "formats.trainer_dirs", "formats.folders", "formats.delta", "formats", "api", "torch",
+    "trainers", "commands",
 )  # fmt: skip
 # Modules that lie loose in `ftckpt/`, and the level of each.
 LOOSE = {

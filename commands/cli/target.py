@@ -108,7 +108,7 @@ def open_checkpoint(
         also: further places with files of the same checkpoint or root.
 
     Raises:
-        UsageError: a root, and `newest` is False; or a step that holds several checkpoints.
+        UsageError: a root, and `newest` is False.
         NotFoundError: the selected step is not there.
         IncompleteError, CorruptError, UnsafeError, UnsupportedError: it cannot be opened.
     """
@@ -135,9 +135,6 @@ def open_from(invocation: Invocation, target: Target, *, newest: bool = True) ->
     if not target.place.which:
         invocation.say(f"{printable(target.place.url)} is a root; taking {printable(url)}")
     invocation.report(target=url, format=child.parts[0].format.name)
-    if len(child.parts) > 1:
-        inside = ", ".join(target.root.store.describe(p.entry.path) for p in child.parts)
-        raise UsageError(f"{url} holds several checkpoints", hint=f"name one of them: {inside}")
     with no_gc():
         return invocation.keep(open_part(target.root.store, child.parts[0]))
 

@@ -61,8 +61,7 @@ def open_checkpoint(
             nodes. A file of several places must be the same in all.
 
     Raises:
-        UsageError: a root without a selector, or a step that holds several checkpoints; places that
-            cannot be of one checkpoint.
+        UsageError: a root without a selector; places that cannot be of one checkpoint.
         NotFoundError: nothing is there.
         IncompleteError, CorruptError, UnsafeError, UnsupportedError: it cannot be opened.
     """
@@ -72,8 +71,6 @@ def open_checkpoint(
     from ftckpt.discovery.candidates import choose_child
 
     child = choose_child(target.root, target.place.which)
-    if len(child.parts) > 1:
-        raise UsageError(f"{target.root.url_of(child.candidate)} holds several checkpoints")
     return open_part(target.root.store, child.parts[0])
 
 

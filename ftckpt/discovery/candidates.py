@@ -33,6 +33,7 @@ from .lone_manifests import HINT, alone
 from .open_part import files_of, open_parts
 from .roots import Candidate, Child, Root, concurrently, newest_names_first
 from .step_names import is_put_aside, stands_still
+from .strangers import not_understood
 
 # Number of candidates whose headers are read at once; a smaller root is ordered by content alone.
 BATCH = 64
@@ -323,7 +324,7 @@ def nothing_known(root: Root, hint: str = "") -> FtckptError:
 
     Returns:
         CorruptError for a manifest whose data are all gone, IncompleteError for a transfer that has
-            shown no file yet, UnsupportedError for checkpoints of an
+            shown no file yet, UnsupportedError for anything that may be a checkpoint of an
             unreadable format or layout, else NotFoundError.
     """
     lone = alone(root.store, root.base)
@@ -345,6 +346,9 @@ def nothing_known(root: Root, hint: str = "") -> FtckptError:
             reason = looked.child.parts[0].recognition.reason
             url = root.url_of(candidate)
             return UnsupportedError(f"{url} is not read by this version: {reason}")
+    strange = not_understood(root, hint)
+    if strange is not None:
+        return strange
     return NotFoundError(f"{root.url} holds no checkpoint of any known format", hint=hint)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache, cached_property
 
 from ftckpt.errors import CorruptError, NotFoundError, UnsafeError
+from ftckpt.storage.source import Source
 from ftckpt.storage.store import Entry, EntryKind, Store, is_shadow, join
 
 from .recognise import Listing, listing_of
@@ -47,7 +49,45 @@ def _listing(
     def head(name: str, length: int) -> bytes:
         return _head(store, files.get(name), length)
 
-    return Listing(files, directories, head, inside, some=some)
+    return Listing(files, directories, head, inside, some=some, called=_own_name(store, path))
+
+
+def _own_name(store: Store, path: str) -> str:
+    local = store.local_path(path)
+    where = path or store.describe(path) if local is None else os.path.abspath(local)
+    return where.rstrip("/").rpartition("/")[2]
+
+
+def listing_of_source(source: Source) -> Listing:
+    """Return the listing of files that are listed already; every level of it is known."""
+    return _below(source, "", list(source.entries))
+
+
+def _below(source: Source, folder: str, names: Sequence[str]) -> Listing:
+    files: dict[str, Entry] = {}
+    deeper: dict[str, list[str]] = {}
+    for name in names:
+        first, slash, rest = name.partition("/")
+        if slash:
+            deeper.setdefault(first, []).append(rest)
+        else:
+            files[name] = source.entries[folder + name]
+
+    @cache
+    def inside(name: str) -> Listing:
+        return _below(source, f"{folder}{name}/", deeper[name])
+
+    def head(name: str, length: int) -> bytes:
+        entry = files.get(name)
+        if entry is None or entry.kind is not EntryKind.FILE or entry.archived:
+            return b""
+        try:
+            return source.read(folder + name, 0, min(length, entry.size))
+        except (CorruptError, UnsafeError):
+            return b""
+
+    called = folder[:-1].rpartition("/")[2] or _own_name(source.store, source.base)
+    return Listing(files, frozenset(deeper), head, inside, called=called)
 
 
 def _named(store: Store, path: str, names: dict[str, EntryKind]) -> Listing:

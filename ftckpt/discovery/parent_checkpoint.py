@@ -42,17 +42,18 @@ def enclosing(url: str, store: Store, formats: Sequence[Format]) -> str:
             if local is None:
                 return ""
             store = open_store(f"{path}/{name}")
-        found = recognise(formats, _holding(name, listing_of_directory(store, "")))
+        above = split(path)[1]
+        found = recognise(formats, _holding(name, listing_of_directory(store, ""), above))
         if found is not None and found[1].commit is not CommitState.UNCOMMITTED:
             is_relative = local is not None and not url.startswith(("/", "file:"))
             return os.path.relpath(path) if is_relative else path or "/"
     return ""
 
 
-def _holding(name: str, below: Listing) -> Listing:
-    """Return the listing of a directory that holds only one directory."""
+def _holding(name: str, below: Listing, called: str) -> Listing:
+    """Return the listing of a directory of the name `called` that holds only one directory."""
 
     def inside(asked: str) -> Listing:
         return {name: below}[asked]
 
-    return Listing({}, frozenset({name}), lambda _, __: b"", inside)
+    return Listing({}, frozenset({name}), lambda _, __: b"", inside, called=called)

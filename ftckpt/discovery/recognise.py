@@ -30,6 +30,7 @@ class Listing:
         some: if not all names are listed yet, a listing of a hundred or so of them.
         beside: of one file: whether the directory that it lies in has a file of some name (one
             look-up each).
+        called: the directory's own name; "" if nothing tells it.
     """
 
     files: Mapping[str, Entry]
@@ -39,6 +40,7 @@ class Listing:
     single: str = ""
     some: Listing | None = None
     beside: Callable[[str], bool] = lambda _: False
+    called: str = ""
 
     @property
     def at_hand(self) -> Listing:
@@ -56,6 +58,8 @@ class Recognition(NamedTuple):
         supported: False for formats that are recognised but refused (exit 13); `reason` says so.
         shares: whether it is one of several files of a checkpoint, in a directory with other
             checkpoints: it can be read, but not dropped or repaired in place.
+        parts: the names of the files and markers that make it up, each number as `#`, where it is
+            a folder of parts: every step of a series has the same.
     """
 
     format: str
@@ -63,6 +67,7 @@ class Recognition(NamedTuple):
     commit: CommitState
     supported: bool = True
     shares: bool = False
+    parts: tuple[str, ...] = ()
 
 
 class Format(Protocol):

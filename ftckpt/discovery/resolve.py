@@ -62,11 +62,13 @@ class Target:
     Attributes:
         part: the checkpoint, not opened yet; None for a root.
         root: None for a checkpoint.
+        formats: those that were asked.
     """
 
     place: Place
     part: UnopenedPart | None = None
     root: Root | None = None
+    formats: Sequence[Format] = ()
 
     @property
     def format(self) -> str | None:
@@ -167,7 +169,7 @@ def open_target(
         raise UnsafeError(f"{url} is not a regular file or directory", kind="special-file")
     part = None if place.which else recognise_at(place.store, place.entry, formats)
     if part is not None:
-        return Target(place, part=part)
+        return Target(place, part=part, formats=formats)
     if place.entry.kind is not EntryKind.DIRECTORY:
         if place.which:
             raise UsageError(f"{place.url} is one file and has no steps to select from")
@@ -182,7 +184,7 @@ def open_target(
         whole = "" if place.which else _checkpoint_above(place, formats, options)
         hint = "name a checkpoint, or the directory whose children are checkpoints"
         raise nothing_known(root, f"name {whole}" if whole else hint)
-    return Target(place, root=root)
+    return Target(place, root=root, formats=formats)
 
 
 def checkpoint_around(place: Place, formats: Sequence[Format]) -> str:

@@ -61,7 +61,7 @@ class Candidate(NamedTuple):
 
 
 class Child(NamedTuple):
-    """A candidate that formats recognise; a step with several models has several parts."""
+    """A candidate that a format recognises; `parts` has one."""
 
     candidate: Candidate
     parts: tuple[UnopenedPart, ...]
@@ -126,23 +126,12 @@ class Root:
     def recognise(self, candidate: Candidate) -> Child | None:
         """List one candidate and return it if a format knows it, else None.
 
-        A step that no format knows may hold one checkpoint per model (`global_step_10/actor`).
         Candidates that were dropped give None, and so do the weights of one that stands whole.
         """
         if self.is_dropped(candidate) or self.whole(candidate) is not None:
             return None
         part = self.ask(candidate.entry)
-        if part is not None:
-            return Child(candidate, (part,))
-        if candidate.step is None or candidate.entry.kind is not EntryKind.DIRECTORY:
-            return None
-        try:
-            below = self.store.children(candidate.entry.path)
-        except NotFoundError:
-            return None
-        found = (self.ask(e) for e in below if e.kind is EntryKind.DIRECTORY)
-        parts = tuple(part for part in found if part is not None)
-        return Child(candidate, parts) if parts else None
+        return None if part is None else Child(candidate, (part,))
 
     def recognise_all(self, candidates: Iterable[Candidate]) -> list[Child | FtckptError | None]:
         """Recognise many candidates at once; an error stands in the place of its candidate."""
@@ -196,15 +185,36 @@ def read_root(store: Store, ask: Callable[[Entry], UnopenedPart | None]) -> Root
     `outputs/checkpoint/step-N`, that directory is the root.
 
     Raises:
-        UsageError: several directories inside hold steps.
+        UsageError: several directories inside hold steps, or some beside checkpoints whose names
+            say none: a trainer's export of one model, and the states of each.
     """
     found = read_runs(store, ask, most=_DEEPER)
+    if len(found) == 1 and not found[0].base:
+        found += _beside(found[0])
     if len(found) > 1:
         raise UsageError(
             f"{store.url} holds several roots",
-            hint="name one of them: " + ", ".join(r.url for r in found[:8]),
+            hint="name one of them: " + ", ".join([r.url for r in found if r.base][:8]),
         )
     return found[0]
+
+
+def _beside(root: Root) -> list[Root]:
+    """Return the roots inside one whose own checkpoints have names without a step.
+
+    Which of them is meant cannot be told. A name with a number is of a checkpoint of its own.
+    """
+    if root.pointers or any(c.step is not None for c in root.candidates):
+        return []
+    plain = [
+        c
+        for c in root.candidates
+        if c.entry.kind is EntryKind.DIRECTORY and not re.search(r"\d", c.path)
+    ]
+    if len(plain) == len(root.candidates):
+        return []
+    unknown = [c.entry.path for c in plain[:_DEEPER] if root.recognise(c) is None]
+    return _with_steps(root.store, unknown, root.ask)
 
 
 def read_runs(
@@ -220,9 +230,16 @@ def read_runs(
     if any(root.recognise(c) is not None for c in root.candidates[:_DEEPER]):
         return [root]
     plain = [c for c in root.candidates if c.entry.kind is EntryKind.DIRECTORY]
-    deeper = [_read_level(store, c.entry.path, ask) for c in plain[:most]]
-    found = [r for r in deeper if r.pointers or any(c.step is not None for c in r.candidates)]
-    return [r for r in found if r.holds_checkpoints()] or [root]
+    return _with_steps(store, [c.entry.path for c in plain[:most]], ask) or [root]
+
+
+def _with_steps(
+    store: Store, folders: Iterable[str], ask: Callable[[Entry], UnopenedPart | None]
+) -> list[Root]:
+    """Return the folders that hold steps, as roots."""
+    found = [_read_level(store, folder, ask) for folder in folders]
+    found = [r for r in found if r.pointers or any(c.step is not None for c in r.candidates)]
+    return [r for r in found if r.holds_checkpoints()]
 
 
 def read_again(root: Root) -> Root:

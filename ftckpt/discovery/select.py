@@ -13,13 +13,14 @@ from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import ExitCode, FtckptError, NotFoundError, UnsafeError, worst
-from ftckpt.findings import Finding, finding, listed
+from ftckpt.findings import Finding, finding
 from ftckpt.manifest.thinned import WEIGHTS_ALONE, is_thinned
 from ftckpt.storage.source import Source
 
 from .candidates import WALKED_OVER, Looked, Walk, gone
+from .neighbours import lacking
 from .open_part import open_parts
-from .roots import Candidate, Child, Root
+from .roots import Candidate, Root
 from .step_names import is_put_aside, says_other_step
 
 Check = Callable[[Checkpoint], tuple[ExitCode, str]]
@@ -154,6 +155,7 @@ def select(
     walk = Walk(root)
     skipped: list[Skipped] = []
     pending: list[Candidate] = []
+    remarks: list[Finding] = []
     chosen: Looked | None = None
     end: tuple[ExitCode, str, str] | None = None
     for looked in walk.newest_first(rules.step_at_most):
@@ -164,7 +166,10 @@ def select(
                 skipped.append(Skipped(path, looked.known_step, ExitCode.UNVERIFIED, aside))
                 note(f"skipped ({ExitCode.UNVERIFIED.name}): {aside}")
             continue
-        code, message, hint, lacks = _try(root, looked, check, rules, every or root.candidates)
+        remarks.clear()  # those on the chosen one count
+        code, message, hint, lacks = _try(
+            root, looked, check, rules, every or root.candidates, remarks
+        )
         if code is ExitCode.OK:
             chosen = looked
             end = (code, message, hint)
@@ -196,14 +201,19 @@ def select(
         format=None if chosen is None or not chosen.child else chosen.child.parts[0].format.name,
         skipped=tuple(skipped),
         pointers=pointers,
-        findings=(*_names(root, walk.looked), *_disagreements(pointers, chosen)),
+        findings=(*remarks, *_names(root, walk.looked), *_disagreements(pointers, chosen)),
         foreign=tuple(sorted([*root.foreign, *walk.foreign])),
         pending=tuple(pending),
     )
 
 
 def _try(
-    root: Root, looked: Looked, check: Check, rules: SelectionRules, every: Sequence[Candidate]
+    root: Root,
+    looked: Looked,
+    check: Check,
+    rules: SelectionRules,
+    every: Sequence[Candidate],
+    remarks: list[Finding],
 ) -> tuple[ExitCode, str, str, bool]:
     """Check one candidate; the last item says whether it lacks what the user requires."""
     if looked.error is not None:
@@ -212,19 +222,22 @@ def _try(
     answers = []
     source: Source | None = None
     try:
-        torn = _lacks_models(root, looked, every)
-        if torn:
-            return ExitCode.INCOMPLETE, torn, "", False
+        torn = lacking(root, looked.child, looked.known_step, every)
+        if torn is not None and torn.certain:
+            return ExitCode.INCOMPLETE, torn.message, "", False
+        remarks += [torn.finding] if torn is not None else []
         # Opened again instead of kept: the headers of 64 checkpoints do not fit in memory.
         for checkpoint in open_parts(root.store, looked.child.parts):
             source = checkpoint.source
             why = "" if rules.passed_over is None else rules.passed_over(checkpoint)
             if why:
                 return ExitCode.REFUSED, f"{checkpoint.source.url} {why}", "", True
+            if torn is not None and torn.of(checkpoint).certain:
+                return ExitCode.INCOMPLETE, torn.message, "", False
             # Headers show what is lacking, before every byte is read.
-            lacking = rules.lacking(checkpoint)
-            if lacking:
-                return ExitCode.UNVERIFIED, f"{checkpoint.source.url} {lacking}", "", True
+            wanted = rules.lacking(checkpoint)
+            if wanted:
+                return ExitCode.UNVERIFIED, f"{checkpoint.source.url} {wanted}", "", True
             answers.append(check(checkpoint))
     except NotFoundError as absent:
         error = gone(root, looked.candidate, absent)
@@ -238,47 +251,6 @@ def _try(
         return error.exit_code, error.message, error.hint, False
     code = worst(code for code, _ in answers)
     return code, next(message for its, message in answers if its is code), "", False
-
-
-def _lacks_models(root: Root, looked: Looked, every: Sequence[Candidate]) -> str:
-    """Return why a step is not finished although each model in it is whole; "" if nothing says so.
-
-    Trainers of RL save one model after the other, and write the step into their tracker last. One
-    that was killed between two models leaves a step without those that the tracker's step has.
-    """
-    child, step = looked.child, looked.known_step
-    mine = _models(child)
-    trackers = [p for p in root.pointers if p.means_step and p.step is not None]
-    if not mine or step is None or any((p.step or 0) >= step for p in trackers):
-        return ""
-    for tracker in trackers:
-        for candidate in every:
-            if candidate.step == tracker.step and not candidate.staging:
-                lost = sorted(_models(root.recognise(candidate)) - mine)
-                before = _step_before(candidate, every) if lost else None
-                if before is not None:  # a user may have merged weights into one step
-                    usual = _models(root.recognise(before))
-                    lost = [name for name in lost if name in usual]
-                if lost:
-                    return (
-                        f"{root.url_of(looked.candidate)} lacks {listed(lost, 3)}, which "
-                        f"{candidate.path} has, and {tracker.name} says {tracker.says}: "
-                        "its save was not finished"
-                    )
-    return ""
-
-
-def _step_before(of: Candidate, every: Sequence[Candidate]) -> Candidate | None:
-    """Return the candidate of the step before, by its name; None without one."""
-    older = [c for c in every if c.step is not None and not c.staging and c.step < (of.step or 0)]
-    return max(older, key=lambda c: c.step or 0, default=None)
-
-
-def _models(child: Child | None) -> set[str]:
-    """Return the names of the models of a step that holds one checkpoint for each."""
-    parts = () if child is None else child.parts
-    whole = child.candidate.entry.path if child is not None else ""
-    return {p.entry.path.rpartition("/")[2] for p in parts if p.entry.path != whole}
 
 
 def _flag(code: ExitCode) -> str:
@@ -308,6 +280,7 @@ def _nothing(
 def _empty(root: Root, walk: Walk, rules: SelectionRules) -> tuple[ExitCode, str, str]:
     """Explain a root without a checkpoint to try."""
     from .root_marker import absence, lost
+    from .strangers import not_understood
 
     limit = rules.step_at_most
     newer = [one.known_step for one in walk.looked if one.child is not None or one.error]
@@ -327,6 +300,9 @@ def _empty(root: Root, walk: Walk, rules: SelectionRules) -> tuple[ExitCode, str
             f"{root.url_of(one.candidate)} is {reason}",
             "ftckpt inspect shows what is known of it",
         )
+    strange = not_understood(root)
+    if strange is not None:  # 9 would start the run afresh beside it
+        return strange.exit_code, strange.message, strange.hint
     evidence = lost(root)
     if evidence:
         return (

@@ -138,6 +138,8 @@ class _Collector:
 
     def add(self, found: Finding) -> None:
         found = found.strict(self.options.strict)
+        if found.kind == "unknown-part" and self.options.used is not None:
+            found = replace(found, severity=Severity.NOTE)  # it is not carried, whatever it holds
         if found.code is ExitCode.UNSAFE:
             found = self._altered(found)
         if found.file is not None and found.severity is Severity.ERROR:
@@ -430,6 +432,9 @@ def _verdict(
         if older and code is ExitCode.CORRUPT:
             return code, f"{first.message}{more}; {older}", _SAVED_AGAIN
         return code, f"{first.message}{more}", _hint(code, level)
+    if not (checkpoint.tensors or checkpoint.source.single or options.used is not None):
+        lacking = f"{checkpoint.source.url} holds no tensor: nothing shows that it is a checkpoint"
+        return ExitCode.UNVERIFIED, lacking, "name the directory that holds the whole step"
     warned = _warned(findings)
     sentence = _praise(checkpoint, options, findings, content, level, sound=not warned)
     if not warned:

@@ -1,4 +1,4 @@
-"""Verify a place: one checkpoint, one step of several, or a root of steps.
+"""Verify a place: one checkpoint, or a root of steps.
 
 A statement about several checkpoints must hold for each of them, so the weakest counts: the worst
 code, the lowest level, the weakest evidence.
@@ -30,6 +30,7 @@ from ftckpt.verification import Level, VerifyOptions, VerifyReport, failed, veri
 from ftckpt.workers import ALONE, Work
 
 if TYPE_CHECKING:
+    from ftckpt.discovery.neighbours import Lacking
     from ftckpt.discovery.roots import Child, Root
     from ftckpt.manifest import Manifest
 
@@ -47,18 +48,15 @@ class PlaceReport(VerifyReport):
         url: the place, as a user would type it.
         format: of the checkpoint; None if several differ, or nothing was recognised.
         step: by its content; None if several differ, or without one.
-        parts: the checkpoints of a step that holds several (`actor`, `critic`).
         checkpoints: the steps of a root that was checked whole, or scrubbed.
         scrub: how far a scrub has come.
 
-    Findings of parts and of checkpoints stand in their own reports; those of a root are about its
-    pointers.
+    Findings of checkpoints stand in their own reports; those of a root are about its pointers.
     """
 
     url: str = ""
     format: str | None = None
     step: int | None = None
-    parts: tuple[PlaceReport, ...] = ()
     checkpoints: tuple[PlaceReport, ...] = ()
     scrub: ScrubSummary | None = None
 
@@ -181,7 +179,13 @@ class PlaceCheck:
             )
         if target.root is None:
             assert target.part is not None
-            return self._part(target.place.store, target.part, target.place.url)
+
+            def alone(part: UnopenedPart) -> Lacking | None:
+                from ftckpt.discovery.neighbours import lacking_alone  # most have no parts
+
+                return lacking_alone(target.place, part, target.formats, self.stores)
+
+            return self._part(target.place.store, target.part, target.place.url, alone)
         if target.place.which:
             from ftckpt.discovery.candidates import choose_child
 
@@ -234,7 +238,7 @@ class PlaceCheck:
             raise NotFoundError(f"{url} holds no checkpoint any more")
         verdict = _verdict(reports, pointed)
         if everything:
-            return _joined(reports, url, verdict, pointed, checkpoints=True)
+            return _joined(reports, url, verdict, pointed)
         code, message, hint = verdict
         return _replaced(reports[0], code=code, message=message, hint=hint, pointed=pointed)
 
@@ -259,9 +263,7 @@ class PlaceCheck:
             self.watcher.end(known)
             reports.append(known)
         verdict = _verdict(reports, pointed)
-        return replace(
-            _joined(reports, url, verdict, pointed, checkpoints=True), scrub=scrub.summary()
-        )
+        return replace(_joined(reports, url, verdict, pointed), scrub=scrub.summary())
 
     def _pointed(self, root: Root) -> list[Finding]:
         """Return the pointers of a root that point to nothing."""
@@ -283,19 +285,23 @@ class PlaceCheck:
         return self._child(root, child)
 
     def _child(self, root: Root, child: Child) -> PlaceReport:
-        """Check one step; it may hold several checkpoints, and the worst decides."""
-        reports = [
-            self._part(root.store, part, root.store.describe(part.entry.path))
-            for part in child.parts
-        ]
-        if len(reports) == 1:
-            return reports[0]
-        code = worst(one.code for one in reports)
-        first = next(one for one in reports if one.code is code)
-        verdict = code, first.message, first.hint
-        return _joined(reports, root.url_of(child.candidate), verdict)
+        """Check one step."""
 
-    def _part(self, store: Store, part: UnopenedPart, url: str) -> PlaceReport:
+        def beside(_: UnopenedPart) -> Lacking | None:
+            from ftckpt.discovery.neighbours import lacking  # most have no parts
+
+            return lacking(root, child, child.candidate.step, root.candidates)
+
+        (part,) = child.parts
+        return self._part(root.store, part, root.store.describe(part.entry.path), beside)
+
+    def _part(
+        self,
+        store: Store,
+        part: UnopenedPart,
+        url: str,
+        lacks: Callable[[UnopenedPart], Lacking | None],
+    ) -> PlaceReport:
         began = time.monotonic()
         self.watcher.open(url, part.format.name)
         try:
@@ -305,6 +311,8 @@ class PlaceCheck:
             more = self.hostile(store, part) if isinstance(error, UnsupportedError) else ()
             return self._failed(error, more, url, part.format.name, began)
         self.watcher.open(checkpoint.source.url, checkpoint.format)
+        if part.recognition.parts and (lost := lacks(part)) is not None:
+            checkpoint.notes = [*checkpoint.notes, lost.of(checkpoint).finding]
         return self.checkpoint(checkpoint)
 
     def _failed(
@@ -376,11 +384,9 @@ def _joined(
     reports: Sequence[PlaceReport],
     url: str,
     verdict: tuple[ExitCode, str, str],
-    found: Sequence[Finding] = (),
-    *,
-    checkpoints: bool = False,
+    found: Sequence[Finding],
 ) -> PlaceReport:
-    """Combine several reports."""
+    """Combine the reports of a root's checkpoints."""
     formats = {one.format for one in reports}
     steps = {one.step for one in reports}
     shares = [one.sampled for one in reports if one.sampled is not None]
@@ -400,6 +406,5 @@ def _joined(
         url=url,
         format=formats.pop() if len(formats) == 1 else None,
         step=steps.pop() if len(steps) == 1 else None,
-        parts=() if checkpoints else tuple(reports),
-        checkpoints=tuple(reports) if checkpoints else (),
+        checkpoints=tuple(reports),
     )

@@ -14,7 +14,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from ftckpt.checkpoint import Checkpoint, CommitState, Extent, Piece, TensorInfo
+from ftckpt.checkpoint import Checkpoint, CommitState, Extent, Kind, Piece, TensorInfo
 from ftckpt.checkpoint.coverage import check_coverage
 from ftckpt.checkpoint.steps import SCALARS_A_FILE, mixed_steps
 from ftckpt.discovery.step_names import says_other_step, step_in_name
@@ -25,6 +25,7 @@ from ftckpt.manifest.locate import find
 from ftckpt.own_files import MANIFEST, is_leftover, is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage.source import Source, followed_links
+from ftckpt.storage.state_files import is_exported, may_hold_tensors
 from ftckpt.storage.store import EntryKind
 
 from .evidence import ASKED_FOR, Report
@@ -172,18 +173,39 @@ def _check_configuration(checkpoint: Checkpoint, members: Iterable[str]) -> Iter
 def _check_strays(
     checkpoint: Checkpoint, members: set[str], reported: set[str | None]
 ) -> Iterator[Finding]:
-    """Yield files that belong to nothing; the format may know more about some."""
+    """Yield files that belong to nothing; the format may know more about some.
+
+    What may hold tensors was not read. Steps below a checkpoint are checkpoints of their own.
+    """
     strays = [
         n
         for n in checkpoint.source.entries
         if n not in members and n not in reported and not is_own(n)
     ]
+    # An export for other programs adds nothing to weights that were read.
+    weights = any(info.kind is Kind.PARAM for info in checkpoint.tensors.values())
+    unread = [n for n in strays if _may_be_part(checkpoint, n) and not (weights and is_exported(n))]
+    for name in unread[:_STRAYS_NAMED]:
+        what = f"{name} may hold tensors, and is of no part that was read"
+        yield finding("unknown-part", what, file=name)
+    if len(unread) > _STRAYS_NAMED:
+        more = len(unread) - _STRAYS_NAMED
+        what = f"{more} more files may hold tensors, and are of no part that was read"
+        yield finding("unknown-part", what)
+    strays = sorted(set(strays) - set(unread))
     for name in strays[:_STRAYS_NAMED]:
         left = " (left by a write that was killed)" if is_leftover(name) else ""
         yield finding("stray-file", f"{name} is part of nothing here{left}", file=name)
     if len(strays) > _STRAYS_NAMED:
         more = len(strays) - _STRAYS_NAMED
         yield finding("stray-file", f"{more} more files are part of nothing here")
+
+
+def _may_be_part(checkpoint: Checkpoint, name: str) -> bool:
+    folders = name.split("/")[:-1]
+    if is_leftover(name) or any(f.startswith(".") or step_in_name(f) is not None for f in folders):
+        return False
+    return may_hold_tensors(name) and checkpoint.source.entries[name].size > 0
 
 
 def _check_tensors(

@@ -12,6 +12,8 @@ from ftckpt.discovery import resolve as opening
 from ftckpt.discovery.recognise import Listing, Recognition
 from ftckpt.discovery.roots import Root
 from ftckpt.errors import CorruptError, ExitCode, IncompleteError
+from ftckpt.formats.folders import Folder
+from ftckpt.formats.trainer_dirs.checkpoint import BundleCheckpoint
 from ftckpt.storage import StoreOptions
 from ftckpt.storage.source import Source
 
@@ -75,6 +77,8 @@ def write(root: Path, name: str, step: int | None, state: str = "good") -> None:
 
 def check(checkpoint: Checkpoint) -> tuple[ExitCode, str]:
     """Say what the checkpoint's `state` says: `good`, or the name of an exit code."""
+    if isinstance(checkpoint, BundleCheckpoint):
+        return max(check(part.checkpoint) for part in checkpoint.parts)
     assert isinstance(checkpoint, SmallCheckpoint)
     if checkpoint.state == "good":
         return ExitCode.OK, "good"
@@ -82,5 +86,8 @@ def check(checkpoint: Checkpoint) -> tuple[ExitCode, str]:
 
 
 def read(root: Path | str, small: Small | None = None) -> Root:
-    """Read a root with this one format."""
-    return opening.open_root(opening.locate(str(root), StoreOptions()), [small or Small()])
+    """Read a root with this one format, and with folders of its checkpoints."""
+    one = small or Small()
+    return opening.open_root(
+        opening.locate(str(root), StoreOptions()), [one, Folder(lambda: [one])]
+    )

@@ -237,18 +237,17 @@ def test_what_is_said_of_a_root_holds_for_each_of_its_checkpoints(here: Path) ->
     assert [f["kind"] for f in document["findings"]] == ["pointer-dangling"]
 
 
-def test_several_checkpoints_in_one_step(here: Path) -> None:
+def test_several_models_in_one_step_are_one_checkpoint(here: Path) -> None:
     (here / "run/step-3").mkdir()
     for model, step in (("actor", "step-2"), ("critic", "step-1")):
         shutil.copytree(here / "run" / step, here / "run/step-3" / model)
     flip(here / "run/step-3/actor/__0_1.distcp", DAMAGE)
     document = json.loads(ftckpt("verify", "run", "--all", "--json", cwd=here).stdout)
     assert document["result"]["code"] == 4
-    assert "parts" not in document
     both, *single = document["checkpoints"]
-    kinds = [{f["kind"] for f in part["findings"]} for part in both["parts"]]
-    assert ["bad-crc" in k for k in kinds] == [True, False]
-    assert not any("parts" in c for c in single)
+    assert both["format"] == "bundle"
+    assert {f["file"] for f in both["findings"] if f["kind"] == "bad-crc"} == {"actor/__0_1.distcp"}
+    assert not any(f["kind"] == "bad-crc" for one in single for f in one["findings"])
 
 
 def test_json_says_what_the_contract_says(here: Path) -> None:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.discovery.open_part import open_parts
 from ftckpt.discovery.roots import Root, read_again
-from ftckpt.errors import CorruptError, ExistsError, FtckptError, NotFoundError, UnsupportedError
+from ftckpt.errors import CorruptError, ExistsError, FtckptError, NotFoundError
 from ftckpt.manifest import Manifest, ThinnedFrom
 from ftckpt.manifest.locate import find
 from ftckpt.manifest.thinned import thinned_from
@@ -83,16 +83,8 @@ def name_in(root: Root, found: ScannedEntry) -> str:
 
 
 def opened(root: Root, found: ScannedEntry) -> Checkpoint:
-    """Open a checkpoint of a root.
-
-    Raises:
-        UnsupportedError: the name stands for several checkpoints.
-    """
+    """Open a checkpoint of a root."""
     assert found.child is not None
-    if len(found.child.parts) > 1:
-        raise UnsupportedError(
-            f"{found.entry.name} holds several checkpoints, which no copy makes visible at once"
-        )
     return open_parts(root.store, found.child.parts)[0]
 
 

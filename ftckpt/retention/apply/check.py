@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from ftckpt.checkpoint import Checkpoint, CommitState
 from ftckpt.discovery.candidates import BATCH, gone
+from ftckpt.discovery.neighbours import lacking
 from ftckpt.discovery.open_part import open_parts
 from ftckpt.discovery.roots import concurrently
 from ftckpt.errors import (
@@ -66,6 +67,11 @@ def _opened(found: ScannedEntry, now: float) -> ScannedEntry | None:
     try:
         opened = open_parts(found.root.store, found.child.parts)
         errors = [e for checkpoint in opened for e in _errors(checkpoint)]
+        lost = lacking(found.root, found.child, found.entry.step, found.root.candidates)
+        if (
+            lost is not None and lost.of(opened[0]).certain
+        ):  # evidence to keep, as of a rank that is missing
+            errors.insert(0, (ExitCode.CORRUPT, lost.message))
     except NotFoundError as absent:
         error = gone(found.root, found.child.candidate, absent)
         if error is absent:

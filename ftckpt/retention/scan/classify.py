@@ -160,13 +160,17 @@ class _Candidate:
         return self._found(EntryClass.FOREIGN, lone or "no format knows it")
 
     def _committed(self, child: Child, listing: Listing) -> ScannedEntry:
-        """Classify a finished save by its names; open headers only for a missing step."""
+        """Classify a finished save by its names; open headers for a missing step alone.
+
+        The names of parts do not show whether they fit together, so these are opened too.
+        """
         step, named = self.candidate.step, _NAMED.fullmatch(self.candidate.path) is not None
         why = child.parts[0].recognition.reason
-        if step is None:
+        if step is None or any(part.recognition.parts for part in child.parts):
             self.looked = ScanDepth.HEADERS
             try:
-                step = open_parts(self.root.store, child.parts)[0].step
+                said = open_parts(self.root.store, child.parts)[0].step
+                step = said if step is None else step
             except (CorruptError, UnsafeError) as error:
                 return self._found(EntryClass.CORRUPT, error.message, child)
             except IncompleteError as error:
@@ -178,7 +182,7 @@ class _Candidate:
         sealed = self.candidate.path + SUFFIX in self.root.foreign or MANIFEST in listing.files
         seen = len(listing.at_hand.files)
         left = tuple(sorted(filter(is_leftover, listing.at_hand.files)))
-        found = replace(found, sealed=sealed or len(child.parts) > 1, names=seen, left=left)
+        found = replace(found, sealed=sealed, names=seen, left=left)
         return judged_by(found.now(step=step, time=time, named=named), self.how)
 
     def _torn(self, child: Child, reason: str, listing: Listing) -> ScannedEntry:

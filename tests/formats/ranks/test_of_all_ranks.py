@@ -14,8 +14,8 @@ from ftckpt import convert, diff, open_checkpoint
 from ftckpt.errors import ExitCode
 from ftckpt.verification import verify
 
-HSDP = Path(__file__).parents[2] / "data" / "ranks" / "hsdp"
-OPTIMIZER = "actor/optim_world_size_4_rank_0.pt"
+HSDP = Path(__file__).parents[2] / "data" / "ranks" / "hsdp" / "actor"
+OPTIMIZER = "optim_world_size_4_rank_0.pt"
 
 
 def parameters(place: Path) -> list[torch.nn.Parameter]:
@@ -66,7 +66,7 @@ def test_ranks_have_their_own_again(tmp_path: Path) -> None:
     for rank in range(4):
         name = f"extra_state_world_size_4_rank_{rank}.pt"
         held = torch.load(tmp_path / "again" / name, weights_only=False)
-        own = torch.load(HSDP / "actor" / name, weights_only=False)
+        own = torch.load(HSDP / name, weights_only=False)
         assert held.keys() == own.keys()
         assert held["rng"].keys() == own["rng"].keys()
         assert held["rng"]["random"] == own["rng"]["random"]

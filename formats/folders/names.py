@@ -1,0 +1,85 @@
+"""What the names in a folder say: parts of one checkpoint, or checkpoints side by side.
+
+A trainer calls the parts of a step by what is in them (`model`, `optim`, `rng`, `actor`), and
+several checkpoints of one folder by when or why they were saved (`step-10`, `best`, `last`).
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from ftckpt.discovery.step_names import worded_step
+
+OPTIMIZERS = frozenset({"optimizer", "optimizers", "optim", "optims", "opt"})
+STATES = frozenset(
+    {
+        "scheduler", "schedulers", "sched", "schedule", "scaler", "rng", "random", "dataloader",
+        "loader", "sampler", "reader", "train", "trainer", "training", "state", "states", "extra",
+        "progress", "counter", "counters", "callbacks", "loop", "loops", "normalizer",
+    }
+)  # fmt: skip
+# Models that one job trains side by side; the trained one first.
+OWNERS = (
+    "actor", "policy", "generator", "student", "critic", "value", "reward", "ref", "reference",
+    "discriminator", "teacher", "target", "ema",
+)  # fmt: skip
+_MODELS = frozenset(
+    {
+        "model", "models", "module", "weights", "net", "network", "params", "pretrained",
+        "backbone", "adapter", "lora", *OWNERS,
+    }
+)  # fmt: skip
+_VERSIONS = frozenset(
+    {
+        "best", "last", "latest", "final", "old", "new", "good", "bad", "broken", "backup", "bak",
+        "copy", "tmp", "temp", "step", "epoch", "ep", "iter", "iteration", "initial", "init",
+        "release", "checkpoint", "checkpoints", "ckpt", "ckpts", "emergency",
+    }
+)  # fmt: skip
+_WORD = re.compile(r"[a-z]+")
+# Numbers that say which piece of one save a file is: the rank, the shard, and how many there are.
+_OF_PIECE = re.compile(
+    r"(?:(?<![a-z])(?:rank|tp|pp|dp|cp|ep|mp|sdp|exp|zero|shard|part|stage|worker|node)[-_=]?\d+"
+    r"|[-_]?of[-_]?\d+|\d+[-_]of[-_]\d+)",
+    re.IGNORECASE,
+)
+_NUMBER = re.compile(r"\d+")
+
+
+@lru_cache(maxsize=4096)
+def words(name: str) -> frozenset[str]:
+    """Return the words of a file's or folder's name, without what follows its last dot."""
+    stem = name.rpartition(".")[0] or name
+    return frozenset(_WORD.findall(stem.lower()))
+
+
+def is_version(name: str) -> bool:
+    """Say whether a name tells when or why something was saved: the whole of a checkpoint."""
+    return bool(words(name) & _VERSIONS) or worded_step(name) is not None
+
+
+def is_one_of_many(name: str) -> bool:
+    """Say whether a name has such a word and a number: `epoch_3`, one of a series."""
+    return bool(words(name) & _VERSIONS) and _NUMBER.search(_OF_PIECE.sub("", name)) is not None
+
+
+def role(name: str) -> str:
+    """Return what a part holds, by its name: the optimizer, other state, or a model; "" if unknown.
+
+    A name with a number other than a rank's may be one of a series, and says nothing.
+    """
+    found = words(name)
+    if is_version(name) or _NUMBER.search(_OF_PIECE.sub("", name.rpartition(".")[0] or name)):
+        return ""
+    if found & OPTIMIZERS:
+        return "optimizer"
+    if found & STATES:
+        return "state"
+    return owner(name) or ("model" if found & _MODELS else "")
+
+
+def owner(name: str) -> str:
+    """Return the model that a part belongs to where a job trains several; "" for the only one."""
+    found = words(name)
+    return next((one for one in OWNERS if one in found), "")

@@ -1,0 +1,180 @@
+"""Find the parts of a folder, by names first (see `folders`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ftckpt.checkpoint import CommitState
+from ftckpt.discovery.recognise import Format, Listing, Recognition
+from ftckpt.discovery.recognise import recognise as recognise_in
+from ftckpt.discovery.step_names import step_in_name, worded_step
+from ftckpt.findings import listed
+from ftckpt.own_files import MANIFEST, is_own
+from ftckpt.storage.state_files import is_marker, may_hold_tensors, without_numbers
+
+from .names import OWNERS, is_one_of_many, is_version, role
+
+# Levels below a folder at which a part may lie: `policy/optimizer/optim` is three.
+_DEPTH = 3
+# More folders than these are not looked into, and more names are not those of parts.
+_FOLDERS = 64
+_NAMES = 256
+
+
+class FolderPart(NamedTuple):
+    """A part that a format recognises.
+
+    Attributes:
+        place: its folder, relative to the checkpoint's; or its file.
+        format: what reads it; None for a file, whose content has to say it.
+        commit: whether it is finished, by its names.
+        kinds: the names of its files of tensors and its markers, each number as `#`.
+    """
+
+    place: str
+    format: Format | None
+    commit: CommitState
+    kinds: frozenset[str]
+
+
+def recognised(listing: Listing, formats: Sequence[Format]) -> Recognition | None:
+    """Return what a directory is as a folder of parts; None if it is none."""
+    if not _may_be_one(listing):
+        return None
+    parts = find_parts(listing, formats)
+    if not parts or not (_is_named(listing) or _tell_parts([p.place for p in parts])):
+        return None
+    commits = {part.commit for part in parts}
+    commit = CommitState.NO_MARKER
+    if CommitState.UNCOMMITTED in commits:
+        commit = CommitState.UNCOMMITTED
+    elif commits == {CommitState.COMMITTED}:
+        commit = CommitState.COMMITTED
+    kinds = _markers(listing, "").union(*(part.kinds for part in parts))
+    reason = f"holds {listed([part.place for part in parts], 3)}"
+    return Recognition("bundle", reason, commit, parts=tuple(sorted(kinds)))
+
+
+def _is_named(listing: Listing) -> bool:
+    """Whether something says that the folder is one checkpoint, whatever its parts are called."""
+    return step_in_name(listing.called) is not None or MANIFEST in listing.files
+
+
+def _may_be_one(listing: Listing) -> bool:
+    """Judge by the names of one level: no series of steps lies there, and enough tells parts."""
+    some = listing.at_hand
+    steps = {worded_step(name) for name in (*some.directories, *some.files) if not is_own(name)}
+    steps -= {None, step_in_name(listing.called)}
+    if steps:
+        return False
+    if _is_named(listing):
+        return True
+    if listing.some is not None or len(listing.directories) > _NAMES:
+        return False
+    if any(name.isdecimal() for name in listing.directories):
+        return False
+    return _tell_parts([*_folders(listing), *loose_files(listing, any_name=False)])
+
+
+def _tell_parts(places: Sequence[str]) -> bool:
+    """Whether names tell at least two parts of one checkpoint, among them state or two models."""
+    roles = [one for place in places if (one := role(place.partition("/")[0]))]
+    tops = {place.partition("/")[0] for place in places}
+    told = set(roles)
+    models = told & set(OWNERS)
+    return (
+        len(tops) > 1
+        and len(roles) > 1
+        and (bool(told & {"optimizer", "state"}) or len(models) > 1)
+    )
+
+
+def _folders(listing: Listing) -> list[str]:
+    """Return the folders that may be parts.
+
+    What is called `best` or `step-3` is a checkpoint itself, but in a folder whose name says a step
+    in words all that is not of another step is a part.
+    """
+    own = step_in_name(listing.called)
+    worded = worded_step(listing.called) is not None
+    return sorted(
+        name
+        for name in listing.directories
+        if not name.startswith((".", "__"))
+        and (worded or not (is_version(name) or name.isdecimal()))
+        and not _is_of_series(name, own)
+    )
+
+
+def loose_files(listing: Listing, *, any_name: bool) -> list[str]:
+    """Return the files of one level that are parts themselves; none if they are of a series.
+
+    `any_name`: whether their folder is known to be of one checkpoint; else their names must tell.
+    """
+    files = sorted(n for n in listing.files if may_hold_tensors(n) and not n.startswith("."))
+    own, several = step_in_name(listing.called), len(files) > 1
+    series = {name for name in files if several and _is_of_series(name, own)}
+    if series or (not any_name and several and any(is_version(name) for name in files)):
+        return []
+    return files if any_name else [name for name in files if role(name)]
+
+
+def _is_of_series(name: str, own: int | None) -> bool:
+    step = worded_step(name)
+    return is_one_of_many(name) if step is None else step != own
+
+
+def find_parts(listing: Listing, formats: Sequence[Format]) -> list[FolderPart]:
+    """Return the parts of a folder: what formats recognise below it, and files that lie loose.
+
+    Looks into at most 64 folders; a folder that holds a series of steps counts as none.
+    """
+    found: list[FolderPart] = []
+    # A bare number may be a run's as well: its files are parts only where their names say so.
+    any_name = worded_step(listing.called) is not None or MANIFEST in listing.files
+    _find(listing, "", formats, _DEPTH, [_FOLDERS], found, any_name)
+    return found
+
+
+def _find(
+    listing: Listing,
+    prefix: str,
+    formats: Sequence[Format],
+    depth: int,
+    left: list[int],
+    found: list[FolderPart],
+    any_name: bool,
+) -> None:
+    loose = loose_files(listing, any_name=any_name)
+    found += (
+        FolderPart(
+            prefix + n, None, CommitState.NO_MARKER, frozenset({without_numbers(prefix + n)})
+        )
+        for n in loose
+    )
+    if not depth:
+        return
+    for name in _folders(listing):
+        if not left[0]:
+            return
+        left[0] -= 1
+        inner = listing.inside(name)
+        known = recognise_in(formats, inner)
+        if known is not None:
+            place = prefix + name
+            held = {without_numbers(f"{place}/{n}") for n in inner.files if may_hold_tensors(n)}
+            kinds = _markers(inner, f"{place}/") | held or {without_numbers(place)}
+            found.append(FolderPart(place, known[0], known[1].commit, frozenset(kinds)))
+        elif not any(worded_step(one) is not None for one in inner.at_hand.directories):
+            _find(inner, f"{prefix}{name}/", formats, depth - 1, left, found, True)
+
+
+def _markers(listing: Listing, prefix: str) -> frozenset[str]:
+    """Return the names by which trainers mark a save as finished."""
+    return frozenset(without_numbers(prefix + n) for n in listing.files if is_marker(n))
+
+
+def differ_in_numbers(one: str, other: str) -> bool:
+    """Whether two names are of one series: alike but for their numbers."""
+    return without_numbers(one) == without_numbers(other)

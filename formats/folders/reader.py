@@ -1,0 +1,390 @@
+"""Open the parts of a folder, and put them together as one checkpoint (see `folders`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import zip_longest
+
+from ftckpt.checkpoint import (
+    Checkpoint,
+    Commit,
+    CommitState,
+    Kind,
+    ObjectInfo,
+    Scalar,
+    StepRole,
+    TensorInfo,
+    Topology,
+)
+from ftckpt.discovery.listing import listing_of_source
+from ftckpt.discovery.recognise import Format
+from ftckpt.errors import CorruptError, FtckptError, UnsupportedError
+from ftckpt.findings import Finding, finding, from_error, listed
+from ftckpt.formats.huggingface.config import parsed_json
+from ftckpt.formats.ranks.training_tree import AVERAGES, MODELS, OPTIMIZERS
+from ftckpt.formats.state.stored_names import place
+from ftckpt.formats.torch_files.parse_files import parse_files
+from ftckpt.formats.torch_files.stream import TorchStream
+from ftckpt.formats.torchsave import LEGACY_MAGIC
+from ftckpt.formats.torchsave.reader import open_files
+from ftckpt.formats.trainer_dirs.checkpoint import BundleCheckpoint, OpenedPart, in_part
+from ftckpt.own_files import is_leftover, is_own
+from ftckpt.progress import NULL, Counter
+from ftckpt.storage.source import Source
+from ftckpt.storage.state_files import is_harmless, may_hold_tensors
+from ftckpt.storage.store import EntryKind
+
+from .names import OPTIMIZERS as OF_OPTIMIZER
+from .names import OWNERS, owner, role, words
+from .parts import FolderPart, differ_in_numbers, find_parts
+
+# A trainer's small file of counters, and the fields that say the step.
+_COUNTERS = frozenset({"train", "training", "trainer", "state", "info", "progress", "meta", "step"})
+_STEPS = ("step", "global_step", "iteration", "cur_step", "training_step")
+_MOST_COUNTERS = 1 << 16  # bytes
+_KNOWN = frozenset((*MODELS, *OPTIMIZERS, *AVERAGES))
+_HEAD = 4096
+# Git LFS leaves a text in the place of a file that was never fetched.
+_POINTER = b"version https://git-lfs"
+# Files without a suffix that are looked into; more of them are those of a store.
+_SNIFFED = 1000
+# What text is made of, in UTF-8.
+_TEXT = bytes({*b"\t\n\r\f", *range(0x20, 0x7F), *range(0x80, 0x100)})
+
+
+@dataclass(kw_only=True, repr=False)
+class FolderCheckpoint(BundleCheckpoint):
+    """The parts of a folder as one checkpoint.
+
+    Attributes:
+        unread: files that may hold tensors and are of no part -> why, "" if no format knows them.
+    """
+
+    unread: Mapping[str, str] = field(default_factory=dict)
+
+    def members(self) -> Iterable[str]:
+        """Yield all files below the folder: none of them is anybody else's."""
+        return sorted(n for n in self.source.entries if not (is_own(n) or is_leftover(n)))
+
+    @property
+    def resharded_part(self) -> str:
+        """No trainer is known, so none of the parts can be written again alone."""
+        return ""
+
+    @cached_property
+    def _owner_of(self) -> Mapping[str, OpenedPart]:
+        """The part that reads each file; of two that list it, the one whose folder is nearer."""
+        found: dict[str, OpenedPart] = {}
+        for part in sorted(self.parts, key=lambda part: len(part.prefix)):
+            found.update((part.prefix + name, part) for name in part.checkpoint.source.entries)
+        return found
+
+    def _part_of(self, file: str) -> OpenedPart:
+        return self._owner_of[file]
+
+    def check(self, counter: Counter = NULL) -> Iterator[Finding]:
+        """Yield what the parts find, what no part reads, and that nothing holds a tensor."""
+        yield from super().check(counter)
+        for part in self.parts:
+            if part.checkpoint.described is not None:
+                yield from (part.moved(one) for one in part.checkpoint.described(part.checkpoint))
+        for file, why in self.unread.items():
+            what = why or f"{file} may hold tensors, and no format that is read here knows it"
+            yield finding("unknown-part", what, file=file)
+        known = any(note.kind == "missing-part" for note in self.notes)  # which says why
+        if not known and not any(_is_weight(info) for info in self.tensors.values()):
+            read = listed([_path(part) for part in self.parts], 3) or "nothing"
+            what = (
+                f"{self.source.url} holds no weights that are understood: what could be read is"
+                f" {read}"
+            )
+            yield finding("unsupported", what)
+
+
+def _is_weight(info: TensorInfo) -> bool:
+    return info.kind in (Kind.PARAM, Kind.MASTER)
+
+
+def open_folder(source: Source, formats: Sequence[Format]) -> FolderCheckpoint:
+    """Open every part (see `Folder.open`)."""
+    opening = _Opening(source, formats)
+    for part in find_parts(listing_of_source(source), formats):
+        opening.part(part)
+    for name in opening.others():
+        opening.file(name)
+    return opening.together()
+
+
+class _Opening:
+    """The parts of one folder while they are opened."""
+
+    def __init__(self, source: Source, formats: Sequence[Format]) -> None:
+        self.source, self.formats = source, formats
+        self.parts: list[OpenedPart] = []
+        self.unread: dict[str, str] = {}
+        self.damage: list[Finding] = []
+        self.seen: set[str] = set()
+        self.sniffed = 0
+
+    def part(self, part: FolderPart) -> None:
+        """Open a part; of one that is damaged or not read here, keep why."""
+        if part.format is None:
+            self.file(part.place)
+            return
+        prefix = part.place + "/"
+        inside = self.source.part(part.place)
+        try:
+            with in_part(prefix):
+                opened = OpenedPart(prefix, part.format.open(inside))
+        except (UnsupportedError, CorruptError) as error:
+            self._fails(part.place, error)
+            self.seen.update(prefix + name for name in inside.entries)
+            return
+        self.parts.append(opened)
+        self.seen.update(prefix + name for name in opened.checkpoint.members())
+
+    def file(self, place: str) -> None:
+        """Open one file; text under a checkpoint's suffix holds no tensor."""
+        self.seen.add(place)
+        entry = self.source.entries[place]
+        if entry.kind is not EntryKind.FILE or self._is_text(place):
+            return
+        folder, slash, name = place.rpartition("/")
+        base = self.source.path(folder) if folder else self.source.base
+        inside = replace(self.source, base=base, entries={name: entry}, single=True)
+        listing = replace(listing_of_source(inside), single=name)
+        try:
+            with in_part(folder + slash):
+                for form in self.formats:
+                    found = form.recognise(listing)
+                    if found is not None and not found.shares:
+                        opened = _loose(inside, name, form)
+                        self.parts.append(OpenedPart(folder + slash, opened))
+                        return
+            self.unread[place] = ""
+        except (UnsupportedError, CorruptError) as error:
+            self._fails(place, error)
+
+    def _fails(self, place: str, error: FtckptError) -> None:
+        if isinstance(error, UnsupportedError):
+            self.unread[place] = error.message
+        else:
+            self.damage.append(from_error(error))
+
+    def _is_text(self, name: str) -> bool:
+        """Whether a file is a text that a program saved as its state, by its first bytes."""
+        if name.endswith((".safetensors", ".distcp")):
+            return False
+        head = self.source.read(name, 0, min(_HEAD, self.source.size(name)))
+        is_text = bool(head) and head.translate(None, _TEXT) == b""
+        return is_text and not head.startswith(_POINTER)
+
+    def others(self) -> list[str]:
+        """Return further files that may hold tensors: by their names, or by their first bytes."""
+        found = []
+        for name, entry in sorted(self.source.entries.items()):
+            last = name.rpartition("/")[2]
+            if name in self.seen or is_own(name) or is_leftover(name) or is_harmless(last):
+                continue
+            if entry.kind is EntryKind.FILE and (
+                may_hold_tensors(name) or ("." not in last and self._begins_as_saved(name))
+            ):
+                found.append(name)
+        return found
+
+    def _begins_as_saved(self, name: str) -> bool:
+        self.sniffed += 1
+        if self.sniffed > _SNIFFED:
+            self.unread[name] = ""
+            return False
+        head = self.source.read(name, 0, min(16, self.source.size(name)))
+        return head.startswith((b"PK\3\4", LEGACY_MAGIC))
+
+    def together(self) -> FolderCheckpoint:
+        """Return the parts as one checkpoint."""
+        self.parts = _by_model(self.parts)
+        tensors: dict[str, TensorInfo] = {}
+        held_by: dict[str, OpenedPart] = {}
+        objects: dict[str, ObjectInfo] = {}
+        owners: dict[str, tuple[OpenedPart, str]] = {}
+        aliases: dict[str, str] = {}
+        for number, part in enumerate(self.parts):
+            part = self.parts[number] = _apart(part, held_by)
+            is_state = _is_plain_state(part)
+            for info in part.checkpoint.tensors.values():
+                moved = part.named(info)
+                moved = _as_state(moved) if is_state else moved
+                tensors[moved.key] = moved
+                held_by[moved.key] = part
+            if not part.model:
+                aliases.update(part.checkpoint.aliases)
+            for name, item in part.checkpoint.objects.items():
+                shown = f"{part.model}.{name}" if part.model else name
+                shown = shown if shown not in objects else f"{_path(part)}:{shown}"
+                extent = item.extent._replace(file=part.prefix + item.extent.file)
+                objects[shown] = item._replace(name=shown, extent=extent, field=())
+                owners[shown] = (part, name)
+            self.damage += [part.moved(one) for one in part.checkpoint.open_findings]
+        checkpoint = FolderCheckpoint(
+            source=self.source,
+            tensors=tensors,
+            objects=objects,
+            aliases=aliases,
+            topology=_topology(self.parts),
+            commit=_commit(self.parts),
+            notes=[part.moved(one) for part in self.parts for one in part.checkpoint.notes],
+            parts=self.parts,
+            owners=owners,
+            open_findings=self.damage,
+            numbers=_numbers(self.source),
+            unread=self.unread,
+        )
+        checkpoint.second_copies = frozenset(
+            part.prefix + name for part in self.parts for name in part.checkpoint.second_copies
+        )
+        return checkpoint
+
+
+def _loose(source: Source, name: str, form: Format) -> Checkpoint:
+    """Open one file; what it is called says what it holds where its content does not."""
+    what = role(name)
+    if form.name != "torchsave" or what not in ("optimizer", "state"):
+        return form.open(source)
+    parsed = parse_files(source, [name])
+    tree = next((s.tree for s in parsed.values() if isinstance(s, TorchStream)), None)
+    if isinstance(tree, dict) and not _KNOWN.isdisjoint(key for key in tree if type(key) is str):
+        what = ""  # a whole training state
+    label = name.partition(".")[0]
+    return open_files(source, [name], role=what, label=label, parsed=parsed)
+
+
+def _path(part: OpenedPart) -> str:
+    """Return the place of a part below the checkpoint: its folder, or its file."""
+    source = part.checkpoint.source
+    return part.prefix + next(iter(source.entries)) if source.single else part.prefix.rstrip("/")
+
+
+def _by_model(parts: Sequence[OpenedPart]) -> list[OpenedPart]:
+    """Name the model of each part where a job trains several, and put the trained one first."""
+    found = {id(part): _owner(part) for part in parts}
+    held = {
+        found[id(part)]
+        for part in parts
+        if any(_is_weight(info) for info in part.checkpoint.tensors.values())
+    }
+    first = "" if "" in held else next((one for one in OWNERS if one in held), "")
+    named = [
+        part._replace(model="" if found[id(part)] in ("", first) else found[id(part)])
+        for part in parts
+    ]
+    order = {"model": 0, "": 0, "optimizer": 1, "state": 2}
+    return sorted(named, key=lambda p: (bool(p.model), order.get(_role(p), 0), _path(p)))
+
+
+def _owner(part: OpenedPart) -> str:
+    return next((one for name in _path(part).split("/") if (one := owner(name))), "")
+
+
+def _role(part: OpenedPart) -> str:
+    """Return what a part holds, by the name in its path that says it first."""
+    told = [one for name in _path(part).split("/") if (one := role(name))]
+    return next((one for one in told if one in ("optimizer", "state")), told[0] if told else "")
+
+
+def _apart(part: OpenedPart, held: Mapping[str, OpenedPart]) -> OpenedPart:
+    """Return a part under a name of its own if it has tensors of names that another part has.
+
+    State that is saved under a model's names (`training_state/optimizer_state.safetensors`) has
+    its folder's name always, so that it is never taken for weights.
+
+    Raises:
+        UnsupportedError: no name tells the two apart: pieces of one model perhaps.
+    """
+    mine = _path(part)
+    if not part.model and _is_plain_state(part):
+        part = part._replace(model=mine.rpartition("/")[2].partition(".")[0])
+    for _ in range(3):
+        keys = (part.named(info).key for info in part.checkpoint.tensors.values()) if held else ()
+        twice = next((key for key in keys if key in held), None)
+        if twice is None:
+            return part
+        theirs = _path(held[twice])
+        name = _own_name(mine, theirs)
+        if not name or part.model == name:
+            break
+        part = part._replace(model=name)
+    raise UnsupportedError(
+        f"{mine} and {theirs} hold tensors of the same names, as {twice}, and nothing says whether"
+        " they are pieces of one model or two models",
+        hint="one of them can be read alone, by its own path",
+        file=mine,
+        tensor=twice,
+    )
+
+
+def _is_plain_state(part: OpenedPart) -> bool:
+    """Whether a format took state for weights, for want of anything that says what it is."""
+    return part.checkpoint.format == "safetensors" and _role(part) in ("optimizer", "state")
+
+
+def _as_state(info: TensorInfo) -> TensorInfo:
+    """Return a tensor that a format took for a weight as what its names say.
+
+    LeRobot's `state/0/exp_avg` in `optimizer_state.safetensors` is the first parameter's moment.
+    """
+    if not words(info.component.replace(".", "_")) & OF_OPTIMIZER:
+        return info._replace(kind=Kind.OTHER)
+    said = info.name.split("/")
+    if len(said) < 3 or said[0] != "state":
+        return info._replace(component="optimizer", kind=Kind.OTHER)
+    where = place("", ["optimizer", "state", "/".join(said[1:-1]), said[-1]], info.dtype)
+    return info._replace(component=where.component, kind=where.kind, name=where.name)
+
+
+def _own_name(mine: str, theirs: str) -> str:
+    """Return what a part is called beside another with tensors of the same names; "" for nothing.
+
+    Two folders of a step are two models, as are two files side by side and a folder inside the
+    other's; the modules of one model lie in folders below one (`model/embed`, `model/head`).
+    """
+    pairs = list(zip_longest(mine.split("/"), theirs.split("/"), fillvalue=""))
+    depth = next((n for n, pair in enumerate(pairs) if pair[0] != pair[1]), 0)
+    name, other = (one.rpartition(".")[0] or one for one in pairs[depth])
+    files = depth == len(pairs) - 1 and "." in pairs[depth][0] and "." in pairs[depth][1]
+    told = depth == 0 or files or not (name and other) or owner(name) != owner(other)
+    return name if told and not differ_in_numbers(name, other) else ""
+
+
+def _topology(parts: Sequence[OpenedPart]) -> Topology:
+    every = [part.checkpoint.topology for part in parts]
+    return max(every, key=lambda one: one.world_size or 0, default=Topology())
+
+
+def _commit(parts: Sequence[OpenedPart]) -> Commit:
+    commits = [part.checkpoint.commit for part in parts]
+    if parts and all(one.state is CommitState.COMMITTED for one in commits):
+        return Commit(CommitState.COMMITTED, parts[0].prefix + commits[0].marker)
+    return Commit(CommitState.NO_MARKER)
+
+
+def _numbers(source: Source) -> list[Scalar]:
+    """Return the step that a trainer's small files of counters say, if they agree."""
+    found = []
+    for name, entry in sorted(source.entries.items()):
+        stem = name.rpartition("/")[2].removesuffix(".json")
+        if not name.endswith(".json") or words(stem).isdisjoint(_COUNTERS):
+            continue
+        if name.count("/") > 1 or not 0 < entry.size <= _MOST_COUNTERS:
+            continue
+        try:
+            said = parsed_json(source, name)
+        except FtckptError:
+            continue
+        for key in _STEPS if isinstance(said, dict) else ():
+            value = said.get(key)
+            if type(value) is int and 0 <= value < 1 << 53:
+                found.append(Scalar(name, key, float(value), StepRole.ITERATION))
+                break
+    return found if len({one.value for one in found}) == 1 else []

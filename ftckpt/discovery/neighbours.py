@@ -1,0 +1,203 @@
+"""What a step lacks and the steps beside it have: parts that its save did not reach, or lost.
+
+A trainer saves the parts of a step one after the other, and the same ones every time. A part that
+only one step has was put there by hand, as merged weights, so two neighbours must have it; or the
+step that the trainer's own tracker calls the newest and the one before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from ftckpt.checkpoint import Checkpoint, Kind
+from ftckpt.errors import FtckptError
+from ftckpt.findings import Finding, finding, listed
+from ftckpt.storage import StoreOptions, open_store
+from ftckpt.storage.remotes import split
+from ftckpt.storage.state_files import is_marker, may_hold_tensors, without_numbers
+from ftckpt.storage.store import EntryKind
+
+from .open_part import recognise_at
+from .recognise import Format, UnopenedPart
+from .roots import Candidate, Child, Root, read_root
+
+if TYPE_CHECKING:
+    from .resolve import Place
+
+# Steps on each side that are asked until two of them show their parts.
+_TRIED = 3
+
+
+class Lacking(NamedTuple):
+    """What a step lacks.
+
+    Attributes:
+        message: as a sentence.
+        certain: whether enough says that its save was not finished, or lost it.
+    """
+
+    message: str
+    certain: bool
+
+    def of(self, checkpoint: Checkpoint) -> Lacking:
+        """Return the same of an open checkpoint: without weights, what it lacks is no habit."""
+        kinds = {info.kind for info in checkpoint.tensors.values()}
+        return self if kinds & {Kind.PARAM, Kind.MASTER} else self._replace(certain=True)
+
+    @property
+    def finding(self) -> Finding:
+        """The same as a finding."""
+        return finding("missing-part" if self.certain else "state-unknown", self.message)
+
+
+def lacking(
+    root: Root, child: Child, step: int | None, every: Sequence[Candidate]
+) -> Lacking | None:
+    """Return what a step lacks although all in it is whole; None if nothing says so.
+
+    Args:
+        root: with the step.
+        child: the step.
+        step: by its content, else by its name.
+        every: all candidates, where the root shows some of them alone.
+
+    Raises:
+        FtckptError: a neighbour cannot be listed.
+    """
+    mine = _parts(child)
+    if not mine:
+        return None
+    older, newer = _series(child.candidate, step, every)
+    before = _shown(root, older, 2)
+    if not before:
+        return None
+    first, theirs = before[0]
+    lost, tracker = {one for one in theirs if not _is_held(one, mine)}, _tracker_of(root, first)
+    if not lost:
+        return None
+    others = before[1:]
+    if not (others or tracker):
+        others = _shown(root, newer, 1)
+    if others:
+        lost &= others[0][1]
+    if not lost:
+        return None
+    said = f", and {tracker}" if tracker else ""
+    names = listed(sorted({_shown_as(one, mine) for one in lost}), 3)
+    what = f"{root.url_of(child.candidate)} lacks {names}, which {first.path} has"
+    # What the trainer's own pointer calls finished may have been saved without it from then on.
+    pointed = _is_pointed_at(root, child.candidate, step)
+    if (tracker or others) and not pointed:
+        return Lacking(f"{what}{said}: its save was not finished, or it was lost", certain=True)
+    return Lacking(f"{what}: it was lost, or is not saved every time", certain=False)
+
+
+def lacking_alone(
+    place: Place, part: UnopenedPart, formats: Sequence[Format], options: StoreOptions
+) -> Lacking | None:
+    """Return what a step that was named alone lacks, by the directory around it (see `lacking`)."""
+    above, name = split(place.url.rstrip("/"))
+    if not part.recognition.parts or not re.search(r"\d", name):
+        return None
+    try:
+        store = open_store(above, options)
+        root = read_root(store, partial(recognise_at, store, formats=formats))
+        mine = next((c for c in root.candidates if c.path == name), None)
+        return mine and lacking(root, Child(mine, (part,)), mine.step, root.candidates)
+    except FtckptError:
+        return None  # the step itself is there, and nobody asked for more
+
+
+def _shown_as(lost: str, mine: set[str]) -> str:
+    """Return the folder of a lost file if nothing of the folder is left, else the file."""
+    folder = lost.rpartition("/")[0]
+    if lost.endswith("/"):
+        return folder
+    return lost if any(one.startswith(f"{folder}/") for one in mine) else folder or lost
+
+
+def _series(
+    candidate: Candidate, step: int | None, every: Sequence[Candidate]
+) -> tuple[list[Candidate], list[Candidate]]:
+    """Return the candidates before and after one of their series, the nearest first.
+
+    The step orders them; names without one are of a series if they differ in numbers alone.
+    """
+    others = [c for c in every if not c.staging and c.path != candidate.path]
+    if candidate.step is not None and step is not None:
+        placed: list[tuple[Candidate, tuple[int, ...]]]
+        placed = [(c, (c.step,)) for c in others if c.step is not None]
+        own: tuple[int, ...] = (step,)
+    else:
+        shape = without_numbers(candidate.path)
+        alike = [c for c in others if c.step is None and without_numbers(c.path) == shape]
+        placed = [(c, _numbers(c.path)) for c in alike]
+        own = _numbers(candidate.path)
+    placed.sort(key=lambda one: one[1])
+    older = [c for c, place in reversed(placed) if place < own]
+    return older, [c for c, place in placed if place > own]
+
+
+def _numbers(name: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in re.findall(r"\d{1,18}", name))
+
+
+def _shown(
+    root: Root, candidates: Sequence[Candidate], most: int
+) -> list[tuple[Candidate, set[str]]]:
+    """Return the parts of the first of these steps that a format knows."""
+    found: list[tuple[Candidate, set[str]]] = []
+    for candidate in candidates[:_TRIED]:
+        child = root.recognise(candidate)
+        if child is not None and candidate.entry.kind is EntryKind.DIRECTORY:
+            found.append((candidate, _parts(child) or _top(root, candidate)))
+        if len(found) == most:
+            break
+    return found
+
+
+def _parts(child: Child) -> set[str]:
+    """Return the names of a step's parts, those of ranks and shards as one."""
+    return {one for part in child.parts for one in part.recognition.parts}
+
+
+def _top(root: Root, candidate: Candidate) -> set[str]:
+    """Return what lies in a step that another format reads: a step that lacks a part may look so.
+
+    Folders have a slash behind them, because what is in them is not known.
+    """
+    found = set()
+    for entry in root.store.children(candidate.entry.path):
+        name = entry.path.rpartition("/")[2]
+        if entry.kind is EntryKind.DIRECTORY and not name.startswith((".", "__")):
+            inside = root.store.children(entry.path)
+            if any(may_hold_tensors(one.path) for one in inside):
+                found.add(without_numbers(name) + "/")
+        elif entry.kind is EntryKind.FILE and (may_hold_tensors(name) or is_marker(name)):
+            found.add(without_numbers(name))
+    return found
+
+
+def _is_held(part: str, mine: set[str]) -> bool:
+    return any(one.startswith(part) for one in mine) if part.endswith("/") else part in mine
+
+
+def _is_pointed_at(root: Root, candidate: Candidate, step: int | None) -> bool:
+    """Whether the trainer itself calls the step, or a later one, finished."""
+    return any(
+        p.target == candidate.path or (step is not None and p.means_step and (p.step or 0) >= step)
+        for p in root.pointers
+    )
+
+
+def _tracker_of(root: Root, candidate: Candidate) -> str:
+    """Return in words which tracker says that a step is the newest; "" for none."""
+    own = (
+        p
+        for p in root.pointers
+        if p.means_step and candidate.step is not None and p.step == candidate.step
+    )
+    return next((f"{p.name} says {p.says}" for p in own), "")

@@ -1,0 +1,62 @@
+"""Which files may hold a checkpoint's state, by their names: for what no format has read.
+
+A name is enough to ask for a file's content, and never enough to say what is in it.
+"""
+
+from __future__ import annotations
+
+import re
+
+# Suffixes under which trainers save tensors; a packed one counts as what was packed.
+_TENSORS = re.compile(
+    r".*\.(?:pt|pth|bin|ckpt|safetensors|distcp|pkl|pickle|tar|h5|hdf5|msgpack|npz|pd(?:params|opt))"
+    r"(?:\.(?:zst|lz4|gz))?",
+    re.DOTALL | re.IGNORECASE,
+)
+# A model's weights as other programs load them, beside the weights that are checked.
+_EXPORTED = re.compile(
+    r"(?:.*/)?(?:(?:tf|flax|rust|openvino)_model(?:[-.].*)?"
+    r"|(?:onnx|openvino|coreml|gguf|hf|huggingface)(?:[-_][^/]*)?/.*|original/consolidated[^/]*)",
+    re.DOTALL,
+)
+# The Hugging Face Trainer's settings, which it pickles beside every model.
+_ARGUMENTS = "training_args.bin"
+# Text, pictures and logs; and what editors, version control and Python leave.
+_HARMLESS = re.compile(
+    r"\..*|.*~|(?:README|LICENSE|NOTICE|Makefile|Dockerfile)(?:\..*)?|.*tfevents.*|PaxHeader"
+    r"|.*\.(?:txt|md|rst|log|jsonl?|ya?ml|toml|ini|cfg|conf|csv|tsv|out|err|html?|css|xml)(?:\.gz)?"
+    r"|.*\.(?:pdf|png|jpe?g|gif|svg|mp4|wav|py|pyc|sh|slurm|sbatch|ipynb|lock|pid|prom|jinja"
+    r"|wandb|arrow|parquet)",
+    re.DOTALL | re.IGNORECASE,
+)
+# What trainers write last, whatever they call it: `.metadata.json`, `.rank_0_complete`, `_SUCCESS`.
+_MARKER = re.compile(
+    r"[._].*(?:metadata|complete|done|success|commit|finish)[^/]*|(?:done|complete|committed)",
+    re.IGNORECASE,
+)
+_NUMBER = re.compile(r"\d+")
+
+
+def may_hold_tensors(path: str) -> bool:
+    """Say whether a file may hold tensors that a trainer saved, by its path."""
+    return _TENSORS.fullmatch(path) is not None and not path.endswith(_ARGUMENTS)
+
+
+def is_exported(path: str) -> bool:
+    """Say whether a file is a model's weights a second time, for another program, by its path."""
+    return _EXPORTED.fullmatch(path) is not None
+
+
+def is_harmless(name: str) -> bool:
+    """Say whether a file is surely no checkpoint's state, by its name."""
+    return _HARMLESS.fullmatch(name) is not None
+
+
+def is_marker(name: str) -> bool:
+    """Say whether a file's name is that of a commit marker; `.incomplete` says the contrary."""
+    return _MARKER.fullmatch(name) is not None and "incomplete" not in name.lower()
+
+
+def without_numbers(name: str) -> str:
+    """Return a name with `#` for each number: the same for all ranks, shards and steps."""
+    return _NUMBER.sub("#", name)
