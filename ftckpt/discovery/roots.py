@@ -187,6 +187,14 @@ class Root:
         return False
 
 
+def finished_name(name: str) -> str:
+    """Return the name that a save gets when it is finished; the name itself if it says nothing."""
+    unfinished = _STAGING.fullmatch(name)
+    if unfinished is None:
+        return name
+    return unfinished["before"] or unfinished["after"] or ""
+
+
 def read_root(store: Store, ask: Callable[[Entry], UnopenedPart | None]) -> Root:
     """Read the names of one level, and the pointers.
 
@@ -244,9 +252,7 @@ def _read_level(store: Store, base: str, ask: Callable[[Entry], UnopenedPart | N
             continue
         unfinished = _STAGING.fullmatch(name)
         staging = unfinished is not None or name + _UNFINISHED in entries
-        step = step_in_name(
-            name if unfinished is None else unfinished["before"] or unfinished["after"] or ""
-        )
+        step = step_in_name(finished_name(name))
         if _may_be_checkpoint(name, entry, step):
             candidates.append(Candidate(name, entry, step, staging))
         else:

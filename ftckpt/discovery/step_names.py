@@ -65,7 +65,7 @@ def step_in_name(name: str) -> int | None:
     name = weights_of(name) or name
     if match := FILE_OF_STEP.fullmatch(name):
         return int(match["step"])
-    stem = _stem(name)
+    stem = stem_of(name)
     for pattern in (*_STEP_NAMES, _NEMO):
         match = re.fullmatch(pattern, stem)
         if match is not None and len(match[1]) <= 18:
@@ -73,7 +73,7 @@ def step_in_name(name: str) -> int | None:
     return None
 
 
-def _stem(name: str) -> str:
+def stem_of(name: str) -> str:
     """Return a name without what says the kind of its file; the longest suffix counts."""
     return next((name.removesuffix(s) for s in SUFFIXES if name.endswith(s)), name)
 
@@ -98,7 +98,7 @@ def is_put_aside(name: str) -> bool:
     `step-40.bad`, `old-step-40.pt`: its content still says the step. `backup-40` may be the name
     that a trainer gives each save.
     """
-    match = _ASIDE.fullmatch(_stem(weights_of(name) or name))
+    match = _ASIDE.fullmatch(stem_of(weights_of(name) or name))
     rest = "" if match is None else match["before"] or match["after"]
     return rest != "" and (worded_step(rest) is not None or is_put_aside(rest))
 

@@ -255,7 +255,7 @@ class _Work:
         for found in self.found.values():
             groups[found.entry.group].append(found.entry)
         for entries in groups.values():
-            for stretch in group_entries(entries, self.now).stretches:
+            for stretch in group_entries(entries, self.now, self.policy).stretches:
                 for order in newest_first(stretch):
                     sealed = (self.found[entry.name] for entry in order)
                     first = first_verified(sealed, self.verified)
@@ -294,7 +294,7 @@ class _Work:
         return news
 
     def _newest_of_trainer(self, entries: Sequence[RootEntry]) -> Iterator[str]:
-        for stretch in group_entries(entries, self.now).stretches:
+        for stretch in group_entries(entries, self.now, self.policy).stretches:
             for order in newest_first(stretch):
                 if order and _TRAINERS.fullmatch(order[0].name.rpartition("/")[2]):
                     yield order[0].name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 from ftckpt.checkpoint import CommitState
@@ -12,6 +11,7 @@ from ftckpt.discovery.lone_manifests import alone, alone_of
 from ftckpt.discovery.open_part import open_parts, recognise_at
 from ftckpt.discovery.recognise import Listing, UnopenedPart, recognise
 from ftckpt.discovery.roots import Candidate, Child, Root
+from ftckpt.discovery.series import is_role
 from ftckpt.errors import (
     CorruptError,
     DeniedError,
@@ -37,9 +37,7 @@ from .uploads import announced_at, is_sent_to
 # The weights of a checkpoint that stands whole wait for it to be thinned, or for gc to drop them.
 PENDING = "it holds the weights of "
 
-# Names by which trainers load a checkpoint.
 _TRANSFER = "a transfer to it is under way, or was killed"
-_NAMED = re.compile(r"(?:last|latest|best|final|release|initial)(?:[-_.].*)?")
 
 
 def classify(root: Root, candidate: Candidate, how: ScanOptions) -> ScannedEntry:
@@ -162,7 +160,7 @@ class _Candidate:
 
     def _committed(self, child: Child, listing: Listing) -> ScannedEntry:
         """Classify a finished save by its names; open headers only for a missing step."""
-        step, named = self.candidate.step, _NAMED.fullmatch(self.candidate.path) is not None
+        step, named = self.candidate.step, is_role(self.candidate.path)
         why = child.parts[0].recognition.reason
         if step is None:
             self.looked = ScanDepth.HEADERS
