@@ -161,12 +161,12 @@ def members(steps: Mapping[str, int | None]) -> dict[str, Place]:
     known: dict[str, dict[str, Place]] = defaultdict(dict)
     others: dict[str, dict[str, Place]] = defaultdict(dict)
     for name in steps:
-        if is_put_aside(saved_name(name)) or is_role(name):
+        if is_put_aside(saved_name(name)):
             continue
         step = step_in_name(saved_name(name))
         if step is not None:
             found[name] = Place(STEPS, (step,))
-        elif (place := place_of(name)) is not None:
+        elif not is_role(name) and (place := place_of(name)) is not None:
             kind = known if is_trainers(name) else others
             kind[place.series][name] = place
     for siblings in known.values():

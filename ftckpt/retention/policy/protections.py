@@ -19,6 +19,7 @@ from .plan import Reason
 LEAP, LEAP_FROM = 100, 1000
 
 _NOT_SAVED = (EntryClass.FOREIGN, EntryClass.TRASH)
+_MAY_GO = (EntryClass.COMMITTED, EntryClass.ABANDONED, EntryClass.CORRUPT)
 _NOT_OF_A_SERIES = "it is not of the series: a person may have named it (--any-name lets it go)"
 
 
@@ -56,16 +57,17 @@ def group_entries(entries: Sequence[RootEntry], now: float, policy: Policy = _US
     counted: list[RootEntry] = []
     for entry in entries:
         name = entry.name.rpartition("/")[2]
-        if entry.entry_class in _NOT_SAVED:
+        committed = entry.entry_class is EntryClass.COMMITTED
+        if entry.entry_class not in _MAY_GO:
             continue
         if is_put_aside(series.saved_name(name)):
             held[entry.name] = Reason("put-aside", "its name says that no trainer is to take it")
+        elif committed and entry.step is None and not _is_ordered(entry, places, policy):
+            held[entry.name] = Reason("no-step", "neither its name nor its content says a step")
         elif not (policy.any_name or entry.name in places or _is_loaded_by_name(entry)):
             held[entry.name] = Reason("not-of-the-series", _NOT_OF_A_SERIES)
-        elif entry.entry_class is not EntryClass.COMMITTED:
+        elif not committed:
             continue
-        elif entry.step is None and not _is_ordered(entry, places, policy):
-            held[entry.name] = Reason("no-step", "neither its name nor its content says a step")
         elif entry.time is not None and entry.time > now:
             held[entry.name] = Reason("future", "its time lies in the future")
         else:
