@@ -14,6 +14,7 @@ so-vits-svc `utils.py` (`G_1600.pth`), kohya `train_util.py` (`NAME-step00000200
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping
@@ -77,7 +78,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9._=+-]+", re.ASCII)
 _TOKEN = re.compile(r"(?P<word>[A-Za-z]+(?:_[A-Za-z]+)*)|(?P<number>[0-9]+(?:\.[0-9]+)?)", re.ASCII)
 # Lightning's `name=value`; a file that exists already gets `-v1`.
 _LOGGED = re.compile(
-    r"(?P<name>[A-Za-z][A-Za-z0-9_.]*)="
+    r"[-_]*(?P<name>[A-Za-z][A-Za-z0-9_.]*)="
     r"(?P<value>[-+]?(?:[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?|nan|inf))"
 )
 _AGAIN = re.compile(r"-v(?P<number>[0-9]+)")
@@ -89,7 +90,7 @@ class Place(NamedTuple):
     """The place of a name in its series.
 
     Attributes:
-        series: the name with N for each number that counts, V for a measured value.
+        series: the name with N for each number that counts, and without measured values.
         numbers: those that count, in their order in the name.
         counter: whether a word in the name says that they count up (`epoch_9`, not `G_9`).
     """
@@ -115,6 +116,7 @@ def place_of(name: str) -> Place | None:
         stem, version = stem[: again.start()], (int(again["number"]),)
     else:
         version = (0,) if "=" in stem else ()
+    stem = _LOGGED.sub(lambda m: m[0] if _ends(m["name"].lower(), _COUNTERS) else "", stem)
     parts = _parts(stem)
     counts = [n for n, part in enumerate(parts) if part.counts]
     counter = bool(counts)
@@ -124,15 +126,15 @@ def place_of(name: str) -> Place | None:
     if not counts:
         return None
     shown = "".join(
-        "N" if n in counts else "V" if part.measured else part.text for n, part in enumerate(parts)
+        "N" if n in counts else part.text for n, part in enumerate(parts) if not part.measured
     )
     numbers = tuple(int(parts[n].text) for n in counts)
     return Place(shown + suffix, numbers + version, counter)
 
 
-def is_role(name: str) -> bool:
-    """Whether a word in a name says what it is for: trainers load `last`, `best`, `final` by it."""
-    return not _ROLES.isdisjoint(_words(stem_of(saved_name(name))))
+def roles_in(name: str) -> frozenset[str]:
+    """Return the words in a name that say what it is for: trainers load `last`, `best` by it."""
+    return _ROLES & _words(stem_of(saved_name(name)))
 
 
 def is_trainers(name: str) -> bool:
@@ -166,7 +168,7 @@ def members(steps: Mapping[str, int | None]) -> dict[str, Place]:
         step = step_in_name(saved_name(name))
         if step is not None:
             found[name] = Place(STEPS, (step,))
-        elif not is_role(name) and (place := place_of(name)) is not None:
+        elif not roles_in(name) and (place := place_of(name)) is not None:
             kind = known if is_trainers(name) else others
             kind[place.series][name] = place
     for siblings in known.values():
@@ -180,10 +182,10 @@ def members(steps: Mapping[str, int | None]) -> dict[str, Place]:
     return found
 
 
-def newest_first(name: str) -> tuple[int, ...]:
-    """Return a sort key that puts the highest number of a series first."""
+def newest_first(name: str) -> tuple[float, ...]:
+    """Return a sort key that puts the highest number of a series first, and no number last."""
     place = place_of(name)
-    return () if place is None else tuple(-number for number in place.numbers)
+    return (math.inf,) if place is None else tuple(-number for number in place.numbers)
 
 
 def _borne_out(siblings: Mapping[str, Place], steps: Mapping[str, int | None]) -> bool:
@@ -207,7 +209,7 @@ class _Part(NamedTuple):
         number: the number; None for anything else.
         counts: whether a counter's word says that it counts.
         plain: whether it may count where no word says so.
-        measured: whether it is a measured value.
+        measured: whether it belongs to a measured value, which siblings differ in.
     """
 
     text: str
@@ -235,10 +237,11 @@ def _parts(stem: str) -> list[_Part]:
         if not word and n + 1 < len(tokens) and tokens[n + 1].start() == token.end():
             after = (tokens[n + 1]["word"] or "").lower()  # `12epoch`
         whole = "." not in text
-        logged = between.endswith("=")
         counting = whole and (counting or bool(_ends(word, _COUNTERS) or _ends(after, _COUNTERS)))
-        measured = not counting and (logged or bool(_ends(word, _MEASURED)))
-        plain = whole and not logged and not _ends(word, _IDENTITIES)
+        measured = not counting and bool(_ends(word, _MEASURED))
+        if measured:  # with its name, and what lies around that
+            found[-3:] = [p._replace(measured=p.number is None) for p in found[-3:]]
+        plain = whole and not _ends(word, _IDENTITIES)
         found.append(_Part(text, float(text), counting, plain, measured))
         word = "" if not counting else word
     if at < len(stem):

@@ -11,7 +11,7 @@ from ftckpt.discovery.lone_manifests import alone, alone_of
 from ftckpt.discovery.open_part import open_parts, recognise_at
 from ftckpt.discovery.recognise import Listing, UnopenedPart, recognise
 from ftckpt.discovery.roots import Candidate, Child, Root
-from ftckpt.discovery.series import is_role
+from ftckpt.discovery.series import roles_in
 from ftckpt.errors import (
     CorruptError,
     DeniedError,
@@ -160,7 +160,7 @@ class _Candidate:
 
     def _committed(self, child: Child, listing: Listing) -> ScannedEntry:
         """Classify a finished save by its names; open headers only for a missing step."""
-        step, named = self.candidate.step, is_role(self.candidate.path)
+        step, named = self.candidate.step, bool(roles_in(self.candidate.path))
         why = child.parts[0].recognition.reason
         if step is None:
             self.looked = ScanDepth.HEADERS
