@@ -59,7 +59,7 @@ _ITERATION = re.compile(
     r"|(?:^|[./:])(?:batch_idx_train|steps_run|current_iteration)$"
     r"|(?:^|[./:])meta[./:]iter$"  # mmengine `runner.py`
     r"|(?:^|[./:])timestamp[./:](?:Timestamp[./:])?batch$"  # composer `core/time.py`
-    # so many trainers; HiFi-GAN and vocoders after it (`steps`), BasicSR (`iter`), StyleTTS2 (`iters`)
+    # many trainers; HiFi-GAN (`steps`), BasicSR (`iter`), StyleTTS2 (`iters`)
     r"|^(?:step|steps|global_step|iteration|iter|iters)$"
 )
 # What composer calls an iteration is a part of the training that the user defines.

@@ -299,8 +299,8 @@ class RandomRun:
 
 
 _KINDS = {
-    "good": 20, "nameless": 2, "aside": 2, "role": 1, "short": 3, "one_file": 2, "torn": 3, "unfinished": 1,
-    "foreign": 1, "trash": 1,
+    "good": 20, "nameless": 2, "aside": 2, "role": 1, "short": 3, "one_file": 2, "torn": 3,
+    "unfinished": 1, "foreign": 1, "trash": 1,
 }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ftckpt.discovery.candidates import nothing_known
+from ftckpt.discovery.pointers import SNAPSHOT, named_in_snapshot
 from ftckpt.discovery.recognise import Format
 from ftckpt.discovery.resolve import Place, open_runs
 from ftckpt.discovery.roots import Root, concurrently
@@ -21,7 +22,7 @@ from ftckpt.findings import listed
 from ftckpt.progress import NULL, Counter
 from ftckpt.retention.policy import Policy
 from ftckpt.retention.policy.decide import decide
-from ftckpt.retention.policy.metrics import best_of
+from ftckpt.retention.policy.metrics import best_in, best_of
 from ftckpt.retention.policy.plan import Decision, RetentionPlan
 from ftckpt.retention.policy.protections import group_entries, newest_first
 from ftckpt.retention.records import log
@@ -145,7 +146,7 @@ class _Work:
         self.passed: dict[str, Passed] = {}
         self.verified: dict[str, bool] = {}
         self.weighed: dict[str, RootEntry] = {}
-        self.best: dict[str, str] = {}
+        self.best: dict[str, tuple[str, ...]] = {}
         for run in runs:
             self._take(run)
         if not any(f.child or f.entry.entry_class in _OURS for f in self.found.values()):
@@ -263,7 +264,7 @@ class _Work:
                         self.found[first.entry.name] = first.now(verified=True)
 
     def _hold_best(self) -> bool:
-        """Hold what the newest saves of transformers' Trainer name as the best so far.
+        """Hold what the newest saves name as the best so far, and what Ray's snapshot names.
 
         Returns:
             whether one was not held before.
@@ -272,32 +273,48 @@ class _Work:
         for found in self.found.values():
             groups[found.entry.group].append(found.entry)
         states = [
-            (root, folder)
+            (root, path)
             for root in self.roots
-            for folder in (
-                *([root.base] if _STATE in root.foreign else []),
-                *self._newest_of_trainer(groups[root.base]),
+            for path in (
+                *(join(root.base, n) for n in root.foreign if n == _STATE),
+                *(join(root.base, p.name) for p in root.pointers if p.name == SNAPSHOT),
+                *self._newest(groups[root.base]),
             )
         ]
-        asked = [(root, folder) for root, folder in states if folder not in self.best]
-        said = concurrently(self.place.store, lambda one: best_of(*one), asked)
-        self.best |= zip((folder for _, folder in asked), said, strict=True)
+        asked = [(root, path) for root, path in states if path not in self.best]
+        said = concurrently(self.place.store, lambda one: self._told(*one), asked)
+        self.best |= zip((path for _, path in asked), said, strict=True)
         news = False
-        for root, folder in states:
-            best = self.best[folder]
-            target = self.found.get(join(root.base, best)) if best else None
-            pointer = relative(root.base, join(folder, _STATE))
-            if target is not None and pointer not in target.entry.pointers:
-                pointers = (*target.entry.pointers, pointer)
-                self.found[target.entry.name] = target.now(pointers=pointers)
-                news = True
+        for root, path in states:
+            pointer = relative(root.base, path)
+            for best in self.best[path]:
+                target = self.found.get(join(root.base, best))
+                if target is None or target.entry.name == path:
+                    continue
+                if pointer not in target.entry.pointers:
+                    pointers = (*target.entry.pointers, pointer)
+                    self.found[target.entry.name] = target.now(pointers=pointers)
+                    news = True
         return news
 
-    def _newest_of_trainer(self, entries: Sequence[RootEntry]) -> Iterator[str]:
+    def _told(self, root: Root, path: str) -> tuple[str, ...]:
+        """Return the names that the file of a trainer or the newest save names."""
+        folder, _, name = path.rpartition("/")
+        if name == _STATE:
+            return best_of(root, folder)
+        if name == SNAPSHOT:
+            return tuple(named_in_snapshot(root.store, root.store.stat(path)))
+        child = self.found[path].child
+        return () if child is None else best_in(root, child.parts)
+
+    def _newest(self, entries: Sequence[RootEntry]) -> Iterator[str]:
+        """Yield the newest of each stretch, or what transformers' Trainer keeps beside it."""
         for stretch in group_entries(entries, self.now, self.policy).stretches:
             for order in newest_first(stretch):
-                if order and _TRAINERS.fullmatch(order[0].name.rpartition("/")[2]):
-                    yield order[0].name
+                if order:
+                    name = order[0].name
+                    trainer = _TRAINERS.fullmatch(name.rpartition("/")[2])
+                    yield join(name, _STATE) if trainer else name
 
     def survey(self, names: Sequence[str], most_files: int | None) -> None:
         """List the files of entries, unless there are more than `most_files`."""
