@@ -46,6 +46,8 @@ _NO_ANSWER = (UnavailableError, DeniedError)
 
 # Where transformers' Trainer says which checkpoint is the best so far, and its names of them.
 _STATE, _TRAINERS = "trainer_state.json", re.compile(r"checkpoint-\d+")
+# Names of Lightning's ModelCheckpoint, which says so in the checkpoint itself.
+_LIGHTNING = re.compile(r".+\.ckpt|(?:.*-)?\w+=.*")
 
 # Classes that prove a root without committed checkpoints.
 _OURS = (EntryClass.STAGING, EntryClass.ABANDONED)
@@ -308,13 +310,16 @@ class _Work:
         return () if child is None else best_in(root, child.parts)
 
     def _newest(self, entries: Sequence[RootEntry]) -> Iterator[str]:
-        """Yield the newest of each stretch, or what transformers' Trainer keeps beside it."""
+        """Yield what may say which is the best: the newest saves, and those with a name for it."""
+        named = [e.name for e in entries if e.named]
         for stretch in group_entries(entries, self.now, self.policy).stretches:
-            for order in newest_first(stretch):
-                if order:
-                    name = order[0].name
-                    trainer = _TRAINERS.fullmatch(name.rpartition("/")[2])
-                    yield join(name, _STATE) if trainer else name
+            named += (order[0].name for order in newest_first(stretch) if order)
+        for name in dict.fromkeys(named):
+            own = name.rpartition("/")[2]
+            if _TRAINERS.fullmatch(own):
+                yield join(name, _STATE)
+            elif _LIGHTNING.fullmatch(own):
+                yield name
 
     def survey(self, names: Sequence[str], most_files: int | None) -> None:
         """List the files of entries, unless there are more than `most_files`."""
