@@ -6,7 +6,6 @@ gives a checkpoint's step.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -19,7 +18,8 @@ from ftckpt.storage.store import Entry, EntryKind, Store, join
 from .dropped import Tomb, read_tombs
 from .pointers import Pointer, is_pointer, links_beside, read_pointers
 from .recognise import UnopenedPart
-from .step_names import FILE_OF_STEP, SUFFIXES, step_in_name
+from .series import newest_first
+from .step_names import FILE_OF_STEP, SUFFIXES, finished_name, step_in_name
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -30,12 +30,6 @@ _DEEPER = 16
 # Number of children that are listed at once.
 _BATCH = 64
 
-# Names of unfinished saves, of trainers and stores.
-_STAGING = re.compile(
-    r"tmp[-_.](?P<after>.*)"
-    r"|(?P<before>.*?)(?:[-_.](?:ftckpt-|orbax-checkpoint-)?tmp(?:[-_.][\w.-]*)?"
-    r"|\.(?:partial|incomplete|inprogress|staging|part))"
-)
 # NeMo 2 marks `NAME` by a file `NAME-unfinished` while it saves or removes it; when it starts, it
 # removes what is still marked (nemo/lightning/pytorch/callbacks/model_checkpoint.py).
 _UNFINISHED = "-unfinished"
@@ -187,14 +181,6 @@ class Root:
         return False
 
 
-def finished_name(name: str) -> str:
-    """Return the name that a save gets when it is finished; the name itself if it says nothing."""
-    unfinished = _STAGING.fullmatch(name)
-    if unfinished is None:
-        return name
-    return unfinished["before"] or unfinished["after"] or ""
-
-
 def read_root(store: Store, ask: Callable[[Entry], UnopenedPart | None]) -> Root:
     """Read the names of one level, and the pointers.
 
@@ -250,8 +236,7 @@ def _read_level(store: Store, base: str, ask: Callable[[Entry], UnopenedPart | N
             name.endswith(_UNFINISHED) and name.removesuffix(_UNFINISHED) in entries
         ):
             continue
-        unfinished = _STAGING.fullmatch(name)
-        staging = unfinished is not None or name + _UNFINISHED in entries
+        staging = finished_name(name) != name or name + _UNFINISHED in entries
         step = step_in_name(finished_name(name))
         if _may_be_checkpoint(name, entry, step):
             candidates.append(Candidate(name, entry, step, staging))
@@ -288,7 +273,11 @@ def _may_be_checkpoint(name: str, entry: Entry, step: int | None) -> bool:
 
 
 def _named_first(candidates: Iterable[Candidate]) -> list[Candidate]:
-    return sorted(candidates, key=lambda c: (c.step is None, -(c.step or 0), c.path))
+    def order(candidate: Candidate) -> tuple[bool, int, tuple[float, ...], str]:
+        step, path = candidate.step, candidate.path
+        return step is None, -(step or 0), newest_first(path) if step is None else (), path
+
+    return sorted(candidates, key=order)
 
 
 def newest_names_first(candidates: Iterable[Candidate]) -> list[Candidate]:

@@ -23,8 +23,7 @@ from typing import NamedTuple
 
 from ftckpt.own_files import SUFFIX, weights_of
 
-from .roots import finished_name
-from .step_names import is_put_aside, stem_of, step_in_name
+from .step_names import finished_name, is_put_aside, stem_of, step_in_name
 
 # The series of all names that say their step as trainers spell it: one run, however often the
 # spelling changes (`checkpoint-100` of one version, `step-200` of the next).
@@ -81,7 +80,7 @@ _LOGGED = re.compile(
     r"[-_]*(?P<name>[A-Za-z][A-Za-z0-9_.]*)="
     r"(?P<value>[-+]?(?:[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?|nan|inf))"
 )
-_AGAIN = re.compile(r"-v(?P<number>[0-9]+)")
+_AGAIN = re.compile(r"-v(?P<number>[0-9]+)$")
 # As many members make a series of unknown words, if their content bears the numbers out.
 _BORNE_OUT = 3
 
@@ -111,11 +110,11 @@ def place_of(name: str) -> Place | None:
     name = saved_name(name)
     stem = stem_of(name)
     suffix = name[len(stem) :]
-    again = _AGAIN.search(stem)
-    if again is not None and again.end() == len(stem) and "=" in stem:
-        stem, version = stem[: again.start()], (int(again["number"]),)
-    else:
-        version = (0,) if "=" in stem else ()
+    version: tuple[int, ...] = ()
+    if "=" in stem:
+        again = _AGAIN.search(stem)
+        version = (0,) if again is None else (int(again["number"]),)
+        stem = stem if again is None else stem[: again.start()]
     stem = _LOGGED.sub(lambda m: m[0] if _ends(m["name"].lower(), _COUNTERS) else "", stem)
     parts = _parts(stem)
     counts = [n for n, part in enumerate(parts) if part.counts]
@@ -151,8 +150,9 @@ def is_trainers(name: str) -> bool:
 def members(steps: Mapping[str, int | None]) -> dict[str, Place]:
     """Return the members of the series among siblings, by name.
 
-    A name that says its step as trainers spell it is one by itself. Others need a sibling that
-    differs in the number alone, and words that trainers use. Where nothing in the root has such
+    A name that says its step as trainers spell it is one by itself. Others need words that trainers
+    use, and a sibling that differs in the number alone, or one with the same number in another
+    series (the last pair of a GAN). Where nothing in the root has such
     words, a series of other words (a run's name) counts if it has at least three members and their
     steps are a linear function of the number: then the number is a counter of the trainer's.
 
@@ -171,8 +171,10 @@ def members(steps: Mapping[str, int | None]) -> dict[str, Place]:
         elif not roles_in(name) and (place := place_of(name)) is not None:
             kind = known if is_trainers(name) else others
             kind[place.series][name] = place
-    for siblings in known.values():
-        if len({place.numbers for place in siblings.values()}) > 1:
+    for name, siblings in known.items():
+        own = {place.numbers for place in siblings.values()}
+        beside = (p.numbers for n, others_ in known.items() if n != name for p in others_.values())
+        if len(own) > 1 or not own.isdisjoint(beside):
             found |= siblings
     if found:
         return found

@@ -44,6 +44,12 @@ _ASIDE = re.compile(
     rf"|(?P<before>.+?)[-_.](?:{_WRONG}[0-9]*(?:[-_.][a-z0-9]+)*|{_SPARE}[0-9]*(?:[-_.][0-9]+)*)",
     re.IGNORECASE,
 )
+# Names of unfinished saves, of trainers and stores.
+_STAGING = re.compile(
+    r"tmp[-_.](?P<after>.*)"
+    r"|(?P<before>.*?)(?:[-_.](?:ftckpt-|orbax-checkpoint-)?tmp(?:[-_.][\w.-]*)?"
+    r"|\.(?:partial|incomplete|inprogress|staging|part))"
+)
 # One file of several that make up a step, in a directory that other steps share.
 FILE_OF_STEP = re.compile(
     r"(?:(?:[A-Za-z]+(?:_[A-Za-z]+)*[_-])?(?:global_)?(?:step|iter)[_-]?|(?:ckpt|checkpoint)[_-])"
@@ -101,6 +107,14 @@ def is_put_aside(name: str) -> bool:
     match = _ASIDE.fullmatch(stem_of(weights_of(name) or name))
     rest = "" if match is None else match["before"] or match["after"]
     return rest != "" and (worded_step(rest) is not None or is_put_aside(rest))
+
+
+def finished_name(name: str) -> str:
+    """Return the name that a save gets when it is finished; the name itself if it says nothing."""
+    unfinished = _STAGING.fullmatch(name)
+    if unfinished is None:
+        return name
+    return unfinished["before"] or unfinished["after"] or ""
 
 
 def is_file_of_step(name: str) -> bool:

@@ -45,8 +45,8 @@ def in_order(root: Root, looked: Sequence[Looked]) -> Iterator[Looked]:
             first = [one for one in every if one.candidate.path in pointed]
             if len(first) == 1:
                 yield first[0]
-            one = every[0].candidate
-            yield every[0]._replace(child=None, error=_unknown(root.url_of(one), groups))
+            url = root.url_of(every[0].candidate)
+            yield every[0]._replace(child=None, error=_unknown(url, groups))
             return
         for group in groups.values():
             yield from group

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
 
+from ftckpt.discovery.series import newest_first
 from ftckpt.own_files import weights_of
 from ftckpt.retention.apply.reclaim import drop_order, enough
 from ftckpt.retention.policy import Policy
@@ -166,7 +167,8 @@ def _why_dropped(entry: RootEntry) -> Reason:
             return Reason("expired", "no rule keeps it")
 
 
-def _shown_order(entry: RootEntry) -> tuple[str, float, float, str]:
+def _shown_order(entry: RootEntry) -> tuple[str, float, tuple[float, ...], float, str]:
     """Order the newest of each run first; entries without a step before all."""
     step = float("inf") if entry.step is None else float(entry.step)
-    return entry.group, -step, -(entry.time or 0.0), entry.name
+    above = newest_first(entry.name) if entry.step is None else ()
+    return entry.group, -step, above, -(entry.time or 0.0), entry.name

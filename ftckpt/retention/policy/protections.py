@@ -72,8 +72,8 @@ def group_entries(entries: Sequence[RootEntry], now: float, policy: Policy = _US
             held[entry.name] = Reason("future", "its time lies in the future")
         else:
             counted.append(entry)
-    halves = _halves(counted, places)
-    held |= halves
+    whole, halves = _pairs(counted, places)
+    held |= whole | halves
     counted = [entry for entry in counted if entry.name not in halves]
     stretches = _in_order(counted, places)
     before: int | None = None
@@ -118,30 +118,35 @@ def _in_order(
     return found
 
 
-def _halves(counted: Sequence[RootEntry], places: Mapping[str, series.Place]) -> dict[str, Reason]:
-    """Return what belongs to series that are saved together and must not count, with the reason.
+def _pairs(
+    counted: Sequence[RootEntry], places: Mapping[str, series.Place]
+) -> tuple[dict[str, Reason], dict[str, Reason]]:
+    """Return of series that are saved together the newest whole save, and what must not count.
 
     Two series are saved together if they have a number in common and nothing in the content tells
     the two apart (a GAN's `G_1600.pth` and `D_1600.pth`). A number that one of them lacks is half a
-    save. Number 0 is what both started from.
+    save, and is kept. Number 0 is what both started from.
     """
     by_series: dict[str, dict[tuple[int, ...], RootEntry]] = defaultdict(dict)
     for entry in counted:
         place = places.get(entry.name)
         if place is not None and place.series != series.STEPS:
             by_series[place.series][place.numbers] = entry
-    found: dict[str, Reason] = {}
+    whole: dict[str, Reason] = {}
+    halves: dict[str, Reason] = {}
     for name, own in by_series.items():
         for other, theirs in by_series.items():
-            common = own.keys() & theirs.keys() if other != name else ()
-            if not any(own[n].step == theirs[n].step for n in common):
+            both = own.keys() & theirs.keys() if other != name else ()
+            common = [n for n in both if own[n].step == theirs[n].step]
+            if not common:
                 continue
+            whole[own[max(common)].name] = Reason("newest", f"the newest with one of {other}")
             for numbers, entry in own.items():
                 if not any(numbers):
-                    found[entry.name] = Reason("start", f"{name} and {other} start from it")
+                    halves[entry.name] = Reason("start", f"{name} and {other} start from it")
                 elif numbers not in theirs:
-                    found[entry.name] = Reason("half", f"{other} has no whole one beside it")
-    return found
+                    halves[entry.name] = Reason("half", f"{other} has no whole one beside it")
+    return whole, halves
 
 
 def _leaps(before: int, after: int) -> bool:
@@ -208,22 +213,18 @@ def newest_first(stretch: Sequence[RootEntry]) -> tuple[list[RootEntry], list[Ro
     The first verified one of each is kept as `newest-verified`.
     """
     timed = [e for e in stretch if e.time is not None]
-    return sorted(stretch, key=_step_order)[::-1], sorted(timed, key=_time_order)[::-1]
+    return sorted(stretch, key=lambda e: e.age_order)[::-1], sorted(timed, key=_time_order)[::-1]
 
 
 def _top(entries: Sequence[RootEntry]) -> RootEntry:
-    return max(entries, key=_step_order)
+    return max(entries, key=lambda e: e.age_order)
 
 
 def _latest(entries: Sequence[RootEntry]) -> RootEntry | None:
     return max((e for e in entries if e.time is not None), key=_time_order, default=None)
 
 
-def _step_order(entry: RootEntry) -> tuple[float, float, str]:
-    return entry.age_order
-
-
-def _time_order(entry: RootEntry) -> tuple[float, tuple[float, float, str]]:
+def _time_order(entry: RootEntry) -> tuple[float, tuple[object, ...]]:
     return -1.0 if entry.time is None else entry.time, entry.age_order
 
 
