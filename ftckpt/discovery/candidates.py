@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import (
@@ -31,6 +30,7 @@ from ftckpt.own_files import FOLDER, GO_ON, TRANSFER, under_way
 from ftckpt.storage.store import Entry, EntryKind, join
 
 from .lone_manifests import HINT, alone
+from .looked import NO_STEP, Looked
 from .open_part import files_of, open_parts
 from .roots import Candidate, Child, Root, concurrently, newest_names_first
 from .series import newest_first
@@ -44,50 +44,11 @@ BATCH = 64
 # deleted since the root was listed.
 WALKED_OVER = frozenset({ExitCode.CORRUPT, ExitCode.INCOMPLETE, ExitCode.NOT_FOUND})
 
-# The rank of a readable candidate whose content and name show no step.
-NO_STEP = -1
-
 # Number of existing steps that the error of an absent one names.
 _NEAREST = 5
 
 # Files of no known layout may be a save in flight for this many seconds after the newest.
 _IN_FLIGHT = 24 * 3600
-
-
-class Looked(NamedTuple):
-    """A candidate whose headers were read.
-
-    Attributes:
-        child: as formats recognise it; None if none does.
-        step: by its content.
-        error: why the headers could not be read.
-        unknown: whether its files are of no known layout, and may be a save in flight.
-
-    An error may also say why the root has no newest one (`unordered`).
-    """
-
-    candidate: Candidate
-    child: Child | None = None
-    step: int | None = None
-    error: FtckptError | None = None
-    unknown: bool = False
-
-    @property
-    def rank(self) -> float:
-        """Its step for ordering.
-
-        An unreadable candidate without a step in its name may be the newest of all; a readable one
-        without any step comes last (`NO_STEP`).
-        """
-        known = self.candidate.step if self.step is None else self.step
-        if known is not None:
-            return known
-        return NO_STEP if self.error is None else math.inf
-
-    @property
-    def known_step(self) -> int | None:
-        """The step by content, else by name."""
-        return self.candidate.step if self.step is None else self.step
 
 
 @dataclass

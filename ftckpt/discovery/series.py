@@ -72,7 +72,7 @@ _MEASURED = frozenset(
 # Names under which trainers load a checkpoint.
 _ROLES = frozenset({"last", "latest", "best", "final", "release", "initial"})
 
-# What lies outside these is no trainer's spelling (`step-40 (copy)`).
+# No trainer spells a name with other characters (`step-40 (copy)`).
 _PLAIN = re.compile(r"[A-Za-z0-9._=+-]+", re.ASCII)
 _TOKEN = re.compile(r"(?P<word>[A-Za-z]+(?:_[A-Za-z]+)*)|(?P<number>[0-9]+(?:\.[0-9]+)?)", re.ASCII)
 # Lightning's `name=value`; a file that exists already gets `-v1`.
@@ -85,7 +85,7 @@ _AGAIN = re.compile(r"-v(?P<number>[0-9]+)$")
 _BORNE_OUT = 3
 
 
-class Place(NamedTuple):
+class SeriesPlace(NamedTuple):
     """The place of a name in its series.
 
     Attributes:
@@ -100,7 +100,7 @@ class Place(NamedTuple):
 
 
 @lru_cache(maxsize=1 << 16)
-def place_of(name: str) -> Place | None:
+def place_of(name: str) -> SeriesPlace | None:
     """Return the place of a name in its series; None for a name without a number that counts.
 
     A number beside a counter's word counts (`epoch0-step200`: both), and one that follows it
@@ -128,7 +128,7 @@ def place_of(name: str) -> Place | None:
         "N" if n in counts else part.text for n, part in enumerate(parts) if not part.measured
     )
     numbers = tuple(int(parts[n].text) for n in counts)
-    return Place(shown + suffix, numbers + version, counter)
+    return SeriesPlace(shown + suffix, numbers + version, counter)
 
 
 def roles_in(name: str) -> frozenset[str]:
@@ -147,7 +147,7 @@ def is_trainers(name: str) -> bool:
     return _words(_LOGGED.sub("", stem)) <= _TRAINERS | _ROLES | _IDENTITIES | _MEASURED
 
 
-def members(steps: Mapping[str, int | None]) -> dict[str, Place]:
+def members(steps: Mapping[str, int | None]) -> dict[str, SeriesPlace]:
     """Return the members of the series among siblings, by name.
 
     A name that says its step as trainers spell it is one by itself. Others need words that trainers
@@ -159,15 +159,15 @@ def members(steps: Mapping[str, int | None]) -> dict[str, Place]:
     Args:
         steps: each name with the step in its content, else in its name; None without one.
     """
-    found: dict[str, Place] = {}
-    known: dict[str, dict[str, Place]] = defaultdict(dict)
-    others: dict[str, dict[str, Place]] = defaultdict(dict)
+    found: dict[str, SeriesPlace] = {}
+    known: dict[str, dict[str, SeriesPlace]] = defaultdict(dict)
+    others: dict[str, dict[str, SeriesPlace]] = defaultdict(dict)
     for name in steps:
         if is_put_aside(saved_name(name)):
             continue
         step = step_in_name(saved_name(name))
         if step is not None:
-            found[name] = Place(STEPS, (step,))
+            found[name] = SeriesPlace(STEPS, (step,))
         elif not roles_in(name) and (place := place_of(name)) is not None:
             kind = known if is_trainers(name) else others
             kind[place.series][name] = place
@@ -190,7 +190,7 @@ def newest_first(name: str) -> tuple[float, ...]:
     return (math.inf,) if place is None else tuple(-number for number in place.numbers)
 
 
-def _borne_out(siblings: Mapping[str, Place], steps: Mapping[str, int | None]) -> bool:
+def _borne_out(siblings: Mapping[str, SeriesPlace], steps: Mapping[str, int | None]) -> bool:
     """Whether the steps in the content are a linear function of the last number in the name."""
     points: dict[int, int] = {}
     for name, place in siblings.items():

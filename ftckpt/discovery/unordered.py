@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from ftckpt.errors import FtckptError, UnverifiedError, UsageError
 from ftckpt.findings import listed
 
 from . import series
+from .looked import Looked
 from .open_part import open_parts
 from .roots import Root
-
-if TYPE_CHECKING:
-    from .candidates import Looked
 
 _NAMED = 4
 
@@ -100,7 +97,7 @@ def paired(root: Root, looked: Sequence[Looked]) -> Looked | None:
     some = by_series[min(first)]
     one = some[max(some)]
     error = UsageError(
-        f"{root.url_of(one.candidate)} is no checkpoint alone: {listed(sorted(first), _NAMED)} are "
+        f"{root.url_of(one.candidate)} is half a save: {listed(sorted(first), _NAMED)} are "
         "saved together",
         hint=hint,
     )

@@ -96,14 +96,14 @@ def _is_loaded_by_name(entry: RootEntry) -> bool:
     return own and series.is_trainers(entry.name)
 
 
-def _is_ordered(entry: RootEntry, places: Mapping[str, series.Place], policy: Policy) -> bool:
+def _is_ordered(entry: RootEntry, places: Mapping[str, series.SeriesPlace], policy: Policy) -> bool:
     """Whether the numbers of its series do for its step: only `--keep-every` counts in steps."""
     place = places.get(entry.name)
     return place is not None and place.counter and policy.keep_every is None
 
 
 def _in_order(
-    counted: Sequence[RootEntry], places: Mapping[str, series.Place]
+    counted: Sequence[RootEntry], places: Mapping[str, series.SeriesPlace]
 ) -> list[list[RootEntry]]:
     """Return those without a step, by series and in the order of its numbers."""
     by_series: dict[str, list[RootEntry]] = defaultdict(list)
@@ -119,7 +119,7 @@ def _in_order(
 
 
 def _pairs(
-    counted: Sequence[RootEntry], places: Mapping[str, series.Place]
+    counted: Sequence[RootEntry], places: Mapping[str, series.SeriesPlace]
 ) -> tuple[dict[str, Reason], dict[str, Reason]]:
     """Return of series that are saved together the newest whole save, and what must not count.
 
