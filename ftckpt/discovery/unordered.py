@@ -18,6 +18,8 @@ from .open_part import open_parts
 from .roots import Root
 
 _NAMED = 4
+# A series is compared with as many others: a root of as many kinds of files is not one run.
+_COMPARED = 16
 
 
 def in_order(root: Root, looked: Sequence[Looked]) -> Iterator[Looked]:
@@ -80,11 +82,7 @@ def paired(root: Root, looked: Sequence[Looked]) -> Looked | None:
         place = places.get(one.candidate.path)
         if place is not None and place.series != series.STEPS:
             by_series[place.series][place.numbers] = one
-    first: set[str] = set()
-    for name, own in sorted(by_series.items()):
-        for other, theirs in by_series.items():
-            if other > name and _are_halves(root, own, theirs):
-                first |= {name, other}
+    first = _first_together(root, by_series)
     if not first:
         return None
     sound = [{n for n, one in by_series[s].items() if one.error is None} for s in first]
@@ -104,10 +102,27 @@ def paired(root: Root, looked: Sequence[Looked]) -> Looked | None:
     return one._replace(child=None, error=error)
 
 
+def _first_together(
+    root: Root, by_series: Mapping[str, Mapping[tuple[int, ...], Looked]]
+) -> set[str]:
+    """Return series that are saved together; none if each stands alone."""
+    groups: list[set[str]] = []
+    for name, own in sorted(by_series.items()):
+        for group in groups[:_COMPARED]:
+            if _are_halves(root, by_series[min(group)], own):
+                group.add(name)
+                break
+        else:
+            groups.append({name})
+    return next((group for group in groups if len(group) > 1), set())
+
+
 def _are_halves(
-    root: Root, own: dict[tuple[int, ...], Looked], theirs: dict[tuple[int, ...], Looked]
+    root: Root, own: Mapping[tuple[int, ...], Looked], theirs: Mapping[tuple[int, ...], Looked]
 ) -> bool:
-    for number in sorted(own.keys() & theirs.keys(), reverse=True):
+    """Whether the newest save that can be read of both shows halves; True if none can be read."""
+    common = own.keys() & theirs.keys()
+    for number in sorted(common, reverse=True):
         one, other = own[number], theirs[number]
         if one.error is not None or other.error is not None:
             continue
@@ -117,7 +132,7 @@ def _are_halves(
         if mine.keys() == its.keys():
             return mine != its
         return not (mine.keys() <= its.keys() or its.keys() <= mine.keys())
-    return False
+    return bool(common)
 
 
 _Key = tuple[str, tuple[int, ...]]

@@ -155,11 +155,13 @@ def _leaps(before: int, after: int) -> bool:
 
 def protect(run: EntryGroup, policy: Policy) -> Iterator[tuple[RootEntry, Reason]]:
     """Yield every entry of a run that stays whatever the rules say, with the protection."""
+    steps = {entry.name: entry.step for entry in run.entries}
     for stretch in run.stretches:
-        yield from _newest(stretch)
+        highest = "step" if steps[stretch[0].name] is not None else "number of its series"
+        yield from _newest(stretch, highest)
         whole = [entry for entry in stretch if not entry.thinned]
         if whole and len(whole) < len(stretch):
-            yield from _newest(whole)
+            yield from _newest(whole, highest)
     timed = any(r in _BY_TIME for r in policy.rules)
     times = [e.time for stretch in run.stretches for e in stretch if e.time is not None]
     latest = max(times, default=None)
@@ -190,12 +192,12 @@ _BY_TIME = frozenset(
 )
 
 
-def _newest(stretch: Sequence[RootEntry]) -> Iterator[tuple[RootEntry, Reason]]:
+def _newest(stretch: Sequence[RootEntry], highest: str) -> Iterator[tuple[RootEntry, Reason]]:
     """Yield the newest by step and by time (they differ after a restart); also of verified ones."""
     top, latest = _top(stretch).step, _latest(stretch)
     for entry in stretch:
         if entry.step == top:
-            yield entry, Reason("newest", "the highest step")
+            yield entry, Reason("newest", f"the highest {highest}")
         elif latest is not None and entry.step == latest.step:
             yield entry, Reason("newest", "the latest save, of a lower step")
     verified = [e for e in stretch if e.verified]
