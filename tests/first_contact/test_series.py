@@ -239,7 +239,7 @@ def test_a_text_that_names_nothing_is_no_pointer(tmp_path: Path) -> None:
 
 def test_the_best_that_lightning_records_stays(tmp_path: Path) -> None:
     for epoch in range(5):
-        callback: Any = {"best_model_path": "/elsewhere/epoch=1-loss=4.707.ckpt", "best_k_models": {}}
+        callback: Any = {"best_model_path": "/elsewhere/epoch=1-loss=4.707.ckpt"}
         name = f"epoch={epoch}-loss={4.9 if epoch != 1 else 4.707}.ckpt"
         state: Any = {"callbacks": {"ModelCheckpoint{'monitor': 'loss'}": callback}}
         save(tmp_path / name, global_step=epoch * 4, **state)
