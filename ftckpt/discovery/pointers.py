@@ -100,7 +100,8 @@ def _real(path: str) -> str:
 
 def is_pointer(name: str, entry: Entry, links: Mapping[str, str]) -> bool:
     """Whether a name in a root is a pointer: a known file, or one of `links_beside`."""
-    known = name in FILES or name in (_LAST, SNAPSHOT, _TEXT) or name.endswith(_LINK_TEXT)
+    alone = name in (_LAST, SNAPSHOT, _TEXT) or name.endswith(_LINK_TEXT)
+    known = name in FILES or (alone and entry.link is None)
     return name in links or (entry.kind is EntryKind.FILE and known)
 
 
@@ -148,7 +149,7 @@ def _read_alone(
 
 def named_in_snapshot(store: Store, entry: Entry) -> list[str]:
     """Return the names in Ray's snapshot, the latest first: Ray has deleted all others itself."""
-    if entry.size > _MAX_SNAPSHOT:
+    if entry.link is not None or entry.size > _MAX_SNAPSHOT:
         return []
     try:
         said = decode(store.read(entry.path, 0, entry.size))

@@ -237,6 +237,16 @@ def test_a_text_that_names_nothing_is_no_pointer(tmp_path: Path) -> None:
     assert ftckpt_json("verify", str(tmp_path))["result"]["code"] == 4
 
 
+def test_a_pointer_is_not_read_through_a_link(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    save(root / "model_0000004.pth", iteration=4)
+    (tmp_path / "elsewhere").write_text("secret")
+    for name in ("last_checkpoint", "latest.txt", "checkpoint_manager_snapshot.json"):
+        (root / name).symlink_to(tmp_path / "elsewhere")
+    answer = ftckpt_json("latest", str(root))
+    assert (answer["result"]["code"], "secret" in json.dumps(answer)) == (0, False)
+
+
 def test_the_best_that_lightning_records_stays(tmp_path: Path) -> None:
     for epoch in range(5):
         callback: Any = {"best_model_path": "/elsewhere/epoch=1-loss=4.707.ckpt"}

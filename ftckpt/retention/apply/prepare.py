@@ -17,7 +17,7 @@ from ftckpt.discovery.pointers import SNAPSHOT, named_in_snapshot
 from ftckpt.discovery.recognise import Format
 from ftckpt.discovery.resolve import Place, open_runs
 from ftckpt.discovery.roots import Root, concurrently
-from ftckpt.errors import DeniedError, FtckptError, UnavailableError
+from ftckpt.errors import DeniedError, FtckptError, NotFoundError, UnavailableError
 from ftckpt.findings import listed
 from ftckpt.progress import NULL, Counter
 from ftckpt.retention.policy import Policy
@@ -305,7 +305,10 @@ class _Work:
         if name == _STATE:
             return best_of(root, folder)
         if name == SNAPSHOT:
-            return tuple(named_in_snapshot(root.store, root.store.stat(path)))
+            try:
+                return tuple(named_in_snapshot(root.store, root.store.stat(path)))
+            except NotFoundError:  # it is being written anew
+                return ()
         child = self.found[path].child
         return () if child is None else best_in(root, child.parts)
 
