@@ -57,10 +57,11 @@ EXAMPLES = (
 )
 CODES = {
     ExitCode.OK: "one path on stdout: the newest checkpoint that passes",
+    ExitCode.USAGE: "flags; or series that are saved together: one alone is half a checkpoint",
     ExitCode.CORRUPT: "all checkpoints are damaged; or there were some, and none is left",
     ExitCode.INCOMPLETE: "there are checkpoints, and none is committed",
     ExitCode.UNVERIFIED: "the newest has no evidence for --verify content; or each lacks what "
-    "--require or --world-size asks for",
+    "--require or --world-size asks for; or nothing tells which is the newest",
     ExitCode.UNSAFE: "the newest is hostile or ambiguous",
     ExitCode.REFUSED: "every checkpoint is newer than --step-at-most, or was dropped",
     ExitCode.NOT_FOUND: "a root made by --create-root that holds no checkpoint yet: a first start",

@@ -526,6 +526,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subco
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l max-delete -r -d 'Most to drop at once; by default 50% or 50 entries.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l free -r -d 'Drop the oldest, until so much is freed: 20TB.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l delete-corrupt -d 'Let damaged ones go; else they are evidence.'
+complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l any-name -d 'Let those go, too, whose names no trainer gives.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l on-alert -r -d 'Run it for each alert, as JSON on its stdin.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l alert-url -r -d 'Post each alert to this webhook as JSON.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and not __fish_seen_subcommand_from undelete purge' -l alert-state -r -d 'Where it is remembered what was told; else below HOME.'

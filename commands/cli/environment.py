@@ -33,6 +33,7 @@ NO_ENVIRONMENT = frozenset(
         "allow_missing_tier",
         "no_lock",
         "retry_suspected",
+        "any_name",
         "delete_corrupt",
         "free",
         "max_delete",

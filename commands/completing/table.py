@@ -41,7 +41,8 @@ DEVICES = ("cpu", "auto", "cuda")
 SWITCHES = frozenset(
     {
         "--advise", "--again", "--all", "--allow-gaps", "--allow-missing-tier", "--anonymous",
-        "--apply", "--backwards", "--create-root", "--debug", "--delete-corrupt", "--dry-run",
+        "--any-name", "--apply", "--backwards",
+        "--create-root", "--debug", "--delete-corrupt", "--dry-run",
         "--everybody", "--fail-fast", "--files", "--finish", "--finish-last", "--force",
         "--from-master", "--full", "-h", "--help", "--include-bases",
         "--integrity", "--json",

@@ -60,3 +60,6 @@ class LimitOptions:
     delete_corrupt: Annotated[
         bool, switch("--delete-corrupt", "Let damaged ones go; else they are evidence.")
     ] = False
+    any_name: Annotated[
+        bool, switch("--any-name", "Let those go, too, whose names no trainer gives.")
+    ] = False

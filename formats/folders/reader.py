@@ -23,8 +23,8 @@ from ftckpt.discovery.recognise import Format
 from ftckpt.errors import CorruptError, FtckptError, UnsupportedError
 from ftckpt.findings import Finding, finding, from_error, listed
 from ftckpt.formats.huggingface.config import parsed_json
-from ftckpt.formats.ranks.training_tree import AVERAGES, MODELS, OPTIMIZERS
 from ftckpt.formats.state.stored_names import place
+from ftckpt.formats.state.vocabulary import KNOWN
 from ftckpt.formats.torch_files.parse_files import parse_files
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.formats.torchsave import LEGACY_MAGIC
@@ -44,7 +44,6 @@ from .parts import FolderPart, differ_in_numbers, find_parts
 _COUNTERS = frozenset({"train", "training", "trainer", "state", "info", "progress", "meta", "step"})
 _STEPS = ("step", "global_step", "iteration", "cur_step", "training_step")
 _MOST_COUNTERS = 1 << 16  # bytes
-_KNOWN = frozenset((*MODELS, *OPTIMIZERS, *AVERAGES))
 _HEAD = 4096
 # Git LFS leaves a text in the place of a file that was never fetched.
 _POINTER = b"version https://git-lfs"
@@ -254,7 +253,7 @@ def _loose(source: Source, name: str, form: Format) -> Checkpoint:
         return form.open(source)
     parsed = parse_files(source, [name])
     tree = next((s.tree for s in parsed.values() if isinstance(s, TorchStream)), None)
-    if isinstance(tree, dict) and not _KNOWN.isdisjoint(key for key in tree if type(key) is str):
+    if isinstance(tree, dict) and not KNOWN.isdisjoint(key for key in tree if type(key) is str):
         what = ""  # a whole training state
     label = name.partition(".")[0]
     return open_files(source, [name], role=what, label=label, parsed=parsed)

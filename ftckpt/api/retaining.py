@@ -52,6 +52,7 @@ class KeepFlags(TypedDict, total=False):
         max_delete: most to drop at once: 20 or "50%".
         free: bytes, or a text such as "20TB": drop the oldest until that is freed.
         delete_corrupt: let damaged ones go.
+        any_name: let those go, too, whose names no trainer gives.
     """
 
     keep_last: int | None
@@ -71,6 +72,7 @@ class KeepFlags(TypedDict, total=False):
     max_delete: int | str
     free: int | str
     delete_corrupt: bool
+    any_name: bool
 
 
 class RetentionAnswer(NamedTuple):
@@ -246,6 +248,7 @@ def _limits(flags: KeepFlags) -> dict[str, Any]:
         "max_delete": DeleteLimit.parse(str(most)) if most != "" else None,
         "reclaim": free or None,
         "delete_corrupt": flags.get("delete_corrupt") or None,
+        "any_name": flags.get("any_name") or None,
     }
     return {name: value for name, value in given.items() if value is not None}
 

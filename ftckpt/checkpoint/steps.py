@@ -55,8 +55,15 @@ class Allowance:
 _ITERATION = re.compile(
     r"(?:^|[./:])(?:global_steps?|iteration|iter_num|current_step|num_updates)$"
     r"|(?:^|[./:])(?:train_state|trainer_state|train_status|state|progress)[./:]step$"
-    r"|^(?:step|global_step|iteration)$"
+    # icefall `checkpoint.py`; torchtune `recipe_state`; MMF
+    r"|(?:^|[./:])(?:batch_idx_train|steps_run|current_iteration)$"
+    r"|(?:^|[./:])meta[./:]iter$"  # mmengine `runner.py`
+    r"|(?:^|[./:])timestamp[./:](?:Timestamp[./:])?batch$"  # composer `core/time.py`
+    # many trainers; HiFi-GAN (`steps`), BasicSR (`iter`), StyleTTS2 (`iters`)
+    r"|^(?:step|steps|global_step|iteration|iter|iters)$"
 )
+# What composer calls an iteration is a part of the training that the user defines.
+_NO_ITERATION = re.compile(r"(?:^|[./:])timestamp[./:](?:Timestamp[./:])?iteration$")
 _OPTIMIZER = re.compile(r"(?:^|[./:])(?:step|common_step)$")
 # What differs in the names of the files that the ranks of one job write.
 _RANK = re.compile(r"rank[_-]?\d+(?:[_-]\d+)*(?!\d)", re.ASCII)
@@ -83,7 +90,7 @@ def role_of(name: str, *, optimizer: bool = False) -> StepRole | None:
         return StepRole.OPTIMIZER if _OPTIMIZER.search(name) else None
     if _SCHEDULER.search(name):
         return StepRole.SCHEDULER
-    if _ITERATION.search(name):
+    if _ITERATION.search(name) and not _NO_ITERATION.search(name):
         return StepRole.ITERATION
     return None
 

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import (
@@ -24,16 +23,20 @@ from ftckpt.errors import (
     NotFoundError,
     UnavailableError,
     UnsupportedError,
+    UsageError,
 )
 from ftckpt.manifest.thinned import is_thinned
 from ftckpt.own_files import FOLDER, GO_ON, TRANSFER, under_way
 from ftckpt.storage.store import Entry, EntryKind, join
 
 from .lone_manifests import HINT, alone
+from .looked import NO_STEP, Looked
 from .open_part import files_of, open_parts
 from .roots import Candidate, Child, Root, concurrently, newest_names_first
+from .series import newest_first
 from .step_names import is_put_aside, stands_still
 from .strangers import not_understood
+from .unordered import in_order, paired
 
 # Number of candidates whose headers are read at once; a smaller root is ordered by content alone.
 BATCH = 64
@@ -47,40 +50,6 @@ _NEAREST = 5
 
 # Files of no known layout may be a save in flight for this many seconds after the newest.
 _IN_FLIGHT = 24 * 3600
-
-
-class Looked(NamedTuple):
-    """A candidate whose headers were read.
-
-    Attributes:
-        child: as formats recognise it; None if none does.
-        step: by its content.
-        error: why the headers could not be read.
-        unknown: whether its files are of no known layout, and may be a save in flight.
-    """
-
-    candidate: Candidate
-    child: Child | None = None
-    step: int | None = None
-    error: FtckptError | None = None
-    unknown: bool = False
-
-    @property
-    def rank(self) -> float:
-        """Its step for ordering.
-
-        An unreadable candidate without a step in its name may be the newest of all; a readable one
-        without any step comes last.
-        """
-        known = self.candidate.step if self.step is None else self.step
-        if known is not None:
-            return known
-        return -1 if self.error is None else math.inf
-
-    @property
-    def known_step(self) -> int | None:
-        """The step by content, else by name."""
-        return self.candidate.step if self.step is None else self.step
 
 
 @dataclass
@@ -117,19 +86,30 @@ class Walk:
             waiting = [c for c in waiting if c.step is None or c.step <= limit]
         nameless = sum(c.step is None for c in waiting)
         size = max(BATCH, nameless + BATCH if nameless else 0)
-        pool: list[tuple[float, bool, int, str, Looked]] = []
+        pool: list[tuple[float, bool, int, tuple[float, ...], str, Looked]] = []
+        begun = False
         while waiting or pool:
             # An unopened candidate is at most as new as its name says.
             if waiting and (not pool or -pool[0][0] <= (waiting[0].step or math.inf)):
                 for looked in self._look_all(waiting[:size]):
-                    # Of equals, the one whose name has its step, then the one named latest.
+                    # Of equals, the one whose name has its step, then the one named latest, then
+                    # the highest of a series.
                     own = looked.candidate
                     strange, named = own.step != looked.known_step, -(own.step or 0)
-                    entry = (-looked.rank, strange, named, own.path, looked)
+                    above = newest_first(own.path)
+                    entry = (-looked.rank, strange, named, above, own.path, looked)
                     heapq.heappush(pool, entry)
                 waiting, size = waiting[size:], BATCH
+                # Names without a step are read first, and only those can be halves.
+                half = None if begun else paired(self.root, [entry[-1] for entry in pool])
+                begun = True
+                if half is not None:
+                    yield half
                 continue
-            looked = heapq.heappop(pool)[4]
+            if pool[0][-1].rank == NO_STEP and limit is None:  # and so all that are left
+                yield from in_order(self.root, [entry[-1] for entry in pool])
+                return
+            looked = heapq.heappop(pool)[-1]
             if limit is None or 0 <= looked.rank <= limit or looked.rank == math.inf:
                 yield looked
 
@@ -361,14 +341,20 @@ def child_of_step(root: Root, step: int) -> Child:
 
     Raises:
         NotFoundError: there is none of this step.
+        UsageError: what holds it is saved in several series.
     """
     for candidate in root.candidates:
         if candidate.step == step and not candidate.staging:
             child = root.recognise(candidate)
             if child is not None:
                 return child
+    half: FtckptError | None = None
     for looked in Walk(root).newest_first():
+        if isinstance(looked.error, UsageError):
+            half = looked.error
         if looked.step == step and looked.child is not None:
+            if half is not None:
+                raise half
             return looked.child
     steps = sorted(
         {c.step for c in root.candidates if c.step is not None}, key=lambda s: abs(s - step)

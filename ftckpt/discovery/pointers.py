@@ -5,19 +5,24 @@ DeepSpeed `engine.py` (`latest`) and its universal converter (`latest_universal`
 `checkpointing.py` and verl (`latest_checkpointed_iteration.txt`: an iteration in decimal, or
 `release`); DLRover (`dlrover_latest.txt`: a step); SkyRL (`latest_ckpt_global_step.txt`: a step);
 Megatron-Bridge `checkpointing.py` (`latest_train_state.pt`: a copy of the checkpoint's
-`train_state.pt`, which holds its step).
+`train_state.pt`, which holds its step). Those that are read, and that no verb moves: fvcore
+`checkpoint.py` (`last_checkpoint`: a base name) and mmengine `checkpoint_hook.py` (the same: a
+path); nanotron `serialize/main.py` (`latest.txt`: the name of a step); composer
+`checkpoint_saver.py` (`latest-rank0.pt.symlink`: a path); Ray Train `checkpoint_manager.py`
+(`checkpoint_manager_snapshot.json`).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
 from ftckpt.checkpoint.dtypes import decode_scalar
 from ftckpt.errors import CorruptError, FtckptError, UnsafeError
 from ftckpt.storage.store import Entry, EntryKind, Store
+from ftckpt.strict_json import JsonError, decode
 
 from .open_part import open_part
 from .recognise import UnopenedPart
@@ -35,9 +40,14 @@ STEPS = frozenset(
 # Pointers that are a copy of a file in the checkpoint.
 COPIES = {"latest_train_state.pt": "train_state.pt"}
 FILES = _TAGS | STEPS | COPIES.keys()
+# Read alone: what a trainer expects in them differs (a name, a path, JSON).
+_LAST, SNAPSHOT, _TEXT, _LINK_TEXT = (
+    "last_checkpoint", "checkpoint_manager_snapshot.json", "latest.txt", ".symlink",
+)  # fmt: skip
 _MAX_BYTES = 4096
 # No filesystem has a longer name; what is longer, or more than a line, is no pointer's text.
 _LONGEST = 255
+_MAX_SNAPSHOT = 1 << 20
 
 
 class Pointer(NamedTuple):
@@ -94,7 +104,9 @@ def _real(path: str) -> str:
 
 def is_pointer(name: str, entry: Entry, links: Mapping[str, str]) -> bool:
     """Whether a name in a root is a pointer: a known file, or one of `links_beside`."""
-    return name in links or (entry.kind is EntryKind.FILE and name in FILES)
+    alone = name in (_LAST, SNAPSHOT, _TEXT) or name.endswith(_LINK_TEXT)
+    known = name in FILES or (alone and entry.link is None)
+    return name in links or (entry.kind is EntryKind.FILE and known)
 
 
 def read_pointers(
@@ -115,13 +127,53 @@ def read_pointers(
         if name in links:
             target = links[name] if links[name] in steps else None
             found.append(Pointer(name, entry.link or "", target, steps.get(links[name])))
-        elif is_pointer(name, entry, links):
-            if _leaves(store, base, entry):
-                found.append(Pointer(name, (entry.link or "")[:_LONGEST], None, None, leaves=True))
-                continue
+        elif not is_pointer(name, entry, links):
+            continue
+        elif _leaves(store, base, entry):
+            found.append(Pointer(name, (entry.link or "")[:_LONGEST], None, None, leaves=True))
+        elif name not in FILES:
+            found += _read_alone(name, entry, store, steps)
+        else:
             text = _copied_step(store, entry, ask) if name in COPIES else text_of(store, entry)
             found.append(_pointer(name, text, steps))
     return found
+
+
+def _read_alone(
+    name: str, entry: Entry, store: Store, steps: Mapping[str, int | None]
+) -> Iterator[Pointer]:
+    """Yield what a file names that no verb moves.
+
+    Any program may write a `latest.txt` or a `.symlink`: it is a pointer where it names something
+    that is there, or a number.
+    """
+    if name == SNAPSHOT:
+        text = next((one for one in named_in_snapshot(store, entry) if one in steps), "")
+    else:
+        text = text_of(store, entry)
+    pointer = _pointer(name, text, steps)
+    if text and (name == _LAST or pointer.target is not None or text.isdecimal()):
+        yield pointer
+
+
+def named_in_snapshot(store: Store, entry: Entry) -> list[str]:
+    """Return the names in Ray's snapshot, the latest first: Ray has deleted all others itself."""
+    if entry.link is not None or entry.size > _MAX_SNAPSHOT:
+        return []
+    try:
+        said = decode(store.read(entry.path, 0, entry.size))
+    except (CorruptError, UnsafeError, JsonError):
+        return []
+    said = said if isinstance(said, dict) else {}
+    others = said.get("checkpoint_results")
+    results = [said.get("latest_checkpoint_result"), said.get("best_checkpoint_result")]
+    results += others if isinstance(others, list) else []
+    names = (one.get("checkpoint_dir_name") for one in results if isinstance(one, dict))
+    return list(dict.fromkeys(_base_name(n) for n in names if isinstance(n, str) and n))
+
+
+def _base_name(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]
 
 
 def _by_step(name: str) -> bool:
@@ -179,6 +231,6 @@ def _pointer(name: str, text: str, steps: Mapping[str, int | None]) -> Pointer:
     ):
         step = int(text)
         return Pointer(name, text, next((p for p, s in steps.items() if s == step), None), step)
-    tag = text.rstrip("/").rpartition("/")[2]
+    tag = _base_name(text)
     target = tag if tag in steps else None
     return Pointer(name, text, target, steps.get(tag))

@@ -19,8 +19,9 @@ from ftckpt.storage.store import Entry, EntryKind, Store, join
 from .dropped import Tomb, read_tombs
 from .pointers import Pointer, is_pointer, links_beside, read_pointers
 from .recognise import UnopenedPart
+from .series import newest_first
 from .shared_state import is_shared_state
-from .step_names import FILE_OF_STEP, SUFFIXES, step_in_name
+from .step_names import FILE_OF_STEP, SUFFIXES, finished_name, step_in_name
 from .step_sets import sets_among
 
 T = TypeVar("T")
@@ -32,12 +33,6 @@ _DEEPER = 16
 # Number of children that are listed at once.
 _BATCH = 64
 
-# Names of unfinished saves, of trainers and stores.
-_STAGING = re.compile(
-    r"tmp[-_.](?P<after>.*)"
-    r"|(?P<before>.*?)(?:[-_.](?:ftckpt-|orbax-checkpoint-)?tmp(?:[-_.][\w.-]*)?"
-    r"|\.(?:partial|incomplete|inprogress|staging|part|reserving-\w+))"
-)
 # NeMo 2 marks `NAME` by a file `NAME-unfinished` while it saves or removes it; when it starts, it
 # removes what is still marked (nemo/lightning/pytorch/callbacks/model_checkpoint.py).
 _UNFINISHED = "-unfinished"
@@ -284,11 +279,8 @@ def _read_level(store: Store, base: str, ask: Callable[[Entry], UnopenedPart | N
             name.endswith(_UNFINISHED) and name.removesuffix(_UNFINISHED) in entries
         ):
             continue
-        unfinished = _STAGING.fullmatch(name)
-        staging = unfinished is not None or name + _UNFINISHED in entries
-        step = step_in_name(
-            name if unfinished is None else unfinished["before"] or unfinished["after"] or ""
-        )
+        staging = finished_name(name) != name or name + _UNFINISHED in entries
+        step = step_in_name(finished_name(name))
         if _may_be_checkpoint(name, entry, step):
             candidates.append(Candidate(name, entry, step, staging))
         else:
@@ -325,7 +317,11 @@ def _may_be_checkpoint(name: str, entry: Entry, step: int | None) -> bool:
 
 
 def _named_first(candidates: Iterable[Candidate]) -> list[Candidate]:
-    return sorted(candidates, key=lambda c: (c.step is None, -(c.step or 0), c.path))
+    def order(candidate: Candidate) -> tuple[bool, int, tuple[float, ...], str]:
+        step, path = candidate.step, candidate.path
+        return step is None, -(step or 0), newest_first(path) if step is None else (), path
+
+    return sorted(candidates, key=order)
 
 
 def newest_names_first(candidates: Iterable[Candidate]) -> list[Candidate]:

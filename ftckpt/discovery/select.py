@@ -17,7 +17,8 @@ from ftckpt.findings import Finding, finding
 from ftckpt.manifest.thinned import WEIGHTS_ALONE, is_thinned
 from ftckpt.storage.source import Source
 
-from .candidates import WALKED_OVER, Looked, Walk, gone
+from .candidates import WALKED_OVER, Walk, gone
+from .looked import Looked
 from .neighbours import lacking
 from .open_part import open_parts
 from .roots import Candidate, Root

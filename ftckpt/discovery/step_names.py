@@ -46,6 +46,12 @@ _ASIDE = re.compile(
     rf"|(?P<before>.+?)[-_.](?:{_WRONG}[0-9]*(?:[-_.][a-z0-9]+)*|{_SPARE}[0-9]*(?:[-_.][0-9]+)*)",
     re.IGNORECASE,
 )
+# Names of unfinished saves, of trainers and stores.
+_STAGING = re.compile(
+    r"tmp[-_.](?P<after>.*)"
+    r"|(?P<before>.*?)(?:[-_.](?:ftckpt-|orbax-checkpoint-)?tmp(?:[-_.][\w.-]*)?"
+    r"|\.(?:partial|incomplete|inprogress|staging|part|reserving-\w+))"
+)
 # One file of several that make up a step, in a directory that other steps share.
 FILE_OF_STEP = re.compile(
     r"(?:(?:[A-Za-z]+(?:_[A-Za-z]+)*[_-])?(?:global_)?(?:step|iter)[_-]?|(?:ckpt|checkpoint)[_-]"
@@ -68,7 +74,7 @@ def step_in_name(name: str) -> int | None:
     name = weights_of(name) or name
     if match := FILE_OF_STEP.fullmatch(name):
         return int(match["step"])
-    stem = _stem(name)
+    stem = stem_of(name)
     for pattern in (*_STEP_NAMES, _NEMO):
         match = re.fullmatch(pattern, stem)
         if match is not None and len(match[1]) <= 18:
@@ -76,7 +82,7 @@ def step_in_name(name: str) -> int | None:
     return None
 
 
-def _stem(name: str) -> str:
+def stem_of(name: str) -> str:
     """Return a name without what says the kind of its file; the longest suffix counts."""
     return next((name.removesuffix(s) for s in SUFFIXES if name.endswith(s)), name)
 
@@ -114,9 +120,17 @@ def is_put_aside(name: str) -> bool:
     `step-40.bad`, `old-step-40.pt`: its content still says the step. `backup-40` may be the name
     that a trainer gives each save.
     """
-    match = _ASIDE.fullmatch(_stem(weights_of(name) or name))
+    match = _ASIDE.fullmatch(stem_of(weights_of(name) or name))
     rest = "" if match is None else match["before"] or match["after"]
     return rest != "" and (worded_step(rest) is not None or is_put_aside(rest))
+
+
+def finished_name(name: str) -> str:
+    """Return the name that a save gets when it is finished; the name itself if it says nothing."""
+    unfinished = _STAGING.fullmatch(name)
+    if unfinished is None:
+        return name
+    return unfinished["before"] or unfinished["after"] or ""
 
 
 def is_file_of_step(name: str) -> bool:

@@ -17,7 +17,8 @@ from typing import NamedTuple
 from ftckpt.errors import ExitCode, FtckptError, worst
 from ftckpt.findings import Finding
 
-from .candidates import Looked, Walk
+from .candidates import Walk
+from .looked import Looked
 from .roots import Root
 from .select import Check, Note, Selection, SelectionRules, Skipped, select
 from .step_names import is_put_aside

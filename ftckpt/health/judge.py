@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
+from ftckpt.discovery.series import members
 from ftckpt.discovery.step_names import is_put_aside
 from ftckpt.retention.scan.classify import PENDING
 from ftckpt.retention.scan.entries import EntryClass
@@ -161,7 +162,7 @@ def _health(survey: Survey, now: float, wanted: Thresholds, second: Survey | Non
         for h in committed
         if not h.entry.thinned and not is_put_aside(h.entry.name.rpartition("/")[2])
     )
-    stepped = [h for h in committed if h.entry.step is not None]
+    stepped = [h for h in committed if h.entry.step is not None] or _one_series(committed)
     newest = max(stepped, key=lambda h: h.entry.age_order, default=None)
     timed = [h for h in committed if h.finished is not None]
     last = max(timed, key=_finished, default=newest)
@@ -205,6 +206,13 @@ def _health(survey: Survey, now: float, wanted: Thresholds, second: Survey | Non
         scrub,
         alerts(facts, wanted),
     )
+
+
+def _one_series(committed: Sequence[SurveyedEntry]) -> Sequence[SurveyedEntry]:
+    """Return those of the only series, where no content says a step; none without one."""
+    places = members({h.entry.name: None for h in committed})
+    only = len({place.series for place in places.values()}) == 1
+    return [h for h in committed if only and h.entry.name in places]
 
 
 def _finished(held: SurveyedEntry) -> float:

@@ -146,8 +146,20 @@ class History:
         """Somebody puts something else there."""
         kind = self.choose.choice((EntryClass.FOREIGN, EntryClass.TRASH, EntryClass.COMMITTED))
         step = None if self.choose.random() < 0.5 else self.step
-        name = f"{self.group}odd-{len(self.by_name)}"
+        name = f"{self.group}{'odd' if step is None else 'best'}-{len(self.by_name)}"
         self._put(name, kind, step, self.now, checked=True, named=step is not None)
+
+    def copy(self) -> None:
+        """A person copies one, or puts one aside: damaged, unfinished, or sound."""
+        stepped = [e for e in self.committed() if e.step is not None]
+        for entry in self.choose.sample(stepped, min(1, len(stepped))):
+            name = self.choose.choice(("paper-{}", "step-{} (copy)", "step-{}.bad", "old-step-{}"))
+            kinds = (EntryClass.COMMITTED, EntryClass.CORRUPT, EntryClass.ABANDONED)
+            kind = self.choose.choice(kinds)
+            self._put(
+                self.group + name.format(entry.step), kind, entry.step, self.now,
+                checked=kind is EntryClass.COMMITTED, why="copied",
+            )  # fmt: skip
 
     def drop(self, names: set[str]) -> None:
         """Carry a plan out."""
@@ -180,6 +192,7 @@ class History:
 _EVENTS = {
     "save": 20, "twin": 1, "crash": 2, "restart": 1, "pause": 2, "jump": 0.5, "damage": 1, "pin": 1,
     "unpin": 1, "read": 1, "point": 1, "stranger": 0.5,
+    "copy": 1,
 }  # fmt: skip
 
 
@@ -204,6 +217,7 @@ def one_more_rule(choose: Random, policy: Policy) -> Policy:
 
 def thing_of(entry: RootEntry) -> Thing:
     """Return an entry as the oracle takes it."""
+    own, whole = entry.name.rpartition("/")[2], entry.entry_class is EntryClass.COMMITTED
     return Thing(
         name=entry.name,
         run=entry.group,
@@ -219,6 +233,9 @@ def thing_of(entry: RootEntry) -> Thing:
         upon=entry.bases,
         metric=entry.metric,
         checked=entry.checked,
+        copied=own.startswith(("paper", "odd") if whole else ("paper", "odd", "best"))
+        or own.endswith("(copy)"),
+        aside=own.endswith(".bad") or own.startswith("old-step"),
     )
 
 

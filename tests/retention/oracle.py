@@ -26,7 +26,8 @@ PERIODS: dict[str, Callable[[float], int]] = {
 class Thing:
     """One name in a root, in the words of the page.
 
-    `damaged` is what would be found if it were opened: the class that it has then.
+    `damaged` is what would be found if it were opened: the class that it has then. `copied` is what
+    a person named, `aside` what somebody put aside.
     """
 
     name: str
@@ -44,6 +45,8 @@ class Thing:
     metric: float | None = None
     damaged: str = ""
     checked: bool = False
+    copied: bool = False
+    aside: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,8 @@ def verdicts(things: Sequence[Thing], asked: Asked, now: float) -> dict[str, set
 def counts(thing: Thing, now: float) -> bool:
     """Whether rules count it."""
     in_future = thing.time is not None and thing.time > now
-    return thing.kind == "COMMITTED" and thing.step is not None and not in_future
+    trainers = not (thing.copied or thing.aside)
+    return thing.kind == "COMMITTED" and thing.step is not None and trainers and not in_future
 
 
 def step_of(thing: Thing) -> int:
@@ -148,11 +152,16 @@ def _protected(one: Thing, things: Sequence[Thing], asked: Asked, now: float) ->
         finished = [t for t in things if t.run == one.run and counts(t, now)]
         if one.time is None or not any(t.time is not None and t.time > one.time for t in finished):
             words.add("unfinished")
+    if one.kind in ("COMMITTED", "CORRUPT", "ABANDONED") and (one.aside or one.copied):
+        no_step = one.kind == "COMMITTED" and one.step is None
+        words.add("put-aside" if one.aside else "no-step" if no_step else "not-of-the-series")
     if one.kind == "COMMITTED":
         if one.named:
             words.add("named")
         if one.step is None:
-            words.add("no-step")
+            words.add("put-aside" if one.aside else "no-step")
+        elif one.copied or one.aside:
+            pass
         elif one.time is not None and one.time > now:
             words.add("future")
         if one.time is None and (asked.periods or asked.within is not None):

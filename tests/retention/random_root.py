@@ -99,9 +99,25 @@ class RandomRun:
         self._save(self.choose.choice(_NAMES).format(step), step, "good")
 
     def nameless(self) -> None:
-        """A finished save whose name says no step."""
+        """A finished save whose name says no step: somebody's copy."""
         step = self.choose.choice((*self.steps, None))
-        self._save(self.choose.choice(_OTHER).format(self.choose.choice("abc")), step, "good")
+        name = self.choose.choice(_OTHER).format(self.choose.choice("abc"))
+        self._save(name, step, "good")
+        self._now(name, copied=True)
+
+    def aside(self) -> None:
+        """What somebody put aside: sound, damaged, or without its marker."""
+        step = self.choose.choice(self.steps)
+        name, state = f"step-{step}.bad", self.choose.choice(("good", "short", "torn"))
+        if state != "torn":
+            self._save(name, step, state, damaged="CORRUPT" if state == "short" else "")
+        elif not (self.path / name).exists():
+            age = self._age()
+            write(self.path, name, None, "torn")
+            _old(self.path / name, age)
+            # Its name says no step, and nothing is read of what is not finished.
+            self._is(name, "ABANDONED" if age >= DAY else "STAGING", None, age)
+        self._now(name, aside=True)
 
     def role(self) -> None:
         """A save that a trainer loads by its name."""
@@ -227,8 +243,8 @@ class RandomRun:
             if thing.kind == "FOREIGN":
                 said[name] = int(name[5:]) if name.startswith("step-") else None
             elif thing.kind != "TRASH":
-                by_name = name not in _ROLES and not name.startswith(("old-", "warm-"))
-                said[name] = thing.step if by_name and not name.endswith("-copy") else None
+                by_name = name not in _ROLES and not (thing.copied or thing.aside)
+                said[name] = thing.step if by_name else None
         return said
 
     def _save(
@@ -283,8 +299,8 @@ class RandomRun:
 
 
 _KINDS = {
-    "good": 20, "nameless": 2, "role": 1, "short": 3, "one_file": 2, "torn": 3, "unfinished": 1,
-    "foreign": 1, "trash": 1,
+    "good": 20, "nameless": 2, "aside": 2, "role": 1, "short": 3, "one_file": 2, "torn": 3,
+    "unfinished": 1, "foreign": 1, "trash": 1,
 }  # fmt: skip
 
 

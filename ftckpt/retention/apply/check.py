@@ -22,7 +22,7 @@ from ftckpt.manifest.locate import read
 from ftckpt.manifest.thinned import is_thinned
 from ftckpt.own_files import MANIFEST, SUFFIX
 from ftckpt.progress import NULL
-from ftckpt.retention.policy import GRACE
+from ftckpt.retention.policy import GRACE, Policy
 from ftckpt.retention.policy.protections import group_entries, newest_first
 from ftckpt.retention.scan.check_cache import Passed
 from ftckpt.retention.scan.contents import list_entry, sum_up
@@ -111,7 +111,8 @@ def newest_verified(members: Sequence[ScannedEntry], now: float) -> ScannedEntry
         UnavailableError, DeniedError: a manifest could not be read.
     """
     by_name = {f.entry.name: f for f in members}
-    for stretch in reversed(group_entries([f.entry for f in members], now).stretches):
+    run = group_entries([f.entry for f in members], now, Policy(any_name=True))
+    for stretch in reversed(run.stretches):
         by_step, _ = newest_first(stretch)
         found = first_verified([by_name[entry.name] for entry in by_step], {})
         if found is not None:

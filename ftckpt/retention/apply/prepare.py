@@ -13,16 +13,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ftckpt.discovery.candidates import nothing_known
+from ftckpt.discovery.pointers import SNAPSHOT, named_in_snapshot
 from ftckpt.discovery.recognise import Format
 from ftckpt.discovery.resolve import Place, open_runs
 from ftckpt.discovery.roots import Root, concurrently
 from ftckpt.discovery.step_names import stands_still
-from ftckpt.errors import DeniedError, FtckptError, UnavailableError
+from ftckpt.errors import DeniedError, FtckptError, NotFoundError, UnavailableError
 from ftckpt.findings import listed
 from ftckpt.progress import NULL, Counter
 from ftckpt.retention.policy import Policy
 from ftckpt.retention.policy.decide import decide
-from ftckpt.retention.policy.metrics import best_of
+from ftckpt.retention.policy.metrics import best_in, best_of
 from ftckpt.retention.policy.plan import Decision, RetentionPlan
 from ftckpt.retention.policy.protections import group_entries, newest_first
 from ftckpt.retention.records import log
@@ -46,6 +47,8 @@ _NO_ANSWER = (UnavailableError, DeniedError)
 
 # Where transformers' Trainer says which checkpoint is the best so far, and its names of them.
 _STATE, _TRAINERS = "trainer_state.json", re.compile(r"checkpoint-\d+")
+# Names of Lightning's ModelCheckpoint, which says so in the checkpoint itself.
+_LIGHTNING = re.compile(r".+\.ckpt|(?:.*-)?\w+=.*")
 
 # Classes that prove a root without committed checkpoints.
 _OURS = (EntryClass.STAGING, EntryClass.ABANDONED)
@@ -146,7 +149,7 @@ class _Work:
         self.passed: dict[str, Passed] = {}
         self.verified: dict[str, bool] = {}
         self.weighed: dict[str, RootEntry] = {}
-        self.best: dict[str, str] = {}
+        self.best: dict[str, tuple[str, ...]] = {}
         self.named: set[str] = set()  # runs whose steps by content order nothing
         for run in runs:
             self._take(run)
@@ -257,7 +260,7 @@ class _Work:
         for found in self.found.values():
             groups[found.entry.group].append(found.entry)
         for entries in groups.values():
-            for stretch in group_entries(entries, self.now).stretches:
+            for stretch in group_entries(entries, self.now, self.policy).stretches:
                 for order in newest_first(stretch):
                     sealed = (self.found[entry.name] for entry in order)
                     first = first_verified(sealed, self.verified)
@@ -265,7 +268,7 @@ class _Work:
                         self.found[first.entry.name] = first.now(verified=True)
 
     def _hold_best(self) -> bool:
-        """Hold what the newest saves of transformers' Trainer name as the best so far.
+        """Hold what the newest saves name as the best so far, and what Ray's snapshot names.
 
         Returns:
             whether one was not held before.
@@ -274,32 +277,54 @@ class _Work:
         for found in self.found.values():
             groups[found.entry.group].append(found.entry)
         states = [
-            (root, folder)
+            (root, path)
             for root in self.roots
-            for folder in (
-                *([root.base] if _STATE in root.foreign else []),
-                *self._newest_of_trainer(groups[root.base]),
+            for path in (
+                *(join(root.base, n) for n in root.foreign if n == _STATE),
+                *(join(root.base, p.name) for p in root.pointers if p.name == SNAPSHOT),
+                *self._newest(groups[root.base]),
             )
         ]
-        asked = [(root, folder) for root, folder in states if folder not in self.best]
-        said = concurrently(self.place.store, lambda one: best_of(*one), asked)
-        self.best |= zip((folder for _, folder in asked), said, strict=True)
+        asked = [(root, path) for root, path in states if path not in self.best]
+        said = concurrently(self.place.store, lambda one: self._told(*one), asked)
+        self.best |= zip((path for _, path in asked), said, strict=True)
         news = False
-        for root, folder in states:
-            best = self.best[folder]
-            target = self.found.get(join(root.base, best)) if best else None
-            pointer = relative(root.base, join(folder, _STATE))
-            if target is not None and pointer not in target.entry.pointers:
-                pointers = (*target.entry.pointers, pointer)
-                self.found[target.entry.name] = target.now(pointers=pointers)
-                news = True
+        for root, path in states:
+            pointer = relative(root.base, path)
+            for best in self.best[path]:
+                target = self.found.get(join(root.base, best))
+                if target is None or target.entry.name == path:
+                    continue
+                if pointer not in target.entry.pointers:
+                    pointers = (*target.entry.pointers, pointer)
+                    self.found[target.entry.name] = target.now(pointers=pointers)
+                    news = True
         return news
 
-    def _newest_of_trainer(self, entries: Sequence[RootEntry]) -> Iterator[str]:
-        for stretch in group_entries(entries, self.now).stretches:
-            for order in newest_first(stretch):
-                if order and _TRAINERS.fullmatch(order[0].name.rpartition("/")[2]):
-                    yield order[0].name
+    def _told(self, root: Root, path: str) -> tuple[str, ...]:
+        """Return the names that the file of a trainer or the newest save names."""
+        folder, _, name = path.rpartition("/")
+        if name == _STATE:
+            return best_of(root, folder)
+        if name == SNAPSHOT:
+            try:
+                return tuple(named_in_snapshot(root.store, root.store.stat(path)))
+            except NotFoundError:  # it is being written anew
+                return ()
+        child = self.found[path].child
+        return () if child is None else best_in(root, child.parts)
+
+    def _newest(self, entries: Sequence[RootEntry]) -> Iterator[str]:
+        """Yield what may say which is the best: the newest saves, and those with a name for it."""
+        named = [e.name for e in entries if e.named]
+        for stretch in group_entries(entries, self.now, self.policy).stretches:
+            named += (order[0].name for order in newest_first(stretch) if order)
+        for name in dict.fromkeys(named):
+            own = name.rpartition("/")[2]
+            if _TRAINERS.fullmatch(own):
+                yield join(name, _STATE)
+            elif _LIGHTNING.fullmatch(own):
+                yield name
 
     def survey(self, names: Sequence[str], most_files: int | None) -> None:
         """List the files of entries, unless there are more than `most_files`."""

@@ -264,7 +264,7 @@ class _Thinning:
         names = set(root.store.names(root.base))
         gone = {one.decision.entry.name for one in self.thinned}
         members = [f.entry for f in self.fresh.found.values() if f.entry.group == group]
-        for stretch in group_entries(members, self.now()).stretches:
+        for stretch in group_entries(members, self.now(), self.plan.policy).stretches:
             if not any(entry.name == found.entry.name for entry in stretch):
                 continue
             good = sum(

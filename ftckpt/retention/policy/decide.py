@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
 
+from ftckpt.discovery.series import newest_first
 from ftckpt.own_files import weights_of
 from ftckpt.retention.apply.reclaim import drop_order, enough
 from ftckpt.retention.policy import Policy
-from ftckpt.retention.scan.entries import EntryClass, RootEntry
+from ftckpt.retention.scan.entries import EntryClass, RootEntry, SharedFile
 
 from . import rules
 from .floors import broken_floors
@@ -19,6 +20,8 @@ from .protections import EntryGroup, group_entries, protect
 from .thin import thin
 
 _UNFINISHED = (EntryClass.STAGING, EntryClass.ABANDONED)
+# Why what is of no series stays.
+_OUTSIDE = ("named", "not-of-the-series", "put-aside")
 # The keep flags, named to a user who gave none.
 _NO_RULE = BrokenFloor(
     "--keep-last",
@@ -59,7 +62,7 @@ def decide(
     groups: dict[str, list[RootEntry]] = defaultdict(list)
     for entry in sorted(entries, key=lambda e: e.name):
         groups[entry.group].append(entry)
-    runs = {group: group_entries(members, now) for group, members in groups.items()}
+    runs = {group: group_entries(members, now, policy) for group, members in groups.items()}
     every = [entry for members in groups.values() for entry in members]
     if len({entry.name for entry in every}) < len(every):
         raise ValueError("two entries of a root have one name")
@@ -67,6 +70,7 @@ def decide(
     if not policy.rules:
         for entry in every:
             reasons[entry.name] = [*reasons[entry.name], Reason("no-rule", _NO_RULE.message)]
+    _hold_other_names(every, reasons)
     _close(every, reasons)
     thinned = thin(policy, runs, reasons)
     for name, reason in thinned.items():
@@ -114,6 +118,30 @@ def _reasons(runs: Mapping[str, EntryGroup], policy: Policy) -> dict[str, list[R
     return reasons
 
 
+def _hold_other_names(every: Sequence[RootEntry], reasons: dict[str, list[Reason]]) -> None:
+    """Keep the members of a series that have a second name outside: a hard link.
+
+    timm's `model_best.pth.tar` is one of `checkpoint-3.pth.tar`.
+    """
+    outside = {
+        file.inode: entry.name
+        for entry in every
+        if any(reason.rule in _OUTSIDE for reason in reasons[entry.name])
+        for file in _single_file(entry)
+    }
+    for entry in every:
+        for file in _single_file(entry):
+            other = outside.get(file.inode, entry.name)
+            if other != entry.name and entry.entry_class is EntryClass.COMMITTED:
+                reasons[entry.name].append(Reason("pointer", f"{other} is a hard link of it"))
+
+
+def _single_file(entry: RootEntry) -> Sequence[SharedFile]:
+    """Return the file of a one-file checkpoint, if that has other names; a manifest lies beside."""
+    contents = entry.contents
+    return () if contents is None or contents.files > 2 else contents.shared
+
+
 def _close(every: Sequence[RootEntry], reasons: dict[str, list[Reason]]) -> None:
     """Keep what kept entries depend on, in any run."""
     depends_on = {e.name: e.depends_on for e in every}
@@ -139,7 +167,8 @@ def _why_dropped(entry: RootEntry) -> Reason:
             return Reason("expired", "no rule keeps it")
 
 
-def _shown_order(entry: RootEntry) -> tuple[str, float, float, str]:
+def _shown_order(entry: RootEntry) -> tuple[str, float, tuple[float, ...], float, str]:
     """Order the newest of each run first; entries without a step before all."""
     step = float("inf") if entry.step is None else float(entry.step)
-    return entry.group, -step, -(entry.time or 0.0), entry.name
+    above = newest_first(entry.name) if entry.step is None else ()
+    return entry.group, -step, above, -(entry.time or 0.0), entry.name

@@ -10,12 +10,23 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator, Sequence
 
+from ftckpt.discovery.open_part import open_parts
+from ftckpt.discovery.recognise import UnopenedPart
 from ftckpt.discovery.roots import Root
-from ftckpt.errors import CorruptError, NotFoundError, UnsafeError
+from ftckpt.errors import (
+    CorruptError,
+    IncompleteError,
+    NotFoundError,
+    UnsafeError,
+    UnsupportedError,
+)
 from ftckpt.storage.store import Entry, EntryKind, join
 
 _MAX_BYTES = 64 << 20
+# Lightning's keys, and how deep below a key of the checkpoint they lie.
+_BEST, _DEEPEST = ("best_model_path", "last_model_path"), 3
 _NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 
 
@@ -52,7 +63,7 @@ def metric_of(root: Root, entry: Entry, name: str, step: int | None) -> float | 
     return None
 
 
-def best_of(root: Root, folder: str) -> str:
+def best_of(root: Root, folder: str) -> tuple[str, ...]:
     """Return the name of the checkpoint that the `trainer_state.json` in a folder calls the best.
 
     transformers' `Trainer` never rotates it away, and loads it when the training has ended.
@@ -61,8 +72,40 @@ def best_of(root: Root, folder: str) -> str:
         UnavailableError, DeniedError: the storage does not answer.
     """
     state = _json(root, join(folder, "trainer_state.json"))
-    best = state.get("best_model_checkpoint") if isinstance(state, dict) else None
-    return best.rstrip("/").rpartition("/")[2] if isinstance(best, str) else ""
+    return tuple(_names_in(state, ("best_model_checkpoint",), 0))
+
+
+def best_in(root: Root, parts: Sequence[UnopenedPart]) -> tuple[str, ...]:
+    """Return the names of the checkpoints that another one calls the best, or its last.
+
+    Lightning's `ModelCheckpoint` keeps them in its state, and loads them by
+    `trainer.test(ckpt_path="best")`.
+
+    Raises:
+        UnavailableError, DeniedError: the storage does not answer.
+    """
+    found: dict[str, None] = {}
+    try:
+        for checkpoint in open_parts(root.store, parts):
+            told = [f for f in checkpoint.fields() if f.rpartition(".")[2] in _BEST]
+            for name in checkpoint.objects:
+                if any(field == name or field.startswith(name + ".") for field in told):
+                    state = checkpoint.load_object(name)
+                    if name.rpartition(".")[2] in _BEST:
+                        state = {name.rpartition(".")[2]: state}
+                    found |= dict.fromkeys(_names_in(state, _BEST, _DEEPEST))
+    except (CorruptError, IncompleteError, NotFoundError, UnsafeError, UnsupportedError):
+        return ()  # the check of what is kept reports it
+    return tuple(found)
+
+
+def _names_in(state: object, keys: Sequence[str], deeper: int) -> Iterator[str]:
+    """Yield the last names of the paths under some keys of nested dicts."""
+    for key, value in state.items() if isinstance(state, dict) else ():
+        if key in keys and isinstance(value, str) and value:
+            yield value.rstrip("/").rpartition("/")[2]
+        elif deeper:
+            yield from _names_in(value, keys, deeper - 1)
 
 
 def _number(value: object) -> float | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
+from ftckpt.discovery import series
 from ftckpt.discovery.step_names import is_put_aside
 from ftckpt.retention.policy import Policy
 from ftckpt.retention.scan.entries import EntryClass, RootEntry
@@ -16,6 +18,13 @@ from .plan import Reason
 # first one does not count, nor do those within the first few thousand steps.
 LEAP, LEAP_FROM = 100, 1000
 
+_NOT_SAVED = (EntryClass.FOREIGN, EntryClass.TRASH)
+_MAY_GO = (EntryClass.COMMITTED, EntryClass.ABANDONED, EntryClass.CORRUPT)
+_NOT_OF_A_SERIES = "it is not of the series: a person may have named it (--any-name lets it go)"
+
+
+_USUAL = Policy()
+
 
 class EntryGroup(NamedTuple):
     """The entries of one group, classified.
@@ -23,8 +32,9 @@ class EntryGroup(NamedTuple):
     Attributes:
         entries: all.
         stretches: the committed ones that rules and floors count, the oldest first. A leap of the
-            step begins a new stretch, which counts as a separate run.
-        held: committed ones that are kept whatever their order, and why.
+            step begins a new stretch, which counts as a separate run. A series whose content says
+            no step is a stretch of its own; there `step` is the place in the order of its numbers.
+        held: entries that are kept whatever their order, and why; committed ones do not count.
     """
 
     entries: Sequence[RootEntry]
@@ -32,40 +42,111 @@ class EntryGroup(NamedTuple):
     held: dict[str, Reason]
 
 
-def group_entries(entries: Sequence[RootEntry], now: float) -> EntryGroup:
+def group_entries(entries: Sequence[RootEntry], now: float, policy: Policy = _USUAL) -> EntryGroup:
     """Separate the committed checkpoints that count from those that are only kept.
 
-    Entries of unknown order do not count: those without a step or dated in the future; nor does
-    what somebody has put aside, because no run goes on from it. After a leap
+    Entries of unknown order do not count: those without a step that are of no series or that a rule
+    needs the step of, or dated in the future; nor does what somebody has put aside or named,
+    because no run goes on from it; nor half of what is saved together. After a leap
     of the step, by accident or by an attempt to make the good ones expire, entries above it must
     not displace those below: the rules apply to both sides, and the first step above the leap
     stays.
     """
+    places = series.members({e.name: e.step for e in entries if e.entry_class not in _NOT_SAVED})
     held: dict[str, Reason] = {}
     counted: list[RootEntry] = []
     for entry in entries:
-        if entry.entry_class is not EntryClass.COMMITTED:
+        name = entry.name.rpartition("/")[2]
+        committed = entry.entry_class is EntryClass.COMMITTED
+        if entry.entry_class not in _MAY_GO:
             continue
-        if entry.step is None:
-            held[entry.name] = Reason("no-step", "neither its name nor its content says a step")
-        elif is_put_aside(entry.name.rpartition("/")[2]):
+        if is_put_aside(series.saved_name(name)):
             held[entry.name] = Reason("put-aside", "its name says that no trainer is to take it")
+        elif committed and entry.step is None and not _is_ordered(entry, places, policy):
+            held[entry.name] = Reason("no-step", "neither its name nor its content says a step")
+        elif not (policy.any_name or entry.name in places or _is_loaded_by_name(entry)):
+            held[entry.name] = Reason("not-of-the-series", _NOT_OF_A_SERIES)
+        elif not committed:
+            continue
         elif entry.time is not None and entry.time > now:
             held[entry.name] = Reason("future", "its time lies in the future")
         else:
             counted.append(entry)
-    stretches: list[list[RootEntry]] = []
+    whole, halves = _pairs(counted, places)
+    held |= whole | halves
+    counted = [entry for entry in counted if entry.name not in halves]
+    stretches = _in_order(counted, places)
     before: int | None = None
-    for entry in sorted(counted, key=lambda e: e.age_order):
+    stepped = (entry for entry in counted if entry.step is not None)
+    for entry in sorted(stepped, key=lambda e: e.age_order):
         assert entry.step is not None
         if before is None or _leaps(before, entry.step):
             stretches.append([])
+            if before is not None:
+                leap = Reason("step-jump", f"the step leaps from {before} to {entry.step}")
+                held |= {e.name: leap for e in counted if e.step == entry.step}
         stretches[-1].append(entry)
         before = entry.step
-    for below, above in pairwise(stretches):
-        leap = Reason("step-jump", f"the step leaps from {below[-1].step} to {above[0].step}")
-        held |= {entry.name: leap for entry in above if entry.step == above[0].step}
     return EntryGroup(entries, tuple(map(tuple, stretches)), held)
+
+
+def _is_loaded_by_name(entry: RootEntry) -> bool:
+    """Whether it is a finished checkpoint with the name that a trainer loads it by."""
+    own = entry.entry_class is EntryClass.COMMITTED and entry.named
+    return own and series.is_trainers(entry.name)
+
+
+def _is_ordered(entry: RootEntry, places: Mapping[str, series.SeriesPlace], policy: Policy) -> bool:
+    """Whether the numbers of its series do for its step: only `--keep-every` counts in steps."""
+    place = places.get(entry.name)
+    return place is not None and place.counter and policy.keep_every is None
+
+
+def _in_order(
+    counted: Sequence[RootEntry], places: Mapping[str, series.SeriesPlace]
+) -> list[list[RootEntry]]:
+    """Return those without a step, by series and in the order of its numbers."""
+    by_series: dict[str, list[RootEntry]] = defaultdict(list)
+    for entry in counted:
+        if entry.step is None:
+            by_series[places[entry.name].series].append(entry)
+    found = []
+    for _, siblings in sorted(by_series.items()):
+        order = sorted({places[e.name].numbers for e in siblings})
+        ranked = (replace(e, step=order.index(places[e.name].numbers)) for e in siblings)
+        found.append(sorted(ranked, key=lambda e: e.age_order))
+    return found
+
+
+def _pairs(
+    counted: Sequence[RootEntry], places: Mapping[str, series.SeriesPlace]
+) -> tuple[dict[str, Reason], dict[str, Reason]]:
+    """Return of series that are saved together the newest whole save, and what must not count.
+
+    Two series are saved together if they have a number in common and nothing in the content tells
+    the two apart (a GAN's `G_1600.pth` and `D_1600.pth`). A number that one of them lacks is half a
+    save, and is kept. Number 0 is what both started from.
+    """
+    by_series: dict[str, dict[tuple[int, ...], RootEntry]] = defaultdict(dict)
+    for entry in counted:
+        place = places.get(entry.name)
+        if place is not None and place.series != series.STEPS:
+            by_series[place.series][place.numbers] = entry
+    whole: dict[str, Reason] = {}
+    halves: dict[str, Reason] = {}
+    for name, own in by_series.items():
+        for other, theirs in by_series.items():
+            both = own.keys() & theirs.keys() if other != name else ()
+            common = [n for n in both if own[n].step == theirs[n].step]
+            if not common:
+                continue
+            whole[own[max(common)].name] = Reason("newest", f"the newest with one of {other}")
+            for numbers, entry in own.items():
+                if not any(numbers):
+                    halves[entry.name] = Reason("start", f"{name} and {other} start from it")
+                elif numbers not in theirs:
+                    halves[entry.name] = Reason("half", f"{other} has no whole one beside it")
+    return whole, halves
 
 
 def _leaps(before: int, after: int) -> bool:
@@ -74,11 +155,13 @@ def _leaps(before: int, after: int) -> bool:
 
 def protect(run: EntryGroup, policy: Policy) -> Iterator[tuple[RootEntry, Reason]]:
     """Yield every entry of a run that stays whatever the rules say, with the protection."""
+    steps = {entry.name: entry.step for entry in run.entries}
     for stretch in run.stretches:
-        yield from _newest(stretch)
+        highest = "step" if steps[stretch[0].name] is not None else "number of its series"
+        yield from _newest(stretch, highest)
         whole = [entry for entry in stretch if not entry.thinned]
         if whole and len(whole) < len(stretch):
-            yield from _newest(whole)
+            yield from _newest(whole, highest)
     timed = any(r in _BY_TIME for r in policy.rules)
     times = [e.time for stretch in run.stretches for e in stretch if e.time is not None]
     latest = max(times, default=None)
@@ -86,10 +169,10 @@ def protect(run: EntryGroup, policy: Policy) -> Iterator[tuple[RootEntry, Reason
         yield from _in_use(entry)
         if entry.contents is not None and entry.contents.run:
             yield entry, Reason("holds", f"{entry.contents.run} in it is of another run")
+        if entry.name in run.held:
+            yield entry, run.held[entry.name]
         match entry.entry_class:
             case EntryClass.COMMITTED:
-                if entry.name in run.held:
-                    yield entry, run.held[entry.name]
                 if entry.named:
                     yield entry, Reason("named", "its name says what it is for")
                 if timed and entry.time is None:
@@ -109,12 +192,12 @@ _BY_TIME = frozenset(
 )
 
 
-def _newest(stretch: Sequence[RootEntry]) -> Iterator[tuple[RootEntry, Reason]]:
+def _newest(stretch: Sequence[RootEntry], highest: str) -> Iterator[tuple[RootEntry, Reason]]:
     """Yield the newest by step and by time (they differ after a restart); also of verified ones."""
     top, latest = _top(stretch).step, _latest(stretch)
     for entry in stretch:
         if entry.step == top:
-            yield entry, Reason("newest", "the highest step")
+            yield entry, Reason("newest", f"the highest {highest}")
         elif latest is not None and entry.step == latest.step:
             yield entry, Reason("newest", "the latest save, of a lower step")
     verified = [e for e in stretch if e.verified]
@@ -132,22 +215,18 @@ def newest_first(stretch: Sequence[RootEntry]) -> tuple[list[RootEntry], list[Ro
     The first verified one of each is kept as `newest-verified`.
     """
     timed = [e for e in stretch if e.time is not None]
-    return sorted(stretch, key=_step_order)[::-1], sorted(timed, key=_time_order)[::-1]
+    return sorted(stretch, key=lambda e: e.age_order)[::-1], sorted(timed, key=_time_order)[::-1]
 
 
 def _top(entries: Sequence[RootEntry]) -> RootEntry:
-    return max(entries, key=_step_order)
+    return max(entries, key=lambda e: e.age_order)
 
 
 def _latest(entries: Sequence[RootEntry]) -> RootEntry | None:
     return max((e for e in entries if e.time is not None), key=_time_order, default=None)
 
 
-def _step_order(entry: RootEntry) -> tuple[float, float, str]:
-    return entry.age_order
-
-
-def _time_order(entry: RootEntry) -> tuple[float, tuple[float, float, str]]:
+def _time_order(entry: RootEntry) -> tuple[float, tuple[object, ...]]:
     return -1.0 if entry.time is None else entry.time, entry.age_order
 
 

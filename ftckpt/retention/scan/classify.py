@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 from ftckpt.checkpoint import CommitState
@@ -12,6 +11,7 @@ from ftckpt.discovery.lone_manifests import alone, alone_of
 from ftckpt.discovery.open_part import open_parts, recognise_at
 from ftckpt.discovery.recognise import Listing, UnopenedPart, recognise
 from ftckpt.discovery.roots import Candidate, Child, Root
+from ftckpt.discovery.series import roles_in
 from ftckpt.errors import (
     CorruptError,
     DeniedError,
@@ -37,9 +37,7 @@ from .uploads import announced_at, is_sent_to
 # The weights of a checkpoint that stands whole wait for it to be thinned, or for gc to drop them.
 PENDING = "it holds the weights of "
 
-# Names by which trainers load a checkpoint.
 _TRANSFER = "a transfer to it is under way, or was killed"
-_NAMED = re.compile(r"(?:last|latest|best|final|release|initial)(?:[-_.].*)?")
 
 
 def classify(root: Root, candidate: Candidate, how: ScanOptions) -> ScannedEntry:
@@ -164,7 +162,7 @@ class _Candidate:
 
         The names of parts do not show whether they fit together, so these are opened too.
         """
-        step, named = self.candidate.step, _NAMED.fullmatch(self.candidate.path) is not None
+        step, named = self.candidate.step, bool(roles_in(self.candidate.path))
         why = child.parts[0].recognition.reason
         if step is None or any(part.recognition.parts for part in child.parts):
             self.looked = ScanDepth.HEADERS

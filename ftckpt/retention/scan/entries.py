@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from ftckpt.checkpoint import CommitState
+from ftckpt.discovery.series import place_of
 
 
 class EntryClass(StrEnum):
@@ -185,7 +186,14 @@ class RootEntry:
         return (*self.bases, *(path for path in self.needs if path not in self.bases))
 
     @property
-    def age_order(self) -> tuple[float, float, str]:
-        """Sort key, the oldest first: by step, then by time, then by name."""
+    def age_order(self) -> tuple[float, tuple[float, ...], float, str]:
+        """Sort key, the oldest first: by step, then by time, then by name.
+
+        Without a step the numbers of its series come before the time (`epoch_9`, `epoch_10`).
+        """
+        numbers: tuple[float, ...] = ()
+        if self.step is None:
+            place = place_of(self.name)
+            numbers = () if place is None else place.numbers
         step = -1.0 if self.step is None else float(self.step)
-        return step, -1.0 if self.time is None else self.time, self.name
+        return step, numbers, -1.0 if self.time is None else self.time, self.name

@@ -115,7 +115,10 @@ def _require_floors(plan: RetentionPlan, going: Sequence[Decision], fresh: Prepa
     groups: dict[str, list[RootEntry]] = defaultdict(list)
     for found in fresh.found.values():
         groups[found.entry.group].append(found.entry)
-    runs = {group: group_entries(members, fresh.plan.now) for group, members in groups.items()}
+    runs = {
+        group: group_entries(members, fresh.plan.now, plan.policy)
+        for group, members in groups.items()
+    }
     times = {group: log.last_applied(root) for group, root in fresh.roots.items()}
     last_run = {group: time for group, time in times.items() if time is not None}
     dropped = [fresh.found[d.entry.name].entry for d in going]

@@ -139,8 +139,18 @@ def test_the_histories_try_every_word_and_every_floor() -> None:
     assert seen >= {
         *("keep-last", "keep-every", "keep-hourly", "keep-daily", "keep-weekly", "keep-monthly"),
         *("keep-within", "keep-best", "keep-tag", "newest", "newest-verified", "pointer", "pinned"),
-        *("lease", "base", "future", "step-jump", "no-step", "no-time", "named", "foreign"),
-        *("corrupt", "staging", "trash", "unfinished", "expired", "abandoned"),
+        *(
+            "not-of-the-series",
+            "lease",
+            "base",
+            "future",
+            "step-jump",
+            "no-step",
+            "no-time",
+            "named",
+            "foreign",
+        ),
+        *("corrupt", "staging", "trash", "unfinished", "expired", "abandoned", "put-aside"),
         *("--min-survivors", "--max-delete"),
     }
 

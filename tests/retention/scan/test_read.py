@@ -342,8 +342,8 @@ def test_a_name_without_a_step_is_read(tmp_path: Path) -> None:
     assert entries["warm-up"].step == 5
     assert entries["last"].named
     prepared = plan_of(tmp_path)
-    # Same step, chosen together; without any step, never.
-    assert kept(prepared) == {"step-300", "step-200", "model", "last", "no-idea"}
+    # Same step, chosen together; what a person may have named is not counted, and stays.
+    assert kept(prepared) == {"step-300", "step-200", "model", "last", "no-idea", "warm-up"}
 
 
 def test_what_comes_later_does_not_make_a_save_younger(tmp_path: Path) -> None:

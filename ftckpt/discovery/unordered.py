@@ -1,0 +1,154 @@
+"""Checkpoints of a root whose content says no order: what their names say, else a pointer.
+
+A name is never newer because it sorts first: without a number, a role or a pointer that tells, the
+answer is that nobody knows.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from ftckpt.errors import FtckptError, UnverifiedError, UsageError
+from ftckpt.findings import listed
+
+from . import series
+from .looked import Looked
+from .open_part import open_parts
+from .roots import Root
+
+_NAMED = 4
+# A series is compared with as many others: a root of as many kinds of files is not one run.
+_COMPARED = 16
+
+
+def in_order(root: Root, looked: Sequence[Looked]) -> Iterator[Looked]:
+    """Yield readable checkpoints without a step, the newest first.
+
+    First what a trainer calls the last, then its series by the numbers in the names, then others,
+    and what it calls the final, the best or the initial one. Where several stand at one place in
+    this order, the one that a pointer names comes first; without a pointer an error comes instead,
+    and nothing after it.
+    """
+    ranks: dict[int, dict[str, list[Looked]]] = defaultdict(lambda: defaultdict(list))
+    for one in looked:
+        name = one.candidate.path
+        place = series.place_of(name)
+        ranks[_rank(name)][name if place is None else place.series].append(one)
+    pointed = {pointer.target for pointer in root.pointers}
+    for _, groups in sorted(ranks.items()):
+        for group in groups.values():
+            group.sort(key=lambda one: series.newest_first(one.candidate.path))
+        if len(groups) > 1:
+            every = [one for group in groups.values() for one in group]
+            first = [one for one in every if one.candidate.path in pointed]
+            if len(first) == 1:
+                yield first[0]
+            url = root.url_of(every[0].candidate)
+            yield every[0]._replace(child=None, error=_unknown(url, groups))
+            return
+        for group in groups.values():
+            yield from group
+
+
+def _rank(name: str) -> int:
+    if not series.is_trainers(name):
+        return 2
+    roles = series.roles_in(name)
+    if roles:
+        return 0 if roles & {"last", "latest"} else 3 if "final" in roles else 4
+    return 1 if series.place_of(name) is not None else 2
+
+
+def _unknown(url: str, groups: Mapping[str, Sequence[Looked]]) -> FtckptError:
+    names = listed(sorted(groups), _NAMED)
+    return UnverifiedError(
+        f"whether {url} is the newest is not known: no step is in {names}, and their names give no "
+        "order",
+        hint="name one of them",
+    )
+
+
+def paired(root: Root, looked: Sequence[Looked]) -> Looked | None:
+    """Return a candidate with the reason why none of a root is a checkpoint alone; None if one is.
+
+    Series that are saved together (a GAN's `G_1600.pth` and `D_1600.pth`) have their numbers in
+    common, and their content is of one step as far as it says. Copies of one save are no halves,
+    nor are weights beside the whole of the same.
+    """
+    by_series: dict[str, dict[tuple[int, ...], Looked]] = defaultdict(dict)
+    places = series.members({one.candidate.path: one.known_step for one in looked})
+    for one in looked:
+        place = places.get(one.candidate.path)
+        if place is not None and place.series != series.STEPS:
+            by_series[place.series][place.numbers] = one
+    first = _first_together(root, by_series)
+    if not first:
+        return None
+    sound = [{n for n, one in by_series[s].items() if one.error is None} for s in first]
+    newest = max(set.intersection(*sound), default=None)
+    hint = "none of their numbers has all of them"
+    if newest is not None:
+        hint = "the newest that are there together, by their headers: " + ", ".join(
+            root.url_of(by_series[name][newest].candidate) for name in sorted(first)
+        )
+    some = by_series[min(first)]
+    one = some[max(some)]
+    error = UsageError(
+        f"{root.url_of(one.candidate)} is half a save: {listed(sorted(first), _NAMED)} are "
+        "saved together",
+        hint=hint,
+    )
+    return one._replace(child=None, error=error)
+
+
+def _first_together(
+    root: Root, by_series: Mapping[str, Mapping[tuple[int, ...], Looked]]
+) -> set[str]:
+    """Return series that are saved together; none if each stands alone."""
+    groups: list[set[str]] = []
+    for name, own in sorted(by_series.items()):
+        for group in groups[:_COMPARED]:
+            if _are_halves(root, by_series[min(group)], own):
+                group.add(name)
+                break
+        else:
+            groups.append({name})
+    return next((group for group in groups if len(group) > 1), set())
+
+
+def _are_halves(
+    root: Root, own: Mapping[tuple[int, ...], Looked], theirs: Mapping[tuple[int, ...], Looked]
+) -> bool:
+    """Whether the newest save that can be read of both shows halves; True if none can be read."""
+    common = own.keys() & theirs.keys()
+    for number in sorted(common, reverse=True):
+        one, other = own[number], theirs[number]
+        if one.error is not None or other.error is not None:
+            continue
+        if None not in (one.step, other.step) and one.step != other.step:
+            return False
+        mine, its = _content(root, one), _content(root, other)
+        if mine.keys() == its.keys():
+            return mine != its
+        return not (mine.keys() <= its.keys() or its.keys() <= mine.keys())
+    return bool(common)
+
+
+_Key = tuple[str, tuple[int, ...]]
+
+
+def _content(root: Root, looked: Looked) -> Mapping[_Key, tuple[int | None, ...]]:
+    """Return the CRCs of each tensor, by its name and shape; nothing if it cannot be read."""
+    assert looked.child is not None
+    found: dict[_Key, tuple[int | None, ...]] = {}
+    try:
+        for opened in open_parts(root.store, looked.child.parts):
+            crcs: dict[str, list[int | None]] = defaultdict(list)
+            for record in opened.records():
+                crcs[record.owner].append(record.crc32)
+            for key, info in opened.tensors.items():
+                found[key, info.shape] = tuple(crcs[key])
+    except FtckptError:
+        return {}
+    return found
