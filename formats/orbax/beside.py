@@ -1,7 +1,7 @@
 """Check the JSON files that Orbax reads beside the arrays: their metadata, and their shardings.
 
 A restore without a template parses both and fails where they are torn, lack an array or contradict
-the stored chunks. What a newer Orbax may write, such as a sharding of a new type, is no damage; a
+the stored chunks. What a newer Orbax may write, such as a sharding of a new type, is not damage; a
 name that is a known one but for one letter is.
 
 Source: orbax `_src/metadata/array_metadata_store.py`, `_src/metadata/sharding.py` and
@@ -123,7 +123,7 @@ def _shardings(
         yield from_error(error)
         return
     if not isinstance(value, dict):
-        yield _bad(file, "is no object")
+        yield _bad(file, "is not an object")
         return
     known = {".".join(path) for path in files.tree.arrays}
     told: set[str] = set()
@@ -133,7 +133,7 @@ def _shardings(
         try:
             name = base64.b64decode(key, validate=True).decode()
         except (binascii.Error, ValueError):
-            yield _bad(file, f"holds the key {shown(key)}, which is no name in base64")
+            yield _bad(file, f"holds the key {shown(key)}, which is not a name in base64")
             continue
         if name not in known:
             yield _bad(file, f"shards {shown(name)}, which the tree does not have")
@@ -202,7 +202,7 @@ def _named(said: Mapping[str, Any], shape: Sequence[int]) -> str:
     for place, part in enumerate(spec):
         parts = [] if part is None else part if isinstance(part, list) else [part]
         if not all(isinstance(one, str) and one in size for one in parts):
-            return f"divides by {shown(part)}, which is no axis of its mesh"
+            return f"divides by {shown(part)}, which is not an axis of its mesh"
         used += parts
         ways = prod(size[one] for one in parts)
         if parts and (place >= len(shape) or (ways and shape[place] % ways)):

@@ -266,7 +266,7 @@ class _Opening:
     ) -> None:
         """Hold the metadata of an array to the chunks that are stored, and to the tree's.
 
-        Whoever reads by it would see fewer rows, or others, without an error.
+        A reader that trusts it would see fewer rows, or others, without an error.
         """
         file = described.extent.file
         if key := first_outside(array, objects):

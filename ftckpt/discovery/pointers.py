@@ -36,7 +36,7 @@ STEPS = frozenset(
 COPIES = {"latest_train_state.pt": "train_state.pt"}
 FILES = _TAGS | STEPS | COPIES.keys()
 _MAX_BYTES = 4096
-# No filesystem has a longer name; what is longer, or more than a line, is no pointer's text.
+# No filesystem has a longer name; a longer text, or one of several lines, is not a pointer's.
 _LONGEST = 255
 
 
@@ -155,7 +155,7 @@ def _leaves(store: Store, base: str, entry: Entry) -> bool:
 def text_of(store: Store, entry: Entry) -> str:
     """Return the text of a pointer: at most one line, as long as a name can be.
 
-    Of a path that is longer the name at its end counts. What is no name at all, such as another
+    Of a path that is longer the name at its end counts. What cannot be a name, such as another
     file's content, is never quoted: the answer says how long it is.
     """
     try:
