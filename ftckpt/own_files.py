@@ -1,7 +1,7 @@
 """The files that are ftckpt's own: their names, and which paths a record in them may hold.
 
-Whoever may write the root may plant a record there. A record tells which files to read, restore or
-delete, so `own_path` holds each path in it to the entry that the record is about.
+A user who may write the root may plant a record there. A record tells which files to read, restore
+or delete, so `own_path` holds each path in it to the entry that the record is about.
 """
 
 from ftckpt.errors import UnsafeError

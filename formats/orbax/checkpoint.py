@@ -26,6 +26,7 @@ from ftckpt.progress import NULL, Counter
 from ftckpt.storage.decompress import undone_length
 from ftckpt.storage.source import Source
 
+from .beside import TreeFiles, check_beside
 from .chunks import ChunkForm, payload_of
 from .crc32c import crc32c
 from .ocdbt import read_database
@@ -64,6 +65,7 @@ class OrbaxCheckpoint(Checkpoint):
         databases: folders of the databases of single processes.
         trees: the items that are trees of arrays; "" is the step's own directory.
         paths: of each array, by key: its item, and its path in the tree.
+        files: the trees, with what their chunks show, to hold the JSON beside them to.
         strings: of each string of a tree, by the name of its object: its item and its path.
         kept: of each object that lies in a folder of ftckpt's own, by name.
         steps: recorded there, by file.
@@ -80,6 +82,7 @@ class OrbaxCheckpoint(Checkpoint):
     databases: Sequence[str]
     trees: Sequence[str] = ()
     paths: Mapping[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
+    files: Sequence[TreeFiles] = ()
     strings: Mapping[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
     kept: Mapping[str, KeptObjects] = field(default_factory=dict)
     steps: Mapping[str, int] = field(default_factory=dict)
@@ -125,6 +128,8 @@ class OrbaxCheckpoint(Checkpoint):
     def check(self, counter: Counter = NULL) -> Iterator[Finding]:
         """Yield arrays that are missing or too many, and chunks of a wrong size."""
         yield from self.defects
+        for files in self.files:
+            yield from check_beside(self.source, files)
         for folder in self.databases:
             yield from _check_database(self.source, folder)
         for kept in {one.folder: one for one in self.kept.values()}.values():

@@ -89,13 +89,29 @@ def _present(array: Array, objects: Mapping[str, Extent]) -> list[tuple[int, ...
         words = key.split(array.separator)
         if array.prefixed:
             words = words[1:] if words[0] == "c" else [""]
-        if not all(word.isdecimal() and word.isascii() for word in words):
+        if not all(word.isdecimal() and word.isascii() and len(word) < 20 for word in words):
             continue
         at = tuple(map(int, words)) if array.shape else ()
         named = len(at) == len(array.shape) and array.key(at) == key
         if named and all(a < n for a, n in zip(at, array.counts, strict=True)):
             found.append(at)
     return sorted(found)
+
+
+def first_outside(array: Array, objects: Mapping[str, Extent]) -> str:
+    """Return the key of a stored chunk that lies outside the grid; "" where none does."""
+    for key in objects:
+        words = key.split(array.separator)
+        if array.prefixed:
+            words = words[1:] if words[0] == "c" else []
+        if not array.shape or len(words) != len(array.shape):
+            continue
+        if not all(word.isdecimal() and word.isascii() and len(word) < 20 for word in words):
+            continue
+        at = tuple(map(int, words))
+        if array.key(at) == key and any(a >= n for a, n in zip(at, array.counts, strict=True)):
+            return key
+    return ""
 
 
 def first_absent(array: Array, objects: Mapping[str, Extent]) -> str:

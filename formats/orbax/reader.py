@@ -15,8 +15,9 @@ from ftckpt.formats.safetensors.records import FOLDER, INDEX, read_objects
 from ftckpt.storage.source import Source
 from ftckpt.workers.budget import demand
 
+from .beside import TreeFiles, divides
 from .checkpoint import KeptObjects, OrbaxCheckpoint
-from .chunks import ChunkForm, Chunks, chunks_of, filled, first_absent, not_stored
+from .chunks import ChunkForm, Chunks, chunks_of, filled, first_absent, first_outside, not_stored
 from .names import (
     AGGREGATE,
     BELONGS,
@@ -246,6 +247,7 @@ class _Opening:
                 continue
             array = _parsed(raw, file, _ZARR[last])
             found = chunks_of(shown, name, array, objects.get(name, {}))
+            self._hold(item, name, value, array, objects.get(name, {}))
             if found.lacking and not item.tree.stores_all:
                 found = self._filled(item, name, value, array, found)
             if value.inline is None and (key := first_absent(array, objects.get(name, {}))):
@@ -258,6 +260,33 @@ class _Opening:
                 finding("missing-tensor", f"{name} of {item.folder}{METADATA} is in no file",
                         file=f"{item.folder}{METADATA}", tensor=name)
             )  # fmt: skip
+
+    def _hold(
+        self, item: _Item, name: str, described: Value, array: Array, objects: Mapping[str, Extent]
+    ) -> None:
+        """Hold the metadata of an array to the chunks that are stored, and to the tree's.
+
+        A reader that trusts it would see fewer rows, or others, without an error.
+        """
+        file = described.extent.file
+        if key := first_outside(array, objects):
+            said = (
+                f"{item.folder}{name}/{key} lies outside {list(array.shape)}, the shape in {file}"
+            )
+            place = objects[key]
+            self.defects.append(
+                finding("out-of-bounds", said, file=file, tensor=name,
+                        offset=place.offset, length=place.length)
+            )  # fmt: skip
+        part = item.tree.parts.get(name)
+        if part is not None and not divides(part, array.shape):
+            said = f"{name} is {list(array.shape)} in {file}, and was written as parts {list(part)}"
+            self.defects.append(finding("shape-mismatch", said, file=file, tensor=name))
+        if item.tree.zarr not in (None, array.version):
+            said = (
+                f"{item.folder}{METADATA} says zarr {item.tree.zarr}, and {name} is {array.version}"
+            )
+            self.defects.append(finding("bad-metadata", said, file=f"{item.folder}{METADATA}"))
 
     def _filled(
         self, item: _Item, name: str, described: Value, array: Array, found: Chunks
@@ -418,6 +447,14 @@ class _Opening:
             databases=self.databases,
             trees=[item.folder[:-1] for item in self.trees],
             paths=paths,
+            files=[
+                TreeFiles(
+                    item.folder,
+                    item.tree,
+                    {n: (array.shape, array.chunk) for n, (array, _) in item.arrays.items()},
+                )
+                for item in self.trees
+            ],
             strings=self.strings_at,
             kept=self.kept,
             steps={file: step for file, step in self.steps.items() if step is not None},

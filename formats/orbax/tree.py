@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
+from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 from ftckpt.errors import CorruptError, NewerWriterError, UnsupportedError
@@ -18,7 +19,13 @@ _LIMITS = JsonLimits(64, objects=20_000_000, keys=60_000_000, items=60_000_000, 
 _GROWTH = 10  # bytes of memory for a byte of JSON, as a bound
 _ARRAYS = frozenset(("jax.Array", "np.ndarray", "scalar"))
 _EMPTY = frozenset(("None", "Dict", "List", "Tuple", "NamedTuple"))
+_ON_DEVICES = "jax.Array"
 _STRING = "string"
+_KEYS = (1, 2)  # of a sequence, of a mapping
+_MEMBERS = (
+    "tree_metadata", "use_ocdbt", "use_zarr3", "store_array_data_equal_to_fill_value",
+    "custom_metadata",
+)  # fmt: skip
 
 
 class Tree(NamedTuple):
@@ -28,11 +35,39 @@ class Tree(NamedTuple):
         arrays: paths of arrays and numbers.
         strings: paths of strings.
         stores_all: whether every chunk is stored; else those that equal the fill value are not.
+        on_devices: paths of the arrays that were saved from devices.
+        zarr: version of zarr that it says; None where it says none.
+        parts: of arrays of which it is recorded, the shape that was written at once, by name.
     """
 
     arrays: tuple[tuple[str, ...], ...]
     strings: tuple[tuple[str, ...], ...]
     stores_all: bool
+    on_devices: tuple[tuple[str, ...], ...] = ()
+    zarr: int | None = None
+    parts: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+
+
+def slip_of(value: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Return a member that is one of some names but for one letter, where that is absent; or ""."""
+    for name in names:
+        for own in value if name not in value else ():
+            if len(own) == len(name) and sum(a != b for a, b in zip(own, name, strict=True)) == 1:
+                return str(own)
+    return ""
+
+
+def _slip_in(entry: object) -> bool:
+    """Return whether a member of an entry of `tree_metadata` is a known one but for one letter."""
+    if not isinstance(entry, dict):
+        return False
+    keys, about = entry.get("key_metadata"), entry.get("value_metadata")
+    inner = [one for one in keys if isinstance(one, dict)] if isinstance(keys, list) else []
+    return bool(
+        slip_of(entry, ("key_metadata", "value_metadata"))
+        or any(slip_of(one, ("key", "key_type")) for one in inner)
+        or (isinstance(about, dict) and slip_of(about, ("value_type", "skip_deserialize")))
+    )
 
 
 def read_json(source: Source, name: str) -> Any:
@@ -64,25 +99,46 @@ def read_tree(source: Source, name: str) -> Tree:
                            kind="bad-metadata", file=name)  # fmt: skip
 
     if not isinstance(value, dict) or not isinstance(value.get("tree_metadata"), dict):
+        if isinstance(value, dict) and slip_of(value, _MEMBERS):
+            damaged(slip_of(value, _MEMBERS))
         found = listed(sorted(value)) if isinstance(value, dict) else value
         raise NewerWriterError.of(name, expected="tree_metadata", found=found, file=name)
-    arrays, strings = [], []
+    if slip := slip_of(value, _MEMBERS):
+        damaged(slip)
+    arrays, strings, on_devices = [], [], []
+    parts: dict[str, tuple[int, ...]] = {}
     for label, entry in value["tree_metadata"].items():
         try:
             path = tuple(str(one["key"]) for one in entry["key_metadata"])
-            kind = entry["value_metadata"]["value_type"]
+            types = [one["key_type"] for one in entry["key_metadata"]]
+            about = entry["value_metadata"]
+            kind = about["value_type"]
+            skipped = about["skip_deserialize"]
         except (KeyError, TypeError):
+            if _slip_in(entry):  # one letter of a known name is another
+                damaged(label)
             found = listed(sorted(map(str, entry))) if isinstance(entry, dict) else entry
             raise NewerWriterError.of(
                 f"the entry {shown(label)} of {name}", expected="key_metadata and value_metadata",
                 found=found, file=name,
             ) from None  # fmt: skip
+        # Orbax finds a leaf by its keys; the label says the same once more.
+        if label != str(path) or any(type(one) is not int or one not in _KEYS for one in types):
+            damaged(label)
+        if type(skipped) is not bool or slip_of(about, ("write_shape",)):
+            damaged(label)
         if kind in _EMPTY:
             continue
         if not path or "" in path:
             damaged(label)
         if kind in _ARRAYS:
             arrays.append(path)
+            if kind == _ON_DEVICES:
+                on_devices.append(path)
+            if (part := about.get("write_shape")) is not None:
+                if not isinstance(part, list) or any(type(one) is not int for one in part):
+                    damaged(label)
+                parts[".".join(path)] = tuple(part)
         elif kind == _STRING:
             strings.append(path)
         else:
@@ -93,8 +149,16 @@ def read_tree(source: Source, name: str) -> Tree:
     labels = {".".join(path) for path in (*arrays, *strings)}
     if len(labels) != len(arrays) + len(strings):
         damaged("two leaves of one name")
-    stores_all = value.get("store_array_data_equal_to_fill_value", False) is True
-    return Tree(tuple(arrays), tuple(strings), stores_all)
+    flags = {}
+    for flag in _MEMBERS[1:4]:
+        flags[flag] = value.get(flag)
+        if flag in value and type(value[flag]) is not bool:
+            damaged(f"{flag} = {value[flag]}")
+    zarr = {None: None, False: 2, True: 3}[flags["use_zarr3"]]
+    return Tree(
+        tuple(arrays), tuple(strings), flags["store_array_data_equal_to_fill_value"] is True,
+        tuple(on_devices), zarr, parts,
+    )  # fmt: skip
 
 
 def items_of(value: object, name: str) -> dict[str, str]:

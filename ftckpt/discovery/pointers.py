@@ -45,7 +45,7 @@ _LAST, SNAPSHOT, _TEXT, _LINK_TEXT = (
     "last_checkpoint", "checkpoint_manager_snapshot.json", "latest.txt", ".symlink",
 )  # fmt: skip
 _MAX_BYTES = 4096
-# No filesystem has a longer name; what is longer, or more than a line, is no pointer's text.
+# No filesystem has a longer name; a longer text, or one of several lines, is not a pointer's.
 _LONGEST = 255
 _MAX_SNAPSHOT = 1 << 20
 
@@ -207,7 +207,7 @@ def _leaves(store: Store, base: str, entry: Entry) -> bool:
 def text_of(store: Store, entry: Entry) -> str:
     """Return the text of a pointer: at most one line, as long as a name can be.
 
-    Of a path that is longer the name at its end counts. What is no name at all, such as another
+    Of a path that is longer the name at its end counts. What cannot be a name, such as another
     file's content, is never quoted: the answer says how long it is.
     """
     try:

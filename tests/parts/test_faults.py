@@ -17,6 +17,8 @@ import pytest
 from ftckpt.errors import ExitCode, UnavailableError
 from ftckpt.own_files import MANIFEST
 from ftckpt.parts import finish
+from ftckpt.parts.record import ShareRecord
+from ftckpt.parts.shared_folder import ListedRecord, PartsPlace
 from ftckpt.storage.local.store import LocalStore
 from tests.builders.checkpoints import flip
 from tests.campaign import examples
@@ -169,6 +171,28 @@ def test_two_finishers(place: Path, sealed: bytes) -> None:
     assert 0 in ended
     assert set(ended) <= {0, 5, 8}  # the other finds the same manifest, or the records used up
     assert content(place) == sealed
+
+
+def test_a_finisher_whose_records_another_one_uses_up_is_told(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its listing and its reading, where no condition keeps a second one away."""
+    for part in range(PARTS):
+        seal(place, part)
+    read = PartsPlace.read
+    others: list[ExitCode] = []
+
+    def after_another(self: PartsPlace, one: ListedRecord) -> ShareRecord:
+        if not others:
+            monkeypatch.setattr(PartsPlace, "read", read)
+            others.append(seal(place, None))
+        return read(self, one)
+
+    monkeypatch.setattr(PartsPlace, "read", after_another)
+    result, _ = answer("seal", place, "--finish")
+    assert others == [ExitCode.OK]
+    assert result.code is ExitCode.INCOMPLETE
+    assert "another process has finished this" in result.message
 
 
 def test_the_last_part_finishes_and_no_other(place: Path, sealed: bytes) -> None:

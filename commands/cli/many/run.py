@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.render import human_bytes, human_duration, printable
-from ftckpt.errors import ExitCode, FtckptError, RefusedError, UsageError, worst
+from ftckpt.errors import (
+    ExitCode,
+    FtckptError,
+    IncompleteError,
+    NotFoundError,
+    RefusedError,
+    UsageError,
+    worst,
+)
 from ftckpt.findings import Severity, as_error, counted, finding
 from ftckpt.manifest.seal import utc_now
 from ftckpt.parts import WorkPart, parse_part
@@ -149,6 +157,7 @@ def carry_out(
         UsageError: options contradict each other, or no scheduler says which part this is.
     """
     options = invocation.options(ManyOptions)
+    finish = partial(_finish_once, finish)
     if options.cluster:
         from .cluster import on_cluster
 
@@ -163,6 +172,29 @@ def carry_out(
         return finish(where, part.of)
     stage = f".{stages[0]}" if stages[0] else ""
     return _tell_part(invocation, where, record, again=again, stage=stage)
+
+
+def _finish_once(
+    finish: Callable[[PartsPlace, int | None], Result], place: PartsPlace, parts: int | None
+) -> Result:
+    """Finish, and say so where another process has done it meanwhile, and has cleaned up.
+
+    A store without conditions does not keep a second one away.
+
+    Raises:
+        IncompleteError: the records were used up.
+    """
+    try:
+        return finish(place, parts)
+    except NotFoundError as error:
+        done = place.look("finished")
+        if done is None:
+            raise
+        raise IncompleteError(
+            f"another process has finished this, at {done.get('time')} on {done.get('host')}:"
+            f" {done.get('message')}",
+            hint="look at its answer; run the parts again to read the checkpoint anew",
+        ) from error
 
 
 def _finishes(options: ManyOptions) -> bool:

@@ -259,7 +259,7 @@ class DestinationTier:
 
         A file that is written in place, or replaced, may get its old size and time back
         (`rsync --inplace --times`); the time of the inode's last change nobody sets. The number of
-        an inode is no sign: a mounted service may number files anew.
+        an inode does not tell: a mounted service may number files anew.
         """
         assert found.entry.contents is not None
         listing = found.entry.contents.fingerprint

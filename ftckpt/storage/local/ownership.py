@@ -50,7 +50,7 @@ def make_folder(name: str, *, dir_fd: int | None = None) -> None:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
         made = os.open(name, flags, dir_fd=dir_fd)
         try:
-            # Whoever may write around it may have put another directory in its place.
+            # Somebody who may write around it may have put another directory in its place.
             if not os.listdir(made):
                 give(made, _around(name, dir_fd))
         finally:
