@@ -278,7 +278,7 @@ def test_several_models_keep_their_keys(tmp_path: Path) -> None:
 
 def test_a_bare_state_dict_is_the_model_whatever_its_names(tmp_path: Path) -> None:
     layer = torch.nn.Linear(3, 2)
-    torch.save(layer.state_dict(), tmp_path / "layer.pt")  # `weight` is no key of a model
+    torch.save(layer.state_dict(), tmp_path / "layer.pt")  # `weight` names a tensor here
     assert weights_in(tmp_path / "layer.pt") == {"weight", "bias"}
     torch.save({**JOB.weights, "epoch": 3}, tmp_path / "counted.pt")
     assert weights_in(tmp_path / "counted.pt") == set(JOB.weights)
