@@ -201,7 +201,8 @@ class TestClusters:
     """Limits of counted failures, where each failure brings more of them soon after."""
 
     def trial(self, random: Random, seconds: float, more: float) -> list[float]:
-        times, now = [], 0.0
+        times: list[float] = []
+        now = 0.0
         while True:
             now += random.expovariate((1 - more) / 100)
             if now >= seconds:
