@@ -82,9 +82,9 @@ def command(
     """Show what a checkpoint holds, from headers alone.
 
     Format, step, topology, bytes by kind and type, and the resume check: which parts of the
-    training state are present, absent, or cannot be told, and what goes wrong without them. With
-    --resume it also says where the files of it are missing or cut. Never reads tensor bytes and
-    never runs code from a file.
+    training state are present, absent, or cannot be told, by names and by content, and what goes
+    wrong without them. With --resume it also says where the files of it are missing or cut. Never
+    reads tensor bytes and never runs code from a file.
     """
     from ftckpt.formats.state.fields import state_contents
     from ftckpt.inspection import inspect, matching

@@ -339,7 +339,7 @@ def wrong_values(command: Any, given: dict[str, Any]) -> Iterator[str]:
             continue
         told = parameter.metavar == "T" and value and not PLACEHOLDER.match(value)
         if told and not (DURATION.fullmatch(value) or value.isdecimal()):
-            yield f"{parameter.opts[0]} {value} is no duration"
+            yield f"{parameter.opts[0]} {value} cannot be a duration"
     if "roots" in given:
         one_root = ("wait", "pointer", "create_root", "allow_missing_tier")
         try:

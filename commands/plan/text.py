@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 
 from ftckpt.amounts import brief_duration, decimal_bytes
 from ftckpt.commands.cli.render import block, pairs, table
-from ftckpt.findings import listed
 from ftckpt.planning import Model, Plan, Silent, Tiered
 from ftckpt.planning.bounds import Constraint
 from ftckpt.planning.models.outcome import Outcome
@@ -66,7 +65,8 @@ def _but(model: Model) -> str:
     if isinstance(model, Silent):
         parts.append(("verification", model.verify))
     free = [word for word, seconds in parts if not seconds]
-    return f" (with {listed(free, len(free))} taken as free)" if free else ""
+    words = " and ".join([", ".join(free[:-1]), free[-1]] if free[1:] else free)
+    return f" (with {words} taken as free)" if free else ""
 
 
 def text_of(plan: Plan, notes: Notes, currency: str) -> Iterator[str]:

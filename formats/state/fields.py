@@ -22,7 +22,7 @@ from ftckpt.formats.pickles.walk import Path, dotted, leaves
 from ftckpt.formats.torch_files.table import TABLE
 from ftckpt.formats.torch_files.values import TensorRef
 from ftckpt.formats.torch_files.write_tree import CopiedTree
-from ftckpt.inspection.state_content import GENERATORS, Leaf
+from ftckpt.inspection.state_content import GENERATORS, StateValue
 from ftckpt.transfer.content import Content
 
 from .objects import StateObjects
@@ -55,13 +55,15 @@ def state_fields(checkpoint: Checkpoint) -> Iterator[Field | FtckptError]:
         yield Field(*_owned(dotted(path)), _shown(part.value, digest), digest)
 
 
-def state_contents(checkpoint: Checkpoint, names: Collection[str]) -> Iterator[Leaf | FtckptError]:
+def state_contents(
+    checkpoint: Checkpoint, names: Collection[str]
+) -> Iterator[StateValue | FtckptError]:
     """Yield what the values of some objects plainly are; see `ftckpt.inspection.state_content`."""
     for one in _values(checkpoint, names):
         if isinstance(one, FtckptError):
             yield one
         else:
-            yield Leaf(*_owned(dotted(one[0])), _form(one[1].value))
+            yield StateValue(*_owned(dotted(one[0])), _form(one[1].value))
 
 
 def _values(
@@ -110,7 +112,7 @@ def _owned(name: str) -> tuple[str, int | None]:
     name = name.removeprefix("0.")  # Megatron keeps its common state in a list of one
     first, _, rest = name.partition(".")
     if first in OPTIMIZERS and rest.startswith("param_groups"):
-        name = f"optimizer.{rest}"  # a trainer's word for it is no difference
+        name = f"optimizer.{rest}"  # the word for it does not differ
     for pattern, instead in ((_RANK, ""), (_GROUP, "optimizer.optimizer.")):
         match = pattern.match(name)
         if match:
@@ -119,7 +121,7 @@ def _owned(name: str) -> tuple[str, int | None]:
 
 
 def _form(value: Any) -> str:
-    """Return what a value plainly is; see `Leaf.form`."""
+    """Return what a value plainly is; see `StateValue.form`."""
     if value is None or value in ((), [], {}, ""):
         return "empty"
     if type(value) in (bool, str):

@@ -22,7 +22,7 @@ from ftckpt.own_files import is_own
 from .training_state import about, is_setting
 
 
-class Leaf(NamedTuple):
+class StateValue(NamedTuple):
     """One value of the non-tensor state, and what it plainly is.
 
     Attributes:
@@ -38,14 +38,13 @@ class Leaf(NamedTuple):
     form: str
 
 
-Contents = Callable[[Checkpoint, Collection[str]], Iterable[Leaf | FtckptError]]
+Contents = Callable[[Checkpoint, Collection[str]], Iterable[StateValue | FtckptError]]
 """Reads objects of a checkpoint, by name, as leaves; what cannot be read is an answer too.
 
 How state is stored is the formats' knowledge.
 """
 
-# Of the objects of one name that ranks have, so many are read; and so many objects in all. On a
-# bucket each can be a request.
+# How many objects are read of one name that all ranks have, and in all: each can be a request.
 _RANKS_READ, _MOST_READ = 4, 256
 # Names of which one alone, and names of which one of each set, show a component below one parent:
 # of schedules of torch, mmengine, Megatron, timm, SpeechBrain; torch's GradScaler, apex, DeepSpeed;
@@ -132,7 +131,7 @@ class Found:
             if plain == one or plain.startswith(f"{one}.")
         }
 
-    def see(self, leaf: Leaf) -> None:
+    def see(self, leaf: StateValue) -> None:
         """Remember a value that was read."""
         self.names.append(_full(leaf))
         for name in {_full(leaf), leaf.name}:
@@ -150,7 +149,7 @@ def look(checkpoint: Checkpoint, contents: Contents) -> Found:
     found = Found()
     read, alike, unread = _choose(checkpoint)
     found.read = {*read, *(name for names in alike.values() for name in names)}
-    leaves: list[Leaf] = []
+    leaves: list[StateValue] = []
     for leaf in contents(checkpoint, read):
         if isinstance(leaf, FtckptError):
             unread.append(leaf.tensor or leaf.file or "what cannot be read")
@@ -197,7 +196,7 @@ def _strays(checkpoint: Checkpoint) -> Iterator[str]:
         yield from (n for n in checkpoint.source.entries if n not in members and not is_own(n))
 
 
-def _show(checkpoint: Checkpoint, leaves: Sequence[Leaf], found: Found) -> None:
+def _show(checkpoint: Checkpoint, leaves: Sequence[StateValue], found: Found) -> None:
     shown = found.shown
     below: dict[str, set[str]] = {}
     for leaf in leaves:
@@ -235,7 +234,7 @@ def _shown_by(names: set[str]) -> Iterator[str]:
     yield from sorted(found)
 
 
-def _keep_unknown(checkpoint: Checkpoint, leaves: Iterable[Leaf], found: Found) -> None:
+def _keep_unknown(checkpoint: Checkpoint, leaves: Iterable[StateValue], found: Found) -> None:
     """Add the names of unknown content, and of whole numbers that stand for something."""
     used = {name for names in found.shown.values() for name in names}
     for leaf in leaves:
@@ -262,7 +261,7 @@ def _plain(name: str) -> str:
     return name.replace(":", ".").replace("/", ".").removeprefix("extra.")
 
 
-def _full(leaf: Leaf) -> str:
+def _full(leaf: StateValue) -> str:
     return leaf.name if leaf.rank is None else f"rank_{leaf.rank}.{leaf.name}"
 
 

@@ -17,6 +17,7 @@ import ftckpt
 from ftckpt.discovery.conditions import Part
 from ftckpt.errors import ExitCode
 from ftckpt.formats.state.fields import state_contents
+from ftckpt.formats.state.vocabulary import AVERAGE as AVERAGE_KEYS
 from ftckpt.formats.state.vocabulary import MODEL, NETWORK, OPTIMIZER
 from ftckpt.inspection.resume import Presence, resume_check
 from ftckpt.inspection.training_state import TABLE
@@ -277,7 +278,13 @@ def test_several_models_keep_their_keys(tmp_path: Path) -> None:
 
 def test_a_bare_state_dict_is_the_model_whatever_its_names(tmp_path: Path) -> None:
     layer = torch.nn.Linear(3, 2)
-    torch.save(layer.state_dict(), tmp_path / "layer.pt")  # `weight` is no key of a model
+    torch.save(layer.state_dict(), tmp_path / "layer.pt")  # `weight` names a tensor here
     assert weights_in(tmp_path / "layer.pt") == {"weight", "bias"}
     torch.save({**JOB.weights, "epoch": 3}, tmp_path / "counted.pt")
     assert weights_in(tmp_path / "counted.pt") == set(JOB.weights)
+
+
+def test_the_page_of_formats_has_the_table_of_keys() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "formats.md").read_text()
+    for keys in (MODEL, NETWORK, OPTIMIZER, AVERAGE_KEYS):
+        assert f"| {', '.join(f'`{key}`' for key in keys)} |" in text
