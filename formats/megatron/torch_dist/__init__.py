@@ -68,8 +68,9 @@ class MegatronDist:
         # A save that ends at its start leaves the common state alone.
         begun = set(listing.at_hand.files) == {COMMON}
         if COMMON in names and (
-            (any(n.endswith(".distcp") for n in names) and MARKER not in names)
-            or ((begun or MARKER in names) and _by_megatron(listing))
+            _by_megatron(listing)
+            if begun or MARKER in names
+            else any(n.endswith(".distcp") for n in names)
         ):
             return Recognition(
                 self.name, f"has {COMMON} but no {CONFIGURATION}", CommitState.UNCOMMITTED
