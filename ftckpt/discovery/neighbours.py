@@ -43,7 +43,7 @@ class Lacking(NamedTuple):
     certain: bool
 
     def of(self, checkpoint: Checkpoint) -> Lacking:
-        """Return the same of an open checkpoint: without weights, what it lacks is no habit."""
+        """Return the same of an open checkpoint: it never lacks weights by habit."""
         kinds = {info.kind for info in checkpoint.tensors.values()}
         return self if kinds & {Kind.PARAM, Kind.MASTER} else self._replace(certain=True)
 

@@ -7,12 +7,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ftckpt.checkpoint import Checkpoint, Kind, TensorInfo
+from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.discovery import candidates
 from ftckpt.discovery.roots import Candidate, Root
 from ftckpt.discovery.select import Selection, SelectionRules, select
 from ftckpt.discovery.tiers import Tier, select_tiers
 from ftckpt.discovery.wait import select_waiting
 from ftckpt.errors import DeniedError, ExitCode, NotFoundError, UnavailableError
+from ftckpt.storage.source import Source
 from tests.builders.small_format import MARKER, Small, check, read, write
 from tests.campaign import examples
 
@@ -222,12 +225,28 @@ def test_every_model_of_a_step_must_pass(tmp_path: Path) -> None:
     assert name_of(chosen(tmp_path)) == "global_step_1"
 
 
+class WithWeights(Small):
+    """Its checkpoints hold an empty tensor."""
+
+    def open(self, source: Source) -> Checkpoint:
+        checkpoint = super().open(source)
+        weight = TensorInfo("model", "w", Kind.PARAM, (0,), DTYPES["float32"], ())
+        checkpoint.tensors = {weight.key: weight}
+        return checkpoint
+
+
+def weighed(root: Path) -> Selection:
+    return select(read(root, WithWeights()), check, SelectionRules())
+
+
 def test_a_step_that_lacks_a_model_of_the_trackers_step_was_not_finished(tmp_path: Path) -> None:
     # verl saves actor, critic and the tracker in this order.
     for step in (1, 2):
         write(tmp_path / f"global_step_{step}", "actor", step)
     write(tmp_path / "global_step_1", "critic", 1)
-    assert name_of(chosen(tmp_path)) == "global_step_2"  # nothing says that it needs one
+    assert name_of(weighed(tmp_path)) == "global_step_2"  # nothing says that it needs one
+    assert [f.kind for f in weighed(tmp_path).findings] == ["state-unknown"]
+    assert name_of(chosen(tmp_path)) == "global_step_1"  # without weights it is being written
     tracker = tmp_path / "latest_checkpointed_iteration.txt"
     tracker.write_text("1")
     found = chosen(tmp_path)
@@ -238,7 +257,7 @@ def test_a_step_that_lacks_a_model_of_the_trackers_step_was_not_finished(tmp_pat
     tiers = select_tiers([Tier("a", read(tmp_path))], check, SelectionRules())
     assert name_of(tiers.chosen) == "global_step_1"
     tracker.write_text("2")  # the run goes on without a critic
-    assert name_of(chosen(tmp_path)) == "global_step_2"
+    assert name_of(weighed(tmp_path)) == "global_step_2"
 
 
 def test_a_model_that_a_user_added_to_one_step_is_missing_in_none(tmp_path: Path) -> None:
