@@ -237,8 +237,8 @@ _Newer = TypeVar("_Newer", bound="NewerWriterError")
 class NewerWriterError(UnsupportedError):
     """A record, a version or a field that parses, and has another form than ftckpt knows.
 
-    Writers add fields, so that alone proves no damage. Damage is what the bytes themselves contradict: a
-    checksum, a length, an overlap, a missing file.
+    Writers add fields, so that alone proves no damage. Damage is what the bytes themselves
+    contradict: a checksum, a length, an overlap, a missing file.
     """
 
     default_kind = "newer-writer"
