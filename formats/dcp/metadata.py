@@ -126,6 +126,12 @@ def parse_metadata(data: bytes, file: str) -> DcpMetadata:
         loaded = unpickle.load(data, file=file, table=TABLE)
     except (RefusedCallError, UnknownRecordError) as error:
         near = one_bit_from(error.called, TABLE)
+        if not near and isinstance(error, UnknownRecordError) and "._rebuild_" in error.called:
+            raise UnsafeError(  # tensors are built in the items, never here
+                f"a pickle calls {error.called}, which no metadata needs; nothing was executed",
+                kind="unsafe-pickle",
+                file=file,
+            ) from None
         if not near:
             raise
         # No checksum covers this file. No harmful name is one bit from a name that torch writes,
@@ -141,7 +147,10 @@ def parse_metadata(data: bytes, file: str) -> DcpMetadata:
     try:
         with no_gc():
             if not isinstance(top, Fields):
-                raise unknown("the pickle", "checkpoint metadata", top)
+                if isinstance(top, unpickle.Inert):
+                    raise unknown("the pickle", "checkpoint metadata", top)
+                raise CorruptError(f"{file} is a pickle, but not of checkpoint metadata",
+                                   kind="bad-metadata", file=file)  # fmt: skip
             state = top.state
             if "state_dict_metadata" not in state:
                 raise lacks("Metadata", state, *_MEMBERS)

@@ -52,6 +52,8 @@ def _shape(value: Any) -> Offsets:
             sum(value)  # a nested tuple is not a number
         except TypeError:
             return SHAPES.__missing__(None)
+    elif type(value) is list:  # it cannot be looked up
+        raise unknown("a size or an offset", "a tuple of numbers", value)
     return SHAPES[value]
 
 
@@ -276,8 +278,10 @@ _LAYOUTS = frozenset(
 
 
 def _layout(name: Any) -> str:
-    if type(name) is not str or name not in _LAYOUTS:
-        near = one_bit_from(name, _LAYOUTS) if type(name) is str else ""
+    if type(name) is not str:  # torch's own function takes nothing else
+        raise CorruptError("a layout of a tensor is called by no name", kind="bad-metadata")
+    if name not in _LAYOUTS:
+        near = one_bit_from(name, _LAYOUTS)
         if near:
             raise CorruptError(
                 f"a layout {shown(name)} is one bit from {near}: the bit flipped",
@@ -290,7 +294,9 @@ def _layout(name: Any) -> str:
 
 
 def _memory_format(number: Any) -> int:
-    if type(number) is not int or not 0 <= number <= 2:
+    if type(number) is not int:
+        raise CorruptError("a memory format of a tensor has no number", kind="bad-metadata")
+    if not 0 <= number <= 2:
         raise NewerWriterError.of(
             "the memory format of a tensor", expected="0, 1 or 2", found=shown(number)
         )

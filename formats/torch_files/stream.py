@@ -168,6 +168,8 @@ def _refuse_others(read: Read, size: int, head: bytes, file: str, base: int) -> 
 def _is_text(read: Read, size: int) -> bool:
     """Whether a file is text from its first bytes to its last; damage leaves zeros or noise."""
     head = read(0, min(size, _LOOK))
+    if b"\n" not in head and not head.lstrip().startswith((b"{", b"[", b"<")):
+        return False  # a few letters say nothing
     return _are_letters(head) and (size <= _LOOK or _are_letters(read(size - _LOOK, _LOOK)))
 
 

@@ -122,8 +122,7 @@ def test_a_module_that_is_called_module_is_no_wrapper(tmp_path: Path) -> None:
 
 
 def test_weights_that_a_trainer_reads_by_its_own_names(tmp_path: Path) -> None:
-    path = folder(tmp_path / "in", llama(), {"lr": 1e-3})
-    torch.save({"_orig_mod.w": torch.ones(2)}, path / "model.pt")
+    path = folder(tmp_path / "in", {"_orig_mod.w": torch.ones(2)}, {"lr": 1e-3})
     assert unknown(path) == []
 
 

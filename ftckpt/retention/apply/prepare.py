@@ -368,11 +368,18 @@ class _Work:
 
         def one(found: ScannedEntry) -> ScannedEntry:
             step = steps[found.entry.name] = step_by_content(found)
-            known = found if found.entry.checked else found.now(looked=ScanDepth.HEADERS)
+            known = found.now(looked=ScanDepth.HEADERS)
             return known if step is None else known.now(step=step)
 
-        self._each([f.entry.name for f in members], one, "steps")
-        if stands_still((_step_of_name(f), steps[f.entry.name]) for f in members):
+        fits = set()  # names of what was checked, and shows no other step
+        for found in members:
+            if found.entry.checked:
+                other = found.entry.step != _step_of_name(found)
+                steps[found.entry.name] = found.entry.step if other else None
+                fits |= {None if other else found.entry.step}
+        self._each([f.entry.name for f in members if not f.entry.checked], one, "steps")
+        still = stands_still((_step_of_name(f), steps.get(f.entry.name)) for f in members)
+        if still and fits.isdisjoint(set(steps.values()) - {None}):
             self.named.add(group)
             for found in members:
                 name = found.entry.name

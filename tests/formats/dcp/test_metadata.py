@@ -251,7 +251,8 @@ HOSTILE: dict[str, tuple[Any, type[FtckptError], str]] = {
     "size is text": (
         metadata({"w": tensor(Called("torch", "Size", (("4",),)), [])}, {}),
         CorruptError, "bad-metadata"),
-    "size is a list": (metadata({"w": tensor([4], [])}, {}), CorruptError, "bad-pickle"),
+    "size is a list": (
+        metadata({"w": tensor([4], [])}, {}), NewerWriterError, "newer-writer"),
     "size is huge": (
         metadata({"w": tensor(size(1 << 40, 1 << 40), [])}, {}), CorruptError, "bad-metadata"),
     "size is longer than a number is": (
@@ -272,7 +273,9 @@ HOSTILE: dict[str, tuple[Any, type[FtckptError], str]] = {
     "no element type": (
         metadata({"w": tensor(size(4), [], Global("torch", "Size"))}, {}),
         NewerWriterError, "newer-writer"),
-    "not metadata": ({"a": 1}, NewerWriterError, "newer-writer"),
+    "not metadata": ({"a": 1}, CorruptError, "bad-metadata"),
+    "another class of metadata": (
+        Thing(META, "MetadataV2", {}), NewerWriterError, "newer-writer"),
 }  # fmt: skip
 
 
