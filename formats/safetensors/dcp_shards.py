@@ -1,7 +1,8 @@
 """The shards that `torch.distributed.checkpoint` writes as safetensors, one set of files a rank.
 
 `HuggingFaceStorageWriter(save_distributed=True)` writes no index but, for each rank R from 1,
-`shard-RRRRR-model-IIIII-of-NNNNN.safetensors`. The place of each piece stands in the header's
+`shard-RRRRR-model-IIIII-of-NNNNN.safetensors`; the parts have the numbers that the trainer gives,
+which are those of the model that it began with, so from 0 for some. The place of each piece stands in the header's
 `__metadata__` under `DCP_SHARDING_INFO`, as JSON text: `{fqn: {"saved_offsets": [...]}}`. Neither
 global shapes nor the number of ranks are recorded: a shape is the furthest end of any piece, so a
 tensor whose last rank is lost only looks smaller. What the names give away is checked here.
@@ -17,6 +18,7 @@ from ftckpt.checkpoint import Box, Extent, Kind, Piece, TensorInfo
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.errors import CorruptError
 from ftckpt.findings import Finding, finding, from_error
+from ftckpt.formats.huggingface.names import lost_numbers
 from ftckpt.strict_json import JsonLimits, parse, shown
 
 from .header import Header, HeaderTensor
@@ -191,15 +193,12 @@ def check_grid(
             n for n, t in tensors.items() if parts[n] < ranks and (parts[n] > 1 or len(t.shape) > 1)
         }
     there = set(places)
-    for part in range(1, min(totals[0], 100_000) + 1):
-        if not any(place.part == part for place in places):
-            yield finding(
-                "missing-file",
-                f"no rank has part {part} of {totals[0]}: "
-                f"{ShardName(1, part, totals[0]).file} and its siblings are missing",
-                file=ShardName(1, part, totals[0]).file,
-            )
-            continue
+    numbers = {place.part for place in places}
+    for part in lost_numbers(numbers, totals[0]):
+        first = ShardName(1, part, totals[0]).file
+        what = f"no rank has part {part} of {totals[0]}: {first} and its siblings are missing"
+        yield finding("missing-file", what, file=first)
+    for part in sorted(numbers):
         damaged = not torn.isdisjoint(groups.get(part, ()))
         for rank in range(1, ranks + 1):
             place = ShardName(rank, part, totals[0])

@@ -18,7 +18,7 @@ from ftckpt.checkpoint import Checkpoint, Commit, CommitState, Scalar, StepRole,
 from ftckpt.checkpoint.steps import role_of
 from ftckpt.errors import CorruptError, NotFoundError
 from ftckpt.findings import Finding, finding, from_error
-from ftckpt.formats.huggingface.index import check_index, check_total_size
+from ftckpt.formats.huggingface.index import check_index
 from ftckpt.formats.huggingface.names import shard_name
 from ftckpt.formats.huggingface.weights import check_not_empty, check_pairs, zero_at_first
 from ftckpt.formats.safetensors.records import INDEX, StoredObjects, read_objects
@@ -128,15 +128,14 @@ class SafetensorsCheckpoint(Checkpoint):
             if f in self.headers
         }
         if weights.index is not None:
-            yield from check_index(weights.index, held, self.source.entries)
-            if len(held) == len(weights.files):
-                tensors = (t for f in held for t in self.headers[f].tensors)
-                yield from check_total_size(weights.index, sum(t.end - t.begin for t in tensors))
+            stored = (t for f in held for t in self.headers[f].tensors)
+            nbytes = sum(t.end - t.begin for t in stored)
+            yield from check_index(weights.index, held, self.source.entries, nbytes)
         if weights.files and len(held) == len(weights.files):
-            stored = [t for t in self.tensors.values() if t.pieces[-1].extent.file in held]
-            yield from check_not_empty(stored, weights.files[0])
+            infos = [t for t in self.tensors.values() if t.pieces[-1].extent.file in held]
+            yield from check_not_empty(infos, weights.files[0])
             if not self.partial:
-                yield from check_pairs(stored, weights.files[0])
+                yield from check_pairs(infos, weights.files[0])
         for file in weights.stale:
             yield finding(
                 "stale-shard",

@@ -54,7 +54,8 @@ def read_indexes(source: Source) -> dict[str, ShardIndex]:
 def find_sets(source: Source, indexes: Mapping[str, ShardIndex]) -> list[WeightSet]:
     """Group the `.safetensors` files directly in a folder by stem.
 
-    A single `<stem>.safetensors` goes before shards of the same stem, as transformers loads it.
+    A file belongs to the set whose index names it, whatever its own name is. A single
+    `<stem>.safetensors` goes before shards of the same stem, as transformers loads it.
 
     Args:
         source: the folder.
@@ -65,25 +66,31 @@ def find_sets(source: Source, indexes: Mapping[str, ShardIndex]) -> list[WeightS
     """
     names = [n for n in source.entries if "/" not in n and n.endswith(SUFFIX)]
     names = [n for n in names if shard_place(n) is None]
+    decides = {
+        stem: index
+        for stem, index in indexes.items()
+        if stem + SUFFIX not in names or stem + SUFFIX in index.weight_map.values()
+    }
+    claimed = {file for index in decides.values() for file in index.weight_map.values()}
     shards: dict[str, list[str]] = {}
     single: list[str] = []
     for name in names:
+        if name in claimed:
+            continue
         shard = shard_name(name)
         if shard is None:
             single.append(name.removesuffix(SUFFIX))
         else:
             shards.setdefault(shard.stem, []).append(name)
-    stems = sorted({*single, *shards, *indexes})
+    stems = sorted({*single, *shards, *decides})
     main = next((s for s in _MAIN_STEMS if s in stems), stems[0] if len(stems) == 1 else None)
 
     sets = []
     for stem in stems:
         component = "model" if stem == main else f"extra:{stem}"
-        own, index, parts = stem + SUFFIX, indexes.get(stem), shards.get(stem, [])
-        if index is not None and (stem not in single or own in index.weight_map.values()):
-            files = index.files()
-            stale = [p for p in parts if p not in set(files)]
-            sets.append(WeightSet(component, files, index, stale))
+        own, index, parts = stem + SUFFIX, decides.get(stem), shards.get(stem, [])
+        if index is not None:
+            sets.append(WeightSet(component, index.files(), index, parts))
         elif stem in single:
             sets.append(WeightSet(component, [own], None, parts))
         else:

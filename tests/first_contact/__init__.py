@@ -1,0 +1,1 @@
+"""Layouts that the world writes and that ftckpt once judged wrongly."""
