@@ -63,8 +63,8 @@ def parse_index(raw: bytes, file: str) -> ShardIndex:
 
     Raises:
         CorruptError: it is not JSON, or lacks a weight_map from text to text (`bad-index`).
-        UnsafeError: equal keys, nesting (`unsafe-index`), or a shard that does not lie in the folder
-            or below it (`unsafe-path`).
+        UnsafeError: equal keys, nesting (`unsafe-index`), or a shard that lies outside the folder
+            (`unsafe-path`).
     """
     value = parse(raw, _LIMITS, file=file, what="text", bad="bad-index", unsafe="unsafe-index")
     weights = value.get("weight_map") if isinstance(value, dict) else None
