@@ -3,10 +3,9 @@
     {"metadata": {"total_size": <bytes>, ...}, "weight_map": {<tensor>: <file name>, ...}}
 
 Shards are `<stem>-00001-of-00003.<suffix>`, numbered from 1 as a rule (`lost_numbers` knows the
-others), and the index is written last. Which files belong together is what it says, whatever they
-are called. The
-same text serves `model.safetensors.index.json` and `pytorch_model.bin.index.json`, so nothing here
-knows what a shard looks like inside: the caller says which names each one holds.
+others), and the index is written last. It says which files belong together, whatever they are
+called. The same text serves `model.safetensors.index.json` and `pytorch_model.bin.index.json`, so
+nothing here knows what a shard looks like inside: the caller says which names each one holds.
 Source: `transformers.modeling_utils.save_pretrained`, `huggingface_hub.serialization`.
 """
 
