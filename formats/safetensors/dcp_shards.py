@@ -2,10 +2,11 @@
 
 `HuggingFaceStorageWriter(save_distributed=True)` writes no index but, for each rank R from 1,
 `shard-RRRRR-model-IIIII-of-NNNNN.safetensors`; the parts have the numbers that the trainer gives,
-which are those of the model that it began with, so from 0 for some. The place of each piece stands in the header's
-`__metadata__` under `DCP_SHARDING_INFO`, as JSON text: `{fqn: {"saved_offsets": [...]}}`. Neither
-global shapes nor the number of ranks are recorded: a shape is the furthest end of any piece, so a
-tensor whose last rank is lost only looks smaller. What the names give away is checked here.
+which are those of the model that it began with, so from 0 for some. The place of each piece stands
+in the header's `__metadata__` under `DCP_SHARDING_INFO`, as JSON text:
+`{fqn: {"saved_offsets": [...]}}`. Neither global shapes nor the number of ranks are recorded: a
+shape is the furthest end of any piece, so a tensor whose last rank is lost only looks smaller. What
+the names give away is checked here.
 Source: `torch/distributed/checkpoint/_hf_utils.py` and `hf_storage.py` (torch 2.13).
 """
 
