@@ -66,6 +66,7 @@ KINDS: dict[str, KindInfo] = {
     "stray-file": KindInfo(_OK, _N, _OK, "A file that nothing in the checkpoint names."),
     "stale-shard": KindInfo(_OK, _W, _C, "A shard file left by an earlier save, named by no index.", Strictness.STALE),
     "changed-file": KindInfo(_I, _E, _I, "A file changed while it was being read."),
+    "unfetched-file": KindInfo(_I, _E, _I, "A file is a Git LFS pointer: its content was never fetched."),
     "link-followed": KindInfo(_OK, _N, _U, "A file is a symbolic link and was followed for reading.", Strictness.LINKS),
     "special-file": KindInfo(_U, _E, _U, "A file is a fifo, socket or device."),
     "unsafe-path": KindInfo(_U, _E, _U, "A name is absolute, climbs out of the checkpoint, or is not portable."),

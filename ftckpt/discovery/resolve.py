@@ -157,6 +157,7 @@ def open_target(
         NotFoundError: nothing is there, or nothing that any format knows.
         UsageError: a directory that is only one part of a checkpoint.
         UnsupportedError: one file, and no format knows it.
+        IncompleteError: one file, which is a Git LFS pointer.
         UnsafeError: a fifo, socket or device.
     """
     place = locate(url, options)
@@ -169,6 +170,7 @@ def open_target(
     if place.entry.kind is not EntryKind.DIRECTORY:
         if place.which:
             raise UsageError(f"{place.url} is one file and has no steps to select from")
+        Source.file(place.store, place.entry).require_fetched(place.entry.path.rpartition("/")[2])
         whole = _to_name(place, formats)
         raise UnsupportedError(
             f"{url} is not a checkpoint of any known format", hint=whole and f"name {whole}"

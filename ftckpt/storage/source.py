@@ -17,6 +17,7 @@ from ftckpt.errors import (
 from ftckpt.extents import Extent
 from ftckpt.findings import Finding, finding
 
+from .lfs_pointers import MAX_POINTER, lfs_pointer
 from .prefetch import Lookahead
 from .remotes import split
 from .store import Entry, EntryKind, Opens, Reader, Store, is_shadow
@@ -200,23 +201,55 @@ class Source:
         return self.store.open(self.path(name)) if ahead is None else ahead.open(self.path(name))
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Return `length` bytes at `offset`; None reads to the listed end."""
+        """Return `length` bytes at `offset`; None reads to the listed end.
+
+        Raises:
+            IncompleteError: it begins as a Git LFS pointer does (`unfetched-file`).
+        """
         size = self.size(name)
         with self.open(name) as reader:
-            return reader.read(offset, size - offset if length is None else length)
+            data = reader.read(offset, size - offset if length is None else length)
+        _require_fetched(name, offset, data)
+        return data
 
     def read_many(self, extents: Sequence[Extent]) -> list[bytes]:
-        """Return the bytes of each extent, in order, read concurrently if that helps."""
+        """Return the bytes of each extent, in order, read concurrently if that helps.
+
+        Raises:
+            IncompleteError: a file begins as a Git LFS pointer does (`unfetched-file`).
+        """
+        found = self.read_stored(extents)
+        for extent, data in zip(extents, found, strict=True):
+            _require_fetched(extent.file, extent.offset, data)
+        return found
+
+    def read_stored(self, extents: Sequence[Extent]) -> list[bytes]:
+        """Return the bytes of each extent as `read_many` does, whatever the files are."""
         for name in {e.file for e in extents}:
             self.entry(name)
         wanted = [e._replace(file=self.path(e.file)) for e in extents]
         ahead = self.lookahead.current
         return self.store.read_many(wanted) if ahead is None else ahead.read_many(wanted)
 
+    def require_fetched(self, name: str) -> None:
+        """Look into a file if it is as small as a Git LFS pointer.
+
+        Raises:
+            IncompleteError: it is one (`unfetched-file`).
+        """
+        if self.size(name) <= MAX_POINTER:
+            self.read(name)
+
     def limited(self, limiter: RateLimit | None) -> RateLimit | None:
         """Return the limiter that a reader must still use; None if the read-ahead applies it."""
         ahead = self.lookahead.current
         return None if ahead is not None and ahead.limiter is limiter else limiter
+
+
+def _require_fetched(name: str, offset: int, data: bytes) -> None:
+    error = None if offset else lfs_pointer(name, data)
+    if error is not None:
+        raise error
 
 
 def _is_same(before: Entry | None, now: Entry | None) -> bool:

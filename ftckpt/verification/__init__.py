@@ -35,6 +35,7 @@ from ftckpt.findings import (
 )
 from ftckpt.manifest import Manifest
 from ftckpt.own_files import is_own
+from ftckpt.storage.lfs_pointers import FETCH
 from ftckpt.storage.source import Source
 from ftckpt.workers import ALONE, Work
 
@@ -429,7 +430,8 @@ def _verdict(
         older = next((f.message for f in findings if f.kind == "older-manifest"), "")
         if older and code is ExitCode.CORRUPT:
             return code, f"{first.message}{more}; {older}", _SAVED_AGAIN
-        return code, f"{first.message}{more}", _hint(code, level)
+        hint = FETCH if first.kind == "unfetched-file" else _hint(code, level)
+        return code, f"{first.message}{more}", hint
     warned = _warned(findings)
     sentence = _praise(checkpoint, options, findings, content, level, sound=not warned)
     if not warned:

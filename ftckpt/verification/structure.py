@@ -24,6 +24,7 @@ from ftckpt.manifest import Manifest
 from ftckpt.manifest.locate import find
 from ftckpt.own_files import MANIFEST, is_leftover, is_own
 from ftckpt.progress import NULL, Counter
+from ftckpt.storage.lfs_pointers import MAX_POINTER, lfs_pointer
 from ftckpt.storage.source import Source, followed_links
 from ftckpt.storage.store import EntryKind
 
@@ -42,6 +43,7 @@ _WORDS = r"[\s,()]+"
 _STRAYS_NAMED = 10
 # A tokenizer's JSON can be large; of that the begin is enough to tell zeros.
 _MOST_JSON = 1 << 20
+_MOST_SMALL = 1000
 
 # Findings that a file written anew after the manifest can cause.
 _DIFFERS = frozenset({"truncated-file", "trailing-bytes", "added-file", "bad-digest"})
@@ -143,19 +145,30 @@ def _check_members(checkpoint: Checkpoint, members: set[str]) -> Iterator[Findin
 def _check_configuration(checkpoint: Checkpoint, members: Iterable[str]) -> Iterator[Finding]:
     """Yield JSON files that are none: formats read some of them, trainers and libraries the rest.
 
+    A file of any kind may be a Git LFS pointer.
+
     A crash leaves small files empty, cut, or full of zeros, although their names are there.
     """
     entries = checkpoint.source.entries
+    small = {name for name in members if name in entries and entries[name].size <= MAX_POINTER}
+    if len(small) > _MOST_SMALL:  # the chunks of a store, and no clone
+        small = set()
     wanted = [
         Extent(name, 0, min(entry.size, _MOST_JSON))
         for name in sorted(members)
-        if name.endswith(".json")
-        and (entry := entries.get(name)) is not None
+        if (entry := entries.get(name)) is not None
         and entry.kind is EntryKind.FILE
+        and (name.endswith(".json") or name in small)
     ]
-    texts = checkpoint.source.read_many(wanted) if wanted else []
+    texts = checkpoint.source.read_stored(wanted) if wanted else []
     for extent, data in zip(wanted, texts, strict=True):
         why = ""
+        pointer = lfs_pointer(extent.file, data)
+        if pointer is not None:
+            yield from_error(pointer)
+            continue
+        if not extent.file.endswith(".json"):
+            continue
         if not data.strip(b"\0 \t\r\n"):
             why = "holds nothing but zeros" if data else "is empty"
         elif extent.length < _MOST_JSON:
