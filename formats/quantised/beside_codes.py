@@ -22,7 +22,7 @@ from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import UnsupportedError
 
 from .method import QuantMethod
-from .pairing import Pairing, pair, require_short, state_of, weights
+from .pairing import KEPT, Pairing, pair, require_short, state_of, weights
 from .schemes import BNB_INT8, bnb_4bit
 
 _STATE = ".quant_state.bitsandbytes__"
@@ -74,6 +74,6 @@ def not_computed(checkpoint: Checkpoint, pairing: Pairing) -> UnsupportedError:
     return UnsupportedError(
         f"{first.codes.name} is {first.scheme.name}: ftckpt computes such weights from a Hugging"
         f" Face folder alone, not from {checkpoint.format}",
-        hint="without --dtype every byte is kept as it is",
+        hint=KEPT,
         tensor=first.codes.key,
     )

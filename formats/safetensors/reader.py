@@ -44,9 +44,8 @@ if TYPE_CHECKING:
 
     from .quantised_weights import Recorded
 
-_SAYING = ("config.json", "hf_quant_config.json")
 # Types of which quantised weights are made.
-_CODES = frozenset(("float8_e4m3fn", "uint8", "int8", "int32"))
+_CODES = frozenset(("float8_e4m3fn", "uint8", "int8", "int16", "uint16", "int32", "uint32"))
 _SCALARS = {"float32": "f", "float64": "d", "int64": "q", "int32": "i"}
 
 
@@ -262,8 +261,7 @@ def _open_weights(
 
 def _quantisation(source: Source, tensors: Mapping[str, TensorInfo]) -> Recorded | None:
     """Return how weights are quantised, where there are any that may be."""
-    said = not source.single and any(name in source.entries for name in _SAYING)
-    if not said or not any(info.dtype.name in _CODES for info in tensors.values()):
+    if not any(info.dtype.name in _CODES for info in tensors.values()):
         return None
     from .quantised_weights import read_recorded
 

@@ -26,7 +26,9 @@ def save(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str] | N
 
 def sharded(folder: Path, names: Sequence[str], index: str = "model.safetensors.index.json") -> Any:
     """Write a matrix into each of some shards and their index; return the tensors by name."""
-    tensors, weight_map, total = {}, {}, 0
+    tensors: dict[str, Any] = {}
+    weight_map: dict[str, str] = {}
+    total = 0
     for number, name in enumerate(names):
         one = {f"model.layers.{number}.mlp.up_proj.weight": values(4, 6, seed=number)}
         save(folder / name, one)
