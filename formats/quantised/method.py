@@ -60,9 +60,8 @@ def read_method(source: Source) -> QuantMethod | None:
     if said is not None:
         return method_of(said)
     for file, method in OWN_FILES.items():
-        own = parsed_json(source, file)
-        if own:
-            return method_of({"quant_method": method, **own})
+        if found := parsed_json(source, file):
+            return method_of({"quant_method": method, **found})
     own = parsed_json(source, MODELOPT).get("quantization")
     return method_of({"quant_method": "modelopt", **own}) if isinstance(own, dict) else None
 
@@ -71,7 +70,8 @@ def _recorded(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return what a `config.json` says, of the model or of a part of it (`text_config`)."""
     for one in (config, *(part for part in config.values() if isinstance(part, dict))):
         for field in _FIELDS:
-            if isinstance(said := one.get(field), dict) and said:
+            said = one.get(field)
+            if isinstance(said, dict) and said:
                 return said
     own = config.get("quantization")
     return own if isinstance(own, dict) and _is_of_mlx(own) else None

@@ -34,9 +34,10 @@ def parse_files(source: Source, names: Sequence[str]) -> dict[str, TorchStream |
     """
 
     def one(name: str) -> TorchStream | CorruptError:
-        size = source.size(name)
-        source.require_fetched(name)
         try:
+            source.entry(name)
+            size = source.size(name)
+            source.require_fetched(name)
             with source.open(name) as reader:
                 return parse_stream(reader.read, size, file=name, plain=True)
         except CorruptError as error:

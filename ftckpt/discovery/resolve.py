@@ -24,9 +24,10 @@ from ftckpt.errors import (
 )
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.remotes import split
-from ftckpt.storage.source import Source
+from ftckpt.storage.source import Source, leads_nowhere
 from ftckpt.storage.store import Entry, EntryKind, Store
 
+from .hub_cache import snapshot_of
 from .open_part import open_part, recognise_at
 from .recognise import Format, OrderedByRank, UnopenedPart
 
@@ -139,6 +140,9 @@ def _at(url: str, options: StoreOptions) -> Place:
     store = open_store(url, options)
     entry = store.stat("")
     if entry.kind is EntryKind.DIRECTORY:
+        below = snapshot_of(store, url)
+        if below:
+            return _at(f"{url.rstrip('/')}/{below}", options)
         return Place(url, store, entry._replace(path=""))
     # A store is a place with names below it, so a file is opened through its directory.
     parent, name = split(url)
@@ -158,10 +162,13 @@ def open_target(
         UsageError: a directory that is only one part of a checkpoint.
         UnsupportedError: one file, and no format knows it.
         IncompleteError: one file, which is a Git LFS pointer.
+        CorruptError: a link to nothing.
         UnsafeError: a fifo, socket or device.
     """
     place = locate(url, options)
     place = gathered(place, also, options)
+    if place.entry.dangling:
+        raise leads_nowhere(url, place.entry)
     if place.entry.kind is EntryKind.SPECIAL:
         raise UnsafeError(f"{url} is not a regular file or directory", kind="special-file")
     part = None if place.which else recognise_at(place.store, place.entry, formats)

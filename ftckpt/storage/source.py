@@ -129,8 +129,8 @@ class Source:
         """Return the entry of a file that must exist and be readable.
 
         Raises:
-            CorruptError: it does not exist (`missing-file`), or is another file in another place
-                (`copies-differ`).
+            CorruptError: it does not exist, or is a link to nothing (`missing-file`), or is another
+                file in another place (`copies-differ`).
             UnavailableError: it exists, but the listing did not show it.
             UnsafeError: it is a fifo, socket or device (`special-file`).
         """
@@ -138,6 +138,8 @@ class Source:
         if entry is None:
             self.require_absent(name)
             raise CorruptError(f"{name} is missing", kind="missing-file", file=name)
+        if entry.dangling:
+            raise leads_nowhere(name, entry)
         if entry.kind is EntryKind.SPECIAL:
             raise UnsafeError(f"{name} is not a regular file", kind="special-file", file=name)
         if entry.differs:
@@ -191,8 +193,9 @@ class Source:
         return name
 
     def size(self, name: str) -> int:
-        """Return the size of a file that must exist."""
-        return self.entry(name).size
+        """Return the size of a file that must exist; 0 for a link to nothing."""
+        listed = self.entries.get(name)
+        return 0 if listed is not None and listed.dangling else self.entry(name).size
 
     def open(self, name: str) -> Reader:
         """Open a file that must exist."""
@@ -244,6 +247,12 @@ class Source:
         """Return the limiter that a reader must still use; None if the read-ahead applies it."""
         ahead = self.lookahead.current
         return None if ahead is not None and ahead.limiter is limiter else limiter
+
+
+def leads_nowhere(name: str, entry: Entry) -> CorruptError:
+    """Return the error about a link to nothing: a hub's cache without the blob, for one."""
+    message = f"{name} is a link to {entry.link}, which is not there"
+    return CorruptError(message, kind="missing-file", file=name)
 
 
 def _require_fetched(name: str, offset: int, data: bytes) -> None:

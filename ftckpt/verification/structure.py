@@ -25,7 +25,7 @@ from ftckpt.manifest.locate import find
 from ftckpt.own_files import MANIFEST, is_leftover, is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage.lfs_pointers import MAX_POINTER, lfs_pointer
-from ftckpt.storage.source import Source, followed_links
+from ftckpt.storage.source import Source, followed_links, leads_nowhere
 from ftckpt.storage.store import EntryKind
 
 from .evidence import ASKED_FOR, Report
@@ -101,7 +101,8 @@ def _weighed(checkpoint: Checkpoint, found: Finding, kinds: set[str]) -> Finding
 def _check(checkpoint: Checkpoint, counter: Counter) -> Iterator[Finding]:
     yield from checkpoint.notes
     members = set(checkpoint.members())
-    yield from _check_members(checkpoint, members)
+    absent = list(_check_members(checkpoint, members))
+    yield from absent
     told = {f.kind for f in checkpoint.notes}
     reported: set[tuple[str, str | None]] = set()
     apart: list[str] = []
@@ -109,7 +110,8 @@ def _check(checkpoint: Checkpoint, counter: Counter) -> Iterator[Finding]:
         reported.add((found.kind, found.file))
         if found.kind == "clocks-differ":
             apart.append(found.message)
-        yield found
+        if found not in absent:  # a reader found the same
+            yield found
     if checkpoint.described is not None:
         yield from checkpoint.described(checkpoint)
     if "link-followed" not in told | {kind for kind, _ in reported}:
@@ -131,6 +133,8 @@ def _check_members(checkpoint: Checkpoint, members: set[str]) -> Iterator[Findin
         entry = checkpoint.source.entries.get(name)
         if entry is None:
             yield finding("missing-file", f"{name} is missing", file=name)
+        elif entry.dangling:
+            yield from_error(leads_nowhere(name, entry))
         elif entry.kind is EntryKind.SPECIAL:
             yield finding("special-file", f"{name} is not a regular file", file=name)
         elif entry.differs:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -188,17 +187,13 @@ def test_mlx_is_computed_as_mlx_does(tmp_path: Path) -> None:
     assert ftckpt.verify(str(MLX / "model"), level="values").code == 0
 
 
-def _drop(leaf: str) -> Callable[[Tensors], None]:
-    return lambda held: held.pop(leaf) and None
-
-
 @pytest.mark.parametrize("method", ["gptq", "awq"])
 @pytest.mark.parametrize("leaf", ["scales", "qzeros"])
 def test_a_lost_scale_is_damage(method: str, leaf: str, tmp_path: Path) -> None:
     modules = {names(number): made(method, 4, 32)[0] for number in range(4)}
     del modules[names(1)][leaf]
-    file = {"gptq": {"quantize_config": GPTQ}, "awq": {"quant_config": AWQ}}[method]
-    path = folder(tmp_path / "in", modules, config={}, **file)
+    files: dict[str, Any] = {"gptq": {"quantize_config": GPTQ}, "awq": {"quant_config": AWQ}}
+    path = folder(tmp_path / "in", modules, config={}, **files[method])
     answer = ftckpt_json("verify", str(path))
     assert answer["result"]["code"] == 4
     assert [one["kind"] for one in answer["findings"] if one["severity"] == "error"] == [

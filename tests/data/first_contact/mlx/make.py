@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import mlx.core as mx
+import mlx.core as mx  # type: ignore[import-not-found]
 
 HERE = Path(__file__).parent
 MODEL = HERE / "model"
