@@ -34,6 +34,7 @@ from .consolidated import NO_SHARDS, Shards, join, read_shards
 from .header import Header
 from .names import COMPRESSED, SUFFIX, shard_place
 from .parse_headers import read_headers
+from .rank_files import is_rank_file
 from .sidecar_files import Beside, find_beside
 from .tensor_names import Remarks, read_remarks, tensors_of
 from .weight_sets import WeightSet, find_sets, has_sharded, members_of, read_indexes, uncommitted
@@ -317,6 +318,8 @@ def _dialect(source: Source, headers: Mapping[str, Header]) -> str:
     place = shard_place(source.name) if source.single else None
     if place is not None:
         return f"one shard of a DCP save, of rank {place.rank - 1}: shapes are the shard's own"
+    if source.single and is_rank_file(source.name):
+        return "one rank's file of an inference engine: names and shapes are the engine's own"
     shard = shard_name(source.name) if source.single else None
     if shard is not None and shard.total > 1:
         return f"one shard of {shard.total}"

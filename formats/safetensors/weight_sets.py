@@ -16,6 +16,7 @@ from ftckpt.formats.huggingface.names import is_beside, shard_name
 from ftckpt.storage.source import Source
 
 from .names import INDEX, SHARDED, SUFFIX, shard_place
+from .rank_files import rank_files
 
 _MAIN_STEMS = ("model", "pytorch_model", "diffusion_pytorch_model", "adapter_model")
 
@@ -62,7 +63,9 @@ def find_sets(source: Source, indexes: Mapping[str, ShardIndex]) -> list[WeightS
         indexes: parsed indexes by stem.
 
     Raises:
-        IncompleteError: several shards without an index.
+        IncompleteError: several shards without an index, or ranks without their files.
+        CorruptError: a rank lacks one of its files.
+        UnsupportedError: the files of ranks of an inference engine.
     """
     names = [n for n in source.entries if "/" not in n and n.endswith(SUFFIX)]
     names = [n for n in names if shard_place(n) is None]
@@ -74,9 +77,11 @@ def find_sets(source: Source, indexes: Mapping[str, ShardIndex]) -> list[WeightS
     claimed = {file for index in decides.values() for file in index.weight_map.values()}
     shards: dict[str, list[str]] = {}
     single: list[str] = []
-    for name in names:
-        if name in claimed:
-            continue
+    free = [name for name in names if name not in claimed]
+    of_ranks = rank_files(source, free)
+    if of_ranks is not None:
+        raise of_ranks.error(source.url)
+    for name in free:
         shard = shard_name(name)
         if shard is None:
             single.append(name.removesuffix(SUFFIX))
