@@ -23,8 +23,9 @@ from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.storage.source import Source
 
 from .method import QuantMethod
-from .pairing import KEPT, BlockState, Pair
+from .pairing import BlockState, Pair
 from .schemes import Arithmetic, grid_counts
+from .unknown_codes import KEPT
 
 if TYPE_CHECKING:
     import numpy as np

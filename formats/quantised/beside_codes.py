@@ -22,8 +22,9 @@ from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import UnsupportedError
 
 from .method import QuantMethod
-from .pairing import KEPT, Pairing, pair, require_short, state_of, weights
+from .pairing import Pairing, pair, require_short, state_of, weights
 from .schemes import BNB_INT8, bnb_4bit
+from .unknown_codes import KEPT
 
 _STATE = ".quant_state.bitsandbytes__"
 _ROWS, _FORMAT = ".SCB", ".weight_format"

@@ -15,13 +15,8 @@ from ftckpt.storage.source import Source
 
 from .method import QuantMethod
 from .schemes import Arithmetic, Scheme
+from .unknown_codes import OTHER_SCALES
 
-# Scales of activations and caches: of no weight's values.
-OTHER_SCALES = (
-    ".input_scale", ".input_global_scale", ".output_scale", ".k_scale", ".v_scale", ".q_scale",
-    ".prob_output_scale", ".activation_scale", ".input_zero_point", ".pre_quant_scale",
-)  # fmt: skip
-KEPT = "without --dtype every byte is kept as it is"
 _SEVERAL = 3  # weights
 _MAX_STATE = 4096  # bytes of bitsandbytes' state of one weight
 

@@ -14,18 +14,16 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, TensorInfo
+from ftckpt.checkpoint.quantised import CODED
 from ftckpt.errors import UnsupportedError
 from ftckpt.findings import Finding, finding, listed
 
-from .pairing import KEPT, OTHER_SCALES
-
-# Packed values, and 8-bit floats. Counters and indexes are int64, and no quantiser packs into it.
-_CODED = frozenset(
-    {
-        "int8", "uint8", "int16", "uint16", "int32", "uint32", "float8_e4m3fn", "float8_e5m2",
-        "float8_e4m3fnuz", "float8_e5m2fnuz",
-    }
+# Scales of activations and caches: of no weight's values.
+OTHER_SCALES = (
+    ".input_scale", ".input_global_scale", ".output_scale", ".k_scale", ".v_scale", ".q_scale",
+    ".prob_output_scale", ".activation_scale", ".input_zero_point", ".pre_quant_scale",
 )  # fmt: skip
+KEPT = "without --dtype every byte is kept as it is"
 # What is called so stands beside codes: a word of the last part of a name.
 _BESIDE = re.compile(
     r"(?:^|[._])(?:[a-z]*scales?|[a-z]*scale_inv|scb|q?zeros?|zero_?points?|absmax|codebooks?|luts?"
@@ -89,7 +87,7 @@ def unknown_codes(tensors: Iterable[TensorInfo], known: Collection[str] = ()) ->
 
 
 def _may_be_codes(leaf: str, info: TensorInfo) -> bool:
-    return info.dtype.name in _CODED and info.numel > 1 and not _APART.search(leaf)
+    return info.dtype.name in CODED and info.numel > 1 and not _APART.search(leaf)
 
 
 def _is_beside(leaf: str, info: TensorInfo, held: Collection[str]) -> bool:

@@ -17,7 +17,6 @@ from ftckpt.formats.huggingface.config import CONFIG, DTYPE_FIELDS, read_config
 from ftckpt.formats.quantised.arithmetic import WeightComputer, require_decodable
 from ftckpt.formats.quantised.method import MODELOPT, OWN_FILES, QuantMethod, read_method
 from ftckpt.formats.quantised.pairing import (
-    KEPT,
     BlockState,
     Pair,
     Pairing,
@@ -26,7 +25,7 @@ from ftckpt.formats.quantised.pairing import (
     read_states,
     weights,
 )
-from ftckpt.formats.quantised.unknown_codes import UnknownCodes, check_siblings, unknown_codes
+from ftckpt.formats.quantised.unknown_codes import KEPT, UnknownCodes, check_siblings, unknown_codes
 from ftckpt.storage.source import Source
 
 UNRECORDED = QuantMethod("", ())

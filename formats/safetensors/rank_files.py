@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 from ftckpt.errors import CorruptError, FtckptError, IncompleteError, UnsupportedError
 from ftckpt.findings import counted
-from ftckpt.formats.huggingface.config import CONFIG, parsed_json
 from ftckpt.storage.source import Source
 
 _PARTS = re.compile(r"(?P<stem>.+-)?rank-(?P<rank>\d{1,6})-part-(?P<part>\d{1,6})\.safetensors")
@@ -29,7 +28,7 @@ _VLLM, _TENSORRT = "vLLM's sharded_state", "TensorRT-LLM"
 _MOST = 100_000  # ranks
 
 
-class RankFiles(NamedTuple):
+class EngineRanks(NamedTuple):
     """The files of all ranks.
 
     Attributes:
@@ -82,7 +81,7 @@ def is_rank_file(name: str) -> bool:
     return (_PARTS.fullmatch(name) or _WHOLE.fullmatch(name)) is not None
 
 
-def rank_files(source: Source, names: Iterable[str]) -> RankFiles | None:
+def rank_files(source: Source, names: Iterable[str]) -> EngineRanks | None:
     """Return the files of ranks among the safetensors files of a folder; None where there are none.
 
     `rank16.safetensors` alone may be an adapter of that rank: a set has a first rank, or a record.
@@ -99,14 +98,16 @@ def rank_files(source: Source, names: Iterable[str]) -> RankFiles | None:
         elif match := _WHOLE.fullmatch(name):
             whole[int(match["rank"])] = {0: name}
     if parts:
-        return RankFiles(_VLLM, dict(sorted(parts.items())), 0)
+        return EngineRanks(_VLLM, dict(sorted(parts.items())), 0)
     if not whole:
         return None
+    from ftckpt.formats.huggingface.config import CONFIG, parsed_json
+
     mapping = parsed_json(source, CONFIG).get("mapping")
     ranks = _recorded(mapping) if isinstance(mapping, dict) else 0
     if not ranks and 0 not in whole:
         return None
-    return RankFiles(_TENSORRT, dict(sorted(whole.items())), ranks)
+    return EngineRanks(_TENSORRT, dict(sorted(whole.items())), ranks)
 
 
 def _recorded(mapping: Mapping[str, object]) -> int:

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ftckpt.checkpoint import Checkpoint, Commit, CommitState, Scalar, StepRole, TensorInfo
+from ftckpt.checkpoint.quantised import CODED
 from ftckpt.checkpoint.steps import role_of
 from ftckpt.errors import CorruptError, NotFoundError
 from ftckpt.findings import Finding, finding, from_error
@@ -45,8 +46,7 @@ if TYPE_CHECKING:
 
     from .quantised_weights import Recorded
 
-# Types of which quantised weights are made.
-_CODES = frozenset(("float8_e4m3fn", "uint8", "int8", "int16", "uint16", "int32", "uint32"))
+_SAYING = ("config.json", "hf_quant_config.json", "quantize_config.json", "quant_config.json")
 _SCALARS = {"float32": "f", "float64": "d", "int64": "q", "int32": "i"}
 
 
@@ -62,6 +62,8 @@ class SafetensorsCheckpoint(Checkpoint):
         shards: what the ranks wrote before torch consolidated it.
         recorded: how its weights are quantised; None where nothing says that they are.
         partial: whether a conversion left out weights of the model on demand.
+        copies: the weights once more, in files of another format.
+        set_aside: components whose sets hold the model once more, and whose tensors are not shown.
     """
 
     format: ClassVar[str] = "safetensors"
@@ -73,6 +75,8 @@ class SafetensorsCheckpoint(Checkpoint):
     shards: Shards = NO_SHARDS
     recorded: Recorded | None = None
     partial: bool = False
+    copies: Sequence[Checkpoint] = ()
+    set_aside: frozenset[str] = frozenset()
 
     @cached_property
     def quantised(self) -> Mapping[str, QuantisedTensor]:
@@ -100,6 +104,7 @@ class SafetensorsCheckpoint(Checkpoint):
     def members(self) -> Iterable[str]:
         """Yield the weights, their indexes, and what belongs to a model folder."""
         beside = [*self.beside.members(), *self.stored.files, *self.shards.files]
+        beside += (name for one in self.copies for name in one.members())
         return members_of(self.source, self.sets, beside)
 
     def load_object(self, name: str) -> Any:
@@ -114,6 +119,8 @@ class SafetensorsCheckpoint(Checkpoint):
         yield from self.beside.check(self.source, self.headers)
         yield from self.stored.check(self.source)
         yield from self.shards.check()
+        for one in self.copies:
+            yield from one.check(counter)
         if self.recorded is not None:
             yield from self.recorded.check(lambda: self.quantised)
         places = [f for f in self.headers if shard_place(f)]
@@ -131,8 +138,13 @@ class SafetensorsCheckpoint(Checkpoint):
             stored = (t for f in held for t in self.headers[f].tensors)
             nbytes = sum(t.end - t.begin for t in stored)
             yield from check_index(weights.index, held, self.source.entries, nbytes)
-        if weights.files and len(held) == len(weights.files):
-            infos = [t for t in self.tensors.values() if t.pieces[-1].extent.file in held]
+        whole = len(held) == len(weights.files) and weights.component not in self.set_aside
+        if weights.files and whole:
+            infos = [
+                t
+                for t in self.tensors.values()
+                if t.pieces[-1].extent.file in held or t.pieces[0].extent.file in held
+            ]
             yield from check_not_empty(infos, weights.files[0])
             if not self.partial:
                 yield from check_pairs(infos, weights.files[0])
@@ -262,8 +274,13 @@ def _open_weights(
 
 def _quantisation(source: Source, tensors: Mapping[str, TensorInfo]) -> Recorded | None:
     """Return how weights are quantised, where there are any that may be."""
-    if not any(info.dtype.name in _CODES for info in tensors.values()):
+    if not any(info.dtype.name in CODED for info in tensors.values()):
         return None
+    if source.single or not any(name in source.entries for name in _SAYING):
+        from ftckpt.formats.quantised.unknown_codes import unknown_codes
+
+        if not unknown_codes(tensors.values()):
+            return None
     from .quantised_weights import read_recorded
 
     return read_recorded(source, tensors)

@@ -27,7 +27,6 @@ from ftckpt.storage.remotes import split
 from ftckpt.storage.source import Source, leads_nowhere
 from ftckpt.storage.store import Entry, EntryKind, Store
 
-from .hub_cache import snapshot_of
 from .open_part import open_part, recognise_at
 from .recognise import Format, OrderedByRank, UnopenedPart
 
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from .roots import Root
 
 _NO_ROOT = "ftckpt verify checks a single checkpoint"
+_FROM_HUB = "s--"  # models--ORG--NAME, datasets--..., spaces--...
 _DIRECTORY = Entry("", 0, None, EntryKind.DIRECTORY)
 _SELECTOR = r"(?P<root>.+)@(?P<which>latest|\d+)"
 
@@ -140,9 +140,12 @@ def _at(url: str, options: StoreOptions) -> Place:
     store = open_store(url, options)
     entry = store.stat("")
     if entry.kind is EntryKind.DIRECTORY:
-        below = snapshot_of(store, url)
-        if below:
-            return _at(f"{url.rstrip('/')}/{below}", options)
+        if _FROM_HUB in (store.local_path("") or url):
+            from .hub_cache import snapshot_of
+
+            below = snapshot_of(store, url)
+            if below:
+                return _at(f"{url.rstrip('/')}/{below}", options)
         return Place(url, store, entry._replace(path=""))
     # A store is a place with names below it, so a file is opened through its directory.
     parent, name = split(url)

@@ -13,26 +13,23 @@ import re
 
 from ftckpt.errors import IncompleteError
 
-MAX_POINTER = 1024  # bytes
+_LONGEST = 1024  # bytes of a pointer
 FETCH = "`git lfs pull` in the clone fetches it"
-_BEGIN = b"version https://git-lfs.github.com/spec/"
 _SIZE = rb"^size ([0-9]{1,18})$"
 _DIGEST = rb"^oid sha256:([0-9a-f]{64})$"
 
 
-def lfs_pointer(name: str, data: bytes) -> IncompleteError | None:
-    """Return the error about a file whose content was never fetched; None for any other file.
+def never_fetched(name: str, data: bytes) -> IncompleteError:
+    """Return the error about a file whose content was never fetched.
 
     Args:
         name: of the file.
-        data: what it begins with.
+        data: the pointer.
     """
-    if not data.startswith(_BEGIN):
-        return None
     said = []
-    if size := re.search(_SIZE, data[:MAX_POINTER], re.MULTILINE):
+    if size := re.search(_SIZE, data[:_LONGEST], re.MULTILINE):
         said.append(f"{int(size[1])} bytes")
-    if digest := re.search(_DIGEST, data[:MAX_POINTER], re.MULTILINE):
+    if digest := re.search(_DIGEST, data[:_LONGEST], re.MULTILINE):
         said.append(f"SHA-256 {digest[1].decode()}")
     return IncompleteError(
         f"{name} is a Git LFS pointer: the content was never fetched"

@@ -17,7 +17,6 @@ from ftckpt.errors import (
 from ftckpt.extents import Extent
 from ftckpt.findings import Finding, finding
 
-from .lfs_pointers import MAX_POINTER, lfs_pointer
 from .prefetch import Lookahead
 from .remotes import split
 from .store import Entry, EntryKind, Opens, Reader, Store, is_shadow
@@ -25,6 +24,8 @@ from .store import Entry, EntryKind, Opens, Reader, Store, is_shadow
 if TYPE_CHECKING:
     from ftckpt.workers.limits import RateLimit
 
+# A file that Git LFS has not fetched begins so, and is no longer (see `lfs_pointers`).
+LFS_POINTER, MAX_POINTER = b"version https://git-lfs.github.com/spec/", 1024
 # A hub's cache is all links: then one note says so.
 _NAMED_LINKS = 5
 
@@ -256,9 +257,10 @@ def leads_nowhere(name: str, entry: Entry) -> CorruptError:
 
 
 def _require_fetched(name: str, offset: int, data: bytes) -> None:
-    error = None if offset else lfs_pointer(name, data)
-    if error is not None:
-        raise error
+    if not offset and data.startswith(LFS_POINTER):
+        from .lfs_pointers import never_fetched
+
+        raise never_fetched(name, data)
 
 
 def _is_same(before: Entry | None, now: Entry | None) -> bool:

@@ -35,7 +35,6 @@ from ftckpt.findings import (
 )
 from ftckpt.manifest import Manifest
 from ftckpt.own_files import is_own
-from ftckpt.storage.lfs_pointers import FETCH
 from ftckpt.storage.source import Source
 from ftckpt.workers import ALONE, Work
 
@@ -430,8 +429,11 @@ def _verdict(
         older = next((f.message for f in findings if f.kind == "older-manifest"), "")
         if older and code is ExitCode.CORRUPT:
             return code, f"{first.message}{more}; {older}", _SAVED_AGAIN
-        hint = FETCH if first.kind == "unfetched-file" else _hint(code, level)
-        return code, f"{first.message}{more}", hint
+        if first.kind == "unfetched-file":
+            from ftckpt.storage.lfs_pointers import FETCH
+
+            return code, f"{first.message}{more}", FETCH
+        return code, f"{first.message}{more}", _hint(code, level)
     warned = _warned(findings)
     sentence = _praise(checkpoint, options, findings, content, level, sound=not warned)
     if not warned:

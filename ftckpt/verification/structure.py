@@ -24,8 +24,13 @@ from ftckpt.manifest import Manifest
 from ftckpt.manifest.locate import find
 from ftckpt.own_files import MANIFEST, is_leftover, is_own
 from ftckpt.progress import NULL, Counter
-from ftckpt.storage.lfs_pointers import MAX_POINTER, lfs_pointer
-from ftckpt.storage.source import Source, followed_links, leads_nowhere
+from ftckpt.storage.source import (
+    LFS_POINTER,
+    MAX_POINTER,
+    Source,
+    followed_links,
+    leads_nowhere,
+)
 from ftckpt.storage.store import EntryKind
 
 from .evidence import ASKED_FOR, Report
@@ -167,9 +172,10 @@ def _check_configuration(checkpoint: Checkpoint, members: Iterable[str]) -> Iter
     texts = checkpoint.source.read_stored(wanted) if wanted else []
     for extent, data in zip(wanted, texts, strict=True):
         why = ""
-        pointer = lfs_pointer(extent.file, data)
-        if pointer is not None:
-            yield from_error(pointer)
+        if data.startswith(LFS_POINTER):
+            from ftckpt.storage.lfs_pointers import never_fetched
+
+            yield from_error(never_fetched(extent.file, data))
             continue
         if not extent.file.endswith(".json"):
             continue
