@@ -143,6 +143,7 @@ KINDS: dict[str, KindInfo] = {
     "nonfinite-unknown": KindInfo(_OK, _W, _C, "NaN or infinity in a tensor of the model that may be a parameter or a buffer: nothing tells.", Strictness.VALUES),
     "zero-moment": KindInfo(_OK, _N, _OK, "A moment is all zero: frozen, an unused expert, or step 0."),
     "zero-pages": KindInfo(_OK, _W, _C, "A tensor is zero between two page boundaries of its file, not at its rows: pages that were never written.", Strictness.VALUES),
+    "zero-layer": KindInfo(_OK, _W, _C, "Every matrix of a layer is zero, and those of other layers are not.", Strictness.VALUES),
     "missing-scale": KindInfo(_C, _E, _C, "A quantised weight has no scale: its values are lost."),
     "scale-shape": KindInfo(_C, _E, _C, "A scale does not fit the weight beside it, by shape or type."),
     "lone-scale": KindInfo(_C, _E, _C, "A scale stands beside no quantised weight."),

@@ -99,8 +99,8 @@ def check_index(
 ) -> Iterator[Finding]:
     """Yield every disagreement between an index and the shards beside it.
 
-    An index that names a part of the numbers is whole where its total agrees: whoever takes the
-    last layers off a model edits both, and an index that lost its lines keeps the old total.
+    An index that names a part of the numbers is whole where its total agrees: a tool that takes
+    the last layers off a model edits both, and an index that lost its lines keeps the old total.
 
     Args:
         index: the index.

@@ -24,7 +24,7 @@ from .store import Entry, EntryKind, Opens, Reader, Store, is_shadow
 if TYPE_CHECKING:
     from ftckpt.workers.limits import RateLimit
 
-# A file that Git LFS has not fetched begins so, and is no longer (see `lfs_pointers`).
+# How a file begins that Git LFS has not fetched, and its largest size (see `lfs_pointers`).
 LFS_POINTER, MAX_POINTER = b"version https://git-lfs.github.com/spec/", 1024
 # A hub's cache is all links: then one note says so.
 _NAMED_LINKS = 5

@@ -524,6 +524,7 @@ _WARNINGS = {
         "{} tensors that may be parameters are not finite",
     ),
     "zero-pages": ("1 tensor has pages of zeros", "{} tensors have pages of zeros"),
+    "zero-layer": ("a layer is zero", "{} stacks have layers that are zero"),
     "stale-shard": ("1 shard of an earlier save", "{} shards of an earlier save"),
     "renamed-file": ("1 file bears another's name", "{} files bear others' names"),
     "pointer-disagrees": ("1 pointer to another step", "{} pointers to another step"),
