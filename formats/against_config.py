@@ -30,6 +30,9 @@ from .siblings import Shapes, lost, misshapen
 
 _WHOLE = "ForCausalLM"
 _TIED = "tie_word_embeddings"
+_OUTPUT = "lm_head.weight"
+_INPUTS = (".embed_tokens.weight", ".wte.weight", ".word_embeddings.weight", ".embed_in.weight")
+_BEGIN = 64 << 10  # bytes of either that are compared
 _RUN_TIME = "packed"  # how a table calls the names of transformers 5 in memory
 _EXPERTS = ".experts."
 _LAYER = re.compile(r"(.*?\.\d+)\.")
@@ -67,6 +70,7 @@ def check_described(checkpoint: Checkpoint) -> Iterator[Finding]:
     except (CorruptError, UnsafeError):  # said where JSON is checked
         return
     file = config_file(checkpoint)
+    yield from _untied(checkpoint, config, file)
     folder = file.removesuffix(CONFIG)
     table = _table(config)
     if table is None or table.shapes is None or checkpoint.quantised:
@@ -113,6 +117,40 @@ def _prefix(wanted: Collection[str], found: Collection[str]) -> str:
     end = next((one for one in ends if one in wanted), "")
     prefix = first.removesuffix(end) if end else ""
     return prefix if all(one.startswith(prefix) for one in found) else ""
+
+
+def _untied(checkpoint: Checkpoint, config: Mapping[str, Any], file: str) -> Iterator[Finding]:
+    """Yield an output layer of its own where `config.json` ties it to the embedding.
+
+    transformers loads the embedding in its place. The beginning of both tells them apart.
+    """
+    text = config.get("text_config")
+    if not (config.get(_TIED) or (isinstance(text, dict) and text.get(_TIED))):
+        return
+    model = [one for one in checkpoint.tensors.values() if one.component == "model"]
+    outputs = [one for one in model if one.name.endswith(_OUTPUT)]
+    inputs = [one for one in model if one.name.endswith(_INPUTS)]
+    if len(outputs) != 1 or len(inputs) != 1:
+        return
+    (output,), (embedding,) = outputs, inputs
+    alike = (output.shape, output.dtype) == (embedding.shape, embedding.dtype)
+    places = [
+        one.pieces[0].extent._replace(length=min(one.pieces[0].extent.length, _BEGIN))
+        for one in (output, embedding)
+        if len(one.pieces) == 1 and not (one.pieces[0].packed or one.pieces[0].strides)
+    ]
+    if not alike or len(places) < 2 or checkpoint.quantised or output.key in checkpoint.aliases:
+        return
+    try:
+        first, second = checkpoint.source.read_many(places)
+    except CorruptError:  # said where extents are checked
+        return
+    if first != second:
+        message = (
+            f"{file} ties {output.name} to {embedding.name}, and another one is stored: loaders"
+            " differ in which they take"
+        )
+        yield finding("state-unknown", message, file=file, tensor=output.key)
 
 
 def _missing(

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from ftckpt.checkpoint.rules import Rules
     from ftckpt.findings import Finding
 
+    from .safetensors.reader import SafetensorsCheckpoint
+
 
 def _described(checkpoint: Checkpoint) -> Iterator[Finding]:
     names = {name.rpartition("/")[2] for name in checkpoint.source.entries}
@@ -48,6 +50,15 @@ def _described(checkpoint: Checkpoint) -> Iterator[Finding]:
         from .lora.recorded_ranks import check_recorded
 
         yield from check_recorded(checkpoint)
+
+
+def _twice(checkpoint: SafetensorsCheckpoint) -> None:
+    """Join second copies where names show that there may be one."""
+    top = (name for name in checkpoint.source.entries if "/" not in name)
+    if any(name.endswith(".bin") or name.startswith("consolidated") for name in top):
+        from .second_copies import join_second_copies
+
+        join_second_copies(checkpoint)
 
 
 # What is known by name and refused comes last, so that it never hides what can be read.
@@ -73,7 +84,7 @@ FORMATS: tuple[Format, ...] = (
     NvrxLocal(),
     Orbax(),
     Ranks(marked=marked),
-    Safetensors(_described),
+    Safetensors(_described, _twice),
     TorchSave(_described),
     *RECOGNISED,
     Folder(lambda: _IN_FOLDERS),

@@ -2,9 +2,10 @@
 
     {"metadata": {"total_size": <bytes>, ...}, "weight_map": {<tensor>: <file name>, ...}}
 
-Shards are `<stem>-00001-of-00003.<suffix>`, numbered from 1, and the index is written last. The
-same text serves `model.safetensors.index.json` and `pytorch_model.bin.index.json`, so nothing here
-knows what a shard looks like inside: the caller says which names each one holds.
+Shards are `<stem>-00001-of-00003.<suffix>`, numbered from 1 as a rule (`lost_numbers` knows the
+others), and the index is written last. It says which files belong together, whatever they are
+called. The same text serves `model.safetensors.index.json` and `pytorch_model.bin.index.json`, so
+nothing here knows what a shard looks like inside: the caller says which names each one holds.
 Source: `transformers.modeling_utils.save_pretrained`, `huggingface_hub.serialization`.
 """
 
@@ -18,7 +19,7 @@ from ftckpt.findings import Finding, finding
 from ftckpt.storage.source import safe_name
 from ftckpt.strict_json import JsonLimits, parse, shown
 
-from .names import shard_name
+from .names import ShardFile, lost_numbers, shard_name
 
 MAX_INDEX = 100_000_000  # bytes
 _LIMITS = JsonLimits(depth=8, objects=10_000, keys=1_010_000, items=1_100_000, naturals=False)
@@ -33,7 +34,7 @@ class ShardIndex(NamedTuple):
 
     Attributes:
         file: its own name.
-        weight_map: tensor name -> basename of the shard that holds it.
+        weight_map: tensor name -> the shard that holds it, by its path below the folder.
         total_size: bytes of all tensors as the writer counted them (shared storage once), or None.
         groups: the file of an optimizer's param groups, which ColossalAI writes beside its shards;
             "" if the index names none.
@@ -84,8 +85,8 @@ def parse_index(raw: bytes, file: str) -> ShardIndex:
 
     Raises:
         CorruptError: it is not JSON, or lacks a weight_map from text to text (`bad-index`).
-        UnsafeError: equal keys, nesting (`unsafe-index`), or a shard name that is not a plain
-            basename (`unsafe-path`).
+        UnsafeError: equal keys, nesting (`unsafe-index`), or a shard that lies outside the folder
+            (`unsafe-path`).
     """
     value = parse(raw, _LIMITS, file=file, what="text", bad="bad-index", unsafe="unsafe-index")
     weights = value.get("weight_map") if isinstance(value, dict) else None
@@ -93,12 +94,6 @@ def parse_index(raw: bytes, file: str) -> ShardIndex:
         raise CorruptError(f"{file} has no weight_map", kind="bad-index", file=file)
     for shard in set(_texts(weights, file)):
         safe_name(shard, named_by=file)
-        if "/" in shard:
-            raise UnsafeError(
-                f"{file} names the shard {shown(shard)}, which is not a plain file name",
-                kind="unsafe-path",
-                file=file,
-            )
     metadata = value.get("metadata")
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
     # Some writers put 1234.0.
@@ -124,15 +119,22 @@ def _texts(weights: Mapping[str, object], file: str) -> Iterator[str]:
 
 
 def check_index(
-    index: ShardIndex, held: Mapping[str, Collection[str]], present: Collection[str]
+    index: ShardIndex,
+    held: Mapping[str, Collection[str]],
+    present: Collection[str],
+    nbytes: int,
 ) -> Iterator[Finding]:
     """Yield every disagreement between an index and the shards beside it.
+
+    An index that names a part of the numbers is whole where its total agrees: a tool that takes
+    the last layers off a model edits both, and an index that lost its lines keeps the old total.
 
     Args:
         index: the index.
         held: for each shard that could be read, the names of the tensors in it. A shard that is
             there and could not be read is in `present` only: it gets no verdict here.
         present: names of all files in the folder.
+        nbytes: bytes of all tensors of the shards that could be read.
     """
     weights = index.weight_map
     owners: dict[str, list[str]] = {}
@@ -184,7 +186,15 @@ def check_index(
     if index.groups and index.groups not in present:
         what = f"{index.groups}, which {index.file} names for its param groups, is missing"
         yield finding("missing-file", what, file=index.groups)
-    yield from check_shard_count(index.files(), index.file)
+    whole = len(held) == len(index.files())
+    if whole and index.total_size not in (None, nbytes):
+        yield finding(
+            "total-size",
+            f"{index.file} says {index.total_size} bytes, the tensors have {nbytes}",
+            file=index.file,
+        )
+    if not whole or index.total_size != nbytes:
+        yield from check_shard_count(index.files(), index.file)
 
 
 def check_shard_count(files: Collection[str], named_by: str) -> Iterator[Finding]:
@@ -194,31 +204,18 @@ def check_shard_count(files: Collection[str], named_by: str) -> Iterator[Finding
         files: the shards of one set.
         named_by: what says that they are one set, for the message.
     """
-    shards = [shard for shard in map(shard_name, files) if shard is not None]
-    totals = sorted({shard.total for shard in shards})
-    if len(totals) > 1:
-        yield finding(
-            "shard-count",
-            f"{named_by} mixes shards of sets of {' and '.join(map(str, totals))}",
-            file=named_by,
-        )
-    elif shards:
+    stems: dict[str, list[ShardFile]] = {}
+    for shard in map(shard_name, files):
+        if shard is not None:
+            stems.setdefault(shard.stem, []).append(shard)
+    for shards in stems.values():
+        totals = sorted({shard.total for shard in shards})
         numbers = {shard.number for shard in shards}
-        absent = sorted(set(range(1, min(totals[0], 1_000_000) + 1)) - numbers)
-        if absent or len(numbers) != totals[0]:
+        absent = lost_numbers(numbers, totals[0])
+        if len(totals) > 1:
+            what = f"{named_by} mixes shards of sets of {' and '.join(map(str, totals))}"
+            yield finding("shard-count", what, file=named_by)
+        elif absent or max(numbers) > totals[0]:
             first = f", {shards[0].sibling(absent[0])} is not among them" if absent else ""
-            yield finding(
-                "shard-count",
-                f"{named_by} has {len(numbers)} of {totals[0]} shards{first}",
-                file=named_by,
-            )
-
-
-def check_total_size(index: ShardIndex, nbytes: int) -> Iterator[Finding]:
-    """Yield a warning where the index's total differs from the bytes of all tensors."""
-    if index.total_size is not None and index.total_size != nbytes:
-        yield finding(
-            "total-size",
-            f"{index.file} says {index.total_size} bytes, the tensors have {nbytes}",
-            file=index.file,
-        )
+            what = f"{named_by} has {len(numbers)} of {totals[0]} shards{first}"
+            yield finding("shard-count", what, file=named_by)

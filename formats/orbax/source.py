@@ -42,11 +42,11 @@ class ValueSource(Source):
             return super().open(name)
         return _ValueReader(name, value.inline)
 
-    def read_many(self, extents: Sequence[Extent]) -> list[bytes]:
+    def read_stored(self, extents: Sequence[Extent]) -> list[bytes]:
         """Return the bytes of each extent, in order."""
         if not any(extent.file in self.inline for extent in extents):
-            return super().read_many(extents)
-        theirs = iter(super().read_many([e for e in extents if e.file not in self.inline]))
+            return super().read_stored(extents)
+        theirs = iter(super().read_stored([e for e in extents if e.file not in self.inline]))
         return [
             self.open(e.file).read(e.offset, e.length) if e.file in self.inline else next(theirs)
             for e in extents

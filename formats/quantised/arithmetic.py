@@ -1,9 +1,9 @@
 """Compute weights from codes and scales, some rows at a time, as the reference of each method does.
 
 A product of code and scale is made in float32 and rounded once to the type that is asked for (for
-compressed-tensors first to the type of the scale, in which it multiplies). A block of 8-bit codes
-has one scale, so 256 products serve all its elements: they are computed, rounded and looked up. Of
-4-bit codes with 8-bit scales the same table serves every block of the tensor.
+compressed-tensors, GPTQ, AWQ and mlx first to the type of the scale, in which they multiply). A
+block of 8-bit codes has one scale, so 256 products serve all its elements: they are computed,
+rounded and looked up. Of 4-bit codes with 8-bit scales the same table serves every block.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from ftckpt.checkpoint.dtypes import DType
 from ftckpt.checkpoint.quantised import QuantisedTensor, ScaleRule
 from ftckpt.checkpoint.read_tensor import raw_dtype
 from ftckpt.checkpoint.rounding import from_bfloat16, to_bfloat16, to_float16
-from ftckpt.errors import UnsupportedError
+from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.storage.source import Source
 
 from .method import QuantMethod
 from .pairing import BlockState, Pair
 from .schemes import Arithmetic, grid_counts
+from .unknown_codes import KEPT
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
 _RUN = 1 << 20  # elements at once
 _TILE = 256  # rows and columns that are turned at once
+_STRIPE = 32 << 20  # bytes of codes of some columns that are kept
+# The value that stands in each place of a word of AWQ's (`AWQ_REVERSE_ORDER`).
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 _HALF_OF_INT8 = 7.874015718698502e-3  # 1 / 127, as bitsandbytes multiplies by it
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
@@ -49,7 +53,7 @@ def require_decodable(method: QuantMethod, pairs: Sequence[Pair]) -> None:
             raise UnsupportedError(
                 f"{one.codes.name} is stored as {one.scheme.name} by {method.name}: its values are"
                 " not computed by this version",
-                hint="without --dtype every byte is kept as it is",
+                hint=KEPT,
                 tensor=one.codes.key,
             )
 
@@ -113,6 +117,39 @@ def rounded(values: Array, dtype: DType) -> Array:
     return values.view(np.uint32)
 
 
+def as_stored(values: Array, dtype: str) -> Array:
+    """Return float32 values as they are after a step in a type; themselves for any but a half."""
+    import numpy as np
+
+    if dtype == "bfloat16":
+        return from_bfloat16(to_bfloat16(values))
+    if dtype == "float16":
+        return to_float16(values).view(np.float16).astype(np.float32)
+    return values
+
+
+def unpacked(words: Array, bits: int) -> Array:
+    """Return the values in words along the last axis, a run of bits from the lowest of the first.
+
+    Args:
+        words: uint32[..., n].
+        bits: of a value.
+
+    Returns:
+        uint8[..., n * 32 // bits].
+    """
+    import numpy as np
+
+    if 32 % bits == 0:
+        shifts = np.arange(0, 32, bits, dtype=np.uint32)
+        values = (words[..., None] >> shifts) & np.uint32((1 << bits) - 1)
+        return values.astype(np.uint8).reshape(*words.shape[:-1], -1)
+    held = np.ascontiguousarray(words).view(np.uint8)
+    run = np.unpackbits(held, axis=-1, bitorder="little")
+    run = run.reshape(*words.shape[:-1], -1, bits)
+    return np.packbits(run, axis=-1, bitorder="little")[..., 0]
+
+
 class WeightComputer:
     """Computes bytes of weights; may be used from many threads.
 
@@ -155,6 +192,8 @@ class WeightComputer:
             Arithmetic.GRID_TRANSPOSED: _Transposed,
             Arithmetic.BLOCKS: _Blocks,
             Arithmetic.ROWS: _Rows,
+            Arithmetic.WORDS: _Words,
+            Arithmetic.WORDS_INPUT_FIRST: _WordsInputFirst,
         }
         state = self._states.get(one.codes.key)
         import numpy as np
@@ -290,11 +329,7 @@ class _Grid(_Weight):
         import numpy as np
 
         found = self.values() * scales.reshape(-1, 1, 1).astype(np.float32)
-        if self.inner == "bfloat16":
-            found = from_bfloat16(to_bfloat16(found))
-        elif self.inner == "float16":
-            found = to_float16(found).view(np.float16).astype(np.float32)
-        return rounded(found, self.dtype)
+        return rounded(as_stored(found, self.inner), self.dtype)
 
     def _products(self, scale: TensorInfo) -> Array:
         """Return the products of every code of 8 bits with every scale of 8 bits, as one table."""
@@ -359,11 +394,7 @@ class _Grid(_Weight):
         wide = scales if scales.shape[1] == 1 else np.repeat(scales, self.block[1], axis=1)
         found = look_up(self.values()[:, 0], codes)
         found *= wide[:, : codes.shape[1]]
-        if self.inner == "bfloat16":
-            found = from_bfloat16(to_bfloat16(found))
-        elif self.inner == "float16":
-            found = to_float16(found).view(np.float16).astype(np.float32)
-        out[:] = rounded(found, self.dtype)
+        out[:] = rounded(as_stored(found, self.inner), self.dtype)
 
     def _by_code(self, codes: Array, first: int, stop: int) -> Array:
         """Look the products of codes and scales of 8 bits up, both together as one number."""
@@ -502,3 +533,130 @@ class _Rows(_Weight):
         found *= self.numbers("scale", first, stop - first)[:, None]
         found *= np.float32(_HALF_OF_INT8)
         return rounded(found, self.dtype)
+
+
+class _Words(_Weight):
+    """mlx: a run of bits in words, a scale and a bias for each group of the last axis.
+
+    Source: `affine_dequantize` in mlx 0.32, which multiplies and adds in the type of the scales.
+    """
+
+    def compute(self, first: int, stop: int) -> Array:
+        """Return raw items of rows."""
+        import numpy as np
+
+        scheme, scale = self.pair.scheme, self.part("scale")
+        held, groups = self.width * scheme.bits // 32, scale.shape[-1]
+        words = self.read(self.pair.codes, first * held, (stop - first) * held)
+        found = unpacked(words.reshape(stop - first, held), scheme.bits).astype(np.float32)
+        found = found.reshape(stop - first, groups, -1)
+        for role, step in (("scale", np.multiply), ("bias", np.add)):
+            beside = self.numbers(role, first * groups, (stop - first) * groups)
+            step(found, beside.reshape(stop - first, groups, 1), out=found)
+            found = as_stored(found, scale.dtype.name)
+        return rounded(found.reshape(stop - first, -1), self.dtype)
+
+
+class _WordsInputFirst(_Weight):
+    """GPTQ and AWQ: `(code - zero) * scale`, in codes that are kept input first.
+
+    Sources: `QuantLinear.forward` in AutoGPTQ's `qlinear_cuda_old.py`, `dequantize_gemm` in
+    AutoAWQ's `utils/packing_utils.py`.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        import numpy as np
+
+        super().__init__(*args)
+        scheme = self.pair.scheme
+        inputs = self.weight.shape[1]
+        scale = self.part("scale")
+        self.scales = self.numbers("scale").reshape(scale.shape)
+        zeros = self.part("zeros")
+        points = self._values(self.read(zeros, 0, zeros.numel).reshape(zeros.shape))
+        if scheme.plus_one:
+            points = (points + np.uint8(1)) & np.uint8((1 << scheme.bits) - 1)
+        self.zeros = points.astype(np.float32)
+        self.groups = self._groups(inputs, scale.shape[0])
+        self._each = 1 if scheme.along == 0 else 32 // scheme.bits  # outputs of a column of words
+        self._lines = self.pair.codes.shape[0]
+        columns = max(1, _STRIPE // (4 * max(self._lines, 1)))
+        self._columns = min(columns, self.pair.codes.shape[1])
+        self._lock = threading.Lock()
+        self._kept: tuple[int, Array] | None = None
+
+    def _groups(self, inputs: int, count: int) -> Array:
+        """Return the group of each input.
+
+        Raises:
+            CorruptError: one is of a group that has no scale.
+        """
+        import numpy as np
+
+        order = self.pair.parts.get("order")
+        if order is None:
+            size = (self.pair.scheme.grid or (1, 0))[1] or max(inputs, 1)
+            return np.arange(inputs) // size
+        found = self.read(order, 0, order.numel).view(np.int32)
+        if len(found) and (found.min() < 0 or found.max() >= count):
+            raise CorruptError(
+                f"{order.name} names groups from {found.min()} to {found.max()}, and"
+                f" {self.part('scale').name} has {count}",
+                kind="scale-shape",
+                file=order.pieces[0].extent.file,
+                tensor=order.key,
+            )
+        return found
+
+    def _values(self, words: Array) -> Array:
+        """Return the values of words whose last axis is the output's: zero points, AWQ's codes."""
+        import numpy as np
+
+        found = unpacked(words, self.pair.scheme.bits)
+        if self.pair.scheme.along == 0:
+            return found
+        shape = found.shape
+        return np.ascontiguousarray(found.reshape(-1, 8)[:, _AWQ_ORDER]).reshape(shape)
+
+    def compute(self, first: int, stop: int) -> Array:
+        """Return raw items of rows: each is a column of the codes."""
+        import numpy as np
+
+        out = np.empty((stop - first, self.width), raw_dtype(self.dtype.itemsize))
+        row, many = first, self._columns * self._each
+        while row < stop:
+            number = row // many
+            end = min(stop, (number + 1) * many)
+            words, begin = self._stripe(number), row - number * many
+            if self._each == 1:
+                held = np.ascontiguousarray(words[:, begin : begin + end - row].T)
+                codes = unpacked(held, self.pair.scheme.bits)
+            else:
+                columns = slice(begin // self._each, -(-(begin + end - row) // self._each))
+                inside = begin % self._each
+                codes = self._values(words[:, columns])[:, inside : inside + end - row].T
+            found = codes.astype(np.float32)
+            found -= self.zeros[:, row:end].T[:, self.groups]
+            found *= self.scales[:, row:end].T[:, self.groups]
+            inner = self.part("scale").dtype.name
+            out[row - first : end - first] = rounded(as_stored(found, inner), self.dtype)
+            row = end
+        return out
+
+    def _stripe(self, number: int) -> Array:
+        """Return some columns of the codes; those that are asked for in turn are kept."""
+        import numpy as np
+
+        with self._lock:
+            if self._kept is None or self._kept[0] != number:
+                self._kept = None  # two are never held
+                begin, every = number * self._columns, self.pair.codes.shape[1]
+                width = min(self._columns, every - begin)
+                made = np.empty((self._lines, width), np.uint32)
+                lines = max(1, _STRIPE // (4 * max(every, 1)))
+                for line in range(0, self._lines, lines):
+                    end = min(line + lines, self._lines)
+                    read = self.read(self.pair.codes, line * every, (end - line) * every)
+                    made[line:end] = read.reshape(end - line, every)[:, begin : begin + width]
+                self._kept = number, made
+            return self._kept[1]

@@ -24,6 +24,7 @@ from ftckpt.errors import UnsupportedError
 from .method import QuantMethod
 from .pairing import Pairing, pair, require_short, state_of, weights
 from .schemes import BNB_INT8, bnb_4bit
+from .unknown_codes import KEPT
 
 _STATE = ".quant_state.bitsandbytes__"
 _ROWS, _FORMAT = ".SCB", ".weight_format"
@@ -74,6 +75,6 @@ def not_computed(checkpoint: Checkpoint, pairing: Pairing) -> UnsupportedError:
     return UnsupportedError(
         f"{first.codes.name} is {first.scheme.name}: ftckpt computes such weights from a Hugging"
         f" Face folder alone, not from {checkpoint.format}",
-        hint="without --dtype every byte is kept as it is",
+        hint=KEPT,
         tensor=first.codes.key,
     )

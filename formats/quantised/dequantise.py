@@ -5,6 +5,8 @@ from __future__ import annotations
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.checkpoint.dtypes import DType
 
+from .unknown_codes import require_known
+
 
 def dequantised(checkpoint: Checkpoint, dtype: DType) -> Checkpoint:
     """Return a checkpoint with its quantised weights as if they were stored in a floating type.
@@ -17,5 +19,6 @@ def dequantised(checkpoint: Checkpoint, dtype: DType) -> Checkpoint:
     if any(info.dtype.family != "float" for info in found.tensors.values()):
         from .subclasses import without_codes
 
-        return without_codes(found, dtype)
+        found = without_codes(found, dtype)
+    require_known(found)
     return found

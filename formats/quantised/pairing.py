@@ -15,12 +15,9 @@ from ftckpt.storage.source import Source
 
 from .method import QuantMethod
 from .schemes import Arithmetic, Scheme
+from .unknown_codes import OTHER_SCALES
 
-# Scales of activations and caches: of no weight's values.
-_OTHER_SCALES = (
-    ".input_scale", ".input_global_scale", ".output_scale", ".k_scale", ".v_scale", ".q_scale",
-    ".prob_output_scale", ".activation_scale", ".input_zero_point", ".pre_quant_scale",
-)  # fmt: skip
+_SEVERAL = 3  # weights
 _MAX_STATE = 4096  # bytes of bitsandbytes' state of one weight
 
 
@@ -43,10 +40,19 @@ class Pair(NamedTuple):
 
     @property
     def misshapen(self) -> TensorInfo | None:
-        """The scale, where its shape does not fit the codes."""
-        scale = self.parts.get("scale")
-        allowed = self.scheme.scale_shapes(self.codes.shape)
-        return scale if scale is not None and allowed and scale.shape not in allowed else None
+        """The first part whose shape does not fit the codes."""
+        return next((self.parts[role] for role, _ in self._unlike()), None)
+
+    @property
+    def needed(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of which `misshapen` has none."""
+        return next((shapes for _, shapes in self._unlike()), ())
+
+    def _unlike(self) -> Iterator[tuple[str, tuple[tuple[int, ...], ...]]]:
+        held = {role: info.shape for role, info in self.parts.items()}
+        for role, allowed in self.scheme.part_shapes(self.codes.shape, held).items():
+            if role in held and allowed and held[role] not in allowed:
+                yield role, allowed
 
 
 class Pairing(NamedTuple):
@@ -62,6 +68,16 @@ class Pairing(NamedTuple):
     pairs: Mapping[str, Pair]
     beside: Mapping[str, str]
     alone: tuple[TensorInfo, ...]
+
+    @property
+    def stranger(self) -> Pair | None:
+        """A pair, where the shapes of none are those of its scheme: they are in another layout.
+
+        Damage does not reach every weight, and a method has more layouts than its record names.
+        """
+        pairs = [one for one in self.pairs.values() if not one.missing]
+        strange = len(pairs) >= _SEVERAL and all(one.misshapen is not None for one in pairs)
+        return pairs[0] if strange else None
 
     def kinds(self) -> Iterator[tuple[str, Kind]]:
         """Yield the kinds of tensors that names and types alone do not show."""
@@ -88,7 +104,7 @@ def pair(method: QuantMethod, tensors: Iterable[TensorInfo]) -> Pairing:
     for name, info in model.items():
         if info.key in pairs or info.key in beside:
             continue
-        if method.schemes and name.endswith(_OTHER_SCALES):
+        if method.schemes and name.endswith(OTHER_SCALES):
             beside[info.key] = ""
         elif suffixes and name.endswith(suffixes):
             alone.append(info)
@@ -104,6 +120,8 @@ def _best(
         if not name.endswith(scheme.suffix) or info.dtype.name not in scheme.dtypes:
             continue
         stem = name.removesuffix(scheme.suffix)
+        if scheme.module not in ("", stem):
+            continue
         parts = {p.role: model[stem + p.suffix] for p in scheme.parts if stem + p.suffix in model}
         missing = tuple(p.suffix for p in scheme.parts if p.required and p.role not in parts)
         one = Pair(scheme, info, stem + scheme.weight, parts, missing)
@@ -115,12 +133,13 @@ def _best(
 
 
 def check(pairing: Pairing, read: Callable[[], object]) -> Iterator[Finding]:
-    """Yield weights without their scales, scales of a wrong shape or type, and lone scales.
+    """Yield weights without their scales, parts of a wrong shape or type, and lone scales.
 
     Args:
         pairing: what belongs together.
         read: reads what bitsandbytes says of its weights, and raises CorruptError for damage.
     """
+    strange = pairing.stranger is not None
     for found in pairing.pairs.values():
         file = found.codes.pieces[0].extent.file
         for suffix in found.missing:
@@ -131,11 +150,9 @@ def check(pairing: Pairing, read: Callable[[], object]) -> Iterator[Finding]:
                 file=file,
                 tensor=found.codes.key,
             )
-        wrong = found.misshapen
+        wrong = None if strange else found.misshapen
         if wrong is not None:
-            allowed = " or ".join(
-                str(list(s)) for s in found.scheme.scale_shapes(found.codes.shape)[:2]
-            )
+            allowed = " or ".join(str(list(shape)) for shape in found.needed[:2])
             yield finding(
                 "scale-shape",
                 f"{wrong.name} is {list(wrong.shape)}, and {found.scheme.name} of"
@@ -269,6 +286,8 @@ def weights(
     pairing: Pairing, states: Mapping[str, BlockState]
 ) -> Iterator[tuple[QuantisedTensor, Pair]]:
     """Yield each weight that is whole: its shape is known and its parts are there."""
+    if pairing.stranger is not None:
+        return
     for key, one in pairing.pairs.items():
         state = states.get(key)
         shape = one.scheme.weight_shape(one.codes.shape) if state is None else state.shape

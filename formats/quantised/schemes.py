@@ -2,11 +2,12 @@
 
 Sources: transformers' `integrations/finegrained_fp8.py` and `mxfp4.py`, compressed-tensors'
 `compressors/`, ModelOpt's `export/quant_utils.py`, bitsandbytes' `functional.QuantState`, GPTQModel
-and AutoAWQ (`qlinear`), all of 2026.
+and AutoAWQ (`qlinear`), mlx' `quantize`, all of 2026.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from math import prod
 from typing import NamedTuple
@@ -18,15 +19,18 @@ _FLOATS = frozenset(("float32", "float16", "bfloat16"))
 _CODES8 = frozenset(("float8_e4m3fn",))
 _BYTES = frozenset(("uint8",))
 _WORDS = frozenset(("int32",))
+WORD_BITS = (4, 8, 2, 3)  # of the values that GPTQ puts into words
 
 
 class Arithmetic(StrEnum):
-    """How codes and scales give values; `arithmetic` computes those that `DECODED` names."""
+    """How codes and scales give values; `arithmetic` computes all but the last."""
 
     GRID = "grid"  # one scale a block of a matrix
     GRID_TRANSPOSED = "grid, transposed"  # packed along the input, kept with it first
     BLOCKS = "blocks"  # one scale a run of elements (bitsandbytes)
     ROWS = "rows"  # one absolute maximum a row of int8 (bitsandbytes)
+    WORDS = "words"  # a run of bits in words along the last axis, scale and bias a group (mlx)
+    WORDS_INPUT_FIRST = "words, input first"  # zero points and scales a group (GPTQ, AWQ)
     NONE = "none"  # of which only names and shapes are known
 
 
@@ -60,9 +64,11 @@ class Scheme(NamedTuple):
         arithmetic: how the values are computed.
         packed: values in one element of the codes' last axis.
         grid: rows and columns of a block; 0 for all of an axis; None without a grid.
-        bits: of one value, where words hold several (GPTQ, AWQ).
+        bits: of one value, where words hold several (GPTQ, AWQ, mlx).
         inner: whether the product is rounded to the scale's own type first.
         codes: `float` for E4M3 or E2M1, `int` for integers.
+        module: the only module that is stored so; "" for any.
+        plus_one: whether zero points are stored less one.
     """
 
     name: str
@@ -76,6 +82,8 @@ class Scheme(NamedTuple):
     bits: int = 0
     inner: bool = False
     codes: str = "float"
+    module: str = ""
+    plus_one: bool = False
 
     def weight_shape(self, codes: Shape) -> Shape | None:
         """Return the shape of the weight whose codes have a shape; None where it does not tell."""
@@ -86,16 +94,53 @@ class Scheme(NamedTuple):
             return (*lead, groups * held * self.packed, rows)
         if self.arithmetic is Arithmetic.BLOCKS or not codes:
             return None  # the state beside it tells
+        if self.bits and len(codes) < 2:
+            return None
+        if self.arithmetic is Arithmetic.WORDS_INPUT_FIRST:
+            rows, columns = codes[-2:]
+            if self.along == 0:
+                return (columns, self._values(rows))
+            return (self._values(columns), rows)
         if self.bits:
-            per_word = 32 // self.bits
-            rows, columns = codes[-2:] if len(codes) > 1 else (0, 0)
-            if self.name == "GPTQ":
-                return (columns, rows * per_word)
-            return (columns * per_word, rows) if self.name == "AWQ" else (rows, columns * per_word)
+            return (*codes[:-1], self._values(codes[-1]))
         return (*codes[:-1], codes[-1] * self.packed)
+
+    @property
+    def along(self) -> int:
+        """Which axis of the codes, input first, words pack: GPTQ the input, AWQ the output."""
+        return 1 if self.name == "AWQ" else 0
+
+    def _values(self, words: int) -> int:
+        """Return how many values are in some words."""
+        return words * 32 // self.bits
+
+    def part_shapes(self, codes: Shape, held: Mapping[str, Shape]) -> dict[str, tuple[Shape, ...]]:
+        """Return the shapes that the parts of such codes may have, by role; none where any will do.
+
+        Args:
+            codes: shape of the codes.
+            held: shapes of the parts that are there.
+        """
+        found = {"scale": self.scale_shapes(codes)}
+        if self.arithmetic is Arithmetic.WORDS:
+            found["bias"] = found["scale"]
+        shape = self.weight_shape(codes)
+        if self.arithmetic is Arithmetic.WORDS_INPUT_FIRST and shape is not None:
+            rows, columns = shape
+            found["order"] = ((columns,),)
+            if held.get("scale"):
+                found["zeros"] = ((held["scale"][0], rows * self.bits // 32),)
+        return found
 
     def scale_shapes(self, codes: Shape) -> tuple[Shape, ...]:
         """Return the shapes that the scales of such codes may have; none where any will do."""
+        if self.arithmetic in (Arithmetic.WORDS, Arithmetic.WORDS_INPUT_FIRST):
+            shape = self.weight_shape(codes)
+            if shape is None or self.grid is None:
+                return ()
+            groups = grid_counts(shape, self.grid)[1]
+            turned = self.arithmetic is Arithmetic.WORDS_INPUT_FIRST
+            return ((groups, shape[0]),) if turned else ((*shape[:-1], groups),)
         if self.arithmetic is Arithmetic.GRID_TRANSPOSED:
             return (codes[:-1],)
         if self.arithmetic is Arithmetic.ROWS:
@@ -241,17 +286,47 @@ def bnb_4bit(kind: str) -> Scheme:
     )
 
 
-def in_words(name: str, bits: int) -> Scheme:
-    """Return GPTQ's or AWQ's layout: words of several values, zero points and scales a group."""
-    parts = [
+def gptq_words(bits: int, group: int, *, plus_one: bool) -> Scheme:
+    """Return GPTQ's layout: words of values along the input, zero points and scales a group.
+
+    Args:
+        bits: of a value.
+        group: inputs of a group; 0 for all.
+        plus_one: whether zero points are stored less one, as all do but `gptq_v2`.
+    """
+    parts = (
         ScalePart("scale", ".scales", _FLOATS, ScaleRule.ANY),
         ScalePart("zeros", ".qzeros", _WORDS, ScaleRule.ANY),
-    ]
-    if name == "GPTQ":
-        parts.append(ScalePart("order", ".g_idx", _WORDS, ScaleRule.ANY, required=False))
-    return Scheme(
-        name, ".qweight", ".weight", _WORDS, tuple(parts), Arithmetic.NONE, bits=bits, codes="int"
+        ScalePart("order", ".g_idx", _WORDS, ScaleRule.ANY, required=False),
     )
+    return Scheme(
+        "GPTQ", ".qweight", ".weight", _WORDS, parts, Arithmetic.WORDS_INPUT_FIRST,
+        grid=(1, group), bits=bits, inner=True, codes="int", plus_one=plus_one,
+    )  # fmt: skip
+
+
+def awq_words(group: int) -> Scheme:
+    """Return AWQ's layout for `gemm`: words along the output, of eight interleaved values."""
+    parts = (
+        ScalePart("scale", ".scales", _FLOATS, ScaleRule.ANY),
+        ScalePart("zeros", ".qzeros", _WORDS, ScaleRule.ANY),
+    )
+    return Scheme(
+        "AWQ", ".qweight", ".weight", _WORDS, parts, Arithmetic.WORDS_INPUT_FIRST,
+        grid=(1, group), bits=4, inner=True, codes="int",
+    )  # fmt: skip
+
+
+def mlx_words(bits: int, group: int, module: str = "") -> Scheme:
+    """Return mlx's affine layout: a run of bits in words, and a scale and a bias a group."""
+    parts = (
+        ScalePart("scale", ".scales", _FLOATS, ScaleRule.ANY),
+        ScalePart("bias", ".biases", _FLOATS, ScaleRule.ANY),
+    )
+    return Scheme(
+        "mlx", ".weight", ".weight", frozenset(("uint32",)), parts, Arithmetic.WORDS,
+        grid=(1, group), bits=bits, inner=True, codes="int", module=module,
+    )  # fmt: skip
 
 
 def packed_words(bits: int) -> Scheme:

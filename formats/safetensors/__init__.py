@@ -9,6 +9,7 @@ weights in `optimizer/` (`safetensors_beside`), and other state in `ftckpt.objec
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ftckpt.discovery.recognise import Listing, Recognition
@@ -27,9 +28,14 @@ class Safetensors:
 
     name = "safetensors"
 
-    def __init__(self, described: Described | None = None) -> None:
-        """Open folders that `described` holds to their `config.json`."""
+    def __init__(
+        self,
+        described: Described | None = None,
+        twice: Callable[[SafetensorsCheckpoint], None] | None = None,
+    ) -> None:
+        """Hold folders to their `config.json` by `described`; join second copies by `twice`."""
         self._described = described
+        self._twice = twice
 
     def recognise(self, listing: Listing) -> Recognition | None:
         """Go by names; a single file with another suffix by its first nine bytes."""
@@ -49,4 +55,6 @@ class Safetensors:
 
         checkpoint = open_safetensors(source)
         checkpoint.described = self._described
+        if self._twice is not None:
+            self._twice(checkpoint)
         return checkpoint

@@ -1,10 +1,12 @@
 """The shards that `torch.distributed.checkpoint` writes as safetensors, one set of files a rank.
 
 `HuggingFaceStorageWriter(save_distributed=True)` writes no index but, for each rank R from 1,
-`shard-RRRRR-model-IIIII-of-NNNNN.safetensors`. The place of each piece stands in the header's
-`__metadata__` under `DCP_SHARDING_INFO`, as JSON text: `{fqn: {"saved_offsets": [...]}}`. Neither
-global shapes nor the number of ranks are recorded: a shape is the furthest end of any piece, so a
-tensor whose last rank is lost only looks smaller. What the names give away is checked here.
+`shard-RRRRR-model-IIIII-of-NNNNN.safetensors`; the parts have the numbers that the trainer gives,
+which are those of the model that it began with, so from 0 for some. The place of each piece stands
+in the header's `__metadata__` under `DCP_SHARDING_INFO`, as JSON text:
+`{fqn: {"saved_offsets": [...]}}`. Neither global shapes nor the number of ranks are recorded: a
+shape is the furthest end of any piece, so a tensor whose last rank is lost only looks smaller. What
+the names give away is checked here.
 Source: `torch/distributed/checkpoint/_hf_utils.py` and `hf_storage.py` (torch 2.13).
 """
 
@@ -19,6 +21,7 @@ from ftckpt.checkpoint import Box, Extent, Kind, Piece, TensorInfo
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.errors import CorruptError, FtckptError, NewerWriterError
 from ftckpt.findings import Finding, finding, from_error, listed
+from ftckpt.formats.huggingface.names import lost_numbers
 from ftckpt.strict_json import JsonLimits, parse, shown
 
 from .header import Header, HeaderTensor
@@ -211,16 +214,14 @@ def check_grid(
         }
     held: dict[int, set[int]] = {}
     for place in places:
-        if 1 <= place.part <= totals[0]:
+        if 0 <= place.part <= totals[0]:
             held.setdefault(place.part, set()).add(place.rank)
-    for part in _some(range(1, totals[0] + 1), held):
-        yield finding(
-            "missing-file",
-            f"no rank has part {part} of {totals[0]}: "
-            f"{ShardName(1, part, totals[0]).file} and its siblings are missing",
-            file=ShardName(1, part, totals[0]).file,
-        )
-    if (more := totals[0] - len(held) - SHOWN) > 0:
+    lost = lost_numbers(held, totals[0])
+    for part in lost[:SHOWN]:
+        first = ShardName(1, part, totals[0]).file
+        what = f"no rank has part {part} of {totals[0]}: {first} and its siblings are missing"
+        yield finding("missing-file", what, file=first)
+    if (more := len(lost) - SHOWN) > 0:
         yield finding("missing-file", f"no rank has {more} more parts of {totals[0]}")
     for part, own in sorted(held.items()):
         damaged = not torn.isdisjoint(groups.get(part, ()))

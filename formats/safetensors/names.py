@@ -28,7 +28,7 @@ class ShardName(NamedTuple):
     """What a shard's name says: which rank wrote it, and which part of the model it is."""
 
     rank: int  # from 1
-    part: int  # from 1
+    part: int  # from 1, or from 0 as the trainer numbers them
     total: int
 
     @property

@@ -25,7 +25,14 @@ def read_headers(source: Source, files: Iterable[str]) -> dict[str, Header | Cor
     """
     result: dict[str, Header | CorruptError] = {}
     longer: list[tuple[Extent, bytes]] = []
-    sizes = {file: source.size(file) for file in files}
+    wanted = list(files)
+    sizes: dict[str, int] = {}
+    for file in wanted:
+        try:
+            source.entry(file)
+            sizes[file] = source.size(file)
+        except CorruptError as error:  # a link to nothing
+            result[file] = error
     guesses = [Extent(file, 0, min(size, _GUESS)) for file, size in sizes.items()]
     for batch in _rounds(guesses):
         for extent, head in zip(batch, source.read_many(batch), strict=True):
@@ -46,7 +53,7 @@ def read_headers(source: Source, files: Iterable[str]) -> dict[str, Header | Cor
                 result[file] = parse_header(heads.pop(file) + rest, sizes[file], file)
             except CorruptError as error:
                 result[file] = error
-    return {file: result[file] for file in sizes}
+    return {file: result[file] for file in wanted}
 
 
 def _rounds(extents: Sequence[Extent]) -> Iterator[list[Extent]]:

@@ -15,7 +15,7 @@ from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.findings import Finding, as_error, counted, listed
 from ftckpt.formats.huggingface.config import CONFIG, DTYPE_FIELDS, read_config
 from ftckpt.formats.quantised.arithmetic import WeightComputer, require_decodable
-from ftckpt.formats.quantised.method import MODELOPT, QuantMethod, read_method
+from ftckpt.formats.quantised.method import MODELOPT, OWN_FILES, QuantMethod, read_method
 from ftckpt.formats.quantised.pairing import (
     BlockState,
     Pair,
@@ -25,19 +25,31 @@ from ftckpt.formats.quantised.pairing import (
     read_states,
     weights,
 )
+from ftckpt.formats.quantised.unknown_codes import KEPT, UnknownCodes, check_siblings, unknown_codes
 from ftckpt.storage.source import Source
+
+UNRECORDED = QuantMethod("", ())
 
 
 class Recorded(NamedTuple):
-    """A folder's method of quantisation, and the tensors that it concerns."""
+    """A folder's method of quantisation, and the tensors that it concerns.
+
+    Attributes:
+        method: as it is recorded; `UNRECORDED` where only the tensors show that there is one.
+        pairing: the tensors that it explains.
+        unknown: codes that it does not explain.
+    """
 
     method: QuantMethod
     pairing: Pairing
+    unknown: Sequence[UnknownCodes] = ()
 
     @property
     def said(self) -> str:
         """What is quantised, in words."""
         found = Counter(one.scheme.name for one in self.pairing.pairs.values())
+        if self.method is UNRECORDED:
+            return f"{counted(len(self.unknown), 'tensor')} of codes, by no method that is recorded"
         if not self.method.schemes:
             return f"quantised by {self.method.name}, which is not known"
         held = [f"{counted(n, 'weight')} in {name}" for name, n in found.most_common()]
@@ -49,7 +61,8 @@ class Recorded(NamedTuple):
 
     def check(self, read: Callable[[], object]) -> Iterator[Finding]:
         """Yield missing, misshapen and lone scales; `read` reads bitsandbytes' states."""
-        return check(self.pairing, read)
+        yield from check(self.pairing, read)
+        yield from check_siblings(self.unknown)
 
     def states(self, source: Source) -> Mapping[str, BlockState]:
         """Return bitsandbytes' states, by the key of the codes."""
@@ -61,13 +74,16 @@ class Recorded(NamedTuple):
 
 
 def read_recorded(source: Source, tensors: Mapping[str, TensorInfo]) -> Recorded | None:
-    """Return how a folder says that its weights are quantised; None where it says nothing.
+    """Return how weights are quantised; None where neither records nor tensors show that they are.
 
     Raises:
         CorruptError, UnsafeError: a configuration file is damaged or hostile.
     """
-    method = read_method(source)
-    return None if method is None else Recorded(method, pair(method, tensors.values()))
+    method = (None if source.single else read_method(source)) or UNRECORDED
+    found = pair(method, tensors.values())
+    unknown = unknown_codes(tensors.values(), {*found.pairs, *found.beside})
+    recorded = method is not UNRECORDED
+    return Recorded(method, found, unknown) if recorded or unknown else None
 
 
 def dequantise(checkpoint: Checkpoint, recorded: Recorded, dtype: DType) -> Checkpoint:
@@ -78,11 +94,22 @@ def dequantise(checkpoint: Checkpoint, recorded: Recorded, dtype: DType) -> Chec
         CorruptError: a weight lacks a scale, or one does not fit.
     """
     method = recorded.method
+    if method is UNRECORDED:
+        return checkpoint  # `dequantised` refuses it, as it refuses such codes in any format
     if not method.schemes:
         raise UnsupportedError(
             f"{checkpoint.source.url} is quantised by {method.name}: how its values are computed is"
             " not known",
-            hint="without --dtype every byte is kept as it is",
+            hint=KEPT,
+        )
+    strange = recorded.pairing.stranger
+    if strange is not None and strange.misshapen is not None:
+        shapes = f"{list(strange.misshapen.shape)} beside {list(strange.codes.shape)}"
+        raise UnsupportedError(
+            f"{strange.codes.name} is stored in another layout of {method.name} than the one that"
+            f" is known: {strange.misshapen.name} is {shapes}",
+            hint=KEPT,
+            tensor=strange.codes.key,
         )
     states: dict[str, BlockState] = {}
     for found in recorded.check(lambda: states.update(recorded.states(checkpoint.source))):
@@ -110,12 +137,13 @@ def dequantise(checkpoint: Checkpoint, recorded: Recorded, dtype: DType) -> Chec
             tensors[key] = info
     fill = WeightComputer(checkpoint.source, pairs, states, dtype).fill
     config = read_config(checkpoint)
-    for field in ("quantization_config", "compression_config"):
+    there = bool(config)
+    for field in ("quantization_config", "compression_config", "quantization"):
         config.pop(field, None)
         if isinstance(text := config.get("text_config"), dict):
             text.pop(field, None)
     config |= {field: dtype.name for field in DTYPE_FIELDS if field in config}
     beside = {CONFIG: json.dumps(config, indent=2, sort_keys=True).encode() + b"\n"}
     return computed(
-        checkpoint, tensors, made_of, fill, beside if config else {}, without=(MODELOPT,)
+        checkpoint, tensors, made_of, fill, beside if there else {}, without=(MODELOPT, *OWN_FILES)
     )

@@ -15,10 +15,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ftckpt.checkpoint import Checkpoint, Commit, CommitState, Scalar, StepRole, TensorInfo
+from ftckpt.checkpoint.quantised import CODED
 from ftckpt.checkpoint.steps import role_of
 from ftckpt.errors import CorruptError, NotFoundError
 from ftckpt.findings import Finding, finding, from_error
-from ftckpt.formats.huggingface.index import check_index, check_total_size
+from ftckpt.formats.huggingface.index import check_index
 from ftckpt.formats.huggingface.names import shard_name
 from ftckpt.formats.huggingface.weights import check_not_empty, check_pairs, zero_at_first
 from ftckpt.formats.safetensors.records import INDEX, StoredObjects, read_objects
@@ -34,6 +35,7 @@ from .consolidated import NO_SHARDS, Shards, join, read_shards
 from .header import Header
 from .names import COMPRESSED, SUFFIX, shard_place
 from .parse_headers import read_headers
+from .rank_files import is_rank_file
 from .sidecar_files import Beside, find_beside
 from .tensor_names import Remarks, read_remarks, tensors_of
 from .weight_sets import WeightSet, find_sets, has_sharded, members_of, read_indexes, uncommitted
@@ -44,9 +46,7 @@ if TYPE_CHECKING:
 
     from .quantised_weights import Recorded
 
-_SAYING = ("config.json", "hf_quant_config.json")
-# Types of which quantised weights are made.
-_CODES = frozenset(("float8_e4m3fn", "uint8", "int8", "int32"))
+_SAYING = ("config.json", "hf_quant_config.json", "quantize_config.json", "quant_config.json")
 _SCALARS = {"float32": "f", "float64": "d", "int64": "q", "int32": "i"}
 
 
@@ -62,6 +62,8 @@ class SafetensorsCheckpoint(Checkpoint):
         shards: what the ranks wrote before torch consolidated it.
         recorded: how its weights are quantised; None where nothing says that they are.
         partial: whether a conversion left out weights of the model on demand.
+        copies: the weights once more, in files of another format.
+        set_aside: components whose sets hold the model once more, and whose tensors are not shown.
     """
 
     format: ClassVar[str] = "safetensors"
@@ -73,6 +75,8 @@ class SafetensorsCheckpoint(Checkpoint):
     shards: Shards = NO_SHARDS
     recorded: Recorded | None = None
     partial: bool = False
+    copies: Sequence[Checkpoint] = ()
+    set_aside: frozenset[str] = frozenset()
 
     @cached_property
     def quantised(self) -> Mapping[str, QuantisedTensor]:
@@ -100,6 +104,7 @@ class SafetensorsCheckpoint(Checkpoint):
     def members(self) -> Iterable[str]:
         """Yield the weights, their indexes, and what belongs to a model folder."""
         beside = [*self.beside.members(), *self.stored.files, *self.shards.files]
+        beside += (name for one in self.copies for name in one.members())
         return members_of(self.source, self.sets, beside)
 
     def load_object(self, name: str) -> Any:
@@ -114,6 +119,8 @@ class SafetensorsCheckpoint(Checkpoint):
         yield from self.beside.check(self.source, self.headers)
         yield from self.stored.check(self.source)
         yield from self.shards.check()
+        for one in self.copies:
+            yield from one.check(counter)
         if self.recorded is not None:
             yield from self.recorded.check(lambda: self.quantised)
         places = [f for f in self.headers if shard_place(f)]
@@ -128,15 +135,19 @@ class SafetensorsCheckpoint(Checkpoint):
             if f in self.headers
         }
         if weights.index is not None:
-            yield from check_index(weights.index, held, self.source.entries)
-            if len(held) == len(weights.files):
-                tensors = (t for f in held for t in self.headers[f].tensors)
-                yield from check_total_size(weights.index, sum(t.end - t.begin for t in tensors))
-        if weights.files and len(held) == len(weights.files):
-            stored = [t for t in self.tensors.values() if t.pieces[-1].extent.file in held]
-            yield from check_not_empty(stored, weights.files[0])
+            stored = (t for f in held for t in self.headers[f].tensors)
+            nbytes = sum(t.end - t.begin for t in stored)
+            yield from check_index(weights.index, held, self.source.entries, nbytes)
+        whole = len(held) == len(weights.files) and weights.component not in self.set_aside
+        if weights.files and whole:
+            infos = [
+                t
+                for t in self.tensors.values()
+                if t.pieces[-1].extent.file in held or t.pieces[0].extent.file in held
+            ]
+            yield from check_not_empty(infos, weights.files[0])
             if not self.partial:
-                yield from check_pairs(stored, weights.files[0])
+                yield from check_pairs(infos, weights.files[0])
         for file in weights.stale:
             yield finding(
                 "stale-shard",
@@ -271,9 +282,13 @@ def _open_weights(
 
 def _quantisation(source: Source, tensors: Mapping[str, TensorInfo]) -> Recorded | None:
     """Return how weights are quantised, where there are any that may be."""
-    said = not source.single and any(name in source.entries for name in _SAYING)
-    if not said or not any(info.dtype.name in _CODES for info in tensors.values()):
+    if not any(info.dtype.name in CODED for info in tensors.values()):
         return None
+    if source.single or not any(name in source.entries for name in _SAYING):
+        from ftckpt.formats.quantised.unknown_codes import unknown_codes
+
+        if not unknown_codes(tensors.values()):
+            return None
     from .quantised_weights import read_recorded
 
     return read_recorded(source, tensors)
@@ -328,6 +343,8 @@ def _dialect(source: Source, headers: Mapping[str, Header]) -> str:
     place = shard_place(source.name) if source.single else None
     if place is not None:
         return f"one shard of a DCP save, of rank {place.rank - 1}: shapes are the shard's own"
+    if source.single and is_rank_file(source.name):
+        return "one rank's file of an inference engine: names and shapes are the engine's own"
     shard = shard_name(source.name) if source.single else None
     if shard is not None and shard.total > 1:
         return f"one shard of {shard.total}"

@@ -15,7 +15,6 @@ from ftckpt.formats.huggingface.index import (
     ShardIndex,
     check_index,
     check_shard_count,
-    check_total_size,
 )
 from ftckpt.formats.huggingface.names import shard_name
 from ftckpt.storage.source import Source
@@ -63,10 +62,9 @@ class Beside:
             files = index.files()
             indexed.update(files)
             held = {f: [t.name for t in headers[f].tensors] for f in files if f in headers}
-            yield from check_index(index, held, source.entries)
-            if len(held) == len(files):
-                tensors = (t for f in held for t in headers[f].tensors)
-                yield from check_total_size(index, sum(t.end - t.begin for t in tensors))
+            stored = (t for f in held for t in headers[f].tensors)
+            nbytes = sum(t.end - t.begin for t in stored)
+            yield from check_index(index, held, source.entries, nbytes)
         groups: dict[tuple[str, int], list[str]] = {}
         for file in self.files:
             shard = shard_name(file)

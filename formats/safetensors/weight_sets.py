@@ -16,6 +16,7 @@ from ftckpt.formats.huggingface.names import is_beside, shard_name
 from ftckpt.storage.source import Source
 
 from .names import INDEX, SHARDED, SUFFIX, shard_place
+from .rank_files import rank_files
 
 _MAIN_STEMS = ("model", "pytorch_model", "diffusion_pytorch_model", "adapter_model")
 
@@ -54,36 +55,47 @@ def read_indexes(source: Source) -> dict[str, ShardIndex]:
 def find_sets(source: Source, indexes: Mapping[str, ShardIndex]) -> list[WeightSet]:
     """Group the `.safetensors` files directly in a folder by stem.
 
-    A single `<stem>.safetensors` goes before shards of the same stem, as transformers loads it.
+    A file belongs to the set whose index names it, whatever its own name is. A single
+    `<stem>.safetensors` goes before shards of the same stem, as transformers loads it.
 
     Args:
         source: the folder.
         indexes: parsed indexes by stem.
 
     Raises:
-        IncompleteError: several shards without an index.
+        IncompleteError: several shards without an index, or ranks without their files.
+        CorruptError: a rank lacks one of its files.
+        UnsupportedError: the files of ranks of an inference engine.
     """
     names = [n for n in source.entries if "/" not in n and n.endswith(SUFFIX)]
     names = [n for n in names if shard_place(n) is None]
+    decides = {
+        stem: index
+        for stem, index in indexes.items()
+        if stem + SUFFIX not in names or stem + SUFFIX in index.weight_map.values()
+    }
+    claimed = {file for index in decides.values() for file in index.weight_map.values()}
     shards: dict[str, list[str]] = {}
     single: list[str] = []
-    for name in names:
+    free = [name for name in names if name not in claimed]
+    of_ranks = rank_files(source, free)
+    if of_ranks is not None:
+        raise of_ranks.error(source.url)
+    for name in free:
         shard = shard_name(name)
         if shard is None:
             single.append(name.removesuffix(SUFFIX))
         else:
             shards.setdefault(shard.stem, []).append(name)
-    stems = sorted({*single, *shards, *indexes})
+    stems = sorted({*single, *shards, *decides})
     main = next((s for s in _MAIN_STEMS if s in stems), stems[0] if len(stems) == 1 else None)
 
     sets = []
     for stem in stems:
         component = "model" if stem == main else f"extra:{stem}"
-        own, index, parts = stem + SUFFIX, indexes.get(stem), shards.get(stem, [])
-        if index is not None and (stem not in single or own in index.weight_map.values()):
-            files = index.files()
-            stale = [p for p in parts if p not in set(files)]
-            sets.append(WeightSet(component, files, index, stale))
+        own, index, parts = stem + SUFFIX, decides.get(stem), shards.get(stem, [])
+        if index is not None:
+            sets.append(WeightSet(component, index.files(), index, parts))
         elif stem in single:
             sets.append(WeightSet(component, [own], None, parts))
         else:

@@ -30,11 +30,14 @@ def parse_files(source: Source, names: Sequence[str]) -> dict[str, TorchStream |
 
     Raises:
         UnsafeError, UnsupportedError: of a file that is hostile or of another format.
+        IncompleteError: one is a Git LFS pointer.
     """
 
     def one(name: str) -> TorchStream | CorruptError:
-        size = source.size(name)
         try:
+            source.entry(name)
+            size = source.size(name)
+            source.require_fetched(name)
             with source.open(name) as reader:
                 return parse_stream(reader.read, size, file=name, plain=True)
         except CorruptError as error:

@@ -77,16 +77,16 @@ class UnpackedSource(Source):
             return super().open(name)
         return _unpack(self, packed.name, packed.codec, len(self.packs))
 
-    def read_many(self, extents: Sequence[Extent]) -> list[bytes]:
+    def read_stored(self, extents: Sequence[Extent]) -> list[bytes]:
         """Return the bytes of each extent, in order."""
         if not any(extent.file in self.packs for extent in extents):
-            return super().read_many(extents)
+            return super().read_stored(extents)
         result = []
         with ExitStack() as opened:
             readers: dict[str, Reader] = {}
             for extent in extents:
                 if extent.file not in self.packs:
-                    result += super().read_many([extent])
+                    result += super().read_stored([extent])
                     continue
                 if extent.file not in readers:
                     readers[extent.file] = opened.enter_context(self.open(extent.file))

@@ -33,7 +33,6 @@ from ftckpt.formats.huggingface.index import (
     ShardIndex,
     check_index,
     check_index_size,
-    check_total_size,
     parse_index,
 )
 from ftckpt.formats.huggingface.names import is_beside, shard_name
@@ -191,10 +190,8 @@ class TorchSaveCheckpoint(Checkpoint):
             for file, tree in self.trees.items()
             if file != self.index.groups
         }
-        yield from check_index(self.index, held, self.source.entries)
-        if len(held) == len(self.index.files()):
-            once = (i.nbytes for k, i in self.tensors.items() if k not in self.aliases)
-            yield from check_total_size(self.index, sum(once))
+        once = sum(i.nbytes for k, i in self.tensors.items() if k not in self.aliases)
+        yield from check_index(self.index, held, self.source.entries, once)
         named = set(self.index.files())
         for name in self.source.entries:
             if SHARD.fullmatch(name) and name not in named:

@@ -119,7 +119,7 @@ def ls(
                     step=entry.step,
                     time=saved,
                     age_s=None if saved is None else now - saved,
-                    bytes=None if contents is None else contents.nbytes,
+                    bytes=None if contents is None else contents.nbytes + contents.linked,
                     files=None if contents is None else contents.files,
                     format=entry.format,
                     entry_class=shown_class(entry),

@@ -6,6 +6,15 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
+# Types of codes: packed values and 8-bit floats. Counters and indexes are int64, and no quantiser
+# packs into it.
+CODED = frozenset(
+    {
+        "int8", "uint8", "int16", "uint16", "int32", "uint32", "float8_e4m3fn", "float8_e5m2",
+        "float8_e4m3fnuz", "float8_e5m2fnuz",
+    }
+)  # fmt: skip
+
 
 class ScaleRule(StrEnum):
     """What the values of a tensor beside quantised weights may be.

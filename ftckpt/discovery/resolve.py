@@ -25,7 +25,7 @@ from ftckpt.errors import (
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.remotes import split
 from ftckpt.storage.secrets import withheld
-from ftckpt.storage.source import Source
+from ftckpt.storage.source import Source, leads_nowhere
 from ftckpt.storage.store import Entry, EntryKind, Store
 
 from .open_part import open_part, recognise_at
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .roots import Root
 
 _NO_ROOT = "ftckpt verify checks a single checkpoint"
+_FROM_HUB = "s--"  # models--ORG--NAME, datasets--..., spaces--...
 _DIRECTORY = Entry("", 0, None, EntryKind.DIRECTORY)
 _SELECTOR = r"(?P<root>.+)@(?P<which>latest|\d+)"
 
@@ -143,6 +144,12 @@ def _at(url: str, options: StoreOptions) -> Place:
     store = open_store(url, options)
     entry = store.stat("")
     if entry.kind is EntryKind.DIRECTORY:
+        if _FROM_HUB in (store.local_path("") or url):
+            from .hub_cache import snapshot_of
+
+            below = snapshot_of(store, url)
+            if below:
+                return _at(f"{url.rstrip('/')}/{below}", options)
         return Place(url, store, entry._replace(path=""))
     # A store is a place with names below it, so a file is opened through its directory.
     parent, name = split(url)
@@ -161,10 +168,14 @@ def open_target(
         NotFoundError: nothing is there, or nothing that any format knows.
         UsageError: a directory that is only one part of a checkpoint.
         UnsupportedError: one file, and no format knows it.
+        IncompleteError: one file, which is a Git LFS pointer.
+        CorruptError: a link to nothing.
         UnsafeError: a fifo, socket or device.
     """
     place = locate(url, options)
     place = gathered(place, also, options)
+    if place.entry.dangling:
+        raise leads_nowhere(url, place.entry)
     if place.entry.kind is EntryKind.SPECIAL:
         raise UnsafeError(f"{url} is not a regular file or directory", kind="special-file")
     part = None if place.which else recognise_at(place.store, place.entry, formats)
@@ -173,6 +184,7 @@ def open_target(
     if place.entry.kind is not EntryKind.DIRECTORY:
         if place.which:
             raise UsageError(f"{place.url} is one file and has no steps to select from")
+        Source.file(place.store, place.entry).require_fetched(place.entry.path.rpartition("/")[2])
         whole = _to_name(place, formats)
         raise UnsupportedError(
             f"{url} is not a checkpoint of any known format", hint=whole and f"name {whole}"

@@ -80,11 +80,11 @@ class ComputedSource(Source):
             return _ComputedReader(self.fill(), name.removeprefix(_PREFIX))
         return self.inner.open(name)
 
-    def read_many(self, extents: Sequence[Extent]) -> list[bytes]:
+    def read_stored(self, extents: Sequence[Extent]) -> list[bytes]:
         """Return the bytes of each extent of a file, in order."""
         if any(self.computes(extent.file) for extent in extents):
-            return super().read_many(extents)
-        return self.inner.read_many(extents)
+            return super().read_stored(extents)
+        return self.inner.read_stored(extents)
 
     def size(self, name: str) -> int:
         """Return the size of a file that must exist."""

@@ -24,6 +24,8 @@ from .store import Entry, EntryKind, Opens, Reader, Store, is_shadow
 if TYPE_CHECKING:
     from ftckpt.workers.limits import RateLimit
 
+# How a file begins that Git LFS has not fetched, and its largest size (see `lfs_pointers`).
+LFS_POINTER, MAX_POINTER = b"version https://git-lfs.github.com/spec/", 1024
 # A hub's cache is all links: then one note says so.
 _NAMED_LINKS = 5
 
@@ -128,8 +130,8 @@ class Source:
         """Return the entry of a file that must exist and be readable.
 
         Raises:
-            CorruptError: it does not exist (`missing-file`), or is another file in another place
-                (`copies-differ`).
+            CorruptError: it does not exist, or is a link to nothing (`missing-file`), or is another
+                file in another place (`copies-differ`).
             UnavailableError: it exists, but the listing did not show it.
             UnsafeError: it is a fifo, socket or device (`special-file`).
         """
@@ -137,6 +139,8 @@ class Source:
         if entry is None:
             self.require_absent(name)
             raise CorruptError(f"{name} is missing", kind="missing-file", file=name)
+        if entry.dangling:
+            raise leads_nowhere(name, entry)
         if entry.kind is EntryKind.SPECIAL:
             raise UnsafeError(f"{name} is not a regular file", kind="special-file", file=name)
         if entry.differs:
@@ -194,8 +198,9 @@ class Source:
         return name
 
     def size(self, name: str) -> int:
-        """Return the size of a file that must exist."""
-        return self.entry(name).size
+        """Return the size of a file that must exist; 0 for a link to nothing."""
+        listed = self.entries.get(name)
+        return 0 if listed is not None and listed.dangling else self.entry(name).size
 
     def open(self, name: str) -> Reader:
         """Open a file that must exist."""
@@ -204,23 +209,62 @@ class Source:
         return self.store.open(self.path(name)) if ahead is None else ahead.open(self.path(name))
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Return `length` bytes at `offset`; None reads to the listed end."""
+        """Return `length` bytes at `offset`; None reads to the listed end.
+
+        Raises:
+            IncompleteError: it begins as a Git LFS pointer does (`unfetched-file`).
+        """
         size = self.size(name)
         with self.open(name) as reader:
-            return reader.read(offset, size - offset if length is None else length)
+            data = reader.read(offset, size - offset if length is None else length)
+        _require_fetched(name, offset, data)
+        return data
 
     def read_many(self, extents: Sequence[Extent]) -> list[bytes]:
-        """Return the bytes of each extent, in order, read concurrently if that helps."""
+        """Return the bytes of each extent, in order, read concurrently if that helps.
+
+        Raises:
+            IncompleteError: a file begins as a Git LFS pointer does (`unfetched-file`).
+        """
+        found = self.read_stored(extents)
+        for extent, data in zip(extents, found, strict=True):
+            _require_fetched(extent.file, extent.offset, data)
+        return found
+
+    def read_stored(self, extents: Sequence[Extent]) -> list[bytes]:
+        """Return the bytes of each extent as `read_many` does, whatever the files are."""
         for name in {e.file for e in extents}:
             self.entry(name)
         wanted = [e._replace(file=self.path(e.file)) for e in extents]
         ahead = self.lookahead.current
         return self.store.read_many(wanted) if ahead is None else ahead.read_many(wanted)
 
+    def require_fetched(self, name: str) -> None:
+        """Look into a file if it is as small as a Git LFS pointer.
+
+        Raises:
+            IncompleteError: it is one (`unfetched-file`).
+        """
+        if self.size(name) <= MAX_POINTER:
+            self.read(name)
+
     def limited(self, limiter: RateLimit | None) -> RateLimit | None:
         """Return the limiter that a reader must still use; None if the read-ahead applies it."""
         ahead = self.lookahead.current
         return None if ahead is not None and ahead.limiter is limiter else limiter
+
+
+def leads_nowhere(name: str, entry: Entry) -> CorruptError:
+    """Return the error about a link to nothing: a hub's cache without the blob, for one."""
+    message = f"{name} is a link to {entry.link}, which is not there"
+    return CorruptError(message, kind="missing-file", file=name)
+
+
+def _require_fetched(name: str, offset: int, data: bytes) -> None:
+    if not offset and data.startswith(LFS_POINTER):
+        from .lfs_pointers import never_fetched
+
+        raise never_fetched(name, data)
 
 
 def _is_same(before: Entry | None, now: Entry | None) -> bool:

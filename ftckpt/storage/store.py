@@ -69,6 +69,7 @@ class Entry(NamedTuple):
         copies: number of further places that hold it (`storage.gathered`).
         differs: how its copies there differ, in words; "" if they may be one file.
         inode: for a local file the number of its inode, and the time of that's last change in ns.
+        dangling: whether it is a link to nothing.
     """
 
     path: str
@@ -83,6 +84,7 @@ class Entry(NamedTuple):
     copies: int = 0
     differs: str = ""
     inode: tuple[int, int] | None = None
+    dangling: bool = False
 
     def same_object(self, other: Entry) -> bool:
         """Whether both are one object with one content, as far as the store can tell."""

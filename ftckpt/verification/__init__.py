@@ -431,6 +431,10 @@ def _verdict(
         older = next((f.message for f in findings if f.kind == "older-manifest"), "")
         if older and code is ExitCode.CORRUPT:
             return code, f"{first.message}{more}; {older}", _SAVED_AGAIN
+        if first.kind == "unfetched-file":
+            from ftckpt.storage.lfs_pointers import FETCH
+
+            return code, f"{first.message}{more}", FETCH
         return code, f"{first.message}{more}", _hint(code, level)
     if not (checkpoint.tensors or checkpoint.source.single or options.used is not None):
         lacking = f"{checkpoint.source.url} holds no tensor: nothing shows that it is a checkpoint"
@@ -525,6 +529,7 @@ _WARNINGS = {
         "{} tensors that may be parameters are not finite",
     ),
     "zero-pages": ("1 tensor has pages of zeros", "{} tensors have pages of zeros"),
+    "zero-layer": ("a layer is zero", "{} stacks have layers that are zero"),
     "stale-shard": ("1 shard of an earlier save", "{} shards of an earlier save"),
     "renamed-file": ("1 file bears another's name", "{} files bear others' names"),
     "pointer-disagrees": ("1 pointer to another step", "{} pointers to another step"),

@@ -24,7 +24,13 @@ from ftckpt.manifest import Manifest
 from ftckpt.manifest.locate import find
 from ftckpt.own_files import MANIFEST, is_leftover, is_own
 from ftckpt.progress import NULL, Counter
-from ftckpt.storage.source import Source, followed_links
+from ftckpt.storage.source import (
+    LFS_POINTER,
+    MAX_POINTER,
+    Source,
+    followed_links,
+    leads_nowhere,
+)
 from ftckpt.storage.state_files import is_exported, may_hold_tensors
 from ftckpt.storage.store import EntryKind
 
@@ -43,6 +49,7 @@ _WORDS = r"[\s,()]+"
 _STRAYS_NAMED = 10
 # A tokenizer's JSON can be large; of that the begin is enough to tell zeros.
 _MOST_JSON = 1 << 20
+_MOST_SMALL = 1000
 
 # Findings that a file written anew after the manifest can cause.
 _DIFFERS = frozenset({"truncated-file", "trailing-bytes", "added-file", "bad-digest"})
@@ -100,7 +107,8 @@ def _weighed(checkpoint: Checkpoint, found: Finding, kinds: set[str]) -> Finding
 def _check(checkpoint: Checkpoint, counter: Counter) -> Iterator[Finding]:
     yield from checkpoint.notes
     members = set(checkpoint.members())
-    yield from _check_members(checkpoint, members)
+    absent = list(_check_members(checkpoint, members))
+    yield from absent
     told = {f.kind for f in checkpoint.notes}
     reported: set[tuple[str, str | None]] = set()
     apart: list[str] = []
@@ -108,7 +116,8 @@ def _check(checkpoint: Checkpoint, counter: Counter) -> Iterator[Finding]:
         reported.add((found.kind, found.file))
         if found.kind == "clocks-differ":
             apart.append(found.message)
-        yield found
+        if found not in absent:  # a reader found the same
+            yield found
     if checkpoint.described is not None:
         yield from checkpoint.described(checkpoint)
     if "link-followed" not in told | {kind for kind, _ in reported}:
@@ -130,6 +139,8 @@ def _check_members(checkpoint: Checkpoint, members: set[str]) -> Iterator[Findin
         entry = checkpoint.source.entries.get(name)
         if entry is None:
             yield finding("missing-file", f"{name} is missing", file=name)
+        elif entry.dangling:
+            yield from_error(leads_nowhere(name, entry))
         elif entry.kind is EntryKind.SPECIAL:
             yield finding("special-file", f"{name} is not a regular file", file=name)
         elif entry.differs:
@@ -144,19 +155,31 @@ def _check_members(checkpoint: Checkpoint, members: set[str]) -> Iterator[Findin
 def _check_configuration(checkpoint: Checkpoint, members: Iterable[str]) -> Iterator[Finding]:
     """Yield JSON files that are none: formats read some of them, trainers and libraries the rest.
 
+    A file of any kind may be a Git LFS pointer.
+
     A crash leaves small files empty, cut, or full of zeros, although their names are there.
     """
     entries = checkpoint.source.entries
+    small = {name for name in members if name in entries and entries[name].size <= MAX_POINTER}
+    if len(small) > _MOST_SMALL:  # the chunks of a store, and no clone
+        small = set()
     wanted = [
         Extent(name, 0, min(entry.size, _MOST_JSON))
         for name in sorted(members)
-        if name.endswith(".json")
-        and (entry := entries.get(name)) is not None
+        if (entry := entries.get(name)) is not None
         and entry.kind is EntryKind.FILE
+        and (name.endswith(".json") or name in small)
     ]
-    texts = checkpoint.source.read_many(wanted) if wanted else []
+    texts = checkpoint.source.read_stored(wanted) if wanted else []
     for extent, data in zip(wanted, texts, strict=True):
         why = ""
+        if data.startswith(LFS_POINTER):
+            from ftckpt.storage.lfs_pointers import never_fetched
+
+            yield from_error(never_fetched(extent.file, data))
+            continue
+        if not extent.file.endswith(".json"):
+            continue
         if not data.strip(b"\0 \t\r\n"):
             why = "holds nothing but zeros" if data else "is empty"
         elif extent.length < _MOST_JSON:

@@ -60,6 +60,7 @@ def sum_up(files: Sequence[Entry]) -> EntryContents:
         nbytes=unshared + sum(file.size for file in shared),
         unshared=unshared,
         shared=shared,
+        linked=sum(f.size for f in files if f.link is not None),
         newest=max((f.mtime for f in files if f.mtime is not None), default=None),
         fingerprint=fingerprint_of(files),
     )

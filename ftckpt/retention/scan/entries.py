@@ -79,6 +79,7 @@ class EntryContents:
             (`contents.fingerprint_of`).
         run: the path of another run's checkpoint or root among them (`inside.with_run`); "" if
             none shows.
+        linked: sum of the sizes of what its links lead to, which nothing frees.
     """
 
     files: int
@@ -88,6 +89,7 @@ class EntryContents:
     newest: float | None
     fingerprint: str
     run: str = ""
+    linked: int = 0
 
 
 class Pin(NamedTuple):

@@ -327,7 +327,8 @@ def _linked(path: str, full: str) -> Entry:
         return _entry(path, os.stat(full), link)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-            return Entry(path, 0, os.lstat(full).st_mtime, EntryKind.SPECIAL, link)
+            mtime = os.lstat(full).st_mtime
+            return Entry(path, 0, mtime, EntryKind.SPECIAL, link, dangling=True)
         raise
 
 

@@ -26,6 +26,7 @@ from .numbers import KnownParameters, check_numbers
 from .replicas import check_replicas
 from .rng import check_rng
 from .scales import check_scale
+from .zero_layers import check_layers
 
 
 class NumbersOf(NamedTuple):
@@ -96,6 +97,7 @@ def check_values(checkpoint: Checkpoint, work: Work) -> Iterator[Finding]:
             first = next(iter(begun))
             what = f"{first} and the {len(begun) - 1} others that begin as zeros are zero still"
             yield finding("untrained", f"{what}: the adapter changes nothing", tensor=first)
+        yield from check_layers(checkpoint.tensors, zeros)
         yield from check_rng(checkpoint)
 
 

@@ -292,6 +292,7 @@ INDEXES: dict[str, Case] = {
     "missing-shard": Case(
         naming("model-00003-of-00003.safetensors"), "missing-file", 4, "a shard that is not there"
     ),
+    "subfolder": Case(naming("x/model.safetensors"), "missing-file", 4, "into a folder, not there"),
     "missing-tensor": Case(
         mapped(a=_FIRST, b=_SECOND, c=_SECOND), "missing-tensor", 4, "a tensor that no shard holds"
     ),
@@ -310,7 +311,6 @@ INDEXES: dict[str, Case] = {
     "absolute": Case(naming("/etc/passwd"), _PATH, 7, "an absolute path"),
     "climbs": Case(naming("../secret.safetensors"), _PATH, 7, "out of the folder"),
     "climbs-later": Case(naming("x/../../secret.safetensors"), _PATH, 7, "out by a detour"),
-    "subfolder": Case(naming("x/model.safetensors"), _PATH, 7, "into a folder"),
     "dot": Case(naming("."), _PATH, 7, "the folder itself"),
     "dot-dot": Case(naming(".."), _PATH, 7, "the folder above"),
     "no-name": Case(naming(""), _PATH, 7, "an empty name"),
