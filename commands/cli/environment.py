@@ -22,7 +22,6 @@ NO_ENVIRONMENT = frozenset(
         "no_proof",
         "purge_now",
         "restart",
-        "skip_unsafe",
         "skip_unverified",
         "yes",
     }

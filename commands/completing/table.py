@@ -48,7 +48,7 @@ SWITCHES = frozenset(
         "--layout-state", "--no-lock", "--no-proof", "--oldest-first", "--or-reshard",
         "--presets", "--purge-now", "-q", "--quiet", "--remember", "--requester-pays",
         "--restart", "--resume", "--retry-suspected", "--signal-group", "--simulate",
-        "--skip-unsafe", "--skip-unverified", "--stat", "--strict", "--tensors",
+        "--skip-unverified", "--stat", "--stop-at-unsafe", "--strict", "--tensors",
         "--trust-recorded", "--unmanaged", "-v", "--verbose", "--wait",
         "--weights", "--yes",
         "--zero-is-done",

@@ -30,10 +30,12 @@ from ftckpt.verification import Level, VerifyOptions, VerifyReport, failed, veri
 from ftckpt.workers import ALONE, Work
 
 if TYPE_CHECKING:
+    from ftckpt.discovery.checks import Keeper
+    from ftckpt.discovery.ledger import Part, Remembered
     from ftckpt.discovery.roots import Child, Root
     from ftckpt.manifest import Manifest
 
-    from .scrub import Scrub, ScrubRecord, ScrubSummary
+    from .scrub import Scrub, ScrubSummary
 
 _LEVELS = (Level.AUTO, Level.STRUCTURE, Level.CONTENT, Level.VALUES)
 _EVIDENCE = ("none", "crc32", "md5", "sha256", "digests", "manifest", "replica")
@@ -79,7 +81,7 @@ class Watcher:
         """A single checkpoint was checked."""
 
     def note(self, text: str) -> None:
-        """A newer checkpoint is not committed, or no receipt could be kept."""
+        """A newer checkpoint is not committed, or a verdict could not be kept."""
 
 
 def placed(
@@ -97,8 +99,8 @@ class PlaceCheck:
     Attributes:
         options: for each checkpoint.
         hostile: finds unsafe content in a checkpoint that no format can open.
-        receipts: folder for receipts of full checks, "" for beside each checkpoint; None: no
-            receipts.
+        ledger: directory or URL of the ledger that keeps the verdicts, "" for that of the root;
+            None: they are not kept.
         stores: settings for object stores.
         work: threads, rate limit and counter.
         watcher: receives events.
@@ -106,7 +108,7 @@ class PlaceCheck:
 
     options: VerifyOptions
     hostile: Callable[[Store, UnopenedPart], Iterable[Finding]]
-    receipts: str | None = None
+    ledger: str | None = None
     stores: StoreOptions
     work: Work = ALONE
     watcher: Watcher
@@ -128,7 +130,8 @@ class PlaceCheck:
         strict: Sequence[str] = (),
         fail_fast: bool = False,
         remember: bool = False,
-        receipts: str = "",
+        ledger: str = "",
+        scrub: bool = False,
     ) -> PlaceCheck:
         """Return the check that the flags of `verify` ask for; see there what each means.
 
@@ -141,8 +144,8 @@ class PlaceCheck:
 
         if remember and (level is Level.STRUCTURE or sample):
             raise UsageError("--remember needs a check of the whole content")
-        if receipts and not remember:
-            raise UsageError("--receipts needs --remember")
+        if ledger and not (remember or scrub):
+            raise UsageError("--ledger needs --remember or --oldest-first")
         if also and remember:
             raise UsageError("--remember is for a checkpoint in one place, and --also names more")
         options = VerifyOptions(
@@ -157,7 +160,7 @@ class PlaceCheck:
         return cls(
             options=options,
             hostile=hostile,
-            receipts=receipts if remember else None,
+            ledger=ledger if remember or scrub else None,
             stores=stores,
             work=work,
             watcher=watcher,
@@ -197,21 +200,37 @@ class PlaceCheck:
         Raises:
             UnavailableError, DeniedError, NoResourceError: the check could not be made.
         """
+        from ftckpt.discovery.ledger import Part
+
+        return self._checked(checkpoint, Part(checkpoint.source.store, checkpoint=checkpoint))
+
+    def _checked(
+        self, checkpoint: Checkpoint, part: Part, keeper: Keeper | None = None
+    ) -> PlaceReport:
         emit = self.watcher.found
-        if self.receipts is None:
+        if keeper is None:
+            keeper, part = self._keeper(part, None)
+        if keeper is None:
             report = verify(checkpoint, self.options, work=self.work, emit=emit)
         else:
-            from ftckpt.discovery.checks import check_and_remember
-
-            from .receipts import Book
-
-            book = Book(checkpoint, self.stores, self.receipts)
-            report = check_and_remember(
-                checkpoint, self.options, book, self.work, self.watcher.note, emit
-            )
+            report = keeper.check(checkpoint, part, self.work, emit)
         made = placed(report, checkpoint.source.url, checkpoint.format, checkpoint.known_step)
         self.watcher.end(made)
         return made
+
+    def _keeper(self, part: Part, root: Root | None) -> tuple[Keeper | None, Part]:
+        """Return what keeps the verdict on a checkpoint; None where it is not kept."""
+        if self.ledger is None:
+            return None, part
+        from ftckpt.discovery.checks import Keeper
+        from ftckpt.discovery.ledger import Ledger
+
+        if root is not None:
+            ledger = Ledger(root.store, root.base, self.ledger, self.stores)
+        else:
+            ledger, place = Ledger.around(part.store, part.place, self.ledger, self.stores)
+            part = part._replace(known_as=place)
+        return Keeper(ledger, self.options, self.watcher.note), part
 
     def unopened(self, error: FtckptError, url: str) -> PlaceReport:
         """Return the report on a place where nothing can be opened."""
@@ -234,24 +253,20 @@ class PlaceCheck:
         reports = []
         for child in scrub.turns(root):
             report = self._begun(root, child)
-            read = report.level is not Level.STRUCTURE and report.sampled is None
-            scrub.record(
-                child, report.code, report.message, report.bytes_read, report.seconds,
-                proven=report.code is not ExitCode.OK or (read and report.evidence != "none"),
-            )  # fmt: skip
+            scrub.done(child, report)
             reports.append(report)
         for name in scrub.passed_over:
             self.watcher.note(f"{name} is not committed, and was passed over")
         if not reports:
             raise NotFoundError(f"{url} holds no committed checkpoint")
-        for child, checked in scrub.remembered():
-            known = _remembered(root.url_of(child.candidate), checked)
-            self.watcher.begin(known.url)
-            self.watcher.end(known)
-            reports.append(known)
+        for child, known in scrub.remembered():
+            report = _remembered(root.url_of(child.candidate), known)
+            self.watcher.begin(report.url)
+            self.watcher.end(report)
+            reports.append(report)
         verdict = _verdict(reports, pointed)
         return replace(
-            _joined(reports, url, verdict, pointed, checkpoints=True), scrub=scrub.summary()
+            _joined(reports, url, verdict, pointed, checkpoints=True), scrub=scrub.summary(root)
         )
 
     def _pointed(self, root: Root) -> list[Finding]:
@@ -276,7 +291,7 @@ class PlaceCheck:
     def _child(self, root: Root, child: Child) -> PlaceReport:
         """Check one step; it may hold several checkpoints, and the worst decides."""
         reports = [
-            self._part(root.store, part, root.store.describe(part.entry.path))
+            self._part(root.store, part, root.store.describe(part.entry.path), root)
             for part in child.parts
         ]
         if len(reports) == 1:
@@ -286,17 +301,26 @@ class PlaceCheck:
         verdict = code, first.message, first.hint
         return _joined(reports, root.url_of(child.candidate), verdict)
 
-    def _part(self, store: Store, part: UnopenedPart, url: str) -> PlaceReport:
+    def _part(
+        self, store: Store, part: UnopenedPart, url: str, root: Root | None = None
+    ) -> PlaceReport:
+        from ftckpt.discovery.ledger import Part
+
         began = time.monotonic()
         self.watcher.open(url, part.format.name)
+        keeper, held = self._keeper(Part(store, part), root)
+        before = keeper.begin(held) if keeper is not None else ""
         try:
             checkpoint = open_part(store, part)
         except FtckptError as error:
             # Unreadable content may still be hostile, and that verdict wins.
             more = self.hostile(store, part) if isinstance(error, UnsupportedError) else ()
-            return self._failed(error, more, url, part.format.name, began)
+            report = self._failed(error, more, url, part.format.name, began)
+            if keeper is not None:
+                keeper.end(held, before, report)
+            return report
         self.watcher.open(checkpoint.source.url, checkpoint.format)
-        return self.checkpoint(checkpoint)
+        return self._checked(checkpoint, held, keeper)
 
     def _failed(
         self,
@@ -335,14 +359,14 @@ def _verdict(
     return code, message, hint
 
 
-def _remembered(url: str, checked: ScrubRecord) -> PlaceReport:
+def _remembered(url: str, known: Remembered) -> PlaceReport:
     """Return the verdict of an earlier run on a checkpoint that this run did not read."""
-    day = time.strftime("%Y-%m-%d", time.gmtime(checked.checked))
+    day = time.strftime("%Y-%m-%d", time.gmtime(known.verdict.checked))
     return PlaceReport(
         level=Level.STRUCTURE,
         evidence="none",
-        code=ExitCode(checked.code),
-        message=f"{checked.message} (read on {day}, and unchanged since)",
+        code=ExitCode(known.verdict.code),
+        message=f"{known.verdict.reason} (read on {day}, and unchanged since)",
         hint="",
         findings=(),
         bytes_read=0,
