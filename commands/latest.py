@@ -120,10 +120,11 @@ def command(
     """Print the newest checkpoint that passes.
 
     Newest is the largest step in the content. Damaged, unsafe and uncommitted checkpoints are
-    walked over, with the reason on stderr, and so is one that the ledger of the root knows as bad; a storage error stops the search with its own code, because an older
-    checkpoint must not be taken while the newest could not be reached. Pointers (latest, tracker
-    files, links) are compared with what is there, and never believed. A ROOT without checkpoints is
-    a first start (9) only if --create-root has marked it: an unmounted filesystem is empty, too.
+    walked over, with the reason on stderr, and so is one that the ledger of the root knows as bad.
+    A storage error stops the search with its own code, because an older checkpoint must not be
+    taken while the newest could not be reached. Pointers (latest, tracker files, links) are
+    compared with what is there, and never believed. A ROOT without checkpoints is a first start (9)
+    only if --create-root has marked it: an unmounted filesystem is empty, too.
 
     Of several tiers the newest step that passes in any is taken, from the nearest that has it. A
     tier that cannot be read may hold the newest: nothing is taken then, with its code, unless

@@ -18,6 +18,7 @@ NO_ENVIRONMENT = frozenset(
     {
         "apply",
         "create_root",
+        "no_check",
         "force",
         "no_proof",
         "purge_now",

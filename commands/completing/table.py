@@ -43,7 +43,7 @@ SWITCHES = frozenset(
         "--advise", "--again", "--all", "--allow-gaps", "--allow-missing-tier", "--anonymous",
         "--apply", "--backwards", "--create-root", "--debug", "--delete-corrupt", "--dry-run",
         "--everybody", "--fail-fast", "--files", "--finish", "--finish-last", "--force",
-        "--from-master", "--full", "-h", "--help", "--include-bases",
+        "--from-master", "--full", "-h", "--help", "--include-bases", "--no-check",
         "--integrity", "--json",
         "--layout-state", "--no-lock", "--no-proof", "--oldest-first", "--or-reshard",
         "--presets", "--purge-now", "-q", "--quiet", "--remember", "--requester-pays",

@@ -60,3 +60,6 @@ class LimitOptions:
     delete_corrupt: Annotated[
         bool, switch("--delete-corrupt", "Let damaged ones go; else they are evidence.")
     ] = False
+    no_check: Annotated[
+        bool, switch("--no-check", "Read no survivor's content where none is known to be good.")
+    ] = False

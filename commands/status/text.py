@@ -48,7 +48,7 @@ def _rows(run: Health, found: Status) -> Iterator[tuple[str, object]]:
         else _save(verified, run.verified_age_s),
     )
     if run.scrubbed is not None:
-        yield "scrub", _scrub(run.scrubbed)
+        yield "content", _scrub(run.scrubbed)
     yield "interval", _interval(run)
     yield "writing", _writing(run)
     if run.growth is not None:

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.errors import CorruptError, ExitCode, NotFoundError, UnsafeError, UsageError, error_of
+from ftckpt.errors import (
+    CorruptError,
+    ExitCode,
+    FtckptError,
+    NotFoundError,
+    UnsafeError,
+    UsageError,
+    error_of,
+)
 from ftckpt.findings import listed
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
@@ -22,6 +31,7 @@ if TYPE_CHECKING:
     from ftckpt.inspection.usage import BytesHeld
     from ftckpt.manifest import Manifest
     from ftckpt.manifest.seal import SealReport
+    from ftckpt.verification import VerifyOptions, VerifyReport
     from ftckpt.verification.places import PlaceReport, Watcher
 
 
@@ -252,7 +262,27 @@ def seal(
     checks = [PassedCheck(report.level, report.evidence, sealing.utc_now())]
     if integrity and write_integrity(target.source, work=work):
         target = opened(target.source.url, stores)
-    return sealing.seal(target, place=place, force=force, checks=checks, work=work)
+    sealed = sealing.seal(target, place=place, force=force, checks=checks, work=work)
+    remember_seal(target, options, report, stores)
+    return sealed
+
+
+def remember_seal(
+    sealed: Checkpoint, options: VerifyOptions, report: VerifyReport, stores: StoreOptions
+) -> None:
+    """Keep the verdict of the check before a seal: it is about the files with their manifest now.
+
+    The ledger saves time and nothing else, so a place that cannot be written is no failure.
+    """
+    from ftckpt.discovery.checks import Keeper
+    from ftckpt.discovery.ledger import Ledger, Part, place_of
+
+    source = sealed.source
+    with suppress(FtckptError):
+        ledger, place = Ledger.around(source.store, place_of(source), "", stores)
+        part = Part(source.store, checkpoint=sealed, known_as=place)
+        keeper = Keeper(ledger, options)
+        keeper.end(part, keeper.begin(part), report)
 
 
 def diff(

@@ -109,9 +109,7 @@ def latest(
     if or_reshard and world_size is None:
         raise UsageError("--or-reshard needs --world-size")
     condition = all_of([condition_of(flags, note), Worlds(world_size, any_size=or_reshard)])
-    rules = selection_rules(
-        flags, condition, skip_unverified=skip_unverified, weights=weights
-    )
+    rules = selection_rules(flags, condition, skip_unverified=skip_unverified, weights=weights)
     check = checks_of(
         chosen(Level, verify, "--verify"), flags.get("reuse", ""), flags.get("ledger", ""),
         stores, counter, note,

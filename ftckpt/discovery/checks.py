@@ -50,9 +50,9 @@ class Checks:
         part = Part(root.store, checkpoint=checkpoint)
         known = ledger.standing(part)
         wanted = LEVELS.index(self.options.level.value)
-        if known.bad is not None and (self._is_fresh(known.bad) or wanted < depth(known.bad.verdict)):
-            said = known.bad.verdict
-            return ExitCode(said.code), f"{said.reason} ({told(known.bad)})"
+        bad = known.bad
+        if bad is not None and (self._is_fresh(bad) or wanted < depth(bad.verdict)):
+            return ExitCode(bad.verdict.code), f"{bad.verdict.reason} ({told(bad)})"
         if wanted == 0:
             report = verify(checkpoint, self.options, work=self.work)
             return report.code, report.message

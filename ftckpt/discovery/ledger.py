@@ -448,7 +448,7 @@ def parts_of(root: Root, parts: Iterable[UnopenedPart]) -> list[Part]:
 
 
 def together(found: Sequence[Standing]) -> Standing:
-    """Return what is known of a step of several checkpoints: all must be good, one bad is enough."""
+    """Return what is known of a step of several checkpoints: one that is bad is enough."""
     bads = [one.bad for one in found if one.bad is not None]
     goods = [one.good for one in found if one.good is not None]
     lasts = [one.last for one in found if one.last is not None]

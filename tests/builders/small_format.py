@@ -73,7 +73,7 @@ def write(root: Path, name: str, step: int | None, state: str = "good") -> None:
         (root / name / MARKER).write_text(json.dumps({"step": step, "state": state}))
 
 
-def check(checkpoint: Checkpoint) -> tuple[ExitCode, str]:
+def check(checkpoint: Checkpoint, root: Root) -> tuple[ExitCode, str]:
     """Say what the checkpoint's `state` says: `good`, or the name of an exit code."""
     assert isinstance(checkpoint, SmallCheckpoint)
     if checkpoint.state == "good":

@@ -86,6 +86,7 @@ class Policy:
             counting those saved since the last run.
         reclaim: stop dropping once this many bytes are freed; None: drop all that may go.
         delete_corrupt: whether damaged entries may go.
+        check: whether one of the survivors must have passed a check of its content.
         thin_after: milestones that were saved this many seconds before the newest keep their
             weights alone; None for none.
         thin_beyond: those that are not among this number of the newest do; None for none.
@@ -108,6 +109,7 @@ class Policy:
     max_delete: DeleteLimit | None = None
     reclaim: int | None = None
     delete_corrupt: bool = False
+    check: bool = True
     thin_after: float | None = None
     thin_beyond: int | None = None
 
