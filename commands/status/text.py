@@ -43,7 +43,7 @@ def _rows(run: Health, found: Status) -> Iterator[tuple[str, object]]:
     verified = run.survey.verified
     yield (
         "verified",
-        "none was sealed after a check of its content"
+        "of none is a check of its content known"
         if verified is None
         else _save(verified, run.verified_age_s),
     )

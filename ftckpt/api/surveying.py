@@ -37,7 +37,7 @@ class ListedCheckpoint(NamedTuple):
         entry_class: see `EntryClass`; `NO MARKER` where the format has no commit marker.
         why: why it is of this class.
         sealed: whether it has a manifest.
-        verified: whether it was sealed after a check of its content.
+        verified: whether a check of its content is remembered, or it was sealed after one.
         verdict: what the ledger of the root says of its content as it is now; None for nothing.
         pointers: names of the root's pointers to it.
         tags: its tags.
@@ -127,7 +127,7 @@ def ls(
                     entry_class=shown_class(entry),
                     why=entry.why,
                     sealed=entry.name in members and members[entry.name].sealed,
-                    verified=entry.name in verified,
+                    verified=entry.name in verified or entry.content_passed,
                     verdict=entry.verdict,
                     pointers=entry.pointers,
                     tags=entry.tags,

@@ -332,7 +332,13 @@ class Ledger:
 
         self.require_own()
         probe = join(self._folder, f"{TEMPORARY}probe-{secrets.token_hex(8)}")
-        self._store.put(probe, b"")
+        try:
+            self._store.put(probe, b"")
+        except FtckptError as error:
+            if not self._outside:
+                error.hint = f"{error.hint}; " if error.hint else ""
+                error.hint += "--ledger DIR remembers it elsewhere"
+            raise
         self._store.delete([probe])
 
     def name(self, place: str) -> str:

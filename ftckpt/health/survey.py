@@ -67,7 +67,7 @@ class Survey:
     Attributes:
         url: of the run's root.
         held: every entry, by ascending step.
-        verified: the newest whose content was checked when it was sealed; None where there is none.
+        verified: the newest whose content passed a check, as far as is known; None without one.
         dangling: pointers that name nothing: the pointer, and what it says.
         free: bytes that the filesystem has left; None on object stores.
         run: as retention reads it, the files of its entries listed; None where nothing was read.

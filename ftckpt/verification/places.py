@@ -253,6 +253,10 @@ class PlaceCheck:
         reports = []
         for child in scrub.turns(root):
             report = self._begun(root, child)
+            if report.code is not ExitCode.OK and _is_gone(root, child):
+                self.watcher.note(f"{report.url} was removed meanwhile, and was passed over")
+                scrub.gone(child)
+                continue
             scrub.done(child, report)
             reports.append(report)
         for name in scrub.passed_over:
@@ -336,6 +340,15 @@ class PlaceCheck:
         made = placed(report, url, name)
         self.watcher.end(made)
         return made
+
+
+def _is_gone(root: Root, child: Child) -> bool:
+    """Whether a trainer or gc has removed a checkpoint since the root was listed."""
+    try:
+        root.store.stat(child.candidate.entry.path)
+    except NotFoundError:
+        return True
+    return False
 
 
 def _verdict(

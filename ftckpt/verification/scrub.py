@@ -101,6 +101,10 @@ class Scrub:
         """Take the report on a checkpoint that was read; its verdict is in the ledger."""
         self._done[child.candidate.path] = report
 
+    def gone(self, child: Child) -> None:
+        """Take note that a checkpoint was removed before it was read."""
+        del self._children[child.candidate.path], self._known[child.candidate.path]
+
     def remembered(self) -> list[tuple[Child, Remembered]]:
         """Return the checkpoints that an earlier run found bad and that this one did not read."""
         return [

@@ -104,7 +104,9 @@ def step_by_content(found: ScannedEntry) -> ScannedEntry:
 
 
 def newest_verified(members: Sequence[ScannedEntry], now: float) -> ScannedEntry | None:
-    """Return the newest committed checkpoint of a run that was sealed after a content check.
+    """Return the newest committed checkpoint of a run whose content passed a check.
+
+    The ledger remembers it, or it was sealed afterwards.
 
     Checkpoints dated in the future and those without a step do not count.
 
@@ -114,7 +116,12 @@ def newest_verified(members: Sequence[ScannedEntry], now: float) -> ScannedEntry
     by_name = {f.entry.name: f for f in members}
     for stretch in reversed(group_entries([f.entry for f in members], now).stretches):
         by_step, _ = newest_first(stretch)
-        found = first_verified([by_name[entry.name] for entry in by_step], {})
+        passed = next((n for n, entry in enumerate(by_step) if entry.content_passed), None)
+        # Only a newer one that was sealed after a check is newer evidence.
+        newer = [by_name[entry.name] for entry in by_step[:passed]]
+        found = first_verified(newer, {})
+        if found is None and passed is not None:
+            found = by_name[by_step[passed].name]
         if found is not None:
             return found.now(verified=True)
     return None
