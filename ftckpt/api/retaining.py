@@ -344,6 +344,7 @@ def make_plan(
         counter=counter,
     )  # fmt: skip
     if check is not None:
+        check.asked = True
         # It saves time and nothing else: a full disk is when gc is needed most.
         with suppress(NoResourceError, DeniedError, UnavailableError):
             remember(prepared)
@@ -371,8 +372,8 @@ def carry_out(
     from ftckpt.retention.apply.prepare import prepare
     from ftckpt.retention.apply.run import apply
 
-    if check is not None and plan.drop:
-        # Reading may take hours: before the root is locked. What was read is not read again.
+    if check is not None and not check.asked and plan.drop:
+        # A plan of a file: reading may take hours, and no root is locked for them.
         prepare(place, FORMATS, plan.policy, time.time(), known=plan, check=check, counter=counter)
     return apply(
         plan, place, FORMATS, actor=actor(), now=time.time, purge_now=purge_now, trash_ttl=ttl,

@@ -31,9 +31,13 @@ class ContentCheck:
     """Reads survivors, keeps the verdicts in the ledgers of their roots, and remembers them itself.
 
     A full disk keeps no ledger, and gc is needed most then.
+
+    Attributes:
+        asked: whether a plan was made with it, so that what that keeps has been read.
     """
 
     def __init__(self, work: Work = ALONE) -> None:
+        self.asked = False
         self._work = work
         self._known: dict[str, ScannedEntry] = {}
 
