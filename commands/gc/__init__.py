@@ -90,11 +90,10 @@ def command(
 ) -> Result:
     """Drop the checkpoints that no rule keeps: shows a plan, and --apply carries it out.
 
-    Survivors are counted by the best that is known: one that is damaged, unfinished or known to be
-    bad is none, and at least one must have passed a check of its content, remembered in the ledger
-    of the root or made now, the newest first. The newest, what a kept delta is built on,
-    and what is pinned, pointed to or being read stay in any case. What is dropped goes to the trash
-    of the root, where gc undelete finds it until --trash-ttl is over.
+    Only COMMITTED entries without a known bad verdict count as survivors, and at least one survivor
+    has passed a content check, remembered in the root's ledger or made now. The newest, what a kept
+    delta is built on, and what is pinned, pointed to or being read stay in any case. What is
+    dropped goes to the trash of the root, where gc undelete finds it until --trash-ttl is over.
     """
     from ftckpt.api.retaining import (
         asked_policy,
