@@ -37,17 +37,23 @@ def broken_floors(
 def unproven(runs: Mapping[str, EntryGroup], dropped: Sequence[RootEntry]) -> list[list[RootEntry]]:
     """Return the survivors, the newest first, where none has passed a check of its content.
 
-    Each list is of one run (or stretch of it) that loses a checkpoint. An empty one has no
-    survivor.
+    Each list is of one run (or stretch of it) that loses a checkpoint, or of one that loses damaged
+    ones. An empty one has no survivor.
     """
     gone = {e.name for e in dropped}
     found = []
     for _, run in sorted(runs.items()):
-        for stretch in run.stretches:
-            left = [e for e in stretch if e.checked and not e.thinned and e.name not in gone]
-            loses = any(e.name in gone for e in stretch)
-            if loses and not any(e.content_passed for e in left):
+        lefts = [
+            [e for e in stretch if e.checked and not e.thinned and e.name not in gone]
+            for stretch in run.stretches
+        ]
+        for stretch, left in zip(run.stretches, lefts, strict=True):
+            if any(e.name in gone for e in stretch) and not any(e.content_passed for e in left):
                 found.append(left[::-1])
+        every = [e for left in lefts for e in left]
+        damaged = any(e.entry_class is EntryClass.CORRUPT and e.name in gone for e in run.entries)
+        if damaged and not found and not any(e.content_passed for e in every):
+            found.append(every[::-1])
     return found
 
 
