@@ -151,7 +151,7 @@ def _seal(
             checkpoint = open_checkpoint(invocation, integrity, newest=False)
     checks = [PassedCheck(report.level, report.evidence, utc_now())]
     sealed = seal(checkpoint, place=place, force=force, checks=checks, work=work)
-    if not work.partial:
+    if place is None and not work.partial:
         remember_seal(checkpoint, options, report, invocation.stores)
     files = sealed.manifest.files
     message = (

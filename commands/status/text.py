@@ -43,7 +43,7 @@ def _rows(run: Health, found: Status) -> Iterator[tuple[str, object]]:
     verified = run.survey.verified
     yield (
         "verified",
-        "of none is a check of its content known"
+        "none: no save is known to have passed a check of its content"
         if verified is None
         else _save(verified, run.verified_age_s),
     )

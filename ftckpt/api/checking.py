@@ -263,7 +263,8 @@ def seal(
     if integrity and write_integrity(target.source, work=work):
         target = opened(target.source.url, stores)
     sealed = sealing.seal(target, place=place, force=force, checks=checks, work=work)
-    remember_seal(target, options, report, stores)
+    if place is None:  # else nothing was to be written beside the data
+        remember_seal(target, options, report, stores)
     return sealed
 
 
@@ -272,15 +273,15 @@ def remember_seal(
 ) -> None:
     """Keep the verdict of the check before a seal: it is about the files with their manifest now.
 
-    The ledger saves time and nothing else, so a place that cannot be written is no failure.
+    The ledger saves time and nothing else, so a place that cannot be written does not fail.
     """
     from ftckpt.discovery.checks import Keeper
-    from ftckpt.discovery.ledger import Ledger, Part, place_of
+    from ftckpt.discovery.ledger import CheckedPlace, Ledger, place_of
 
     source = sealed.source
     with suppress(FtckptError):
         ledger, place = Ledger.around(source.store, place_of(source), "", stores)
-        part = Part(source.store, checkpoint=sealed, known_as=place)
+        part = CheckedPlace(source.store, checkpoint=sealed, known_as=place)
         keeper = Keeper(ledger, options)
         keeper.end(part, keeper.begin(part), report)
 

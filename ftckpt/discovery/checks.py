@@ -13,7 +13,7 @@ from ftckpt.storage import StoreOptions
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, verify
 from ftckpt.workers import ALONE, Work
 
-from .ledger import LEVELS, Ledger, Part, Remembered, Verdict, depth, is_answer
+from .ledger import LEVELS, CheckedPlace, KeptVerdict, Ledger, Remembered, depth, is_answer
 from .roots import Root
 
 
@@ -47,7 +47,7 @@ class Checks:
             FtckptError: it could not be checked.
         """
         ledger = Ledger(root.store, root.base, self.ledger, self.stores)
-        part = Part(root.store, checkpoint=checkpoint)
+        part = CheckedPlace(root.store, checkpoint=checkpoint)
         known = ledger.standing(part)
         wanted = LEVELS.index(self.options.level.value)
         bad = known.bad
@@ -95,7 +95,7 @@ class Keeper:
     def check(
         self,
         checkpoint: Checkpoint,
-        part: Part,
+        part: CheckedPlace,
         work: Work = ALONE,
         emit: Callable[[Finding], None] = lambda _: None,
     ) -> VerifyReport:
@@ -109,14 +109,14 @@ class Keeper:
         self.end(part, before, report)
         return report
 
-    def begin(self, part: Part) -> str:
+    def begin(self, part: CheckedPlace) -> str:
         """Return the identity of what is going to be checked; "" where it cannot be known."""
         try:
             return part.identity()
         except FtckptError:
             return ""
 
-    def end(self, part: Part, before: str, report: VerifyReport) -> None:
+    def end(self, part: CheckedPlace, before: str, report: VerifyReport) -> None:
         """Keep a verdict on files that had the identity `before` when the check began."""
         made = verdict_of(report, self.options, self.ledger.name(part.place), before)
         if made is None:
@@ -137,7 +137,7 @@ class Keeper:
 
 def verdict_of(
     report: VerifyReport, options: VerifyOptions, name: str, identity: str
-) -> Verdict | None:
+) -> KeptVerdict | None:
     """Return what a check says about a checkpoint alone; None where it says nothing.
 
     A difference from a replica, or from a manifest that is kept elsewhere, may be a fault of that.
@@ -156,7 +156,7 @@ def verdict_of(
             level, evidence = "structure", "none"
         elif not report.whole:
             evidence = "none"
-    return Verdict(
+    return KeptVerdict(
         name, level, int(report.code), report.message[:500], evidence, report.bytes_read,
         report.seconds, time.time(), identity, actor(), bool(options.strict) and not passed,
     )  # fmt: skip

@@ -61,14 +61,14 @@ _ANSWERS = frozenset(
 )  # fmt: skip
 _BAD = frozenset({ExitCode.CORRUPT, ExitCode.UNSAFE})
 _MAX_BYTES = 16 << 10
-# So many checkpoints are remembered; beyond, those that are not in the root any more go.
+# The number of checkpoints that are remembered; beyond it, those that have left the root go.
 _MOST = 2000
 # Clocks of two machines differ; a verdict dated later than this counts for nothing.
 _CLOCK = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class KeptVerdict:
     """The result of one check.
 
     Attributes:
@@ -84,7 +84,7 @@ class Verdict:
         checked: when it ended, in seconds since the epoch.
         identity: of the files (`identity_of`), 32 hex digits.
         by: user and machine.
-        strict: whether warnings counted as errors: such a failure is no damage.
+        strict: whether warnings counted as errors: such a failure does not mean damage.
         tool: the program that checked.
     """
 
@@ -131,12 +131,12 @@ class Remembered(NamedTuple):
         own: whether it may be believed although it is good (see the module).
     """
 
-    verdict: Verdict
+    verdict: KeptVerdict
     url: str
     own: bool
 
 
-class Standing(NamedTuple):
+class ContentStanding(NamedTuple):
     """What is known of a checkpoint as its files are now.
 
     Attributes:
@@ -150,7 +150,9 @@ class Standing(NamedTuple):
     last: Remembered | None = None
 
 
-def standing(found: Iterable[Remembered], identity: str, now: float | None = None) -> Standing:
+def standing(
+    found: Iterable[Remembered], identity: str, now: float | None = None
+) -> ContentStanding:
     """Return what verdicts say of files with this identity; pure but for the time."""
     now = time.time() if now is None else now
     valid = sorted(
@@ -175,8 +177,8 @@ def standing(found: Iterable[Remembered], identity: str, now: float | None = Non
     last = own[-1] if own else None
     if bad:
         # An own verdict says more: it lets gc drop what it is about.
-        return Standing(max(bad, key=lambda one: (one.own, one.verdict.checked)), None, last)
-    return Standing(
+        return ContentStanding(max(bad, key=lambda one: (one.own, one.verdict.checked)), None, last)
+    return ContentStanding(
         None, max(good, key=lambda g: (depth(g.verdict), g.verdict.checked), default=None), last
     )
 
@@ -186,12 +188,12 @@ def is_answer(code: ExitCode) -> bool:
     return code in _ANSWERS
 
 
-def depth(verdict: Verdict) -> int:
+def depth(verdict: KeptVerdict) -> int:
     """Return how deep a check was, for comparisons."""
     return LEVELS.index(verdict.level)
 
 
-def parse(data: bytes) -> Verdict:
+def parse(data: bytes) -> KeptVerdict:
     """Parse the bytes of a verdict.
 
     Raises:
@@ -201,7 +203,7 @@ def parse(data: bytes) -> Verdict:
         body = decode(data)
         if body.pop("schema") != SCHEMA:
             raise ValueError("its schema is another")
-        found = Verdict(**body)
+        found = KeptVerdict(**body)
         numbers = (found.nbytes, found.seconds, found.checked)
         texts = (found.name, found.reason, found.evidence, found.identity, found.by, found.tool)
         fits = (
@@ -257,7 +259,7 @@ class Ledger:
     def read(self, places: Sequence[str]) -> dict[str, list[Remembered]]:
         """Return the verdicts on checkpoints, by their paths in the root's store.
 
-        What is no verdict, or not in its place, is left out: it says nothing.
+        What cannot be parsed, or is not in its place, is left out: it says nothing.
 
         Raises:
             UnavailableError, DeniedError: they could not be read.
@@ -272,7 +274,7 @@ class Ledger:
         found = concurrently(self._store, self._of, places)
         return {place: each for place, each in zip(places, found, strict=True) if each}
 
-    def standing(self, part: Part) -> Standing:
+    def standing(self, part: CheckedPlace) -> ContentStanding:
         """Return what is known of one checkpoint as its files are now.
 
         Raises:
@@ -280,7 +282,7 @@ class Ledger:
         """
         return self.standings([part])[0]
 
-    def standings(self, parts: Sequence[Part]) -> list[Standing]:
+    def standings(self, parts: Sequence[CheckedPlace]) -> list[ContentStanding]:
         """Return what is known of several checkpoints of the root (see `standing`).
 
         Raises:
@@ -288,14 +290,14 @@ class Ledger:
         """
         found = self.read([part.place for part in parts])
 
-        def one(part: Part) -> Standing:
+        def one(part: CheckedPlace) -> ContentStanding:
             said = found.get(part.place)
             identity = part.identity() if said else ""
-            return standing(said, identity) if said and identity else Standing()
+            return standing(said, identity) if said and identity else ContentStanding()
 
-        return concurrently(self._store, one, parts) if found else [Standing()] * len(parts)
+        return concurrently(self._store, one, parts) if found else [ContentStanding()] * len(parts)
 
-    def write(self, place: str, verdict: Verdict) -> None:
+    def write(self, place: str, verdict: KeptVerdict) -> None:
         """Keep a verdict, in the place of the writer's last one of this level.
 
         Raises:
@@ -406,7 +408,7 @@ class Ledger:
                         os.rmdir(local)
 
 
-class Part(NamedTuple):
+class CheckedPlace(NamedTuple):
     """One checkpoint of a root, not opened or opened.
 
     Attributes:
@@ -448,19 +450,19 @@ class Part(NamedTuple):
             return ""
 
 
-def parts_of(root: Root, parts: Iterable[UnopenedPart]) -> list[Part]:
+def parts_of(root: Root, parts: Iterable[UnopenedPart]) -> list[CheckedPlace]:
     """Return the recognised checkpoints of a root for its ledger."""
-    return [Part(root.store, part) for part in parts]
+    return [CheckedPlace(root.store, part) for part in parts]
 
 
-def together(found: Sequence[Standing]) -> Standing:
+def together(found: Sequence[ContentStanding]) -> ContentStanding:
     """Return what is known of a step of several checkpoints: one that is bad is enough."""
     bads = [one.bad for one in found if one.bad is not None]
     goods = [one.good for one in found if one.good is not None]
     lasts = [one.last for one in found if one.last is not None]
     every = len(found)
     weakest = min(goods, key=lambda g: (g.verdict.read, g.verdict.proven), default=None)
-    return Standing(
+    return ContentStanding(
         max(bads, key=lambda one: one.own, default=None),
         weakest if len(goods) == every else None,
         min(lasts, key=lambda one: one.verdict.checked) if every and len(lasts) == every else None,

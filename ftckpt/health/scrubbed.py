@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ftckpt.discovery.ledger import Verdict
+from ftckpt.discovery.ledger import KeptVerdict
 from ftckpt.verification.scrub import ScrubHistory, failure, is_blind
 
 
@@ -29,7 +29,7 @@ class Scrubbed:
     read: int
     longest: str
     unread_s: float | None
-    bad: tuple[tuple[str, Verdict], ...]
+    bad: tuple[tuple[str, KeptVerdict], ...]
     unproven: tuple[str, ...] = ()
 
 

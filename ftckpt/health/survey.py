@@ -26,7 +26,7 @@ from .cadence import Save, while_saved
 
 # What nobody here wrote may be a data set of any size: it is counted and not listed.
 _NOT_LISTED = frozenset({EntryClass.FOREIGN})
-# So many saves are opened at most until one is whole.
+# The most saves that are opened until one is whole.
 _MOST = 8
 
 

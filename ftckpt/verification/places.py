@@ -31,7 +31,7 @@ from ftckpt.workers import ALONE, Work
 
 if TYPE_CHECKING:
     from ftckpt.discovery.checks import Keeper
-    from ftckpt.discovery.ledger import Part, Remembered
+    from ftckpt.discovery.ledger import CheckedPlace, Remembered
     from ftckpt.discovery.roots import Child, Root
     from ftckpt.manifest import Manifest
 
@@ -200,17 +200,19 @@ class PlaceCheck:
         Raises:
             UnavailableError, DeniedError, NoResourceError: the check could not be made.
         """
-        from ftckpt.discovery.ledger import Part
+        keeper, part = None, None
+        if self.ledger is not None:
+            from ftckpt.discovery.ledger import CheckedPlace
 
-        return self._checked(checkpoint, Part(checkpoint.source.store, checkpoint=checkpoint))
+            opened = CheckedPlace(checkpoint.source.store, checkpoint=checkpoint)
+            keeper, part = self._keeper(opened, None)
+        return self._checked(checkpoint, keeper, part)
 
     def _checked(
-        self, checkpoint: Checkpoint, part: Part, keeper: Keeper | None = None
+        self, checkpoint: Checkpoint, keeper: Keeper | None, part: CheckedPlace | None
     ) -> PlaceReport:
         emit = self.watcher.found
-        if keeper is None:
-            keeper, part = self._keeper(part, None)
-        if keeper is None:
+        if keeper is None or part is None:
             report = verify(checkpoint, self.options, work=self.work, emit=emit)
         else:
             report = keeper.check(checkpoint, part, self.work, emit)
@@ -218,17 +220,15 @@ class PlaceCheck:
         self.watcher.end(made)
         return made
 
-    def _keeper(self, part: Part, root: Root | None) -> tuple[Keeper | None, Part]:
-        """Return what keeps the verdict on a checkpoint; None where it is not kept."""
-        if self.ledger is None:
-            return None, part
+    def _keeper(self, part: CheckedPlace, root: Root | None) -> tuple[Keeper, CheckedPlace]:
+        """Return what keeps the verdict on a checkpoint in the ledger of its root."""
         from ftckpt.discovery.checks import Keeper
         from ftckpt.discovery.ledger import Ledger
 
         if root is not None:
-            ledger = Ledger(root.store, root.base, self.ledger, self.stores)
+            ledger = Ledger(root.store, root.base, self.ledger or "", self.stores)
         else:
-            ledger, place = Ledger.around(part.store, part.place, self.ledger, self.stores)
+            ledger, place = Ledger.around(part.store, part.place, self.ledger or "", self.stores)
             part = part._replace(known_as=place)
         return Keeper(ledger, self.options, self.watcher.note), part
 
@@ -308,23 +308,25 @@ class PlaceCheck:
     def _part(
         self, store: Store, part: UnopenedPart, url: str, root: Root | None = None
     ) -> PlaceReport:
-        from ftckpt.discovery.ledger import Part
-
         began = time.monotonic()
         self.watcher.open(url, part.format.name)
-        keeper, held = self._keeper(Part(store, part), root)
-        before = keeper.begin(held) if keeper is not None else ""
+        keeper, held, before = None, None, ""
+        if self.ledger is not None:
+            from ftckpt.discovery.ledger import CheckedPlace
+
+            keeper, held = self._keeper(CheckedPlace(store, part), root)
+            before = keeper.begin(held)
         try:
             checkpoint = open_part(store, part)
         except FtckptError as error:
             # Unreadable content may still be hostile, and that verdict wins.
             more = self.hostile(store, part) if isinstance(error, UnsupportedError) else ()
             report = self._failed(error, more, url, part.format.name, began)
-            if keeper is not None:
+            if keeper is not None and held is not None:
                 keeper.end(held, before, report)
             return report
         self.watcher.open(checkpoint.source.url, checkpoint.format)
-        return self._checked(checkpoint, held, keeper)
+        return self._checked(checkpoint, keeper, held)
 
     def _failed(
         self,

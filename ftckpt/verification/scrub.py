@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.checkpoint import CommitState
-from ftckpt.discovery.ledger import Ledger, Remembered, Standing, parts_of, together
+from ftckpt.discovery.ledger import ContentStanding, Ledger, Remembered, parts_of, together
 from ftckpt.discovery.open_part import files_of
 from ftckpt.errors import ExitCode, FtckptError, UsageError
 from ftckpt.storage import StoreOptions
@@ -20,7 +20,7 @@ from ftckpt.storage import StoreOptions
 if TYPE_CHECKING:
     from ftckpt.discovery.roots import Child, Root
 
-    from .places import PlaceReport
+    from . import VerifyReport
 
 
 class ScrubSummary(NamedTuple):
@@ -54,7 +54,7 @@ class ScrubHistory(NamedTuple):
     """
 
     ledger: str
-    checks: dict[str, Standing]
+    checks: dict[str, ContentStanding]
 
 
 @dataclass
@@ -73,8 +73,8 @@ class Scrub:
     ledger: str = ""
     passed_over: list[str] = field(default_factory=list)
     _children: dict[str, Child] = field(default_factory=dict)
-    _known: dict[str, Standing] = field(default_factory=dict)
-    _done: dict[str, PlaceReport] = field(default_factory=dict)
+    _known: dict[str, ContentStanding] = field(default_factory=dict)
+    _done: dict[str, VerifyReport] = field(default_factory=dict)
 
     def turns(self, root: Root) -> Iterator[Child]:
         """Yield the checkpoints that were not read for longest, until the budget is spent.
@@ -97,7 +97,7 @@ class Scrub:
                     return
             yield self._children[name]
 
-    def done(self, child: Child, report: PlaceReport) -> None:
+    def done(self, child: Child, report: VerifyReport) -> None:
         """Take the report on a checkpoint that was read; its verdict is in the ledger."""
         self._done[child.candidate.path] = report
 
@@ -162,13 +162,13 @@ class Scrub:
         return max(nbytes, 1) / max(seconds, 1e-3)
 
 
-def failure(known: Standing) -> Remembered | None:
+def failure(known: ContentStanding) -> Remembered | None:
     """Return the verdict that a checkpoint did not pass; None without one."""
     last = known.last
     return known.bad or (last if last is not None and last.verdict.code != ExitCode.OK else None)
 
 
-def is_blind(known: Standing) -> bool:
+def is_blind(known: ContentStanding) -> bool:
     """Whether a checkpoint passed, and no evidence covered its content."""
     return failure(known) is None and known.good is not None and not known.good.verdict.proven
 

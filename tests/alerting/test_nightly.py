@@ -198,7 +198,10 @@ class Run:
         verdicts = self.root / ".ftckpt" / "verdicts"
         for path in self.root.glob("step-*"):
             if (path / ".metadata").exists():
-                said = [json.loads(one.read_text()) for one in (verdicts / path.name).glob("*")]
+                said = [
+                    json.loads(one.read_text())
+                    for one in (verdicts / path.name.replace(".", "%2E")).glob("*")
+                ]
                 read = max([one["checked"] for one in said], default=path.stat().st_mtime)
                 assert self.clock.now - read <= WITHIN, path.name
 

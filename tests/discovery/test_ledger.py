@@ -14,7 +14,7 @@ import pytest
 
 import ftckpt
 from ftckpt.discovery import ledger as ledgers
-from ftckpt.discovery.ledger import Ledger, Part, Remembered, Verdict, parse, standing
+from ftckpt.discovery.ledger import CheckedPlace, KeptVerdict, Ledger, Remembered, parse, standing
 from ftckpt.errors import ExitCode
 from ftckpt.storage import StoreOptions, open_store
 from tests.builders.checkpoints import flip, save_dcp
@@ -157,7 +157,7 @@ def test_a_good_verdict_of_somebody_else_is_not_believed(root: Path) -> None:
 
 
 def one(code: ExitCode, level: str, at: float, *, own: bool = True, **more: Any) -> Remembered:
-    verdict = Verdict("step-2", level, int(code), "said", "crc32", 1, 1.0, at, "files", "me")
+    verdict = KeptVerdict("step-2", level, int(code), "said", "crc32", 1, 1.0, at, "files", "me")
     return Remembered(replace(verdict, **more), "", own)
 
 
@@ -305,7 +305,7 @@ def test_a_verdict_on_a_delta_is_about_its_base_too(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     delta = ftckpt.open_checkpoint(str(tmp_path / "delta-2"))
     ledger, place = Ledger.around(delta.source.store, "", "", StoreOptions())
-    part = Part(delta.source.store, checkpoint=delta, known_as=place)
+    part = CheckedPlace(delta.source.store, checkpoint=delta, known_as=place)
     assert ledger.standing(part).good is not None
     os.utime(tmp_path / "step-1" / "__0_0.distcp")
     assert ledger.standing(part).good is None

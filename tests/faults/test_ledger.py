@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ftckpt.discovery.ledger import Ledger, Verdict, parse
+from ftckpt.discovery.ledger import KeptVerdict, Ledger, parse
 from ftckpt.own_files import is_leftover
 from ftckpt.storage import open_store
 from tests.builders.checkpoints import save_dcp
@@ -115,14 +115,14 @@ def test_a_verdict_that_cannot_be_written_at_any_call(
 
 def test_two_writers_at_once_both_survive(root: Path) -> None:
     verdicts = [
-        Verdict("step-2", "content", 0, "x" * (1 + 3000 * n), "crc32", 1, 1.0, 1.0, "f", "me")
+        KeptVerdict("step-2", "content", 0, "x" * (1 + 3000 * n), "crc32", 1, 1.0, 1.0, "f", "me")
         for n in range(2)
     ]
     path = verdict_of(root)
     failed: list[BaseException] = []
     barrier = threading.Barrier(3)
 
-    def write(verdict: Verdict) -> None:
+    def write(verdict: KeptVerdict) -> None:
         try:
             ledger = Ledger(open_store(str(root)), "")
             barrier.wait()

@@ -266,7 +266,7 @@ def history() -> Iterator[Any]:
     for name in ("mmengine", "mmengine.logging", MODULE):
         made[name] = sys.modules[name] = types.ModuleType(name)
     exec(HISTORY, made[MODULE].__dict__)
-    yield made[MODULE].HistoryBuffer  # type: ignore[attr-defined]
+    yield made[MODULE].HistoryBuffer
     for name in made:
         del sys.modules[name]
 

@@ -6,7 +6,15 @@ import time
 from dataclasses import replace
 
 from ftckpt.discovery.checks import Keeper, verdict_of
-from ftckpt.discovery.ledger import Ledger, Part, Remembered, Standing, standing, together
+from ftckpt.discovery.ledger import (
+    CheckedPlace,
+    ContentStanding,
+    Ledger,
+    Remembered,
+    parts_of,
+    standing,
+    together,
+)
 from ftckpt.discovery.open_part import open_part
 from ftckpt.errors import (
     CorruptError,
@@ -42,7 +50,7 @@ class ContentCheck:
         self._known: dict[str, ScannedEntry] = {}
 
     def __call__(self, found: ScannedEntry) -> ScannedEntry:
-        """Return an entry with the verdict on its content; one that fails is no survivor.
+        """Return an entry with the verdict on its content; one that fails does not survive.
 
         Raises:
             UnavailableError, DeniedError, NoResourceError: it could not be read.
@@ -57,15 +65,15 @@ class ContentCheck:
 
     def _read(self, found: ScannedEntry) -> ScannedEntry:
         assert found.child is not None
-        root = found.root
-        ledger = Ledger(root.store, root.base)
-        verdicts = [self._part(ledger, Part(root.store, part)) for part in found.child.parts]
+        ledger = Ledger(found.root.store, found.root.base)
+        parts = parts_of(found.root, found.child.parts)
+        verdicts = [self._part(ledger, part) for part in parts]
         level = ScanDepth.CONTENT
         if any(one.good is not None and one.good.verdict.level == "values" for one in verdicts):
             level = ScanDepth.VALUES
         return judged_as(found.now(looked=level), together(verdicts))
 
-    def _part(self, ledger: Ledger, part: Part) -> Standing:
+    def _part(self, ledger: Ledger, part: CheckedPlace) -> ContentStanding:
         assert part.part is not None
         keeper = Keeper(ledger, _BY_EVIDENCE)
         before = keeper.begin(part)
@@ -76,19 +84,19 @@ class ContentCheck:
                 keeper = replace(keeper, options=_BY_VALUES)
                 report = verify(checkpoint, _BY_VALUES, work=self._work)
         except NotFoundError:
-            return Standing()
+            return ContentStanding()
         except _ABOUT_IT as error:
             report = failed(error)
         return _standing(ledger, keeper, part, before, report)
 
 
 def _standing(
-    ledger: Ledger, keeper: Keeper, part: Part, before: str, report: VerifyReport
-) -> Standing:
+    ledger: Ledger, keeper: Keeper, part: CheckedPlace, before: str, report: VerifyReport
+) -> ContentStanding:
     keeper.end(part, before, report)
     made = verdict_of(report, keeper.options, ledger.name(part.place), before)
     if made is None:
-        return Standing()
+        return ContentStanding()
     return standing([Remembered(made, "", own=True)], before, time.time())
 
 

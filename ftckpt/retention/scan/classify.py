@@ -37,7 +37,7 @@ from .uploads import announced_at, is_sent_to
 
 # The weights of a checkpoint that stands whole wait for it to be thinned, or for gc to drop them.
 PENDING = "it holds the weights of "
-# What lacks something may be a save of another form, or have lost it: that is no dead writer.
+# What lacks something may be a save of another form, or have lost it: no sign of a dead writer.
 GUESS = "nothing shows that its writer died"
 
 # Names by which trainers load a checkpoint.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from ftckpt.discovery.ledger import Ledger, Standing, parts_of, together
+from ftckpt.discovery.ledger import ContentStanding, Ledger, parts_of, together
 from ftckpt.discovery.lone_manifests import alone_of
 from ftckpt.discovery.roots import Candidate, Root, concurrently
 from ftckpt.discovery.step_names import step_in_name
@@ -80,7 +80,7 @@ def with_verdicts(root: Root, members: Sequence[ScannedEntry]) -> list[ScannedEn
     return [known.get(f.entry.name, f) for f in members]
 
 
-def judged_as(found: ScannedEntry, known: Standing) -> ScannedEntry:
+def judged_as(found: ScannedEntry, known: ContentStanding) -> ScannedEntry:
     """Return a committed entry with what a ledger knows of it."""
     one = known.bad or known.good or known.last
     if one is None:
