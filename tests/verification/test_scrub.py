@@ -141,6 +141,13 @@ def test_what_cannot_be_remembered_is_not_begun(
     assert "--ledger DIR" in caught.value.hint
 
 
+def test_a_link_in_our_place_is_not_written_through(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "victim").mkdir()
+    (root / ".ftckpt").symlink_to(tmp_path / "victim")
+    assert ftckpt_json("verify", str(root), "--oldest-first")["result"]["code"] == 7
+    assert list((tmp_path / "victim").iterdir()) == []
+
+
 def test_its_flags(root: Path) -> None:
     with pytest.raises(UsageError, match="needs --oldest-first"):
         ftckpt.verify(str(root), budget="1h")
