@@ -48,6 +48,7 @@ from ftckpt.version import __version__
 from .open_part import files_of, open_part
 from .recognise import UnopenedPart
 from .roots import Root, concurrently
+from .step_names import step_in_name
 
 SCHEMA = "ftckpt.verdict/1"
 VERDICTS = "verdicts"
@@ -251,6 +252,18 @@ class Ledger:
         parent, name = split(url.rstrip("/"))
         return cls(open_store(parent, options), "", folder, options), name
 
+    @classmethod
+    def of_root(cls, root: Root, folder: str, options: StoreOptions) -> tuple[Ledger, str]:
+        """Return the ledger for what lies in a root, and what to put before its paths.
+
+        A step that holds a checkpoint for each model is remembered in the root around it.
+        """
+        if not root.base and all(c.step is None for c in root.candidates):
+            around, name = cls.around(root.store, "", folder, options)
+            if step_in_name(name) is not None:
+                return around, f"{name}/"
+        return cls(root.store, root.base, folder, options), ""
+
     @property
     def url(self) -> str:
         """Where the verdicts lie, as a user would type it."""
@@ -264,15 +277,19 @@ class Ledger:
         Raises:
             UnavailableError, DeniedError: they could not be read.
         """
+        held: dict[str, list[Entry]] = {}
+        one = join(self._folder, self._holder(places[0])) if len(places) == 1 else self._folder
         try:
             self.require_own()
-            if len(places) > 1:  # most have none: one listing says which
-                held = self._store.names(self._folder)
-                places = [place for place in places if self._holder(place) in held]
+            self._require_plain(one)
+            for entry in self._store.walk(one):
+                holder = relative(self._folder, entry.path).partition("/")[0]
+                held.setdefault(holder, []).append(entry)
         except (NotFoundError, UnsafeError):
             return {}
-        found = concurrently(self._store, self._of, places)
-        return {place: each for place, each in zip(places, found, strict=True) if each}
+        asked = [place for place in places if self._holder(place) in held]
+        found = concurrently(self._store, lambda p: self._of(p, held[self._holder(p)]), asked)
+        return {place: each for place, each in zip(asked, found, strict=True) if each}
 
     def standing(self, part: CheckedPlace) -> ContentStanding:
         """Return what is known of one checkpoint as its files are now.
@@ -350,20 +367,14 @@ class Ledger:
         local = self._root.local_path(place)
         return os.path.realpath(local) if local is not None else self._root.describe(place)
 
-    def _of(self, place: str) -> list[Remembered]:
-        folder, name = join(self._folder, self._holder(place)), self.name(place)
-        try:
-            self._require_plain(folder)
-            entries = self._store.children(folder)
-        except (NotFoundError, UnsafeError):
-            return []
+    def _of(self, place: str, entries: Iterable[Entry]) -> list[Remembered]:
         found = []
         for entry in entries:
             plain = entry.kind is EntryKind.FILE and entry.link is None
             if plain and entry.path.endswith(".json") and entry.size <= _MAX_BYTES:
                 with suppress(ValueError, NotFoundError, CorruptError):
                     verdict = parse(self._store.read(entry.path, 0, entry.size))
-                    if verdict.name == name:
+                    if verdict.name == self.name(place):
                         url = self._store.describe(entry.path)
                         found.append(Remembered(verdict, url, self._is_believed(entry.path)))
         return found

@@ -226,7 +226,8 @@ class PlaceCheck:
         from ftckpt.discovery.ledger import Ledger
 
         if root is not None:
-            ledger = Ledger(root.store, root.base, self.ledger or "", self.stores)
+            ledger, before = Ledger.of_root(root, self.ledger or "", self.stores)
+            part = part._replace(known_as=f"{before}{part.place}")
         else:
             ledger, place = Ledger.around(part.store, part.place, self.ledger or "", self.stores)
             part = part._replace(known_as=place)

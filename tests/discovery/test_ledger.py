@@ -211,6 +211,17 @@ def test_parts_of_a_step_are_remembered_in_the_root(tmp_path: Path) -> None:
     assert (verdict.read, rows["global_step_1"].sealed) == (True, False)
 
 
+def test_a_step_of_several_models_by_its_own_path(tmp_path: Path) -> None:
+    for step in (1, 2):
+        for model in ("actor", "critic"):
+            save_dcp(tmp_path / f"global_step_{step}" / model, step=step)
+    damage(tmp_path, "global_step_2/critic")
+    place = str(tmp_path / "global_step_2")
+    assert int(ftckpt.verify(place, all_=True, remember=True).code) == 4
+    assert ftckpt.latest(str(tmp_path)).step == 1
+    assert not (tmp_path / "global_step_2" / ".ftckpt").exists()
+
+
 def test_it_is_bounded(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledgers, "_MOST", 3)
     folder = root / ".ftckpt" / "verdicts"
