@@ -86,7 +86,9 @@ def test_f2_failure_that_lasts(local: Place, verb: str, system: Install) -> None
         system(Failing(local.root, at, errno.EIO, lasting=True))
         before = local.state()
         done = here(*local.words(verb))
-        assert done.code == 10, (at, done.stderr)
+        # What latest does last is the ledger, which saves time and nothing else.
+        late = verb == "latest" and at == counting.calls
+        assert done.code == (0 if late else 10), (at, done.stderr)
         assert local.state() == before
 
 
