@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ftckpt.discovery.recognise import OrderedByRank
 from ftckpt.discovery.roots import Root, concurrently
 from ftckpt.discovery.step_names import is_put_aside
 from ftckpt.errors import FtckptError, NotFoundError
@@ -154,6 +155,9 @@ def with_newest(found: Survey, now: float) -> Survey:
     for one in newest_first[:_MOST]:
         if one.entry.thinned or is_put_aside(one.entry.name.rpartition("/")[2]):
             continue
+        child = members[one.entry.name].child
+        if child is None or any(isinstance(p.format, OrderedByRank) for p in child.parts):
+            break  # a node's own disk: the ranks that it lacks lie on others
         now_is = checked(members[one.entry.name], now, None)
         if now_is is None or now_is.entry.entry_class in (EntryClass.COMMITTED, EntryClass.FOREIGN):
             break
