@@ -18,7 +18,7 @@ from ftckpt.commands.cli.choose_checkpoint import (
     checks_of,
     read_root,
     report_choice,
-    report_receipts,
+    report_remembered,
     warn_about,
 )
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
@@ -62,7 +62,7 @@ CODES = {
     ExitCode.INCOMPLETE: "there are checkpoints, and none is committed",
     ExitCode.UNVERIFIED: "the newest has no evidence for --verify content; or each lacks what "
     "--require or --world-size asks for; or nothing tells which is the newest",
-    ExitCode.UNSAFE: "the newest is hostile or ambiguous",
+    ExitCode.UNSAFE: "all are hostile or ambiguous; or the newest is, with --stop-at-unsafe",
     ExitCode.REFUSED: "every checkpoint is newer than --step-at-most, or was dropped",
     ExitCode.NOT_FOUND: "a root made by --create-root that holds no checkpoint yet: a first start",
     ExitCode.UNAVAILABLE: "storage failed; nothing older was taken instead",
@@ -99,7 +99,6 @@ def command(
     skip_unverified: Annotated[
         bool, switch("--skip-unverified", "Walk back over those without evidence.")
     ] = False,
-    skip_unsafe: Annotated[bool, switch("--skip-unsafe", "Walk back over hostile ones.")] = False,
     weights: Annotated[
         bool, switch("--weights", "Take one that gc has thinned to its weights, too.")
     ] = False,
@@ -121,11 +120,12 @@ def command(
 ) -> Result:
     """Print the newest checkpoint that passes.
 
-    Newest is the largest step in the content. Damaged and uncommitted checkpoints are walked over,
-    with the reason on stderr; a storage error stops the search with its own code, because an older
-    checkpoint must not be taken while the newest could not be reached. Pointers (latest, tracker
-    files, links) are compared with what is there, and never believed. A ROOT without checkpoints is
-    a first start (9) only if --create-root has marked it: an unmounted filesystem is empty, too.
+    Newest is the largest step in the content. Damaged, unsafe and uncommitted checkpoints are
+    walked over, with the reason on stderr, and so is one that the ledger of the root knows as bad.
+    A storage error stops the search with its own code, because an older checkpoint must not be
+    taken while the newest could not be reached. Pointers (latest, tracker files, links) are
+    compared with what is there, and never believed. A ROOT without checkpoints is a first start (9)
+    only if --create-root has marked it: an unmounted filesystem is empty, too.
 
     Of several tiers the newest step that passes in any is taken, from the nearest that has it. A
     tier that cannot be read may hold the newest: nothing is taken then, with its code, unless
@@ -157,7 +157,7 @@ def command(
     worlds = Worlds(world_size, any_size=or_reshard)
     condition = all_of([requiring(parts, invocation.say), worlds])
     rules = SelectionRules(
-        limit, choice.max_fallback, skip_unverified, skip_unsafe, condition,
+        limit, choice.max_fallback, skip_unverified, choice.stop_at_unsafe, condition,
         weights,
     )  # fmt: skip
     check = checks_of(invocation, verify, choice)
@@ -186,7 +186,7 @@ def command(
     invocation.report(path=found.path)
     report_choice(invocation, found)
     invocation.close()
-    report_receipts(invocation, check, found)
+    report_remembered(invocation, check, found)
     _report_reshard(invocation, worlds, found)
     warn_about(invocation, found)
     if found.path is None:

@@ -16,7 +16,7 @@ from ftckpt.commands.cli.choose_checkpoint import (
     checks_of,
     read_root,
     report_choice,
-    report_receipts,
+    report_remembered,
     warn_about,
 )
 from ftckpt.commands.cli.invocation import Invocation, Result, invoked
@@ -129,12 +129,14 @@ def command(
     found = select(
         read_root(invocation, root),
         checks,
-        SelectionRules(choice.step_at_most, choice.max_fallback, condition=condition),
+        SelectionRules(
+            choice.step_at_most, choice.max_fallback, False, choice.stop_at_unsafe, condition
+        ),
         lambda line: invocation.warn(printable(line)),
     )
     invocation.report(source=found.path)
     report_choice(invocation, found)
-    report_receipts(invocation, checks, found)
+    report_remembered(invocation, checks, found)
     warn_about(invocation, found)
     if found.path is None:
         return invocation.fail(found.code, printable(found.message), printable(found.hint))

@@ -131,6 +131,7 @@ def _seal(
     integrity: str,
 ) -> Result:
     """Check and seal a checkpoint; `integrity` is its path where Megatron's record is wanted."""
+    from ftckpt.api.checking import remember_seal
     from ftckpt.manifest import PassedCheck
     from ftckpt.manifest.seal import seal, utc_now
     from ftckpt.verification import verify
@@ -150,6 +151,8 @@ def _seal(
             checkpoint = open_checkpoint(invocation, integrity, newest=False)
     checks = [PassedCheck(report.level, report.evidence, utc_now())]
     sealed = seal(checkpoint, place=place, force=force, checks=checks, work=work)
+    if place is None and not work.partial:
+        remember_seal(checkpoint, options, report, invocation.stores)
     files = sealed.manifest.files
     message = (
         f"sealed {counted(len(files), 'file')}, {human_bytes(sum(f.size for f in files))}"

@@ -57,7 +57,7 @@ EXAMPLES = (
     ("ftckpt verify s3://run7/ckpt@1000 --require content", "exit 6 where bytes have no evidence"),
     ("ftckpt verify /nvme/step-9 --against s3://run7/ckpt/step-9", "compare with a replica"),
     ("ftckpt verify /n0/step-9 --also /n1/step-9", "whose shards lie on two nodes' disks"),
-    ("ftckpt verify run/step-9 --remember", "so that `latest --reuse` need not read it again"),
+    ("ftckpt verify run/step-9 --remember", "so that `latest`, `gc` and `status` know of it"),
     ("ftckpt verify big/ --sample 5% --limit-rate 200MiB/s", "a share, gently, beside a trainer"),
     ("ftckpt verify step-9 --level values --strict=replicas,masters", "copies that differ fail"),
     ("srun ftckpt verify step-9 --part auto --finish-last", "by all nodes of a job"),
@@ -113,9 +113,6 @@ def command(
         ),
     ] = False,
     budget: Annotated[str, option("TIME", "Begin no further checkpoint of a scrub after it.")] = "",
-    state: Annotated[
-        str, option("FILE", "Where a scrub remembers; else .ftckpt/ in the root.")
-    ] = "",
     also: AlsoOption = None,
     against: Annotated[str, option("OTHER", "A replica to compare with, byte by byte.")] = "",
     manifest: Annotated[str, option("FILE", "A manifest that is kept elsewhere.")] = "",
@@ -131,9 +128,13 @@ def command(
     fail_fast: Annotated[bool, switch("--fail-fast", "Stop at the first error.")] = False,
     remember: Annotated[
         bool,
-        switch("--remember", "Keep a receipt for `latest --reuse`; implies --require content."),
+        switch(
+            "--remember", "Keep the verdict in the ledger of the root; implies --require content."
+        ),
     ] = False,
-    receipts: Annotated[str, option("DIR", "Where --remember keeps it.")] = "",
+    ledger: Annotated[
+        str, option("DIR", "Where verdicts are remembered; else .ftckpt/ in the root.")
+    ] = "",
     jobs: JobsOption = 0,
     limit_rate: RateOption = "",
     max_memory: MemoryOption = "1GiB",
@@ -153,12 +154,12 @@ def command(
     bound_memory(max_memory)
     many = invocation.options(ManyOptions)
     if many.asked and (all_ or oldest_first or fail_fast or remember):
-        # A receipt says that its bytes were read just now.
+        # A verdict says that all bytes were read just now.
         raise UsageError(
             "--part is for one checkpoint that is read whole: not with --all, --oldest-first,"
             " --fail-fast or --remember"
         )
-    scrub = _scrub(invocation, budget, state, oldest_first=oldest_first)
+    scrub = _scrub(invocation, budget, ledger, oldest_first=oldest_first)
     told_of = invocation.options(AlertOptions)
     if scrub is None and (told_of.on_alert or told_of.alert_url):
         raise UsageError("--on-alert and --alert-url go with --oldest-first")
@@ -178,7 +179,8 @@ def command(
         strict=strict or (),
         fail_fast=fail_fast,
         remember=remember,
-        receipts=receipts,
+        ledger=ledger,
+        scrub=oldest_first,
     )
     invocation.report(
         level=level.value, evidence="none", strict=sorted(check.options.strict), bytes_read=0,
@@ -246,14 +248,14 @@ def _divided(
     return Divided(invocation, checkpoint, plan, names, check.work, share, whole).run()
 
 
-def _scrub(invocation: Invocation, budget: str, state: str, *, oldest_first: bool) -> Scrub | None:
-    if not (oldest_first or budget or state):
+def _scrub(invocation: Invocation, budget: str, ledger: str, *, oldest_first: bool) -> Scrub | None:
+    if not (oldest_first or budget):
         return None
     from ftckpt.amounts import duration
     from ftckpt.verification.scrub import scrubbing
 
     left = duration(budget, "--budget") if budget else None
-    return scrubbing(oldest_first, state, left, invocation.stores)
+    return scrubbing(oldest_first, left, invocation.stores, ledger)
 
 
 def _progress(scrub: ScrubSummary) -> str:

@@ -156,7 +156,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("verify ROOT/notes.txt", 13),
         ("latest ROOT --verify content", 0),
         ("latest ROOT --step-at-most 1", 8),
-        ("latest ROOT --verify values --reuse 1h --receipts ROOT/../receipts", 0),
+        ("latest ROOT --verify values --reuse 1h --ledger ROOT/../kept", 0),
         ("latest ROOT --world-size 3 --or-reshard --require model", 0),
         ("reshard ROOT/step-7 ROOT/.two --dp 2 --dry-run", 0),
         ("reshard ROOT/absent ROOT/.x --dp 2", 9),

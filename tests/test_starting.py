@@ -36,11 +36,12 @@ READERS = {
 }
 # The most modules of this project that a command may load: raise one only with the reason.
 MOST = {
-    # gc: one that finds what an entry needs of others. All: the format that is asked last, of what
-    # no other knows, as most directories around a checkpoint. latest: what its neighbours have.
-    # Folders of safetensors: those that tell codes from numbers, and the files of ranks.
+    # gc: one that finds what an entry needs of others, and the ledger of verdicts. All: the format
+    # that is asked last, of what no other knows, as most directories around a checkpoint. latest:
+    # what its neighbours have. Folders of safetensors: those that tell codes from numbers, and the
+    # files of ranks.
     "inspect": 121, "structure": 133, "content": 145, "values": 156, "to safetensors": 233,
-    "to dcp": 227, "pack": 244, "latest": 146, "gc": 183,
+    "to dcp": 227, "pack": 244, "latest": 149, "gc": 187,
 }  # fmt: skip
 ALONE = """
 import sys

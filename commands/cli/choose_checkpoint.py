@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from ftckpt.amounts import duration
-from ftckpt.commands.cli.parameters import option
+from ftckpt.commands.cli.parameters import option, switch
 
 from .invocation import Invocation
 from .render import finding_line
@@ -52,7 +52,12 @@ class ChoiceOptions:
     reuse: Annotated[
         str, option("T", "Accept a content check of the last T if no file has changed.")
     ] = ""
-    receipts: Annotated[str, option("DIR", "Where --reuse keeps its receipts.")] = ""
+    ledger: Annotated[
+        str, option("DIR", "Where verdicts are remembered; else .ftckpt/ in the root.")
+    ] = ""
+    stop_at_unsafe: Annotated[
+        bool, switch("--stop-at-unsafe", "Take nothing older than a hostile or ambiguous one.")
+    ] = False
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -93,7 +98,7 @@ def checks_of(invocation: Invocation, level: CheckLevel, choice: ChoiceOptions) 
 
     reuse = duration(choice.reuse, "--reuse") if choice.reuse else ""
     return choosing.checks_of(
-        verification.Level(level.value), reuse, choice.receipts, invocation.stores,
+        verification.Level(level.value), reuse, choice.ledger, invocation.stores,
         invocation.counter, invocation.warn,
     )  # fmt: skip
 
@@ -110,16 +115,16 @@ def report_choice(invocation: Invocation, found: Selection) -> None:
     )
 
 
-def report_receipts(invocation: Invocation, checks: Checks, found: Selection) -> None:
-    """Report which receipts stand for a check of the chosen checkpoint."""
+def report_remembered(invocation: Invocation, checks: Checks, found: Selection) -> None:
+    """Report which remembered verdicts stand for a check of the chosen checkpoint."""
     taken = [
-        {"url": url, "receipt": where, "checked": receipt.checked, "level": receipt.level}
-        | {"evidence": receipt.evidence}
-        for url, (receipt, where) in checks.taken.items()
+        {"url": url, "verdict": one.url, "checked": one.verdict.checked, "by": one.verdict.by}
+        | {"level": one.verdict.level, "evidence": one.verdict.evidence}
+        for url, one in checks.taken.items()
         if found.path is not None and (url + "/").startswith(found.path + "/")
     ]
     if checks.reuse is not None:
-        invocation.report(receipts=taken)
+        invocation.report(remembered=taken)
 
 
 def warn_about(invocation: Invocation, found: Selection) -> None:

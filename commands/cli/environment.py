@@ -18,11 +18,11 @@ NO_ENVIRONMENT = frozenset(
     {
         "apply",
         "create_root",
+        "no_check",
         "force",
         "no_proof",
         "purge_now",
         "restart",
-        "skip_unsafe",
         "skip_unverified",
         "yes",
     }

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ftckpt.api.retaining import KeepFlags
     from ftckpt.commands.config.defaults import RootPolicy
     from ftckpt.discovery.resolve import Place
+    from ftckpt.retention.apply.prove import ContentCheck
     from ftckpt.retention.policy.plan import RetentionPlan
 
 # Sizes of this many files take seconds to ask for; a dry run of a larger root reads names alone.
@@ -89,21 +90,24 @@ def command(
 ) -> Result:
     """Drop the checkpoints that no rule keeps: shows a plan, and --apply carries it out.
 
-    Damaged and unfinished saves never count as kept. The newest, what a kept delta is built on,
-    and what is pinned, pointed to or being read stay in any case. What is dropped goes to the trash
-    of the root, where gc undelete finds it until --trash-ttl is over.
+    Only COMMITTED entries without a known bad verdict count as survivors, and at least one survivor
+    has passed a content check, remembered in the root's ledger or made now. The newest, what a kept
+    delta is built on, and what is pinned, pointed to or being read stay in any case. What is
+    dropped goes to the trash of the root, where gc undelete finds it until --trash-ttl is over.
     """
     from ftckpt.api.retaining import (
         asked_policy,
         make_plan,
         read_plan,
         require_no_policy,
+        survivor_check,
         trash_seconds,
     )
 
     invocation = invoked(ctx)
     alerts = invocation.options(AlertOptions).begin(invocation, "gc", root)
     ttl = trash_seconds(trash_ttl, apply=apply, purge_now=purge_now, yes=yes)
+    check = survivor_check(invocation.counter) if apply else None
     keep, limits = invocation.options(KeepOptions), invocation.options(LimitOptions)
     flags = cast("KeepFlags", asdict(keep) | asdict(limits))
     known: RootPolicy | None = None
@@ -120,7 +124,7 @@ def command(
         place = open_place(invocation, root)
         exact = apply or invocation.json or policy.reclaim is not None
         planned = make_plan(
-            place, policy, lasting=apply, most_files=None if exact else _MOST_FILES,
+            place, policy, check=check, most_files=None if exact else _MOST_FILES,
             stores=invocation.stores, counter=invocation.counter,
         )  # fmt: skip
     invocation.report(
@@ -138,7 +142,7 @@ def command(
         invocation.warn(f"also: {broken.message}" + (f" ({broken.hint})" if broken.hint else ""))
     planned.require()
     if apply:
-        return _carry_out(invocation, place, planned, ttl, alerts, purge_now=purge_now)
+        return _carry_out(invocation, place, planned, ttl, check, alerts, purge_now=purge_now)
     invocation.print()
     invocation.print(summary(planned))
     if planned.order or planned.thin:
@@ -176,6 +180,7 @@ def _carry_out(
     place: Place,
     plan: RetentionPlan,
     ttl: float,
+    check: ContentCheck | None,
     alerts: Alerts,
     *,
     purge_now: bool,
@@ -183,7 +188,7 @@ def _carry_out(
     from ftckpt.api.retaining import carry_out, thin_out
 
     counter = invocation.counter
-    applied = carry_out(place, plan, ttl, purge_now=purge_now, counter=counter)
+    applied = carry_out(place, plan, ttl, check, purge_now=purge_now, counter=counter)
     thinned = thin_out(place, plan, purge_now=purge_now, stores=invocation.stores, counter=counter)
     invocation.close()
     invocation.report(applied=applied_record(applied), thinned=thinned_record(thinned))

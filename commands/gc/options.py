@@ -63,3 +63,6 @@ class LimitOptions:
     any_name: Annotated[
         bool, switch("--any-name", "Let those go, too, whose names no trainer gives.")
     ] = False
+    no_check: Annotated[
+        bool, switch("--no-check", "Read no survivor's content where none is known to be good.")
+    ] = False

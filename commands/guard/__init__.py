@@ -88,9 +88,6 @@ def command(
         bool, switch("--skip-unverified", "Walk back over those without evidence.")
     ] = False,
     wait_lock: Annotated[str, option("T", "Wait for another guard of ROOT to end.")] = "200s",
-    skip_unsafe: Annotated[
-        bool, switch("--skip-unsafe", "Walk back over hostile or ambiguous ones.")
-    ] = False,
     nodes: Annotated[
         int | None, option("N", "Guards of this job, where no launcher says it.", min=1)
     ] = None,
@@ -128,7 +125,6 @@ def command(
                 choice_of(invocation, root, tier or (), verify, timeout),
                 allow_missing_tier=allow_missing_tier,
                 skip_unverified=skip_unverified,
-                skip_unsafe=skip_unsafe,
             ),
             settings_of(invocation, duration(timeout, "--timeout")),
             wait_lock=duration(wait_lock, "--wait-lock"),
@@ -144,7 +140,8 @@ def command(
             step_at_most=choice.step_at_most,
             max_fallback=choice.max_fallback,
             reuse=choice.reuse,
-            receipts=choice.receipts,
+            ledger=choice.ledger,
+            stop_at_unsafe=choice.stop_at_unsafe,
         )
     finally:
         events = [dict(event) for log in logs for event in log.own]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated
 
@@ -67,7 +68,8 @@ def command(
 
 
 def _table(root: str, rows: list[ListedCheckpoint]) -> str:
-    head = ["step>", "name", "age>", "size>", "files>", "format", "class", "verified", "kept by"]
+    head = ["step>", "name", "age>", "size>", "files>", "format", "class", "verified", "verdict"]
+    head += ["kept by"]
     cells = [
         [
             "-" if one.step is None else one.step,
@@ -78,6 +80,7 @@ def _table(root: str, rows: list[ListedCheckpoint]) -> str:
             one.format or "-",
             one.entry_class,
             "yes" if one.verified else "sealed" if one.sealed else "no",
+            _verdict(one),
             ", ".join(
                 [
                     *(f"{name} points here" for name in one.pointers),
@@ -89,3 +92,13 @@ def _table(root: str, rows: list[ListedCheckpoint]) -> str:
         for one in rows
     ]
     return table(head, cells)
+
+
+def _verdict(one: ListedCheckpoint) -> str:
+    """Return the last known verdict on the content: `content`, `values`, or what is wrong."""
+    if one.verdict is None:
+        return "-"
+    said = one.verdict
+    ago = brief_duration(round(max(0.0, time.time() - said.checked)))
+    found = said.level if said.code == ExitCode.OK else ExitCode(said.code).name
+    return f"{found}, {ago} ago"

@@ -48,7 +48,6 @@ EXAMPLES = (
 CODES = {
     ExitCode.OK: "nothing that somebody should look at",
     ExitCode.PARTIAL: "something that somebody should look at: it is listed",
-    ExitCode.CORRUPT: "the record of a scrub is damaged",
     ExitCode.UNSAFE: "the root's .ftckpt is a link",
     ExitCode.REFUSED: "another file stands where the picture's numbers would go",
     ExitCode.NOT_FOUND: "no such root, or nothing in it that a format knows",
@@ -79,15 +78,18 @@ def command(
     scrub_every: Annotated[
         str, option("T", "Alert on a save that no scrub has read for T: 30d.")
     ] = "",
-    state: Annotated[str, option("FILE", "Where the scrub remembers; else below ROOT.")] = "",
+    ledger: Annotated[
+        str, option("DIR", "Where verdicts are remembered; else .ftckpt/ in the root.")
+    ] = "",
     prometheus: Annotated[str, option("FILE", "Write metrics for node_exporter, atomically.")] = "",
     plot: Annotated[str, option("FILE", "Draw saves over time: .png, .svg or .html.")] = "",
 ) -> Result:
     """Show a run's checkpoint health: newest saves, age, cadence, size, alerts.
 
-    Everything is told by listings: what is finished by its names, when by modification times. No
-    checkpoint is opened, so a damaged one shows only where its commit marker is gone: `ftckpt
-    verify` looks inside. Several runs under one root are told one by one.
+    What is finished is told by names, when by modification times. Of the newest save the headers
+    are read and its structure is checked; what is known of the content of any comes from the
+    ledger of the root, which `ftckpt verify --remember` and others write. Several runs under one
+    root are told one by one.
     """
     from ftckpt.api.surveying import status
     from ftckpt.commands.pictures import drawing
@@ -119,7 +121,7 @@ def command(
         tier=tier,
         policy=policy,
         scrub_every=duration(scrub_every, "--scrub-every") if scrub_every else "",
-        state=state,
+        ledger=ledger,
         prometheus=prometheus,
         stores=invocation.stores,
         counter=invocation.counter,

@@ -50,14 +50,14 @@ def _run(run: Health, found: Status) -> dict[str, Any]:
         "scrub": None
         if run.scrubbed is None
         else {
-            "state": run.scrubbed.state,
+            "ledger": run.scrubbed.ledger,
             "saves": run.scrubbed.saves,
             "read": run.scrubbed.read,
             "longest": run.scrubbed.longest,
             "unread_s": run.scrubbed.unread_s,
             "unproven": run.scrubbed.unproven,
             "bad": [
-                {"path": url, "code": check.code, "message": check.message}
+                {"path": url, "code": check.code, "message": check.reason}
                 for url, check in run.scrubbed.bad
             ],
         },

@@ -43,12 +43,12 @@ def _rows(run: Health, found: Status) -> Iterator[tuple[str, object]]:
     verified = run.survey.verified
     yield (
         "verified",
-        "none was sealed after a check of its content"
+        "none: no save is known to have passed a check of its content"
         if verified is None
         else _save(verified, run.verified_age_s),
     )
     if run.scrubbed is not None:
-        yield "scrub", _scrub(run.scrubbed)
+        yield "content", _scrub(run.scrubbed)
     yield "interval", _interval(run)
     yield "writing", _writing(run)
     if run.growth is not None:

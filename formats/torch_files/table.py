@@ -26,7 +26,25 @@ _PROCESS_GROUP_STATE = inert(
 )
 
 
+# Methods that a class keeps in its state, by reference: mmengine's `HistoryBuffer` holds how each
+# curve is summed up (mmengine/logging/history_buffer.py, `_set_default_statistics`). Protocol 2
+# spells `Class.method` as `getattr(Class, "method")`; here the name alone is kept.
+_HISTORIES = [
+    inert(f"{module}.HistoryBuffer")
+    for module in ("mmengine.logging.history_buffer", "mmengine.logging")
+]
+_METHODS: Mapping[tuple[type, str], Any] = {
+    (one, name): inert(f"{one.qualname}.{name}", module=one.module, refused=True)
+    for one in _HISTORIES
+    for name in ("mean", "min", "max", "current")
+}
+
+
 def _getattr(owner: Any, name: Any = None, *default: Any) -> Any:
+    if isinstance(owner, type) and isinstance(name, str) and not default:
+        method = _METHODS.get((owner, name))
+        if method is not None:
+            return method
     if name == ENGINE_METHOD and isinstance(owner, type) and not default:
         method = ENGINE_METHODS.get(owner)
         if method is not None:
@@ -118,6 +136,7 @@ TABLE: Mapping[str, Any] = {
     **ENGINE_FUNCTIONS,
     **{name: inert(name) for name in (*_QUIET, *CLASSES)},
     **{name: inert(name, refused=True) for name in _ACTIVATIONS},
+    **{one.qualname: one for one in _HISTORIES},
     _SHARDED_TENSOR.qualname: _SHARDED_TENSOR,
     f"{_T}._shard.sharded_tensor.ShardedTensor": _SHARDED_TENSOR,
     _PROCESS_GROUP_STATE.qualname: _PROCESS_GROUP_STATE,

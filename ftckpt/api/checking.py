@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.errors import CorruptError, ExitCode, NotFoundError, UnsafeError, UsageError, error_of
+from ftckpt.errors import (
+    CorruptError,
+    ExitCode,
+    FtckptError,
+    NotFoundError,
+    UnsafeError,
+    UsageError,
+    error_of,
+)
 from ftckpt.findings import listed
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
@@ -22,6 +31,7 @@ if TYPE_CHECKING:
     from ftckpt.inspection.usage import BytesHeld
     from ftckpt.manifest import Manifest
     from ftckpt.manifest.seal import SealReport
+    from ftckpt.verification import VerifyOptions, VerifyReport
     from ftckpt.verification.places import PlaceReport, Watcher
 
 
@@ -113,7 +123,6 @@ def verify(
     all_: bool = False,
     oldest_first: bool = False,
     budget: float | str = "",
-    state: str = "",
     also: Sequence[str] = (),
     against: Checkpoint | str = "",
     manifest: Manifest | str = "",
@@ -121,7 +130,7 @@ def verify(
     strict: Sequence[str] = (),
     fail_fast: bool = False,
     remember: bool = False,
-    receipts: str = "",
+    ledger: str = "",
     jobs: int = 0,
     limit_rate: float | str = "",
     stores: StoreOptions = STORES,
@@ -139,15 +148,14 @@ def verify(
         all_: every checkpoint of a root (the flag is `--all`).
         oldest_first: scrub a root: read what was not read for longest, and remember it.
         budget: seconds, or a text such as "1h", after which a scrub begins no further checkpoint.
-        state: the file in which a scrub remembers; "" for `.ftckpt/scrub.json` in the root.
-        also: directories with more files of it (see `open_checkpoint`); no receipt is kept then.
+        also: directories with more files of it (see `open_checkpoint`); nothing is remembered then.
         against: a replica to compare with, opened or its path.
         manifest: one that is kept elsewhere, read or its path.
         sample: the share of the content to read: 0.05 or "5%"; "" for all.
         strict: the classes of warnings that are errors (`ftckpt.findings.Strictness`), or "all".
         fail_fast: stop at the first error.
-        remember: keep a receipt for `latest(reuse=...)`; implies `require="content"`.
-        receipts: the folder for it; "" for beside the checkpoint.
+        remember: keep the verdict in the ledger of the root; implies `require="content"`.
+        ledger: directory or URL of the ledger; "" for `.ftckpt/` in the root.
         jobs: threads; 0 for one a processor.
         limit_rate: bytes a second, or a text such as "200MiB/s".
         stores: how to reach object stores.
@@ -167,10 +175,10 @@ def verify(
     depth = chosen(Level, level, "--level")
     left = seconds(budget, "--budget") if budget != "" else None
     scrub = None
-    if oldest_first or state or left is not None:
+    if oldest_first or left is not None:
         from ftckpt.verification.scrub import scrubbing
 
-        scrub = scrubbing(oldest_first, state, left, stores)
+        scrub = scrubbing(oldest_first, left, stores, ledger)
     if require not in ("", "content"):
         raise UsageError(f"--require {require!r} is not known", hint="content")
     check = PlaceCheck.asked(
@@ -187,7 +195,8 @@ def verify(
         strict=[strict] if isinstance(strict, str) else strict,
         fail_fast=fail_fast,
         remember=remember,
-        receipts=receipts,
+        ledger=ledger,
+        scrub=oldest_first,
     )
     if not isinstance(checkpoint, str):
         if scrub is not None:
@@ -254,7 +263,28 @@ def seal(
     checks = [PassedCheck(report.level, report.evidence, sealing.utc_now())]
     if integrity and write_integrity(target.source, work=work):
         target = opened(target.source.url, stores)
-    return sealing.seal(target, place=place, force=force, checks=checks, work=work)
+    sealed = sealing.seal(target, place=place, force=force, checks=checks, work=work)
+    if place is None:  # else nothing was to be written beside the data
+        remember_seal(target, options, report, stores)
+    return sealed
+
+
+def remember_seal(
+    sealed: Checkpoint, options: VerifyOptions, report: VerifyReport, stores: StoreOptions
+) -> None:
+    """Keep the verdict of the check before a seal: it is about the files with their manifest now.
+
+    The ledger saves time and nothing else, so a place that cannot be written does not fail.
+    """
+    from ftckpt.discovery.checks import Keeper
+    from ftckpt.discovery.ledger import CheckedPlace, Ledger, place_of
+
+    source = sealed.source
+    with suppress(FtckptError):
+        ledger, place = Ledger.around(source.store, place_of(source), "", stores)
+        part = CheckedPlace(source.store, checkpoint=sealed, known_as=place)
+        keeper = Keeper(ledger, options)
+        keeper.end(part, keeper.begin(part), report)
 
 
 def diff(

@@ -39,14 +39,16 @@ class ChoiceFlags(TypedDict, total=False):
         step_at_most: the largest step that is taken.
         max_fallback: the largest number of checkpoints that are walked over.
         reuse: seconds ("24h") for which a content check counts, if no file changed.
-        receipts: where receipts are kept; "" for beside each checkpoint.
+        ledger: directory or URL of the ledger of verdicts; "" for that of the root.
+        stop_at_unsafe: take nothing older than a hostile or ambiguous one.
     """
 
     require: str
     step_at_most: int | None
     max_fallback: int | None
     reuse: float | str
-    receipts: str
+    ledger: str
+    stop_at_unsafe: bool
 
 
 def quiet(_: str) -> None:
@@ -62,7 +64,6 @@ def latest(
     wait: bool = False,
     timeout: float | str = "10m",
     skip_unverified: bool = False,
-    skip_unsafe: bool = False,
     weights: bool = False,
     pointer: str = "",
     allow_missing_tier: bool = False,
@@ -83,7 +84,6 @@ def latest(
         wait: wait for a newer save in flight.
         timeout: seconds that this takes at most, or a text such as "10m".
         skip_unverified: walk back over those without evidence.
-        skip_unsafe: walk back over hostile ones.
         weights: take one that gc has thinned to its weights, too.
         pointer: take what this pointer means.
         allow_missing_tier: choose although a tier cannot be read.
@@ -109,11 +109,9 @@ def latest(
     if or_reshard and world_size is None:
         raise UsageError("--or-reshard needs --world-size")
     condition = all_of([condition_of(flags, note), Worlds(world_size, any_size=or_reshard)])
-    rules = selection_rules(
-        flags, condition, skip_unverified=skip_unverified, skip_unsafe=skip_unsafe, weights=weights
-    )
+    rules = selection_rules(flags, condition, skip_unverified=skip_unverified, weights=weights)
     check = checks_of(
-        chosen(Level, verify, "--verify"), flags.get("reuse", ""), flags.get("receipts", ""),
+        chosen(Level, verify, "--verify"), flags.get("reuse", ""), flags.get("ledger", ""),
         stores, counter, note,
     )  # fmt: skip
     if len(roots) > 1:
@@ -156,12 +154,12 @@ def selection_rules(
     condition: Condition,
     *,
     skip_unverified: bool = False,
-    skip_unsafe: bool = False,
     weights: bool = False,
 ) -> SelectionRules:
     """Return the rules of a selection, with a condition on each checkpoint."""
     steps, back = flags.get("step_at_most"), flags.get("max_fallback")
-    return SelectionRules(steps, back, skip_unverified, skip_unsafe, condition, weights)
+    stop = flags.get("stop_at_unsafe", False)
+    return SelectionRules(steps, back, skip_unverified, stop, condition, weights)
 
 
 def require_one_root(roots: Sequence[str], **given: object) -> None:
@@ -238,7 +236,7 @@ def read_tiers(roots: Sequence[str], stores: StoreOptions) -> list[Tier]:
 def checks_of(
     level: Level,
     reuse: float | str,
-    receipts: str,
+    ledger: str,
     stores: StoreOptions,
     counter: Counter,
     note: Note,
@@ -248,21 +246,19 @@ def checks_of(
     Args:
         level: how deep.
         reuse: seconds for which a check that passed counts; "" for not at all.
-        receipts: folder of receipts; "" for beside each checkpoint.
+        ledger: directory or URL of the ledger; "" for that of each root.
         stores: how to reach object stores.
         counter: is told of the work.
-        note: is told which receipts are taken or ignored.
+        note: is told which verdicts stand for a check.
 
     Raises:
         UsageError: `reuse` is not a duration, or there is nothing that it could save.
     """
-    from ftckpt.discovery.checks import Checks, Reuse
+    from ftckpt.discovery.checks import Checks
 
     wanted = reuse != ""
-    if level is Level.STRUCTURE and (wanted or receipts):
+    if level is Level.STRUCTURE and wanted:
         raise UsageError("--reuse is about a check of the content: add --verify content")
-    if receipts and not wanted:
-        raise UsageError("--receipts needs --reuse")
     options = VerifyOptions(level, require_content=level is Level.VALUES)
-    age = Reuse(seconds(reuse, "--reuse"), receipts) if wanted else None
-    return Checks(options, stores, age, Work.of(counter=counter), note)
+    age = seconds(reuse, "--reuse") if wanted else None
+    return Checks(options, stores, age, ledger, Work.of(counter=counter), note)

@@ -72,7 +72,6 @@ class GuardChoice:
         allow_missing_tier: choose although a tier is away.
         skip_unverified: walk back over those without evidence: saves that were killed before
             they were sealed.
-        skip_unsafe: walk back over hostile or ambiguous ones.
         world: ranks of the job; None if its checkpoints load at any.
         scratch: where a checkpoint is resharded to, if it must be.
         batch, lr, accumulation: of the run so far, for advice when the world has changed.
@@ -85,7 +84,6 @@ class GuardChoice:
     timeout: float = 600.0
     allow_missing_tier: bool = False
     skip_unverified: bool = False
-    skip_unsafe: bool = False
     world: int | None = None
     scratch: str = ""
     batch: int | None = None
@@ -218,12 +216,12 @@ class _Place:
                 flags += [flag] if value is True else [f"{flag}={value}"]
         if self.choice.limit_rate:
             flags.append(f"--limit-rate={self.choice.limit_rate}")
-        if self.flags.get("reuse"):
-            flags.append("--remember")
-            if self.flags.get("receipts"):
-                flags.append(f"--receipts={self.flags['receipts']}")
-        else:
+        if self.choice.verify is Level.STRUCTURE:
             flags += ["--require", "content"]
+        else:
+            flags.append("--remember")
+            if self.flags.get("ledger"):
+                flags.append(f"--ledger={self.flags['ledger']}")
         return Verifier(flags, self.choice.verify.value)
 
     def full(self) -> str:
@@ -276,7 +274,7 @@ class _Place:
     def _choose(self, suspected: frozenset[str]) -> StartPoint:
         looked = _Looks(suspected)
         check = checks_of(
-            self.choice.verify, self.flags.get("reuse", ""), self.flags.get("receipts", ""),
+            self.choice.verify, self.flags.get("reuse", ""), self.flags.get("ledger", ""),
             self.stores, self.counter, self.say,
         )  # fmt: skip
         looked.check = check
@@ -285,7 +283,6 @@ class _Place:
                 self.flags,
                 condition_of(self.flags, self.say),
                 skip_unverified=self.choice.skip_unverified,
-                skip_unsafe=self.choice.skip_unsafe,
             ),
             passed_over=looked.passed_over,
         )
@@ -470,12 +467,12 @@ class _Looks:
         self.refused.add(url)
         return f"{_SUSPECTED} ({_TAKE_IT})"
 
-    def __call__(self, checkpoint: Checkpoint) -> tuple[ExitCode, str]:
+    def __call__(self, checkpoint: Checkpoint, root: Root) -> tuple[ExitCode, str]:
         assert self.check is not None
         identity = self.identities.get(checkpoint.source.url, "")
         if identity in self._answers:
             return self._answers[identity]
-        answer = self.check(checkpoint)
+        answer = self.check(checkpoint, root)
         if identity and answer[0] in (ExitCode.OK, ExitCode.CORRUPT):
             self._answers[identity] = answer
         return answer
@@ -490,12 +487,12 @@ def identity_of(checkpoint: Checkpoint) -> str:
     """Return a digest of where a checkpoint lies, and of its files as they are now."""
     import xxhash
 
+    from ftckpt.discovery.ledger import identity_of_files
     from ftckpt.errors import UnsupportedError
-    from ftckpt.verification.receipts import fingerprint
 
     source = checkpoint.source
     try:
-        files = fingerprint(source)
+        files = identity_of_files(source)
     except UnsupportedError:  # a store without ETags
         files = repr(sorted((n, e.size, e.mtime) for n, e in source.entries.items()))
     told = repr([source.url, files]).encode("utf-8", "surrogateescape")

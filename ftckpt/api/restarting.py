@@ -89,7 +89,7 @@ def restart(
         FtckptError: the resharding failed (see `reshard`).
     """
     check = checks_of(
-        chosen(Level, verify, "--verify"), flags.get("reuse", ""), flags.get("receipts", ""),
+        chosen(Level, verify, "--verify"), flags.get("reuse", ""), flags.get("ledger", ""),
         stores, counter, note,
     )  # fmt: skip
     which = selection_rules(flags, condition_of(flags, note))
@@ -183,13 +183,13 @@ def scratch_place(
     """
     import xxhash
 
+    from ftckpt.discovery.ledger import identity_of_files
     from ftckpt.storage import open_store
     from ftckpt.storage.local.oserror import translate
-    from ftckpt.verification.receipts import fingerprint
 
     source = checkpoint.source
     try:
-        identity = fingerprint(source)
+        identity = identity_of_files(source)
     except UnsupportedError:  # a store without ETags
         identity = repr(sorted((n, e.size, e.mtime) for n, e in source.entries.items()))
     asked = sorted((name, _plain(value)) for name, value in layout.items() if value)

@@ -25,6 +25,7 @@ from .tables import read_text
 if TYPE_CHECKING:
     from ftckpt.discovery.resolve import Place
     from ftckpt.retention.apply.outcome import Applied, Purged, Thinned, Undeleted
+    from ftckpt.retention.apply.prove import ContentCheck
     from ftckpt.retention.policy.plan import RetentionPlan
     from ftckpt.retention.trash import Trashed
 
@@ -53,6 +54,7 @@ class KeepFlags(TypedDict, total=False):
         free: bytes, or a text such as "20TB": drop the oldest until that is freed.
         delete_corrupt: let damaged ones go.
         any_name: let those go, too, whose names no trainer gives.
+        no_check: do not read the content of a survivor where none is known to be good.
     """
 
     keep_last: int | None
@@ -73,6 +75,7 @@ class KeepFlags(TypedDict, total=False):
     free: int | str
     delete_corrupt: bool
     any_name: bool
+    no_check: bool
 
 
 class RetentionAnswer(NamedTuple):
@@ -139,6 +142,7 @@ def gc(
         UnavailableError, DeniedError: something could not be read; nothing was touched.
     """
     ttl = trash_seconds(trash_ttl, apply=apply, purge_now=purge_now, yes=yes)
+    check = survivor_check(counter) if apply else None
     if plan:
         require_no_policy(flags)
         planned = read_plan(plan) if isinstance(plan, str) else plan
@@ -146,11 +150,11 @@ def gc(
     else:
         policy = asked_policy(root, flags)
         place = root_at(root, stores)
-        planned = make_plan(place, policy, lasting=apply, stores=stores, counter=counter)
+        planned = make_plan(place, policy, check=check, stores=stores, counter=counter)
     if not apply:
         return RetentionAnswer(planned, None)
     planned.require()
-    applied = carry_out(place, planned, ttl, purge_now=purge_now, counter=counter)
+    applied = carry_out(place, planned, ttl, check, purge_now=purge_now, counter=counter)
     thinned = thin_out(place, planned, purge_now=purge_now, stores=stores, counter=counter)
     return RetentionAnswer(planned, applied, thinned)
 
@@ -249,6 +253,7 @@ def _limits(flags: KeepFlags) -> dict[str, Any]:
         "reclaim": free or None,
         "delete_corrupt": flags.get("delete_corrupt") or None,
         "any_name": flags.get("any_name") or None,
+        "check": False if flags.get("no_check") else None,
     }
     return {name: value for name, value in given.items() if value is not None}
 
@@ -310,7 +315,7 @@ def make_plan(
     place: Place,
     policy: Policy,
     *,
-    lasting: bool,
+    check: ContentCheck | None,
     most_files: int | None = None,
     stores: StoreOptions = STORES,
     counter: Counter = NULL,
@@ -320,7 +325,8 @@ def make_plan(
     Args:
         place: the root.
         policy: what to keep.
-        lasting: whether something is changed anyway, so that what was checked is remembered.
+        check: reads survivors where none is known to be good, if the plan is to be carried out, and
+            what was checked is remembered. None for a plan that is only looked at.
         most_files: files of what goes whose sizes are asked for; None for all.
         stores: how to reach object stores.
         counter: is told of the work.
@@ -337,29 +343,44 @@ def make_plan(
 
         weigh = WeightsAlone(stores).weigh
     prepared = prepare(
-        place, FORMATS, policy, time.time(), most_files=most_files, weigh=weigh, counter=counter
-    )
-    if lasting:
+        place, FORMATS, policy, time.time(), most_files=most_files, weigh=weigh, check=check,
+        counter=counter,
+    )  # fmt: skip
+    if check is not None:
+        check.asked = True
         # It saves time and nothing else: a full disk is when gc is needed most.
         with suppress(NoResourceError, DeniedError, UnavailableError):
             remember(prepared)
     return prepared.plan
 
 
+def survivor_check(counter: Counter = NULL) -> ContentCheck:
+    """Return what reads the content of survivors (see `ftckpt.retention.apply.prove`)."""
+    from ftckpt.retention.apply.prove import ContentCheck
+    from ftckpt.workers import Work
+
+    return ContentCheck(Work.of(counter=counter))
+
+
 def carry_out(
     place: Place,
     plan: RetentionPlan,
     ttl: float,
+    check: ContentCheck | None,
     *,
     purge_now: bool = False,
     counter: Counter = NULL,
 ) -> Applied:
     """Drop what a plan drops (see `ftckpt.retention.apply`)."""
+    from ftckpt.retention.apply.prepare import prepare
     from ftckpt.retention.apply.run import apply
 
+    if check is not None and not check.asked and plan.drop:
+        # A plan of a file: reading may take hours, and no root is locked for them.
+        prepare(place, FORMATS, plan.policy, time.time(), known=plan, check=check, counter=counter)
     return apply(
         plan, place, FORMATS, actor=actor(), now=time.time, purge_now=purge_now, trash_ttl=ttl,
-        counter=counter,
+        check=check, counter=counter,
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ftckpt.capabilities import Check
     from ftckpt.discovery.resolve import Place
     from ftckpt.health import Status, Survey
-    from ftckpt.retention.scan.entries import Pin
+    from ftckpt.retention.scan.entries import EntryVerdict, Pin
 
 
 class ListedCheckpoint(NamedTuple):
@@ -37,7 +37,8 @@ class ListedCheckpoint(NamedTuple):
         entry_class: see `EntryClass`; `NO MARKER` where the format has no commit marker.
         why: why it is of this class.
         sealed: whether it has a manifest.
-        verified: whether it was sealed after a check of its content.
+        verified: whether a check of its content is remembered, or it was sealed after one.
+        verdict: what the ledger of the root says of its content as it is now; None for nothing.
         pointers: names of the root's pointers to it.
         tags: its tags.
         pins: its pins.
@@ -55,6 +56,7 @@ class ListedCheckpoint(NamedTuple):
     why: str
     sealed: bool
     verified: bool
+    verdict: EntryVerdict | None
     pointers: tuple[str, ...]
     tags: tuple[str, ...]
     pins: tuple[Pin, ...]
@@ -125,7 +127,8 @@ def ls(
                     entry_class=shown_class(entry),
                     why=entry.why,
                     sealed=entry.name in members and members[entry.name].sealed,
-                    verified=entry.name in verified,
+                    verified=entry.name in verified or entry.content_passed,
+                    verdict=entry.verdict,
                     pointers=entry.pointers,
                     tags=entry.tags,
                     pins=entry.pins,
@@ -160,14 +163,14 @@ def status(
     tier: str = "",
     policy: str = "",
     scrub_every: float | str = "",
-    state: str = "",
+    ledger: str = "",
     prometheus: str = "",
     stores: StoreOptions = STORES,
     counter: Counter = NULL,
 ) -> Status:
     """Show a run's checkpoint health: newest saves, age, cadence, size, alerts.
 
-    Everything is told by listings; no checkpoint is opened.
+    Told by listings, by the structure of the newest save, and by the ledger of the root.
 
     Args:
         root: directory or URL that holds the checkpoints, of one run or several.
@@ -177,7 +180,7 @@ def status(
         tier: the second tier: what is not there is counted.
         policy: a retention.toml; `kept` says what it keeps.
         scrub_every: seconds, or a text: in which a scrub should read everything; "" for no alert.
-        state: where the scrub remembers; "" for below the root.
+        ledger: directory or URL of the ledger of verdicts; "" for that of each root.
         prometheus: a file to write metrics to, atomically, also where the root cannot be read.
         stores: how to reach object stores.
         counter: is told of the work.
@@ -189,6 +192,7 @@ def status(
     """
     from ftckpt.health import Thresholds, judge, metrics
     from ftckpt.health.prometheus import unreadable
+    from ftckpt.health.survey import with_newest
     from ftckpt.storage.local.atomic import write_over
 
     expected = _positive(expect_interval, "--expect-interval")
@@ -196,7 +200,7 @@ def status(
     now = time.time()
     try:
         place, surveys = _surveys(root, now, stores, counter)
-        surveys = _with_scrubs(surveys, state, stores)
+        surveys = _with_scrubs([with_newest(one, now) for one in surveys], ledger, stores)
         urls = [one.url for one in surveys]
         second = _second(tier, urls, now, stores, counter) if tier else {}
     except FtckptError:
@@ -221,21 +225,14 @@ def _positive(value: float | str, flag: str) -> float | None:
     return found
 
 
-def _with_scrubs(surveys: Sequence[Survey], state: str, stores: StoreOptions) -> list[Survey]:
-    """Add what the runs of a scrub have found.
-
-    Raises:
-        UsageError: one record for several runs.
-        CorruptError: a record cannot be read.
-    """
+def _with_scrubs(surveys: Sequence[Survey], ledger: str, stores: StoreOptions) -> list[Survey]:
+    """Add what is remembered of the content of each run."""
     from ftckpt.verification.scrub import Scrub
 
-    if state and len(surveys) > 1:
-        raise UsageError("--state is the record of one run, and several lie here")
     return [
         one
         if one.run is None
-        else replace(one, scrub=Scrub(state, None, stores).history(one.run.root))
+        else replace(one, scrub=Scrub(None, stores, ledger).history(one.run.root))
         for one in surveys
     ]
 

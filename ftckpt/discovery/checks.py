@@ -1,11 +1,10 @@
-"""The check of `latest`: verify, or reuse a receipt."""
+"""The check of `latest`: verify, or believe the ledger of the root."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import ExitCode, FtckptError
@@ -14,112 +13,162 @@ from ftckpt.storage import StoreOptions
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, verify
 from ftckpt.workers import ALONE, Work
 
-if TYPE_CHECKING:
-    from ftckpt.verification.receipts import Book, Receipt
-
-
-@dataclass(frozen=True)
-class Reuse:
-    """Valid receipts: maximum age in seconds, and folder ("": beside each checkpoint)."""
-
-    max_age: float
-    folder: str = ""
+from .ledger import LEVELS, CheckedPlace, KeptVerdict, Ledger, Remembered, depth, is_answer
+from .roots import Root
 
 
 @dataclass
 class Checks:
     """Checks checkpoints one after the other, and remembers the results.
 
+    One that is known to be bad is never read at a level that could not show it; at a level that
+    can, it is read again, because it may be good again.
+
     Attributes:
         options: for each check.
-        reuse: which receipts are valid, and where to write new ones; None: no receipts.
-        note: called with reused, ignored and unwritable receipts.
-        taken: the reused receipts, by the checkpoint's URL.
+        reuse: seconds for which a remembered verdict stands for a check; None: only a bad one does.
+        ledger: directory or URL of the ledger; "" for that of the root.
+        note: called with verdicts that stand for a check, and why one could not be remembered.
+        taken: the verdicts that stood for a check, by the checkpoint's URL.
     """
 
     options: VerifyOptions
     stores: StoreOptions = field(default_factory=StoreOptions)
-    reuse: Reuse | None = None
+    reuse: float | None = None
+    ledger: str = ""
     work: Work = ALONE
     note: Callable[[str], None] = lambda _: None
-    taken: dict[str, tuple[Receipt, str]] = field(default_factory=dict)
+    taken: dict[str, Remembered] = field(default_factory=dict)
 
-    def __call__(self, checkpoint: Checkpoint) -> tuple[ExitCode, str]:
-        """Return the exit code and a sentence for one checkpoint.
+    def __call__(self, checkpoint: Checkpoint, root: Root) -> tuple[ExitCode, str]:
+        """Return the exit code and a sentence for one checkpoint of a root.
 
         Raises:
             FtckptError: it could not be checked.
         """
-        if self.reuse is None or self.options.level not in (Level.CONTENT, Level.VALUES):
+        ledger = Ledger(root.store, root.base, self.ledger, self.stores)
+        part = CheckedPlace(root.store, checkpoint=checkpoint)
+        known = ledger.standing(part)
+        wanted = LEVELS.index(self.options.level.value)
+        bad = known.bad
+        if bad is not None and (self._is_fresh(bad) or wanted < depth(bad.verdict)):
+            return ExitCode(bad.verdict.code), f"{bad.verdict.reason} ({told(bad)})"
+        if wanted == 0:
             report = verify(checkpoint, self.options, work=self.work)
             return report.code, report.message
-        from ftckpt.verification.receipts import Book
-
-        book = Book(checkpoint, self.stores, self.reuse.folder)
-        receipt, ignored = book.find(self.options.level.value, self.reuse.max_age)
-        if ignored:
-            self.note(f"note: {ignored}")
-        if receipt is not None:
+        good = known.good
+        if (
+            good is not None
+            and good.verdict.proven
+            and depth(good.verdict) >= wanted
+            and self._is_fresh(good)
+        ):
             structure = replace(self.options, level=Level.STRUCTURE, require_content=False)
             report = verify(checkpoint, structure, work=self.work)
             if report.code is ExitCode.OK:
-                age = max(0.0, time.time() - receipt.checked)
                 self.note(
                     f"note: the content of {checkpoint.source.url} was not read: it passed "
-                    f"{_ago(age)} ago by {receipt.evidence}, and no file has changed ({book.url})"
+                    f"by {good.verdict.evidence} ({told(good)})"
                 )
-                self.taken[checkpoint.source.url] = receipt, book.url
+                self.taken[checkpoint.source.url] = good
             return report.code, report.message
-        report = check_and_remember(checkpoint, self.options, book, self.work, self.note)
+        note = self.note if self.reuse is not None else _quiet
+        report = Keeper(ledger, self.options, note).check(checkpoint, part, self.work)
         return report.code, report.message
 
+    def _is_fresh(self, one: Remembered) -> bool:
+        return self.reuse is not None and time.time() - one.verdict.checked <= self.reuse
 
-def check_and_remember(
-    checkpoint: Checkpoint,
-    options: VerifyOptions,
-    book: Book,
-    work: Work = ALONE,
-    note: Callable[[str], None] = lambda _: None,
-    emit: Callable[[Finding], None] = lambda _: None,
-) -> VerifyReport:
-    """Verify a checkpoint, and keep a receipt in `book` if every byte was checked and passed.
 
-    `note` gets the reason if no receipt could be kept; `emit` gets each finding.
+@dataclass(frozen=True)
+class Keeper:
+    """Checks checkpoints, and keeps the verdicts in the ledger of their root.
 
-    Raises:
-        FtckptError: it could not be checked.
+    Attributes:
+        note: called with the reason where one could not be kept.
     """
-    from ftckpt.verification.receipts import Receipt, fingerprint, manifest_digest
 
-    said = ""
-    before = manifest = ""
-    try:
-        before, manifest = fingerprint(checkpoint.source), manifest_digest(checkpoint.source)
-    except FtckptError as error:
-        said = error.message
-    report = verify(checkpoint, options, work=work, emit=emit)
-    # Only a check that demands evidence for every byte can replace `latest --verify content`.
-    demanded = options.level is Level.CONTENT or options.require_content
-    read = report.level in (Level.CONTENT, Level.VALUES) and report.evidence != "none"
-    if report.code is not ExitCode.OK or not (demanded and read) or report.sampled is not None:
+    ledger: Ledger
+    options: VerifyOptions
+    note: Callable[[str], None] = lambda _: None
+
+    def check(
+        self,
+        checkpoint: Checkpoint,
+        part: CheckedPlace,
+        work: Work = ALONE,
+        emit: Callable[[Finding], None] = lambda _: None,
+    ) -> VerifyReport:
+        """Verify a checkpoint and keep the verdict; `emit` gets each finding.
+
+        Raises:
+            FtckptError: it could not be checked.
+        """
+        before = self.begin(part)
+        report = verify(checkpoint, self.options, work=work, emit=emit)
+        self.end(part, before, report)
         return report
-    try:
-        if not book.bound:
-            said = "a delta's base may change alone"
-        elif before and fingerprint(checkpoint.source) != before:
-            said = "files changed during the check"
-        if not said:
-            book.write(
-                Receipt(
-                    book.place, report.level.value, report.evidence, report.message,
-                    report.bytes_read, time.time(), before, manifest,
-                )
-            )  # fmt: skip
-    except FtckptError as error:
-        said = error.message
-    if said:
-        note(f"note: the check is not remembered: {said}")
-    return report
+
+    def begin(self, part: CheckedPlace) -> str:
+        """Return the identity of what is going to be checked; "" where it cannot be known."""
+        try:
+            return part.identity()
+        except FtckptError:
+            return ""
+
+    def end(self, part: CheckedPlace, before: str, report: VerifyReport) -> None:
+        """Keep a verdict on files that had the identity `before` when the check began."""
+        made = verdict_of(report, self.options, self.ledger.name(part.place), before)
+        if made is None:
+            return
+        said = ""
+        try:
+            if not before:
+                said = "nothing that the store shows changes with the content"
+            elif part.identity() != before:
+                said = "files changed during the check"
+            else:
+                self.ledger.write(part.place, made)
+        except FtckptError as error:
+            said = error.message
+        if said:
+            self.note(f"note: the check is not remembered: {said}")
+
+
+def verdict_of(
+    report: VerifyReport, options: VerifyOptions, name: str, identity: str
+) -> KeptVerdict | None:
+    """Return what a check says about a checkpoint alone; None where it says nothing.
+
+    A difference from a replica, or from a manifest that is kept elsewhere, may be a fault of that.
+    """
+    passed = report.code is ExitCode.OK
+    other = options.against is not None or options.manifest is not None
+    if not is_answer(report.code) or (other and not passed):
+        return None
+    from ftckpt.retention.records.who import actor
+
+    level = "content" if options.level is Level.AUTO else options.level.value
+    evidence = report.evidence
+    if passed:
+        level = report.level.value
+        if report.sampled is not None or (not report.whole and report.level is Level.CONTENT):
+            level, evidence = "structure", "none"
+        elif not report.whole:
+            evidence = "none"
+    return KeptVerdict(
+        name, level, int(report.code), report.message[:500], evidence, report.bytes_read,
+        report.seconds, time.time(), identity, actor(), bool(options.strict) and not passed,
+    )  # fmt: skip
+
+
+def told(one: Remembered) -> str:
+    """Say when and by whom a verdict was found, and where it stands."""
+    ago = _ago(max(0.0, time.time() - one.verdict.checked))
+    return f"checked {ago} ago by {one.verdict.by}, and no file has changed: {one.url}"
+
+
+def _quiet(_: str) -> None: ...
 
 
 def _ago(seconds: float) -> str:

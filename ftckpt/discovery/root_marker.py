@@ -23,7 +23,7 @@ from .roots import Root
 NAME = f"{FOLDER}/root.json"
 _TEXT = b'{"schema": "ftckpt.root/1"}\n'
 # Names that ftckpt writes into a root only after it has seen a checkpoint there.
-_SEEN = ("passed.json", "log.jsonl", "log", "receipts", "pins")
+_SEEN = ("passed.json", "log.jsonl", "log", "verdicts", "pins")
 _FSTAB = "/etc/fstab"
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 

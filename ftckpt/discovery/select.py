@@ -2,7 +2,8 @@
 
 Newest means the step in the content. A name only decides which headers to read first in a large
 root, and counts if the content shows no step. An older checkpoint is chosen only past damaged and
-unfinished ones: an unreachable one might be good, so it stops the search.
+unfinished ones: an unreachable one might be good, so it stops the search. One with unsafe content
+is passed over, too: a flipped bit can look hostile, and nothing of it was executed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from .open_part import open_parts
 from .roots import Candidate, Root
 from .step_names import is_put_aside, says_other_step
 
-Check = Callable[[Checkpoint], tuple[ExitCode, str]]
+Check = Callable[[Checkpoint, Root], tuple[ExitCode, str]]
 Note = Callable[[str], None]
 
 
@@ -100,7 +101,7 @@ class SelectionRules:
         step_at_most: the largest step that may be chosen.
         max_fallback: how many checkpoints may be skipped; None for any number.
         skip_unverified: skip those without the required evidence.
-        skip_unsafe: skip hostile ones.
+        stop_at_unsafe: choose none past one that is hostile or cannot be told from it.
         condition: returns what an open checkpoint lacks, or ""; those that lack something are
             skipped.
         passed_over: returns why an open checkpoint is not to be taken although it may be good,
@@ -111,7 +112,7 @@ class SelectionRules:
     step_at_most: int | None = None
     max_fallback: int | None = None
     skip_unverified: bool = False
-    skip_unsafe: bool = False
+    stop_at_unsafe: bool = False
     condition: Callable[[Checkpoint], str] | None = None
     weights: bool = False
     passed_over: Callable[[Checkpoint], str] | None = None
@@ -127,7 +128,7 @@ class SelectionRules:
         return (
             code in WALKED_OVER
             or (code is ExitCode.UNVERIFIED and self.skip_unverified)
-            or (code is ExitCode.UNSAFE and self.skip_unsafe)
+            or (code is ExitCode.UNSAFE and not self.stop_at_unsafe)
         )
 
 
@@ -143,8 +144,8 @@ def select(
 
     Args:
         root: to search.
-        check: verifies an open checkpoint; returns its exit code and a sentence. It may raise any
-            FtckptError instead.
+        check: verifies an open checkpoint of the root; returns its exit code and a sentence. It may
+            raise any FtckptError instead.
         rules: limits of the fallback.
         note: called with the reason for each skipped newer one.
         every: all candidates, where the root shows some of them alone.
@@ -239,7 +240,7 @@ def _try(
             wanted = rules.lacking(checkpoint)
             if wanted:
                 return ExitCode.UNVERIFIED, f"{checkpoint.source.url} {wanted}", "", True
-            answers.append(check(checkpoint))
+            answers.append(check(checkpoint, root))
     except NotFoundError as absent:
         error = gone(root, looked.candidate, absent)
         return error.exit_code, error.message, error.hint, False
@@ -258,7 +259,7 @@ def _flag(code: ExitCode) -> str:
     if code is ExitCode.UNVERIFIED:
         return "ftckpt seal records evidence; --skip-unverified walks over this one"
     if code is ExitCode.UNSAFE:
-        return "look at it with ftckpt verify; --skip-unsafe walks over this one"
+        return "look at it with ftckpt verify; without --stop-at-unsafe it is walked over"
     return "an older checkpoint is not taken while a newer one may be good"
 
 

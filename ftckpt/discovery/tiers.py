@@ -187,7 +187,7 @@ def _choose(
             findings += found.findings
             if found.path is not None:
                 return replace(found, skipped=tuple(skipped), findings=tuple(findings))
-            if stops and found.code is ExitCode.UNSAFE:
+            if stops and rules.stop_at_unsafe and found.code is ExitCode.UNSAFE:
                 return replace(found, skipped=tuple(skipped), findings=tuple(findings))
             if stops:
                 note(f"not taken ({found.code.name}): {found.message}")

@@ -46,13 +46,13 @@ def select_waiting(
     end: float | None = None
     passed: set[str] = set()
 
-    def check_once(checkpoint: Checkpoint) -> tuple[ExitCode, str]:
+    def check_once(checkpoint: Checkpoint, root: Root) -> tuple[ExitCode, str]:
         # What passed is committed and does not change; reading it again on every look would
         # take the bandwidth that the save needs.
         url = checkpoint.source.url
         if url in passed:
             return ExitCode.OK, ""
-        answer = check(checkpoint)
+        answer = check(checkpoint, root)
         if answer[0] is ExitCode.OK:
             passed.add(url)
         return answer
@@ -91,7 +91,7 @@ def _in_flight(root: Root, candidate: Candidate, check: Check) -> bool:
         if looked is None or looked.error is not None or looked.child is None:
             error = None if looked is None else looked.error
             return error is not None and error.exit_code is ExitCode.INCOMPLETE
-        codes = [check(c)[0] for c in open_parts(root.store, looked.child.parts)]
+        codes = [check(c, root)[0] for c in open_parts(root.store, looked.child.parts)]
     except FtckptError as error:
         return error.exit_code is ExitCode.INCOMPLETE
     return ExitCode.INCOMPLETE in codes

@@ -91,12 +91,14 @@ class Facts:
         unfinished: saves that were begun after `last` and not finished.
         abandoned: saves that nobody will finish.
         corrupt: damaged entries.
+        unsafe: entries that are hostile or ambiguous.
+        torn: a save that lacks something, and that nobody goes on with; None without one.
         dangling: pointers to nothing.
         durable: what the second tier holds.
         durable_age_s: age of the newest save that both tiers hold.
         free: bytes that the filesystem has left.
         next_bytes: what the next save will take, by the newest.
-        scrubbed: what a scrub has read; None if none runs here.
+        scrubbed: what is remembered of the content; None for nothing.
     """
 
     last: SurveyedEntry | None
@@ -108,6 +110,8 @@ class Facts:
     unfinished: Sequence[SurveyedEntry]
     abandoned: Sequence[SurveyedEntry]
     corrupt: Sequence[SurveyedEntry]
+    unsafe: Sequence[SurveyedEntry]
+    torn: SurveyedEntry | None
     dangling: Sequence[tuple[str, str]]
     durable: Durable | None
     durable_age_s: float | None
@@ -137,10 +141,19 @@ def _alerts(facts: Facts, wanted: Thresholds) -> Iterator[Alert]:
             "not known",
             "compare this clock with that of the machine that saves: date -u",
         )
-    if facts.corrupt:
-        names = _names(facts.corrupt)
-        about = tuple(h.entry.name for h in facts.corrupt)
-        yield Alert(AlertKind.CORRUPT, f"damaged: {names}", "ftckpt verify says where", about)
+    for what, bad in (("damaged", facts.corrupt), ("unsafe or ambiguous", facts.unsafe)):
+        if bad:
+            names, about = _names(bad), tuple(h.entry.name for h in bad)
+            said = f"{what}: {names}: {bad[-1].entry.why}"
+            yield Alert(AlertKind.CORRUPT, said, "ftckpt verify says where", about)
+    if facts.torn is not None:
+        name = facts.torn.entry.name
+        yield Alert(
+            AlertKind.UNFINISHED,
+            f"{name} is not whole: {facts.torn.entry.why}",
+            "ftckpt verify says what it lacks",
+            (name,),
+        )
     unfinished, _ = _apart(facts.unfinished)
     abandoned, copies = _apart(facts.abandoned)
     if len(unfinished) >= _PILE:
@@ -195,7 +208,7 @@ def _scrubbed(facts: Facts, wanted: Thresholds) -> Iterator[Alert]:
         more = f"; {counted(len(held.bad) - 1, 'more')}" if held.bad[1:] else ""
         yield Alert(
             AlertKind.CORRUPT,
-            f"the scrub found {name} bad: {check.message} ({check.code}){more}",
+            f"{name} is known to be bad: {check.reason} ({check.code}){more}",
             f"ftckpt verify {shlex.quote(name)} says where",
             tuple(url.rstrip("/").rpartition("/")[2] for url, _ in held.bad),
         )

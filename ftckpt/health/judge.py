@@ -10,7 +10,7 @@ from statistics import median
 from ftckpt.discovery.series import members
 from ftckpt.discovery.step_names import is_put_aside
 from ftckpt.retention.scan.classify import PENDING
-from ftckpt.retention.scan.entries import EntryClass
+from ftckpt.retention.scan.entries import EntryClass, ScanDepth
 
 from .alerts import Alert, Facts, alerts
 from .alerts import Thresholds as Thresholds
@@ -19,6 +19,8 @@ from .durable import Durable, durable
 from .scrubbed import Scrubbed, scrubbed
 from .survey import Survey, SurveyedEntry
 
+# A save that lacks something and was not written to for so long is not under way.
+_SILENT_S = 3600.0
 # The newest saves that say how long writing takes now, and those before them that say what was
 # usual: few enough that a change shows within an hour or two, many enough that one slow save is
 # no change.
@@ -89,7 +91,7 @@ class Health:
         counts: entries by class.
         thinned: those that hold weights alone, because gc has thinned them.
         durable: what a second tier holds; None where none was named.
-        scrubbed: what a scrub has read; None if none runs here.
+        scrubbed: what is remembered of the content; None for nothing.
         alerts: what somebody should look at, the worst first.
     """
 
@@ -182,7 +184,9 @@ def _health(survey: Survey, now: float, wanted: Thresholds, second: Survey | Non
         writing_before_s=writing.before_s,
         unfinished=_after(survey, last),
         abandoned=tuple(h for h in survey.of(EntryClass.ABANDONED) if not _is_pending(h)),
-        corrupt=survey.of(EntryClass.CORRUPT),
+        corrupt=_news(survey.of(EntryClass.CORRUPT), scrub),
+        unsafe=_news(survey.of(EntryClass.UNSAFE), scrub),
+        torn=_torn(survey, now, rhythm.interval_s),
         dangling=survey.dangling,
         durable=held,
         durable_age_s=_age(held.newest, now) if held is not None else None,
@@ -213,6 +217,22 @@ def _one_series(committed: Sequence[SurveyedEntry]) -> Sequence[SurveyedEntry]:
     places = members({h.entry.name: None for h in committed})
     only = len({place.series for place in places.values()}) == 1
     return [h for h in committed if only and h.entry.name in places]
+
+
+def _news(held: Sequence[SurveyedEntry], scrub: Scrubbed | None) -> tuple[SurveyedEntry, ...]:
+    """Return those of which no remembered verdict tells."""
+    told = {url for url, _ in scrub.bad} if scrub is not None else set()
+    return tuple(one for one in held if one.url not in told)
+
+
+def _torn(survey: Survey, now: float, interval: float | None) -> SurveyedEntry | None:
+    """Return a save after the last whole one that lacks something and that nobody goes on with."""
+    wait = max(_SILENT_S, interval or 0.0)
+    for held in survey.of(EntryClass.STAGING):
+        opened = held.entry.looked is ScanDepth.STRUCTURE
+        if opened and held.finished is not None and now - held.finished > wait:
+            return held
+    return None
 
 
 def _finished(held: SurveyedEntry) -> float:

@@ -43,8 +43,8 @@ THINNED = Gauge("ftckpt_thinned_checkpoints", "Those of them that hold weights a
 FREE = Gauge("ftckpt_free_bytes", "What the filesystem has left.")
 MISSING = Gauge("ftckpt_not_durable", "Finished checkpoints that the second tier lacks.")
 DURABLE_STEP = Gauge("ftckpt_durable_step", "Step of the newest checkpoint that both tiers hold.")
-UNREAD = Gauge("ftckpt_unread_since_timestamp_seconds", "Since when a scrub has left one unread.")
-BAD = Gauge("ftckpt_scrub_bad", "Checkpoints that a scrub found bad and that are unchanged.")
+UNREAD = Gauge("ftckpt_unread_since_timestamp_seconds", "Since when nobody has read one.")
+BAD = Gauge("ftckpt_scrub_bad", "Checkpoints that are known to be bad and unchanged.")
 
 _ORDER = (
     UP, AT, ALERT, NEWEST_STEP, NEWEST_TIME, VERIFIED_STEP, VERIFIED_TIME, INTERVAL, WRITING,

@@ -1,57 +1,60 @@
-"""What a scrub has read of a run, and what has waited longest."""
+"""What is remembered of the content of a run's saves, and what has waited longest to be read."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ftckpt.errors import ExitCode
-from ftckpt.verification.scrub import ScrubHistory, ScrubRecord
+from ftckpt.discovery.ledger import KeptVerdict
+from ftckpt.verification.scrub import ScrubHistory, failure, is_blind
 
 
 @dataclass(frozen=True, slots=True)
 class Scrubbed:
-    """How far the scrub of a run has come.
+    """How far the reading of a run has come.
 
     Attributes:
-        state: the record's path or URL.
+        ledger: path or URL of the verdicts.
         saves: number of committed saves.
         read: number of them whose content was read as it is now, and held to evidence.
         longest: path or URL of the save that waits for longest; "" without a save.
         unread_s: seconds since it was read, or since it was written if it never was; None if the
             store keeps no times.
-        bad: the saves that were found bad and are unchanged, with their checks.
+        bad: the saves that were found bad and are unchanged, with their verdicts.
         unproven: the saves whose content no evidence covers: a scrub can open them, and no more.
     """
 
-    state: str
+    ledger: str
     saves: int
     read: int
     longest: str
     unread_s: float | None
-    bad: tuple[tuple[str, ScrubRecord], ...]
+    bad: tuple[tuple[str, KeptVerdict], ...]
     unproven: tuple[str, ...] = ()
 
 
 def scrubbed(history: ScrubHistory, written: Mapping[str, float | None], now: float) -> Scrubbed:
-    """Say how far a scrub has come; pure.
+    """Say how far the reading of a run has come; pure.
 
     Args:
-        history: what it remembers.
+        history: what is remembered.
         written: when each save was written, in seconds since the epoch, by its path or URL.
         now: seconds since the epoch.
     """
     waits: dict[str, float | None] = {}
-    for url, check in history.checks.items():
-        since = written.get(url) if check is None or not check.proven else check.checked
+    for url, known in history.checks.items():
+        since = written.get(url)
+        if known.last is not None and not is_blind(known):
+            since = known.last.verdict.checked
         waits[url] = None if since is None else max(0.0, now - since)
     # What nobody knows the age of may have waited for ever.
     longest = max(waits, key=lambda url: _or_ever(waits[url]), default="")
-    bad = [(url, c) for url, c in history.checks.items() if c is not None and c.code != ExitCode.OK]
-    read = sum(check is not None and check.proven for check in history.checks.values())
-    blind = tuple(url for url, c in history.checks.items() if c is not None and not c.proven)
+    failed = {url: one for url, k in history.checks.items() if (one := failure(k)) is not None}
+    blind = tuple(url for url, known in history.checks.items() if is_blind(known))
+    read = sum(known.last is not None and url not in blind for url, known in history.checks.items())
+    bad = tuple((url, one.verdict) for url, one in failed.items())
     return Scrubbed(
-        history.state, len(history.checks), read, longest, waits.get(longest), tuple(bad), blind
+        history.ledger, len(history.checks), read, longest, waits.get(longest), bad, blind
     )
 
 

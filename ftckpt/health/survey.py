@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ftckpt.discovery.recognise import OrderedByRank
 from ftckpt.discovery.roots import Root, concurrently
+from ftckpt.discovery.step_names import is_put_aside
 from ftckpt.errors import FtckptError, NotFoundError
 from ftckpt.own_files import SUFFIX, is_leftover, is_own
 from ftckpt.progress import NULL, Counter
-from ftckpt.retention.apply.check import newest_verified
+from ftckpt.retention.apply.check import checked, newest_verified
 from ftckpt.retention.scan.contents import list_entry, sum_up
 from ftckpt.retention.scan.entries import EntryClass, EntryContents, RootEntry
 from ftckpt.retention.scan.entry import Run, ScannedEntry, ScanOptions
@@ -25,6 +27,8 @@ from .cadence import Save, while_saved
 
 # What nobody here wrote may be a data set of any size: it is counted and not listed.
 _NOT_LISTED = frozenset({EntryClass.FOREIGN})
+# The most saves that are opened until one is whole.
+_MOST = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +68,11 @@ class Survey:
     Attributes:
         url: of the run's root.
         held: every entry, by ascending step.
-        verified: the newest whose content was checked when it was sealed; None where there is none.
+        verified: the newest whose content passed a check, as far as is known; None without one.
         dangling: pointers that name nothing: the pointer, and what it says.
         free: bytes that the filesystem has left; None on object stores.
         run: as retention reads it, the files of its entries listed; None where nothing was read.
-        scrub: what the runs of a scrub have found; None if none was run.
+        scrub: what is remembered of the content; None for nothing.
         dead_parts: paths of the records of divided operations that nobody went on with.
         uploads: keys of uploads that ftckpt began, and that nobody has finished for a day.
     """
@@ -133,6 +137,34 @@ def survey(root: Root, how: ScanOptions, *, counter: Counter = NULL) -> Survey:
         root.url, tuple(held), verified, dangling, _free(root), run, dead_parts=dead,
         uploads=_uploads(root, how.now),
     )  # fmt: skip
+
+
+def with_newest(found: Survey, now: float) -> Survey:
+    """Return a survey with the structure of its newest save checked, and of those before a bad one.
+
+    Raises:
+        UnavailableError, DeniedError: one could not be read.
+    """
+    if found.run is None:
+        return found
+    members = {one.entry.name: one for one in found.run.members}
+    held = {one.entry.name: one for one in found.held}
+    newest_first = sorted(
+        found.of(EntryClass.COMMITTED), key=lambda h: h.entry.age_order, reverse=True
+    )
+    for one in newest_first[:_MOST]:
+        if one.entry.thinned or is_put_aside(one.entry.name.rpartition("/")[2]):
+            continue
+        child = members[one.entry.name].child
+        if child is None or any(isinstance(p.format, OrderedByRank) for p in child.parts):
+            break  # a node's own disk: the ranks that it lacks lie on others
+        now_is = checked(members[one.entry.name], now, None)
+        if now_is is None or now_is.entry.entry_class in (EntryClass.COMMITTED, EntryClass.FOREIGN):
+            break
+        members[one.entry.name] = now_is
+        held[one.entry.name] = replace(one, entry=now_is.entry)
+    run = Run(found.run.root, list(members.values()))
+    return replace(found, held=tuple(held.values()), run=run)
 
 
 def _uploads(root: Root, now: float) -> tuple[str, ...]:

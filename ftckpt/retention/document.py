@@ -16,6 +16,7 @@ from ftckpt.retention.policy.plan import BrokenFloor, Decision, Reason, Retentio
 from ftckpt.retention.scan.entries import (
     EntryClass,
     EntryContents,
+    EntryVerdict,
     Lease,
     Pin,
     RootEntry,
@@ -162,6 +163,7 @@ def _decision(decision: Decision) -> dict[str, Any]:
     for name in ("entry_class", "looked"):
         values[name] = str(values[name])
     values["commit"] = None if entry.commit is None else str(entry.commit)
+    values["verdict"] = None if entry.verdict is None else entry.verdict._asdict()
     values["pins"] = [p._asdict() for p in entry.pins]
     values["leases"] = [lease._asdict() for lease in entry.leases]
     for name in ("pointers", "tags", "bases", "needs"):
@@ -207,6 +209,8 @@ def _loaded(row: Mapping[str, Any]) -> Decision:
     values["looked"] = ScanDepth(values["looked"])
     if values["commit"] is not None:
         values["commit"] = CommitState(values["commit"])
+    if values.get("verdict") is not None:
+        values["verdict"] = EntryVerdict(**values["verdict"])
     values["pins"] = tuple(Pin(**p) for p in values["pins"])
     values["leases"] = tuple(Lease(**lease) for lease in values["leases"])
     for name in ("pointers", "tags", "bases", "needs"):

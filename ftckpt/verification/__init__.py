@@ -102,6 +102,7 @@ class VerifyReport:
         bytes_uncovered: without evidence.
         sampled: the share of blocks read; None for all.
         seconds: wall time; of a check that was divided, of all machines together.
+        whole: whether evidence covered every tensor and object, and all of it was read.
     """
 
     level: Level
@@ -115,6 +116,7 @@ class VerifyReport:
     bytes_uncovered: int
     sampled: float | None
     seconds: float
+    whole: bool = False
 
 
 Emit = Callable[[Finding], None]
@@ -253,6 +255,9 @@ def verify(
         bytes_uncovered=content.bytes_uncovered,
         sampled=content.sampled,
         seconds=time.monotonic() - began + (work.division.seconds if work.division else 0.0),
+        whole=code is ExitCode.OK
+        and content.sampled is None
+        and not _lacking(checkpoint, collector.findings, content),
     )
 
 

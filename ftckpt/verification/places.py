@@ -30,11 +30,13 @@ from ftckpt.verification import Level, VerifyOptions, VerifyReport, failed, veri
 from ftckpt.workers import ALONE, Work
 
 if TYPE_CHECKING:
+    from ftckpt.discovery.checks import Keeper
+    from ftckpt.discovery.ledger import CheckedPlace, Remembered
     from ftckpt.discovery.neighbours import Lacking
     from ftckpt.discovery.roots import Child, Root
     from ftckpt.manifest import Manifest
 
-    from .scrub import Scrub, ScrubRecord, ScrubSummary
+    from .scrub import Scrub, ScrubSummary
 
 _LEVELS = (Level.AUTO, Level.STRUCTURE, Level.CONTENT, Level.VALUES)
 _EVIDENCE = ("none", "crc32", "md5", "sha256", "digests", "manifest", "replica")
@@ -77,7 +79,7 @@ class Watcher:
         """A single checkpoint was checked."""
 
     def note(self, text: str) -> None:
-        """A newer checkpoint is not committed, or no receipt could be kept."""
+        """A newer checkpoint is not committed, or a verdict could not be kept."""
 
 
 def placed(
@@ -95,8 +97,8 @@ class PlaceCheck:
     Attributes:
         options: for each checkpoint.
         hostile: finds unsafe content in a checkpoint that no format can open.
-        receipts: folder for receipts of full checks, "" for beside each checkpoint; None: no
-            receipts.
+        ledger: directory or URL of the ledger that keeps the verdicts, "" for that of the root;
+            None: they are not kept.
         stores: settings for object stores.
         work: threads, rate limit and counter.
         watcher: receives events.
@@ -104,7 +106,7 @@ class PlaceCheck:
 
     options: VerifyOptions
     hostile: Callable[[Store, UnopenedPart], Iterable[Finding]]
-    receipts: str | None = None
+    ledger: str | None = None
     stores: StoreOptions
     work: Work = ALONE
     watcher: Watcher
@@ -126,7 +128,8 @@ class PlaceCheck:
         strict: Sequence[str] = (),
         fail_fast: bool = False,
         remember: bool = False,
-        receipts: str = "",
+        ledger: str = "",
+        scrub: bool = False,
     ) -> PlaceCheck:
         """Return the check that the flags of `verify` ask for; see there what each means.
 
@@ -139,8 +142,8 @@ class PlaceCheck:
 
         if remember and (level is Level.STRUCTURE or sample):
             raise UsageError("--remember needs a check of the whole content")
-        if receipts and not remember:
-            raise UsageError("--receipts needs --remember")
+        if ledger and not (remember or scrub):
+            raise UsageError("--ledger needs --remember or --oldest-first")
         if also and remember:
             raise UsageError("--remember is for a checkpoint in one place, and --also names more")
         options = VerifyOptions(
@@ -155,7 +158,7 @@ class PlaceCheck:
         return cls(
             options=options,
             hostile=hostile,
-            receipts=receipts if remember else None,
+            ledger=ledger if remember or scrub else None,
             stores=stores,
             work=work,
             watcher=watcher,
@@ -201,21 +204,38 @@ class PlaceCheck:
         Raises:
             UnavailableError, DeniedError, NoResourceError: the check could not be made.
         """
+        keeper, part = None, None
+        if self.ledger is not None:
+            from ftckpt.discovery.ledger import CheckedPlace
+
+            opened = CheckedPlace(checkpoint.source.store, checkpoint=checkpoint)
+            keeper, part = self._keeper(opened, None)
+        return self._checked(checkpoint, keeper, part)
+
+    def _checked(
+        self, checkpoint: Checkpoint, keeper: Keeper | None, part: CheckedPlace | None
+    ) -> PlaceReport:
         emit = self.watcher.found
-        if self.receipts is None:
+        if keeper is None or part is None:
             report = verify(checkpoint, self.options, work=self.work, emit=emit)
         else:
-            from ftckpt.discovery.checks import check_and_remember
-
-            from .receipts import Book
-
-            book = Book(checkpoint, self.stores, self.receipts)
-            report = check_and_remember(
-                checkpoint, self.options, book, self.work, self.watcher.note, emit
-            )
+            report = keeper.check(checkpoint, part, self.work, emit)
         made = placed(report, checkpoint.source.url, checkpoint.format, checkpoint.known_step)
         self.watcher.end(made)
         return made
+
+    def _keeper(self, part: CheckedPlace, root: Root | None) -> tuple[Keeper, CheckedPlace]:
+        """Return what keeps the verdict on a checkpoint in the ledger of its root."""
+        from ftckpt.discovery.checks import Keeper
+        from ftckpt.discovery.ledger import Ledger
+
+        if root is not None:
+            ledger, before = Ledger.of_root(root, self.ledger or "", self.stores)
+            part = part._replace(known_as=f"{before}{part.place}")
+        else:
+            ledger, place = Ledger.around(part.store, part.place, self.ledger or "", self.stores)
+            part = part._replace(known_as=place)
+        return Keeper(ledger, self.options, self.watcher.note), part
 
     def unopened(self, error: FtckptError, url: str) -> PlaceReport:
         """Return the report on a place where nothing can be opened."""
@@ -243,27 +263,29 @@ class PlaceCheck:
         return _replaced(reports[0], code=code, message=message, hint=hint, pointed=pointed)
 
     def _scrub(self, root: Root, url: str, scrub: Scrub) -> PlaceReport:
+        from ftckpt.discovery.roots import has_gone
+
         pointed = self._pointed(root)
         reports = []
         for child in scrub.turns(root):
             report = self._begun(root, child)
-            read = report.level is not Level.STRUCTURE and report.sampled is None
-            scrub.record(
-                child, report.code, report.message, report.bytes_read, report.seconds,
-                proven=report.code is not ExitCode.OK or (read and report.evidence != "none"),
-            )  # fmt: skip
+            if report.code is not ExitCode.OK and has_gone(root, child.candidate):
+                self.watcher.note(f"{report.url} was removed meanwhile, and was passed over")
+                scrub.gone(child)
+                continue
+            scrub.done(child, report)
             reports.append(report)
         for name in scrub.passed_over:
             self.watcher.note(f"{name} is not committed, and was passed over")
         if not reports:
             raise NotFoundError(f"{url} holds no committed checkpoint")
-        for child, checked in scrub.remembered():
-            known = _remembered(root.url_of(child.candidate), checked)
-            self.watcher.begin(known.url)
-            self.watcher.end(known)
-            reports.append(known)
+        for child, known in scrub.remembered():
+            report = _remembered(root.url_of(child.candidate), known)
+            self.watcher.begin(report.url)
+            self.watcher.end(report)
+            reports.append(report)
         verdict = _verdict(reports, pointed)
-        return replace(_joined(reports, url, verdict, pointed), scrub=scrub.summary())
+        return replace(_joined(reports, url, verdict, pointed), scrub=scrub.summary(root))
 
     def _pointed(self, root: Root) -> list[Finding]:
         """Return the pointers of a root that point to nothing."""
@@ -293,7 +315,7 @@ class PlaceCheck:
             return lacking(root, child, child.candidate.step, root.candidates)
 
         (part,) = child.parts
-        return self._part(root.store, part, root.store.describe(part.entry.path), beside)
+        return self._part(root.store, part, root.store.describe(part.entry.path), beside, root)
 
     def _part(
         self,
@@ -301,19 +323,29 @@ class PlaceCheck:
         part: UnopenedPart,
         url: str,
         lacks: Callable[[UnopenedPart], Lacking | None],
+        root: Root | None = None,
     ) -> PlaceReport:
         began = time.monotonic()
         self.watcher.open(url, part.format.name)
+        keeper, held, before = None, None, ""
+        if self.ledger is not None:
+            from ftckpt.discovery.ledger import CheckedPlace
+
+            keeper, held = self._keeper(CheckedPlace(store, part), root)
+            before = keeper.begin(held)
         try:
             checkpoint = open_part(store, part)
         except FtckptError as error:
             # Unreadable content may still be hostile, and that verdict wins.
             more = self.hostile(store, part) if isinstance(error, UnsupportedError) else ()
-            return self._failed(error, more, url, part.format.name, began)
+            report = self._failed(error, more, url, part.format.name, began)
+            if keeper is not None and held is not None:
+                keeper.end(held, before, report)
+            return report
         self.watcher.open(checkpoint.source.url, checkpoint.format)
         if part.recognition.parts and (lost := lacks(part)) is not None:
             checkpoint.notes = [*checkpoint.notes, lost.of(checkpoint).finding]
-        return self.checkpoint(checkpoint)
+        return self._checked(checkpoint, keeper, held)
 
     def _failed(
         self,
@@ -352,14 +384,14 @@ def _verdict(
     return code, message, hint
 
 
-def _remembered(url: str, checked: ScrubRecord) -> PlaceReport:
+def _remembered(url: str, known: Remembered) -> PlaceReport:
     """Return the verdict of an earlier run on a checkpoint that this run did not read."""
-    day = time.strftime("%Y-%m-%d", time.gmtime(checked.checked))
+    day = time.strftime("%Y-%m-%d", time.gmtime(known.verdict.checked))
     return PlaceReport(
         level=Level.STRUCTURE,
         evidence="none",
-        code=ExitCode(checked.code),
-        message=f"{checked.message} (read on {day}, and unchanged since)",
+        code=ExitCode(known.verdict.code),
+        message=f"{known.verdict.reason} (read on {day}, and unchanged since)",
         hint="",
         findings=(),
         bytes_read=0,

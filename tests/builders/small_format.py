@@ -75,10 +75,10 @@ def write(root: Path, name: str, step: int | None, state: str = "good") -> None:
         (root / name / MARKER).write_text(json.dumps({"step": step, "state": state}))
 
 
-def check(checkpoint: Checkpoint) -> tuple[ExitCode, str]:
+def check(checkpoint: Checkpoint, root: Root) -> tuple[ExitCode, str]:
     """Say what the checkpoint's `state` says: `good`, or the name of an exit code."""
     if isinstance(checkpoint, BundleCheckpoint):
-        return max(check(part.checkpoint) for part in checkpoint.parts)
+        return max(check(part.checkpoint, root) for part in checkpoint.parts)
     assert isinstance(checkpoint, SmallCheckpoint)
     if checkpoint.state == "good":
         return ExitCode.OK, "good"

@@ -170,7 +170,7 @@ def test_what_was_not_checked_is_said(tmp_path: Path) -> None:
     [
         ("FTCKPT_LATEST_VERFY", "FTCKPT_LATEST_VERIFY"),
         ("FTCKPT_LATST_VERIFY", "FTCKPT_LATEST_VERIFY"),
-        ("FTCKPT_LATEST_SKIP_UNSAFE", "--skip-unsafe has no variable"),
+        ("FTCKPT_LATEST_SKIP_UNVERIFIED", "--skip-unverified has no variable"),
         ("FTCKPT_REPLAY_RUN_TIMEOT", "FTCKPT_REPLAY_RUN_TIMEOUT"),
         ("FTCKPT_X", "ftckpt help environment"),
     ],

@@ -61,7 +61,7 @@ def test_the_newest_is_chosen(
 def test_what_is_not_read_stops_the_search(tmp_path: Path) -> None:
     (tmp_path / "step-3").mkdir()
     (tmp_path / "step-3" / "model.pdparams").write_text("{}")  # Paddle
-    found = ftckpt.latest(str(tmp_path), skip_unverified=True, skip_unsafe=True)
+    found = ftckpt.latest(str(tmp_path), skip_unverified=True)
     assert (found.code, found.path) == (ExitCode.UNSUPPORTED, None)
     assert "does not read" in found.message
 

@@ -116,7 +116,7 @@ def test_walks_back_over_damaged_and_unfinished(tmp_path: Path, bad: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "code", ["UNVERIFIED", "UNSAFE", "UNAVAILABLE", "DENIED", "NO_RESOURCE", "UNSUPPORTED"]
+    "code", ["UNVERIFIED", "UNAVAILABLE", "DENIED", "NO_RESOURCE", "UNSUPPORTED"]
 )
 def test_stops_where_the_newest_may_be_good(tmp_path: Path, code: str) -> None:
     write(tmp_path, "step-1", 1)
@@ -129,16 +129,31 @@ def test_stops_where_the_newest_may_be_good(tmp_path: Path, code: str) -> None:
     ("code", "rules"),
     [
         ("UNVERIFIED", SelectionRules(skip_unverified=True)),
-        ("UNSAFE", SelectionRules(skip_unsafe=True)),
+        ("UNSAFE", SelectionRules()),
     ],
 )
 def test_walks_over_what_is_allowed(tmp_path: Path, code: str, rules: SelectionRules) -> None:
     write(tmp_path, "step-1", 1)
     write(tmp_path, "step-2", 2, code)
     assert name_of(chosen(tmp_path, rules)) == "step-1"
-    others = {"UNVERIFIED": "UNSAFE", "UNSAFE": "UNVERIFIED"}
-    write(tmp_path, "step-3", 3, others[code])
-    assert chosen(tmp_path, rules).code is ExitCode[others[code]]
+
+
+def test_a_flag_stops_at_an_unsafe_one(tmp_path: Path) -> None:
+    write(tmp_path, "step-1", 1)
+    write(tmp_path, "step-2", 2, "UNSAFE")
+    assert chosen(tmp_path, SelectionRules(stop_at_unsafe=True)).code is ExitCode.UNSAFE
+    found = chosen(tmp_path)
+    assert name_of(found) == "step-1"
+    assert [one.code for one in found.skipped] == [ExitCode.UNSAFE]
+    tiers = select_tiers([Tier("a", read(tmp_path))], check, SelectionRules())
+    assert name_of(tiers.chosen) == "step-1"
+    stopped = select_tiers([Tier("a", read(tmp_path))], check, SelectionRules(stop_at_unsafe=True))
+    assert stopped.chosen.code is ExitCode.UNSAFE
+
+
+def test_unsafe_ones_alone_are_no_first_start(tmp_path: Path) -> None:
+    write(tmp_path, "step-1", 1, "UNSAFE")
+    assert chosen(tmp_path).code is ExitCode.UNSAFE
 
 
 @pytest.mark.parametrize(
@@ -383,9 +398,11 @@ def test_the_choice_follows_from_the_states(
         if states[step] == "good":
             expected, code = step, ExitCode.OK
             break
-        if states[step] in ("UNSAFE", "UNVERIFIED"):
-            code = ExitCode[states[step]]
+        if states[step] == "UNVERIFIED":
+            code = ExitCode.UNVERIFIED
             break
+        if states[step] == "UNSAFE":  # walked over, and worse than what else is wrong
+            code = ExitCode.UNSAFE
     found = chosen(root)
     assert (found.code, found.step) == (code, expected)
 
@@ -472,7 +489,7 @@ def test_wait_verifies_what_passed_only_once(tmp_path: Path) -> None:
     clock.events = [(5.0, lambda: (tmp_path / "step-2" / "data").unlink())]
     seen: list[str] = []
 
-    def counted(checkpoint: object) -> tuple[ExitCode, str]:
+    def counted(checkpoint: object, root: object) -> tuple[ExitCode, str]:
         seen.append("x")
         return ExitCode.OK, ""
 

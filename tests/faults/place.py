@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ftckpt.own_files import FOLDER
 from tests.faults.cli import Done, here
 from tests.servers.faults import FaultProxy
 from tests.servers.s3 import BUCKET, S3Service
@@ -45,7 +46,8 @@ class Place:
     def words(self, verb: str) -> list[str]:
         """The command line of a verb on this place."""
         if verb == "latest":
-            return ["latest", self.root, "--verify", "content", *self.flags]
+            words = ["latest", self.root, "--verify", "content", "--stop-at-unsafe"]
+            return [*words, *self.flags]
         return [verb, self.newest, *self.flags]
 
     def key(self, path: str) -> str:
@@ -79,14 +81,15 @@ class Place:
         self.write(path, bytes(data))
 
     def state(self) -> Mapping[str, object]:
-        """Everything that a write would change."""
+        """Everything that a write would change, but the ledger of verdicts."""
         if self.service is None:
-            paths = [Path(self.root), *sorted(Path(self.root).rglob("*"))]
+            paths = sorted(p for p in Path(self.root).rglob("*") if FOLDER not in p.parts)
             seen = {str(p): p.lstat() for p in paths}
             return {p: (s.st_size, s.st_mtime_ns, s.st_mode, s.st_ino) for p, s in seen.items()}
         answer = self.service.client.list_objects_v2(Bucket=BUCKET, Prefix=self.key(""))
         listed = answer.get("Contents", ())
-        return {o["Key"]: (o["Size"], o["ETag"], o["LastModified"]) for o in listed}
+        kept = [o for o in listed if f"/{FOLDER}/" not in o["Key"]]
+        return {o["Key"]: (o["Size"], o["ETag"], o["LastModified"]) for o in kept}
 
     def names(self) -> list[str]:
         """Names of the files in the newest checkpoint."""

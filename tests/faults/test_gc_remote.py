@@ -49,9 +49,9 @@ def proxy(swift: S3Service, url: str, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 
 def names(url: str, swift: S3Service) -> set[str]:
-    """Return all keys but those of the log and of the cache."""
+    """Return all keys but those of the log, of the cache and of the ledger."""
     store = open_store(url, QUICK._replace(endpoint=swift.endpoint))
-    mine = (".ftckpt/log/", ".ftckpt/passed.json")
+    mine = (".ftckpt/log/", ".ftckpt/passed.json", ".ftckpt/verdicts/")
     return {e.path for e in store.walk("") if not e.path.startswith(mine)}
 
 

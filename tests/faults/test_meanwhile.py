@@ -133,7 +133,7 @@ SEAL_KILLS = range(1, 100, campaign.examples(3, 1))
 
 
 def test_f6_seal_is_killed_at_every_write_on_disk(tmp_path: Path) -> None:
-    points = [point for point in SEAL_KILLS if point <= 24]
+    points = [point for point in SEAL_KILLS if point <= 64]
     places = [Place(str(tmp_path / f"run{point}")) for point in points]
     for place in places:
         shutil.copytree(RUN, place.root)
@@ -149,7 +149,7 @@ def test_f6_seal_is_killed_at_every_write_on_disk(tmp_path: Path) -> None:
 
 @pytest.mark.s3
 def test_f6_seal_is_killed_at_every_write_on_s3(s3: Place) -> None:
-    points = [point for point in SEAL_KILLS if point <= 10]
+    points = [point for point in SEAL_KILLS if point <= 16]
     places = [Place(f"{s3.root}-{point}", s3.service) for point in points]
     for place in places:
         upload_tree(RUN / "step-2", place.newest)

@@ -74,7 +74,9 @@ def test_f1_one_failure_of_a_request_is_survived(s3: Place, verb: str) -> None:
     ]
     s3.wire.faults = faults
     s3.run(verb, 0)
-    assert [f.times for f in faults] == [0, 0, 0, 0, int(verb != "seal")]
+    # latest puts a verdict into the ledger, whose name has that of the checkpoint.
+    puts = verb in ("seal", "latest")
+    assert [f.times for f in faults] == [0, 0, 0, 0, int(not puts)]
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -86,7 +88,9 @@ def test_f2_failure_that_lasts(local: Place, verb: str, system: Install) -> None
         system(Failing(local.root, at, errno.EIO, lasting=True))
         before = local.state()
         done = here(*local.words(verb))
-        assert done.code == 10, (at, done.stderr)
+        # What latest does last is the ledger, which saves time and nothing else.
+        late = verb == "latest" and at == counting.calls
+        assert done.code == (0 if late else 10), (at, done.stderr)
         assert local.state() == before
 
 

@@ -170,7 +170,8 @@ def test_lost_checkpoints_are_never_a_fresh_start(job: Job) -> None:
     for place in job.root.glob("step-*"):
         shutil.rmtree(place)
     assert job.run().own is ExitCode.CORRUPT
-    shutil.rmtree(job.root / ".ftckpt" / "pins")
+    for known in ("pins", "verdicts"):
+        shutil.rmtree(job.root / ".ftckpt" / known)
     ended = job.run()
     assert (ended.code, ended.own) == (4, ExitCode.CORRUPT)
     assert "all are gone" in ended.message

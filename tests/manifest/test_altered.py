@@ -108,7 +108,10 @@ def test_latest_walks_back_over_it(tmp_path: Path) -> None:
     assert chosen.path == f"{tmp_path}/step-2"
     assert [s.code for s in chosen.skipped] == [ExitCode.CORRUPT]
     (tmp_path / "step-3" / "ftckpt.manifest.json").unlink()
-    assert api.latest(str(tmp_path), verify="content").code is ExitCode.UNSAFE
+    chosen = api.latest(str(tmp_path), verify="content")
+    assert [s.code for s in chosen.skipped] == [ExitCode.UNSAFE]
+    stopped = api.latest(str(tmp_path), verify="content", stop_at_unsafe=True)
+    assert stopped.code is ExitCode.UNSAFE
 
 
 def test_repair_mends_it(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -12,7 +11,8 @@ from typing import Any
 import pytest
 
 import ftckpt
-from ftckpt.errors import CorruptError, DeniedError, ExitCode, NewerWriterError, UsageError
+from ftckpt.errors import DeniedError, ExitCode, UsageError
+from ftckpt.verification import scrub as scrubbing
 from ftckpt.verification.places import PlaceReport
 from tests.builders.checkpoints import flip, save_dcp
 from tests.json_run import ftckpt_json
@@ -50,7 +50,7 @@ def test_the_summary_says_how_far_it_has_come(root: Path) -> None:
     assert whole is not None
     assert (whole.checked, whole.never) == (3, 0)
     assert whole.oldest is not None
-    assert whole.state == f"{root}/.ftckpt/scrub.json"
+    assert whole.ledger == f"{root}/.ftckpt/verdicts"
 
 
 def test_a_bad_one_is_told_by_every_run_until_it_changes(root: Path) -> None:
@@ -90,28 +90,41 @@ def test_an_unfinished_save_is_passed_over_aloud(root: Path) -> None:
     assert [Path(one["target"]).name for one in answer["checkpoints"]] == ["step-2", "step-1"]
 
 
-def test_the_record_elsewhere(root: Path, tmp_path: Path) -> None:
-    state = tmp_path / "kept" / "scrub.json"
-    state.parent.mkdir()
-    scrub(root, state=str(state))
+def test_the_ledger_elsewhere(root: Path, tmp_path: Path) -> None:
+    elsewhere = str(tmp_path / "kept")
+    assert read(scrub(root, ledger=elsewhere)) == ["step-3"]
     assert not (root / ".ftckpt").exists()
-    assert list(json.loads(state.read_text())["checkpoints"]) == ["step-3"]
-    assert read(scrub(root, state=str(state))) == ["step-2"]
+    assert read(scrub(root, ledger=elsewhere)) == ["step-2"]
+    assert read(scrub(root)) == ["step-3"]
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "{", "[]", '{"schema": "x"}', '{"schema": "ftckpt.scrub/1", "checkpoints": {"a": {}}}'],
-)
-def test_a_record_that_cannot_be_read_is_never_overwritten(root: Path, text: str) -> None:
-    file = root / ".ftckpt" / "scrub.json"
-    file.parent.mkdir()
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": "x"}'])
+def test_a_verdict_that_cannot_be_read_says_nothing(root: Path, text: str) -> None:
+    scrub(root)
+    (file,) = (root / ".ftckpt" / "verdicts" / "step-3").iterdir()
     file.write_text(text)
-    newer = '"x"' in text
-    says = r"expected ftckpt\.scrub/1, found x" if newer else "not the record of a scrub"
-    with pytest.raises(NewerWriterError if newer else CorruptError, match=says):
-        scrub(root)
-    assert file.read_text() == text
+    assert read(scrub(root)) == ["step-3"]
+
+
+def test_what_somebody_else_has_read_counts(root: Path) -> None:
+    ftckpt.latest(str(root), verify="content")
+    assert read(scrub(root)) == ["step-2"]
+
+
+def test_what_was_removed_meanwhile_is_passed_over(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = scrubbing.Scrub.turns
+
+    def turns(one: scrubbing.Scrub, root_: Any) -> Any:
+        for child in real(one, root_):
+            if child.candidate.path == "step-3":
+                (root / "step-3").rename(root.parent / "trash")
+            yield child
+
+    monkeypatch.setattr(scrubbing.Scrub, "turns", turns)
+    report = scrub(root, budget="1h")
+    assert (report.code, read(report)) == (ExitCode.OK, ["step-2", "step-1"])
 
 
 def test_what_cannot_be_remembered_is_not_begun(
@@ -125,13 +138,21 @@ def test_what_cannot_be_remembered_is_not_begun(
     monkeypatch.setattr(LocalStore, "put", refuse)
     with pytest.raises(DeniedError) as caught:
         scrub(root)
-    assert "--state FILE" in caught.value.hint
+    assert "--ledger DIR" in caught.value.hint
+
+
+def test_a_link_in_our_place_is_not_written_through(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "victim").mkdir()
+    (root / ".ftckpt").symlink_to(tmp_path / "victim")
+    assert ftckpt_json("verify", str(root), "--oldest-first")["result"]["code"] == 7
+    assert list((tmp_path / "victim").iterdir()) == []
 
 
 def test_its_flags(root: Path) -> None:
-    for words in ({"budget": "1h"}, {"state": "x"}):
-        with pytest.raises(UsageError, match="needs --oldest-first"):
-            ftckpt.verify(str(root), **words)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="needs --oldest-first"):
+        ftckpt.verify(str(root), budget="1h")
+    with pytest.raises(UsageError, match="needs --remember or --oldest-first"):
+        ftckpt.verify(str(root), ledger="x")
     with pytest.raises(UsageError, match="more than nothing"):
         scrub(root, budget="0s")
     with pytest.raises(UsageError, match="is one checkpoint"):
@@ -169,15 +190,13 @@ def test_status_says_what_waits_for_longest(root: Path) -> None:
 
 def test_status_tells_of_what_a_scrub_found_bad(root: Path, tmp_path: Path) -> None:
     flip(root / "step-3" / "__0_0.distcp", 4000)
-    elsewhere = tmp_path / "scrub.json"
-    scrub(root, state=str(elsewhere))
-    assert alerts(root) == {}
-    said = alerts(root, state=str(elsewhere))["corrupt"]
-    assert "the scrub found" in said
-    assert "step-3 bad" in said
+    elsewhere = tmp_path / "kept"
+    scrub(root, ledger=str(elsewhere))
+    said = alerts(root, ledger=str(elsewhere))["corrupt"]
+    assert "step-3 is known to be bad" in said
     metrics = tmp_path / "metrics.prom"
     document = ftckpt_json(
-        "status", str(root), "--state", str(elsewhere), "--prometheus", str(metrics)
+        "status", str(root), "--ledger", str(elsewhere), "--prometheus", str(metrics)
     )
     assert document["result"]["code"] == ExitCode.PARTIAL
     (bad,) = document["runs"][0]["scrub"]["bad"]
@@ -186,11 +205,4 @@ def test_status_tells_of_what_a_scrub_found_bad(root: Path, tmp_path: Path) -> N
     # What was saved again is no longer the damaged one.
     shutil.rmtree(root / "step-3")
     save_dcp(root / "step-3", step=3)
-    assert "corrupt" not in alerts(root, state=str(elsewhere))
-
-
-def test_a_damaged_record_is_said_by_status(root: Path) -> None:
-    scrub(root)
-    (root / ".ftckpt" / "scrub.json").write_text("{")
-    with pytest.raises(CorruptError, match="not the record of a scrub"):
-        ftckpt.status(str(root))
+    assert "corrupt" not in alerts(root, ledger=str(elsewhere))

@@ -36,6 +36,8 @@ from .lock import locked
 from .missing import DestinationTier, chosen, dropped_from, name_in, opened
 
 # One checkpoint fails of these, and the next may be shipped all the same.
+# What is not shipped, and the code that says so.
+_BAD = {EntryClass.CORRUPT: ExitCode.CORRUPT, EntryClass.UNSAFE: ExitCode.UNSAFE}
 _OF_ONE = (
     CorruptError,
     IncompleteError,
@@ -201,8 +203,9 @@ class _Sync:
         for name, found in self.members.items():
             if found.entry.entry_class in (EntryClass.STAGING, EntryClass.ABANDONED):
                 self._tell(self._item(name, SyncState.UNFINISHED, found.entry.why))
-            elif found.entry.entry_class is EntryClass.CORRUPT and self._in_question(found):
-                self._tell(self._item(name, SyncState.FAILED, found.entry.why, ExitCode.CORRUPT))
+            elif found.entry.entry_class in _BAD and self._in_question(found):
+                code = _BAD[found.entry.entry_class]
+                self._tell(self._item(name, SyncState.FAILED, found.entry.why, code))
         # What fails makes room for the next that the rules choose.
         while waiting := [(n, w) for n, w in self._chosen() if n not in self.items]:
             name, why = waiting[0]

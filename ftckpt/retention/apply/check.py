@@ -25,6 +25,7 @@ from ftckpt.progress import NULL
 from ftckpt.retention.policy import GRACE, Policy
 from ftckpt.retention.policy.protections import group_entries, newest_first
 from ftckpt.retention.scan.check_cache import Passed
+from ftckpt.retention.scan.classify import GUESS
 from ftckpt.retention.scan.contents import list_entry, sum_up
 from ftckpt.retention.scan.entries import EntryClass, ScanDepth
 from ftckpt.retention.scan.entry import ScannedEntry
@@ -34,6 +35,8 @@ from ftckpt.storage.store import Entry, EntryKind
 from ftckpt.verification import check_structure
 
 _HEAD = 4096
+# Something unsafe in it, and nothing of it is proven damage.
+_CLASSES = {ExitCode.UNSAFE: EntryClass.UNSAFE, ExitCode.CORRUPT: EntryClass.CORRUPT}
 _CONTENT = frozenset({"content", "values"})
 
 
@@ -77,8 +80,10 @@ def _opened(found: ScannedEntry, now: float) -> ScannedEntry | None:
         if error is absent:
             return None
         raise error from absent
-    except (CorruptError, UnsafeError) as error:
-        return _damaged(found, error.message, now)
+    except CorruptError as error:
+        return _damaged(found, EntryClass.CORRUPT, error.message, now)
+    except UnsafeError as error:
+        return _damaged(found, EntryClass.UNSAFE, error.message, now)
     except IncompleteError as error:
         return _unfinished(found, error.message, now)
     except UnsupportedError as error:
@@ -103,7 +108,9 @@ def step_by_content(found: ScannedEntry) -> int | None:
 
 
 def newest_verified(members: Sequence[ScannedEntry], now: float) -> ScannedEntry | None:
-    """Return the newest committed checkpoint of a run that was sealed after a content check.
+    """Return the newest committed checkpoint of a run whose content passed a check.
+
+    The ledger remembers it, or it was sealed afterwards.
 
     Checkpoints dated in the future and those without a step do not count.
 
@@ -114,7 +121,12 @@ def newest_verified(members: Sequence[ScannedEntry], now: float) -> ScannedEntry
     run = group_entries([f.entry for f in members], now, Policy(any_name=True))
     for stretch in reversed(run.stretches):
         by_step, _ = newest_first(stretch)
-        found = first_verified([by_name[entry.name] for entry in by_step], {})
+        passed = next((n for n, entry in enumerate(by_step) if entry.content_passed), None)
+        # Only a newer one that was sealed after a check is newer evidence.
+        newer = [by_name[entry.name] for entry in by_step[:passed]]
+        found = first_verified(newer, {})
+        if found is None and passed is not None:
+            found = by_name[by_step[passed].name]
         if found is not None:
             return found.now(verified=True)
     return None
@@ -180,13 +192,13 @@ def _judged(
     by_code = dict(reversed(errors))
     if ExitCode.INCOMPLETE in by_code:
         return _unfinished(found, by_code[ExitCode.INCOMPLETE], now)
-    for code in (ExitCode.UNSAFE, ExitCode.CORRUPT):
+    for code, kind in _CLASSES.items():
         if code in by_code:
-            return _damaged(found, by_code[code], now)
+            return _damaged(found, kind, by_code[code], now)
     return found.now(entry_class=EntryClass.FOREIGN, why=errors[0][1])
 
 
-def _damaged(found: ScannedEntry, why: str, now: float) -> ScannedEntry:
+def _damaged(found: ScannedEntry, kind: EntryClass, why: str, now: float) -> ScannedEntry:
     """Damage is evidence, unless the save may still be running."""
     assert found.child is not None
     markers = {part.recognition.commit for part in found.child.parts}
@@ -194,14 +206,14 @@ def _damaged(found: ScannedEntry, why: str, now: float) -> ScannedEntry:
         newest = _newest(found)
         if newest is None or now - newest < GRACE:
             return found.now(entry_class=EntryClass.STAGING, why=why)
-    return found.now(entry_class=EntryClass.CORRUPT, why=why)
+    return found.now(entry_class=kind, why=why)
 
 
 def _unfinished(found: ScannedEntry, why: str, now: float) -> ScannedEntry:
     newest = _newest(found)
-    silent = newest is not None and now - newest >= GRACE
-    kind = EntryClass.ABANDONED if silent else EntryClass.STAGING
-    return found.now(entry_class=kind, why=why, time=newest)
+    if newest is not None and now - newest >= GRACE:
+        why = f"{why}; {GUESS}"
+    return found.now(entry_class=EntryClass.STAGING, why=why, time=newest)
 
 
 def _newest(found: ScannedEntry) -> float | None:

@@ -23,6 +23,7 @@ from ftckpt.findings import listed
 from ftckpt.progress import NULL, Counter
 from ftckpt.retention.policy import Policy
 from ftckpt.retention.policy.decide import decide
+from ftckpt.retention.policy.floors import unproven, unproven_floor
 from ftckpt.retention.policy.metrics import best_in, best_of
 from ftckpt.retention.policy.plan import Decision, RetentionPlan
 from ftckpt.retention.policy.protections import group_entries, newest_first
@@ -41,6 +42,7 @@ from .check import checked, first_verified, step_by_content, surveyed
 
 _Look = Callable[[ScannedEntry], ScannedEntry | None]
 Weigh = Callable[[ScannedEntry], int]
+Check = Callable[[ScannedEntry], ScannedEntry]
 
 # With these the storage does not answer; anything else says that one entry cannot be thinned.
 _NO_ANSWER = (UnavailableError, DeniedError)
@@ -80,6 +82,7 @@ def prepare(
     most_files: int | None = None,
     runs: Sequence[Run] | None = None,
     weigh: Weigh | None = None,
+    check: Check | None = None,
     counter: Counter = NULL,
 ) -> Prepared:
     """Read a root, or a directory of several, and plan what to keep; writes nothing.
@@ -98,6 +101,9 @@ def prepare(
         runs: the runs as read at `now` without a policy; None to read them.
         weigh: returns the bytes that the weights of an entry would take, or raises why it cannot be
             thinned; None: nobody is asked, and every old milestone is to be thinned.
+        check: reads the content of an entry and returns it with the verdict: called for survivors,
+            the newest first, until one has passed. None: nothing is read, and the notes say what
+            would be.
         counter: counts entries.
 
     Raises:
@@ -115,11 +121,16 @@ def prepare(
     if known is not None:
         work.recall(known)
     plan = work.settle()
+    if check is not None and policy.check:
+        plan = work.prove(check)
     if policy.thins:
         plan = work.weigh(weigh)
     # List files first: the freed bytes decide where `--free` stops.
     work.survey([d.entry.name for d in plan.decisions if sizes or not d.keep], most_files)
-    return Prepared(work.decide(policy), work.found, {r.base: r for r in work.roots})
+    plan = work.decide(policy)
+    if policy.check:
+        plan = work.with_proof(plan, asked=check is not None)
+    return Prepared(plan, work.found, {r.base: r for r in work.roots})
 
 
 def remember(prepared: Prepared) -> None:
@@ -223,6 +234,36 @@ class _Work:
             for group in groups - by_content:
                 self._read_steps(group)
             by_content |= groups
+
+    def prove(self, check: Check) -> RetentionPlan:
+        """Read survivors, the newest first, until one has passed; one that is bad is none."""
+        asked: set[str] = set()
+        while True:
+            plan = self.settle()
+            waiting = []
+            for left in self._unproven(plan):
+                waiting += [e.name for e in left if e.name not in asked][:1]
+            if not waiting:
+                return plan
+            asked.update(waiting)
+            for name in waiting:  # one after the other: each is read by many threads
+                self.found[name] = check(self.found[name])
+
+    def with_proof(self, plan: RetentionPlan, *, asked: bool) -> RetentionPlan:
+        """Return a plan with what is to be known of the content of its survivors."""
+        found = self._unproven(plan)
+        if asked:
+            floors = tuple(unproven_floor(left) for left in found)
+            return replace(plan, broken=(*plan.broken, *floors))
+        notes = tuple(_to_read(left[0]) for left in found if left)
+        return replace(plan, notes=(*plan.notes, *notes))
+
+    def _unproven(self, plan: RetentionPlan) -> list[list[RootEntry]]:
+        groups: dict[str, list[RootEntry]] = defaultdict(list)
+        for found in self.found.values():
+            groups[found.entry.group].append(found.entry)
+        runs = {group: group_entries(members, self.now) for group, members in groups.items()}
+        return unproven(runs, [d.entry for d in plan.drop])
 
     def weigh(self, ask: Weigh | None) -> RetentionPlan:
         """Find out what can be thinned; in the place of what cannot, the next may be."""
@@ -403,6 +444,14 @@ class _Work:
 
 def _step_of_name(found: ScannedEntry) -> int | None:
     return None if found.child is None else found.child.candidate.step
+
+
+def _to_read(newest: RootEntry) -> str:
+    size = "" if newest.contents is None else f" ({newest.contents.nbytes:,} bytes)"
+    return (
+        f"no survivor has passed a check of its content: --apply first reads {newest.name}{size}, "
+        "and the one before it if that is bad; --no-check reads nothing"
+    )
 
 
 def _unchecked(decision: Decision) -> bool:

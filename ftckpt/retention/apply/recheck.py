@@ -27,7 +27,7 @@ from ftckpt.storage.overlay import OverlayStore
 from ftckpt.storage.store import Entry, EntryKind, Store, join, relative
 
 # Entries of these classes stay so until somebody changes them.
-_SETTLED = (EntryClass.COMMITTED, EntryClass.CORRUPT)
+_SETTLED = (EntryClass.COMMITTED, EntryClass.CORRUPT, EntryClass.UNSAFE)
 
 
 class Watch:

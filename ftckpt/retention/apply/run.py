@@ -29,6 +29,7 @@ from ftckpt.retention.trash.open import open_trash
 
 from .check import surveyed
 from .outcome import Applied
+from .prepare import Check
 from .purge import has_remains, purge_held, require_all
 from .recheck import Watch
 
@@ -43,6 +44,7 @@ def apply(
     purge_now: bool = False,
     trash_ttl: float | None = None,
     bases: Bases = recorded_bases,
+    check: Check | None = None,
     counter: Counter = NULL,
 ) -> Applied:
     """Drop a plan's entries, in its order, and nothing else.
@@ -62,6 +64,7 @@ def apply(
         trash_ttl: first purge trash older than this many seconds (see `purge`); None: do not.
         bases: returns a checkpoint's bases (see `ScanOptions`); default: those that its format
             records. `no_bases` lets the bases of kept deltas go.
+        check: reads the content of survivors (see `prepare`); None: nobody asks for it.
         counter: counts entries.
 
     Raises:
@@ -82,7 +85,9 @@ def apply(
     identity = plan_id(plan)
     with hold(wanted, actor, now()) as trashes:
         require_clock(wanted, now())
-        current = still_right(plan, place, formats, now(), trashes, bases=bases, counter=counter)
+        current = still_right(
+            plan, place, formats, now(), trashes, bases=bases, check=check, counter=counter
+        )
         groups = {d.entry.group for d in plan.decisions}
         logged = [root for root in roots if root.base in groups]
         before = {root.base: _intent(root, plan, current.going, actor) for root in logged}

@@ -87,6 +87,7 @@ class Policy:
         reclaim: stop dropping once this many bytes are freed; None: drop all that may go.
         delete_corrupt: whether damaged entries may go.
         any_name: whether entries that are of no series may go (`ftckpt.discovery.series`).
+        check: whether one of the survivors must have passed a check of its content.
         thin_after: milestones that were saved this many seconds before the newest keep their
             weights alone; None for none.
         thin_beyond: those that are not among this number of the newest do; None for none.
@@ -110,6 +111,7 @@ class Policy:
     reclaim: int | None = None
     delete_corrupt: bool = False
     any_name: bool = False
+    check: bool = True
     thin_after: float | None = None
     thin_beyond: int | None = None
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from ftckpt.checkpoint import CommitState
 from ftckpt.discovery import series
 from ftckpt.discovery.step_names import is_put_aside
 from ftckpt.retention.policy import Policy
@@ -180,11 +181,29 @@ def protect(run: EntryGroup, policy: Policy) -> Iterator[tuple[RootEntry, Reason
             case EntryClass.ABANDONED:
                 if entry.time is None or latest is None or latest <= entry.time:
                     yield entry, Reason("unfinished", "no save was finished after it")
+                elif not _died(entry, run):
+                    detail = f"no later save of {entry.format} shows what it lacks"
+                    yield entry, Reason("unfinished", detail)
             case EntryClass.CORRUPT:
                 if not policy.delete_corrupt:
                     yield entry, Reason("corrupt", entry.why)
-            case EntryClass.STAGING | EntryClass.FOREIGN | EntryClass.TRASH:
+            case EntryClass.UNSAFE | EntryClass.STAGING | EntryClass.FOREIGN | EntryClass.TRASH:
                 yield entry, Reason(entry.entry_class.lower(), entry.why)
+
+
+def _died(entry: RootEntry, run: EntryGroup) -> bool:
+    """Whether there is a positive sign that the writer of an abandoned entry died.
+
+    That is a mark of its writer: the name of an unfinished save, or a transfer of ftckpt's. That a
+    commit marker is missing is one only if a later save of that format has it: else the format may
+    be another's, who writes none.
+    """
+    return entry.commit is not CommitState.UNCOMMITTED or any(
+        e.format == entry.format and e.commit is CommitState.COMMITTED
+        for stretch in run.stretches
+        for e in stretch
+        if e.time is not None and entry.time is not None and e.time > entry.time
+    )
 
 
 _BY_TIME = frozenset(
@@ -200,8 +219,9 @@ def _newest(stretch: Sequence[RootEntry], highest: str) -> Iterator[tuple[RootEn
             yield entry, Reason("newest", f"the highest {highest}")
         elif latest is not None and entry.step == latest.step:
             yield entry, Reason("newest", "the latest save, of a lower step")
-    verified = [e for e in stretch if e.verified]
-    if verified:
+    for verified in ([e for e in stretch if e.content_passed], [e for e in stretch if e.verified]):
+        if not verified:
+            continue
         best, last = _top(verified), _latest(verified)
         yield best, Reason("newest-verified", "the highest step whose content was checked")
         if last is not None and last.step != best.step:

@@ -16,6 +16,7 @@ from ftckpt.errors import (
     CorruptError,
     DeniedError,
     IncompleteError,
+    NotFoundError,
     UnsafeError,
     UnsupportedError,
 )
@@ -36,6 +37,8 @@ from .uploads import announced_at, is_sent_to
 
 # The weights of a checkpoint that stands whole wait for it to be thinned, or for gc to drop them.
 PENDING = "it holds the weights of "
+# What lacks something may be a save of another form, or have lost it: no sign of a dead writer.
+GUESS = "nothing shows that its writer died"
 
 _TRANSFER = "a transfer to it is under way, or was killed"
 
@@ -114,7 +117,9 @@ class _Candidate:
         if tomb is not None and self.files is not None and tomb.holds(self.files):
             return self._dropped(tomb)
         if self.candidate.staging:
-            return self._unfinished("its name says that it is not finished", None)
+            # `tmp-notes` is not a trainer's unfinished save of a step.
+            marked = self.candidate.step is not None
+            return self._unfinished("its name says that it is not finished", None, marked=marked)
         whole = self.root.whole(self.candidate)
         listing = self._listing()
         child = self._recognise(listing)
@@ -169,19 +174,37 @@ class _Candidate:
             try:
                 said = open_parts(self.root.store, child.parts)[0].step
                 step = said if step is None else step
-            except (CorruptError, UnsafeError) as error:
+            except CorruptError as error:
                 return self._found(EntryClass.CORRUPT, error.message, child)
+            except UnsafeError as error:
+                return self._found(EntryClass.UNSAFE, error.message, child)
             except IncompleteError as error:
-                return self._unfinished(error.message, child)
+                return self._unfinished(error.message, child, marked=False)
             except UnsupportedError as error:
                 return self._found(EntryClass.FOREIGN, error.message, child)
         found = self._found(EntryClass.COMMITTED, why, child)
         time = time_of_listing(listing) if self.files is None else self._time()
-        sealed = self.candidate.path + SUFFIX in self.root.foreign or MANIFEST in listing.files
+        sealed = self._is_sealed(child, listing)
         seen = len(listing.at_hand.files)
         left = tuple(sorted(filter(is_leftover, listing.at_hand.files)))
         found = replace(found, sealed=sealed, names=seen, left=left)
         return judged_by(found.now(step=step, time=time, named=named), self.how)
+
+    def _is_sealed(self, child: Child, listing: Listing) -> bool:
+        """Whether a manifest lies there; of several parts, in or beside each."""
+        if len(child.parts) == 1:
+            return self.candidate.path + SUFFIX in self.root.foreign or MANIFEST in listing.files
+        return all(self._has_manifest(part.entry) for part in child.parts)
+
+    def _has_manifest(self, place: Entry) -> bool:
+        folder = place.kind is EntryKind.DIRECTORY
+        path = f"{place.path}/{MANIFEST}" if folder else place.path + SUFFIX
+        if self.files is not None:
+            return any(file.path == path for file in self.files)
+        try:
+            return self.root.store.stat(path).kind is EntryKind.FILE
+        except NotFoundError:
+            return False
 
     def _torn(self, child: Child, reason: str, listing: Listing) -> ScannedEntry:
         """Classify a save without its commit marker: unfinished, unless known to be finished."""
@@ -192,17 +215,22 @@ class _Candidate:
             # A listing without the marker is not proof: opening requests it by name.
             self.looked = ScanDepth.HEADERS
             open_parts(self.root.store, child.parts)
-        except (CorruptError, UnsafeError) as error:
+        except CorruptError as error:
             return self._found(EntryClass.CORRUPT, error.message, child)
+        except UnsafeError as error:
+            return self._found(EntryClass.UNSAFE, error.message, child)
         except (IncompleteError, UnsupportedError):
             return self._unfinished(f"it {reason}", child)
         return self._committed(child, listing).now(commit=CommitState.COMMITTED)
 
-    def _unfinished(self, why: str, child: Child | None) -> ScannedEntry:
+    def _unfinished(self, why: str, child: Child | None, *, marked: bool = True) -> ScannedEntry:
+        """Classify an unfinished save; `marked` says whether a mark of its writer says so."""
         self._list()
         time = self.contents.newest if self.contents is not None else None
         silent = time is not None and self.how.now - time >= GRACE and not self._is_sent_to()
-        kind = EntryClass.ABANDONED if silent else EntryClass.STAGING
+        if silent and not marked:
+            why = f"{why}; {GUESS}"
+        kind = EntryClass.ABANDONED if silent and marked else EntryClass.STAGING
         return self._found(kind, why, child).now(time=time)
 
     def _is_sent_to(self) -> bool:

@@ -18,9 +18,12 @@ class EntryClass(StrEnum):
 
     COMMITTED: finished, as its format shows, and without known damage. If its format has no commit
         marker, nothing shows that it is unfinished (`RootEntry.commit`).
-    STAGING: unfinished; its newest file is younger than the grace.
-    ABANDONED: unfinished, and not written to since.
-    CORRUPT: proven damage; kept as evidence.
+    STAGING: unfinished, as far as anything shows; its newest file is younger than the grace, or
+        nothing shows that its writer died.
+    ABANDONED: unfinished by a mark of its writer, and not written to since.
+    CORRUPT: proven damage, or known to be bad by an own verdict; kept as evidence.
+    UNSAFE: hostile or ambiguous content, which may be a flipped bit or a form that ftckpt does not
+        know; or bad by the verdict of somebody else. It proves nothing, so it is never dropped.
     TRASH: dropped by an earlier run, not freed yet.
     FOREIGN: retention may not judge it.
     """
@@ -29,6 +32,7 @@ class EntryClass(StrEnum):
     STAGING = "STAGING"
     ABANDONED = "ABANDONED"
     CORRUPT = "CORRUPT"
+    UNSAFE = "UNSAFE"
     TRASH = "TRASH"
     FOREIGN = "FOREIGN"
 
@@ -40,12 +44,16 @@ class ScanDepth(StrEnum):
     HEADERS: opened, for its step or for a commit marker that no listing shows.
     STRUCTURE: its structure was checked.
     UNCHANGED: no file has changed since an earlier run checked its structure.
+    CONTENT: every byte was read and held to evidence.
+    VALUES: without evidence, the numbers were read.
     """
 
     NAMES = "names"
     HEADERS = "headers"
     STRUCTURE = "structure"
     UNCHANGED = "unchanged"
+    CONTENT = "content"
+    VALUES = "values"
 
 
 class SharedFile(NamedTuple):
@@ -123,6 +131,30 @@ class Lease(NamedTuple):
 SHARED = "its files share a directory with other steps: gc drops whole directories"
 
 
+class EntryVerdict(NamedTuple):
+    """What the root's ledger says of an entry as its files are now (`ftckpt.discovery.ledger`).
+
+    Attributes:
+        code: the exit code of the check.
+        level: how deep it was.
+        read: whether every byte was read and passed, by the deepest evidence of the format.
+        evidence: by which the content was checked; `none` without any.
+        checked: in seconds since the epoch.
+        by: user and machine.
+        reason: in a sentence.
+        own: whether it is of the root's owner, the reader or the superuser.
+    """
+
+    code: int
+    level: str
+    read: bool
+    evidence: str
+    checked: float
+    by: str
+    reason: str
+    own: bool
+
+
 @dataclass(frozen=True, slots=True)
 class RootEntry:
     """One name in a root, and the facts about it.
@@ -139,6 +171,7 @@ class RootEntry:
         checked: whether its structure was checked and passed.
         verified: whether it was sealed after a content check; determined only as far as needed to
             find the newest.
+        verdict: what is known of its content; None for nothing.
         named: whether trainers load it by its name (`last`, `best`, `final`).
         pointers: names of the root's pointers to it.
         bases: names of entries that a delta is built on, and places of other checkpoints.
@@ -164,6 +197,7 @@ class RootEntry:
     contents: EntryContents | None = None
     checked: bool = False
     verified: bool = False
+    verdict: EntryVerdict | None = None
     named: bool = False
     pointers: tuple[str, ...] = ()
     pins: tuple[Pin, ...] = ()
@@ -181,6 +215,11 @@ class RootEntry:
         """Whether it is a checkpoint here: not the trash, and not what no format reads."""
         others = (EntryClass.FOREIGN, EntryClass.TRASH)
         return self.entry_class not in others or self.why == SHARED
+
+    @property
+    def content_passed(self) -> bool:
+        """Whether its content is known to have passed a check, as its files are now."""
+        return self.verdict is not None and self.verdict.read
 
     @property
     def depends_on(self) -> tuple[str, ...]:

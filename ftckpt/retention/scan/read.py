@@ -7,13 +7,14 @@ everything, is walked once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
+from ftckpt.discovery.ledger import ContentStanding, Ledger, parts_of, together
 from ftckpt.discovery.lone_manifests import alone_of
 from ftckpt.discovery.roots import Candidate, Root, concurrently
 from ftckpt.discovery.step_names import step_in_name
-from ftckpt.errors import NotFoundError
+from ftckpt.errors import ExitCode, NotFoundError
 from ftckpt.own_files import FOLDER, SUFFIX, is_leftover, is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.retention.policy import GRACE
@@ -24,11 +25,14 @@ from ftckpt.storage.store import Entry, join
 
 from .classify import classify
 from .contents import sum_up
-from .entries import EntryClass, RootEntry
+from .entries import EntryClass, EntryVerdict, RootEntry
 from .entry import ScannedEntry, ScanOptions
 from .evidence import EntryHolds
 from .leftovers import WHY as LEFT
 from .links import with_needs
+
+# What a verdict of the ledger is about.
+_WHOLE = (EntryClass.COMMITTED, EntryClass.CORRUPT)
 
 
 def read_entries(root: Root, how: ScanOptions, *, counter: Counter = NULL) -> list[ScannedEntry]:
@@ -52,12 +56,45 @@ def read_entries(root: Root, how: ScanOptions, *, counter: Counter = NULL) -> li
     listed = [f for f in concurrently(root.store, one, root.candidates) if f is not None]
     # Entries dropped in place (`classify`) belong to the trash.
     dropped = {f.entry.name: f for f in listed if f.entry.entry_class is EntryClass.TRASH}
-    standing = [f for f in listed if f.entry.name not in dropped]
+    standing = with_verdicts(root, [f for f in listed if f.entry.name not in dropped])
     trash = (
         f.now(contents=dropped[f.entry.name].entry.contents) if f.entry.name in dropped else f
         for f in _trash(root)
     )
     return [*standing, *_foreign(root), *_alone(root, how, evidence), *trash]
+
+
+def with_verdicts(root: Root, members: Sequence[ScannedEntry]) -> list[ScannedEntry]:
+    """Return entries with what the root's ledger says of them; one that is bad does not count.
+
+    Raises:
+        UnavailableError, DeniedError: the ledger could not be read.
+    """
+    asked = [f for f in members if f.child is not None and f.entry.entry_class in _WHOLE]
+    parts = [parts_of(root, f.child.parts if f.child else ()) for f in asked]
+    found = iter(Ledger(root.store, root.base).standings([one for held in parts for one in held]))
+    known = {
+        f.entry.name: judged_as(f, together([next(found) for _ in held]))
+        for f, held in zip(asked, parts, strict=True)
+    }
+    return [known.get(f.entry.name, f) for f in members]
+
+
+def judged_as(found: ScannedEntry, known: ContentStanding) -> ScannedEntry:
+    """Return a committed entry with what a ledger knows of it."""
+    one = known.bad or known.good or known.last
+    if one is None:
+        return found
+    said = one.verdict
+    verdict = EntryVerdict(
+        said.code, said.level, said.read, said.evidence, said.checked, said.by, said.reason, one.own
+    )
+    found = found.now(verdict=verdict)
+    if known.bad is None or found.entry.entry_class is not EntryClass.COMMITTED:
+        return found
+    proven = one.own and said.code == ExitCode.CORRUPT
+    kind = EntryClass.CORRUPT if proven else EntryClass.UNSAFE
+    return found.now(entry_class=kind, why=f"{said.reason} (checked by {said.by})")
 
 
 def _foreign(root: Root) -> Iterator[ScannedEntry]:

@@ -12,8 +12,8 @@ from ftckpt.discovery.resolve import Place
 from ftckpt.errors import RefusedError
 from ftckpt.progress import NULL, Counter
 from ftckpt.retention.apply.check import surveyed
-from ftckpt.retention.apply.prepare import Prepared, prepare
-from ftckpt.retention.policy.floors import broken_floors
+from ftckpt.retention.apply.prepare import Check, Prepared, prepare
+from ftckpt.retention.policy.floors import broken_floors, unproven, unproven_floor
 from ftckpt.retention.policy.plan import Decision, RetentionPlan
 from ftckpt.retention.policy.protections import group_entries
 from ftckpt.retention.records import log
@@ -44,11 +44,12 @@ def still_right(
     held: Container[str],
     *,
     bases: Bases = recorded_bases,
+    check: Check | None = None,
     counter: Counter = NULL,
 ) -> Current:
     """Read the root again; return what to drop, if it is unchanged and may still go.
 
-    `held` are the groups of the locked runs; for `bases` see `ScanOptions`.
+    `held` are the groups of the locked runs; for `bases` see `ScanOptions`, for `check` `prepare`.
 
     Raises:
         RefusedError: something has changed or is now kept, or a floor would break.
@@ -59,7 +60,9 @@ def still_right(
         return Current([], [], {})
     # The plan decides how much to free; whether an entry may go is for the rules alone.
     policy = replace(plan.policy, reclaim=None)
-    fresh = prepare(place, formats, policy, now, bases=bases, known=plan, counter=counter)
+    fresh = prepare(
+        place, formats, policy, now, bases=bases, known=plan, check=check, counter=counter
+    )
     if place.url != plan.url and not any(d.entry.name in fresh.found for d in plan.decisions):
         raise RefusedError(
             f"nothing of the plan is at {place.url}", hint=f"it was made for {plan.url}"
@@ -80,7 +83,7 @@ def still_right(
         raise RefusedError(
             f"the plan is stale: {stale[0]}{more}; nothing was touched", hint="make a new plan"
         )
-    _require_floors(plan, going, fresh)
+    _require_floors(plan, going, fresh, checked=check is not None)
     return Current(going, absent, dict(fresh.found))
 
 
@@ -111,7 +114,9 @@ def is_leaving(decision: Decision, entry: RootEntry) -> bool:
     return then is not None and now is not None and now.files < then.files
 
 
-def _require_floors(plan: RetentionPlan, going: Sequence[Decision], fresh: Prepared) -> None:
+def _require_floors(
+    plan: RetentionPlan, going: Sequence[Decision], fresh: Prepared, *, checked: bool
+) -> None:
     groups: dict[str, list[RootEntry]] = defaultdict(list)
     for found in fresh.found.values():
         groups[found.entry.group].append(found.entry)
@@ -122,5 +127,7 @@ def _require_floors(plan: RetentionPlan, going: Sequence[Decision], fresh: Prepa
     times = {group: log.last_applied(root) for group, root in fresh.roots.items()}
     last_run = {group: time for group, time in times.items() if time is not None}
     dropped = [fresh.found[d.entry.name].entry for d in going]
-    broken = tuple(broken_floors(plan.policy, runs, dropped, last_run))
-    replace(plan, broken=broken).require()
+    broken = [*broken_floors(plan.policy, runs, dropped, last_run)]
+    if checked and plan.policy.check:
+        broken += map(unproven_floor, unproven(runs, dropped))
+    replace(plan, broken=tuple(broken)).require()

@@ -1,4 +1,4 @@
-"""Receipts where something goes wrong beside them: a full disk, failing calls, two writers."""
+"""The ledger where something goes wrong beside it: a full disk, failing calls, two writers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
+from ftckpt.discovery.ledger import KeptVerdict, Ledger, parse
 from ftckpt.own_files import is_leftover
-from ftckpt.storage import StoreOptions
-from ftckpt.verification.receipts import Book, Receipt, parse
-from tests.builders.checkpoints import open_checkpoint, save_dcp
+from ftckpt.storage import open_store
+from tests.builders.checkpoints import save_dcp
+from tests.discovery.test_ledger import REUSE, latest, verdict_of
 from tests.faults.cli import here
 from tests.faults.conftest import Answer
-from tests.verification.test_receipts import REUSE, latest, receipt_of
 
 
 @pytest.fixture
@@ -55,27 +55,27 @@ def test_a_full_disk_fails_nothing_and_leaves_nothing_that_is_believed(
         assert not list(disk.rglob("*.json"))
         assert not [p for p in disk.rglob("*") if p.is_file() and is_leftover(p.name)]
         filler.unlink()
-        assert latest(disk / "run", *REUSE)["receipts"] == []
-        assert len(latest(disk / "run", *REUSE)["receipts"]) == 1
-        # Full again, and the receipt is too old to hold: it is not cut by being written anew.
-        before = receipt_of(disk / "run").read_bytes()
+        assert latest(disk / "run", *REUSE)["remembered"] == []
+        assert len(latest(disk / "run", *REUSE)["remembered"]) == 1
+        # Full again, and the verdict is too old to hold: it is not cut by being written anew.
+        before = verdict_of(disk / "run").read_bytes()
         with suppress(OSError):
             filler.write_bytes(bytes(1 << 20))
         for level in ("content", "values"):
             found = latest(disk / "run", "--verify", level, "--reuse", "0.001s")
-            assert (found["result"]["code"], found["receipts"]) == (0, [])
-        assert receipt_of(disk / "run").read_bytes() == before
+            assert (found["result"]["code"], found["remembered"]) == (0, [])
+        assert verdict_of(disk / "run").read_bytes() == before
     finally:
         subprocess.run(["umount", str(disk)], check=True)
 
 
 @pytest.mark.parametrize("verb", ["latest", "verify"])
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
-def test_a_receipt_that_cannot_be_written_at_any_call(
+def test_a_verdict_that_cannot_be_written_at_any_call(
     root: Path, verb: str, error: int, system: Callable[[Answer], None]
 ) -> None:
     latest(root, *REUSE)
-    path = receipt_of(root)
+    path = verdict_of(root)
     os.utime(root / "step-2" / "__0_0.distcp", (1, 1))  # what was remembered holds no more
     reuse: list[str | Path] = ["latest", root, *REUSE]
     words = reuse if verb == "latest" else ["verify", root / "step-2", "--remember"]
@@ -109,42 +109,41 @@ def test_a_receipt_that_cannot_be_written_at_any_call(
         assert "is not remembered" in done.stderr, call
         assert path.read_bytes() == before
         system(lambda _, does, given: does(*given))
-        assert "is ignored: files have changed since" in here(*reuse).stderr
+        assert "was not read" not in here(*reuse).stderr
         path.write_bytes(before)
 
 
 def test_two_writers_at_once_both_survive(root: Path) -> None:
-    checkpoint = open_checkpoint(root / "step-2")
-    receipts = [
-        Receipt(str(root / "step-2"), "content", "crc32", "x" * (1 + 3000 * n), 1, 1.0, "f", "")
+    verdicts = [
+        KeptVerdict("step-2", "content", 0, "x" * (1 + 3000 * n), "crc32", 1, 1.0, 1.0, "f", "me")
         for n in range(2)
     ]
-    path = receipt_of(root)
+    path = verdict_of(root)
     failed: list[BaseException] = []
     barrier = threading.Barrier(3)
 
-    def write(receipt: Receipt) -> None:
+    def write(verdict: KeptVerdict) -> None:
         try:
-            book = Book(checkpoint, StoreOptions())
+            ledger = Ledger(open_store(str(root)), "")
             barrier.wait()
             for _ in range(200):
-                book.write(receipt)
+                ledger.write("step-2", verdict)
         except BaseException as error:
             failed.append(error)
 
-    threads = [threading.Thread(target=write, args=(one,)) for one in receipts]
+    threads = [threading.Thread(target=write, args=(one,)) for one in verdicts]
     for thread in threads:
         thread.start()
     barrier.wait()
     seen = 0
     while any(thread.is_alive() for thread in threads) or not seen:
         with suppress(FileNotFoundError):
-            assert parse(path.read_bytes()) in receipts  # whole, at every instant
+            assert parse(path.read_bytes()) in verdicts  # whole, at every instant
             seen += 1
     for thread in threads:
         thread.join()
     assert failed == []
-    assert parse(path.read_bytes()) in receipts
+    assert parse(path.read_bytes()) in verdicts
     assert os.listdir(path.parent) == [path.name]
 
 
@@ -159,5 +158,5 @@ def test_two_restarts_at_once(root: Path) -> None:
         assert one.returncode == 0, err
         assert "is not remembered" not in err
         assert json.loads(out)["step"] == 2
-    assert len(latest(root, *REUSE)["receipts"]) == 1
-    assert os.listdir(receipt_of(root).parent) == ["step-2.json"]
+    assert len(latest(root, *REUSE)["remembered"]) == 1
+    assert os.listdir(verdict_of(root).parent) == [verdict_of(root).name]
