@@ -20,7 +20,7 @@ from ftckpt.checkpoint import (
 )
 from ftckpt.discovery.listing import listing_of_source
 from ftckpt.discovery.recognise import Format
-from ftckpt.errors import CorruptError, FtckptError, UnsupportedError
+from ftckpt.errors import CorruptError, FtckptError, NewerWriterError, UnsupportedError
 from ftckpt.findings import Finding, finding, from_error, listed
 from ftckpt.formats.huggingface.config import parsed_json
 from ftckpt.formats.state.stored_names import place
@@ -167,7 +167,7 @@ class _Opening:
             self._fails(place, error)
 
     def _fails(self, place: str, error: FtckptError) -> None:
-        if isinstance(error, UnsupportedError):
+        if isinstance(error, UnsupportedError) and not isinstance(error, NewerWriterError):
             self.unread[place] = error.message
         else:
             self.damage.append(from_error(error))
