@@ -86,7 +86,7 @@ def command(
     wrong without them. With --resume it also says where the files of it are missing or cut. Never
     reads tensor bytes and never runs code from a file.
     """
-    from ftckpt.formats.state.fields import state_contents
+    from ftckpt.formats.state import state_contents
     from ftckpt.inspection import inspect, matching
 
     invocation = invoked(ctx)

@@ -36,12 +36,12 @@ READERS = {
 }
 # The most modules of this project that a command may load: raise one only with the reason.
 MOST = {
-    # gc: one that finds what an entry needs of others, and the ledger of verdicts. All: the format
-    # that is asked last, of what no other knows, as most directories around a checkpoint. latest:
-    # what its neighbours have. Folders of safetensors: those that tell codes from numbers, and the
-    # files of ranks.
-    "inspect": 121, "structure": 133, "content": 145, "values": 156, "to safetensors": 233,
-    "to dcp": 227, "pack": 244, "latest": 149, "gc": 187,
+    # All: the format that is asked last, of what no other knows (a folder of parts), what holds a
+    # trainer to two signs, and what keeps a password out of every answer. inspect: what reads other
+    # state by its content. latest, gc: the ledger, the order of a series, what neighbours have.
+    # Folders of safetensors: what tells codes from numbers, and the files of ranks.
+    "inspect": 146, "structure": 142, "content": 154, "values": 166, "to safetensors": 246,
+    "to dcp": 240, "pack": 253, "latest": 158, "gc": 195,
 }  # fmt: skip
 ALONE = """
 import sys

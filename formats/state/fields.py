@@ -11,10 +11,9 @@ import re
 import reprlib
 import struct
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.comparison import Field
 from ftckpt.errors import FtckptError
 from ftckpt.formats.pickles.inert import Inert
 from ftckpt.formats.pickles.unpickle import load
@@ -27,8 +26,10 @@ from ftckpt.transfer.content import Content
 
 from .objects import StateObjects
 from .paths import recorded_paths
-from .same_object import state_digest
 from .vocabulary import OPTIMIZERS
+
+if TYPE_CHECKING:
+    from ftckpt.comparison import Field
 
 _RANK = re.compile(r"rank_(\d+)\.(?=.)")
 # Megatron stores a distributed optimizer's groups once for each set of ranks that share them, or
@@ -46,6 +47,8 @@ def state_fields(checkpoint: Checkpoint) -> Iterator[Field | FtckptError]:
     Tensors that the checkpoint lists are left out. A field's name is the path to it in the
     trainer's state, however the format cuts that state into objects.
     """
+    from ftckpt.comparison import Field  # what reads contents alone compares nothing
+
     for one in _values(checkpoint, checkpoint.objects):
         if isinstance(one, FtckptError):
             yield one
@@ -182,6 +185,8 @@ def _digest(checkpoint: Checkpoint, part: CopiedTree) -> bytes:
     if value is None or type(value) in (bool, int, str):
         plain = f"{type(value).__name__} {value if type(value) is not int else hex(value)}"
         return plain.encode("utf-8", "surrogatepass")
+    from .same_object import state_digest
+
     return state_digest(checkpoint, [part])
 
 

@@ -51,7 +51,7 @@ def inspect(
         stores: how to reach object stores.
     """
     from ftckpt import inspection
-    from ftckpt.formats.state.fields import state_contents
+    from ftckpt.formats.state import state_contents
 
     known = opened(checkpoint, stores, also=also)
     result = inspection.inspect(known, state_contents)

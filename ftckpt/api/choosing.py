@@ -144,7 +144,7 @@ def condition_of(flags: ChoiceFlags, note: Note) -> Condition:
 def requiring(parts: Sequence[Part], note: Note) -> Condition:
     """Return the condition that a checkpoint has parts, as its names and its content show."""
     from ftckpt.discovery.conditions import lacking
-    from ftckpt.formats.state.fields import state_contents
+    from ftckpt.formats.state import state_contents
 
     return partial(lacking, parts=parts, note=note, contents=state_contents)
 
