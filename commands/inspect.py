@@ -157,8 +157,8 @@ def _show_root(invocation: Invocation, target: Target) -> None:
         {
             "path": root.url_of(child.candidate),
             "step": child.candidate.step,
-            "format": child.parts[0].format.name,
-            "commit": child.parts[0].recognition.commit,
+            "format": child.part.format.name,
+            "commit": child.part.recognition.commit,
         }
         for child in children
     ]

@@ -134,9 +134,9 @@ def open_from(invocation: Invocation, target: Target, *, newest: bool = True) ->
     url = target.root.url_of(child.candidate)
     if not target.place.which:
         invocation.say(f"{printable(target.place.url)} is a root; taking {printable(url)}")
-    invocation.report(target=url, format=child.parts[0].format.name)
+    invocation.report(target=url, format=child.part.format.name)
     with no_gc():
-        return invocation.keep(open_part(target.root.store, child.parts[0]))
+        return invocation.keep(open_part(target.root.store, child.part))
 
 
 def _names(root: Root) -> str:
@@ -175,4 +175,4 @@ def open_other(invocation: Invocation, path: str, *, rules: Rules | None = None)
     from ftckpt.discovery.candidates import choose_child
 
     child = choose_child(target.root, target.place.which)
-    return open_part(target.root.store, child.parts[0])
+    return open_part(target.root.store, child.part)

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
-from ftckpt.discovery.recognise import UnopenedPart
 from ftckpt.discovery.roots import Candidate, Child, Root, concurrently
 from ftckpt.errors import CorruptError, DeniedError, NotFoundError, UnsafeError, UnsupportedError
 from ftckpt.manifest.locate import read
@@ -35,20 +34,19 @@ def bases(root: Root, child: Child) -> Sequence[str]:
         UnsupportedError: it is of another version: what it is built on cannot be known.
         UnavailableError, DeniedError: it could not be read.
     """
-    parts = (part for part in child.parts if part.format.name == FORMAT)
-    return tuple(dict.fromkeys(path for part in parts for path in _of_part(root, child, part)))
+    return tuple(dict.fromkeys(_of(root, child))) if child.part.format.name == FORMAT else ()
 
 
-def _of_part(root: Root, child: Child, part: UnopenedPart) -> Iterator[str]:
+def _of(root: Root, child: Child) -> Iterator[str]:
     from ftckpt.delta.index.base_path import resolved
     from ftckpt.delta.index.head import read_base
 
     from .chain import step_of
 
-    base = read_base(root.store, part.entry.path)
+    base = read_base(root.store, child.part.entry.path)
     if base is None:
         return
-    place = _place(root.store, part.entry.path)
+    place = _place(root.store, child.part.entry.path)
     recorded = resolved(base.path, place)
     path = _inside(root.store, recorded)
     if path is None:

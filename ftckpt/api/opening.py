@@ -71,7 +71,7 @@ def open_checkpoint(
     from ftckpt.discovery.candidates import choose_child
 
     child = choose_child(target.root, target.place.which)
-    return open_part(target.root.store, child.parts[0])
+    return open_part(target.root.store, child.part)
 
 
 def opened(

@@ -31,7 +31,7 @@ class Promotion(NamedTuple):
         url: the checkpoint that they point to.
         step: its step; None where nothing shows it.
         moves: each pointer, with what it said and says; moved where it `changes`.
-        reports: of the checks of the checkpoint's parts; none for a dry run.
+        reports: of its check; none for a dry run.
         dry_run: whether nothing was moved.
     """
 
@@ -108,7 +108,7 @@ def promote(
         RefusedError: it holds weights alone, a pointer says a later step, or was changed meanwhile.
         DeniedError: the root cannot be written.
     """
-    from ftckpt.discovery.open_part import open_parts
+    from ftckpt.discovery.open_part import open_part
     from ftckpt.discovery.promotion import find_in_root, held, move, moves
     from ftckpt.retention.locks.claim import leased
     from ftckpt.retention.records.who import actor
@@ -118,20 +118,18 @@ def promote(
     _require_whole(root, child)
     name, url = child.candidate.path, root.url_of(child.candidate)
     step = child.candidate.step
-    found(url, child.parts[0].format.name)
+    found(url, child.part.format.name)
     # Before terabytes are read: by the name, which the content has to confirm.
     wanted = moves(root, name, step, tuple(pointer), backwards=backwards)
     if dry_run:
         return Promotion(url, step, wanted, (), dry_run=True)
     work = Work.of(jobs, limit_rate, counter)
-    reports = []
     with leased(root, name, actor()):
-        opened = open_parts(root.store, child.parts)
-        for one in opened:
-            reports.append(check_one(one, VerifyOptions(depth), work=work))
-            if reports[-1].code is not ExitCode.OK:
-                return Promotion(url, step, (), reports, dry_run=False)
-        step = opened[0].step if opened[0].step is not None else step
+        opened = open_part(root.store, child.part)
+        reports = (check_one(opened, VerifyOptions(depth), work=work),)
+        if reports[0].code is not ExitCode.OK:
+            return Promotion(url, step, (), reports, dry_run=False)
+        step = opened.step if opened.step is not None else step
         with held(root, actor()) as now:
             find_in_root(now, name)
             wanted = moves(now, name, step, tuple(pointer), backwards=backwards)
@@ -152,7 +150,7 @@ def _require_whole(root: Root, child: Child) -> None:
     from ftckpt.manifest.thinned import WEIGHTS_ALONE, is_thinned
     from ftckpt.own_files import weights_of
 
-    if any(is_thinned(files_of(root.store, part.entry)) for part in child.parts):
+    if is_thinned(files_of(root.store, child.part.entry)):
         name = child.candidate.path
         whole = weights_of(name) or name
         raise RefusedError(

@@ -95,7 +95,7 @@ class WeightsAlone:
             return write(restart=True)
 
     def _laid_out(self, found: ScannedEntry, path: str) -> tuple[Checkpoint, LaidOut]:
-        from ftckpt.discovery.open_part import open_parts
+        from ftckpt.discovery.open_part import open_part
         from ftckpt.transfer.content import Content
         from ftckpt.transfer.layout import LayoutRequest
         from ftckpt.transfer.request.narrowing import Only, only
@@ -108,11 +108,11 @@ class WeightsAlone:
             raise UnsupportedError("it is a delta: it is small as it is")
         if entry.needs:
             raise UnsupportedError("it depends on another checkpoint")
-        if any(part.recognition.parts for part in child.parts):
+        if child.part.recognition.parts:
             raise UnsupportedError("it holds its checkpoints in folders")
         if child.candidate.step is None or child.candidate.step != entry.step:
             raise UnsupportedError("its name does not say the step of its content")
-        checkpoint = open_parts(store, child.parts)[0]
+        checkpoint = open_part(store, child.part)
         require_weights(checkpoint)
         content = only(Content.of(checkpoint), Only.MODEL)
         source = checkpoint.source_format

@@ -31,7 +31,7 @@ from ftckpt.storage.store import Entry, EntryKind, join
 
 from .lone_manifests import HINT, alone
 from .looked import NO_STEP, Looked
-from .open_part import files_of, open_parts
+from .open_part import files_of, open_part
 from .roots import Candidate, Child, Root, concurrently, newest_names_first
 from .series import newest_first
 from .step_names import is_put_aside, stands_still
@@ -132,7 +132,7 @@ class Walk:
 
 
 def _is_nameless_unsupported(child: Child) -> bool:
-    return child.candidate.step is None and not child.parts[0].recognition.supported
+    return child.candidate.step is None and not child.part.recognition.supported
 
 
 def look(root: Root, candidate: Candidate) -> Looked | None:
@@ -154,8 +154,7 @@ def look(root: Root, candidate: Candidate) -> Looked | None:
             return _of_no_format(root, candidate)
         if _is_nameless_unsupported(child):
             return Looked(candidate, child)
-        steps = [_step(checkpoint) for checkpoint in open_parts(root.store, child.parts)]
-        return Looked(candidate, child, steps[0])
+        return Looked(candidate, child, _step(open_part(root.store, child.part)))
     except NotFoundError as error:
         return Looked(candidate, child, error=gone(root, candidate, error))
     except FtckptError as error:
@@ -281,7 +280,7 @@ def newest_child(root: Root, note: Callable[[str], None] = lambda _: None) -> Ch
 def _is_thinned(root: Root, child: Child) -> bool:
     """Whether it holds the weights alone; asked of one, because it takes a listing."""
     try:
-        return any(is_thinned(files_of(root.store, part.entry)) for part in child.parts)
+        return is_thinned(files_of(root.store, child.part.entry))
     except (NotFoundError, IncompleteError):
         return False  # it is going, as opening it will show
 
@@ -323,7 +322,7 @@ def nothing_known(root: Root, hint: str = "") -> FtckptError:
             assert looked.error is not None
             return looked.error
         if looked.child is not None and _is_nameless_unsupported(looked.child):
-            reason = looked.child.parts[0].recognition.reason
+            reason = looked.child.part.recognition.reason
             url = root.url_of(candidate)
             return UnsupportedError(f"{url} is not read by this version: {reason}")
     strange = not_understood(root, hint)

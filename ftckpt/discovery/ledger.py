@@ -461,25 +461,6 @@ class CheckedPlace(NamedTuple):
             return ""
 
 
-def parts_of(root: Root, parts: Iterable[UnopenedPart]) -> list[CheckedPlace]:
-    """Return the recognised checkpoints of a root for its ledger."""
-    return [CheckedPlace(root.store, part) for part in parts]
-
-
-def together(found: Sequence[ContentStanding]) -> ContentStanding:
-    """Return what is known of a step of several checkpoints: one that is bad is enough."""
-    bads = [one.bad for one in found if one.bad is not None]
-    goods = [one.good for one in found if one.good is not None]
-    lasts = [one.last for one in found if one.last is not None]
-    every = len(found)
-    weakest = min(goods, key=lambda g: (g.verdict.read, g.verdict.proven), default=None)
-    return ContentStanding(
-        max(bads, key=lambda one: one.own, default=None),
-        weakest if len(goods) == every else None,
-        min(lasts, key=lambda one: one.verdict.checked) if every and len(lasts) == every else None,
-    )
-
-
 def place_of(source: Source) -> str:
     """Return the path of a checkpoint in its store."""
     named = source.named or (next(iter(source.entries)) if source.single else "")

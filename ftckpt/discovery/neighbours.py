@@ -67,7 +67,7 @@ def lacking(
     Raises:
         FtckptError: a neighbour cannot be listed.
     """
-    mine = _parts(child)
+    mine = set(child.part.recognition.parts)
     if not mine:
         return None
     older, newer = _series(child.candidate, step, every)
@@ -106,7 +106,7 @@ def lacking_alone(
         store = open_store(above, options)
         root = read_root(store, partial(recognise_at, store, formats=formats))
         mine = next((c for c in root.candidates if c.path == name), None)
-        return mine and lacking(root, Child(mine, (part,)), mine.step, root.candidates)
+        return mine and lacking(root, Child(mine, part), mine.step, root.candidates)
     except FtckptError:
         return None  # the step itself is there, and nobody asked for more
 
@@ -153,15 +153,10 @@ def _shown(
     for candidate in candidates[:_TRIED]:
         child = root.recognise(candidate)
         if child is not None and candidate.entry.kind is EntryKind.DIRECTORY:
-            found.append((candidate, _parts(child) or _top(root, candidate)))
+            found.append((candidate, set(child.part.recognition.parts) or _top(root, candidate)))
         if len(found) == most:
             break
     return found
-
-
-def _parts(child: Child) -> set[str]:
-    """Return the names of a step's parts, those of ranks and shards as one."""
-    return {one for part in child.parts for one in part.recognition.parts}
 
 
 def _top(root: Root, candidate: Candidate) -> set[str]:

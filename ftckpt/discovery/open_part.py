@@ -1,8 +1,8 @@
-"""Open a recognised directory or file, or every part of a checkpoint of a root."""
+"""Open a recognised directory or file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from ftckpt.checkpoint import Checkpoint, Commit, CommitState
 from ftckpt.errors import (
@@ -127,8 +127,3 @@ def _finished(checkpoint: Checkpoint) -> Checkpoint:
     if checkpoint.commit.state is CommitState.NO_MARKER and FINISHED in checkpoint.source.entries:
         checkpoint.commit = Commit(CommitState.COMMITTED, FINISHED)
     return checkpoint
-
-
-def open_parts(store: Store, parts: Iterable[UnopenedPart]) -> list[Checkpoint]:
-    """Open every part of a child of a root; most have one (see `open_part`)."""
-    return [open_part(store, part) for part in parts]

@@ -129,7 +129,7 @@ def _alike(root: Root, pointer: Pointer, target: str) -> bool:
     if pointer.target not in names or target not in names:
         return True
     formats = [
-        child and child.parts[0].format.name
+        child and child.part.format.name
         for child in (root.recognise(names[name]) for name in (pointer.target, target))
     ]
     return formats[0] == formats[1]

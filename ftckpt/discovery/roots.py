@@ -56,10 +56,10 @@ class Candidate(NamedTuple):
 
 
 class Child(NamedTuple):
-    """A candidate that a format recognises; `parts` has one."""
+    """A candidate that a format recognises."""
 
     candidate: Candidate
-    parts: tuple[UnopenedPart, ...]
+    part: UnopenedPart
 
 
 @dataclass(frozen=True)
@@ -114,9 +114,8 @@ class Root:
         name = weights_of(candidate.path)
         whole = next((c for c in self.candidates if c.path == name), None) if name else None
         child = None if whole is None or whole.staging else self.recognise(whole)
-        parts = () if child is None else child.parts
-        torn = any(part.recognition.commit is CommitState.UNCOMMITTED for part in parts)
-        return whole if parts and not torn else None
+        torn = child is None or child.part.recognition.commit is CommitState.UNCOMMITTED
+        return None if torn else whole
 
     def recognise(self, candidate: Candidate) -> Child | None:
         """List one candidate and return it if a format knows it, else None.
@@ -126,7 +125,7 @@ class Root:
         if self.is_dropped(candidate) or self.whole(candidate) is not None:
             return None
         part = self.ask(candidate.entry)
-        return None if part is None else Child(candidate, (part,))
+        return None if part is None else Child(candidate, part)
 
     def recognise_all(self, candidates: Iterable[Candidate]) -> list[Child | FtckptError | None]:
         """Recognise many candidates at once; an error stands in the place of its candidate."""

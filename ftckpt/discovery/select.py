@@ -21,7 +21,7 @@ from ftckpt.storage.source import Source
 from .candidates import WALKED_OVER, Walk, gone
 from .looked import Looked
 from .neighbours import lacking
-from .open_part import open_parts
+from .open_part import open_part
 from .roots import Candidate, Root
 from .step_names import is_put_aside, says_other_step
 
@@ -200,7 +200,7 @@ def select(
         *end,
         path=None if chosen is None else root.url_of(chosen.candidate),
         step=None if chosen is None else chosen.known_step,
-        format=None if chosen is None or not chosen.child else chosen.child.parts[0].format.name,
+        format=None if chosen is None or not chosen.child else chosen.child.part.format.name,
         skipped=tuple(skipped),
         pointers=pointers,
         findings=(*remarks, *_names(root, walk.looked), *_disagreements(pointers, chosen)),
@@ -221,7 +221,6 @@ def _try(
     if looked.error is not None:
         return looked.error.exit_code, looked.error.message, looked.error.hint, False
     assert looked.child is not None
-    answers = []
     source: Source | None = None
     try:
         torn = lacking(root, looked.child, looked.known_step, every)
@@ -229,18 +228,18 @@ def _try(
             return ExitCode.INCOMPLETE, torn.message, "", False
         remarks += [torn.finding] if torn is not None else []
         # Opened again instead of kept: the headers of 64 checkpoints do not fit in memory.
-        for checkpoint in open_parts(root.store, looked.child.parts):
-            source = checkpoint.source
-            why = "" if rules.passed_over is None else rules.passed_over(checkpoint)
-            if why:
-                return ExitCode.REFUSED, f"{checkpoint.source.url} {why}", "", True
-            if torn is not None and torn.of(checkpoint).certain:
-                return ExitCode.INCOMPLETE, torn.message, "", False
-            # Headers show what is lacking, before every byte is read.
-            wanted = rules.lacking(checkpoint)
-            if wanted:
-                return ExitCode.UNVERIFIED, f"{checkpoint.source.url} {wanted}", "", True
-            answers.append(check(checkpoint, root))
+        checkpoint = open_part(root.store, looked.child.part)
+        source = checkpoint.source
+        why = "" if rules.passed_over is None else rules.passed_over(checkpoint)
+        if why:
+            return ExitCode.REFUSED, f"{source.url} {why}", "", True
+        if torn is not None and torn.of(checkpoint).certain:
+            return ExitCode.INCOMPLETE, torn.message, "", False
+        # Headers show what is lacking, before every byte is read.
+        wanted = rules.lacking(checkpoint)
+        if wanted:
+            return ExitCode.UNVERIFIED, f"{source.url} {wanted}", "", True
+        return *check(checkpoint, root), "", False
     except NotFoundError as absent:
         error = gone(root, looked.candidate, absent)
         return error.exit_code, error.message, error.hint, False
@@ -251,8 +250,6 @@ def _try(
         return found.exit_code, found.message, found.hint, False
     except FtckptError as error:
         return error.exit_code, error.message, error.hint, False
-    code = worst(code for code, _ in answers)
-    return code, next(message for its, message in answers if its is code), "", False
 
 
 def _flag(code: ExitCode) -> str:
@@ -295,7 +292,7 @@ def _empty(root: Root, walk: Walk, rules: SelectionRules) -> tuple[ExitCode, str
         )
     if walk.unsupported:
         one = walk.unsupported[0]
-        reason = one.parts[0].recognition.reason
+        reason = one.part.recognition.reason
         return (
             ExitCode.UNSUPPORTED,
             f"{root.url} holds no checkpoint that this version reads: "

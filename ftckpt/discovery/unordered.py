@@ -14,7 +14,7 @@ from ftckpt.findings import listed
 
 from . import series
 from .looked import Looked
-from .open_part import open_parts
+from .open_part import open_part
 from .roots import Root
 
 _NAMED = 4
@@ -141,14 +141,11 @@ _Key = tuple[str, tuple[int, ...]]
 def _content(root: Root, looked: Looked) -> Mapping[_Key, tuple[int | None, ...]]:
     """Return the CRCs of each tensor, by its name and shape; nothing if it cannot be read."""
     assert looked.child is not None
-    found: dict[_Key, tuple[int | None, ...]] = {}
+    crcs: dict[str, list[int | None]] = defaultdict(list)
     try:
-        for opened in open_parts(root.store, looked.child.parts):
-            crcs: dict[str, list[int | None]] = defaultdict(list)
-            for record in opened.records():
-                crcs[record.owner].append(record.crc32)
-            for key, info in opened.tensors.items():
-                found[key, info.shape] = tuple(crcs[key])
+        opened = open_part(root.store, looked.child.part)
+        for record in opened.records():
+            crcs[record.owner].append(record.crc32)
+        return {(key, info.shape): tuple(crcs[key]) for key, info in opened.tensors.items()}
     except FtckptError:
         return {}
-    return found

@@ -9,7 +9,7 @@ from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import ExitCode, FtckptError
 
 from .candidates import look
-from .open_part import open_parts
+from .open_part import open_part
 from .roots import Candidate, Root
 from .select import Check, Note, Selection, SelectionRules, select
 
@@ -91,7 +91,7 @@ def _in_flight(root: Root, candidate: Candidate, check: Check) -> bool:
         if looked is None or looked.error is not None or looked.child is None:
             error = None if looked is None else looked.error
             return error is not None and error.exit_code is ExitCode.INCOMPLETE
-        codes = [check(c, root)[0] for c in open_parts(root.store, looked.child.parts)]
+        code, _ = check(open_part(root.store, looked.child.part), root)
     except FtckptError as error:
-        return error.exit_code is ExitCode.INCOMPLETE
-    return ExitCode.INCOMPLETE in codes
+        code = error.exit_code
+    return code is ExitCode.INCOMPLETE

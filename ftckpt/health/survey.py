@@ -156,7 +156,7 @@ def with_newest(found: Survey, now: float) -> Survey:
         if one.entry.thinned or is_put_aside(one.entry.name.rpartition("/")[2]):
             continue
         child = members[one.entry.name].child
-        if child is None or any(isinstance(p.format, OrderedByRank) for p in child.parts):
+        if child is None or isinstance(child.part.format, OrderedByRank):
             break  # a node's own disk: the ranks that it lacks lie on others
         now_is = checked(members[one.entry.name], now, None)
         if now_is is None or now_is.entry.entry_class in (EntryClass.COMMITTED, EntryClass.FOREIGN):

@@ -314,8 +314,8 @@ class PlaceCheck:
 
             return lacking(root, child, child.candidate.step, root.candidates)
 
-        (part,) = child.parts
-        return self._part(root.store, part, root.store.describe(part.entry.path), beside, root)
+        url = root.store.describe(child.part.entry.path)
+        return self._part(root.store, child.part, url, beside, root)
 
     def _part(
         self,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.checkpoint import CommitState
-from ftckpt.discovery.ledger import ContentStanding, Ledger, Remembered, parts_of, together
+from ftckpt.discovery.ledger import CheckedPlace, ContentStanding, Ledger, Remembered
 from ftckpt.discovery.open_part import files_of
 from ftckpt.errors import ExitCode, FtckptError, UsageError
 from ftckpt.storage import StoreOptions
@@ -143,13 +143,12 @@ class Scrub:
 
     def _look(self, root: Root) -> None:
         for child in root.children():
-            if any(part.recognition.commit is CommitState.UNCOMMITTED for part in child.parts):
+            if child.part.recognition.commit is CommitState.UNCOMMITTED:
                 self.passed_over.append(root.url_of(child.candidate))
             else:
                 self._children[child.candidate.path] = child
-        parts = {name: parts_of(root, child.parts) for name, child in self._children.items()}
-        found = iter(self._ledger(root).standings([one for held in parts.values() for one in held]))
-        self._known = {name: together([next(found) for _ in held]) for name, held in parts.items()}
+        places = [CheckedPlace(root.store, child.part) for child in self._children.values()]
+        self._known = dict(zip(self._children, self._ledger(root).standings(places), strict=True))
 
     def _last(self, name: str) -> float:
         last = self._known[name].last
@@ -174,13 +173,10 @@ def is_blind(known: ContentStanding) -> bool:
 
 
 def _nbytes(root: Root, child: Child) -> int:
-    nbytes = 0
-    for part in child.parts:
-        try:
-            nbytes += files_of(root.store, part.entry).nbytes
-        except FtckptError:
-            continue  # removed meanwhile: the check says so
-    return nbytes
+    try:
+        return files_of(root.store, child.part.entry).nbytes
+    except FtckptError:
+        return 0  # removed meanwhile: the check says so
 
 
 def scrubbing(

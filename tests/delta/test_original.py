@@ -96,7 +96,7 @@ def test_every_file_of_every_framework(
     found = target.open() if target.root is None else None
     if found is None:
         assert target.root is not None
-        found = open_part(target.root.store, newest_child(target.root).parts[0])
+        found = open_part(target.root.store, newest_child(target.root).part)
     place = Path(found.source.url)
     pack_places(None, place, tmp_path / "delta")
     report = unpack(tmp_path / "delta", tmp_path / "out")

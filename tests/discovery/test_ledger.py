@@ -199,10 +199,8 @@ def test_parts_of_a_step_are_remembered_in_the_root(tmp_path: Path) -> None:
     damage(tmp_path, "global_step_2/critic")
     found = ftckpt.latest(str(tmp_path), verify="content")
     assert found.step == 1
-    assert sorted(p.name for p in (tmp_path / ".ftckpt" / "verdicts").iterdir()) == [
-        "global_step_1%2Factor", "global_step_1%2Fcritic",
-        "global_step_2%2Factor", "global_step_2%2Fcritic",
-    ]  # fmt: skip
+    kept = {p.name for p in (tmp_path / ".ftckpt" / "verdicts").iterdir()}
+    assert kept == {"global_step_1", "global_step_2"}
     assert ftckpt.latest(str(tmp_path)).step == 1
     rows = {Path(row.path).name: row for row in ftckpt.ls(str(tmp_path))}
     assert rows["global_step_2"].entry_class == "CORRUPT"

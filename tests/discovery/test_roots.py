@@ -147,8 +147,8 @@ def test_a_step_may_hold_one_checkpoint_a_model(tmp_path: Path) -> None:
     write(tmp_path / "global_step_5", "actor", 5)
     write(tmp_path / "global_step_5", "critic", 5)
     (child,) = read(tmp_path).children()
-    (part,) = child.parts
-    assert (part.entry.path, part.recognition.parts) == ("global_step_5", ("actor", "critic"))
+    assert child.part.entry.path == "global_step_5"
+    assert child.part.recognition.parts == ("actor", "critic")
 
 
 def test_a_checkpoint_is_no_root(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def save(root: Path, name: str, step: int, now: float = NOW, *, base: str = "") 
 
 def bases(root: Root, child: Child) -> Sequence[str]:
     """Return what a checkpoint says that it depends on."""
-    told = Path(root.store.local_path(child.parts[0].entry.path) or "") / "base"
+    told = Path(root.store.local_path(child.part.entry.path) or "") / "base"
     return [join(root.base, told.read_text())] if told.exists() else []
 
 

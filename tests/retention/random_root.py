@@ -65,7 +65,7 @@ class Everything(JudgedFormat):
 
 def bases(root: Root, child: Child) -> Sequence[str]:
     """Return what a checkpoint says that it depends on."""
-    told = Path(root.store.local_path(child.parts[0].entry.path) or "") / "base"
+    told = Path(root.store.local_path(child.part.entry.path) or "") / "base"
     return [join(root.base, told.read_text())] if told.exists() else []
 
 

@@ -36,7 +36,7 @@ def _open(path: Path) -> Checkpoint:
     target = open_target(str(path), FORMATS, StoreOptions())
     if target.root is None:
         return target.open()
-    return open_part(target.root.store, newest_child(target.root).parts[0])
+    return open_part(target.root.store, newest_child(target.root).part)
 
 
 def _write(content: Content, to: str, path: Path) -> TransferReport:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.discovery.open_part import open_parts
+from ftckpt.discovery.open_part import open_part
 from ftckpt.discovery.roots import Root, read_again
 from ftckpt.errors import CorruptError, ExistsError, FtckptError, NotFoundError
 from ftckpt.manifest import Manifest, ThinnedFrom
@@ -85,7 +85,7 @@ def name_in(root: Root, found: ScannedEntry) -> str:
 def opened(root: Root, found: ScannedEntry) -> Checkpoint:
     """Open a checkpoint of a root."""
     assert found.child is not None
-    return open_parts(root.store, found.child.parts)[0]
+    return open_part(root.store, found.child.part)
 
 
 class DestinationTier:
@@ -112,7 +112,7 @@ class DestinationTier:
     def _path(self, found: ScannedEntry) -> str:
         """Return where a checkpoint goes: the store's path in the tier."""
         assert found.child is not None
-        path = found.child.parts[0].entry.path
+        path = found.child.part.entry.path
         return join(self.tier.base, relative(self.root.base, path))
 
     def target(self, found: ScannedEntry) -> str:
@@ -131,7 +131,7 @@ class DestinationTier:
         """
         assert found.child is not None
         store, path = self.tier.store, self._path(found)
-        if found.child.parts[0].entry.kind is EntryKind.FILE:
+        if found.child.part.entry.kind is EntryKind.FILE:
             return Source.file(store, store.stat(path))
         return Source.directory(store, path)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from ftckpt.checkpoint import Checkpoint, CommitState
 from ftckpt.discovery.candidates import BATCH, gone
 from ftckpt.discovery.neighbours import lacking
-from ftckpt.discovery.open_part import open_parts
+from ftckpt.discovery.open_part import open_part
 from ftckpt.discovery.roots import concurrently
 from ftckpt.errors import (
     CorruptError,
@@ -31,7 +31,7 @@ from ftckpt.retention.scan.entries import EntryClass, ScanDepth
 from ftckpt.retention.scan.entry import ScannedEntry
 from ftckpt.retention.scan.inside import with_run
 from ftckpt.retention.scan.links import with_needs
-from ftckpt.storage.store import Entry, EntryKind
+from ftckpt.storage.store import EntryKind
 from ftckpt.verification import check_structure
 
 _HEAD = 4096
@@ -68,12 +68,10 @@ def checked(found: ScannedEntry, now: float, passed: Passed | None) -> ScannedEn
 def _opened(found: ScannedEntry, now: float) -> ScannedEntry | None:
     assert found.child is not None
     try:
-        opened = open_parts(found.root.store, found.child.parts)
-        errors = [e for checkpoint in opened for e in _errors(checkpoint)]
+        opened = open_part(found.root.store, found.child.part)
+        errors = _errors(opened)
         lost = lacking(found.root, found.child, found.entry.step, found.root.candidates)
-        if (
-            lost is not None and lost.of(opened[0]).certain
-        ):  # evidence to keep, as of a rank that is missing
+        if lost is not None and lost.of(opened).certain:  # to keep, as of a rank that is missing
             errors.insert(0, (ExitCode.CORRUPT, lost.message))
     except NotFoundError as absent:
         error = gone(found.root, found.child.candidate, absent)
@@ -90,11 +88,10 @@ def _opened(found: ScannedEntry, now: float) -> ScannedEntry | None:
         return found.now(entry_class=EntryClass.FOREIGN, why=error.message)
     if errors:
         return _judged(found, errors, now)
-    step = opened[0].step
     thinned = found.entry.thinned
-    if not thinned and any(is_thinned(one.source) for one in opened):
+    if not thinned and is_thinned(opened.source):
         thinned = found.entry.name  # a copy under a name of its own
-    step = found.entry.step if step is None else step
+    step = found.entry.step if opened.step is None else opened.step
     return found.now(checked=True, step=step, thinned=thinned)
 
 
@@ -102,7 +99,7 @@ def step_by_content(found: ScannedEntry) -> int | None:
     """Return the step that the content of a checkpoint shows; None if it shows none."""
     assert found.child is not None
     try:
-        return open_parts(found.root.store, found.child.parts)[0].step
+        return open_part(found.root.store, found.child.part).step
     except (CorruptError, UnsafeError, IncompleteError, UnsupportedError, NotFoundError):
         return None  # the check of kept entries reports that
 
@@ -201,8 +198,7 @@ def _judged(
 def _damaged(found: ScannedEntry, kind: EntryClass, why: str, now: float) -> ScannedEntry:
     """Damage is evidence, unless the save may still be running."""
     assert found.child is not None
-    markers = {part.recognition.commit for part in found.child.parts}
-    if CommitState.NO_MARKER in markers:
+    if found.child.part.recognition.commit is CommitState.NO_MARKER:
         newest = _newest(found)
         if newest is None or now - newest < GRACE:
             return found.now(entry_class=EntryClass.STAGING, why=why)
@@ -221,13 +217,8 @@ def _newest(found: ScannedEntry) -> float | None:
 
 
 def _is_verified(found: ScannedEntry) -> bool:
-    """Whether every part was sealed after a content check."""
-    assert found.child is not None
-    return all(_content_checked(found, part.entry) for part in found.child.parts)
-
-
-def _content_checked(found: ScannedEntry, place: Entry) -> bool:
-    store = found.root.store
+    """Whether it was sealed after a content check."""
+    store, place = found.root.store, found.place
     path = f"{place.path}/{MANIFEST}" if place.kind is EntryKind.DIRECTORY else place.path + SUFFIX
     try:
         # The checks stand at the head; a long manifest is read whole only if they help.

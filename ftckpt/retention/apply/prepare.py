@@ -353,7 +353,7 @@ class _Work:
             except NotFoundError:  # it is being written anew
                 return ()
         child = self.found[path].child
-        return () if child is None else best_in(root, child.parts)
+        return () if child is None else best_in(root, child.part)
 
     def _newest(self, entries: Sequence[RootEntry]) -> Iterator[str]:
         """Yield what may say which is the best: the newest saves, and those with a name for it."""

@@ -11,9 +11,7 @@ from ftckpt.discovery.ledger import (
     ContentStanding,
     Ledger,
     Remembered,
-    parts_of,
     standing,
-    together,
 )
 from ftckpt.discovery.open_part import open_part
 from ftckpt.errors import (
@@ -27,7 +25,7 @@ from ftckpt.errors import (
 from ftckpt.retention.scan.entries import EntryClass, RootEntry, ScanDepth
 from ftckpt.retention.scan.entry import ScannedEntry
 from ftckpt.retention.scan.read import judged_as
-from ftckpt.verification import Level, VerifyOptions, VerifyReport, failed, verify
+from ftckpt.verification import Level, VerifyOptions, failed, verify
 from ftckpt.workers import ALONE, Work
 
 # Without evidence, the deepest check is of the numbers themselves.
@@ -64,21 +62,19 @@ class ContentCheck:
         )  # fmt: skip
 
     def _read(self, found: ScannedEntry) -> ScannedEntry:
-        assert found.child is not None
-        ledger = Ledger(found.root.store, found.root.base)
-        parts = parts_of(found.root, found.child.parts)
-        verdicts = [self._part(ledger, part) for part in parts]
-        level = ScanDepth.CONTENT
-        if any(one.good is not None and one.good.verdict.level == "values" for one in verdicts):
-            level = ScanDepth.VALUES
-        return judged_as(found.now(looked=level), together(verdicts))
+        known = self._standing(found)
+        by_values = known.good is not None and known.good.verdict.level == "values"
+        level = ScanDepth.VALUES if by_values else ScanDepth.CONTENT
+        return judged_as(found.now(looked=level), known)
 
-    def _part(self, ledger: Ledger, part: CheckedPlace) -> ContentStanding:
-        assert part.part is not None
-        keeper = Keeper(ledger, _BY_EVIDENCE)
-        before = keeper.begin(part)
+    def _standing(self, found: ScannedEntry) -> ContentStanding:
+        assert found.child is not None
+        root, part = found.root, found.child.part
+        keeper = Keeper(Ledger(root.store, root.base), _BY_EVIDENCE)
+        place = CheckedPlace(root.store, part)
+        before = keeper.begin(place)
         try:
-            checkpoint = open_part(part.store, part.part)
+            checkpoint = open_part(root.store, part)
             report = verify(checkpoint, _BY_EVIDENCE, work=self._work)
             if report.code is ExitCode.UNVERIFIED:
                 keeper = replace(keeper, options=_BY_VALUES)
@@ -87,17 +83,11 @@ class ContentCheck:
             return ContentStanding()
         except _ABOUT_IT as error:
             report = failed(error)
-        return _standing(ledger, keeper, part, before, report)
-
-
-def _standing(
-    ledger: Ledger, keeper: Keeper, part: CheckedPlace, before: str, report: VerifyReport
-) -> ContentStanding:
-    keeper.end(part, before, report)
-    made = verdict_of(report, keeper.options, ledger.name(part.place), before)
-    if made is None:
-        return ContentStanding()
-    return standing([Remembered(made, "", own=True)], before, time.time())
+        keeper.end(place, before, report)
+        made = verdict_of(report, keeper.options, keeper.ledger.name(place.place), before)
+        if made is None:
+            return ContentStanding()
+        return standing([Remembered(made, "", own=True)], before, time.time())
 
 
 def _is_same(known: RootEntry, now: RootEntry) -> bool:

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
-from ftckpt.discovery.open_part import open_parts
+from ftckpt.discovery.open_part import open_part
 from ftckpt.discovery.recognise import UnopenedPart
 from ftckpt.discovery.roots import Root
 from ftckpt.errors import (
@@ -75,7 +75,7 @@ def best_of(root: Root, folder: str) -> tuple[str, ...]:
     return tuple(_names_in(state, ("best_model_checkpoint",), 0))
 
 
-def best_in(root: Root, parts: Sequence[UnopenedPart]) -> tuple[str, ...]:
+def best_in(root: Root, part: UnopenedPart) -> tuple[str, ...]:
     """Return the names of the checkpoints that another one calls the best, or its last.
 
     Lightning's `ModelCheckpoint` keeps them in its state, and loads them by
@@ -86,14 +86,14 @@ def best_in(root: Root, parts: Sequence[UnopenedPart]) -> tuple[str, ...]:
     """
     found: dict[str, None] = {}
     try:
-        for checkpoint in open_parts(root.store, parts):
-            told = [f for f in checkpoint.fields() if f.rpartition(".")[2] in _BEST]
-            for name in checkpoint.objects:
-                if any(field == name or field.startswith(name + ".") for field in told):
-                    state = checkpoint.load_object(name)
-                    if name.rpartition(".")[2] in _BEST:
-                        state = {name.rpartition(".")[2]: state}
-                    found |= dict.fromkeys(_names_in(state, _BEST, _DEEPEST))
+        checkpoint = open_part(root.store, part)
+        told = [f for f in checkpoint.fields() if f.rpartition(".")[2] in _BEST]
+        for name in checkpoint.objects:
+            if any(field == name or field.startswith(name + ".") for field in told):
+                state = checkpoint.load_object(name)
+                if name.rpartition(".")[2] in _BEST:
+                    state = {name.rpartition(".")[2]: state}
+                found |= dict.fromkeys(_names_in(state, _BEST, _DEEPEST))
     except (CorruptError, IncompleteError, NotFoundError, UnsafeError, UnsupportedError):
         return ()  # the check of what is kept reports it
     return tuple(found)

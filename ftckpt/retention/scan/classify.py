@@ -8,7 +8,7 @@ from ftckpt.checkpoint import CommitState
 from ftckpt.discovery.dropped import Tomb
 from ftckpt.discovery.listing import listing_of_directory, listing_of_file
 from ftckpt.discovery.lone_manifests import alone, alone_of
-from ftckpt.discovery.open_part import open_parts, recognise_at
+from ftckpt.discovery.open_part import open_part
 from ftckpt.discovery.recognise import Listing, UnopenedPart, recognise
 from ftckpt.discovery.roots import Candidate, Child, Root
 from ftckpt.discovery.series import roles_in
@@ -16,7 +16,6 @@ from ftckpt.errors import (
     CorruptError,
     DeniedError,
     IncompleteError,
-    NotFoundError,
     UnsafeError,
     UnsupportedError,
 )
@@ -129,14 +128,13 @@ class _Candidate:
             return self._of_no_format()
         if whole is not None:
             return self._unfinished(f"{PENDING}{whole.path}, which stands", child)
-        odd = next((p for p in child.parts if not p.recognition.supported), None)
-        if odd is not None:
-            return self._found(EntryClass.FOREIGN, odd.recognition.reason, child)
-        if any(part.recognition.shares for part in child.parts):
+        shown = child.part.recognition
+        if not shown.supported:
+            return self._found(EntryClass.FOREIGN, shown.reason, child)
+        if shown.shares:
             return self._found(EntryClass.FOREIGN, SHARED, child)
-        torn = [p for p in child.parts if p.recognition.commit is CommitState.UNCOMMITTED]
-        if torn:
-            return self._torn(child, torn[0].recognition.reason, listing)
+        if shown.commit is CommitState.UNCOMMITTED:
+            return self._torn(child, shown.reason, listing)
         if MANIFEST not in listing.files and _in_transfer(listing):
             return self._unfinished(_TRANSFER, child)
         return self._committed(child, listing)
@@ -168,11 +166,11 @@ class _Candidate:
         The names of parts do not show whether they fit together, so these are opened too.
         """
         step, named = self.candidate.step, bool(roles_in(self.candidate.path))
-        why = child.parts[0].recognition.reason
-        if step is None or any(part.recognition.parts for part in child.parts):
+        why = child.part.recognition.reason
+        if step is None or child.part.recognition.parts:
             self.looked = ScanDepth.HEADERS
             try:
-                said = open_parts(self.root.store, child.parts)[0].step
+                said = open_part(self.root.store, child.part).step
                 step = said if step is None else step
             except CorruptError as error:
                 return self._found(EntryClass.CORRUPT, error.message, child)
@@ -184,27 +182,11 @@ class _Candidate:
                 return self._found(EntryClass.FOREIGN, error.message, child)
         found = self._found(EntryClass.COMMITTED, why, child)
         time = time_of_listing(listing) if self.files is None else self._time()
-        sealed = self._is_sealed(child, listing)
+        sealed = self.candidate.path + SUFFIX in self.root.foreign or MANIFEST in listing.files
         seen = len(listing.at_hand.files)
         left = tuple(sorted(filter(is_leftover, listing.at_hand.files)))
         found = replace(found, sealed=sealed, names=seen, left=left)
         return judged_by(found.now(step=step, time=time, named=named), self.how)
-
-    def _is_sealed(self, child: Child, listing: Listing) -> bool:
-        """Whether a manifest lies there; of several parts, in or beside each."""
-        if len(child.parts) == 1:
-            return self.candidate.path + SUFFIX in self.root.foreign or MANIFEST in listing.files
-        return all(self._has_manifest(part.entry) for part in child.parts)
-
-    def _has_manifest(self, place: Entry) -> bool:
-        folder = place.kind is EntryKind.DIRECTORY
-        path = f"{place.path}/{MANIFEST}" if folder else place.path + SUFFIX
-        if self.files is not None:
-            return any(file.path == path for file in self.files)
-        try:
-            return self.root.store.stat(path).kind is EntryKind.FILE
-        except NotFoundError:
-            return False
 
     def _torn(self, child: Child, reason: str, listing: Listing) -> ScannedEntry:
         """Classify a save without its commit marker: unfinished, unless known to be finished."""
@@ -214,7 +196,7 @@ class _Candidate:
         try:
             # A listing without the marker is not proof: opening requests it by name.
             self.looked = ScanDepth.HEADERS
-            open_parts(self.root.store, child.parts)
+            open_part(self.root.store, child.part)
         except CorruptError as error:
             return self._found(EntryClass.CORRUPT, error.message, child)
         except UnsafeError as error:
@@ -257,9 +239,9 @@ class _Candidate:
             entry_class=kind,
             step=self.candidate.step,
             time=self.place.mtime,
-            format=child.parts[0].format.name if child else "",
+            format=child.part.format.name if child else "",
             why=why,
-            commit=_commit_of(child),
+            commit=child.part.recognition.commit if child else None,
             looked=self.looked,
             contents=self.contents,
         )
@@ -284,32 +266,16 @@ class _Candidate:
     def _listing(self) -> Listing:
         if self.place.kind is EntryKind.FILE:
             return listing_of_file(self.root.store, self.place)
-        return listing_of_directory(self._seen().store, self.place.path)
+        store = self.root.store
+        if self.files is not None:
+            from ftckpt.storage.listed import ListedStore
 
-    def _seen(self) -> Root:
-        if self.files is None or self.place.kind is EntryKind.FILE:
-            return self.root
-        from ftckpt.storage.listed import ListedStore
-
-        store = ListedStore(self.root.store, self.files)
-
-        def ask(entry: Entry) -> UnopenedPart | None:
-            return recognise_at(store, entry, self.how.formats)
-
-        return replace(self.root, store=store, ask=ask)
+            store = ListedStore(store, self.files)
+        return listing_of_directory(store, self.place.path)
 
     def _recognise(self, listing: Listing) -> Child | None:
         known = recognise(self.how.formats, listing)
-        if known is not None:
-            return Child(self.candidate, (UnopenedPart(self.place, *known),))
-        return self._seen().recognise(self.candidate)  # perhaps one checkpoint per model
-
-
-def _commit_of(child: Child | None) -> CommitState | None:
-    """Return the commit state of a checkpoint: the weakest of its parts."""
-    states = {part.recognition.commit for part in child.parts} if child else set()
-    order = (CommitState.UNCOMMITTED, CommitState.NO_MARKER, CommitState.COMMITTED)
-    return next((state for state in order if state in states), None)
+        return None if known is None else Child(self.candidate, UnopenedPart(self.place, *known))
 
 
 def _in_transfer(listing: Listing) -> bool:

@@ -32,9 +32,8 @@ def recorded_bases(root: Root, child: Child) -> Sequence[str]:
         UnsupportedError: it is of another version: the bases cannot be known.
         UnavailableError, DeniedError: it could not be read.
     """
-    formats = {part.format.name: part.format for part in child.parts}.values()
-    asked = [each.bases_of_child(root, child) for each in formats if isinstance(each, HasBases)]
-    return tuple(dict.fromkeys(place for places in asked for place in places))
+    by = child.part.format
+    return by.bases_of_child(root, child) if isinstance(by, HasBases) else ()
 
 
 def no_bases(root: Root, child: Child) -> Sequence[str]:
@@ -50,7 +49,7 @@ class ScannedEntry:
         root: of its run.
         place: its directory or file.
         child: as the formats recognise it; None if none does.
-        sealed: whether it has, or (in one of several parts) may have, a manifest.
+        sealed: whether it has a manifest.
         names: number of files seen in its directory; there may be more, there or deeper.
         left: those of the seen files that a killed write of ftckpt left.
     """

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
-from ftckpt.discovery.open_part import open_parts
+from ftckpt.discovery.open_part import open_part
 from ftckpt.discovery.pointers import FILES
 from ftckpt.discovery.step_names import step_in_name, worded_step
 from ftckpt.errors import (
@@ -82,7 +82,7 @@ def run_inside(found: ScannedEntry, files: Iterable[Entry]) -> str:
     if suspects.root:
         return suspects.root
     several = list(_checkpoints(found, suspects.several))
-    alone = list(_checkpoints(found, suspects.alone)) if _is_whole(found) else []
+    alone = list(_checkpoints(found, suspects.alone)) if found.child is not None else []
     if not several and not alone:
         return ""
     members = _members(found)
@@ -139,22 +139,12 @@ def _checkpoints(found: ScannedEntry, paths: Iterable[str]) -> Iterator[str]:
                 yield path
 
 
-def _is_whole(found: ScannedEntry) -> bool:
-    """Whether an entry is one checkpoint itself, and not made of one for each model."""
-    parts = () if found.child is None else found.child.parts
-    return any(part.entry.path == found.place.path for part in parts)
-
-
 def _members(found: ScannedEntry) -> list[str] | None:
     """Return the paths of the files of an entry's checkpoint; None if nothing shows them."""
     if found.child is None:
         return None
     try:
-        opened = open_parts(found.root.store, found.child.parts)
-        return [
-            f"{part.entry.path}/{name}"
-            for part, checkpoint in zip(found.child.parts, opened, strict=True)
-            for name in checkpoint.members()
-        ]
+        members = open_part(found.root.store, found.child.part).members()
+        return [f"{found.place.path}/{name}" for name in members]
     except (CorruptError, IncompleteError, NotFoundError, UnsafeError, UnsupportedError):
         return None

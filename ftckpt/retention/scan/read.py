@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from ftckpt.discovery.ledger import ContentStanding, Ledger, parts_of, together
+from ftckpt.discovery.ledger import CheckedPlace, ContentStanding, Ledger
 from ftckpt.discovery.lone_manifests import alone_of
 from ftckpt.discovery.roots import Candidate, Root, concurrently
 from ftckpt.discovery.step_names import step_in_name
@@ -70,14 +70,14 @@ def with_verdicts(root: Root, members: Sequence[ScannedEntry]) -> list[ScannedEn
     Raises:
         UnavailableError, DeniedError: the ledger could not be read.
     """
-    asked = [f for f in members if f.child is not None and f.entry.entry_class in _WHOLE]
-    parts = [parts_of(root, f.child.parts if f.child else ()) for f in asked]
-    found = iter(Ledger(root.store, root.base).standings([one for held in parts for one in held]))
-    known = {
-        f.entry.name: judged_as(f, together([next(found) for _ in held]))
-        for f, held in zip(asked, parts, strict=True)
+    asked = {
+        f.entry.name: CheckedPlace(root.store, f.child.part)
+        for f in members
+        if f.child is not None and f.entry.entry_class in _WHOLE
     }
-    return [known.get(f.entry.name, f) for f in members]
+    found = Ledger(root.store, root.base).standings(list(asked.values()))
+    known = dict(zip(asked, found, strict=True))
+    return [judged_as(f, known.get(f.entry.name, ContentStanding())) for f in members]
 
 
 def judged_as(found: ScannedEntry, known: ContentStanding) -> ScannedEntry:

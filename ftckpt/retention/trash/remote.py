@@ -77,8 +77,9 @@ class RemoteTrash:
         """Put the tombstone of an entry, then remove its commit marker."""
         files = list_entry(self._store, found.place)
         self._require_as_seen(found, files)
-        parts = () if found.child is None else found.child.parts
-        markers = [m for part in parts if (m := marker_of(self._store, part, files)) is not None]
+        child = found.child
+        marker = None if child is None else marker_of(self._store, child.part, files)
+        markers = [] if marker is None else [marker]
         tombstone = Tombstone(
             name=relative(self._root.base, found.place.path),
             directory=found.place.kind is EntryKind.DIRECTORY,

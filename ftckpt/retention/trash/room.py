@@ -42,9 +42,8 @@ def taken_apart(found: ScannedEntry, here: int) -> Iterator[None]:
     """
     store = found.root.store
     files = list_entry(store, found.place)
-    parts = found.child.parts if found.child is not None else ()
-    markers = {marker_of(store, part, files) for part in parts}
-    for file in sorted(files, key=lambda file: (file not in markers, file.path)):
+    marker = marker_of(store, found.child.part, files) if found.child is not None else None
+    for file in sorted(files, key=lambda file: (file != marker, file.path)):
         _unlink(relative(found.root.base, file.path), here)
         yield
 

@@ -19,7 +19,7 @@ def _opened(name: str, inside: str, temporary: pytest.TempPathFactory) -> Checkp
     target = open_target(str(real_set(name, inside, temporary)), FORMATS, StoreOptions())
     if target.root is None:
         return target.open()
-    return open_part(target.root.store, newest_child(target.root).parts[0])
+    return open_part(target.root.store, newest_child(target.root).part)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from random import Random
 import pytest
 
 from ftckpt.discovery import resolve as opening
-from ftckpt.discovery.open_part import open_parts
+from ftckpt.discovery.open_part import open_part
 from ftckpt.discovery.roots import Root
 from ftckpt.errors import ExitCode, IncompleteError, NotFoundError, RefusedError
 from ftckpt.manifest import seal as sealing
@@ -53,7 +53,7 @@ def seal_in(root: Root, name: str = "step-1") -> ExitCode:
         child = root.recognise(candidate)
         if child is None:
             return ExitCode.NOT_FOUND
-        sealing.seal(open_parts(root.store, child.parts)[0])
+        sealing.seal(open_part(root.store, child.part))
     except (NotFoundError, IncompleteError) as error:
         return error.exit_code
     return ExitCode.OK
@@ -202,7 +202,7 @@ def race_remotely(url: str, verb: str, choose: Random, at_once: bool) -> None:
         assert left - {f"step-1/{MANIFEST}"} == keys, "half a checkpoint under its name"
         child = root.recognise(candidate)
         assert child is not None
-        assert open_parts(root.store, child.parts)[0].step == 1
+        assert open_part(root.store, child.part).step == 1
         return
     assert not (verb in ("pin", "tag") and code is ExitCode.OK), "who was told so finds it there"
     later = now + 48 * HOUR

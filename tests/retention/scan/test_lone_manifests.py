@@ -9,7 +9,7 @@ import pytest
 
 from ftckpt.discovery import resolve as opening
 from ftckpt.discovery.candidates import look
-from ftckpt.discovery.open_part import open_parts
+from ftckpt.discovery.open_part import open_part
 from ftckpt.errors import CorruptError, ExitCode, NotFoundError
 from ftckpt.manifest import seal as sealing
 from ftckpt.manifest.seal import seal
@@ -48,7 +48,7 @@ def sealed_in(store: TimedStore, name: str) -> bytes:
     candidate = next(c for c in root.candidates if c.path == name)
     child = root.recognise(candidate)
     assert child is not None
-    report = seal(open_parts(root.store, child.parts)[0])
+    report = seal(open_part(root.store, child.part))
     return report.manifest.dump()
 
 
