@@ -152,7 +152,9 @@ def _show_root(invocation: Invocation, target: Target) -> None:
     root = target.root
     if root is None or target.place.which:
         return
-    children = root.children()
+    from ftckpt.discovery.roots import saves_among  # most commands name one checkpoint
+
+    children = saves_among(root.children())
     rows = [
         {
             "path": root.url_of(child.candidate),

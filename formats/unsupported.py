@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, CommitState
 from ftckpt.discovery.recognise import Listing, Recognition, UnopenedPart
+from ftckpt.discovery.step_names import SUFFIXES, stem_of, worded_step
 from ftckpt.errors import FtckptError, UnsafeError, UnsupportedError
 from ftckpt.findings import Finding, from_error
 from ftckpt.storage.source import Source
@@ -29,6 +30,8 @@ class Sign(NamedTuple):
         offset: where `magic` stands in the first file that `files` matches.
         magic: pattern that its bytes match from there on.
         single: whether the place must be that one file.
+        alone: whether the file is a whole by itself, so that it says what its folder is only if
+            nothing else in there may be a checkpoint: an export lies beside a run's saves.
     """
 
     files: str = ""
@@ -38,6 +41,7 @@ class Sign(NamedTuple):
     offset: int = 0
     magic: bytes = b""
     single: bool = False
+    alone: bool = False
 
 
 HEAD = 4096
@@ -110,7 +114,30 @@ def _shown(sign: Sign, listing: Listing) -> str:
         head = listing.head(name, HEAD)
         if not re.compile(sign.magic, re.DOTALL).match(head, sign.offset):
             return ""
+    if sign.alone and _may_hold_saves(listing, name):
+        return ""
     return name
+
+
+def _may_hold_saves(listing: Listing, name: str) -> bool:
+    """Whether a folder has, beside the file `name`, what a root would take for a checkpoint.
+
+    Exports of one model (`policy.onnx` and `policy.pt`) have one stem and are no other save. The
+    folder of a step is a save and no root.
+    """
+    if worded_step(listing.called) is not None:
+        return False
+    own = name.rpartition(".")[0]
+    return any(worded_step(folder) is not None for folder in listing.directories) or any(
+        other.endswith(SUFFIXES) or worded_step(_stem(other)) is not None
+        for other in listing.files
+        if other != name and _stem(other) != own
+    )
+
+
+def _stem(name: str) -> str:
+    stem = stem_of(name)
+    return stem if stem != name else name.rpartition(".")[0] or name
 
 
 def _first(pattern: str, names: object) -> str:
@@ -178,7 +205,7 @@ RECOGNISED: tuple[Recognised, ...] = (
         "nemo",
         "NeMo 1 (a .nemo archive)",
         "unpack it with tar and name the checkpoint inside",
-        (Sign(files=rf"{_ANY}\.nemo", single=True), Sign(files=rf"{_ANY}\.nemo")),
+        (Sign(files=rf"{_ANY}\.nemo", single=True), Sign(files=rf"{_ANY}\.nemo", alone=True)),
     ),
     Recognised(
         "torch-tar",
@@ -195,7 +222,7 @@ RECOGNISED: tuple[Recognised, ...] = (
         "its tensors may be quantised: go back to the checkpoint that it was made from",
         (
             Sign(files=_ANY, magic=rb"GGUF", single=True),
-            Sign(files=rf"{_ANY}\.gguf", magic=rb"GGUF"),
+            Sign(files=rf"{_ANY}\.gguf", magic=rb"GGUF", alone=True),
         ),
     ),
     Recognised(
@@ -213,7 +240,7 @@ RECOGNISED: tuple[Recognised, ...] = (
         _EXPORT,
         (
             Sign(files=_ANY, magic=rb"\x89HDF\r\n\x1a\n", single=True),
-            Sign(files=rf"{_ANY}\.(h5|hdf5)", magic=rb"\x89HDF\r\n\x1a\n"),
+            Sign(files=rf"{_ANY}\.(h5|hdf5)", magic=rb"\x89HDF\r\n\x1a\n", alone=True),
             Sign(files=rf"{_ANY}\.keras", magic=rb"PK\x03\x04", single=True),
         ),
     ),
@@ -221,13 +248,13 @@ RECOGNISED: tuple[Recognised, ...] = (
         "flax",
         "Flax (msgpack)",
         _EXPORT,
-        (Sign(files=rf"{_ANY}\.msgpack"), Sign(files=rf"{_ANY}\.msgpack", single=True)),
+        (Sign(files=rf"{_ANY}\.msgpack", alone=True), Sign(files=rf"{_ANY}\.msgpack", single=True)),
     ),
     Recognised(
         "onnx",
         "ONNX: a graph, not a training state",
         "go back to the checkpoint that it was exported from",
-        (Sign(files=rf"{_ANY}\.onnx"), Sign(files=rf"{_ANY}\.onnx", single=True)),
+        (Sign(files=rf"{_ANY}\.onnx", alone=True), Sign(files=rf"{_ANY}\.onnx", single=True)),
     ),
 )
 

@@ -34,9 +34,10 @@ from .looked import NO_STEP, Looked
 from .open_part import files_of, open_part
 from .roots import Candidate, Child, Root, concurrently, newest_names_first
 from .series import newest_first
-from .step_names import is_put_aside, stands_still
+from .step_beside import step_beside
+from .step_names import finished_name, is_put_aside, stands_still
 from .strangers import not_understood
-from .unordered import in_order, paired
+from .unordered import between, borne_out, in_order, outside, paired
 
 # Number of candidates whose headers are read at once; a smaller root is ordered by content alone.
 BATCH = 64
@@ -44,6 +45,9 @@ BATCH = 64
 # With these codes a checkpoint is surely not good, so an older one may be chosen. NOT_FOUND: it was
 # deleted since the root was listed.
 WALKED_OVER = frozenset({ExitCode.CORRUPT, ExitCode.INCOMPLETE, ExitCode.NOT_FOUND})
+
+# No step is larger: a walk up to it has those with a step alone.
+_ANY_STEP = 10**18
 
 # Number of existing steps that the error of an absent one names.
 _NEAREST = 5
@@ -88,6 +92,7 @@ class Walk:
         size = max(BATCH, nameless + BATCH if nameless else 0)
         pool: list[tuple[float, bool, int, tuple[float, ...], str, Looked]] = []
         begun = False
+        apart: list[Looked] = []
         while waiting or pool:
             # An unopened candidate is at most as new as its name says.
             if waiting and (not pool or -pool[0][0] <= (waiting[0].step or math.inf)):
@@ -101,7 +106,9 @@ class Walk:
                     heapq.heappush(pool, entry)
                 waiting, size = waiting[size:], BATCH
                 # Names without a step are read first, and only those can be halves.
-                half = None if begun else paired(self.root, [entry[-1] for entry in pool])
+                every = [] if begun else [entry[-1] for entry in pool]
+                half = paired(self.root, every) if every else None
+                apart = outside(every) if every and limit is None else apart
                 begun = True
                 if half is not None:
                     yield half
@@ -110,6 +117,9 @@ class Walk:
                 yield from in_order(self.root, [entry[-1] for entry in pool])
                 return
             looked = heapq.heappop(pool)[-1]
+            if apart and looked.error is None:
+                yield from between(self.root, looked, apart)
+                return
             if limit is None or 0 <= looked.rank <= limit or looked.rank == math.inf:
                 yield looked
 
@@ -117,6 +127,8 @@ class Walk:
         found = [x for x in concurrently(self.root.store, self._look, candidates) if x is not None]
         if stands_still((x.candidate.step, x.step) for x in found):
             found = [looked._replace(step=looked.candidate.step) for looked in found]
+        if any(one.beside for one in found):
+            found = borne_out(found)
         self.looked += found
         yield from found
 
@@ -124,21 +136,18 @@ class Walk:
         looked = look(self.root, candidate)
         if looked is None:
             self.foreign.append(candidate.path)
-        elif looked.child is not None and _is_nameless_unsupported(looked.child):
+        elif looked.child is not None and looked.child.is_aside:
             self.foreign.append(candidate.path)
             self.unsupported.append(looked.child)
             return None
         return looked
 
 
-def _is_nameless_unsupported(child: Child) -> bool:
-    return child.candidate.step is None and not child.part.recognition.supported
-
-
 def look(root: Root, candidate: Candidate) -> Looked | None:
     """Recognise a candidate and read the step from its content; None if it is foreign."""
     if candidate.staging:
-        message = f"{root.url_of(candidate)} is, by its name, a save that is not finished"
+        by = "by its name" if finished_name(candidate.path) != candidate.path else "by its marker"
+        message = f"{root.url_of(candidate)} is, {by}, a save that is not finished"
         return Looked(candidate, error=IncompleteError(message))
     child = None
     try:
@@ -152,9 +161,13 @@ def look(root: Root, candidate: Candidate) -> Looked | None:
             if candidate.step is None:
                 return None
             return _of_no_format(root, candidate)
-        if _is_nameless_unsupported(child):
+        if child.is_aside:
             return Looked(candidate, child)
-        return Looked(candidate, child, _step(open_part(root.store, child.part)))
+        step = _step(open_part(root.store, child.part))
+        if step is None and candidate.step is None:
+            said = step_beside(root, candidate)
+            return Looked(candidate, child, said, beside=said is not None)
+        return Looked(candidate, child, step)
     except NotFoundError as error:
         return Looked(candidate, child, error=gone(root, candidate, error))
     except FtckptError as error:
@@ -321,7 +334,7 @@ def nothing_known(root: Root, hint: str = "") -> FtckptError:
         if isinstance(looked.error, UnsupportedError) or _is_alone(looked):
             assert looked.error is not None
             return looked.error
-        if looked.child is not None and _is_nameless_unsupported(looked.child):
+        if looked.child is not None and looked.child.is_aside:
             reason = looked.child.part.recognition.reason
             url = root.url_of(candidate)
             return UnsupportedError(f"{url} is not read by this version: {reason}")
@@ -348,7 +361,7 @@ def child_of_step(root: Root, step: int) -> Child:
             if child is not None:
                 return child
     half: FtckptError | None = None
-    for looked in Walk(root).newest_first():
+    for looked in Walk(root).newest_first(_ANY_STEP):
         if isinstance(looked.error, UsageError):
             half = looked.error
         if looked.step == step and looked.child is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ftckpt.errors import CorruptError, MissingError, UsageError
+from ftckpt.errors import CorruptError, MissingError, UnsupportedError, UsageError
 from ftckpt.storage.suggestions import hint_for_name
 
 from .pointers import Pointer
@@ -20,6 +20,7 @@ def follow(root: Root, name: str, rules: SelectionRules) -> Root:
     Raises:
         MissingError: the root has no such pointer; that is not a first start.
         CorruptError: its target does not exist (`pointer-dangling`).
+        UnsupportedError: its target is there, and its name is no checkpoint's.
         UsageError: older ones are allowed, and nothing shows which are.
     """
     pointer = next((one for one in root.pointers if one.name == name), None)
@@ -28,6 +29,12 @@ def follow(root: Root, name: str, rules: SelectionRules) -> Root:
         hint = hint_for_name(name, names) or "ftckpt promote CHECKPOINT --pointer NAME makes one"
         raise MissingError(f"{root.url} has no pointer {name}", hint=hint)
     meant = tuple(c for c in root.candidates if _means(pointer, c))
+    if not meant and pointer.no_candidate:
+        raise UnsupportedError(
+            f"{name} of {root.url} says {pointer.says!r}, which is there, and whose name is not a "
+            "checkpoint's",
+            hint="name it itself",
+        )
     if not meant:
         raise CorruptError(
             f"{name} of {root.url} says {pointer.says!r}, which is not there",

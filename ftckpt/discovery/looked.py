@@ -20,6 +20,7 @@ class Looked(NamedTuple):
         child: as formats recognise it; None if none does.
         step: by its content.
         error: why the headers could not be read.
+        beside: whether a file beside it says the step, and not its content.
         unknown: whether its files are of no known layout, and may be a save in flight.
 
     An error may also say why the root has no newest one (`unordered`).
@@ -30,6 +31,7 @@ class Looked(NamedTuple):
     step: int | None = None
     error: FtckptError | None = None
     unknown: bool = False
+    beside: bool = False
 
     @property
     def rank(self) -> float:

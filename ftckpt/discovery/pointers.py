@@ -59,6 +59,7 @@ class Pointer(NamedTuple):
         target: the candidate that it means, relative to the root; None without one.
         step: its step, by text or by the target's name; None without one.
         leaves: whether it is a link to a file outside the root, which is not read.
+        no_candidate: whether what it names is there and is no candidate by its name.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Pointer(NamedTuple):
     target: str | None
     step: int | None
     leaves: bool = False
+    no_candidate: bool = False
 
     @property
     def means_step(self) -> bool:
@@ -75,7 +77,7 @@ class Pointer(NamedTuple):
     @property
     def dangling(self) -> bool:
         """Whether its target does not exist."""
-        return self.target is None
+        return self.target is None and not self.no_candidate
 
 
 def links_beside(store: Store, base: str, entries: Mapping[str, Entry]) -> dict[str, str]:
@@ -125,22 +127,25 @@ def read_pointers(
     found = []
     for name, entry in sorted(entries.items()):
         if name in links:
-            target = links[name] if links[name] in steps else None
-            found.append(Pointer(name, entry.link or "", target, steps.get(links[name])))
+            found.append(_named(name, entry.link or "", links[name], steps, entries))
         elif not is_pointer(name, entry, links):
             continue
         elif _leaves(store, base, entry):
             found.append(Pointer(name, (entry.link or "")[:_LONGEST], None, None, leaves=True))
         elif name not in FILES:
-            found += _read_alone(name, entry, store, steps)
+            found += _read_alone(name, entry, store, steps, entries)
         else:
             text = _copied_step(store, entry, ask) if name in COPIES else text_of(store, entry)
-            found.append(_pointer(name, text, steps))
+            found.append(_pointer(name, text, steps, entries))
     return found
 
 
 def _read_alone(
-    name: str, entry: Entry, store: Store, steps: Mapping[str, int | None]
+    name: str,
+    entry: Entry,
+    store: Store,
+    steps: Mapping[str, int | None],
+    entries: Mapping[str, Entry],
 ) -> Iterator[Pointer]:
     """Yield what a file names that no verb moves.
 
@@ -151,7 +156,7 @@ def _read_alone(
         text = next((one for one in named_in_snapshot(store, entry) if one in steps), "")
     else:
         text = text_of(store, entry)
-    pointer = _pointer(name, text, steps)
+    pointer = _pointer(name, text, steps, entries)
     if text and (name == _LAST or pointer.target is not None or text.isdecimal()):
         yield pointer
 
@@ -222,7 +227,9 @@ def text_of(store: Store, entry: Entry) -> str:
     return text
 
 
-def _pointer(name: str, text: str, steps: Mapping[str, int | None]) -> Pointer:
+def _pointer(
+    name: str, text: str, steps: Mapping[str, int | None], entries: Mapping[str, Entry]
+) -> Pointer:
     if (
         (name in STEPS or name in COPIES)
         and text.isascii()
@@ -231,6 +238,19 @@ def _pointer(name: str, text: str, steps: Mapping[str, int | None]) -> Pointer:
     ):
         step = int(text)
         return Pointer(name, text, next((p for p, s in steps.items() if s == step), None), step)
-    tag = _base_name(text)
-    target = tag if tag in steps else None
-    return Pointer(name, text, target, steps.get(tag))
+    return _named(name, text, _base_name(text), steps, entries)
+
+
+def _named(
+    name: str,
+    says: str,
+    meant: str,
+    steps: Mapping[str, int | None],
+    entries: Mapping[str, Entry],
+) -> Pointer:
+    """Return a pointer to a name. That it is no candidate's does not mean that it is not there."""
+    if meant in steps:
+        return Pointer(name, says, meant, steps[meant])
+    there = entries.get(meant)
+    stands = there is not None and not there.dangling and there.kind is not EntryKind.SPECIAL
+    return Pointer(name, says, None, None, no_candidate=stands and meant != name)

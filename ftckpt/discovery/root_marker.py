@@ -100,7 +100,7 @@ def lost(root: Root) -> str:
         UnavailableError, DeniedError: see `is_marked`.
     """
     for pointer in root.pointers:
-        if pointer.says and (pointer.dangling or pointer.step is not None):
+        if pointer.says and (pointer.target is None or pointer.step is not None):
             return f"{pointer.name} says {pointer.says!r}"
     for name in _SEEN:
         if _holds(root.store, root.base, name, EntryKind.FILE, EntryKind.DIRECTORY):

@@ -7,7 +7,7 @@ gives a checkpoint's step.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,7 +21,7 @@ from .pointers import Pointer, is_pointer, links_beside, read_pointers
 from .recognise import UnopenedPart
 from .series import newest_first
 from .shared_state import is_shared_state
-from .step_names import FILE_OF_STEP, SUFFIXES, finished_name, step_in_name
+from .step_names import FILE_OF_STEP, SUFFIXES, finished_name, stem_of, step_in_name
 from .step_sets import sets_among
 
 T = TypeVar("T")
@@ -33,9 +33,13 @@ _DEEPER = 16
 # Number of children that are listed at once.
 _BATCH = 64
 
-# NeMo 2 marks `NAME` by a file `NAME-unfinished` while it saves or removes it; when it starts, it
-# removes what is still marked (nemo/lightning/pytorch/callbacks/model_checkpoint.py).
+# NeMo marks `NAME` by a file `NAME-unfinished` while it saves or removes it; when it starts, it
+# removes what is still marked. The marker of a file has no suffix and no word for the averaged
+# weights: of `NAME-EMA.ckpt` it is `NAME-unfinished` (NeMo 2:
+# nemo/lightning/pytorch/callbacks/model_checkpoint.py; NeMo 1: nemo/utils/callbacks/
+# nemo_model_checkpoint.py, format_checkpoint_unfinished_marker_path).
 _UNFINISHED = "-unfinished"
+_AVERAGED = "-EMA"
 # Not a checkpoint and not readable, but common at the top of mounted volumes.
 _SYSTEM = frozenset({"lost+found"})
 
@@ -60,6 +64,14 @@ class Child(NamedTuple):
 
     candidate: Candidate
     part: UnopenedPart
+
+    @property
+    def is_aside(self) -> bool:
+        """Whether it is of an unreadable format and names no step: an export beside the saves.
+
+        It counts as foreign while there is any other.
+        """
+        return self.candidate.step is None and not self.part.recognition.supported
 
 
 @dataclass(frozen=True)
@@ -172,6 +184,11 @@ class Root:
         return False
 
 
+def saves_among(children: Sequence[Child]) -> list[Child]:
+    """Return the children that count as checkpoints of their root (see `Child.is_aside`)."""
+    return [child for child in children if not child.is_aside] or list(children)
+
+
 def read_root(store: Store, ask: Callable[[Entry], UnopenedPart | None]) -> Root:
     """Read the names of one level, and the pointers.
 
@@ -266,6 +283,7 @@ def _read_level(store: Store, base: str, ask: Callable[[Entry], UnopenedPart | N
     links = links_beside(store, base, entries)
     candidates, foreign = [], []
     sets = sets_among(entries)
+    marks = {marker for name in entries if (marker := unfinished_marker(name, entries))}
     for name, entry in entries.items():
         if name in sets:
             first, step_ = sets[name]
@@ -274,11 +292,9 @@ def _read_level(store: Store, base: str, ask: Callable[[Entry], UnopenedPart | N
             continue
         if is_shared_state(name, entries):
             continue
-        if is_pointer(name, entry, links) or (
-            name.endswith(_UNFINISHED) and name.removesuffix(_UNFINISHED) in entries
-        ):
+        if is_pointer(name, entry, links) or name in marks:
             continue
-        staging = finished_name(name) != name or name + _UNFINISHED in entries
+        staging = finished_name(name) != name or bool(unfinished_marker(name, entries))
         step = step_in_name(finished_name(name))
         if _may_be_checkpoint(name, entry, step):
             candidates.append(Candidate(name, entry, step, staging))
@@ -289,6 +305,15 @@ def _read_level(store: Store, base: str, ask: Callable[[Entry], UnopenedPart | N
     pointers = read_pointers(store, base, entries, links, steps, ask)
     tombs = read_tombs(store, base, entries)
     return Root(store, base, tuple(candidates), tuple(pointers), tuple(foreign), ask, tombs)
+
+
+def unfinished_marker(name: str, beside: Container[str]) -> str:
+    """Return the marker, among the names beside a save, that says it is unfinished; "" if none."""
+    if name.endswith(_UNFINISHED):
+        return ""
+    stem = stem_of(name)
+    stems = dict.fromkeys((name, stem, stem.removesuffix(_AVERAGED)))
+    return next((s + _UNFINISHED for s in stems if s + _UNFINISHED in beside), "")
 
 
 def _one_of_each_step(candidates: list[Candidate]) -> list[Candidate]:

@@ -203,7 +203,7 @@ def select(
         format=None if chosen is None or not chosen.child else chosen.child.part.format.name,
         skipped=tuple(skipped),
         pointers=pointers,
-        findings=(*remarks, *_names(root, walk.looked), *_disagreements(pointers, chosen)),
+        findings=(*remarks, *_names(root, walk.looked), *_disagreements(root, pointers, chosen)),
         foreign=tuple(sorted([*root.foreign, *walk.foreign])),
         pending=tuple(pending),
     )
@@ -349,10 +349,13 @@ def _pointers(
         yield PointerReport(pointer.name, pointer.says, pointer.target, step, agrees)
 
 
-def _disagreements(pointers: Sequence[PointerReport], chosen: Looked | None) -> Iterator[Finding]:
+def _disagreements(
+    root: Root, pointers: Sequence[PointerReport], chosen: Looked | None
+) -> Iterator[Finding]:
+    dangling = {pointer.name for pointer in root.pointers if pointer.dangling}
     for pointer in pointers:
         says = f"{pointer.name} says {pointer.says!r}"
-        if pointer.target is None:
+        if pointer.name in dangling:
             yield finding("pointer-dangling", f"{says}, which is not there", file=pointer.name)
         elif pointer.agrees is False and chosen is not None:
             yield finding(

@@ -15,6 +15,7 @@ from ftckpt.storage.state_files import is_harmless
 from ftckpt.storage.store import Entry, EntryKind, Store
 
 from .roots import Root
+from .step_names import SUFFIXES
 
 # A folder with more names than these, or deeper ones, is not searched to its end.
 _MOST_NAMES = 1000
@@ -28,11 +29,19 @@ _LISTED = 3
 
 def not_understood(root: Root, hint: str = "") -> UnsupportedError | None:
     """Return the error for a root without a checkpoint that is not empty either; None if it is."""
-    names = sorted(_strangers(root))
-    if not names:
+    found = sorted(_strangers(root), key=lambda one: one[0])
+    if not found:
         return None
-    shown = listed(names, _LISTED)
-    what = "belongs" if len(names) == 1 else "belong"
+    shown = listed([name for name, _ in found], _LISTED)
+    read = next((path for _, one in found[:_LISTED] if (path := _readable(root, one))), "")
+    if read:
+        url = root.store.describe(read)
+        return UnsupportedError(
+            f"{root.url} holds {shown}, and no save whose name says that it is one of this root; "
+            f"{url} is read where it is named itself",
+            hint=f"name {url}, or the folder of the saves that are meant",
+        )
+    what = "belongs" if len(found) == 1 else "belong"
     return UnsupportedError(
         f"{root.url} holds {shown}, which {what} to no known format",
         hint=hint
@@ -40,12 +49,40 @@ def not_understood(root: Root, hint: str = "") -> UnsupportedError | None:
     )
 
 
-def _strangers(root: Root) -> Iterable[str]:
+def _readable(root: Root, entry: Entry) -> str:
+    """Return the path of the first thing at or below a stranger that a format reads; "" if none.
+
+    Folders are gone into where they are the only way on, or the first of a few.
+    """
+    try:
+        for _ in range(_DEPTH):
+            part = root.ask(entry)
+            if part is not None:
+                return entry.path if part.recognition.supported else ""
+            if entry.kind is not EntryKind.DIRECTORY:
+                return ""
+            inside = sorted(root.store.children(entry.path), key=lambda one: one.path)
+            files = [one for one in inside if one.kind is EntryKind.FILE]
+            for one in [f for f in files if f.path.endswith(SUFFIXES)][:_LISTED]:
+                part = root.ask(one)
+                if part is not None and part.recognition.supported:
+                    return one.path
+            folders = [one for one in inside if not _is_nothing(root.store, one, 1, [_LISTED])]
+            folders = [one for one in folders if one.kind is EntryKind.DIRECTORY]
+            if not folders:
+                return ""
+            entry = folders[0]
+    except FtckptError:
+        return ""
+    return ""
+
+
+def _strangers(root: Root) -> Iterable[tuple[str, Entry]]:
     left = [_MOST_NAMES]
     for entry in root.store.children(root.base):
         name = entry.path.rpartition("/")[2]
         if not is_own(name) and not _is_nothing(root.store, entry, _DEPTH, left):
-            yield name + "/" if entry.kind is EntryKind.DIRECTORY else name
+            yield name + "/" if entry.kind is EntryKind.DIRECTORY else name, entry
 
 
 def _is_nothing(store: Store, entry: Entry, depth: int, left: list[int]) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
 from ftckpt.errors import FtckptError, UnverifiedError, UsageError
 from ftckpt.findings import listed
@@ -49,6 +50,75 @@ def in_order(root: Root, looked: Sequence[Looked]) -> Iterator[Looked]:
             return
         for group in groups.values():
             yield from group
+
+
+def borne_out(looked: Sequence[Looked]) -> list[Looked]:
+    """Return candidates without the steps beside them that do not rise with their series.
+
+    Such a number is a setting of the run, the same in each file, and no step of the save.
+    """
+    by_series: dict[str, dict[tuple[int, ...], set[int]]] = defaultdict(lambda: defaultdict(set))
+    for one in looked:
+        place = series.place_of(one.candidate.path)
+        if one.beside and place is not None and one.step is not None:
+            by_series[place.series][place.numbers].add(one.step)
+    risen = set()
+    for name, own in by_series.items():
+        steps = [sorted(own[numbers]) for numbers in sorted(own)]
+        if all(a[-1] < b[0] for a, b in pairwise(steps)):
+            risen.add(name)
+    found = []
+    for one in looked:
+        place = series.place_of(one.candidate.path) if one.beside else None
+        stands = place is None or place.series in risen
+        found.append(one if stands else one._replace(step=None, beside=False))
+    return found
+
+
+def outside(looked: Sequence[Looked]) -> list[Looked]:
+    """Return the newest of each series whose newest member has no step, if others have one.
+
+    `epoch_3.pt` may be older or newer than `step_1999.pt`: two counters say no order between them.
+    Where another member of its series has a higher number and a step, the order is known.
+    """
+    places = series.members({one.candidate.path: one.known_step for one in looked})
+    newest: dict[str, Looked] = {}
+    for one in looked:
+        path = one.candidate.path
+        place = places.get(path)
+        if place is None:
+            alone = series.place_of(path)
+            lone = alone is not None and alone.counter and series.is_trainers(path)
+            place = alone if lone and not series.roles_in(path) else None
+        if place is None or place.series == series.STEPS or one.error is not None:
+            continue
+        above = newest.get(place.series)
+        if above is None or series.newest_first(path) < series.newest_first(above.candidate.path):
+            newest[place.series] = one
+    return [one for one in newest.values() if one.known_step is None]
+
+
+def between(root: Root, stepped: Looked, apart: Sequence[Looked]) -> Iterator[Looked]:
+    """Yield the newest of a root where series without a step stand beside one that has it.
+
+    The one that a pointer names, and then an error: that a name has a step does not make it newer.
+    The times of the files are said and decide nothing: a copy has those of the copying.
+    """
+    pointed = {pointer.target for pointer in root.pointers}
+    first = [one for one in (stepped, *apart) if one.candidate.path in pointed]
+    if len(first) == 1:
+        yield first[0]
+    url = root.url_of(stepped.candidate)
+    others = listed([one.candidate.path for one in apart], _NAMED)
+    times = [(one.candidate.entry.mtime or 0, one) for one in (stepped, *apart)]
+    youngest = max(times, key=lambda pair: pair[0])
+    hint = "name one of them"
+    if youngest[0] and sum(time == youngest[0] for time, _ in times) == 1:
+        hint += f"; by the time of its file {youngest[1].candidate.path} is the youngest"
+    error = UnverifiedError(
+        f"whether {url} is the newest is not known: nothing says the step of {others}", hint=hint
+    )
+    yield stepped._replace(child=None, error=error)
 
 
 def _rank(name: str) -> int:

@@ -246,7 +246,10 @@ class PlaceCheck:
         from ftckpt.discovery.roots import has_gone
 
         pointed = self._pointed(root)
-        chosen = root.children() if everything else [choose_child(root, "", self.watcher.note)]
+        if everything:
+            chosen = self._counted(root)
+        else:
+            chosen = [choose_child(root, "", self.watcher.note)]
         reports = []
         for child in chosen:
             report = self._begun(root, child)
@@ -261,6 +264,22 @@ class PlaceCheck:
             return _joined(reports, url, verdict, pointed)
         code, message, hint = verdict
         return _replaced(reports[0], code=code, message=message, hint=hint, pointed=pointed)
+
+    def _counted(self, root: Root) -> list[Child]:
+        """Return the checkpoints of a root, and what else in it is hostile."""
+        from ftckpt.discovery.roots import saves_among
+
+        children = root.children()
+        counted = saves_among(children)
+        for child in children:
+            if child in counted:
+                continue
+            if any(self.hostile(root.store, child.part)):
+                counted.append(child)
+            else:
+                where, why = root.url_of(child.candidate), child.part.recognition.reason
+                self.watcher.note(f"{where} is no save of this root, and was passed over: {why}")
+        return counted
 
     def _scrub(self, root: Root, url: str, scrub: Scrub) -> PlaceReport:
         from ftckpt.discovery.roots import has_gone

@@ -142,7 +142,9 @@ class Scrub:
         return Ledger(root.store, root.base, self.ledger, self.stores)
 
     def _look(self, root: Root) -> None:
-        for child in root.children():
+        from ftckpt.discovery.roots import saves_among
+
+        for child in saves_among(root.children()):
             if child.part.recognition.commit is CommitState.UNCOMMITTED:
                 self.passed_over.append(root.url_of(child.candidate))
             else:

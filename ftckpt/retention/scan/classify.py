@@ -12,6 +12,7 @@ from ftckpt.discovery.open_part import open_part
 from ftckpt.discovery.recognise import Listing, UnopenedPart, recognise
 from ftckpt.discovery.roots import Candidate, Child, Root
 from ftckpt.discovery.series import roles_in
+from ftckpt.discovery.step_names import finished_name
 from ftckpt.errors import (
     CorruptError,
     DeniedError,
@@ -118,7 +119,8 @@ class _Candidate:
         if self.candidate.staging:
             # `tmp-notes` is not a trainer's unfinished save of a step.
             marked = self.candidate.step is not None
-            return self._unfinished("its name says that it is not finished", None, marked=marked)
+            by = "name" if finished_name(self.candidate.path) != self.candidate.path else "marker"
+            return self._unfinished(f"its {by} says that it is not finished", None, marked=marked)
         whole = self.root.whole(self.candidate)
         listing = self._listing()
         child = self._recognise(listing)
