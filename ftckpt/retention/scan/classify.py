@@ -169,7 +169,7 @@ class _Candidate:
         """
         step, named = self.candidate.step, bool(roles_in(self.candidate.path))
         why = child.parts[0].recognition.reason
-        if step is None or any(part.recognition.parts for part in child.parts):
+        if step is None or any(part.recognition.by_names for part in child.parts):
             self.looked = ScanDepth.HEADERS
             try:
                 said = open_parts(self.root.store, child.parts)[0].step
