@@ -77,6 +77,7 @@ KINDS: dict[str, KindInfo] = {
     # commit
     "uncommitted": KindInfo(_I, _E, _I, "The commit marker is absent: the save did not finish."),
     "missing-part": KindInfo(_I, _E, _I, "A part that the steps beside it have is not there: the save did not finish, or it was lost."),
+    "no-weights": KindInfo(ExitCode.UNVERIFIED, _E, ExitCode.UNVERIFIED, "The model is not there: an optimizer's state, or a model that is trained beside it, is all; 5 where config.json describes it."),
     "leftover-commit": KindInfo(_OK, _N, _OK, "A temporary commit marker of another save was left behind."),
     "pointer-dangling": KindInfo(_C, _E, _C, "A pointer (latest, tracker) names a checkpoint that is not there."),
     "pointer-disagrees": KindInfo(_OK, _W, _C, "A pointer names another step than the newest good checkpoint.", Strictness.POINTERS),

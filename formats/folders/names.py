@@ -19,11 +19,11 @@ STATES = frozenset(
         "progress", "counter", "counters", "callbacks", "loop", "loops", "normalizer",
     }
 )  # fmt: skip
-# Models that one job trains side by side; the trained one first.
-OWNERS = (
-    "actor", "policy", "generator", "student", "critic", "value", "reward", "ref", "reference",
-    "discriminator", "teacher", "target", "ema",
-)  # fmt: skip
+# Models that one job trains side by side: those that it trains for, what goes with one of these
+# and is never the model of a job, and what may be either.
+TRAINED = ("actor", "policy", "generator", "student")
+COMPANIONS = ("critic", "value", "ref", "reference", "discriminator", "teacher", "target")
+OWNERS = (*TRAINED, *COMPANIONS, "reward", "ema")
 _MODELS = frozenset(
     {
         "model", "models", "module", "weights", "net", "network", "params", "pretrained",

@@ -11,7 +11,7 @@ from ftckpt.discovery.recognise import recognise as recognise_in
 from ftckpt.discovery.step_names import step_in_name, worded_step
 from ftckpt.findings import listed
 from ftckpt.own_files import MANIFEST, is_own
-from ftckpt.storage.state_files import is_marker, may_hold_tensors, without_numbers
+from ftckpt.storage.state_files import is_marker, may_hold_tensors, parts_among, without_numbers
 
 from .names import OWNERS, is_one_of_many, is_version, role
 
@@ -53,7 +53,7 @@ def recognised(listing: Listing, formats: Sequence[Format]) -> Recognition | Non
         commit = CommitState.COMMITTED
     kinds = _markers(listing, "").union(*(part.kinds for part in parts))
     reason = f"holds {listed([part.place for part in parts], 3)}"
-    return Recognition("bundle", reason, commit, parts=tuple(sorted(kinds)))
+    return Recognition("bundle", reason, commit, parts=tuple(sorted(kinds)), by_names=True)
 
 
 def _is_named(listing: Listing) -> bool:
@@ -163,9 +163,8 @@ def _find(
         known = recognise_in(formats, inner)
         if known is not None:
             place = prefix + name
-            held = {without_numbers(f"{place}/{n}") for n in inner.files if may_hold_tensors(n)}
-            kinds = _markers(inner, f"{place}/") | held or {without_numbers(place)}
-            found.append(FolderPart(place, known[0], known[1].commit, frozenset(kinds)))
+            kinds = parts_among(inner.files, f"{place}/") or frozenset({without_numbers(place)})
+            found.append(FolderPart(place, known[0], known[1].commit, kinds))
         elif not any(worded_step(one) is not None for one in inner.at_hand.directories):
             _find(inner, f"{prefix}{name}/", formats, depth - 1, left, found, True)
 

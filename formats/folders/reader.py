@@ -36,8 +36,8 @@ from ftckpt.storage.source import Source
 from ftckpt.storage.state_files import is_harmless, may_hold_tensors
 from ftckpt.storage.store import EntryKind
 
+from .names import COMPANIONS, TRAINED, owner, role, words
 from .names import OPTIMIZERS as OF_OPTIMIZER
-from .names import OWNERS, owner, role, words
 from .parts import FolderPart, differ_in_numbers, find_parts
 
 # A trainer's small file of counters, and the fields that say the step.
@@ -273,7 +273,9 @@ def _by_model(parts: Sequence[OpenedPart]) -> list[OpenedPart]:
         for part in parts
         if any(_is_weight(info) for info in part.checkpoint.tensors.values())
     }
-    first = "" if "" in held else next((one for one in OWNERS if one in held), "")
+    first = "" if "" in held else next((one for one in TRAINED if one in held), "")
+    if not first and len(held) == 1 and held.isdisjoint(COMPANIONS):
+        (first,) = held
     named = [
         part._replace(model="" if found[id(part)] in ("", first) else found[id(part)])
         for part in parts

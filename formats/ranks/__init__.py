@@ -1,7 +1,8 @@
 """Checkpoints of one file a rank: every rank ran `torch.save` on what it held.
 
-The unit is one step. verl's `global_step_N` is a checkpoint: its `actor` is the model, every other
-folder of rank files (`critic`) the component `extra:<folder>`; the folder `actor` alone opens too.
+The unit is one step. verl's `global_step_N` is a checkpoint: its `actor` is the model and `critic`
+the component `extra:critic`; the folder `actor` alone opens too. Other folders of rank files are
+`ftckpt.formats.folders`' matter, which knows more names of models that a job trains together.
 Nothing marks the end of a save, so a missing rank is a defect of the set and no proof of a crash.
 """
 
@@ -14,9 +15,10 @@ from ftckpt.checkpoint import Commit, CommitState
 from ftckpt.discovery.recognise import Listing, Recognition
 from ftckpt.discovery.step_sets import set_member
 from ftckpt.storage.source import Source
+from ftckpt.storage.state_files import parts_among
 from ftckpt.storage.store import EntryKind
 
-from .names import FOLDERS, METADATA, RankFile, rank_file, rank_files
+from .names import FOLDERS, MAIN, METADATA, RankFile, rank_file, rank_files
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint.rules import Rules
@@ -76,15 +78,16 @@ class Ranks:
         self.marked = marked
 
     def recognise(self, listing: Listing) -> Recognition | None:
-        """Say whether rank files lie in the listing, or in verl's folders below it."""
+        """Say whether rank files lie in the listing, or in verl's folder of the model."""
         if listing.single:
             return self._named_by(listing.single)
         files = rank_files(listing.files)
-        folder = ""
-        for name in FOLDERS:
-            if not files and name in listing.directories:
-                folder = name + "/"
-                files = rank_files(listing.inside(name).files)
+        folder, parts = "", parts_among(listing.files)
+        if not files and MAIN in listing.directories:
+            folder = f"{MAIN}/"
+            files = rank_files(listing.inside(MAIN).files)
+            for name in sorted(set(FOLDERS) & set(listing.directories)) if files else ():
+                parts |= parts_among(listing.inside(name).files, f"{name}/")
         if not files or (not folder and _weights_beside(listing, files)):
             return None
         if len({file.step for file in files}) > 1 or any(set_member(file.path) for file in files):
@@ -94,7 +97,8 @@ class Ranks:
             return Recognition(self.name, f"lacks {by.lacks}", CommitState.UNCOMMITTED)
         finished = not folder and (METADATA in listing.files or (by is not None and by.marks))
         state = CommitState.COMMITTED if finished else CommitState.NO_MARKER
-        return Recognition(self.name, f"has {folder}{files[0].path}", state)
+        reason = f"has {folder}{files[0].path}"
+        return Recognition(self.name, reason, state, parts=tuple(sorted(parts)))
 
     def _named_by(self, name: str) -> Recognition | None:
         """Know a checkpoint by one of its files, where several steps may share a directory."""

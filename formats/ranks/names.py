@@ -22,8 +22,9 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import NamedTuple
 
-# verl's folders inside a step, the trained one first.
-FOLDERS = ("actor", "critic")
+# verl's folders inside a step; a step without that of the model is not read as one of verl's.
+MAIN = "actor"
+FOLDERS = (MAIN, "critic")
 CONFIG = "fsdp_config.json"
 METADATA = "metadata.json"
 
@@ -228,3 +229,8 @@ def _counted_from_one(files: list[RankFile]) -> list[RankFile]:
 def folder_order(folder: str) -> tuple[int, str]:
     """Return the place of a folder among others: the trained model's first."""
     return (FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS), folder)
+
+
+def component_of(folder: str) -> str:
+    """Return the component of a folder's weights; a critic is no model, even if it lies alone."""
+    return "model" if folder in ("", MAIN) else f"extra:{folder}"

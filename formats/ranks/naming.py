@@ -14,7 +14,7 @@ from ftckpt.formats.torch_files.write_dtensor import MeshForm
 from ftckpt.storage.source import Source
 
 from .checkpoint import RanksCheckpoint
-from .names import CONFIG, RankFile, Role, folder_order, rank_files
+from .names import CONFIG, RankFile, Role, component_of, folder_order, rank_files
 from .parse_files import read_recorded, read_stream
 from .recorded_job import Evidence
 from .renumbering import Renumbering, renumbered_record
@@ -78,10 +78,7 @@ def dialects_of(checkpoint: Checkpoint) -> Mapping[str, Dialect]:
     for file in files:
         folders.setdefault(file.path.rpartition("/")[0], {}).setdefault(file.role, file)
     chosen = sorted(folders, key=folder_order)
-    return {
-        "model" if number == 0 else f"extra:{folder}": _dialect(source, folder, folders[folder])
-        for number, folder in enumerate(chosen)
-    }
+    return {component_of(folder): _dialect(source, folder, folders[folder]) for folder in chosen}
 
 
 def _dialect(source: Source, folder: str, files: Mapping[Role, RankFile]) -> Dialect:

@@ -37,7 +37,16 @@ from .checkpoint import RanksCheckpoint
 from .contents import Contents
 from .files import check_set, size_of
 from .meta_llama.checklist import is_of_release, listed_release
-from .names import CONFIG, METADATA, RankFile, Role, folder_order, rank_file, rank_files
+from .names import (
+    CONFIG,
+    METADATA,
+    RankFile,
+    Role,
+    component_of,
+    folder_order,
+    rank_file,
+    rank_files,
+)
 from .parse_files import RecordedConfig, read_recorded, read_streams
 from .splits import PARAMETERS, Splits, check_release, meta_rules
 from .tensors import (
@@ -98,8 +107,8 @@ class RanksReader:
         chosen = [""] if "" in folders else sorted(folders, key=folder_order)
         if not chosen:
             raise NotFoundError(f"{self.source.url} holds no rank's file")
-        for number, folder in enumerate(chosen):
-            self._folder(folder, folders[folder], "model" if number == 0 else f"extra:{folder}")
+        for folder in chosen:
+            self._folder(folder, folders[folder], component_of(folder))
         if not self.streams and self.broken:
             raise self.broken[0]
         self._beside(chosen)

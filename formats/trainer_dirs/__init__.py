@@ -45,6 +45,7 @@ from .names import (
     folder_of_store,
     is_state,
     lists_stores,
+    parts_of,
     without_weights,
 )  # fmt: skip
 from .nested import at, nest_in
@@ -89,6 +90,10 @@ class Bundle:
                 return None
             reason = f"is a file of step {member.step}"
             return Recognition(self.name, reason, CommitState.NO_MARKER, shares=True)
+        found = self._in_directory(listing)
+        return found and found._replace(parts=parts_of(listing.files, listing.directories))
+
+    def _in_directory(self, listing: Listing) -> Recognition | None:
         if lists_stores(listing.files, listing.directories):
             return Recognition(self.name, f"has {CONTENTS}", CommitState.COMMITTED)
         nest = nest_in(listing)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 
 from ftckpt.findings import Finding, finding
+from ftckpt.storage.state_files import parts_among, without_numbers
 
 from .marks import STATE
 
@@ -75,6 +76,19 @@ def is_beside_store(name: str) -> bool:
 def is_state(name: str) -> bool:
     """Say whether a file holds state beside the weights: the optimizer's, the scheduler's, RNG."""
     return name == STATE or any(p.fullmatch(name) for p in (OPTIMIZER, OTHER, RNG))
+
+
+def parts_of(files: Iterable[str], directories: Iterable[str]) -> tuple[str, ...]:
+    """Return the names that every step of a series has; folders have a slash behind them.
+
+    Other folders may be results of somebody's. A job that goes on with more ranks, more shards or a
+    newer library saves the same under names with a number or without: `rng_state.pth`,
+    `rng_state_0.pth`, and the weights.
+    """
+    found = {re.sub(r"[-_]#(?:-of-#)?\.", ".", name) for name in parts_among(files)}
+    folders = [n for n in directories if FOLDER.fullmatch(n) or re.fullmatch(TAG, n)]
+    found = {"model.safetensors" if one == "pytorch_model.bin" else one for one in found}
+    return tuple(sorted(found | {without_numbers(name) + "/" for name in folders}))
 
 
 def further_models(names: Iterable[str]) -> frozenset[int]:

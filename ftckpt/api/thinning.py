@@ -108,7 +108,7 @@ class WeightsAlone:
             raise UnsupportedError("it is a delta: it is small as it is")
         if entry.needs:
             raise UnsupportedError("it depends on another checkpoint")
-        if child.part.recognition.parts:
+        if child.part.recognition.by_names:
             raise UnsupportedError("it holds its checkpoints in folders")
         if child.candidate.step is None or child.candidate.step != entry.step:
             raise UnsupportedError("its name does not say the step of its content")

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from ftckpt.checkpoint import Checkpoint, Kind
 from ftckpt.errors import FtckptError
 from ftckpt.findings import Finding, finding, listed
+from ftckpt.manifest.thinned import is_thinned
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.remotes import split
 from ftckpt.storage.state_files import is_marker, may_hold_tensors, without_numbers
 from ftckpt.storage.store import EntryKind
 
-from .open_part import recognise_at
+from .open_part import files_of, recognise_at
 from .recognise import Format, UnopenedPart
 from .roots import Candidate, Child, Root, read_root
 
@@ -71,7 +72,8 @@ def lacking(
     if not mine:
         return None
     older, newer = _series(child.candidate, step, every)
-    before = _shown(root, older, 2)
+    by_names = child.part.recognition.by_names
+    before = _shown(root, older, 2, by_names=by_names)
     if not before:
         return None
     first, theirs = before[0]
@@ -80,10 +82,10 @@ def lacking(
         return None
     others = before[1:]
     if not (others or tracker):
-        others = _shown(root, newer, 1)
+        others = _shown(root, newer, 1, by_names=by_names)
     if others:
         lost &= others[0][1]
-    if not lost:
+    if not lost or _is_thinned(root, child):
         return None
     said = f", and {tracker}" if tracker else ""
     names = listed(sorted({_shown_as(one, mine) for one in lost}), 3)
@@ -146,17 +148,28 @@ def _numbers(name: str) -> tuple[int, ...]:
 
 
 def _shown(
-    root: Root, candidates: Sequence[Candidate], most: int
+    root: Root, candidates: Sequence[Candidate], most: int, *, by_names: bool
 ) -> list[tuple[Candidate, set[str]]]:
-    """Return the parts of the first of these steps that a format knows."""
+    """Return the parts of the first of these steps that a format knows.
+
+    Names alone made one checkpoint of a step's parts (`by_names`): then they may say it of a step
+    without the same parts too.
+    """
     found: list[tuple[Candidate, set[str]]] = []
     for candidate in candidates[:_TRIED]:
         child = root.recognise(candidate)
-        if child is not None and candidate.entry.kind is EntryKind.DIRECTORY:
-            found.append((candidate, set(child.part.recognition.parts) or _top(root, candidate)))
+        if child is None or candidate.entry.kind is not EntryKind.DIRECTORY:
+            continue
+        if parts := set(child.part.recognition.parts) or (by_names and _top(root, candidate)):
+            found.append((candidate, parts))
         if len(found) == most:
             break
     return found
+
+
+def _is_thinned(root: Root, child: Child) -> bool:
+    """Whether all but the weights was dropped on purpose."""
+    return is_thinned(files_of(root.store, child.part.entry))
 
 
 def _top(root: Root, candidate: Candidate) -> set[str]:

@@ -58,8 +58,9 @@ class Recognition(NamedTuple):
         supported: False for formats that are recognised but refused (exit 13); `reason` says so.
         shares: whether it is one of several files of a checkpoint, in a directory with other
             checkpoints: it can be read, but not dropped or repaired in place.
-        parts: the names of the files and markers that make it up, each number as `#`, where it is
-            a folder of parts: every step of a series has the same.
+        parts: the names of the files and markers that make it up, each number as `#`, where a
+            trainer saves several: every step of a series has the same.
+        by_names: whether names alone say that its parts are one checkpoint.
     """
 
     format: str
@@ -68,6 +69,7 @@ class Recognition(NamedTuple):
     supported: bool = True
     shares: bool = False
     parts: tuple[str, ...] = ()
+    by_names: bool = False
 
 
 class Format(Protocol):

@@ -6,6 +6,7 @@ A name is enough to ask for a file's content, and never enough to say what is in
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 # Suffixes under which trainers save tensors; a packed one counts as what was packed.
 _TENSORS = re.compile(
@@ -55,6 +56,12 @@ def is_harmless(name: str) -> bool:
 def is_marker(name: str) -> bool:
     """Say whether a file's name is that of a commit marker; `.incomplete` says the contrary."""
     return _MARKER.fullmatch(name) is not None and "incomplete" not in name.lower()
+
+
+def parts_among(names: Iterable[str], prefix: str = "") -> frozenset[str]:
+    """Return the names of state and markers of a folder as every step has them: numbers as `#`."""
+    held = (name for name in names if may_hold_tensors(name) or is_marker(name))
+    return frozenset(without_numbers(prefix + name) for name in held)
 
 
 def without_numbers(name: str) -> str:

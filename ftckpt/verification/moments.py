@@ -12,12 +12,14 @@ import re
 from collections import Counter as Count
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, Kind, TensorInfo
 from ftckpt.checkpoint.names import record_names
 from ftckpt.checkpoint.optimizer_states import named_state
+from ftckpt.errors import ExitCode
 from ftckpt.findings import Finding, counted, finding, listed
 
 _Shape = tuple[int, ...]
@@ -27,6 +29,9 @@ _STATES = _PAIR | {Kind.MASTER}
 _NUMBERED = r"\d+(?:\.\d+)*"
 # What holds a row for each word: its weights may be padded where its moments are not.
 _VOCABULARY = re.compile(r"emb|vocab|wte|head|output_layer|output\.weight|shared\.weight")
+_OF_OPTIMIZER = re.compile(r"(?:^|[-_.])optim(?:s|izers?)?(?:$|[-_.\d])")
+# What describes a model of Hugging Face's.
+_MODEL = "config.json"
 # How many pairs of shapes are compared where parameters have no names.
 _MOST_PAIRS = 100_000
 
@@ -58,6 +63,28 @@ def check_states(checkpoint: Checkpoint) -> Iterator[Finding]:
             if Kind.EXP_AVG in held and re.fullmatch(_NUMBERED, name)
         ]
         yield from _unknown_shapes(moments, params)
+
+
+def check_weights(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Yield that an optimizer's state is there, and nothing of the model that it is of.
+
+    A file, and a folder that is called after the optimizer, may be the whole of what was asked for.
+    """
+    source = checkpoint.source
+    if source.single or source.named or _OF_OPTIMIZER.search(source.name):
+        return
+    kinds = {info.kind for info in checkpoint.tensors.values()}
+    held = any(
+        info.kind in _PAIR or info.component == "optimizer" for info in checkpoint.tensors.values()
+    )
+    if not held or kinds & {Kind.PARAM, Kind.MASTER} or record_names(checkpoint.objects):
+        return
+    model = next((n for n in source.entries if n.rpartition("/")[2] == _MODEL), "")
+    what = "an optimizer's state is here, and no weights"
+    if model:
+        what = f"{what}: {model} describes the model that is not there"
+    found = finding("no-weights", what, file=model or None)
+    yield replace(found, code=ExitCode.INCOMPLETE) if model else found
 
 
 def _add_tied(weights: dict[str, TensorInfo], checkpoint: Checkpoint) -> None:

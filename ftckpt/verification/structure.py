@@ -35,7 +35,7 @@ from ftckpt.storage.state_files import is_exported, may_hold_tensors
 from ftckpt.storage.store import EntryKind
 
 from .evidence import ASKED_FOR, Report
-from .moments import check_states
+from .moments import check_states, check_weights
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -70,9 +70,13 @@ def check_structure(
     seal = seal or Seal(checkpoint.source)
     seal.begin()
     lost: set[str] = set()
+    sound = True
     for found in _check(checkpoint, counter):
         lost.add(found.kind)
+        sound &= found.severity is not Severity.ERROR
         yield _weighed(checkpoint, found, lost)
+    if sound:  # else that may be why, and it says more
+        yield from check_weights(checkpoint)
     yield from check_listing(checkpoint, seal)
 
 

@@ -169,7 +169,7 @@ class _Candidate:
         """
         step, named = self.candidate.step, bool(roles_in(self.candidate.path))
         why = child.part.recognition.reason
-        if step is None or child.part.recognition.parts:
+        if step is None or child.part.recognition.by_names:
             self.looked = ScanDepth.HEADERS
             try:
                 said = open_part(self.root.store, child.part).step
