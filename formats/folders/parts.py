@@ -172,8 +172,3 @@ def _find(
 def _markers(listing: Listing, prefix: str) -> frozenset[str]:
     """Return the names by which trainers mark a save as finished."""
     return frozenset(without_numbers(prefix + n) for n in listing.files if is_marker(n))
-
-
-def differ_in_numbers(one: str, other: str) -> bool:
-    """Whether two names are of one series: alike but for their numbers."""
-    return without_numbers(one) == without_numbers(other)

@@ -33,24 +33,20 @@ from ftckpt.formats.trainer_dirs.checkpoint import BundleCheckpoint, OpenedPart,
 from ftckpt.own_files import is_leftover, is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage.source import Source
-from ftckpt.storage.state_files import is_harmless, may_hold_tensors
+from ftckpt.storage.state_files import is_harmless, is_text, may_hold_tensors, without_numbers
 from ftckpt.storage.store import EntryKind
 
 from .names import COMPANIONS, TRAINED, owner, role, words
 from .names import OPTIMIZERS as OF_OPTIMIZER
-from .parts import FolderPart, differ_in_numbers, find_parts
+from .parts import FolderPart, find_parts
 
 # A trainer's small file of counters, and the fields that say the step.
 _COUNTERS = frozenset({"train", "training", "trainer", "state", "info", "progress", "meta", "step"})
 _STEPS = ("step", "global_step", "iteration", "cur_step", "training_step")
 _MOST_COUNTERS = 1 << 16  # bytes
 _HEAD = 4096
-# Git LFS leaves a text in the place of a file that was never fetched.
-_POINTER = b"version https://git-lfs"
 # Files without a suffix that are looked into; more of them are those of a store.
 _SNIFFED = 1000
-# What text is made of, in UTF-8.
-_TEXT = bytes({*b"\t\n\r\f", *range(0x20, 0x7F), *range(0x80, 0x100)})
 
 
 @dataclass(kw_only=True, repr=False)
@@ -176,9 +172,7 @@ class _Opening:
         """Whether a file is a text that a program saved as its state, by its first bytes."""
         if name.endswith((".safetensors", ".distcp")):
             return False
-        head = self.source.read(name, 0, min(_HEAD, self.source.size(name)))
-        is_text = bool(head) and head.translate(None, _TEXT) == b""
-        return is_text and not head.startswith(_POINTER)
+        return is_text(self.source.read(name, 0, min(_HEAD, self.source.size(name))))
 
     def others(self) -> list[str]:
         """Return further files that may hold tensors: by their names, or by their first bytes."""
@@ -355,7 +349,7 @@ def _own_name(mine: str, theirs: str) -> str:
     name, other = (one.rpartition(".")[0] or one for one in pairs[depth])
     files = depth == len(pairs) - 1 and "." in pairs[depth][0] and "." in pairs[depth][1]
     told = depth == 0 or files or not (name and other) or owner(name) != owner(other)
-    return name if told and not differ_in_numbers(name, other) else ""
+    return name if told and without_numbers(name) != without_numbers(other) else ""
 
 
 def _topology(parts: Sequence[OpenedPart]) -> Topology:

@@ -69,13 +69,13 @@ def unknown_codes(tensors: Iterable[TensorInfo], known: Collection[str] = ()) ->
     found: list[UnknownCodes] = []
     bare: list[tuple[str, UnknownCodes]] = []
     for module, held in modules.items():
-        beside = frozenset(leaf for leaf, info in held.items() if _is_beside(leaf, info, held))
+        beside = frozenset(leaf for leaf in held if _is_beside(leaf, held))
         for leaf, info in held.items():
             if info.key in known or leaf in beside or not _may_be_codes(leaf, info):
                 continue
             # bitsandbytes and others put their parts below the name of the weight.
             below = modules.get(f"{module}.{leaf}" if module else leaf, {})
-            parts = beside | {f"{leaf}.{n}" for n, i in below.items() if _is_beside(n, i, below)}
+            parts = beside | {f"{leaf}.{n}" for n in below if _is_beside(n, below)}
             one = UnknownCodes(info, parts)
             if parts:
                 found.append(one)
@@ -90,7 +90,7 @@ def _may_be_codes(leaf: str, info: TensorInfo) -> bool:
     return info.dtype.name in CODED and info.numel > 1 and not _APART.search(leaf)
 
 
-def _is_beside(leaf: str, info: TensorInfo, held: Collection[str]) -> bool:
+def _is_beside(leaf: str, held: Collection[str]) -> bool:
     if not _BESIDE.search(leaf) or f".{leaf}".endswith((*OTHER_SCALES, ".logit_scale")):
         return False
     return _AFFINE not in leaf or any("scale" in other for other in held)

@@ -43,8 +43,6 @@ AVERAGE: tuple[str, ...] = (
     "model_average", "swa_model", "swa_state_dict", "ema_net", "ema_weights", "ema_generator",
     "g_ema", "G_ema", "netG_ema", "params_ema", "shadow_params", "ema_model_state_dict",
 )  # fmt: skip
-# Keys around the whole state. torch.save's reader and `find_homes` go by the content as well.
-WRAPPER: tuple[str, ...] = ("app", "checkpoint", "ckpt", "state")
 
 MODELS = frozenset(MODEL)
 NETWORKS = frozenset(NETWORK)

@@ -18,8 +18,6 @@ from ftckpt.storage.source import Source
 from .checkpoint import OpenedPart
 from .nested import Nest
 
-# The last file of a step is small; what is larger is none.
-_MAX_LAST = 16 << 20
 _SHOWN = 64
 # More ranks than this are not named one by one.
 _MOST = 10_000

@@ -40,8 +40,6 @@ _BATCH = 64
 # nemo_model_checkpoint.py, format_checkpoint_unfinished_marker_path).
 _UNFINISHED = "-unfinished"
 _AVERAGED = "-EMA"
-# Not a checkpoint and not readable, but common at the top of mounted volumes.
-_SYSTEM = frozenset({"lost+found"})
 
 
 class Candidate(NamedTuple):
@@ -268,13 +266,22 @@ def has_gone(root: Root, candidate: Candidate) -> bool:
     A failed look says nothing: then it has not gone.
     """
     try:
-        now = read_again(root)
+        return not stands_now(root, candidate.path)
     except NotFoundError:
         return True
     except FtckptError:
         return False
-    same = next((one for one in now.candidates if one.path == candidate.path), None)
-    return same is None or now.is_dropped(same)
+
+
+def stands_now(root: Root, path: str) -> bool:
+    """Say whether a root has a candidate at this moment that is not dropped.
+
+    Raises:
+        NotFoundError: the root is gone.
+    """
+    now = read_again(root)
+    same = next((one for one in now.candidates if one.path == path), None)
+    return same is not None and not now.is_dropped(same)
 
 
 def _read_level(store: Store, base: str, ask: Callable[[Entry], UnopenedPart | None]) -> Root:
@@ -333,11 +340,17 @@ def _one_of_each_step(candidates: list[Candidate]) -> list[Candidate]:
 
 def _may_be_checkpoint(name: str, entry: Entry, step: int | None) -> bool:
     """Judge by name alone: the heads of ten thousand log files are not worth a request each."""
-    if entry.kind is EntryKind.SPECIAL or name.startswith((".", "__")) or name in _SYSTEM:
+    if is_never_one(name, entry):
         return False
     if entry.kind is EntryKind.DIRECTORY:
         return True
     return name.endswith(SUFFIXES) or (step is not None and not name.isdecimal())
+
+
+def is_never_one(name: str, entry: Entry) -> bool:
+    """Say whether a name or a kind alone shows that something cannot be a checkpoint."""
+    # `lost+found` is common at the top of mounted volumes, and not readable.
+    return entry.kind is EntryKind.SPECIAL or name.startswith((".", "__")) or name == "lost+found"
 
 
 def _named_first(candidates: Iterable[Candidate]) -> list[Candidate]:

@@ -10,11 +10,11 @@ from collections.abc import Iterable
 
 from ftckpt.errors import FtckptError, UnsupportedError
 from ftckpt.findings import listed
-from ftckpt.own_files import is_leftover, is_own
-from ftckpt.storage.state_files import is_harmless
+from ftckpt.own_files import is_own
+from ftckpt.storage.state_files import is_harmless, is_text
 from ftckpt.storage.store import Entry, EntryKind, Store
 
-from .roots import Root
+from .roots import Root, is_never_one
 from .step_names import SUFFIXES
 
 # A folder with more names than these, or deeper ones, is not searched to its end.
@@ -23,7 +23,6 @@ _DEPTH = 4
 # A text that is larger may be anything else further on.
 _TEXT_SIZE = 1 << 20
 _HEAD = 4096
-_BINARY = bytes({*range(0x20), 0x7F} - {*b"\t\n\r\f\x1b"})
 _LISTED = 3
 
 
@@ -88,9 +87,7 @@ def _strangers(root: Root) -> Iterable[tuple[str, Entry]]:
 def _is_nothing(store: Store, entry: Entry, depth: int, left: list[int]) -> bool:
     """Whether a file, or all that lies below a folder, is surely not a checkpoint's state."""
     name = entry.path.rpartition("/")[2]
-    if name.startswith((".", "__")) or is_leftover(name) or name == "lost+found":
-        return True
-    if entry.kind is EntryKind.SPECIAL:
+    if is_never_one(name, entry):
         return True
     if entry.kind is EntryKind.FILE:
         return is_harmless(name) or not entry.size or _is_text(store, entry)
@@ -105,7 +102,6 @@ def _is_text(store: Store, entry: Entry) -> bool:
     if entry.size > _TEXT_SIZE or entry.archived:
         return False
     try:
-        head = store.read(entry.path, 0, min(_HEAD, entry.size))
+        return is_text(store.read(entry.path, 0, min(_HEAD, entry.size)))
     except FtckptError:
         return False
-    return head.translate(None, _BINARY) == head

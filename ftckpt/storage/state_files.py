@@ -1,4 +1,4 @@
-"""Which files may hold a checkpoint's state, by their names: for what no format has read.
+"""Which files may hold a checkpoint's state, by names and first bytes: for what no format has read.
 
 A name is enough to ask for a file's content, and never enough to say what is in it.
 """
@@ -36,6 +36,8 @@ _MARKER = re.compile(
     re.IGNORECASE,
 )
 _NUMBER = re.compile(r"\d+")
+# Bytes that no text has; a coloured log has ESC.
+_BINARY = bytes({*range(0x20), 0x7F} - {*b"\t\n\r\f\x1b"})
 
 
 def may_hold_tensors(path: str) -> bool:
@@ -62,6 +64,11 @@ def parts_among(names: Iterable[str], prefix: str = "") -> frozenset[str]:
     """Return the names of state and markers of a folder as every step has them: numbers as `#`."""
     held = (name for name in names if may_hold_tensors(name) or is_marker(name))
     return frozenset(without_numbers(prefix + name) for name in held)
+
+
+def is_text(head: bytes) -> bool:
+    """Say whether a file that begins so is a text, in any encoding that extends ASCII."""
+    return head != b"" and head.translate(None, _BINARY) == head
 
 
 def without_numbers(name: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from ftckpt.discovery.roots import Root, read_again
+from ftckpt.discovery.roots import Root, read_again, stands_now
 from ftckpt.errors import CorruptError, NotFoundError, UnsafeError
 from ftckpt.own_files import FOLDER
 from ftckpt.storage.store import EntryKind, join, relative
@@ -118,14 +118,11 @@ def write(root: Root, kind: str, entry: str, label: str, fields: Mapping[str, ob
 
 def _stands(root: Root, entry: str) -> bool:
     """Whether an entry exists at this moment and is not dropped."""
-    again = read_again(root)
-    now = next((c for c in again.candidates if c.path == entry), None)
-    if now is None or again.is_dropped(now):
-        return False
     # An entry dropped in place may have been freed, tombstone and all, between the look at the
     # names and the look at the tombstones.
-    local = root.store.traits.local
-    return local or any(c.path == entry for c in read_again(root).candidates)
+    return stands_now(root, entry) and (
+        root.store.traits.local or any(c.path == entry for c in read_again(root).candidates)
+    )
 
 
 def erase(root: Root, records: list[tuple[str, str, str]]) -> None:
