@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from math import prod
@@ -25,7 +26,8 @@ from ftckpt.strict_json import JsonError, decode, shown
 from .names import SHARDING
 from .tree import Tree, read_json, slip_of
 
-_METADATAS = "array_metadatas/process_"
+# Exactly so: what a copy leaves beside it (`process_0.1a2b3c4d.partial`) is none of Orbax's.
+_METADATAS = re.compile(r"(?a)array_metadatas/process_\d+")
 _TYPES = ("SingleDeviceSharding", "NamedSharding", "PositionalSharding")
 _AXIS_TYPES = ("AxisType.Auto", "AxisType.Explicit", "AxisType.Manual")
 _PLATFORMS = ("cpu", "gpu", "cuda", "rocm", "tpu", "TPU", "TFRT_CPU", "METAL")
@@ -47,8 +49,8 @@ class TreeFiles(NamedTuple):
 
 def check_beside(source: Source, files: TreeFiles) -> Iterator[Finding]:
     """Yield what is damaged, lost or contradicted in the JSON files beside a tree's arrays."""
-    start = f"{files.folder}{_METADATAS}"
-    metadatas = sorted(name for name in source.entries if name.startswith(start))
+    own = (n for n in source.entries if n.startswith(files.folder))
+    metadatas = sorted(n for n in own if _METADATAS.fullmatch(n.removeprefix(files.folder)))
     listed: set[str] = set()
     for name in metadatas:
         yield from _metadatas(source, name, files, listed)

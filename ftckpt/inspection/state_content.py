@@ -84,8 +84,8 @@ GENERATORS = {5056: "rng-torch", 16: "rng-cuda"}
 HELD_BY_A_NUMBER = frozenset({"data", "step"})
 _NO_COMPONENT = frozenset({"text", "number", "empty"})
 _NOTHING = frozenset({"text", "empty"})
-# Part of the optimizer, which the resume check judges by the tensors.
-GROUPS = re.compile(r"(?:^|[./:])param_groups?(?=[./:]|$)")
+# Part of the optimizer, which the resume check judges by the tensors; Megatron-FSDP's is last.
+GROUPS = re.compile(r"(?:^|[./:])param_(?:groups?|to_group_meta)(?=[./:]|$)")
 _RANK = re.compile(r"(?a)(rank[_-]?)\d+")
 # Files beside a checkpoint that hold state, and JSON that may hold counters.
 _STATE_FILE = re.compile(r"\.(?:pt|pth|bin|pkl|pickle|ckpt|npz|npy|tar|distcp)$", re.IGNORECASE)

@@ -101,6 +101,8 @@ def test_layouts_without_a_sample_are_made_by_other_tests() -> None:
         "miles with LoRA: `iter_N/adapter/`, a PEFT adapter and a file of each rank",
         "verl with Megatron: `actor/` with `dist_ckpt/`, or with `ckpt_contents.json` and a "
         "store each",
+        "a step of any trainer whose folders and files are parts that are read: NeMo-RL, "
+        "NeMo Automodel, LeRobot, SpeechBrain, `actor/` and `critic/`",
         "a rank after a dot: `model.rank_0.pth`; fairseq's `checkpoint_1_100-shard0.pt`; "
         "cosmos-rl's `policy/`",
         "Muon beside Adam (`--optimizer muon`)",

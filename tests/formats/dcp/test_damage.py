@@ -358,7 +358,9 @@ def test_classes_outside_the_list_share_one_note(tmp_path: Path) -> None:
     sys.modules["trainer"] = types.ModuleType("trainer")
     sys.modules["trainer.config"] = module
     try:
-        path = save({"a": Config(), "b": Other(), "c": Config()}, tmp_path / "c")
+        path = save(
+            {"a": Config(), "b": Other(), "c": Config(), "w": torch.ones(2)}, tmp_path / "c"
+        )
     finally:
         del sys.modules["trainer.config"], sys.modules["trainer"]
     answer = report(path)

@@ -194,8 +194,10 @@ class TestOperations:
         stream = io.BytesIO()
         torch.save({"lr": 0.5}, stream)
         objects = {"scheduler": stream.getvalue(), "config": b'{"a": 1}', "raw": b"abc"}
+        state = State()
+        state.add("w", "float32", (2,), bytes(8))
         packed = pack_delta(
-            tmp_path / "step-1", State(), objects=objects, forms=("torch", "json", "bytes")
+            tmp_path / "step-1", state, objects=objects, forms=("torch", "json", "bytes")
         )
         opened = open_checkpoint(packed)
         loaded = [opened.load_object(name) for name in objects]

@@ -94,7 +94,8 @@ def test_every_verb(root: Root) -> None:
         root.write(f"30/state/d/{node.name}", node.read_bytes())
     else:
         assert here(*repair).code == 0
-        assert here("verify", f"{at}/30", "--level", "content").code == 0
+        # `latest` remembers that 20 was read, so gc keeps it until the ledger knows as much of 30.
+        assert here("verify", f"{at}/30", "--level", "content", "--remember").code == 0
     assert here("gc", at, "--keep-last", "1").code == 8
     words = ("gc", at, "--keep-last", "1", "--min-survivors", "1", "--apply")
     assert here(*words).code == 0

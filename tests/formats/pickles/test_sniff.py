@@ -104,8 +104,11 @@ def test_every_verb_stops_at_it(verb: str) -> None:
     torch.save({"w": torch.ones(2), "step": 1}, "root/ckpt_1.pt")
     Path("root/ckpt_2.pt").write_bytes(PICKLES["os-system"].content)
     assert run([verb, "root/ckpt_2.pt"], os.environ).returncode == 7
-    latest = run(["latest", "root"], os.environ)
+    latest = run(["latest", "root", "--stop-at-unsafe"], os.environ)
     assert (latest.returncode, latest.stdout) == (7, "")
+    passed = run(["latest", "root"], os.environ)
+    assert (passed.returncode, passed.stdout) == (0, "root/ckpt_1.pt\n")
+    assert "ckpt_2.pt" in passed.stderr
 
 
 @pytest.mark.parametrize("seed", range(40))
