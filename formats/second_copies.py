@@ -3,7 +3,8 @@
 The Hub has had both `model.safetensors` and `pytorch_model.bin` in one folder since it converted
 the second to the first; transformers loads the first. Mistral puts `consolidated.safetensors`, with
 its own names, beside the shards of transformers. A conversion that took both would write the model
-twice. Only what has the same name, shape and type is compared; what is not is said.
+twice. Only what has the same name, shape and type is compared; what is not is said. A pickled
+adapter beside a model is no copy of it, and is read as what it is.
 """
 
 from __future__ import annotations
@@ -13,7 +14,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ftckpt.checkpoint import Checkpoint, TensorInfo
-from ftckpt.errors import CorruptError, FtckptError, UnsafeError
+from ftckpt.errors import (
+    CorruptError,
+    IncompleteError,
+    NotFoundError,
+    UnsafeError,
+    UnsupportedError,
+)
 from ftckpt.findings import counted, finding, from_error, listed
 from ftckpt.formats.huggingface.names import shard_name
 from ftckpt.formats.safetensors.names import INDEX, SUFFIX
@@ -28,6 +35,7 @@ _PICKLED = {
     "adapter_model": ("adapter_model",),
     "diffusion_pytorch_model": ("diffusion_pytorch_model",),
 }
+_ADAPTER = "adapter_model"
 _CONSOLIDATED = re.compile(r"extra:consolidated([.-]\d+)?")
 
 
@@ -39,11 +47,22 @@ def join_second_copies(checkpoint: SafetensorsCheckpoint) -> None:
     for one in checkpoint.sets:
         if _CONSOLIDATED.fullmatch(one.component):
             _join_consolidated(checkpoint, one)
-    for stem in _PICKLED.get(_stem(main), ()):
-        pattern = re.compile(rf"{stem}(-\d+-of-\d+)?\.bin(\.index\.json)?")
-        names = [name for name in checkpoint.source.entries if pattern.fullmatch(name)]
-        if any(name.endswith(".bin") for name in names):
+    copies = _PICKLED.get(_stem(main), ())
+    for stem in copies:
+        if names := _pickled(checkpoint, stem):
             _join_pickled(checkpoint, names)
+    apart = _ADAPTER not in copies and f"extra:{_ADAPTER}" not in {
+        one.component for one in checkpoint.sets
+    }
+    if apart and (names := _pickled(checkpoint, _ADAPTER)):
+        _join_adapter(checkpoint, names)
+
+
+def _pickled(checkpoint: SafetensorsCheckpoint, stem: str) -> list[str]:
+    """Return torch.save's files of a stem with their index; none where only the index is there."""
+    pattern = re.compile(rf"{stem}(-\d+-of-\d+)?\.bin(\.index\.json)?")
+    names = [name for name in checkpoint.source.entries if pattern.fullmatch(name)]
+    return names if any(name.endswith(".bin") for name in names) else []
 
 
 def _stem(weights: WeightSet) -> str:
@@ -54,16 +73,40 @@ def _stem(weights: WeightSet) -> str:
     return weights.files[0].removesuffix(SUFFIX) if shard is None else shard.stem
 
 
-def _join_pickled(checkpoint: SafetensorsCheckpoint, names: list[str]) -> None:
+def _opened(checkpoint: SafetensorsCheckpoint, names: list[str]) -> Checkpoint:
     source = checkpoint.source
-    first = min(names)
+    return open_torchsave(replace(source, entries={name: source.entries[name] for name in names}))
+
+
+def _join_adapter(checkpoint: SafetensorsCheckpoint, names: list[str]) -> None:
+    """Add an adapter's tensors as `adapter_model.safetensors` would; else nobody read them."""
     try:
-        inside = replace(source, entries={name: source.entries[name] for name in names})
-        found = open_torchsave(inside)
-    except (CorruptError, UnsafeError) as error:
+        found = _opened(checkpoint, names)
+    except (CorruptError, UnsafeError, IncompleteError) as error:
         checkpoint.open_findings = [*checkpoint.open_findings, from_error(error)]
         return
-    except FtckptError as error:
+    except UnsupportedError:
+        return  # the check of the folder says that it was not read
+    if found.objects:
+        return
+    moved = {key: one._replace(component=f"extra:{_ADAPTER}") for key, one in found.tensors.items()}
+    aliases = {moved[one].key: moved[owner].key for one, owner in found.aliases.items()}
+    checkpoint.tensors = {**checkpoint.tensors, **{one.key: one for one in moved.values()}}
+    checkpoint.aliases = {**checkpoint.aliases, **aliases}
+    checkpoint.copies = [*checkpoint.copies, found]
+
+
+def _join_pickled(checkpoint: SafetensorsCheckpoint, names: list[str]) -> None:
+    first = min(names)
+    try:
+        found = _opened(checkpoint, names)
+    except (CorruptError, UnsafeError) as error:
+        checkpoint.open_findings = [*checkpoint.open_findings, from_error(error)]
+        checkpoint.second_copies |= frozenset(names)
+        return
+    except (UnsupportedError, IncompleteError, NotFoundError) as error:
+        # The model is whole without it; that storage failed would say nothing of it.
+        checkpoint.second_copies |= frozenset(names)
         what = f"the second copy of the weights was not read: {error.message}"
         checkpoint.notes = [*checkpoint.notes, finding("note", what, file=error.file or first)]
         return

@@ -10,6 +10,8 @@ from typing import NamedTuple
 _SHARD = re.compile(
     r"(?P<stem>.+)-(?P<number>[0-9]{1,18})-of-(?P<total>[0-9]{1,18})(?P<suffix>\.[a-z]+)"
 )
+# `model_weight_pp-rank-0-of-1_tp-rank-0-of-2` (nanotron) is a rank's, and no index will follow.
+_RANK = re.compile(r".*(?:[0-9]-of-[0-9].*|rank)")
 _DIGITS = 5
 _MAX_COUNTED = 1_000_000
 # What lies in a model folder beside the weights and belongs to it.
@@ -46,7 +48,7 @@ class ShardFile(NamedTuple):
 def shard_name(name: str) -> ShardFile | None:
     """Return what `name` says if it is the name of a shard."""
     match = _SHARD.fullmatch(name)
-    if match is None:
+    if match is None or _RANK.fullmatch(match["stem"]):
         return None
     number, total = match["number"], match["total"]
     digits = _filled(number), _filled(total)

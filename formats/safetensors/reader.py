@@ -62,7 +62,7 @@ class SafetensorsCheckpoint(Checkpoint):
         shards: what the ranks wrote before torch consolidated it.
         recorded: how its weights are quantised; None where nothing says that they are.
         partial: whether a conversion left out weights of the model on demand.
-        copies: the weights once more, in files of another format.
+        copies: what torch.save's files beside them hold: the weights once more, or an adapter.
         set_aside: components whose sets hold the model once more, and whose tensors are not shown.
     """
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.delta.codec.fit_predictor import FitSettings
 from ftckpt.delta.pack.pair import DeltaPair
-from ftckpt.errors import FtckptError
+from ftckpt.errors import FtckptError, UnavailableError
 from ftckpt.formats.pickles.walk import dotted
 from ftckpt.transfer.content import Content
 
@@ -96,12 +96,18 @@ def _groups(checkpoint: Checkpoint) -> dict[str, _Group]:
 
 
 def _leaves(objects: StateObjects, name: str) -> Iterator[tuple[str, object]]:
-    """Yield the leaves of one object; nothing more where it cannot be read."""
+    """Yield the leaves of one object; nothing more where it cannot be read.
+
+    Raises:
+        UnavailableError: storage failed, which says nothing of what the object holds.
+    """
     if not re.search(r"optim|param_groups", name):
         return
     try:
         for leaf in objects.fields(name):
             yield dotted(leaf.path), leaf.value.value
+    except UnavailableError:
+        raise
     except FtckptError:
         return
 

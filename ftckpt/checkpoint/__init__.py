@@ -221,7 +221,8 @@ class Checkpoint(Mapping[str, "TensorView"]):
             contradicts the rest (a rank's part in another type) is left out of `tensors` and named
             here.
         second_copies: files that one process wrote in the same save from the same tensors as other
-            files, as replicas of their pieces: a difference is damage.
+            files, as replicas of their pieces: a difference is damage. One that could not be read
+            has no pieces here, and a note or a finding of its own.
         file_copies: files that stand there several times with the same bytes: each one's others.
         described: yields where it is not the model that a file beside it describes; None where
             nothing is known of such a file.

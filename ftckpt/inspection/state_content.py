@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.checkpoint.steps import StepRole, role_of
-from ftckpt.errors import FtckptError
+from ftckpt.errors import FtckptError, UnavailableError
 from ftckpt.own_files import is_own
 
 from .training_state import about, is_setting
@@ -145,12 +145,17 @@ def look(checkpoint: Checkpoint, contents: Contents) -> Found:
     """Read the non-tensor state of a checkpoint and return what its content shows.
 
     Of ranks' objects of one name a few are read, and the others are taken to be alike.
+
+    Raises:
+        UnavailableError: storage failed, which says nothing of what a checkpoint holds.
     """
     found = Found()
     read, alike, unread = _choose(checkpoint)
     found.read = {*read, *(name for names in alike.values() for name in names)}
     leaves: list[StateValue] = []
     for leaf in contents(checkpoint, read):
+        if isinstance(leaf, UnavailableError):
+            raise leaf
         if isinstance(leaf, FtckptError):
             unread.append(leaf.tensor or leaf.file or "what cannot be read")
             found.read.discard(unread[-1])

@@ -184,7 +184,7 @@ class ExchangeStaging(LocalStaging):
         if isinstance(error, FtckptError):
             return error
         found = translate(error, error.filename or self._path, "write")
-        found.hint = found.hint or _ELSEWHERE
+        found.hint = f"{found.hint}; {_ELSEWHERE}" if found.hint else _ELSEWHERE
         return found
 
 

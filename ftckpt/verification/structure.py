@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import Checkpoint, CommitState, Extent, Kind, Piece, TensorInfo
 from ftckpt.checkpoint.coverage import check_coverage
-from ftckpt.checkpoint.steps import SCALARS_A_FILE, mixed_steps
+from ftckpt.checkpoint.steps import SCALARS_A_FILE, mixed_steps, step_of
 from ftckpt.discovery.step_names import says_other_step, step_in_name
 from ftckpt.errors import ExitCode, FtckptError, NoResourceError
 from ftckpt.findings import Finding, Severity, finding, from_error, listed
@@ -207,7 +207,10 @@ def _check_strays(
     strays = [
         n
         for n in checkpoint.source.entries
-        if n not in members and n not in reported and not is_own(n)
+        if n not in members
+        and n not in reported
+        and n not in checkpoint.second_copies
+        and not is_own(n)
     ]
     # An export for other programs adds nothing to weights that were read.
     weights = any(info.kind is Kind.PARAM for info in checkpoint.tensors.values())
@@ -321,6 +324,7 @@ def _check_steps(checkpoint: Checkpoint, apart: Iterable[str]) -> Iterator[Findi
     for found in mixed_steps(scalars, holding):
         if found.kind != "step-disagrees" or found.file not in said:
             yield found
+    checkpoint.step = step_of(scalars)  # these are read once
     name, step = checkpoint.source.name, checkpoint.step
     if step is not None and says_other_step(name, step):
         what = f"the name {name} says step {step_in_name(name)}, the content says {step}"

@@ -192,7 +192,7 @@ def test_warnings_that_were_errors_are_no_damage(root: Path) -> None:
     assert standing([strict], "files", 100).last is strict
 
 
-def test_parts_of_a_step_are_remembered_in_the_root(tmp_path: Path) -> None:
+def test_a_step_of_several_models_is_remembered_in_the_root(tmp_path: Path) -> None:
     for step in (1, 2):
         for model in ("actor", "critic"):
             save_dcp(tmp_path / f"global_step_{step}" / model, step=step)

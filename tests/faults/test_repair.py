@@ -122,6 +122,7 @@ def test_f5_no_permission(
         patch.setattr(os, "mkdir", mkdir)
         done = here("repair", damaged, "--from", replica)
         assert done.code == 11
+        assert "belongs to" in done.told
         assert "--to" in done.told
     system(Failing(f"{replica}/{VICTIM}", 1, errno.EACCES, lasting=True))
     assert here("repair", damaged, "--from", replica).code == 11

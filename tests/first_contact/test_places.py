@@ -72,13 +72,16 @@ def say(path: Path, **fields: Any) -> None:
 
 
 def two_stores(folder: Path, step: int) -> Path:
-    """Write a store and the state of each rank (OLMo-core's olmo_core/train/checkpoint.py)."""
-    save_dcp(folder / "model_and_optim", step=step)
+    """Write a store and the state of each rank, as OLMo-core does under names of its own.
+
+    What OLMo-core's own names promise is tested in `test_trainers`.
+    """
+    save_dcp(folder / "weights_and_moments", step=step)
     for rank in range(2):
         rng = torch.get_rng_state()
-        put(folder / f"train/rank{rank}.pt", {"global_step": step, "rng": rng, "world_size": 2})
+        put(folder / f"loop/rank{rank}.pt", {"global_step": step, "rng": rng, "world_size": 2})
     say(folder / "config.json", model={"d_model": 64})
-    say(folder / ".metadata.json", version="2.3.0")
+    say(folder / ".complete.json", version="2.3.0")
     return folder
 
 
@@ -135,7 +138,7 @@ LAYOUTS = {
     "global_step_{}": two_models,
 }
 LOST: dict[Layout, list[str]] = {
-    two_stores: ["model_and_optim", "train", ".metadata.json"],
+    two_stores: ["weights_and_moments", "loop", ".complete.json"],
     three_deep: ["policy/optimizer", "policy/weights", "train_dataloader.pt"],
     pretrained_and_state: ["pretrained_model", "training_state/optimizer_state.safetensors"],
     two_models: ["actor", "critic"],
@@ -223,7 +226,7 @@ def test_damage_in_any_part_is_found_by_every_verb(run: tuple[Path, list[Path], 
 
 def test_a_step_without_its_weights_is_no_checkpoint(tmp_path: Path) -> None:
     step = two_stores(tmp_path / "step30", 30)
-    shutil.rmtree(step / "model_and_optim")
+    shutil.rmtree(step / "weights_and_moments")
     assert code("verify", step) == code("latest", tmp_path) == UNSUPPORTED
     step = three_deep(tmp_path / "other/step_30", 30)
     shutil.rmtree(step / "policy")
@@ -236,8 +239,8 @@ def test_a_step_without_its_weights_is_no_checkpoint(tmp_path: Path) -> None:
 def test_a_save_in_flight_is_passed_over(tmp_path: Path) -> None:
     two_stores(tmp_path / "step10", 10)
     two_stores(tmp_path / "step20", 20)
-    shutil.rmtree(tmp_path / "step20/model_and_optim")  # train/ is written first
-    (tmp_path / "step20/.metadata.json").unlink()
+    shutil.rmtree(tmp_path / "step20/weights_and_moments")  # loop/ is written first
+    (tmp_path / "step20/.complete.json").unlink()
     assert chosen(tmp_path) == "step10"
     assert code("verify", tmp_path / "step20") == INCOMPLETE
 

@@ -27,6 +27,7 @@ OWN = {
     "layers.0.attention.wq.weight": HF["model.layers.0.self_attn.q_proj.weight"][::-1],
     "norm.weight": HF["model.norm.weight"],
 }
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 9\n"
 
 
 def model(folder: Path) -> Path:
@@ -136,14 +137,24 @@ def test_a_cut_second_copy_is_damage_and_one_never_fetched_is_said(tmp_path: Pat
     whole = (folder / "pytorch_model.bin").read_bytes()
     (folder / "pytorch_model.bin").write_bytes(whole[: len(whole) // 2])
     assert judged(folder)[0] == 4
-    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 9\n"
-    (folder / "pytorch_model.bin").write_text(pointer)
+    (folder / "pytorch_model.bin").write_text(POINTER)
     assert judged(folder) == (0, [])
     assert "the content was never fetched" in notes(folder)
 
 
 def test_an_adapter_beside_a_model_is_no_copy_of_it(tmp_path: Path) -> None:
     folder = model(tmp_path)
-    pickled(folder / "adapter_model.bin", {"x.lora_A.weight": values(2, 3)})
-    assert judged(folder) == (0, [])
+    pair = {"x.lora_A.weight": values(2, 3), "x.lora_B.weight": values(4, 2)}
+    pickled(folder / "adapter_model.bin", pair)
+    assert judged(folder, "--level", "values") == (0, [])
     assert "second copy" not in notes(folder)
+    # It is read as what it is, and a damaged one is no less damage than the model.
+    assert names(folder) == {*HF, *(f"extra:adapter_model:{name}" for name in pair)}
+    out = tmp_path.parent / "adapted"
+    assert ftckpt_json("convert", str(folder), str(out), "--to", "dcp")["result"]["code"] == 0
+    assert names(out) >= {f"extra:adapter_model:{name}" for name in pair}
+    whole = (folder / "adapter_model.bin").read_bytes()
+    (folder / "adapter_model.bin").write_bytes(whole[: len(whole) // 2])
+    assert judged(folder)[0] == 4
+    (folder / "adapter_model.bin").write_text(POINTER)
+    assert judged(folder) == (5, ["unfetched-file"])
