@@ -409,7 +409,10 @@ class Ledger:
         if len(held) <= _MOST:
             return
         there = self._root.names(self._base)
-        for holder in held:
+        for entry in self._store.children(self._folder):
+            holder = relative(self._folder, entry.path)
+            if entry.link is not None or entry.kind is not EntryKind.DIRECTORY:
+                continue  # none of ours
             if unquote(holder, errors="surrogateescape").partition("/")[0] not in there:
                 folder = join(self._folder, holder)
                 self._store.delete([entry.path for entry in self._store.children(folder)])
