@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,6 +78,35 @@ def test_nothing_is_deleted_behind_a_link_in_place_of_our_folder(tmp_path: Path,
     if "/" in link:
         assert store.delete([link])[link] is None  # the link itself goes
         assert not (root / link).is_symlink()
+
+
+def test_a_stranger_cannot_hide_the_newest_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A forged verdict that claims a deeper level won against every check of the content."""
+    for step in (1, 2):
+        save_dcp(tmp_path / f"step-{step}", step=step)
+    assert printed("verify", str(tmp_path / "step-2"), "--remember").code == 0
+    own = next((tmp_path / ".ftckpt" / "verdicts" / "step-2").iterdir())
+    forged = own.with_name("values.u777.json")
+    said = json.loads(own.read_text())
+    forged.write_text(json.dumps(said | {"level": "values", "code": 4, "checked": time.time()}))
+    believed = ledgers.Ledger._is_believed
+    monkeypatch.setattr(
+        ledgers.Ledger,
+        "_is_believed",
+        lambda self, path: "u777" not in path and believed(self, path),
+    )
+
+    def latest_step(*flags: str) -> object:
+        return json.loads(printed("latest", str(tmp_path), "--json", *flags).out)["step"]
+
+    assert latest_step() == 1
+    assert latest_step("--verify", "content") == 2
+    assert latest_step() == 2
+    own_bad = own.with_name(own.name.replace("structure", "values").replace("content", "values"))
+    own_bad.write_text(forged.read_text())  # one's own stands until a check as deep
+    assert latest_step("--verify", "content") == 1
 
 
 def test_a_long_number_in_a_name_does_not_hold_latest_up(tmp_path: Path) -> None:
