@@ -85,13 +85,21 @@ def declared_folders(
         read: returns up to the first bytes of one.
 
     Raises:
-        UnsafeError: a folder lies outside.
+        UnsafeError: a folder lies outside, or the file is longer than any that names folders: what
+            is not read may name more.
     """
     for name in _FILES:
         if name not in files:
             continue
+        head = read(name, _MOST_BYTES + 1)
+        if len(head) > _MOST_BYTES:
+            raise UnsafeError(
+                f"{name} is longer than the {_MOST_BYTES} bytes that are read of it",
+                kind="unsafe-index",
+                file=name,
+            )
         try:
-            said = json.loads(read(name, _MOST_BYTES))
+            said = json.loads(head)
         except (ValueError, RecursionError):
             continue
         found = _of_modules(said) if name == MODULES else _of_pipeline(said)

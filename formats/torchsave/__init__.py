@@ -30,7 +30,7 @@ _LOOK = 256 << 10  # of a compressed file: its first block, as a rule
 # The names of a checkpoint that a script pickles itself; `vocab.pkl` is none.
 _PICKLED = (
     r"(?:(?:[A-Za-z0-9]+[-_])*(?:latest|last|emergency|checkpoint|ckpt|model|state|best|final|step"
-    r"|iter|epoch|rank|shard)(?:[-_=]?[0-9]+)*|[0-9]+)\.(?:pkl|pickle)"
+    r"|iter|epoch|rank|shard)[0-9]*(?:[-_=][0-9]+)*|[0-9]+)\.(?:pkl|pickle)"
 )
 _PROTOCOL = rb"\x80[\x02-\x05]"
 _WHOLE = frozenset(f"{stem}.bin" for stem in STEMS)

@@ -22,7 +22,8 @@ class Checks:
     """Checks checkpoints one after the other, and remembers the results.
 
     One that is known to be bad is never read at a level that could not show it; at a level that
-    can, it is read again, because it may be good again.
+    can, it is read again, because it may be good again. What somebody else says of it is believed
+    only where no content is to be read: it would hide a good one for ever.
 
     Attributes:
         options: for each check.
@@ -51,7 +52,7 @@ class Checks:
         known = ledger.standing(part)
         wanted = LEVELS.index(self.options.level.value)
         bad = known.bad
-        if bad is not None and (self._is_fresh(bad) or wanted < depth(bad.verdict)):
+        if bad is not None and self._stands(bad, wanted):
             return ExitCode(bad.verdict.code), f"{bad.verdict.reason} ({told(bad)})"
         if wanted == 0:
             report = verify(checkpoint, self.options, work=self.work)
@@ -75,6 +76,12 @@ class Checks:
         note = self.note if self.reuse is not None else _quiet
         report = Keeper(ledger, self.options, note).check(checkpoint, part, self.work)
         return report.code, report.message
+
+    def _stands(self, bad: Remembered, wanted: int) -> bool:
+        """Whether a bad verdict stands for a check of the level with this number."""
+        if not bad.own:
+            return wanted == 0
+        return self._is_fresh(bad) or wanted < depth(bad.verdict)
 
     def _is_fresh(self, one: Remembered) -> bool:
         return self.reuse is not None and time.time() - one.verdict.checked <= self.reuse

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 
-from ftckpt.errors import CorruptError, NotFoundError, UsageError
+from ftckpt.errors import CorruptError, NotFoundError, UnsafeError, UsageError
 from ftckpt.findings import listed
 from ftckpt.storage.remotes import split
 from ftckpt.storage.source import safe_name
@@ -35,6 +35,8 @@ def snapshot_of(store: Store, url: str) -> str:
 
     Raises:
         CorruptError: `refs/main` names a commit that is not there (`pointer-dangling`).
+        UnsafeError: `refs/main` or the snapshot is reached by a link: the cache has none above the
+            files of a snapshot, and a link may lead to anything that the user can read.
         UsageError: several snapshots, and nothing says which is meant.
     """
     here = store.local_path("")
@@ -47,14 +49,16 @@ def snapshot_of(store: Store, url: str) -> str:
         return ""
     commits = [e.path.rpartition("/")[2] for e in found if e.kind is EntryKind.DIRECTORY]
     try:
-        size = min(store.stat(_MAIN).size, _MAX_COMMIT)
+        main = store.stat(_MAIN)
+        _require_inside(store, _MAIN)
+        size = min(main.size, _MAX_COMMIT)
         said = store.read(_MAIN, 0, size).decode("ascii", "replace").strip()
     except NotFoundError:
         if len(commits) > 1:
             message = f"{store.describe('')} holds {len(commits)} snapshots, and no {_MAIN}"
             hint = f"name one: {listed([f'{_SNAPSHOTS}/{one}' for one in sorted(commits)], 3)}"
             raise UsageError(message, hint=hint) from None
-        return f"{_SNAPSHOTS}/{commits[0]}" if commits else ""
+        return _require_inside(store, f"{_SNAPSHOTS}/{commits[0]}") if commits else ""
     commit = safe_name(said, named_by=_MAIN)
     if commit not in commits:
         raise CorruptError(
@@ -63,4 +67,19 @@ def snapshot_of(store: Store, url: str) -> str:
             kind="pointer-dangling",
             file=_MAIN,
         )
-    return f"{_SNAPSHOTS}/{commit}"
+    return _require_inside(store, f"{_SNAPSHOTS}/{commit}")
+
+
+def _require_inside(store: Store, path: str) -> str:
+    """Return a path if no link leads to it; its content is not read otherwise, nor quoted."""
+    here, local = store.local_path(""), store.local_path(path)
+    if here is None or local is None:
+        return path
+    if os.path.realpath(local) != os.path.join(os.path.realpath(here), path):
+        raise UnsafeError(
+            f"{local} is a link, or lies behind one: a hub's cache has none there",
+            hint="name the folder that it leads to, if it is yours",
+            kind="special-file",
+            file=path,
+        )
+    return path

@@ -6,13 +6,14 @@ touches no other, so two writers at once both succeed on any store.
 
 A verdict counts while the identity of the files is what it was: every file's name and size, its
 ETag, or its inode, modification time and change time. Of verdicts on the same files the newest
-wins, but a check never overrides what a deeper one has found.
+wins, but a check never overrides what a deeper one of one's own has found.
 
 Forging one is worthless. A good verdict counts if its file belongs to the owner of the root, to the
 reader or to the superuser; on an object store, where nothing has an owner, who can write a verdict
 can also write the checkpoint. A bad one counts from anybody, because passing over a checkpoint
 deletes nothing; but only an own one lets `gc --delete-corrupt` drop it, and a newer check of one's
-own overrides it. A ledger detects accidents and lies about them, not an owner's own lies.
+own that read the content overrides it, however deep the other claims to be. A ledger detects
+accidents and lies about them, not an owner's own lies.
 """
 
 from __future__ import annotations
@@ -171,7 +172,8 @@ def standing(
         for one in valid
         if one.verdict.bad
         and not any(
-            depth(g.verdict) >= depth(one.verdict) and g.verdict.checked > one.verdict.checked
+            g.verdict.checked > one.verdict.checked
+            and (depth(g.verdict) >= depth(one.verdict) or (g.verdict.read and not one.own))
             for g in good
         )
     ]
@@ -409,7 +411,10 @@ class Ledger:
         if len(held) <= _MOST:
             return
         there = self._root.names(self._base)
-        for holder in held:
+        for entry in self._store.children(self._folder):
+            holder = relative(self._folder, entry.path)
+            if entry.link is not None or entry.kind is not EntryKind.DIRECTORY:
+                continue  # none of ours
             if unquote(holder, errors="surrogateescape").partition("/")[0] not in there:
                 folder = join(self._folder, holder)
                 self._store.delete([entry.path for entry in self._store.children(folder)])

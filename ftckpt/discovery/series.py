@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 from ftckpt.own_files import SUFFIX, weights_of
@@ -171,10 +172,10 @@ def members(steps: Mapping[str, int | None]) -> dict[str, SeriesPlace]:
         elif not roles_in(name) and (place := place_of(name)) is not None:
             kind = known if is_trainers(name) else others
             kind[place.series][name] = place
+    numbers = {name: {p.numbers for p in siblings.values()} for name, siblings in known.items()}
+    series_with = Counter(chain.from_iterable(numbers.values()))
     for name, siblings in known.items():
-        own = {place.numbers for place in siblings.values()}
-        beside = (p.numbers for n, others_ in known.items() if n != name for p in others_.values())
-        if len(own) > 1 or not own.isdisjoint(beside):
+        if len(numbers[name]) > 1 or any(series_with[one] > 1 for one in numbers[name]):
             found |= siblings
     if found:
         return found

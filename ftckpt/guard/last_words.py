@@ -12,6 +12,8 @@ import stat
 import threading
 from contextlib import suppress
 
+from ftckpt.storage.secrets import masked
+
 _KEPT = 16 << 10
 _LINES, _LONGEST = 5, 300
 _JOIN_S = 5.0
@@ -84,10 +86,11 @@ class LastWords:
 
 
 def last_lines(text: str) -> str:
-    """Return the last lines of a text in one line, for a message."""
+    """Return the last lines of a text in one line, for a message that may leave the machine."""
     lines = [line.strip() for line in re.split(r"[\r\n]", text)]
     shown = ["".join(c if c.isprintable() else "?" for c in line) for line in lines if line]
-    return " | ".join(line[:_LONGEST] for line in shown[-_LINES:])
+    # Before they are cut: half a URL does not show what was secret in it.
+    return " | ".join(masked(line)[:_LONGEST] for line in shown[-_LINES:])
 
 
 def tells_of_a_full_disk(text: str) -> bool:

@@ -11,8 +11,21 @@ import re
 
 from ftckpt.errors import UsageError
 
-_USERINFO = r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<user>[^/?#\s'\"]*)@"
+_USERINFO = r"(?<![A-Za-z0-9+.-])(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<user>[^/?#\s'\"]*)@"
 _QUERY = r"(?P<object>https?://[^\s?#'\"]+)\?(?P<query>[^\s'\"]*)"
+# In what other programs print: a value beside a word for a secret, and keys of known services.
+_NAMED = re.compile(
+    r"(?P<name>(?:api|access|secret|private|auth|account)[-_ ]?key(?:[-_]?id)?|token|secret"
+    r"|passw(?:or)?d|passwd|passphrase|credentials?|authorization)"
+    r"(?P<between>['\"]?\s*[:=]\s*['\"]?(?:(?:bearer|basic|token)\s+)?)"
+    r"(?P<value>[^\s'\",;&]+)",
+    re.IGNORECASE,
+)
+_KEYS = re.compile(
+    r"(?P<name>\bbearer\s+)[^\s'\",;]+"
+    r"|\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[abprs]-|AKIA|ASIA|AIza)[A-Za-z0-9_-]{12,}",
+    re.IGNORECASE,
+)
 _HTTP = ("http", "https")
 _S3 = ("s3", "s3a")
 
@@ -27,6 +40,12 @@ def hidden(text: str) -> str:
         return text
     text = re.sub(_USERINFO, lambda m: f"{m['scheme']}://{_public(m['scheme'], m['user'])}", text)
     return re.sub(_QUERY, r"\g<object>", text, flags=re.IGNORECASE)
+
+
+def masked(text: str) -> str:
+    """Return what another program printed, with `***` for what looks like a secret."""
+    text = _NAMED.sub(r"\g<name>\g<between>***", hidden(text))
+    return _KEYS.sub(lambda m: f"{m['name'] or ''}***", text)
 
 
 def withheld(url: str) -> str:

@@ -50,7 +50,7 @@ def _write(
 ) -> None:
     import secrets  # its import takes longer than reading a small checkpoint
 
-    _require_own(path)
+    require_own(path)
     directory = os.path.dirname(path) or "."
     temporary = os.path.join(directory, TEMPORARY + mark + secrets.token_hex(8))
     try:
@@ -69,11 +69,11 @@ def _write(
         raise translate(error, path, "write") from error
 
 
-def _require_own(path: str) -> None:
-    """Refuse to write where a link stands in place of ftckpt's own folder, or of one in it.
+def require_own(path: str) -> None:
+    """Refuse to change anything where a link stands in place of our folder, or of one in it.
 
     Raises:
-        UnsafeError: it is a link: who may write the root chose where this would be written.
+        UnsafeError: it is a link: who may write the root chose where that would be.
     """
     before, own, below = path.rpartition(f"/{FOLDER}/")
     if not own:

@@ -258,11 +258,17 @@ class LocalStore(Store):
         return LocalUpload(self.local_path(path), path, size)
 
     def delete(self, paths: Sequence[str]) -> Mapping[str, FtckptError | None]:
-        """Delete names (a link itself, never its target); an absent one is gone."""
+        """Delete names (a link itself, never its target); an absent one is gone.
+
+        Nothing is deleted behind a link that stands in place of ftckpt's own folder.
+        """
         return {path: self._delete(path) for path in paths}
 
     def _delete(self, path: str) -> FtckptError | None:
+        from .atomic import require_own
+
         try:
+            require_own(self.local_path(path))
             os.unlink(self.local_path(path))
         except FileNotFoundError:
             return None
