@@ -25,6 +25,8 @@ _TEXT_SIZE = 1 << 20
 _HEAD = 4096
 _BINARY = bytes({*range(0x20), 0x7F} - {*b"\t\n\r\f\x1b"})
 _LISTED = 3
+# Folders of one level that are searched for something to read.
+_SEARCHED = 8
 
 
 def not_understood(root: Root, hint: str = "") -> UnsupportedError | None:
@@ -52,7 +54,7 @@ def not_understood(root: Root, hint: str = "") -> UnsupportedError | None:
 def _readable(root: Root, entry: Entry) -> str:
     """Return the path of the first thing at or below a stranger that a format reads; "" if none.
 
-    Folders are gone into where they are the only way on, or the first of a few.
+    Each level is searched in its first folder that may hold anything.
     """
     try:
         for _ in range(_DEPTH):
@@ -67,11 +69,12 @@ def _readable(root: Root, entry: Entry) -> str:
                 part = root.ask(one)
                 if part is not None and part.recognition.supported:
                     return one.path
-            folders = [one for one in inside if not _is_nothing(root.store, one, 1, [_LISTED])]
-            folders = [one for one in folders if one.kind is EntryKind.DIRECTORY]
-            if not folders:
+            folders = [one for one in inside if one.kind is EntryKind.DIRECTORY][:_SEARCHED]
+            left = [_MOST_NAMES]
+            further = [one for one in folders if not _is_nothing(root.store, one, _DEPTH, left)]
+            if not further:
                 return ""
-            entry = folders[0]
+            entry = further[0]
     except FtckptError:
         return ""
     return ""
