@@ -38,10 +38,12 @@ def not_understood(root: Root, hint: str = "") -> UnsupportedError | None:
     read = next((path for _, one in found[:_LISTED] if (path := _readable(root, one))), "")
     if read:
         url = root.store.describe(read)
+        folder = read.rpartition("/")[0]
+        inside = f" or {root.store.describe(folder)}" if folder != root.base else ""
         return UnsupportedError(
-            f"{root.url} holds {shown}, and no save whose name says that it is one of this root; "
-            f"{url} is read where it is named itself",
-            hint=f"name {url}, or the folder of the saves that are meant",
+            f"{root.url} holds {shown}: their names do not say which are its saves; {url} can be "
+            "read by itself",
+            hint=f"name {url}{inside}",
         )
     what = "belongs" if len(found) == 1 else "belong"
     return UnsupportedError(

@@ -179,7 +179,7 @@ def test_an_export_beside_saves_does_not_claim_their_folder(tmp_path: Path, name
     assert code("verify", str(tmp_path), "--all") == 0
     for path in tmp_path.glob("*.ckpt"):
         path.unlink()
-    for verb in ("verify", "inspect", "ls"):
+    for verb in ("verify", "inspect"):
         assert code(verb, str(tmp_path)) == 13
 
 
