@@ -31,7 +31,8 @@ def step_beside(root: Root, candidate: Candidate) -> int | None:
     stem = stem_of(candidate.path)
     if candidate.entry.kind is not EntryKind.FILE or stem == candidate.path:
         return None
-    names = [stem + suffix for suffix in (*_YAML, _JSON) if stem + suffix in root.foreign]
+    foreign = root.memo.setdefault("foreign", frozenset(root.foreign))
+    names = [stem + suffix for suffix in (*_YAML, _JSON) if stem + suffix in foreign]
     found = {_said(root, name) for name in names}
     return found.pop() if len(found) == 1 else None
 

@@ -24,6 +24,8 @@ _DEPTH = 4
 _TEXT_SIZE = 1 << 20
 _HEAD = 4096
 _LISTED = 3
+# Folders of one level that are searched for something to read.
+_SEARCHED = 8
 
 
 def not_understood(root: Root, hint: str = "") -> UnsupportedError | None:
@@ -35,10 +37,12 @@ def not_understood(root: Root, hint: str = "") -> UnsupportedError | None:
     read = next((path for _, one in found[:_LISTED] if (path := _readable(root, one))), "")
     if read:
         url = root.store.describe(read)
+        folder = read.rpartition("/")[0]
+        inside = f" or {root.store.describe(folder)}" if folder != root.base else ""
         return UnsupportedError(
-            f"{root.url} holds {shown}, and no save whose name says that it is one of this root; "
-            f"{url} is read where it is named itself",
-            hint=f"name {url}, or the folder of the saves that are meant",
+            f"{root.url} holds {shown}: their names do not say which are its saves; {url} can be "
+            "read by itself",
+            hint=f"name {url}{inside}",
         )
     what = "belongs" if len(found) == 1 else "belong"
     return UnsupportedError(
@@ -51,7 +55,7 @@ def not_understood(root: Root, hint: str = "") -> UnsupportedError | None:
 def _readable(root: Root, entry: Entry) -> str:
     """Return the path of the first thing at or below a stranger that a format reads; "" if none.
 
-    Folders are gone into where they are the only way on, or the first of a few.
+    Each level is searched in its first folder that may hold anything.
     """
     try:
         for _ in range(_DEPTH):
@@ -66,11 +70,12 @@ def _readable(root: Root, entry: Entry) -> str:
                 part = root.ask(one)
                 if part is not None and part.recognition.supported:
                     return one.path
-            folders = [one for one in inside if not _is_nothing(root.store, one, 1, [_LISTED])]
-            folders = [one for one in folders if one.kind is EntryKind.DIRECTORY]
-            if not folders:
+            folders = [one for one in inside if one.kind is EntryKind.DIRECTORY][:_SEARCHED]
+            left = [_MOST_NAMES]
+            further = [one for one in folders if not _is_nothing(root.store, one, _DEPTH, left)]
+            if not further:
                 return ""
-            entry = folders[0]
+            entry = further[0]
     except FtckptError:
         return ""
     return ""

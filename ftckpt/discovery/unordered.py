@@ -79,10 +79,12 @@ def outside(looked: Sequence[Looked]) -> list[Looked]:
     """Return the newest of each series whose newest member has no step, if others have one.
 
     `epoch_3.pt` may be older or newer than `step_1999.pt`: two counters say no order between them.
-    Where another member of its series has a higher number and a step, the order is known.
+    Where another member of its series has a higher number and a step, the order is known; and a
+    number that is a step of the others counts what they count (`ema_2000.pt`, `step_2000.pt`).
     """
+    steps = {one.known_step for one in looked}
     places = series.members({one.candidate.path: one.known_step for one in looked})
-    newest: dict[str, Looked] = {}
+    newest: dict[str, tuple[series.SeriesPlace, Looked]] = {}
     for one in looked:
         path = one.candidate.path
         place = places.get(path)
@@ -93,9 +95,13 @@ def outside(looked: Sequence[Looked]) -> list[Looked]:
         if place is None or place.series == series.STEPS or one.error is not None:
             continue
         above = newest.get(place.series)
-        if above is None or series.newest_first(path) < series.newest_first(above.candidate.path):
-            newest[place.series] = one
-    return [one for one in newest.values() if one.known_step is None]
+        if above is None or place.numbers > above[0].numbers:
+            newest[place.series] = place, one
+    return [
+        one
+        for place, one in newest.values()
+        if one.known_step is None and steps.isdisjoint(place.numbers)
+    ]
 
 
 def between(root: Root, stepped: Looked, apart: Sequence[Looked]) -> Iterator[Looked]:
