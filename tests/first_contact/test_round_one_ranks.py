@@ -55,7 +55,7 @@ def model_folder(folder: Path, step: int, value: float) -> None:
 
 
 def skyrl(root: Path, *folders: str, steps: tuple[int, ...] = (5, 10, 15)) -> Path:
-    """Write steps of SkyRL's, or of verl's: the first of `folders` is filled with ones, the next with twos."""
+    """Write steps of SkyRL's or verl's: the first folder has ones as weights, the next twos."""
     for step in steps:
         place = root / f"global_step_{step}"
         for value, name in enumerate(folders, 1):
