@@ -30,13 +30,14 @@ from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.formats.torchsave import LEGACY_MAGIC
 from ftckpt.formats.torchsave.reader import open_files
 from ftckpt.formats.trainer_dirs.checkpoint import BundleCheckpoint, OpenedPart, in_part
+from ftckpt.formats.trainer_dirs.names import TRAINED
 from ftckpt.own_files import is_leftover, is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage.source import Source
 from ftckpt.storage.state_files import is_harmless, may_hold_tensors
 from ftckpt.storage.store import EntryKind
 
-from .names import COMPANIONS, TRAINED, owner, role, words
+from .names import COMPANIONS, owner, role, words
 from .names import OPTIMIZERS as OF_OPTIMIZER
 from .parts import FolderPart, differ_in_numbers, find_parts
 

@@ -19,11 +19,10 @@ from ftckpt.discovery.recognise import Format, Listing, Recognition
 from ftckpt.discovery.step_names import is_put_aside, step_in_name
 from ftckpt.errors import IncompleteError
 from ftckpt.findings import Finding, from_error
-from ftckpt.formats.folders.names import TRAINED
 from ftckpt.formats.huggingface.declared_folders import MODULES, DeclaredFolder, folders_of
 from ftckpt.storage.source import Source
 
-from .names import FOLDER, TAG
+from .names import FOLDER, TAG, TRAINED
 
 # The formats that hold weights under names of Hugging Face's.
 _FORMATS = frozenset({"safetensors", "torchsave"})
