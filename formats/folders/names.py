@@ -10,6 +10,7 @@ import re
 from functools import lru_cache
 
 from ftckpt.discovery.step_names import worded_step
+from ftckpt.formats.trainer_dirs.names import TRAINED
 
 OPTIMIZERS = frozenset({"optimizer", "optimizers", "optim", "optims", "opt"})
 STATES = frozenset(
@@ -19,10 +20,9 @@ STATES = frozenset(
         "progress", "counter", "counters", "callbacks", "loop", "loops", "normalizer",
     }
 )  # fmt: skip
-# Models that one job trains side by side: those that it trains for, what goes with one of these
-# and is never the model of a job, and what may be either.
-TRAINED = ("actor", "policy", "generator", "student")
+# What a job trains beside its model, or for it.
 COMPANIONS = ("critic", "value", "ref", "reference", "discriminator", "teacher", "target")
+# Models that one job trains side by side; the trained one first, and last what may be either.
 OWNERS = (*TRAINED, *COMPANIONS, "reward", "ema")
 _MODELS = frozenset(
     {

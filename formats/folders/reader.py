@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import zip_longest
+from itertools import combinations, zip_longest
 
 from ftckpt.checkpoint import (
     Checkpoint,
@@ -30,13 +30,14 @@ from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.formats.torchsave import LEGACY_MAGIC
 from ftckpt.formats.torchsave.reader import open_files
 from ftckpt.formats.trainer_dirs.checkpoint import BundleCheckpoint, OpenedPart, in_part
+from ftckpt.formats.trainer_dirs.names import TRAINED
 from ftckpt.own_files import is_leftover, is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage.source import Source
 from ftckpt.storage.state_files import is_harmless, is_text, may_hold_tensors, without_numbers
 from ftckpt.storage.store import EntryKind
 
-from .names import COMPANIONS, TRAINED, owner, role, words
+from .names import COMPANIONS, owner, role, words
 from .names import OPTIMIZERS as OF_OPTIMIZER
 from .parts import FolderPart, find_parts
 
@@ -96,6 +97,15 @@ class FolderCheckpoint(BundleCheckpoint):
                 f" {read}"
             )
             yield finding("unsupported", what)
+        models = {
+            _owner(p) for p in self.parts if any(map(_is_weight, p.checkpoint.tensors.values()))
+        }
+        if not known and models and models <= set(COMPANIONS):
+            what = (
+                f"{self.source.url} holds {listed(sorted(models))}, and no model that is trained"
+                " with it"
+            )
+            yield finding("no-weights", what)
 
 
 def _is_weight(info: TensorInfo) -> bool:
@@ -270,12 +280,35 @@ def _by_model(parts: Sequence[OpenedPart]) -> list[OpenedPart]:
     first = "" if "" in held else next((one for one in TRAINED if one in held), "")
     if not first and len(held) == 1 and held.isdisjoint(COMPANIONS):
         (first,) = held
+    if "" in held:
+        found |= _nobody_tells([part for part in parts if not found[id(part)]])
     named = [
         part._replace(model="" if found[id(part)] in ("", first) else found[id(part)])
         for part in parts
     ]
-    order = {"model": 0, "": 0, "optimizer": 1, "state": 2}
-    return sorted(named, key=lambda p: (bool(p.model), order.get(_role(p), 0), _path(p)))
+    order = {"model": 0, "optimizer": 2, "state": 3}
+    return sorted(named, key=lambda p: (bool(p.model), order.get(_role(p), 1), _path(p)))
+
+
+def _nobody_tells(parts: Sequence[OpenedPart]) -> dict[int, str]:
+    """Return what parts with weights of the same names are called, if none is told to be the model.
+
+    Args:
+        parts: whose names say no owner.
+    """
+    weights = [
+        (part, {info.key for info in part.checkpoint.tensors.values() if _is_weight(info)})
+        for part in parts
+        if _role(part) not in ("optimizer", "state")
+    ]
+    found: dict[int, str] = {}
+    for (one, mine), (other, theirs) in combinations(weights, 2):
+        if mine.isdisjoint(theirs) or "model" in (_role(one), _role(other)):
+            continue
+        names = _own_name(_path(one), _path(other)), _own_name(_path(other), _path(one))
+        if all(names):
+            found |= {id(one): names[0], id(other): names[1]}
+    return found
 
 
 def _owner(part: OpenedPart) -> str:

@@ -232,5 +232,5 @@ def folder_order(folder: str) -> tuple[int, str]:
 
 
 def component_of(folder: str) -> str:
-    """Return the component of a folder's weights; a critic is no model, even if it lies alone."""
+    """Return the component of a folder's weights; a critic is never the model."""
     return "model" if folder in ("", MAIN) else f"extra:{folder}"

@@ -10,6 +10,8 @@ from ftckpt.storage.state_files import parts_among, without_numbers
 
 from .marks import STATE
 
+# Models that a job trains others for: each is the model of its job.
+TRAINED = ("actor", "policy", "generator", "student")
 OPTIMIZER = re.compile(r"optimizer(?:_\d+)?\.(?:pt|bin)")
 OTHER = re.compile(
     r"(?P<label>scheduler(?:_\d+)?|sampler(?:_\d+)?|dl_state_dict(?:_\d+)?|scaler|training_args"

@@ -22,12 +22,12 @@ from ftckpt.findings import Finding, from_error
 from ftckpt.formats.huggingface.declared_folders import MODULES, DeclaredFolder, folders_of
 from ftckpt.storage.source import Source
 
-from .names import FOLDER, TAG
+from .names import FOLDER, TAG, TRAINED
 
 # The formats that hold weights under names of Hugging Face's.
 _FORMATS = frozenset({"safetensors", "torchsave"})
 # What is trained, where several folders hold weights and none lies at the top.
-_FIRST = ("transformer", "unet", "prior", "controlnet", "model", "default", "policy")
+_FIRST = ("transformer", "unet", "prior", "controlnet", "model", "default", *TRAINED)
 # A trainer's output directory holds such models beside its last state.
 _APART = re.compile(
     r"(?:best|final|last|latest|merged|export(?:ed)?|release|hf|huggingface)(?:[-_.].*)?"
@@ -78,7 +78,8 @@ def models_of(
     averages = {name: match for name in folders if (match := _AVERAGE.fullmatch(name))}
     rest = sorted(set(folders) - set(averages))
     modules = [one.path for one in declared if one.by == MODULES]
-    main = "" if top else next((n for n in (*modules, *_FIRST, *rest) if n in rest), "")
+    known = (*modules, *_FIRST, *(rest if len(rest) == 1 else ()))
+    main = "" if top else next((n for n in known if n in rest), "")
     found = {}
     for name in folders:
         match = averages.get(name)

@@ -73,11 +73,10 @@ def check_weights(checkpoint: Checkpoint) -> Iterator[Finding]:
     source = checkpoint.source
     if source.single or source.named or _OF_OPTIMIZER.search(source.name):
         return
-    kinds = {info.kind for info in checkpoint.tensors.values()}
-    held = any(
-        info.kind in _PAIR or info.component == "optimizer" for info in checkpoint.tensors.values()
-    )
-    if not held or kinds & {Kind.PARAM, Kind.MASTER} or record_names(checkpoint.objects):
+    tensors = checkpoint.tensors.values()
+    held = {info.name for info in tensors if info.kind in _PAIR or info.component == "optimizer"}
+    weights = any(info.kind in (Kind.PARAM, Kind.MASTER) for info in tensors)
+    if not held or weights or held & record_names(checkpoint.objects):
         return
     model = next((n for n in source.entries if n.rpartition("/")[2] == _MODEL), "")
     what = "an optimizer's state is here, and no weights"

@@ -119,11 +119,11 @@ def test_lost_weights_do_not_make_a_root_of_what_is_left(
     assert ftckpt_json("verify", str(place))["result"]["code"] == ExitCode.UNSUPPORTED
 
 
-def test_a_lost_model_beside_its_optimizer_is_warned_of(folder: Path) -> None:
+def test_a_lost_model_beside_its_optimizer_is_never_ok(folder: Path) -> None:
     for file in folder.glob("pytorch_model_fsdp_*"):
         file.unlink()
     report = checked(folder)
-    assert report.code is ExitCode.OK
+    assert report.code is ExitCode.UNVERIFIED
     assert "the model is not there" in " ".join(f.message for f in report.findings)
 
 
