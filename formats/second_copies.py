@@ -4,7 +4,7 @@ The Hub has had both `model.safetensors` and `pytorch_model.bin` in one folder s
 the second to the first; transformers loads the first. Mistral puts `consolidated.safetensors`, with
 its own names, beside the shards of transformers. A conversion that took both would write the model
 twice. Only what has the same name, shape and type is compared; what is not is said. A pickled
-adapter beside a model is no copy of it, and is read as what it is.
+adapter beside a model is read as an adapter.
 """
 
 from __future__ import annotations

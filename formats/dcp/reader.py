@@ -607,7 +607,7 @@ def _read_metadata(source: Source) -> tuple[DcpMetadata, tuple[str, ...]]:
 
 
 def _parsed(source: Source, name: str) -> DcpMetadata:
-    size = source.size(name)
+    size = source.entry(name).size  # a link to nothing is told as such, and not as an empty file
     if size == 0:
         raise CorruptError(f"{name} is empty", kind="truncated-file", file=name)
     demand(size * METADATA_GROWTH, f"the metadata {name} of {size >> 20} MiB")

@@ -77,7 +77,7 @@ def read_json(source: Source, name: str) -> Any:
         CorruptError: it is missing, or no JSON.
         UnsafeError: it is ambiguous or abusive.
     """
-    size = source.size(name)
+    size = source.entry(name).size  # a link to nothing is told as such, and not as an empty file
     demand(size * _GROWTH, f"the metadata {name} of {size >> 20} MiB")
     if not size:
         raise CorruptError(f"{name} is empty", kind="truncated-file", file=name)

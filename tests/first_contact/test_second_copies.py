@@ -148,7 +148,7 @@ def test_an_adapter_beside_a_model_is_no_copy_of_it(tmp_path: Path) -> None:
     pickled(folder / "adapter_model.bin", pair)
     assert judged(folder, "--level", "values") == (0, [])
     assert "second copy" not in notes(folder)
-    # It is read as what it is, and a damaged one is no less damage than the model.
+    # It is read as an adapter, and a damaged one is damage as the model's is.
     assert names(folder) == {*HF, *(f"extra:adapter_model:{name}" for name in pair)}
     out = tmp_path.parent / "adapted"
     assert ftckpt_json("convert", str(folder), str(out), "--to", "dcp")["result"]["code"] == 0
