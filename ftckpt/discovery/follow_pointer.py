@@ -20,7 +20,7 @@ def follow(root: Root, name: str, rules: SelectionRules) -> Root:
     Raises:
         MissingError: the root has no such pointer; that is not a first start.
         CorruptError: its target does not exist (`pointer-dangling`).
-        UnsupportedError: its target is there, and its name is no checkpoint's.
+        UnsupportedError: its target is there, under a name that no checkpoint has.
         UsageError: older ones are allowed, and nothing shows which are.
     """
     pointer = next((one for one in root.pointers if one.name == name), None)

@@ -59,7 +59,7 @@ class Pointer(NamedTuple):
         target: the candidate that it means, relative to the root; None without one.
         step: its step, by text or by the target's name; None without one.
         leaves: whether it is a link to a file outside the root, which is not read.
-        no_candidate: whether what it names is there and is no candidate by its name.
+        no_candidate: whether what it names is there, under a name that no candidate has.
     """
 
     name: str
@@ -248,7 +248,7 @@ def _named(
     steps: Mapping[str, int | None],
     entries: Mapping[str, Entry],
 ) -> Pointer:
-    """Return a pointer to a name. That it is no candidate's does not mean that it is not there."""
+    """Return a pointer to a name. A name that no candidate has may still be there."""
     if meant in steps:
         return Pointer(name, says, meant, steps[meant])
     there = entries.get(meant)

@@ -78,7 +78,7 @@ def borne_out(looked: Sequence[Looked]) -> list[Looked]:
 def outside(looked: Sequence[Looked]) -> list[Looked]:
     """Return the newest of each series whose newest member has no step, if others have one.
 
-    `epoch_3.pt` may be older or newer than `step_1999.pt`: two counters say no order between them.
+    `epoch_3.pt` may be older or newer than `step_1999.pt`: two counters give no order between them.
     Where another member of its series has a higher number and a step, the order is known; and a
     number that is a step of the others counts what they count (`ema_2000.pt`, `step_2000.pt`).
     """

@@ -278,7 +278,9 @@ class PlaceCheck:
                 counted.append(child)
             else:
                 where, why = root.url_of(child.candidate), child.part.recognition.reason
-                self.watcher.note(f"{where} is no save of this root, and was passed over: {why}")
+                self.watcher.note(
+                    f"{where} was passed over, because it does not count as a save: {why}"
+                )
         return counted
 
     def _scrub(self, root: Root, url: str, scrub: Scrub) -> PlaceReport:
