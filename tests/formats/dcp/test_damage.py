@@ -428,7 +428,8 @@ def test_the_name_of_the_directory_is_compared(path: Path) -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 1e300])
 def test_a_counter_that_is_no_count_is_ignored(tmp_path: Path, value: float) -> None:
     state = {"optimizer": {"state": {"a": {"step": torch.tensor(value, dtype=torch.float64)}}},
-             "train_state": {"step": value}, "iteration": 10**400}  # fmt: skip
+             "train_state": {"step": value}, "iteration": 10**400,
+             "model": {"a": torch.ones(1)}}  # fmt: skip
     path = save(state, tmp_path / "c")
     assert open_path(Dcp(), path).step is None
     assert report(path).code is ExitCode.OK
