@@ -54,7 +54,7 @@ class Allowance:
 
 _ITERATION = re.compile(
     r"(?:^|[./:])(?:global_steps?|iteration|iter_num|current_step|num_updates)$"
-    r"|(?:^|[./:])(?:train_state|trainer_state|train_status|state|progress)[./:]step$"
+    r"|(?:^|[./:])(?:train_state|trainer_state|train_status|train_infos|state|progress)[./:]step$"
     # icefall `checkpoint.py`; torchtune `recipe_state`; MMF
     r"|(?:^|[./:])(?:batch_idx_train|steps_run|current_iteration)$"
     r"|(?:^|[./:])meta[./:]iter$"  # mmengine `runner.py`

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ftckpt.checkpoint import Checkpoint
+from ftckpt.checkpoint.steps import SCALARS_A_FILE, StepRole, step_of
 from ftckpt.errors import (
     CorruptError,
     ExitCode,
@@ -163,7 +164,10 @@ def look(root: Root, candidate: Candidate) -> Looked | None:
             return _of_no_format(root, candidate)
         if child.is_aside:
             return Looked(candidate, child)
-        step = _step(open_part(root.store, child.part))
+        checkpoint = open_part(root.store, child.part)
+        step = _step(checkpoint)
+        if step is not None and candidate.step not in (None, step) and _is_count(checkpoint, step):
+            step = None  # the name says it
         if step is None and candidate.step is None:
             said = step_beside(root, candidate)
             return Looked(candidate, child, said, beside=said is not None)
@@ -241,6 +245,20 @@ def gone(root: Root, candidate: Candidate, error: NotFoundError) -> FtckptError:
         f"{root.url_of(candidate)} is listed, and nothing is found in it",
         hint="it is being removed, or a listing is behind: try again",
     )
+
+
+def _is_count(checkpoint: Checkpoint, step: int) -> bool:
+    """Whether a step is the optimizer's own count, and no counter of the trainer is there.
+
+    A new optimizer counts from 0, and several updates may make up one step, so a name that says the
+    step knows better.
+    """
+    try:
+        scalars = list(checkpoint.scalars(SCALARS_A_FILE))
+    except CorruptError:
+        return False  # the check that follows reports it with its place
+    own = any(one.role is StepRole.ITERATION for one in scalars)
+    return not own and step_of(scalars) == step
 
 
 def _step(checkpoint: Checkpoint) -> int | None:
