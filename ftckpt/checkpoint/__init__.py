@@ -426,9 +426,14 @@ class Checkpoint(Mapping[str, "TensorView"]):
         return iter(())
 
     @cached_property
+    def step_scalars(self) -> tuple[Scalar, ...]:
+        """A few step-like scalars of each file, read once: see `scalars`."""
+        return tuple(self.scalars(SCALARS_A_FILE))
+
+    @cached_property
     def step(self) -> int | None:
         """The step that the content shows; None without one."""
-        return step_of(self.scalars(SCALARS_A_FILE))
+        return step_of(self.step_scalars)
 
     @property
     def known_step(self) -> int | None:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.checkpoint.steps import SCALARS_A_FILE, StepRole, step_of
+from ftckpt.checkpoint.steps import StepRole, step_of
 from ftckpt.errors import (
     CorruptError,
     ExitCode,
@@ -254,11 +254,11 @@ def _is_count(checkpoint: Checkpoint, step: int) -> bool:
     step knows better.
     """
     try:
-        scalars = list(checkpoint.scalars(SCALARS_A_FILE))
+        counters = checkpoint.step_scalars
     except CorruptError:
         return False  # the check that follows reports it with its place
-    own = any(one.role is StepRole.ITERATION for one in scalars)
-    return not own and step_of(scalars) == step
+    own = any(one.role is StepRole.ITERATION for one in counters)
+    return not own and step_of(counters) == step
 
 
 def _step(checkpoint: Checkpoint) -> int | None:

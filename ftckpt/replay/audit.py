@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ftckpt.checkpoint import Checkpoint, StepRole
-from ftckpt.checkpoint.steps import SCALARS_A_FILE
 from ftckpt.comparison.state import Field, about
 from ftckpt.digests.tensors import digest_tensor
 from ftckpt.errors import FtckptError
@@ -142,7 +141,7 @@ def _ranks(resume: tuple[ResumeItem, ...]) -> Iterator[Remark]:
 def _clocks(checkpoint: Checkpoint) -> Iterator[Remark]:
     """Yield contradictions between the steps of optimizer, schedule and trainer."""
     counts: dict[StepRole, set[float]] = {role: set() for role in StepRole}
-    for scalar in checkpoint.scalars(SCALARS_A_FILE):
+    for scalar in checkpoint.step_scalars:
         counts[scalar.role].add(scalar.value)
     trainer = counts[StepRole.ITERATION]
     if not trainer:

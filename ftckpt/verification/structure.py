@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import Checkpoint, CommitState, Extent, Kind, Piece, TensorInfo
 from ftckpt.checkpoint.coverage import check_coverage
-from ftckpt.checkpoint.steps import SCALARS_A_FILE, mixed_steps, step_of
+from ftckpt.checkpoint.steps import mixed_steps
 from ftckpt.discovery.step_names import says_other_step, step_in_name
 from ftckpt.errors import ExitCode, FtckptError, NoResourceError
 from ftckpt.findings import Finding, Severity, finding, from_error, listed
@@ -317,14 +317,12 @@ def _check_steps(checkpoint: Checkpoint, apart: Iterable[str]) -> Iterator[Findi
 
     What such a warning says of a file is not said again.
     """
-    scalars = list(checkpoint.scalars(SCALARS_A_FILE))
     files = [n for n in checkpoint.members() if _DATA.search(n)]
     holding = [n for n in files if (e := checkpoint.source.entries.get(n)) and e.size]
     said = {word for message in apart for word in re.split(_WORDS, message)}
-    for found in mixed_steps(scalars, holding):
+    for found in mixed_steps(checkpoint.step_scalars, holding):
         if found.kind != "step-disagrees" or found.file not in said:
             yield found
-    checkpoint.step = step_of(scalars)  # these are read once
     name, step = checkpoint.source.name, checkpoint.step
     if step is not None and says_other_step(name, step):
         what = f"the name {name} says step {step_in_name(name)}, the content says {step}"

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from ftckpt.checkpoint import Box, Checkpoint, Kind, TensorInfo, tensor_key
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.checkpoint.read_tensor import read_box, slabs
-from ftckpt.checkpoint.steps import SCALARS_A_FILE
 from ftckpt.findings import Finding, finding
 from ftckpt.workers.limits import RateLimit
 
@@ -85,7 +84,7 @@ def check_files(checkpoint: Checkpoint, cast: Mapping[str, MasterCast]) -> Itera
     exact = sum(one.compared for file, one in cast.items() if file not in odd)
     if not odd or exact <= sum(cast[file].compared for file in odd):
         return
-    odd -= {scalar.file for scalar in checkpoint.scalars(SCALARS_A_FILE)}
+    odd -= {scalar.file for scalar in checkpoint.step_scalars}
     for file in sorted(odd - apart):
         what = (
             f"{cast[file].differs} of {cast[file].compared} weights in {file} are not what their"
