@@ -49,7 +49,7 @@ _ftckpt() {
         "reshard --only") words="model optimizer adapter" ;;
         "reshard --also"|"reshard --like"|"reshard --device") ask=1 ;;
         "reshard --drop"|"reshard --rules"|"reshard --true-vocab-size"|"reshard --tp"|"reshard --pp"|"reshard --vp"|"reshard --dp"|"reshard --ep"|"reshard --zero-stage"|"reshard --max-shard-size"|"reshard --jobs"|"reshard -j"|"reshard --limit-rate"|"reshard --max-memory"|"reshard --part"|"reshard --parts"|"reshard --cluster"|"reshard --shares"|"reshard --endpoint"|"reshard --profile"|"reshard --region"|"reshard --retry-seconds"|"reshard --progress") return ;;
-        "convert --to") words="dcp safetensors torchsave ranks megatron megatron-dist megatron-fsdp deepspeed deepspeed-universal orbax" ;;
+        "convert --to") words="dcp safetensors torchsave ranks torch-checkpointing megatron megatron-dist megatron-fsdp deepspeed deepspeed-universal orbax" ;;
         "convert --dtype") words="bf16 fp16 fp32 fp8-block mxfp4" ;;
         "convert --names") words="hf megatron torchtitan meta packed" ;;
         "convert --family") words="deepseek_v2 deepseek_v3 gemma2 gemma3 gemma3_text glm4_moe glm4v_moe gpt2 gpt_neox gpt_oss kimi_k2 kimi_k25 kimi_k25_vision kimi_vl llama llama3.1 llama4 llama4_text llava mimo minimax_m2 mistral mistral3 mixtral mllama nemotron_h phi3 qwen2 qwen2_5_vl qwen2_moe qwen2_vl qwen3 qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next qwen3_vl qwen3_vl_moe qwen3_vl_moe_text qwen3_vl_vision" ;;
@@ -75,7 +75,7 @@ _ftckpt() {
         "tag --endpoint"|"tag --profile"|"tag --region"|"tag --retry-seconds"|"tag --progress") return ;;
         "untag --endpoint"|"untag --profile"|"untag --region"|"untag --retry-seconds"|"untag --progress") return ;;
         "delta pack --rename"|"delta pack --level"|"delta pack --jobs"|"delta pack -j"|"delta pack --limit-rate"|"delta pack --max-memory"|"delta pack --storage-rate"|"delta pack --part"|"delta pack --parts"|"delta pack --cluster"|"delta pack --shares"|"delta pack --endpoint"|"delta pack --profile"|"delta pack --region"|"delta pack --retry-seconds"|"delta pack --progress") return ;;
-        "delta unpack --to") words="dcp safetensors torchsave ranks megatron megatron-dist megatron-fsdp deepspeed deepspeed-universal orbax" ;;
+        "delta unpack --to") words="dcp safetensors torchsave ranks torch-checkpointing megatron megatron-dist megatron-fsdp deepspeed deepspeed-universal orbax" ;;
         "delta unpack --like"|"delta unpack --device") ask=1 ;;
         "delta unpack --base"|"delta unpack --tp"|"delta unpack --pp"|"delta unpack --vp"|"delta unpack --dp"|"delta unpack --ep"|"delta unpack --zero-stage"|"delta unpack --max-shard-size"|"delta unpack --jobs"|"delta unpack -j"|"delta unpack --limit-rate"|"delta unpack --max-memory"|"delta unpack --part"|"delta unpack --parts"|"delta unpack --cluster"|"delta unpack --shares"|"delta unpack --endpoint"|"delta unpack --profile"|"delta unpack --region"|"delta unpack --retry-seconds"|"delta unpack --progress") return ;;
         "delta info --base"|"delta info --storage-rate"|"delta info --jobs"|"delta info -j"|"delta info --max-memory"|"delta info --endpoint"|"delta info --profile"|"delta info --region"|"delta info --retry-seconds"|"delta info --progress") return ;;

@@ -323,7 +323,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l debug -d 'Show tr
 complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -l help -s h -d 'Show this message and exit.'
 complete -c ftckpt -n '__fish_seen_subcommand_from reshard' -k -a '(__ftckpt_place)'
 
-complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l to -x -a 'dcp\t safetensors\t torchsave\t ranks\t megatron\t megatron-dist\t megatron-fsdp\t deepspeed\t deepspeed-universal\t orbax\t' -d 'dcp, safetensors, torchsave, ranks, megatron, megatron-dist, megatron-fsdp, deepspeed, deepspeed-universal, orbax; without it that of --like, or SRC"s own.'
+complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l to -x -a 'dcp\t safetensors\t torchsave\t ranks\t torch-checkpointing\t megatron\t megatron-dist\t megatron-fsdp\t deepspeed\t deepspeed-universal\t orbax\t' -d 'dcp, safetensors, torchsave, ranks, torch-checkpointing, megatron, megatron-dist, megatron-fsdp, deepspeed, deepspeed-universal, orbax; without it that of --like, or SRC"s own.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l dtype -x -a 'bf16\t fp16\t fp32\t fp8-block\t mxfp4\t' -d 'Type of the model"s floating-point weights.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l quantised -r -d 'Quantise this weight or module too. Repeatable.'
 complete -c ftckpt -n '__fish_seen_subcommand_from convert' -l unquantised -r -d 'Leave this weight or module as it is. Repeatable.'
@@ -674,7 +674,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcom
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from pack' -k -a '(__ftckpt_place)'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -l base -r -d 'Where a base of the chain lies now. Repeatable.'
-complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -l to -x -a 'dcp\t safetensors\t torchsave\t ranks\t megatron\t megatron-dist\t megatron-fsdp\t deepspeed\t deepspeed-universal\t orbax\t' -d 'dcp, safetensors, torchsave, ranks, megatron, megatron-dist, megatron-fsdp, deepspeed, deepspeed-universal, orbax; without it what it was.'
+complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -l to -x -a 'dcp\t safetensors\t torchsave\t ranks\t torch-checkpointing\t megatron\t megatron-dist\t megatron-fsdp\t deepspeed\t deepspeed-universal\t orbax\t' -d 'dcp, safetensors, torchsave, ranks, torch-checkpointing, megatron, megatron-dist, megatron-fsdp, deepspeed, deepspeed-universal, orbax; without it what it was.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -l tp -r -d 'Tensor-parallel ranks.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -l pp -r -d 'Pipeline stages.'
 complete -c ftckpt -n '__fish_seen_subcommand_from delta; and __fish_seen_subcommand_from unpack' -l vp -r -d 'Virtual stages of each pipeline stage.'

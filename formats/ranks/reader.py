@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -178,7 +178,7 @@ class RanksReader:
         files = sorted(files, key=lambda f: f.role not in (Role.MODEL, Role.WHOLE))
         weights: dict[int, list[tuple[str, Held]]] = {}
         read: list[tuple[Contents, Any]] = []
-        for file, stream in read_streams(self.source, files):
+        for file, stream in self.parsed(files):
             if isinstance(stream, CorruptError):
                 self.broken.append(stream)
                 self.found.append(from_error(stream, rank=file.rank))
@@ -208,6 +208,12 @@ class RanksReader:
                 self.counters.append(Scalar(file.path, spelled, step, StepRole.ITERATION))
             read.append((contents, stream.storages))
         return read
+
+    def parsed(
+        self, files: Sequence[RankFile]
+    ) -> Iterator[tuple[RankFile, TorchStream | CorruptError]]:
+        """Yield what each file holds, or the damage that keeps it from being parsed."""
+        return read_streams(self.source, files)
 
     def _merge(
         self,
