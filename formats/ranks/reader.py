@@ -13,6 +13,7 @@ from ftckpt.checkpoint import (
     Commit,
     CommitState,
     Extent,
+    ImpliedCount,
     Kind,
     ObjectInfo,
     Scalar,
@@ -94,6 +95,7 @@ class RanksReader:
         self.broken: list[CorruptError] = []
         self.members: set[str] = set()
         self.commit = Commit(CommitState.NO_MARKER)
+        self.implied: list[ImpliedCount] = []
 
     def checkpoint(self) -> RanksCheckpoint:
         """Read all folders of the place."""
@@ -139,6 +141,7 @@ class RanksReader:
             "counters": self.counters,
             "streams": self.streams,
             "ranks": self.ranks,
+            "implied": self.implied,
         }
 
     def _verl(self, folder: str) -> bool:
@@ -165,6 +168,8 @@ class RanksReader:
             self.evidence = size.known_by or "the highest rank"
         for found in check_set(files, size, recorded, evidence):
             (self.found if found.code is not ExitCode.OK else self.notes).append(found)
+        if not size.known_by:
+            self.implied += [one for file in files if (one := file.implied) is not None]
         if recorded.path.rpartition("/")[2] == METADATA:
             self.commit = Commit(CommitState.COMMITTED, recorded.path)
         fitting = [(one, storages) for one, storages in contents if one.file.rank < size.files]

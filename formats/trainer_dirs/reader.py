@@ -223,7 +223,6 @@ def _of_step(single: Source) -> BundleCheckpoint:
 
     made = open_step_files(single)
     checkpoint = _merged(made.source, made.parts, made.document, made.wrong)
-    checkpoint.notes = [*checkpoint.notes, *made.notes]
     checkpoint.commit, checkpoint.dialect = Commit(CommitState.NO_MARKER), ""
     return checkpoint
 

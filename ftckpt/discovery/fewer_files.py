@@ -1,0 +1,270 @@
+"""What a step lacks of files whose number nothing in it records, by the steps beside it.
+
+Where the highest number in a name is all that says how many ranks saved, a set that lost the file
+of its last rank looks whole. The steps beside it show how many there were. A job may go on with
+other ranks, too: then the same state is cut anew, and its bytes in all stay as they were.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from ftckpt.checkpoint import Checkpoint, ImpliedCount
+from ftckpt.errors import FtckptError
+from ftckpt.findings import Finding, counted, finding, listed
+from ftckpt.storage import StoreOptions, open_store
+from ftckpt.storage.remotes import split
+from ftckpt.storage.state_files import without_numbers
+from ftckpt.storage.store import EntryKind
+
+from .neighbours import Lacking, lacking, series
+from .open_part import files_of, open_part, recognise_at
+from .recognise import Format, UnopenedPart
+from .roots import Candidate, Child, Root, read_root
+
+if TYPE_CHECKING:
+    from .resolve import Place
+
+# Steps on each side that are asked.
+_ASKED = 2
+# Of what the missing files would hold: every rank keeps small tensors and pads its part of the large
+# ones, so the same state that is cut anew differs a little.
+_SMALL = 0.25
+_COUNT = "count-unknown"
+
+
+class _Beside(NamedTuple):
+    """A step beside, and how many files of a kind it has."""
+
+    candidate: Candidate
+    files: int
+
+
+def lacking_when_open(
+    root: Root,
+    child: Child,
+    step: int | None,
+    every: Sequence[Candidate],
+    checkpoint: Checkpoint,
+) -> Lacking | None:
+    """Return what an open step lacks, parts (see `neighbours.lacking`) or files of a kind.
+
+    Raises:
+        FtckptError: a neighbour cannot be listed.
+    """
+    parts = lacking(root, child, step, every)
+    if parts is not None and (sure := parts.of(checkpoint)).certain:
+        return sure
+    return lacking_files(root, child, step, every, checkpoint) or parts
+
+
+def lacking_alone(
+    place: Place,
+    part: UnopenedPart,
+    checkpoint: Checkpoint,
+    formats: Sequence[Format],
+    options: StoreOptions,
+) -> Lacking | None:
+    """Return what an open step that was named alone lacks, by the directory around it."""
+    here = place.store.local_path(place.entry.path)
+    above, name = split(os.path.realpath(here) if here else place.url.rstrip("/"))
+    if not (part.recognition.parts or checkpoint.implied) or not re.search(r"\d", name):
+        return None
+    named = {name}
+    if part.entry.kind is EntryKind.FILE:  # another file of the step may stand for it
+        named |= set(checkpoint.source.entries)
+    try:
+        store = open_store(above, options)
+        root = read_root(store, partial(recognise_at, store, formats=formats))
+        mine = next((c for c in root.candidates if c.path in named), None)
+        return mine and lacking_when_open(
+            root, Child(mine, part), mine.step, root.candidates, checkpoint
+        )
+    except FtckptError:
+        return None  # the step itself is there, and nobody asked for more
+
+
+def lacking_files(
+    root: Root,
+    child: Child,
+    step: int | None,
+    every: Sequence[Candidate],
+    checkpoint: Checkpoint,
+) -> Lacking | None:
+    """Return which files a step probably lost, although nothing in it records their number.
+
+    Args:
+        root: with the step.
+        child: the step.
+        step: by its content, else by its name.
+        every: all candidates, where the root shows some of them alone.
+        checkpoint: the same, opened.
+
+    Raises:
+        FtckptError: a neighbour cannot be listed.
+    """
+    doubt: Lacking | None = None  # of several kinds, the first
+    if not checkpoint.implied:
+        return None
+    older, newer = series(child.candidate, step, every)
+    for implied in _of_each_kind(checkpoint.implied):
+        held = max(_numbers(implied, checkpoint.source.entries).values(), default=0)
+        before, after = (
+            [_Beside(one, n) for one in side if (n := _files_in(root, one, implied))][:_ASKED]
+            for side in (older[: 2 * _ASKED], newer[: 2 * _ASKED])
+        )
+        more = [one for one in (*before, *after) if one.files > held]
+        if not held or not more:
+            continue
+        shown = _shown_by(root, checkpoint, implied, held, more)
+        if shown.cut_anew:  # the job went on with fewer ranks
+            return None
+        found = _judged(root, child, implied, held, before, after)
+        if shown.replicas:
+            found = found._replace(certain=False)
+        if found.certain:
+            return found
+        doubt = doubt or found
+    return doubt
+
+
+def warned(checkpoint: Checkpoint) -> list[Finding]:
+    """Return the warnings that the number of files of an open checkpoint is not recorded."""
+    said = [one for one in checkpoint.notes if one.kind == _COUNT]
+    if said or not checkpoint.implied:
+        return said
+    kinds = listed([_shown(one) for one in _of_each_kind(checkpoint.implied)], 3)
+    what = f"nothing records how many files {kinds} there are: what is there implies it"
+    return [finding(_COUNT, what)]
+
+
+def _judged(
+    root: Root,
+    child: Child,
+    implied: ImpliedCount,
+    held: int,
+    before: Sequence[_Beside],
+    after: Sequence[_Beside],
+) -> Lacking:
+    """Say what it means that steps beside one have more files of a kind.
+
+    The file is lost if the steps on both sides have it, or the nearest two where it is the first
+    or the last. If one beside it has as few, the job may have changed its number of ranks.
+    """
+    nearest = [*before[:1], *after[:1]]
+    if len(nearest) == 1:
+        nearest = [*before, *after]
+    more = next(one for one in (*before, *after) if one.files > held)
+    what = (
+        f"{root.url_of(child.candidate)} has {counted(held, 'file')} {_shown(implied)}, and"
+        f" {more.candidate.path} has {more.files}"
+    )
+    if all(one.files > held for one in nearest):
+        what = f"{what}: its save was not finished, or it lost the others"
+        return Lacking(what, certain=True, doubt=_COUNT)
+    what = f"{what}: the job had fewer ranks, or the others were lost, and nothing records which"
+    return Lacking(what, certain=False, doubt=_COUNT)
+
+
+class _Shown(NamedTuple):
+    """What the content of the steps beside says of files that one has fewer of.
+
+    Attributes:
+        cut_anew: whether its fewer files hold as many bytes of tensors: nothing is lost.
+        replicas: whether the files hold the same tensors: one more is a copy.
+    """
+
+    cut_anew: bool
+    replicas: bool
+
+
+def _shown_by(
+    root: Root, checkpoint: Checkpoint, implied: ImpliedCount, held: int, more: Sequence[_Beside]
+) -> _Shown:
+    mine, alike, copies = _tensor_bytes(checkpoint, implied), list[bool](), list[bool]()
+    for one in more:
+        child = root.recognise(one.candidate)
+        if child is None:
+            continue
+        try:
+            other = open_part(root.store, child.part)
+        except FtckptError:
+            continue  # one that cannot be read shows nothing
+        theirs = _tensor_bytes(other, implied)
+        lost = theirs * (1 - held / one.files)
+        alike.append(0 < lost and abs(theirs - mine) <= _SMALL * lost)
+        copies.append(_holds_replicas(other, implied))
+    return _Shown(bool(alike) and all(alike), bool(copies) and all(copies))
+
+
+def _holds_replicas(checkpoint: Checkpoint, implied: ImpliedCount) -> bool:
+    """Whether all files of a kind hold the same tensors, by the CRC-32 that they carry."""
+    pattern, held = _pattern(implied), defaultdict[str, Counter[tuple[int | None, int]]](Counter)
+    for record in checkpoint.records():
+        if pattern.fullmatch(record.extent.file) and record.owner in checkpoint.tensors:
+            held[record.extent.file][record.crc32, record.extent.length] += 1
+    first = next(iter(held.values()), None)
+    return first is not None and len(held) > 1 and all(one == first for one in held.values())
+
+
+def _tensor_bytes(checkpoint: Checkpoint, implied: ImpliedCount) -> int:
+    """Return the bytes that tensors take in files of a kind, each replica once."""
+    pattern = _pattern(implied)
+    return sum(
+        piece.extent.length
+        for info in checkpoint.tensors.values()
+        for piece in info.pieces
+        if piece.replica == 0 and pattern.fullmatch(piece.extent.file)
+    )
+
+
+def _files_in(root: Root, candidate: Candidate, implied: ImpliedCount) -> int:
+    """Return how many files of a kind a step has."""
+    if candidate.entry.kind is EntryKind.DIRECTORY:
+        names = files_of(root.store, candidate.entry).entries
+        return max(_numbers(implied, names).values(), default=0)
+    # Files of steps that share a directory: the other numbers in a name say which step.
+    beside = root.memo.get(_COUNT)
+    if beside is None:
+        skip = len(root.base) + 1 if root.base else 0
+        beside = [entry.path[skip:] for entry in root.store.children(root.base)]
+        root.memo[_COUNT] = beside
+    match = _pattern(implied).fullmatch(candidate.path)
+    own = _others(match) if match else tuple(re.findall(r"\d+", candidate.path))
+    return _numbers(implied, beside).get(own, 0)
+
+
+def _numbers(implied: ImpliedCount, names: Iterable[str]) -> dict[tuple[str, ...], int]:
+    """Return how many files there are: by the numbers in their names that do not count them."""
+    pattern = _pattern(implied)
+    found: dict[tuple[str, ...], set[str]] = defaultdict(set)
+    for name in names:
+        if match := pattern.fullmatch(name):
+            found[_others(match)].add(match["number"])
+    return {key: len(held) for key, held in found.items()}
+
+
+def _others(match: re.Match[str]) -> tuple[str, ...]:
+    own = match.re.groupindex["number"] - 1
+    return tuple(text for place, text in enumerate(match.groups()) if place != own)
+
+
+def _pattern(implied: ImpliedCount) -> re.Pattern[str]:
+    before, after = (
+        r"(\d+)".join(re.escape(text) for text in re.split(r"\d+", part))
+        for part in (implied.before, implied.after)
+    )
+    return re.compile(rf"{before}(?P<number>\d+){after}")
+
+
+def _of_each_kind(every: Iterable[ImpliedCount]) -> list[ImpliedCount]:
+    return list({_pattern(one).pattern: one for one in every}.values())
+
+
+def _shown(implied: ImpliedCount) -> str:
+    return f"{without_numbers(implied.before)}R{without_numbers(implied.after)}"
