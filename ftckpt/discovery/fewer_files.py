@@ -45,6 +45,20 @@ class _Beside(NamedTuple):
     files: int
 
 
+def open_child(root: Root, child: Child) -> Checkpoint:
+    """Open a checkpoint of a root; a note says which files it lacks that nothing in it counts.
+
+    Raises:
+        FtckptError: see `open_part`; or a neighbour cannot be listed.
+    """
+    checkpoint = open_part(root.store, child.part)
+    step = child.candidate.step
+    lost = lacking_files(root, child, step, root.candidates, checkpoint)
+    if lost is not None:
+        checkpoint.notes = [*checkpoint.notes, lost.finding]
+    return checkpoint
+
+
 def lacking_when_open(
     root: Root,
     child: Child,
@@ -71,8 +85,7 @@ def lacking_alone(
     options: StoreOptions,
 ) -> Lacking | None:
     """Return what an open step that was named alone lacks, by the directory around it."""
-    here = place.store.local_path(place.entry.path)
-    above, name = split(os.path.realpath(here) if here else place.url.rstrip("/"))
+    above, name = split(_itself(place))
     if not (part.recognition.parts or checkpoint.implied) or not re.search(r"\d", name):
         return None
     named = {name}
@@ -87,6 +100,14 @@ def lacking_alone(
         )
     except FtckptError:
         return None  # the step itself is there, and nobody asked for more
+
+
+def _itself(place: Place) -> str:
+    """Return the URL of a place, or what it is a link to."""
+    here = place.store.local_path(place.entry.path)
+    if here is not None and os.path.islink(here):
+        return os.path.realpath(here)
+    return place.url.rstrip("/")
 
 
 def lacking_files(
