@@ -326,7 +326,7 @@ def _leave_flattened(found: Checkpoint) -> None:
 
     A rank's slice has the parameter's name and not its shape, so that it looks like damage.
     """
-    flat = next((i for i in found.tensors.values() if i.name.endswith("_flat_param")), None)
+    flat = next((i for i in found.tensors.values() if i.name.endswith("flat_param")), None)
     if flat is None:
         return
     file = flat.pieces[0].extent.file
@@ -334,7 +334,7 @@ def _leave_flattened(found: Checkpoint) -> None:
         f"{file} holds slices of flattened parameters (FSDP's LOCAL_STATE_DICT), whose shapes it"
         " does not record: save with SHARDED_STATE_DICT"
     )
-    left = {key: i for key, i in found.tensors.items() if i.component != "model"}
+    left = {key: i for key, i in found.tensors.items() if i.component == "optimizer"}
     found.tensors, found.aliases = left, {}
     found.open_findings = [
         *(f for f in found.open_findings if f.kind in ("missing-rank", "world-size", "bad-zip")),
