@@ -6,16 +6,17 @@ has none of them and holds tensors is a bare state_dict.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ftckpt.checkpoint import Box, Kind, Piece, TensorInfo
+from ftckpt.checkpoint import Box, Kind, Piece, StepRole, TensorInfo
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.checkpoint.names import unwrapped
 from ftckpt.checkpoint.steps import role_of
 from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.formats.pickles.unpickle import Inert
-from ftckpt.formats.pickles.walk import Path, field_names, leaves, step_of
+from ftckpt.formats.pickles.walk import MAX_DEPTH, Path, dotted, field_names, leaves, step_of
 from ftckpt.formats.pickles.walk import at as inner_at
 from ftckpt.formats.ranks.lone_shards import part_in
 from ftckpt.formats.ranks.specs import DATA, data_key, spec_of
@@ -58,11 +59,12 @@ class TreeTensor(NamedTuple):
 
 
 class TreeStepNumber(NamedTuple):
-    """A number of the non-tensor state that is a step by its name."""
+    """A number of the non-tensor state that is a step by its name, or as what `role` says."""
 
     name: str
     value: float
     optimizer: bool
+    role: StepRole | None = None
 
 
 class TrainingTree:
@@ -114,6 +116,8 @@ class TrainingTree:
             self._model(tree, (), "model")
         elif role == "optimizer" or (not role and is_optimizer(tree)):
             self._optimizers(tree, ())
+        elif not role and type(tree) in (tuple, list) and _holds_tensors(tree):
+            self._sequence(tree)
         elif role == "state" or not isinstance(tree, dict):
             self._state(tree, ())
         else:
@@ -172,6 +176,36 @@ class TrainingTree:
         for key in tree.keys() - weights.keys():
             self._state(tree[key], (step_of(key),))
 
+    def _sequence(self, tree: Sequence[Any]) -> None:
+        """Sort a bare tuple or list, in which an index stands for a name.
+
+        3D Gaussian splatting saves `((degree, xyz, …, optimizer's state_dict, scale), iteration)`.
+        """
+        members = list(_members(tree))
+        marked = any(type(m) is TensorRef and m.parameter for _, m in members)
+        models = [path for path, m in members if _is_state_dict(m) and not is_optimizer(m)]
+        rest: list[tuple[Path, Any]] = []
+        for path, member in members:
+            if path in models and not _is_random("", member):
+                self._model(member, path, "model", "" if len(models) == 1 else dotted(path))
+            elif _is_weight(member) and (member.parameter if marked else not models):
+                self._model(member, path, "model", dotted(path))
+            else:
+                rest.append((path, member))
+        for path, member in rest:  # the optimizer's names come from the weights
+            if is_optimizer(member):
+                many = sum(is_optimizer(one) for _, one in rest) > 1
+                self._optimizers(member, path, dotted(path) if many else "")
+            else:
+                self._state(member, path, f"item.{dotted(path)}")
+                self._iteration(member, f"item.{dotted(path)}")
+
+    def _iteration(self, value: Any, name: str) -> None:
+        """Take a number without a name for the step where the file's name says the same one."""
+        said = map(int, re.findall(r"\d{1,18}", self._stream.file.rpartition("/")[2]))
+        if type(value) is int and value in said:
+            self.numbers.append(TreeStepNumber(name, float(value), False, StepRole.ITERATION))
+
     # --- weights --------------------------------------------------------------------------------
 
     def _model(self, tree: Any, at: Path, component: str, label: str = "") -> None:
@@ -199,6 +233,8 @@ class TrainingTree:
         names = unwrapped(name for name, _, _ in found)
         for stored, shown, ref in found:
             name = f"{label}.{names[stored]}" if label else names[stored]
+            if label and stored == "tensor" and _is_value(tree):
+                name = label
             kind = _kind(name, ref)
             if stored in inside:
                 kind = inner_kind(inside[stored], kind)
@@ -366,6 +402,16 @@ class TrainingTree:
             bounded = float(min(max(value, -1e18), 1e18))
             if bounded == bounded:
                 self.numbers.append(TreeStepNumber(name, bounded, optimizer))
+
+
+def _members(tree: Sequence[Any], at: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Yield what tuples and lists hold that is itself no tuple or list with tensors in it."""
+    for index, member in enumerate(tree):
+        path = (*at, index)
+        if type(member) in (tuple, list) and len(path) < MAX_DEPTH and _holds_tensors(member):
+            yield from _members(member, path)
+        else:
+            yield path, member
 
 
 def _is_record(value: Any) -> bool:

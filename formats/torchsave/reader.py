@@ -232,7 +232,7 @@ class TorchSaveCheckpoint(Checkpoint):
             found = [
                 Scalar(file, n.name, n.value, role)
                 for n in tree.numbers
-                if (role := role_of(n.name, optimizer=n.optimizer)) is not None
+                if (role := n.role or role_of(n.name, optimizer=n.optimizer)) is not None
             ]
             found.sort(key=lambda scalar: order[scalar.role])
             yield from found[:limit]
