@@ -134,18 +134,19 @@ class TrainingTree:
         `label` is the key of one of several models; their tensors have it in front of their names.
         """
         optimizers = {k for k in tree if k in OPTIMIZERS or _is_all_optimizers(tree[k])}
+        mixed = {k for k in tree if k not in optimizers and _holds_an_optimizer(tree[k])}
         averages = {k for k in tree if k in AVERAGES and _holds_tensors(tree[k])}
         models = [k for k in MODEL if k in tree and _is_state_dict(tree[k])]
         labels = {k: "" if number == 0 else f"extra:{k}" for number, k in enumerate(models)}
         wrappers = [] if models or at else _wrappers(tree)
         if not models and not wrappers:
-            rest = [k for k in tree if k not in optimizers and k not in averages]
-            if not optimizers and not averages and any(_is_weight(tree[k]) for k in rest):
+            rest = [k for k in tree if k not in optimizers and k not in averages | mixed]
+            if not optimizers and not averages | mixed and any(_is_weight(tree[k]) for k in rest):
                 self._bare(tree)
                 return
             models = [k for k in NETWORK if k in rest and _is_state_dict(tree[k])]
             models = models or [k for k in rest if _is_unnamed_model(k, tree[k])]
-            if not models and not optimizers and not averages and _holds_tensors(tree):
+            if not models and not optimizers and not averages | mixed and _holds_tensors(tree):
                 self._bare(tree)
                 return
             labels = {k: "" if len(models) == 1 else str(step_of(k)) for k in models}
@@ -166,6 +167,8 @@ class TrainingTree:
                 self._optimizers(value, (*at, step_of(key)), key if len(optimizers) > 1 else "")
             elif key in averages:
                 self._model(value, (*at, key), "ema", label)
+            elif key in mixed:
+                self._sequence(value, (*at, step_of(key)))
             else:
                 self._state(value, (*at, step_of(key)))
 
@@ -176,19 +179,22 @@ class TrainingTree:
         for key in tree.keys() - weights.keys():
             self._state(tree[key], (step_of(key),))
 
-    def _sequence(self, tree: Sequence[Any]) -> None:
-        """Sort a bare tuple or list, in which an index stands for a name.
+    def _sequence(self, tree: Sequence[Any], at: Path = ()) -> None:
+        """Sort a tuple or list, in which an index stands for a name.
 
         3D Gaussian splatting saves `((degree, xyz, …, optimizer's state_dict, scale), iteration)`.
         """
-        members = list(_members(tree))
+        members = list(_members(tree, at))
         marked = any(type(m) is TensorRef and m.parameter for _, m in members)
         models = [path for path, m in members if _is_state_dict(m) and not is_optimizer(m)]
         rest: list[tuple[Path, Any]] = []
         for path, member in members:
-            if path in models and not _is_random("", member):
-                self._model(member, path, "model", "" if len(models) == 1 else dotted(path))
-            elif _is_weight(member) and (member.parameter if marked else not models):
+            label = "" if len(models) == 1 else dotted(path)
+            if path in models and _is_training_state(member):
+                self._top(member, path, label)
+            elif path in models and not _is_random("", member):
+                self._model(member, path, "model", label)
+            elif _is_weight(member) and (_is_parameter(member) if marked else not models):
                 self._model(member, path, "model", dotted(path))
             else:
                 rest.append((path, member))
@@ -445,6 +451,23 @@ def _is_all_optimizers(value: Any) -> bool:
     return held and all(is_optimizer(member) for member in members)
 
 
+def _holds_an_optimizer(value: Any) -> bool:
+    """Whether a tuple or list has an optimizer's state_dict somewhere among other things."""
+    return type(value) in (tuple, list) and any(map(bool, _find_optimizers(value, ())))
+
+
+def _is_training_state(value: Any) -> bool:
+    """Whether a dict has a model under a known word, or an optimizer's state_dict below it."""
+    return isinstance(value, dict) and (
+        any(_is_state_dict(value.get(word)) for word in MODEL)
+        or any(map(bool, _find_optimizers(value, ())))
+    )
+
+
+def _is_parameter(value: Any) -> bool:
+    return type(value) is TensorRef and value.parameter
+
+
 def _is_state_dict(value: Any) -> bool:
     """Whether a value has weights below keys: a single tensor has none."""
     return (isinstance(value, dict) or _is_module(value)) and _holds_tensors(value)
@@ -557,7 +580,7 @@ def _find_optimizers(tree: Any, at: Path) -> Iterator[tuple[Path, Mapping[Any, A
     """Yield every optimizer state_dict in `tree`: itself, or below names and list indices."""
     if is_optimizer(tree):
         yield at, tree
-    elif len(at) < 5 and isinstance(tree, (dict, list)) and len(tree) <= 64:
+    elif len(at) < 5 and (isinstance(tree, (dict, list)) or type(tree) is tuple) and len(tree) <= 64:
         members = tree.items() if isinstance(tree, dict) else enumerate(tree)
         for key, value in members:
             yield from _find_optimizers(value, (*at, step_of(key)))

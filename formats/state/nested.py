@@ -40,13 +40,12 @@ class NestedState:
             inner = inner.get(step) if type(inner) is _Inner else None
         return set(inner) if type(inner) is _Inner else set()
 
-    def settled(self, is_list: IsList) -> dict[str | int, Any]:
+    def settled(self, is_list: IsList) -> Any:
         """Return the state as plain dicts, and lists where `is_list` says so of a path.
 
         What has gaps stays a dict: a place may be any number, and nothing says what filled it.
         """
-        made: dict[str | int, Any] = _settled(self._root, (), is_list)
-        return made
+        return _settled(self._root, (), is_list)
 
 
 def _settled(value: Any, path: Path, is_list: IsList) -> Any:
@@ -55,4 +54,4 @@ def _settled(value: Any, path: Path, is_list: IsList) -> Any:
         return value
     made = {step: _settled(member, (*path, step), is_list) for step, member in value.items()}
     places = set(made) == set(range(len(made)))
-    return [made[i] for i in range(len(made))] if places and path and is_list(path) else made
+    return [made[i] for i in range(len(made))] if places and made and is_list(path) else made

@@ -91,7 +91,7 @@ class _Nesting(NamedTuple):
         tensors: key -> path.
         lost: keys that no path leads back to.
         objects: name -> path, for those that have one of their own.
-        is_list: whether the container at a path is a list.
+        is_list: whether the container at a path is a list, or a tuple, which becomes one.
     """
 
     tensors: dict[str, Path]
@@ -234,7 +234,7 @@ def _put(state: NestedState, path: Path, value: CopiedTree) -> bool:
 
 def _is_list(tree: object, path: Path) -> bool:
     try:
-        return type(at(tree, path)) is list
+        return type(at(tree, path)) in (list, tuple)
     except KeyError:
         return False
 
