@@ -31,6 +31,7 @@ from ftckpt.formats.huggingface.declared_folders import DeclaredFolder, declared
 from ftckpt.formats.huggingface.names import is_beside
 from ftckpt.formats.pickles.unpickle import Inert
 from ftckpt.formats.ranks.names import OF_ONE_RANK
+from ftckpt.formats.ranks.reader import open_ranks
 from ftckpt.formats.torchsave.names import STEMS
 from ftckpt.formats.torchsave.reader import TorchSaveCheckpoint, open_files
 from ftckpt.own_files import is_own
@@ -60,6 +61,7 @@ from .names import (
     lost_models,
     model_of,
     not_there,
+    states_of_ranks,
 )
 from .nested import Nest, nest_among
 from .second_copy import copy_of_model, second_copy
@@ -132,6 +134,9 @@ def open_bundle(source: Source, formats: Sequence[Format], reads_tag: Format) ->
             part = _state_part(source, name, known if not model_of(name, models) else ())
             further = model_of(name, models) if OPTIMIZER.fullmatch(name) else ""
             parts.append(part._replace(model=further))
+    if ranked := states_of_ranks(names):
+        inside = replace(source, entries={n: source.entries[n] for n in ranked})
+        parts.append(OpenedPart("", open_ranks(inside, None)))
     further_parts, torn = _further(source, names, parts, formats)
     parts += further_parts
     wrong += torn

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, ImpliedCount
-from ftckpt.errors import FtckptError
+from ftckpt.errors import FtckptError, IncompleteError
 from ftckpt.findings import Finding, counted, finding, listed
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.remotes import split
@@ -247,7 +247,10 @@ def _tensor_bytes(checkpoint: Checkpoint, implied: ImpliedCount) -> int:
 def _files_in(root: Root, candidate: Candidate, implied: ImpliedCount) -> int:
     """Return how many files of a kind a step has."""
     if candidate.entry.kind is EntryKind.DIRECTORY:
-        names = files_of(root.store, candidate.entry).entries
+        try:
+            names = files_of(root.store, candidate.entry).entries
+        except IncompleteError:
+            return 0  # one that is being written shows nothing
         return max(_numbers(implied, names).values(), default=0)
     # Files of steps that share a directory: the other numbers in a name say which step.
     beside = root.memo.get(_COUNT)
