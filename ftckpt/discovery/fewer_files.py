@@ -55,7 +55,7 @@ def open_child(root: Root, child: Child) -> Checkpoint:
     step = child.candidate.step
     lost = lacking_files(root, child, step, root.candidates, checkpoint)
     if lost is not None:
-        checkpoint.notes = [*checkpoint.notes, lost.finding]
+        lost.noted_in(checkpoint)
     return checkpoint
 
 
@@ -145,9 +145,7 @@ def lacking_files(
         shown = _shown_by(root, checkpoint, implied, held, more)
         if shown.cut_anew:  # the job went on with fewer ranks
             return None
-        found = _judged(root, child, implied, held, before, after)
-        if shown.replicas:
-            found = found._replace(certain=False)
+        found = _judged(root, child, implied, held, before, after, shown)
         if found.certain:
             return found
         doubt = doubt or found
@@ -171,11 +169,13 @@ def _judged(
     held: int,
     before: Sequence[_Beside],
     after: Sequence[_Beside],
+    shown: _Shown,
 ) -> Lacking:
     """Say what it means that steps beside one have more files of a kind.
 
     The file is lost if the steps on both sides have it, or the nearest two where it is the first
-    or the last. If one beside it has as few, the job may have changed its number of ranks.
+    or the last. If one beside it has as few, or all files hold the same, the job may have changed
+    its number of ranks.
     """
     nearest = [*before[:1], *after[:1]]
     if len(nearest) == 1:
@@ -185,7 +185,7 @@ def _judged(
         f"{root.url_of(child.candidate)} has {counted(held, 'file')} {_shown(implied)}, and"
         f" {more.candidate.path} has {more.files}"
     )
-    if all(one.files > held for one in nearest):
+    if not shown.replicas and all(one.files > held for one in nearest):
         what = f"{what}: its save was not finished, or it lost the others"
         return Lacking(what, certain=True, doubt=_COUNT)
     what = f"{what}: the job had fewer ranks, or the others were lost, and nothing records which"

@@ -42,6 +42,12 @@ class Lacking(NamedTuple):
         kinds = {info.kind for info in checkpoint.tensors.values()}
         return self if kinds & {Kind.PARAM, Kind.MASTER} else self._replace(certain=True)
 
+    def noted_in(self, checkpoint: Checkpoint) -> None:
+        """Add the finding to a checkpoint's notes, in place of a less exact one of its doubt."""
+        exact = self.doubt if not self.certain and self.doubt == "count-unknown" else ""
+        kept = (one for one in checkpoint.notes if one.kind != exact)
+        checkpoint.notes = [*kept, self.finding]
+
     @property
     def finding(self) -> Finding:
         """The same as a finding."""

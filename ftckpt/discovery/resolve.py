@@ -93,7 +93,8 @@ class Target:
             from .fewer_files import lacking_alone
 
             lost = lacking_alone(self.place, self.part, checkpoint, self.formats, self.stores)
-            checkpoint.notes = [*checkpoint.notes, *([lost.finding] if lost is not None else [])]
+            if lost is not None:
+                lost.noted_in(checkpoint)
         return checkpoint
 
 

@@ -364,7 +364,8 @@ class PlaceCheck:
         self.watcher.open(checkpoint.source.url, checkpoint.format)
         if part.recognition.parts or checkpoint.implied:
             lost = lacks(checkpoint)
-            checkpoint.notes = [*checkpoint.notes, *([lost.finding] if lost is not None else [])]
+            if lost is not None:
+                lost.noted_in(checkpoint)
         return self._checked(checkpoint, keeper, held)
 
     def _failed(
