@@ -47,21 +47,26 @@ def leaves(tree: Any, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
             )
         if isinstance(value, dict) and value:
             stack.append(_of_dict(path, value))
-        elif type(value) is list and not plain.setdefault(id(value), _is_plain(value, plain)):
-            stack.append(_of_list(path, value))
-        elif type(value) is tuple and opens(value):
+        elif type(value) in (list, tuple) and _is_open(value, plain):
             stack.append(_of_list(path, value))
         else:
             yield path, value
 
 
-def opens(value: tuple[Any, ...], depth: int = 0) -> bool:
+def _is_open(value: Any, plain: dict[int, bool]) -> bool:
+    """Say whether a list or a tuple is gone through; `plain` is of the lists that were judged."""
+    if type(value) is tuple:
+        return _opens(value)
+    return not plain.setdefault(id(value), _is_plain(value, plain))
+
+
+def _opens(value: tuple[Any, ...], depth: int = 0) -> bool:
     """Say whether a tuple holds a tensor or a container, and so is no single thing."""
     if depth > _TUPLES:
         return False
     for member in value:
         if type(member) is tuple:
-            if opens(member, depth + 1):
+            if _opens(member, depth + 1):
                 return True
         elif isinstance(member, list):
             if not _is_plain(member, {}):

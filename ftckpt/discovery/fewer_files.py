@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 # Steps on each side that are asked.
 _ASKED = 2
-# Of what the missing files would hold: every rank keeps small tensors and pads its part of the large
-# ones, so the same state that is cut anew differs a little.
+# Of what the missing files would hold: every rank keeps small tensors and pads its part of a large
+# one, so the same state that is cut anew differs a little.
 _SMALL = 0.25
 _COUNT = "count-unknown"
 
@@ -218,7 +218,7 @@ def _shown_by(
             continue  # one that cannot be read shows nothing
         theirs = _tensor_bytes(other, implied)
         lost = theirs * (1 - held / one.files)
-        alike.append(0 < lost and abs(theirs - mine) <= _SMALL * lost)
+        alike.append(lost > 0 and abs(theirs - mine) <= _SMALL * lost)
         copies.append(_holds_replicas(other, implied))
     return _Shown(bool(alike) and all(alike), bool(copies) and all(copies))
 

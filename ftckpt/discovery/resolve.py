@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _NO_ROOT = "ftckpt verify checks a single checkpoint"
 _FROM_HUB = "s--"  # models--ORG--NAME, datasets--..., spaces--...
 _DIRECTORY = Entry("", 0, None, EntryKind.DIRECTORY)
+_STORES = StoreOptions()
 _SELECTOR = r"(?P<root>.+)@(?P<which>latest|\d+)"
 
 
@@ -73,7 +74,7 @@ class Target:
     part: UnopenedPart | None = None
     root: Root | None = None
     formats: Sequence[Format] = ()
-    stores: StoreOptions = StoreOptions()
+    stores: StoreOptions = _STORES
 
     @property
     def format(self) -> str | None:

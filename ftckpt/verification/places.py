@@ -384,9 +384,7 @@ class PlaceCheck:
         return made
 
 
-def _lacking_alone(
-    target: Target, stores: StoreOptions, checkpoint: Checkpoint
-) -> Lacking | None:
+def _lacking_alone(target: Target, stores: StoreOptions, checkpoint: Checkpoint) -> Lacking | None:
     from ftckpt.discovery.fewer_files import lacking_alone  # most have no parts
 
     assert target.part is not None

@@ -84,7 +84,8 @@ def test_the_last_rank_of_a_step_is_missed(tmp_path: Path, place: Place, lost: i
         place(root, lost, 1).parent.rmdir()
     code, out = here("verify", str(root) + f"@{lost}")
     assert code == INCOMPLETE, out
-    assert "has 2" in out and "has 1 file" in out
+    assert "has 2" in out
+    assert "has 1 file" in out
     if place is not folder_of_rank:  # nothing says how those are joined: 13
         assert ("20" if lost == 30 else "30") in latest(root)[0]
 
@@ -124,7 +125,8 @@ def test_what_cannot_be_known_is_said(tmp_path: Path) -> None:
         said = [one["message"] for one in found if one["kind"] == "count-unknown"]
         assert any("nothing records which" in one for one in said)
     chosen, said_of_it = latest(root)
-    assert "40" in chosen and "count-unknown" in said_of_it
+    assert "40" in chosen
+    assert "count-unknown" in said_of_it
     assert printed("verify", f"{root}@40", "--strict=counts").code == ExitCode.UNVERIFIED
 
 
@@ -206,7 +208,8 @@ def test_slices_of_flattened_parameters_are_no_damage(tmp_path: Path) -> None:
     assert "LOCAL_STATE_DICT" in out
     assert "model_0000199" in latest(root)[0]
     shown = printed("inspect", f"{root}@199", "--tensors").out
-    assert "extra:rank0:a.weight" in shown and "extra:rank1:b.weight" in shown
+    assert "extra:rank0:a.weight" in shown
+    assert "extra:rank1:b.weight" in shown
     assert "error" not in shown
     refused = printed("convert", f"{root}@199", str(tmp_path / "out"), "--only", "model")
     assert refused.code == UNSUPPORTED
