@@ -8,6 +8,7 @@ simple_trainer.py), of trainers that write `step-S/rank_R.pt` or a folder a rank
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -15,12 +16,14 @@ import pytest
 import torch
 
 from ftckpt.errors import ExitCode
+from tests.formats.safetensors.test_reader import split_by_rank
 
 from .lines import printed
 
 OK, CORRUPT, INCOMPLETE = ExitCode.OK, ExitCode.CORRUPT, ExitCode.INCOMPLETE
 UNSUPPORTED = ExitCode.UNSUPPORTED
 ROWS = 240
+RANKLOCAL = Path(__file__).parents[1] / "data" / "dcp" / "ranklocal" / "step-3"
 
 
 def here(*words: str) -> tuple[int, str]:
@@ -246,3 +249,27 @@ def test_the_mark_of_an_unfinished_save_counts_for_its_file_alone(tmp_path: Path
     assert code == INCOMPLETE, out
     assert "Net--epoch=2-unfinished" in out
     assert here("verify", str(tmp_path / "Net--epoch=1.ckpt"))[0] == OK
+
+
+def test_stores_that_record_no_world_are_held_to_their_neighbours(tmp_path: Path) -> None:
+    """DCP's Hugging Face shards, and DCP without collectives: a metadata file of each rank."""
+    model = {f"layers.{n}.weight": torch.arange(96.0).reshape(24, 4) + n for n in range(3)}
+    for step, world in {10: 3, 20: 3, 30: 3}.items():
+        split_by_rank(tmp_path / "hf" / f"step-{step}", model, world)
+        shutil.copytree(RANKLOCAL, tmp_path / "dcp" / f"step-{step}")
+    assert here("verify", f"{tmp_path / 'hf'}@30")[0] == OK
+    assert here("verify", f"{tmp_path / 'dcp'}@30")[0] == OK
+    (tmp_path / "hf" / "step-30" / "shard-00003-model-00001-of-00001.safetensors").unlink()
+    code, out = here("verify", f"{tmp_path / 'hf'}@30")
+    assert code == INCOMPLETE, out
+    last = max(int(p.name[2:-9]) for p in (tmp_path / "dcp" / "step-30").glob("__*.metadata"))
+    for path in (tmp_path / "dcp" / "step-30").glob(f"__{last}*"):
+        path.unlink()
+    code, out = here("verify", f"{tmp_path / 'dcp'}@30")
+    assert code == CORRUPT, out  # its other ranks say how large the tensors are
+    assert "has 1 file __R_#.distcp" in out
+    # A job that goes on with two ranks cuts the same model anew.
+    shutil.rmtree(tmp_path / "hf" / "step-30")
+    split_by_rank(tmp_path / "hf" / "step-30", model, 2)
+    code, out = here("verify", f"{tmp_path / 'hf'}@30")
+    assert code == OK, out
