@@ -135,8 +135,8 @@ def open_bundle(source: Source, formats: Sequence[Format], reads_tag: Format) ->
             further = model_of(name, models) if OPTIMIZER.fullmatch(name) else ""
             parts.append(part._replace(model=further))
     if ranked := states_of_ranks(names):
-        inside = replace(source, entries={n: source.entries[n] for n in ranked})
-        parts.append(OpenedPart("", open_ranks(inside, None)))
+        of_ranks = replace(source, entries={n: source.entries[n] for n in ranked})
+        parts.append(OpenedPart("", open_ranks(of_ranks, None)))
     further_parts, torn = _further(source, names, parts, formats)
     parts += further_parts
     wrong += torn

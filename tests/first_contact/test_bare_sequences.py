@@ -24,7 +24,7 @@ from .lines import printed
 
 NET = torch.nn.Linear(4, 3)
 OPTIMIZER = torch.optim.Adam(NET.parameters())
-NET(torch.ones(2, 4)).sum().backward()  # type: ignore[no-untyped-call]
+NET(torch.ones(2, 4)).sum().backward()
 OPTIMIZER.step()
 
 
@@ -59,7 +59,7 @@ def gaussians(path: Path, iteration: int) -> Path:
     shapes = {"xyz": (3,), "f_dc": (1, 3), "f_rest": (15, 3), "scaling": (3,), "rotation": (4,)}
     weights = [torch.nn.Parameter(torch.randn(count, *shape)) for shape in shapes.values()]
     optimizer = torch.optim.Adam([{"params": [one], "lr": 0.1} for one in weights])
-    torch.stack([one.sum() for one in weights]).sum().backward()
+    torch.stack([one.sum() for one in weights]).sum().backward()  # type: ignore[no-untyped-call]
     optimizer.step()
     radii = torch.zeros(count)
     return saved(path, ((3, *weights, radii, optimizer.state_dict(), 0.5), iteration))
