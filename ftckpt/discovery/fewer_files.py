@@ -11,7 +11,9 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from functools import partial
+from functools import partial, reduce
+from itertools import islice
+from operator import and_
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, ImpliedCount
@@ -35,6 +37,8 @@ _ASKED = 2
 # Of what the missing files would hold: every rank keeps small tensors and pads its part of a large
 # one, so the same state that is cut anew differs a little.
 _SMALL = 0.25
+# Of what all ranks hold alike: what a rank has alone besides may be its own small state.
+_COPIES = 0.02
 _COUNT = "count-unknown"
 
 
@@ -135,10 +139,7 @@ def lacking_files(
     older, newer = series(child.candidate, step, every)
     for implied in _of_each_kind(checkpoint.implied):
         held = max(_numbers(implied, checkpoint.source.entries).values(), default=0)
-        before, after = (
-            [_Beside(one, n) for one in side if (n := _files_in(root, one, implied))][:_ASKED]
-            for side in (older[: 2 * _ASKED], newer[: 2 * _ASKED])
-        )
+        before, after = (_beside(root, side, implied) for side in (older, newer))
         more = [one for one in (*before, *after) if one.files > held]
         if not held or not more:
             continue
@@ -150,6 +151,12 @@ def lacking_files(
             return found
         doubt = doubt or found
     return doubt
+
+
+def _beside(root: Root, candidates: Sequence[Candidate], implied: ImpliedCount) -> list[_Beside]:
+    """Return the nearest steps on one side that have such files."""
+    counts = (_Beside(one, _files_in(root, one, implied)) for one in candidates[: 2 * _ASKED])
+    return list(islice((one for one in counts if one.files), _ASKED))
 
 
 def warned(checkpoint: Checkpoint) -> list[Finding]:
@@ -207,7 +214,7 @@ class _Shown(NamedTuple):
 def _shown_by(
     root: Root, checkpoint: Checkpoint, implied: ImpliedCount, held: int, more: Sequence[_Beside]
 ) -> _Shown:
-    mine, alike, copies = _tensor_bytes(checkpoint, implied), list[bool](), list[bool]()
+    alike, copies = list[bool](), list[bool]()
     for one in more:
         child = root.recognise(one.candidate)
         if child is None:
@@ -216,31 +223,41 @@ def _shown_by(
             other = open_part(root.store, child.part)
         except FtckptError:
             continue  # one that cannot be read shows nothing
-        theirs = _tensor_bytes(other, implied)
+        every = _shared_bytes(other, implied)  # another rank keeps these once more
+        theirs = _tensor_bytes(other, implied, every) - every * one.files
+        mine = _tensor_bytes(checkpoint, implied, every) - every * held
         lost = theirs * (1 - held / one.files)
+        copies.append(theirs <= _COPIES * every)
         alike.append(lost > 0 and abs(theirs - mine) <= _SMALL * lost)
-        copies.append(_holds_replicas(other, implied))
-    return _Shown(bool(alike) and all(alike), bool(copies) and all(copies))
+    copied = bool(copies) and all(copies)
+    return _Shown(not copied and bool(alike) and all(alike), copied)
 
 
-def _holds_replicas(checkpoint: Checkpoint, implied: ImpliedCount) -> bool:
-    """Whether all files of a kind hold the same tensors, by the CRC-32 that they carry."""
-    pattern, held = _pattern(implied), defaultdict[str, Counter[tuple[int | None, int]]](Counter)
+def _shared_bytes(checkpoint: Checkpoint, implied: ImpliedCount) -> int:
+    """Return the bytes of tensors that all files of a kind hold alike, by their CRC-32."""
+    pattern, held = _pattern(implied), defaultdict[str, Counter[tuple[int, int]]](Counter)
     for record in checkpoint.records():
-        if pattern.fullmatch(record.extent.file) and record.owner in checkpoint.tensors:
+        if record.crc32 is None or record.owner not in checkpoint.tensors:
+            continue
+        if pattern.fullmatch(record.extent.file):
             held[record.extent.file][record.crc32, record.extent.length] += 1
-    first = next(iter(held.values()), None)
-    return first is not None and len(held) > 1 and all(one == first for one in held.values())
+    if len(held) < 2:
+        return 0
+    shared = reduce(and_, held.values())
+    return sum(length * count for (_, length), count in shared.items())
 
 
-def _tensor_bytes(checkpoint: Checkpoint, implied: ImpliedCount) -> int:
-    """Return the bytes that tensors take in files of a kind, each replica once."""
+def _tensor_bytes(checkpoint: Checkpoint, implied: ImpliedCount, shared: int) -> int:
+    """Return the bytes that tensors take in files of a kind.
+
+    Known replicas count once, unless `shared` bytes were found alike: those are taken off later.
+    """
     pattern = _pattern(implied)
     return sum(
         piece.extent.length
         for info in checkpoint.tensors.values()
         for piece in info.pieces
-        if piece.replica == 0 and pattern.fullmatch(piece.extent.file)
+        if (shared or piece.replica == 0) and pattern.fullmatch(piece.extent.file)
     )
 
 

@@ -142,6 +142,23 @@ def test_ranks_that_hold_the_same_are_not_lost_with_a_file(tmp_path: Path) -> No
     assert "nothing records which" in out
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_weights_that_all_ranks_keep_do_not_hide_a_lost_part(tmp_path: Path, lost: bool) -> None:
+    """Each rank saves all weights, and its part of the optimizer's state."""
+    for step, world in {10: 4, 20: 4, 30: 4 if lost else 2}.items():
+        for rank in range(world):
+            weights = {"w": torch.full((ROWS, 4), float(step))}
+            part = {"moments": torch.randn(2 * ROWS // world, 4)}
+            path = in_folders(tmp_path, step, rank)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.save({"model": weights, "state": part, "step": step}, path)
+    if lost:
+        for rank in (2, 3):
+            in_folders(tmp_path, 30, rank).unlink()
+    code, out = here("verify", f"{tmp_path}@30")
+    assert code == (INCOMPLETE if lost else OK), out
+
+
 def test_the_only_step_has_a_warning_that_latest_repeats(tmp_path: Path) -> None:
     root = growing(tmp_path, side_by_side, {10: 2})
     assert latest(root) == ("ckpt_10_rank0.pt", {"count-unknown"})
