@@ -61,7 +61,7 @@ def _is_open(value: Any, plain: dict[int, bool]) -> bool:
 
 
 def _opens(value: tuple[Any, ...], depth: int = 0) -> bool:
-    """Say whether a tuple holds a tensor or a container, and so is no single thing."""
+    """Say whether a tuple holds a tensor or a container: then it is more than one thing."""
     if depth > _TUPLES:
         return False
     for member in value:

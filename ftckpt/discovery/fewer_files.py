@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial, reduce
 from itertools import islice
 from operator import and_
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, ImpliedCount
 from ftckpt.errors import FtckptError, IncompleteError
@@ -29,15 +29,12 @@ from .open_part import files_of, open_part, recognise_at
 from .recognise import Format, UnopenedPart
 from .roots import Candidate, Child, Root, read_root
 
-if TYPE_CHECKING:
-    from .resolve import Place
-
 # Steps on each side that are asked.
 _ASKED = 2
 # Of what the missing files would hold: every rank keeps small tensors and pads its part of a large
 # one, so the same state that is cut anew differs a little.
 _SMALL = 0.25
-# Of what all ranks hold alike: what a rank has alone besides may be its own small state.
+# Of what all ranks hold alike: a rank may have small state of its own besides.
 _COPIES = 0.02
 _COUNT = "count-unknown"
 
@@ -82,14 +79,24 @@ def lacking_when_open(
 
 
 def lacking_alone(
-    place: Place,
+    url: str,
     part: UnopenedPart,
     checkpoint: Checkpoint,
     formats: Sequence[Format],
     options: StoreOptions,
 ) -> Lacking | None:
-    """Return what an open step that was named alone lacks, by the directory around it."""
-    above, name = split(_itself(place))
+    """Return what an open step that was named alone lacks, by the directory around it.
+
+    Args:
+        url: as the user named it.
+        part: the step; its entry is one of the checkpoint's store.
+        checkpoint: the same, opened.
+        formats: what may lie around it.
+        options: how the directory around it is reached.
+    """
+    here = checkpoint.source.store.local_path(part.entry.path)
+    linked = here is not None and os.path.islink(here)
+    above, name = split(os.path.realpath(here) if linked and here else url.rstrip("/"))
     if not (part.recognition.parts or checkpoint.implied) or not re.search(r"\d", name):
         return None
     named = {name}
@@ -104,14 +111,6 @@ def lacking_alone(
         )
     except FtckptError:
         return None  # the step itself is there, and nobody asked for more
-
-
-def _itself(place: Place) -> str:
-    """Return the URL of a place, or what it is a link to."""
-    here = place.store.local_path(place.entry.path)
-    if here is not None and os.path.islink(here):
-        return os.path.realpath(here)
-    return place.url.rstrip("/")
 
 
 def lacking_files(

@@ -21,6 +21,7 @@ from ftckpt.storage.store import Entry, EntryKind, Store
 from .listing import listing_of_directory, listing_of_file
 from .marks import FINISHED, UNFINISHED
 from .recognise import Format, UnopenedPart, recognise
+from .step_names import unfinished_marker
 
 
 def recognise_at(store: Store, entry: Entry, formats: Sequence[Format]) -> UnopenedPart | None:
@@ -140,8 +141,6 @@ def _mark_beside(store: Store, entry: Entry) -> str:
     """
     if not (store.traits.local or entry.path.endswith(".ckpt")):
         return ""
-    from .roots import unfinished_marker
-
     return unfinished_marker(split(store.describe(entry.path))[1], _Beside(store, entry.path))
 
 

@@ -93,7 +93,7 @@ class Target:
         if checkpoint.implied:
             from .fewer_files import lacking_alone
 
-            lost = lacking_alone(self.place, self.part, checkpoint, self.formats, self.stores)
+            lost = lacking_alone(self.place.url, self.part, checkpoint, self.formats, self.stores)
             if lost is not None:
                 lost.noted_in(checkpoint)
         return checkpoint

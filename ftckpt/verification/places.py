@@ -388,7 +388,7 @@ def _lacking_alone(target: Target, stores: StoreOptions, checkpoint: Checkpoint)
     from ftckpt.discovery.fewer_files import lacking_alone  # most have no parts
 
     assert target.part is not None
-    return lacking_alone(target.place, target.part, checkpoint, target.formats, stores)
+    return lacking_alone(target.place.url, target.part, checkpoint, target.formats, stores)
 
 
 def _verdict(
