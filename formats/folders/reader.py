@@ -242,7 +242,13 @@ class _Opening:
             owners=owners,
             open_findings=self.damage,
             numbers=_numbers(self.source),
-            implied=[one for part in self.parts if (one := implied_by(_first_file(part)))],
+            implied=[
+                one
+                for part in self.parts
+                # A part that knows of several ranks tells itself what it does not know.
+                if part.checkpoint.topology.world_size is None
+                and (one := implied_by(_first_file(part)))
+            ],
             unread=self.unread,
         )
         checkpoint.second_copies = frozenset(
