@@ -40,12 +40,19 @@ class NestedState:
             inner = inner.get(step) if type(inner) is _Inner else None
         return set(inner) if type(inner) is _Inner else set()
 
-    def settled(self, is_list: IsList, is_tuple: IsList = lambda _: False) -> Any:
+    def settled(self, is_list: IsList, is_tuple: IsList | None = None) -> Any:
         """Return the state as plain dicts, and lists or tuples where these say so of a path.
 
-        What has gaps stays a dict: a place may be any number, and nothing says what filled it.
+        The whole is a dict unless both are given. What has gaps stays a dict: a place may be any
+        number, and nothing says what filled it.
         """
+        if is_tuple is None:
+            return _settled(self._root, (), lambda path: bool(path) and is_list(path), _never)
         return _settled(self._root, (), is_list, is_tuple)
+
+
+def _never(_: Path) -> bool:
+    return False
 
 
 def _settled(value: Any, path: Path, is_list: IsList, is_tuple: IsList) -> Any:

@@ -92,14 +92,14 @@ class _Nesting(NamedTuple):
         lost: keys that no path leads back to.
         objects: name -> path, for those that have one of their own.
         is_list: whether the container at a path is a list.
-        is_tuple: whether it is a tuple.
+        is_tuple: whether it is a tuple; None where the source shows none.
     """
 
     tensors: dict[str, Path]
     lost: list[str]
     objects: Mapping[str, Path]
     is_list: IsList
-    is_tuple: IsList = lambda _: False
+    is_tuple: IsList | None = None
 
 
 def _nesting(content: Content) -> _Nesting:
