@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from ftckpt.commands.cli.parameters import argument, option
 from ftckpt.discovery import resolve as opening
-from ftckpt.discovery.open_part import open_part
 from ftckpt.errors import UsageError
 
 from .render import printable
@@ -129,6 +128,7 @@ def open_from(invocation: Invocation, target: Target, *, newest: bool = True) ->
             hint=f"name one of its checkpoints: {_names(target.root)}",
         )
     from ftckpt.discovery.candidates import choose_child
+    from ftckpt.discovery.fewer_files import open_child
 
     child = choose_child(target.root, target.place.which, invocation.warn)
     url = target.root.url_of(child.candidate)
@@ -136,7 +136,7 @@ def open_from(invocation: Invocation, target: Target, *, newest: bool = True) ->
         invocation.say(f"{printable(target.place.url)} is a root; taking {printable(url)}")
     invocation.report(target=url, format=child.part.format.name)
     with no_gc():
-        return invocation.keep(open_part(target.root.store, child.part))
+        return invocation.keep(open_child(target.root, child))
 
 
 def _names(root: Root) -> str:
@@ -173,6 +173,6 @@ def open_other(invocation: Invocation, path: str, *, rules: Rules | None = None)
             hint=f"name one of its checkpoints: {_names(target.root)}",
         )
     from ftckpt.discovery.candidates import choose_child
+    from ftckpt.discovery.fewer_files import open_child
 
-    child = choose_child(target.root, target.place.which)
-    return open_part(target.root.store, child.part)
+    return open_child(target.root, choose_child(target.root, target.place.which))

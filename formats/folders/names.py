@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from ftckpt.checkpoint import ImpliedCount
 from ftckpt.discovery.step_names import worded_step
 from ftckpt.formats.trainer_dirs.names import TRAINED
 
@@ -45,6 +46,16 @@ _OF_PIECE = re.compile(
     re.IGNORECASE,
 )
 _NUMBER = re.compile(r"\d+")
+
+
+def implied_by(path: str) -> ImpliedCount | None:
+    """Return which pieces of a save a file is one of, by its path; None if it says none."""
+    match = next((m for m in _OF_PIECE.finditer(path) if "of" not in m[0].lower()), None)
+    if match is None:
+        return None
+    digits = re.search(r"\d+$", match[0])
+    assert digits is not None
+    return ImpliedCount(path[: match.end() - len(digits[0])], path[match.end() :])
 
 
 @lru_cache(maxsize=4096)

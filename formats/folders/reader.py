@@ -37,7 +37,7 @@ from ftckpt.storage.source import Source
 from ftckpt.storage.state_files import is_harmless, is_text, may_hold_tensors, without_numbers
 from ftckpt.storage.store import EntryKind
 
-from .names import COMPANIONS, owner, role, words
+from .names import COMPANIONS, implied_by, owner, role, words
 from .names import OPTIMIZERS as OF_OPTIMIZER
 from .parts import FolderPart, find_parts
 
@@ -242,6 +242,13 @@ class _Opening:
             owners=owners,
             open_findings=self.damage,
             numbers=_numbers(self.source),
+            implied=[
+                one
+                for part in self.parts
+                # A part that knows of several ranks tells itself what it does not know.
+                if part.checkpoint.topology.world_size is None
+                and (one := implied_by(_first_file(part)))
+            ],
             unread=self.unread,
         )
         checkpoint.second_copies = frozenset(
@@ -267,6 +274,11 @@ def _path(part: OpenedPart) -> str:
     """Return the place of a part below the checkpoint: its folder, or its file."""
     source = part.checkpoint.source
     return part.prefix + next(iter(source.entries)) if source.single else part.prefix.rstrip("/")
+
+
+def _first_file(part: OpenedPart) -> str:
+    """Return the path of a part's first file."""
+    return part.prefix + min(part.checkpoint.source.entries, default="")
 
 
 def _by_model(parts: Sequence[OpenedPart]) -> list[OpenedPart]:

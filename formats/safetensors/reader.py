@@ -314,6 +314,7 @@ def _open_shards(source: Source, files: Sequence[str]) -> SafetensorsCheckpoint:
         notes=followed_links(source, members_of(source, (), ())),
         headers=headers,
         open_findings=[*damage, *contradictions],
+        implied=dcp_hf.implied(files),
     )
 
 

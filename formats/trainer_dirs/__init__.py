@@ -46,6 +46,7 @@ from .names import (
     is_state,
     lists_stores,
     parts_of,
+    states_of_ranks,
     without_weights,
 )  # fmt: skip
 from .nested import at, nest_in
@@ -120,6 +121,7 @@ class Bundle:
         folders = sorted(d for d in listing.directories if FOLDER.fullmatch(d))
         folders = [d for d in folders if self._of(listing.inside(d)) is not None]
         state = sorted(n for n in listing.files if is_state(n) and not n.startswith("training"))
+        state += states_of_ranks(listing.files)
         weights = self._of(listing)
         tags: list[str] = []
         if state or ARGUMENTS in listing.files:

@@ -7,7 +7,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.discovery.open_part import open_part
 from ftckpt.discovery.resolve import locate, open_runs, open_target
 from ftckpt.errors import UsageError
 from ftckpt.formats.catalog import FORMATS, formats
@@ -69,9 +68,9 @@ def open_checkpoint(
     if target.root is None or not target.place.which:
         return target.open()
     from ftckpt.discovery.candidates import choose_child
+    from ftckpt.discovery.fewer_files import open_child
 
-    child = choose_child(target.root, target.place.which)
-    return open_part(target.root.store, child.part)
+    return open_child(target.root, choose_child(target.root, target.place.which))
 
 
 def opened(

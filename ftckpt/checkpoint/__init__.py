@@ -66,6 +66,18 @@ class ObjectInfo(NamedTuple):
     field: tuple[str | int, ...] = ()
 
 
+class ImpliedCount(NamedTuple):
+    """A kind of files whose number nothing records: the highest number in a name implies it.
+
+    Attributes:
+        before: the path of one of them, up to the number that counts them.
+        after: the rest, after it.
+    """
+
+    before: str
+    after: str
+
+
 class Record(NamedTuple):
     """A run of bytes with its own CRC-32: evidence that is already on disk.
 
@@ -224,6 +236,7 @@ class Checkpoint(Mapping[str, "TensorView"]):
             files, as replicas of their pieces: a difference is damage. One that could not be read
             has no pieces here, and a note or a finding of its own.
         file_copies: files that stand there several times with the same bytes: each one's others.
+        implied: the kinds of its files whose number nothing in it records.
         described: yields where it is not the model that a file beside it describes; None where
             nothing is known of such a file.
     """
@@ -241,6 +254,7 @@ class Checkpoint(Mapping[str, "TensorView"]):
     open_findings: Sequence[Finding] = ()
     second_copies: frozenset[str] = frozenset()
     file_copies: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    implied: Sequence[ImpliedCount] = ()
     described: Described | None = None
 
     def __getitem__(self, key: str) -> TensorView:

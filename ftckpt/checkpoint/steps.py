@@ -163,7 +163,7 @@ def mixed_steps(scalars: Iterable[Scalar], files: Iterable[str]) -> Iterator[Fin
         yield finding(
             "step-unknown",
             f"cannot tell which step {listed(silent, 3)} {'are' if silent[1:] else 'is'} of: "
-            "no step counter inside",
+            "nothing inside is known as a step counter",
             file=silent[0] if len(silent) == 1 else None,
         )
 

@@ -9,24 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, Kind
-from ftckpt.errors import FtckptError
 from ftckpt.findings import Finding, finding, listed
 from ftckpt.manifest.thinned import is_thinned
-from ftckpt.storage import StoreOptions, open_store
-from ftckpt.storage.remotes import split
 from ftckpt.storage.state_files import is_marker, may_hold_tensors, without_numbers
 from ftckpt.storage.store import EntryKind
 
-from .open_part import files_of, recognise_at
-from .recognise import Format, UnopenedPart
-from .roots import Candidate, Child, Root, read_root
-
-if TYPE_CHECKING:
-    from .resolve import Place
+from .open_part import files_of
+from .roots import Candidate, Child, Root
 
 # Steps on each side that are asked until two of them show their parts.
 _TRIED = 3
@@ -38,20 +30,28 @@ class Lacking(NamedTuple):
     Attributes:
         message: as a sentence.
         certain: whether enough says that its save was not finished, or lost it.
+        doubt: the kind of the finding where it is not certain.
     """
 
     message: str
     certain: bool
+    doubt: str = "state-unknown"
 
     def of(self, checkpoint: Checkpoint) -> Lacking:
         """Return the same of an open checkpoint: it never lacks weights by habit."""
         kinds = {info.kind for info in checkpoint.tensors.values()}
         return self if kinds & {Kind.PARAM, Kind.MASTER} else self._replace(certain=True)
 
+    def noted_in(self, checkpoint: Checkpoint) -> None:
+        """Add the finding to a checkpoint's notes, in place of a less exact one of its doubt."""
+        exact = self.doubt if not self.certain and self.doubt == "count-unknown" else ""
+        kept = (one for one in checkpoint.notes if one.kind != exact)
+        checkpoint.notes = [*kept, self.finding]
+
     @property
     def finding(self) -> Finding:
         """The same as a finding."""
-        return finding("missing-part" if self.certain else "state-unknown", self.message)
+        return finding("missing-part" if self.certain else self.doubt, self.message)
 
 
 def lacking(
@@ -71,7 +71,7 @@ def lacking(
     mine = set(child.part.recognition.parts)
     if not mine:
         return None
-    older, newer = _series(child.candidate, step, every)
+    older, newer = series(child.candidate, step, every)
     by_names = child.part.recognition.by_names
     before = _shown(root, older, 2, by_names=by_names)
     if not before:
@@ -97,22 +97,6 @@ def lacking(
     return Lacking(f"{what}: it was lost, or is not saved every time", certain=False)
 
 
-def lacking_alone(
-    place: Place, part: UnopenedPart, formats: Sequence[Format], options: StoreOptions
-) -> Lacking | None:
-    """Return what a step that was named alone lacks, by the directory around it (see `lacking`)."""
-    above, name = split(place.url.rstrip("/"))
-    if not part.recognition.parts or not re.search(r"\d", name):
-        return None
-    try:
-        store = open_store(above, options)
-        root = read_root(store, partial(recognise_at, store, formats=formats))
-        mine = next((c for c in root.candidates if c.path == name), None)
-        return mine and lacking(root, Child(mine, part), mine.step, root.candidates)
-    except FtckptError:
-        return None  # the step itself is there, and nobody asked for more
-
-
 def _shown_as(lost: str, mine: set[str]) -> str:
     """Return the folder of a lost file if nothing of the folder is left, else the file."""
     folder = lost.rpartition("/")[0]
@@ -121,7 +105,7 @@ def _shown_as(lost: str, mine: set[str]) -> str:
     return lost if any(one.startswith(f"{folder}/") for one in mine) else folder or lost
 
 
-def _series(
+def series(
     candidate: Candidate, step: int | None, every: Sequence[Candidate]
 ) -> tuple[list[Candidate], list[Candidate]]:
     """Return the candidates before and after one of their series, the nearest first.

@@ -22,7 +22,7 @@ from functools import cached_property
 from itertools import groupby
 from operator import attrgetter
 
-from ftckpt.checkpoint import Checkpoint, Kind, TensorInfo
+from ftckpt.checkpoint import Checkpoint, Kind, StepRole, TensorInfo
 from ftckpt.checkpoint.names import record_names
 from ftckpt.checkpoint.optimizer_states import StateShape, named_state
 from ftckpt.findings import counted, listed
@@ -99,14 +99,22 @@ def resume_check(
                 item = _unknown_bytes(row, item, tensors)
             if row is STEP and item.presence is Presence.ABSENT and checkpoint.step is not None:
                 # The trainer's own counter is elsewhere, often in the directory's name alone.
-                reason = f"only the optimizer's own count shows a step: {checkpoint.step}"
-                item = _item(STEP, Presence.CANNOT_TELL, reason)
+                item = _counted(checkpoint)
             if row.key == "scaler" and item.presence is Presence.ABSENT and item.needed:
                 item = _unscaled(item, tensors.weights, told=checkpoint.unscaled)
         if item.presence is Presence.ABSENT and item.needed:
             item = _perhaps(item, found)
         out.append(item)
     return tuple(out)
+
+
+def _counted(checkpoint: Checkpoint) -> ResumeItem:
+    """Return the counter that the step was taken from, where no name says that it is one."""
+    own = next((one for one in checkpoint.scalars(1) if one.role is StepRole.ITERATION), None)
+    if own is not None:
+        return _item(STEP, Presence.PRESENT, f"found as {own.name}", (own.name,))
+    reason = f"only the optimizer's own count shows a step: {checkpoint.step}"
+    return _item(STEP, Presence.CANNOT_TELL, reason)
 
 
 def _perhaps(item: ResumeItem, found: Found) -> ResumeItem:

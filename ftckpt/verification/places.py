@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import Checkpoint
@@ -183,11 +184,7 @@ class PlaceCheck:
         if target.root is None:
             assert target.part is not None
 
-            def alone(part: UnopenedPart) -> Lacking | None:
-                from ftckpt.discovery.neighbours import lacking_alone  # most have no parts
-
-                return lacking_alone(target.place, part, target.formats, self.stores)
-
+            alone = partial(_lacking_alone, target, self.stores)
             return self._part(target.place.store, target.part, target.place.url, alone)
         if target.place.which:
             from ftckpt.discovery.candidates import choose_child
@@ -330,10 +327,11 @@ class PlaceCheck:
     def _child(self, root: Root, child: Child) -> PlaceReport:
         """Check one step."""
 
-        def beside(_: UnopenedPart) -> Lacking | None:
-            from ftckpt.discovery.neighbours import lacking  # most have no parts
+        def beside(checkpoint: Checkpoint) -> Lacking | None:
+            from ftckpt.discovery.fewer_files import lacking_when_open  # most have no parts
 
-            return lacking(root, child, child.candidate.step, root.candidates)
+            step = child.candidate.step
+            return lacking_when_open(root, child, step, root.candidates, checkpoint)
 
         url = root.store.describe(child.part.entry.path)
         return self._part(root.store, child.part, url, beside, root)
@@ -343,7 +341,7 @@ class PlaceCheck:
         store: Store,
         part: UnopenedPart,
         url: str,
-        lacks: Callable[[UnopenedPart], Lacking | None],
+        lacks: Callable[[Checkpoint], Lacking | None],
         root: Root | None = None,
     ) -> PlaceReport:
         began = time.monotonic()
@@ -364,8 +362,10 @@ class PlaceCheck:
                 keeper.end(held, before, report)
             return report
         self.watcher.open(checkpoint.source.url, checkpoint.format)
-        if part.recognition.parts and (lost := lacks(part)) is not None:
-            checkpoint.notes = [*checkpoint.notes, lost.of(checkpoint).finding]
+        if part.recognition.parts or checkpoint.implied:
+            lost = lacks(checkpoint)
+            if lost is not None:
+                lost.noted_in(checkpoint)
         return self._checked(checkpoint, keeper, held)
 
     def _failed(
@@ -382,6 +382,13 @@ class PlaceCheck:
         made = placed(report, url, name)
         self.watcher.end(made)
         return made
+
+
+def _lacking_alone(target: Target, stores: StoreOptions, checkpoint: Checkpoint) -> Lacking | None:
+    from ftckpt.discovery.fewer_files import lacking_alone  # most have no parts
+
+    assert target.part is not None
+    return lacking_alone(target.place.url, target.part, checkpoint, target.formats, stores)
 
 
 def _verdict(

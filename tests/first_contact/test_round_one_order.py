@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import ftckpt
-from ftckpt.discovery.roots import unfinished_marker
+from ftckpt.discovery.step_names import unfinished_marker
 from ftckpt.retention.scan.entries import EntryClass
 from tests.json_run import ftckpt_json
 
