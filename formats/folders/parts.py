@@ -10,6 +10,7 @@ from ftckpt.discovery.recognise import Format, Listing, Recognition
 from ftckpt.discovery.recognise import recognise as recognise_in
 from ftckpt.discovery.step_names import step_in_name, worded_step
 from ftckpt.findings import listed
+from ftckpt.formats.safetensors.side_by_side import SUFFIX, alike, saves_beside
 from ftckpt.own_files import MANIFEST, is_own
 from ftckpt.storage.state_files import is_marker, may_hold_tensors, parts_among, without_numbers
 
@@ -115,9 +116,17 @@ def loose_files(listing: Listing, *, any_name: bool) -> list[str]:
     files = sorted(n for n in listing.files if may_hold_tensors(n) and not n.startswith("."))
     own, several = step_in_name(listing.called), len(files) > 1
     series = {name for name in files if several and _is_of_series(name, own)}
+    if not any_name and not series:
+        series = _saves(listing, files)
     if series or (not any_name and several and any(is_version(name) for name in files)):
         return []
     return files if any_name else [name for name in files if role(name)]
+
+
+def _saves(listing: Listing, files: Sequence[str]) -> set[str]:
+    """Return the files that are saves beside each other: numbers tell, and headers if there are."""
+    torch = (name for name in files if not name.endswith(SUFFIX))
+    return {name for group in alike(torch) for name in group} | saves_beside(listing)
 
 
 def _is_of_series(name: str, own: int | None) -> bool:

@@ -34,6 +34,7 @@ from ftckpt.discovery.recognise import Format, Listing, Recognition
 from ftckpt.discovery.step_sets import set_around
 from ftckpt.formats.deepspeed import DeepSpeed
 from ftckpt.formats.huggingface.declared_folders import DeclaredFolder, folders_of
+from ftckpt.formats.safetensors.side_by_side import saves_beside
 from ftckpt.storage.source import Source
 
 from .marks import ARGUMENTS, STATE, marked
@@ -131,6 +132,8 @@ class Bundle:
         named = any(d.path for d in declared)
         if not (folders or tags or named or (state and whole)):
             return None
+        if weights is None and not (folders or tags or named) and saves_beside(listing):
+            return None  # the state is that of the newest of them
         commit = CommitState.NO_MARKER
         if STATE in listing.files:
             commit = CommitState.COMMITTED
