@@ -10,7 +10,7 @@ import re
 from functools import lru_cache
 
 from ftckpt.discovery.step_names import worded_step
-from ftckpt.formats.state.name_words import OF_PIECE, OPTIMIZERS, STATES, VERSIONS
+from ftckpt.formats.state.side_by_side import OF_PIECE, OPTIMIZERS, STATES, VERSIONS
 from ftckpt.formats.trainer_dirs.names import TRAINED
 
 # What a job trains beside its model, or for it.

@@ -14,8 +14,7 @@ from ftckpt.checkpoint import CommitState
 from ftckpt.discovery.recognise import COMPRESSED as PACKED
 from ftckpt.discovery.recognise import Listing
 from ftckpt.formats.huggingface.names import shard_name
-
-from .side_by_side import SUFFIX, saves_beside
+from ftckpt.formats.state.side_by_side import SUFFIX, saves_beside
 
 _SHARD = re.compile(r"shard-(\d{5,})-model-(\d{5,})-of-(\d{5,})\.safetensors")
 COMPRESSED = tuple(SUFFIX + packed for packed in PACKED)

@@ -37,7 +37,7 @@ from .names import COMPRESSED, SUFFIX, shard_place
 from .parse_headers import read_headers
 from .rank_files import is_rank_file
 from .sidecar_files import Beside, find_beside
-from .tensor_names import Remarks, read_remarks, step_in_header, tensors_of
+from .tensor_names import Remarks, read_remarks, tensors_of
 from .weight_sets import WeightSet, find_sets, has_sharded, members_of, read_indexes, uncommitted
 
 if TYPE_CHECKING:
@@ -158,13 +158,15 @@ class SafetensorsCheckpoint(Checkpoint):
     def scalars(self, limit: int) -> Iterator[Scalar]:
         """Yield the recorded step, and the optimizer's counters from `optimizer/*.safetensors`.
 
-        Trainers of adapters record theirs in the header (see `step_in_header`).
+        kohya's scripts record theirs in the header.
         """
         if self.stored.step is not None and limit:
             yield Scalar(INDEX, "step", self.stored.step, StepRole.ITERATION)
         for file, header in self.headers.items() if limit else ():
-            if (said := step_in_header(header)) is not None:
-                yield Scalar(file, *said, StepRole.ITERATION)
+            # kohya-ss/sd-scripts train_network.py (`save_model`)
+            steps = header.metadata.get("ss_steps", "")
+            if steps.isascii() and steps.isdecimal() and len(steps) < 16:
+                yield Scalar(file, "ss_steps", float(steps), StepRole.ITERATION)
         taken: dict[str, int] = {}
         for info in self.tensors.values():
             code = _SCALARS.get(info.dtype.name)

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 REMARKS = "ftckpt"
 _KINDS = {kind.value: kind for kind in Kind}
 _STATES = frozenset((Kind.MASTER, Kind.EXP_AVG, Kind.EXP_AVG_SQ))
-_MOST_INFO = 1 << 16  # characters
 _LIMITS = JsonLimits(4, objects=3, keys=1_000_100, items=4_000_000, naturals=True)
 
 
@@ -162,26 +161,6 @@ def read_remarks(header: Header, file: str) -> Remarks:
         [Alias(a[0], _KINDS[a[1]], a[2], a[3]) for a in aliases],
         partial,
     )
-
-
-def step_in_header(header: Header) -> tuple[str, float] | None:
-    """Return the field in which a trainer records the step in the metadata, and the step.
-
-    Sources: kohya-ss/sd-scripts train_network.py (`save_model`); ostris/ai-toolkit
-    jobs/process/BaseSDTrainProcess.py (`get_training_info`).
-    """
-    steps = header.metadata.get("ss_steps", "")
-    if steps.isascii() and steps.isdecimal() and len(steps) < 16:
-        return "ss_steps", float(steps)
-    text = header.metadata.get("training_info", "")
-    try:
-        told = json.loads(text) if 0 < len(text) <= _MOST_INFO else None
-    except (ValueError, RecursionError):
-        return None
-    step = told.get("step") if isinstance(told, dict) else None
-    if type(step) is not int or not 0 <= step < 1 << 53:
-        return None
-    return "training_info.step", float(step)
 
 
 def tensors_of(

@@ -34,7 +34,7 @@ from ftckpt.discovery.recognise import Format, Listing, Recognition
 from ftckpt.discovery.step_sets import set_around
 from ftckpt.formats.deepspeed import DeepSpeed
 from ftckpt.formats.huggingface.declared_folders import DeclaredFolder, folders_of
-from ftckpt.formats.safetensors.side_by_side import saves_beside
+from ftckpt.formats.state.side_by_side import saves_beside
 from ftckpt.storage.source import Source
 
 from .marks import ARGUMENTS, STATE, marked

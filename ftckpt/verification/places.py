@@ -184,7 +184,7 @@ class PlaceCheck:
             assert target.part is not None
 
             def alone(part: UnopenedPart) -> Lacking | None:
-                from ftckpt.discovery.neighbours import lacking_alone  # most have no parts
+                from ftckpt.discovery.neighbours import lacking_alone  # files have none
 
                 return lacking_alone(target.place, part, target.formats, self.stores)
 
@@ -331,7 +331,7 @@ class PlaceCheck:
         """Check one step."""
 
         def beside(_: UnopenedPart) -> Lacking | None:
-            from ftckpt.discovery.neighbours import lacking  # most have no parts
+            from ftckpt.discovery.neighbours import lacking  # files have none
 
             return lacking(root, child, child.candidate.step, root.candidates)
 
@@ -364,7 +364,7 @@ class PlaceCheck:
                 keeper.end(held, before, report)
             return report
         self.watcher.open(checkpoint.source.url, checkpoint.format)
-        if part.recognition.parts and (lost := lacks(part)) is not None:
+        if (lost := lacks(part)) is not None:
             checkpoint.notes = [*checkpoint.notes, lost.of(checkpoint).finding]
         return self._checked(checkpoint, keeper, held)
 
