@@ -7,21 +7,26 @@ in all steps and can be taken from another one, so that its loss is a warning.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.errors import FtckptError
 from ftckpt.findings import listed
 from ftckpt.own_files import is_own
+from ftckpt.storage import StoreOptions, open_store
+from ftckpt.storage.remotes import split
 from ftckpt.storage.state_files import tells_state, without_numbers
-from ftckpt.storage.store import EntryKind
+from ftckpt.storage.store import EntryKind, Store
 
-from .roots import Candidate, Child, Root
+if TYPE_CHECKING:
+    from .roots import Candidate, Child, Root
 
 # Steps on each side that are looked at until there are enough.
 _TRIED = 3
 # A step of more names is one of a large job: not all of them are at hand.
 _NAMES = 4096
+_DIGITS = 18
 
 
 class SmallFiles(NamedTuple):
@@ -57,6 +62,36 @@ def lost_small_files(
         return None
 
 
+def may_lack_some(url: str, options: StoreOptions) -> bool:
+    """Say whether a directory lacks a small file of one whose name differs in numbers alone.
+
+    Nothing is recognised for that, so that a step that lacks nothing costs some names.
+    """
+    above, name = split(url.rstrip("/"))
+    shape = without_numbers(name)
+    if shape == name:
+        return False
+    try:
+        store = open_store(above, options)
+        beside = [
+            other
+            for other, kind in store.names("", _NAMES).items()
+            if kind is EntryKind.DIRECTORY and other != name and without_numbers(other) == shape
+        ]
+        if not beside:
+            return False
+        mine = _names(store, name)
+        nearest = sorted(beside, key=lambda other: _distance(other, name))[:_TRIED]
+        return any(tells_state(one) is not None for n in nearest for one in _names(store, n) - mine)
+    except FtckptError:
+        return False
+
+
+def _distance(one: str, other: str) -> list[int]:
+    pairs = zip(re.findall(r"\d+", one), re.findall(r"\d+", other), strict=True)
+    return [abs(int(a[:_DIGITS]) - int(b[:_DIGITS])) for a, b in pairs]
+
+
 def _lost(
     root: Root, child: Child, older: Sequence[Candidate], newer: Sequence[Candidate]
 ) -> SmallFiles | None:
@@ -66,7 +101,8 @@ def _lost(
     sides = [*before[:1], *after[:1]] if before and after else [*before, *after]
     if not sides:
         return None
-    mine, *theirs = (_names(root, one) for one in (child.candidate, *sides))
+    steps = (child.candidate, *sides)
+    mine, *theirs = (_names(root.store, one.entry.path) for one in steps)
     if len(mine) >= _NAMES:
         return None
     absent = frozenset.intersection(*theirs) - mine
@@ -89,12 +125,12 @@ def _saved(root: Root, candidates: Sequence[Candidate]) -> list[Candidate]:
     return [one for one in folders if root.recognise(one) is not None][:2]
 
 
-def _names(root: Root, candidate: Candidate) -> frozenset[str]:
+def _names(store: Store, path: str) -> frozenset[str]:
     """Return names at the top of a step; a folder has a slash behind, and a small file no number.
 
     That of `trainer_state_30.json` is the step's.
     """
-    names = root.store.names(candidate.entry.path, _NAMES)
+    names = store.names(path, _NAMES)
     return frozenset(
         without_numbers(name) + "/"
         if kind is EntryKind.DIRECTORY
