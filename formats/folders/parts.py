@@ -10,7 +10,8 @@ from ftckpt.discovery.recognise import Format, Listing, Recognition
 from ftckpt.discovery.recognise import recognise as recognise_in
 from ftckpt.discovery.step_names import step_in_name, worded_step
 from ftckpt.findings import listed
-from ftckpt.formats.state.side_by_side import SUFFIX, alike, saves_beside
+from ftckpt.formats.safetensors.names import SUFFIX
+from ftckpt.formats.state.side_by_side import alike, saves_beside
 from ftckpt.own_files import MANIFEST, is_own
 from ftckpt.storage.state_files import is_marker, may_hold_tensors, parts_among, without_numbers
 

@@ -14,9 +14,10 @@ from ftckpt.checkpoint import CommitState
 from ftckpt.discovery.recognise import COMPRESSED as PACKED
 from ftckpt.discovery.recognise import Listing
 from ftckpt.formats.huggingface.names import shard_name
-from ftckpt.formats.state.side_by_side import SUFFIX, saves_beside
+from ftckpt.formats.state.side_by_side import saves_beside
 
 _SHARD = re.compile(r"shard-(\d{5,})-model-(\d{5,})-of-(\d{5,})\.safetensors")
+SUFFIX = ".safetensors"
 COMPRESSED = tuple(SUFFIX + packed for packed in PACKED)
 OPTIMIZER = "optimizer/"
 COMPONENTS = "ftckpt.components/"

@@ -41,12 +41,12 @@ OF_PIECE = re.compile(
     r"|[-_]?of[-_]?\d+|\d+[-_]of[-_]\d+)",
     re.IGNORECASE,
 )
-SUFFIX = ".safetensors"
+_SAFETENSORS = ".safetensors"
 _TOKEN = re.compile(r"[a-z]+|\d+|@")
 # What describes the one model of a folder, and the names that its file has.
 _CONFIGS = frozenset({"config.json", "adapter_config.json"})
 _MAIN = frozenset(
-    f"{stem}{SUFFIX}"
+    f"{stem}{_SAFETENSORS}"
     for stem in ("model", "pytorch_model", "diffusion_pytorch_model", "adapter_model")
 )
 # accelerate numbers the models of one save (`model_1.safetensors`), and saves these with them.
@@ -70,7 +70,7 @@ def saves_beside(listing: Listing) -> frozenset[str]:
     as they are where accelerate's other files lie. A folder that describes one model holds it, and
     what lies beside is no save of it unless a number and the model's own name say so.
     """
-    groups = alike(name for name in listing.files if name.endswith(SUFFIX))
+    groups = alike(name for name in listing.files if name.endswith(_SAFETENSORS))
     if not groups or worded_step(listing.called) is not None:
         return frozenset()
     if any(map(_OF_ACCELERATE.fullmatch, listing.files)):

@@ -161,3 +161,29 @@ def test_a_workspace_of_onetrainer_is_not_its_folder_of_weights(tmp_path: Path) 
         assert answer(verb, str(tmp_path)) == (13, "")
     assert len(ftckpt.ls(str(tmp_path / "backup"))) == 2
     assert len(ftckpt.ls(str(tmp_path / "save"))) == 2
+
+
+def test_the_link_of_composer_is_no_checkpoint_of_ranks(tmp_path: Path) -> None:
+    """composer/callbacks/checkpoint_saver.py: `latest-rank{rank}.pt` points to the newest."""
+    for batch in (10, 20, 30):
+        state = {"model": lora(batch), "timestamp": {"Timestamp": {"epoch": 0, "batch": batch}}}
+        torch.save({"state": state, "rng": []}, tmp_path / f"ep0-ba{batch}-rank0.pt")
+    (tmp_path / "latest-rank0.pt").symlink_to("ep0-ba30-rank0.pt")
+    assert answer("latest", str(tmp_path)) == (0, "ep0-ba30-rank0.pt")
+    assert len(ftckpt.ls(str(tmp_path))) == 3
+
+
+@pytest.mark.parametrize("damage", [False, True])
+def test_the_steps_below_a_final_model_are_checked_by_all(damage: bool, tmp_path: Path) -> None:
+    """LLaMA-Factory, axolotl and the Trainer save the last model above its `checkpoint-N`."""
+    for place in (tmp_path, *(tmp_path / f"checkpoint-{step}" for step in (10, 20))):
+        save(place / "model.safetensors", lora())
+        (place / "config.json").write_text("{}")
+    newest = tmp_path / "checkpoint-20" / "model.safetensors"
+    if damage:
+        newest.write_bytes(newest.read_bytes()[:-8])
+    said = ftckpt_json("verify", str(tmp_path), "--all")
+    assert said["result"]["code"] == (4 if damage else 0)
+    checked = [one["target"] for one in said["checkpoints"]]
+    assert [one.rpartition("/")[2] for one in checked[1:]] == ["checkpoint-20", "checkpoint-10"]
+    assert ftckpt_json("verify", str(tmp_path))["result"]["code"] == 0  # it was named

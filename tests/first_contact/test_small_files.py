@@ -38,7 +38,7 @@ def onetrainer(step: Path, number: int) -> None:
     (step / "optimizer").mkdir()
     weight = torch.nn.Parameter(torch.full((4, 4), float(number)))
     optimizer = torch.optim.AdamW([weight])
-    weight.sum().backward()
+    weight.sum().backward()  # type: ignore[no-untyped-call]
     for _ in range(number):
         optimizer.step()
     save_file({"layer.weight": weight.data}, str(step / "lora" / "lora.safetensors"))
@@ -180,3 +180,25 @@ def test_one_folder_that_is_not_read_is_refused_by_ls(tmp_path: Path) -> None:
     assert "TensorFlow" in answer["result"]["message"]
     assert len(ftckpt_json("ls", str(step))["checkpoints"]) == 1
     assert len(ftckpt_json("ls", str(step.parent))["checkpoints"]) == 3
+
+
+@pytest.mark.parametrize("lost", ["ema/ema_model.safetensors", "ema"])
+def test_a_folder_of_weights_beside_a_trainers_state_is_missed(lost: str, tmp_path: Path) -> None:
+    """SimpleTuner and diffusers' scripts save `ema/` or `unet_ema/` beside accelerate's state."""
+    steps = []
+    for number in (10, 20, 30):
+        step = tmp_path / "run" / f"checkpoint-{number}"
+        onetrainer(step, number)
+        (step / "optimizer" / "optimizer.pt").rename(step / "optimizer.bin")
+        (step / "optimizer").rmdir()
+        (step / "lora" / "lora.safetensors").rename(step / "pytorch_lora_weights.safetensors")
+        (step / "lora").rmdir()
+        (step / "ema").mkdir()
+        shutil.copy(step / "pytorch_lora_weights.safetensors", step / "ema/ema_model.safetensors")
+        torch.save({"step": number}, step / "random_states_0.pkl")
+        steps.append(step)
+    assert "missing-part" not in judged(steps[2])[1]
+    gone = steps[2] / lost
+    shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+    code, kinds = judged(steps[2])
+    assert (code, "missing-part" in kinds) == (INCOMPLETE, True)
