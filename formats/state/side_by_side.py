@@ -68,7 +68,7 @@ def saves_beside(listing: Listing) -> frozenset[str]:
 
     A folder whose own name says a step is one save: then the numbers in it are of pieces or models,
     as they are where accelerate's other files lie. A folder that describes one model holds it, and
-    what lies beside is no save of it unless a number and the model's own name say so.
+    what lies beside is not a save of it unless a number and the model's own name say so.
     """
     groups = alike(name for name in listing.files if name.endswith(_SAFETENSORS))
     if not groups or worded_step(listing.called) is not None:

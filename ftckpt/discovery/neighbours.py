@@ -41,7 +41,7 @@ class Lacking(NamedTuple):
     Attributes:
         message: as a sentence.
         certain: whether enough says that its save was not finished, or lost it.
-        small: whether it is no part, but a small file.
+        small: whether it is a small file, and not a part.
     """
 
     message: str

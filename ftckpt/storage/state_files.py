@@ -95,7 +95,7 @@ def tells_state(name: str) -> bool | None:
 
     Returns:
         False for what describes the model or the job (`config.json`, a tokenizer), which other
-        saves have as well; None for results and notes, and for what is no such file.
+        saves have as well; None for results and notes, and for any other file.
     """
     if not name.endswith("/") and _SMALL.fullmatch(name) is None:
         return None
