@@ -23,6 +23,7 @@ from ftckpt.discovery.recognise import Format
 from ftckpt.errors import CorruptError, FtckptError, NewerWriterError, UnsupportedError
 from ftckpt.findings import Finding, finding, from_error, listed
 from ftckpt.formats.huggingface.config import parsed_json
+from ftckpt.formats.state.side_by_side import OPTIMIZERS as OF_OPTIMIZER
 from ftckpt.formats.state.stored_names import place
 from ftckpt.formats.state.vocabulary import KNOWN
 from ftckpt.formats.torch_files.parse_files import parse_files
@@ -38,7 +39,6 @@ from ftckpt.storage.state_files import is_harmless, is_text, may_hold_tensors, w
 from ftckpt.storage.store import EntryKind
 
 from .names import COMPANIONS, implied_by, owner, role, words
-from .names import OPTIMIZERS as OF_OPTIMIZER
 from .parts import FolderPart, find_parts
 
 # A trainer's small file of counters, and the fields that say the step.

@@ -28,6 +28,7 @@ from .neighbours import Lacking, lacking, series
 from .open_part import files_of, open_part, recognise_at
 from .recognise import Format, UnopenedPart
 from .roots import Candidate, Child, Root, read_root
+from .small_files import may_lack_some
 
 # Steps on each side that are asked.
 _ASKED = 2
@@ -97,8 +98,12 @@ def lacking_alone(
     here = checkpoint.source.store.local_path(part.entry.path)
     linked = here is not None and os.path.islink(here)
     above, name = split(os.path.realpath(here) if linked and here else url.rstrip("/"))
-    if not (part.recognition.parts or checkpoint.implied) or not re.search(r"\d", name):
+    if not re.search(r"\d", name):
         return None
+    if not (part.recognition.parts or checkpoint.implied):
+        folder = part.entry.kind is EntryKind.DIRECTORY
+        if not folder or not may_lack_some(url, options):
+            return None
     named = {name}
     if part.entry.kind is EntryKind.FILE:  # another file of the step may stand for it
         named |= set(checkpoint.source.entries)

@@ -3,6 +3,8 @@
 A trainer saves the parts of a step one after the other, and the same ones every time. A part that
 only one step has was put there by hand, as merged weights, so two neighbours must have it; or the
 step that the trainer's own tracker calls the newest and the one before.
+
+A run may change what it saves: what the next step lacks as well proves nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from ftckpt.storage.store import EntryKind
 
 from .open_part import files_of
 from .roots import Candidate, Child, Root
+from .small_files import lost_small_files
 
 # Steps on each side that are asked until two of them show their parts.
 _TRIED = 3
@@ -31,14 +34,18 @@ class Lacking(NamedTuple):
         message: as a sentence.
         certain: whether enough says that its save was not finished, or lost it.
         doubt: the kind of the finding where it is not certain.
+        small: whether it is a small file, and not a part.
     """
 
     message: str
     certain: bool
     doubt: str = "state-unknown"
+    small: bool = False
 
     def of(self, checkpoint: Checkpoint) -> Lacking:
         """Return the same of an open checkpoint: it never lacks weights by habit."""
+        if self.small:
+            return self
         kinds = {info.kind for info in checkpoint.tensors.values()}
         return self if kinds & {Kind.PARAM, Kind.MASTER} else self._replace(certain=True)
 
@@ -68,10 +75,31 @@ def lacking(
     Raises:
         FtckptError: a neighbour cannot be listed.
     """
+    if child.part.entry.kind is not EntryKind.DIRECTORY:
+        return None
+    older, newer = series(child.candidate, step, every)
+    part = _part(root, child, step, older, newer)
+    if part is not None and part.certain:
+        return part
+    small = lost_small_files(root, child, older, newer)
+    if small is None or (part is not None and not small.certain) or _is_thinned(root, child):
+        return part
+    # What the trainer's own pointer calls finished may have been saved without it from then on.
+    pointed = _is_pointed_at(root, child.candidate, step)
+    return Lacking(small.message, small.certain and not pointed, small=True)
+
+
+def _part(
+    root: Root,
+    child: Child,
+    step: int | None,
+    older: Sequence[Candidate],
+    newer: Sequence[Candidate],
+) -> Lacking | None:
+    """Return what a step lacks of the parts that hold state, and of the markers."""
     mine = set(child.part.recognition.parts)
     if not mine:
         return None
-    older, newer = series(child.candidate, step, every)
     by_names = child.part.recognition.by_names
     before = _shown(root, older, 2, by_names=by_names)
     if not before:
@@ -81,18 +109,20 @@ def lacking(
     if not lost:
         return None
     others = before[1:]
-    if not (others or tracker):
-        others = _shown(root, newer, 1, by_names=by_names)
+    after = _shown(root, newer, 1, by_names=by_names)
     if others:
         lost &= others[0][1]
+    still = {one for one in lost if not after or _is_held(one, after[0][1])}
+    if not (others or tracker):
+        others, lost = after, lost & after[0][1] if after else lost
     if not lost or _is_thinned(root, child):
         return None
     said = f", and {tracker}" if tracker else ""
-    names = listed(sorted({_shown_as(one, mine) for one in lost}), 3)
+    names = listed(sorted({_shown_as(one, mine) for one in still or lost}), 3)
     what = f"{root.url_of(child.candidate)} lacks {names}, which {first.path} has"
     # What the trainer's own pointer calls finished may have been saved without it from then on.
     pointed = _is_pointed_at(root, child.candidate, step)
-    if (tracker or others) and not pointed:
+    if still and (tracker or others) and not pointed:
         return Lacking(f"{what}{said}: its save was not finished, or it was lost", certain=True)
     return Lacking(f"{what}: it was lost, or is not saved every time", certain=False)
 

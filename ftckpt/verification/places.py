@@ -16,6 +16,7 @@ from ftckpt.checkpoint import Checkpoint
 from ftckpt.discovery.open_part import open_part
 from ftckpt.discovery.recognise import UnopenedPart
 from ftckpt.discovery.resolve import Target
+from ftckpt.discovery.step_names import worded_step
 from ftckpt.errors import (
     ExitCode,
     FtckptError,
@@ -24,9 +25,9 @@ from ftckpt.errors import (
     UsageError,
     worst,
 )
-from ftckpt.findings import Finding, finding, parse_strictness
+from ftckpt.findings import Finding, finding, listed, parse_strictness
 from ftckpt.storage import StoreOptions
-from ftckpt.storage.store import Store
+from ftckpt.storage.store import EntryKind, Store
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, failed, verify
 from ftckpt.workers import ALONE, Work
 
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from .scrub import Scrub, ScrubSummary
 
 _LEVELS = (Level.AUTO, Level.STRUCTURE, Level.CONTENT, Level.VALUES)
+# A larger directory is one of a large job, and not one with steps in it.
+_NAMES = 4096
 _EVIDENCE = ("none", "crc32", "md5", "sha256", "digests", "manifest", "replica")
 
 
@@ -185,7 +188,25 @@ class PlaceCheck:
             assert target.part is not None
 
             alone = partial(_lacking_alone, target, self.stores)
-            return self._part(target.place.store, target.part, target.place.url, alone)
+
+            def itself() -> PlaceReport:
+                assert target.part is not None
+                return self._part(target.place.store, target.part, target.place.url, alone)
+
+            below = _steps_below(target)
+            if below is None:
+                return itself()
+            if not everything:
+                names = listed([one.path for one in below.candidates], 3)
+                self.watcher.note(
+                    f"{target.place.url} is a checkpoint, and holds {names}, which --all checks"
+                )
+                return itself()
+            self.watcher.begin(target.place.url)
+            mine = itself()
+            reports = [mine, *(self._begun(below, child) for child in self._counted(below))]
+            pointed = self._pointed(below)
+            return _joined(reports, target.place.url, _verdict(reports, pointed), pointed)
         if target.place.which:
             from ftckpt.discovery.candidates import choose_child
 
@@ -362,10 +383,8 @@ class PlaceCheck:
                 keeper.end(held, before, report)
             return report
         self.watcher.open(checkpoint.source.url, checkpoint.format)
-        if part.recognition.parts or checkpoint.implied:
-            lost = lacks(checkpoint)
-            if lost is not None:
-                lost.noted_in(checkpoint)
+        if (lost := lacks(checkpoint)) is not None:
+            lost.noted_in(checkpoint)
         return self._checked(checkpoint, keeper, held)
 
     def _failed(
@@ -389,6 +408,25 @@ def _lacking_alone(target: Target, stores: StoreOptions, checkpoint: Checkpoint)
 
     assert target.part is not None
     return lacking_alone(target.place.url, target.part, checkpoint, target.formats, stores)
+
+
+def _steps_below(target: Target) -> Root | None:
+    """Return a checkpoint as a root, if a trainer keeps its steps in it, below the final model."""
+    place = target.place
+    if place.entry.kind is not EntryKind.DIRECTORY:
+        return None
+    names = place.store.names(place.entry.path, _NAMES)
+    if not any(
+        kind is EntryKind.DIRECTORY and worded_step(name) is not None
+        for name, kind in names.items()
+    ):
+        return None
+    from ftckpt.discovery.resolve import open_root
+
+    try:
+        return open_root(place, target.formats)
+    except UsageError:
+        return None
 
 
 def _verdict(
