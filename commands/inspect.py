@@ -15,6 +15,7 @@ from ftckpt.commands.cli.render import human_bytes, human_count, printable
 from ftckpt.commands.cli.target import AlsoOption, PathArgument, open_from, open_target
 from ftckpt.errors import ExitCode, NotFoundError
 from ftckpt.findings import counted
+from ftckpt.storage.remotes import split
 
 from .cli import render
 
@@ -189,7 +190,9 @@ def _report(
         ]
     invocation.report(
         dialect=result.dialect,
-        step=result.step,
+        step=_step(checkpoint, result),
+        step_by=_step_by(checkpoint, result),
+        optimizer_count=result.optimizer_count,
         commit=result.commit,
         topology=result.topology,
         world_size=result.topology.world_size,
@@ -205,6 +208,34 @@ def _report(
         requests=usage.requests,
         bytes_read=usage.bytes_read,
     )
+
+
+def _step(checkpoint: Checkpoint, result: Inspection) -> int | None:
+    """Return the step by the content, else by the name, as `latest` takes it."""
+    from ftckpt.discovery.step_names import step_in_name
+
+    return step_in_name(_name(checkpoint)) if result.step is None else result.step
+
+
+def _step_by(checkpoint: Checkpoint, result: Inspection) -> str | None:
+    if result.step is not None:
+        return "content"
+    return None if _step(checkpoint, result) is None else "name"
+
+
+def _shown_step(checkpoint: Checkpoint, result: Inspection) -> object:
+    if result.step is not None:
+        return result.step
+    known = _step(checkpoint, result)
+    shown = "cannot tell" if known is None else f"{known} by its name"
+    if result.optimizer_count is not None:
+        shown += f"; the optimizer's own count is {result.optimizer_count}"
+    return shown
+
+
+def _name(checkpoint: Checkpoint) -> str:
+    source = checkpoint.source
+    return split((source.named or source.url).rstrip("/"))[1]
 
 
 def _summary(
@@ -223,7 +254,7 @@ def _summary(
     rows: list[tuple[str, object]] = [
         ("checkpoint", checkpoint.source.url),
         ("format", result.format + (f" ({result.dialect})" if result.dialect else "")),
-        ("step", "cannot tell" if result.step is None else result.step),
+        ("step", _shown_step(checkpoint, result)),
         ("commit", result.commit.state + (f" by {m}" if (m := result.commit.marker) else "")),
         ("world size", world),
         ("topology", " ".join(parallel) or "not recorded"),
@@ -415,6 +446,7 @@ def _show_tensor(
 
 
 def _sentence(checkpoint: Checkpoint, result: Inspection) -> str:
-    step = "" if result.step is None else f", step {result.step}"
+    known = _step(checkpoint, result)
+    step = "" if known is None else f", step {known}"
     tensors, files = counted(result.tensors, "tensor"), counted(result.files, "file")
     return f"{result.format}{step}: {tensors} in {files}"

@@ -6,9 +6,9 @@ answer is that nobody knows.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
 
 from ftckpt.errors import FtckptError, UnverifiedError, UsageError
 from ftckpt.findings import listed
@@ -52,35 +52,14 @@ def in_order(root: Root, looked: Sequence[Looked]) -> Iterator[Looked]:
             yield from group
 
 
-def borne_out(looked: Sequence[Looked]) -> list[Looked]:
-    """Return candidates without the steps beside them that do not rise with their series.
-
-    Such a number is a setting of the run, the same in each file, and no step of the save.
-    """
-    by_series: dict[str, dict[tuple[int, ...], set[int]]] = defaultdict(lambda: defaultdict(set))
-    for one in looked:
-        place = series.place_of(one.candidate.path)
-        if one.beside and place is not None and one.step is not None:
-            by_series[place.series][place.numbers].add(one.step)
-    risen = set()
-    for name, own in by_series.items():
-        steps = [sorted(own[numbers]) for numbers in sorted(own)]
-        if all(a[-1] < b[0] for a, b in pairwise(steps)):
-            risen.add(name)
-    found = []
-    for one in looked:
-        place = series.place_of(one.candidate.path) if one.beside else None
-        stands = place is None or place.series in risen
-        found.append(one if stands else one._replace(step=None, beside=False))
-    return found
-
-
 def outside(looked: Sequence[Looked]) -> list[Looked]:
     """Return the newest of each series whose newest member has no step, if others have one.
 
     `epoch_3.pt` may be older or newer than `step_1999.pt`: two counters give no order between them.
     Where another member of its series has a higher number and a step, the order is known; and a
     number that is a step of the others counts what they count (`ema_2000.pt`, `step_2000.pt`).
+    What siblings without their counter say nothing about is among them, unless it is older by the
+    times of the files.
     """
     steps = {one.known_step for one in looked}
     places = series.members({one.candidate.path: one.known_step for one in looked})
@@ -94,13 +73,23 @@ def outside(looked: Sequence[Looked]) -> list[Looked]:
             place = alone if lone and not series.roles_in(path) else None
         if place is None or place.series == series.STEPS or one.error is not None:
             continue
+        if one.astray:
+            continue
         above = newest.get(place.series)
         if above is None or place.numbers > above[0].numbers:
             newest[place.series] = place, one
-    return [
+    times = [one.candidate.entry.mtime or 0 for one in looked if one.known_step is not None]
+    astray = [
+        one
+        for one in looked
+        if one.astray
+        and one.error is None
+        and (one.candidate.entry.mtime or math.inf) > max(times, default=0)
+    ]
+    return astray + [
         one
         for place, one in newest.values()
-        if one.known_step is None and steps.isdisjoint(place.numbers)
+        if one.known_step is None and one.place is None and steps.isdisjoint(place.numbers)
     ]
 
 
