@@ -153,13 +153,16 @@ def _show_root(invocation: Invocation, target: Target) -> None:
     root = target.root
     if root is None or target.place.which:
         return
-    from ftckpt.discovery.roots import saves_among  # most commands name one checkpoint
+    # Most commands name one checkpoint.
+    from ftckpt.discovery.candidates import steps_of
+    from ftckpt.discovery.roots import saves_among
 
     children = saves_among(root.children())
+    steps = steps_of(root, children)
     rows = [
         {
             "path": root.url_of(child.candidate),
-            "step": child.candidate.step,
+            "step": steps[child.candidate.path],
             "format": child.part.format.name,
             "commit": child.part.recognition.commit,
         }

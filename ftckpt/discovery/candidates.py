@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import (
@@ -83,6 +84,11 @@ class Walk:
         )
         if aside:
             yield from self._ordered(aside, limit)
+
+    def look_at_nameless(self) -> list[Looked]:
+        """Read the headers of the candidates whose names say no step, and that may be halves."""
+        named = (c for c in self.root.candidates if c.step is None and not is_put_aside(c.path))
+        return list(self._look_all(list(named)))
 
     def _ordered(self, candidates: Sequence[Candidate], limit: int | None) -> Iterator[Looked]:
         waiting = newest_names_first(candidates)
@@ -180,6 +186,18 @@ def look(root: Root, candidate: Candidate) -> Looked | None:
         return Looked(candidate, child, error=gone(root, candidate, error))
     except FtckptError as error:
         return Looked(candidate, child, error=error)
+
+
+def steps_of(root: Root, children: Sequence[Child]) -> dict[str, int | None]:
+    """Return the steps of checkpoints by path; opens those whose names say none."""
+    nameless = [child.candidate for child in children if child.candidate.step is None]
+    looked = concurrently(root.store, partial(look, root), nameless)
+    looked += [
+        Looked(child.candidate, child) for child in children if child.candidate.step is not None
+    ]
+    known = with_steps(root, [one for one in looked if one is not None])
+    found = {one.candidate.path: one.known_step for one in known}
+    return {child.candidate.path: found.get(child.candidate.path) for child in children}
 
 
 def _of_no_format(root: Root, candidate: Candidate) -> Looked:

@@ -20,10 +20,13 @@ from . import series
 from .looked import Looked
 from .roots import Root
 from .step_beside import step_beside
+from .step_names import is_put_aside
 
 # A trainer may record the step that it has finished or that comes next (DeePMD-kit: one less than
 # the name).
 _APART = (0, -1, 1)
+# Of fewer siblings a number rises by chance.
+_BORNE_OUT = 3
 
 
 class PlaceAmongSiblings(NamedTuple):
@@ -32,10 +35,15 @@ class PlaceAmongSiblings(NamedTuple):
     Attributes:
         step: as a number of its name says that is the step in each sibling's; None if none is.
         rank: its step for ordering; None if the names give no place.
+        last: whether it comes after all of them, and nothing says how far.
     """
 
     step: int | None
     rank: float | None
+    last: bool = False
+
+
+_NOWHERE = PlaceAmongSiblings(None, None)
 
 
 def with_steps(root: Root, looked: Iterable[Looked]) -> list[Looked]:
@@ -45,13 +53,20 @@ def with_steps(root: Root, looked: Iterable[Looked]) -> list[Looked]:
     """
     found = [one if _is_told(one) else _with_step_beside(root, one) for one in looked]
     found = _borne_out(found)
-    places = among_siblings({one.candidate.path: one.known_step for one in found})
-    return [
-        one._replace(step=place.step, place=place.rank, astray=place.rank is None)
-        if (place := places.get(one.candidate.path)) is not None
-        else one
-        for one in found
-    ]
+    steps = {
+        one.candidate.path: one.known_step for one in found if not is_put_aside(one.candidate.path)
+    }
+    top = max((step for step in steps.values() if step is not None), default=0)
+    placed = among_siblings(steps)
+    for n, one in enumerate(found):
+        place = placed.get(one.candidate.path)
+        if place is None:
+            continue
+        # Nothing tells it from the later steps of another series.
+        known = place.rank is not None and not (place.last and place.rank < top)
+        rank = place.rank if known else None
+        found[n] = one._replace(step=place.step, place=rank, astray=not known)
+    return found
 
 
 def _is_told(one: Looked) -> bool:
@@ -91,7 +106,7 @@ def among_siblings(steps: Mapping[str, int | None]) -> dict[str, PlaceAmongSibli
 
     Siblings are names that differ in numbers alone. A number that is the step of each sibling (or
     one more, or one less) is the step here. Else a number, or all of them in their order, must
-    rise with the steps of at least two siblings, and all that do must agree on the place; a number
+    rise with the steps of at least three siblings, and all that do must agree on the place; a number
     beside a counter's word (`epoch_3`) rises by itself.
 
     Args:
@@ -110,18 +125,18 @@ def among_siblings(steps: Mapping[str, int | None]) -> dict[str, PlaceAmongSibli
             if steps[name] is None:
                 place = _place(name, told)
                 if place.rank is None and (own := series.place_of(name)) and own.counter:
-                    place = PlaceAmongSiblings(None, _counted(own, names, steps))
+                    place = _counted(own, names, steps)
                 found[name] = place
     return found
 
 
 def _counted(
     own: series.SeriesPlace, names: Iterable[str], steps: Mapping[str, int | None]
-) -> float | None:
+) -> PlaceAmongSiblings:
     """Return the place by the numbers beside a counter's word, which one sibling bears out."""
     places = ((series.place_of(name), steps[name]) for name in names)
     told = [(p.numbers, s) for p, s in places if p and s is not None and p.series == own.series]
-    return _between(own.numbers, told) if told else None
+    return (_between(own.numbers, told) if told else None) or _NOWHERE
 
 
 def _place(name: str, told: Sequence[tuple[tuple[int, ...], int]]) -> PlaceAmongSiblings:
@@ -138,7 +153,7 @@ def _place(name: str, told: Sequence[tuple[tuple[int, ...], int]]) -> PlaceAmong
         (step,) = exact
         return PlaceAmongSiblings(step, step)
     if exact:
-        return PlaceAmongSiblings(None, None)
+        return _NOWHERE
     columns: list[Sequence[int]] = [(n,) for n in range(len(own))]
     columns.append(range(len(own)))
     places = {
@@ -147,18 +162,21 @@ def _place(name: str, told: Sequence[tuple[tuple[int, ...], int]]) -> PlaceAmong
             [(tuple(numbers[n] for n in column), step) for numbers, step in told],
         )
         for column in columns
-        if len({step for _, step in told}) > 1
+        if len({step for _, step in told}) >= _BORNE_OUT
     } - {None}
-    return PlaceAmongSiblings(None, places.pop() if len(places) == 1 else None)
+    return (places.pop() if len(places) == 1 else None) or _NOWHERE
 
 
-def _between(own: tuple[int, ...], told: Sequence[tuple[tuple[int, ...], int]]) -> float | None:
+def _between(
+    own: tuple[int, ...], told: Sequence[tuple[tuple[int, ...], int]]
+) -> PlaceAmongSiblings | None:
     """Return the place that numbers say; None if they do not rise with the siblings' steps."""
     placed = sorted(set(told))
     if not all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(placed)):
         return None
     at = bisect([numbers for numbers, _ in placed], own)
-    return placed[at - 1][1] + 0.5 if at else placed[0][1] - 0.5
+    rank = placed[at - 1][1] + 0.5 if at else placed[0][1] - 0.5
+    return PlaceAmongSiblings(None, rank, at == len(placed))
 
 
 def _numbers(name: str) -> tuple[int, ...]:

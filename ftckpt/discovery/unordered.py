@@ -6,7 +6,6 @@ answer is that nobody knows.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -58,8 +57,7 @@ def outside(looked: Sequence[Looked]) -> list[Looked]:
     `epoch_3.pt` may be older or newer than `step_1999.pt`: two counters give no order between them.
     Where another member of its series has a higher number and a step, the order is known; and a
     number that is a step of the others counts what they count (`ema_2000.pt`, `step_2000.pt`).
-    What siblings without their counter say nothing about is among them, unless it is older by the
-    times of the files.
+    What has lost the step that its siblings have, and has no place among them, is one of these.
     """
     steps = {one.known_step for one in looked}
     places = series.members({one.candidate.path: one.known_step for one in looked})
@@ -78,14 +76,7 @@ def outside(looked: Sequence[Looked]) -> list[Looked]:
         above = newest.get(place.series)
         if above is None or place.numbers > above[0].numbers:
             newest[place.series] = place, one
-    times = [one.candidate.entry.mtime or 0 for one in looked if one.known_step is not None]
-    astray = [
-        one
-        for one in looked
-        if one.astray
-        and one.error is None
-        and (one.candidate.entry.mtime or math.inf) > max(times, default=0)
-    ]
+    astray = [one for one in looked if one.astray and one.error is None and not one.damaged]
     return astray + [
         one
         for place, one in newest.values()
@@ -130,7 +121,7 @@ def _unknown(url: str, groups: Mapping[str, Sequence[Looked]]) -> FtckptError:
     return UnverifiedError(
         f"whether {url} is the newest is not known: no step is in {names}, and their names give no "
         "order",
-        hint="name one of them",
+        hint="name one of them, or a series of them with --series NAME",
     )
 
 
@@ -141,12 +132,7 @@ def paired(root: Root, looked: Sequence[Looked]) -> Looked | None:
     common, and their content is of one step as far as it says. Copies of one save are no halves,
     nor are weights beside the whole of the same.
     """
-    by_series: dict[str, dict[tuple[int, ...], Looked]] = defaultdict(dict)
-    places = series.members({one.candidate.path: one.known_step for one in looked})
-    for one in looked:
-        place = places.get(one.candidate.path)
-        if place is not None and place.series != series.STEPS:
-            by_series[place.series][place.numbers] = one
+    by_series = _members(looked)
     first = _first_together(root, by_series)
     if not first:
         return None
@@ -157,6 +143,7 @@ def paired(root: Root, looked: Sequence[Looked]) -> Looked | None:
         hint = "the newest that are there together, by their headers: " + ", ".join(
             root.url_of(by_series[name][newest].candidate) for name in sorted(first)
         )
+    hint += "; --series NAME prints the newest whole one of a series"
     some = by_series[min(first)]
     one = some[max(some)]
     error = UsageError(
@@ -165,6 +152,21 @@ def paired(root: Root, looked: Sequence[Looked]) -> Looked | None:
         hint=hint,
     )
     return one._replace(child=None, error=error)
+
+
+def saved_together(root: Root, looked: Sequence[Looked]) -> frozenset[str]:
+    """Return the series that are saved together (see `paired`); none if each stands alone."""
+    return frozenset(_first_together(root, _members(looked)))
+
+
+def _members(looked: Sequence[Looked]) -> dict[str, dict[tuple[int, ...], Looked]]:
+    by_series: dict[str, dict[tuple[int, ...], Looked]] = defaultdict(dict)
+    places = series.members({one.candidate.path: one.known_step for one in looked})
+    for one in looked:
+        place = places.get(one.candidate.path)
+        if place is not None and place.series != series.STEPS:
+            by_series[place.series][place.numbers] = one
+    return by_series
 
 
 def _first_together(

@@ -23,7 +23,7 @@ from ftckpt.retention.policy import GRACE
 from ftckpt.retention.records import own_folder
 from ftckpt.retention.trash import BESIDE, parse_trash_name
 from ftckpt.retention.trash import FOLDER as TRASH
-from ftckpt.storage.store import Entry, join
+from ftckpt.storage.store import Entry, join, relative
 
 from .classify import classify
 from .contents import sum_up
@@ -72,15 +72,17 @@ def with_known_steps(root: Root, members: Sequence[ScannedEntry]) -> list[Scanne
 
     That is the rule of `latest` (`ftckpt.discovery.series_steps`).
     """
+    paths = [relative(root.base, f.entry.name) for f in members]
     looked = [
-        Looked(f.child.candidate, f.child, f.entry.step) for f in members if f.child is not None
+        Looked(Candidate(path, f.place, f.entry.step, False), f.child)
+        for path, f in zip(paths, members, strict=True)
+        if f.entry.entry_class is not EntryClass.TRASH
     ]
     known = {one.candidate.path: one.known_step for one in with_steps(root, looked)}
     return [
-        f if f.child is None or f.entry.step is not None
-        else f.now(step=known[f.child.candidate.path])
-        for f in members
-    ]  # fmt: skip
+        f.now(step=known[path]) if f.entry.step is None and path in known else f
+        for path, f in zip(paths, members, strict=True)
+    ]
 
 
 def with_verdicts(root: Root, members: Sequence[ScannedEntry]) -> list[ScannedEntry]:
