@@ -106,8 +106,8 @@ def among_siblings(steps: Mapping[str, int | None]) -> dict[str, PlaceAmongSibli
 
     Siblings are names that differ in numbers alone. A number that is the step of each sibling (or
     one more, or one less) is the step here. Else a number, or all of them in their order, must
-    rise with the steps of at least three siblings, and all that do must agree on the place; a number
-    beside a counter's word (`epoch_3`) rises by itself.
+    rise with the steps of at least three siblings, and all that do must agree on the place; a
+    number beside a counter's word (`epoch_3`) rises by itself.
 
     Args:
         steps: of each name of a root; None without one.

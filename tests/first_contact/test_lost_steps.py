@@ -125,6 +125,21 @@ def test_a_lost_record_leaves_the_step_to_the_siblings(tmp_path: Path) -> None:
     assert here("latest", tmp_path).document["step"] == 1000
     rows = here("inspect", tmp_path).document["root"]["checkpoints"]
     assert {row["step"] for row in rows} == {250, 500, 750, 1000}
+    alone = here("inspect", newest).document
+    assert (alone["step"], alone["step_by"]) == (1000, "siblings")
+
+
+def test_every_verb_knows_the_step_beside_a_file(tmp_path: Path) -> None:
+    weights, _ = trained(1)
+    for epoch, step in enumerate((899, 1799, 2699)):
+        torch.save(weights, tmp_path / f"epoch_{epoch}.pt")
+        (tmp_path / f"epoch_{epoch}.yaml").write_text(f"epoch: {epoch}\nstep: {step}\n")
+    assert here("latest", tmp_path).document["step"] == 2699
+    assert steps_of(tmp_path)["epoch_1.pt"] == 1799
+    shown = here("inspect", tmp_path / "epoch_1.pt").document
+    assert (shown["step"], shown["step_by"]) == (1799, "siblings")
+    plan = here("gc", tmp_path, "--keep-every", "899").document["plan"]
+    assert {one["step"] for one in plan["decisions"]} >= {899, 1799, 2699}
 
 
 def deepmd(path: Path, step: int, updates: int) -> None:
