@@ -136,7 +136,7 @@ def step_of(scalars: Iterable[Scalar]) -> int | None:
 
 
 def optimizer_count(scalars: Iterable[Scalar]) -> int | None:
-    """Return the updates that the optimizer says it has made; it is no step of the save."""
+    """Return the updates that the optimizer counts for itself; a save has no step by it."""
     return _most_shown(scalars, StepRole.OPTIMIZER)
 
 

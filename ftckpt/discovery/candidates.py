@@ -35,7 +35,7 @@ from .looked import NO_STEP, Looked
 from .open_part import files_of, open_part
 from .roots import Candidate, Child, Root, concurrently, newest_names_first
 from .series import newest_first
-from .series_steps import among_siblings, with_steps
+from .siblings import among_siblings, with_steps
 from .step_names import finished_name, is_put_aside
 from .strangers import not_understood
 from .unordered import between, in_order, outside, paired

@@ -19,7 +19,7 @@ class Looked(NamedTuple):
     Attributes:
         child: as formats recognise it; None if none does.
         step: by the trainer's record in its content, else by a file beside it, or as its siblings
-            show that its name says it (`series_steps`); never an optimizer's own count.
+            show that its name says it (`siblings`); never an optimizer's own count.
         error: why the headers could not be read.
         beside: whether a file beside it says the step, and not its content.
         unknown: whether its files are of no known layout, and may be a save in flight.

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 import ftckpt
-from ftckpt.discovery.series_steps import PlaceAmongSiblings, among_siblings
+from ftckpt.discovery.siblings import PlaceAmongSiblings, among_siblings
 from tests.faults.cli import here
 from tests.workers.forked import run
 

@@ -14,7 +14,7 @@ from ftckpt.discovery.ledger import CheckedPlace, ContentStanding, Ledger
 from ftckpt.discovery.lone_manifests import alone_of
 from ftckpt.discovery.looked import Looked
 from ftckpt.discovery.roots import Candidate, Root, concurrently
-from ftckpt.discovery.series_steps import with_steps
+from ftckpt.discovery.siblings import with_steps
 from ftckpt.discovery.step_names import step_in_name
 from ftckpt.errors import ExitCode, NotFoundError
 from ftckpt.own_files import FOLDER, SUFFIX, is_leftover, is_own
@@ -70,7 +70,7 @@ def read_entries(root: Root, how: ScanOptions, *, counter: Counter = NULL) -> li
 def with_known_steps(root: Root, members: Sequence[ScannedEntry]) -> list[ScannedEntry]:
     """Return entries with the steps that neither their names nor their headers say.
 
-    That is the rule of `latest` (`ftckpt.discovery.series_steps`).
+    That is the rule of `latest` (`ftckpt.discovery.siblings`).
     """
     paths = [relative(root.base, f.entry.name) for f in members]
     looked = [
