@@ -180,8 +180,8 @@ def test_the_optimizers_count_is_shown_as_that(tmp_path: Path) -> None:
     shown = here("inspect", tmp_path / "alice.pt")
     assert shown.document["step"] is None
     assert shown.document["optimizer_count"] == 4
-    shown = run(["inspect", str(tmp_path / "alice.pt")], os.environ)
-    assert "own count is 4" in shown.stdout
+    text = run(["inspect", str(tmp_path / "alice.pt")], os.environ).stdout
+    assert "own count is 4" in text
     named = here("inspect", tmp_path / "step-9.pt").document
     assert (named["step"], named["step_by"]) == (9, "name")
     findings = here("verify", tmp_path / "step-9.pt").document["findings"]
