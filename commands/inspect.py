@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -104,11 +104,12 @@ def command(
 
         result = with_structure(result, checkpoint)
     adapter = _adapter_of(checkpoint)
-    _report(invocation, checkpoint, result, listed, with_files=files)
+    known = _known_step(invocation, target, checkpoint, result)
+    _report(invocation, checkpoint, result, known, listed, with_files=files)
     if adapter is not None:
         invocation.report(adapter=adapter._asdict())
     if not invocation.json:
-        invocation.print(render.pairs(_summary(checkpoint, result, adapter)))
+        invocation.print(render.pairs(_summary(checkpoint, result, known, adapter)))
         invocation.print()
         invocation.print(_resume_text(result.resume) if resume else _resume_line(result.resume))
         _print_notes(invocation, result.notes)
@@ -121,7 +122,7 @@ def command(
         if match and listed:
             invocation.print()
             invocation.print(_sums(listed))
-    return Result(ExitCode.OK, _sentence(checkpoint, result))
+    return Result(ExitCode.OK, _sentence(result, known))
 
 
 def _adapter_of(checkpoint: Checkpoint) -> AdapterDescription | None:
@@ -152,13 +153,16 @@ def _show_root(invocation: Invocation, target: Target) -> None:
     root = target.root
     if root is None or target.place.which:
         return
-    from ftckpt.discovery.roots import saves_among  # most commands name one checkpoint
+    # Most commands name one checkpoint.
+    from ftckpt.discovery.candidates import steps_of
+    from ftckpt.discovery.roots import saves_among
 
     children = saves_among(root.children())
+    steps = steps_of(root, children)
     rows = [
         {
             "path": root.url_of(child.candidate),
-            "step": child.candidate.step,
+            "step": steps[child.candidate.path],
             "format": child.part.format.name,
             "commit": child.part.recognition.commit,
         }
@@ -177,6 +181,7 @@ def _report(
     invocation: Invocation,
     checkpoint: Checkpoint,
     result: Inspection,
+    known: _KnownStep,
     shown: Sequence[TensorInfo] | None,
     *,
     with_files: bool,
@@ -189,7 +194,9 @@ def _report(
         ]
     invocation.report(
         dialect=result.dialect,
-        step=result.step,
+        step=known.step,
+        step_by=known.by,
+        optimizer_count=result.optimizer_count,
         commit=result.commit,
         topology=result.topology,
         world_size=result.topology.world_size,
@@ -207,8 +214,45 @@ def _report(
     )
 
 
+class _KnownStep(NamedTuple):
+    """The step, and what says it: the content, the name, or what lies around it."""
+
+    step: int | None
+    by: str | None
+
+
+def _known_step(
+    invocation: Invocation, target: Target, checkpoint: Checkpoint, result: Inspection
+) -> _KnownStep:
+    """Return the step as `latest` takes it."""
+    from ftckpt.discovery.step_names import step_in_name
+
+    if result.step is not None:
+        return _KnownStep(result.step, "content")
+    named = step_in_name(checkpoint.source.name)
+    if named is not None:
+        return _KnownStep(named, "name")
+    from ftckpt.discovery.step_around import step_around  # most say it themselves
+
+    found = step_around(checkpoint.source.url, target.formats, invocation.stores)
+    return _KnownStep(found, None if found is None else "siblings")
+
+
+def _shown_step(known: _KnownStep, result: Inspection) -> object:
+    if known.by == "content":
+        return known.step
+    by = "by its name" if known.by == "name" else "by the files around it"
+    shown = "cannot tell" if known.step is None else f"{known.step} {by}"
+    if result.optimizer_count is not None:
+        shown += f"; the optimizer's own count is {result.optimizer_count}"
+    return shown
+
+
 def _summary(
-    checkpoint: Checkpoint, result: Inspection, adapter: AdapterDescription | None
+    checkpoint: Checkpoint,
+    result: Inspection,
+    step: _KnownStep,
+    adapter: AdapterDescription | None,
 ) -> list[tuple[str, object]]:
     known = result.topology
     parallel = [
@@ -223,7 +267,7 @@ def _summary(
     rows: list[tuple[str, object]] = [
         ("checkpoint", checkpoint.source.url),
         ("format", result.format + (f" ({result.dialect})" if result.dialect else "")),
-        ("step", "cannot tell" if result.step is None else result.step),
+        ("step", _shown_step(step, result)),
         ("commit", result.commit.state + (f" by {m}" if (m := result.commit.marker) else "")),
         ("world size", world),
         ("topology", " ".join(parallel) or "not recorded"),
@@ -414,7 +458,7 @@ def _show_tensor(
     invocation.report(tensor=records)
 
 
-def _sentence(checkpoint: Checkpoint, result: Inspection) -> str:
-    step = "" if result.step is None else f", step {result.step}"
+def _sentence(result: Inspection, known: _KnownStep) -> str:
+    step = "" if known.step is None else f", step {known.step}"
     tensors, files = counted(result.tensors, "tensor"), counted(result.files, "file")
     return f"{result.format}{step}: {tensors} in {files}"

@@ -207,6 +207,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from latest' -l timeout -r -d 'How
 complete -c ftckpt -n '__fish_seen_subcommand_from latest' -l skip-unverified -d 'Walk back over those without evidence.'
 complete -c ftckpt -n '__fish_seen_subcommand_from latest' -l weights -d 'Take one that gc has thinned to its weights, too.'
 complete -c ftckpt -n '__fish_seen_subcommand_from latest' -l pointer -r -d 'Choose the target of this pointer: last-known-good (see promote).'
+complete -c ftckpt -n '__fish_seen_subcommand_from latest' -l series -r -d 'Choose in this series alone: G of G_N and D_N, saved together.'
 complete -c ftckpt -n '__fish_seen_subcommand_from latest' -l allow-missing-tier -d 'Of several tiers: choose although one cannot be read and may hold a newer step.'
 complete -c ftckpt -n '__fish_seen_subcommand_from latest' -l create-root -d 'Mark ROOT as the root of a run, once, before its first start.'
 complete -c ftckpt -n '__fish_seen_subcommand_from latest' -l also -x -a '(__ftckpt_ask)' -d 'Another place with files of the same checkpoint: another node"s disk. Repeatable.'

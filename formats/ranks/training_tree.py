@@ -236,6 +236,10 @@ class TrainingTree:
                 self._object((*at, *path), ".".join(map(str, (*at, *path))))
             elif not parts and path:
                 self._object((*at, *path), ".".join(map(str, path)))
+                if any(str(key).endswith("_extra_state") for key in path):
+                    # What a module's get_extra_state returned: DeePMD keeps its step there
+                    # (deepmd/pt/train/wrapper.py).
+                    self._number(".".join(map(str, path)), value)
         names = unwrapped(name for name, _, _ in found)
         for stored, shown, ref in found:
             name = f"{label}.{names[stored]}" if label else names[stored]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable
+from collections.abc import Container
 from functools import lru_cache
 
 from ftckpt.own_files import weights_of
@@ -105,19 +105,6 @@ def says_other_step(name: str, step: int) -> bool:
     if said is None or said == step:
         return False
     return said + 1 != step or re.fullmatch(_NEMO, name) is None
-
-
-def stands_still(steps: Iterable[tuple[int | None, int | None]]) -> bool:
-    """Whether the steps by content order nothing: one number in all, which no name says.
-
-    A counter of an optimizer that each run makes anew says 1 in a step-10 and in a step-15.
-
-    Args:
-        steps: of each checkpoint of a root, the step that its name says and that of its content.
-    """
-    told = [(said, held) for said, held in steps if said is not None and held is not None]
-    names, held = {said for said, _ in told}, {held for _, held in told}
-    return len(names) > 1 and len(held) == 1 and not names & held
 
 
 @lru_cache(maxsize=1 << 16)
