@@ -1,0 +1,171 @@
+"""A third attack: what is called trash and is none."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from ftckpt.errors import ExitCode
+from ftckpt.retention.trash import BESIDE, trash_name
+from ftckpt.retention.trash import local as local_trash
+from ftckpt.retention.trash.tombstone import Tombstone
+from tests.builders.small_format import MARKER
+from tests.retention import carrying, remote_roots
+from tests.retention.remote_roots import DAY, TimedStore, keys, names, newest, saves
+from tests.retention.trash.test_remote import purged
+
+
+def planted(store: TimedStore, name: str, *, age: float, erasing: bool, marker: bool) -> str:
+    """Put a tombstone as somebody does who may put keys and delete none."""
+    files = store.walk(name)
+    dropped = store.now - age
+    record = Tombstone(
+        name=name,
+        directory=True,
+        time=dropped,
+        actor="eve",
+        reasons=(),
+        files=tuple(files),
+        versions=(),
+        markers={f.path: store.read(f.path) for f in files if marker and MARKER in f.path},
+    )
+    path = f".ftckpt/trash/{trash_name(name, dropped, erasing=erasing)}"
+    store.put(path, record.dump())
+    return path
+
+
+def filled() -> TimedStore:
+    store = TimedStore()
+    saves(store, range(1, 6))
+    return store
+
+
+@pytest.mark.parametrize("marker", [True, False])
+@pytest.mark.parametrize("erasing", [True, False])
+@pytest.mark.parametrize("age", [0.0, 9 * DAY])
+def test_a_tombstone_frees_nothing_that_was_never_dropped(
+    age: float, erasing: bool, marker: bool
+) -> None:
+    """Its own keys are all that a planted tombstone needs, and its name says how old it is."""
+    store = filled()
+    before = {key: store.read(key) for key in keys(store)}
+    for step in range(1, 6):
+        planted(store, f"step-{step}", age=age, erasing=erasing, marker=marker)
+    for _ in range(3):
+        purged(store)
+        assert before.items() <= {key: store.read(key) for key in keys(store)}.items()
+        store.now += 2 * DAY
+    assert newest(store) == "step-5"
+
+
+def test_the_last_of_a_run_stays_even_where_its_marker_went() -> None:
+    """As where its successor was removed by hand, or no format knows a marker of it."""
+    store = filled()
+    for step in (4, 5):
+        planted(store, f"step-{step}", age=0, erasing=False, marker=True)
+        store.delete([f"step-{step}/{MARKER}"])
+    store.now += 2 * DAY
+    done = purged(store)
+    assert (done.code, done.erased) == (ExitCode.OK, ())
+    assert {reason.rule for reason in done.held.values()} == {"last"}
+    remote_roots.save(store, "step-6", 6)
+    assert [t.name for t in purged(store).erased] == ["step-4", "step-5"]
+    assert names(store) == {"step-1", "step-2", "step-3", "step-6"}
+
+
+def test_a_purge_counts_from_when_the_store_got_the_tombstone() -> None:
+    store = filled()
+    planted(store, "step-1", age=9 * DAY, erasing=False, marker=True)
+    store.delete([f"step-1/{MARKER}"])
+    assert purged(store).erased == ()
+    store.now += DAY
+    assert [t.name for t in purged(store).erased] == ["step-1"]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Four saves, of which `step-1` and `step-2` lie in the trash."""
+    root = tmp_path / "root"
+    root.mkdir()
+    for step in (1, 2, 3, 4):
+        carrying.save(root, f"step-{step}", step)
+    carrying.apply_to(root)
+    return root
+
+
+@pytest.mark.parametrize("how", ["gone", "damaged", "older"])
+def test_a_purge_frees_none_without_a_good_successor(root: Path, how: str) -> None:
+    for step in (3, 4):
+        place = root / f"step-{step}"
+        match how:
+            case "gone":
+                shutil.rmtree(place)
+            case "damaged":
+                (place / MARKER).write_bytes(b"{")
+            case "older":
+                os.rename(place, root / f"step-{step - 3}")
+                (root / f"step-{step - 3}" / MARKER).write_text(
+                    f'{{"step": {step - 3}, "state": "good"}}'
+                )
+    later = carrying.NOW + 2 * carrying.DAY
+    done = carrying.purge_in(root, later)
+    held = {path.rpartition("~")[2]: reason.rule for path, reason in done.held.items()}
+    if how == "older":  # step-1 of the trash has a successor of its own name
+        assert held == {"step-2": "last"}
+    else:
+        assert (held, done.erased) == ({"step-1": "last", "step-2": "last"}, ())
+    carrying.save(root, "step-9", 9)
+    assert carrying.purge_in(root, later).held == {}
+
+
+def forged(root: Path, name: str, *, erasing: bool) -> Path:
+    to = root / (BESIDE + trash_name(name, carrying.NOW - 9 * carrying.DAY, erasing=erasing))
+    os.rename(root / name, to)
+    return to
+
+
+@pytest.mark.parametrize("erasing", [True, False])
+def test_a_name_that_looks_like_trash_is_not_enough_in_a_shared_root(
+    root: Path, erasing: bool
+) -> None:
+    """Who may write the root may rename a directory in it, though not delete what it holds."""
+    there = forged(root, "step-3", erasing=erasing)
+    root.chmod(0o2775)
+    later = carrying.NOW + 2 * carrying.DAY
+    done = carrying.purge_in(root, later)
+    assert [reason.rule for reason in done.held.values()] == ["stranger"]
+    assert (there / MARKER).exists()
+    root.chmod(0o1777)  # there only its owner can rename it
+    assert carrying.purge_in(root, later).held == {}
+    assert not there.exists()
+
+
+def test_what_gc_drops_beside_its_place_is_signed(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root.chmod(0o2775)
+    opened = local_trash.LocalTrash._trash_folder
+
+    def full(trash: local_trash.LocalTrash, *, make: bool = False) -> AbstractContextManager[int]:
+        if make:
+            raise OSError(errno.ENOSPC, "there is no space")
+        return opened(trash)
+
+    monkeypatch.setattr(local_trash.LocalTrash, "_trash_folder", full)
+    for step in (5, 6):
+        carrying.save(root, f"step-{step}", step)
+    mode = (root / "step-3").stat().st_mode
+    carrying.apply_to(root)
+    monkeypatch.undo()
+    (three,) = (path for path in root.iterdir() if path.name.endswith("~step-3"))
+    assert three.stat().st_mode != mode
+    carrying.undelete_in(root, "step-3")
+    assert (root / "step-3").stat().st_mode == mode
+    done = carrying.purge_in(root, carrying.NOW + 2 * carrying.DAY)
+    assert "step-4" in {thing.name for thing in done.erased}
+    assert done.held == {}
