@@ -6,16 +6,20 @@ import errno
 import os
 import shutil
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ftckpt.errors import ExitCode
+from ftckpt.manifest.parse import parse_manifest
+from ftckpt.own_files import MANIFEST
 from ftckpt.retention.trash import BESIDE, trash_name
 from ftckpt.retention.trash import local as local_trash
 from ftckpt.retention.trash.tombstone import Tombstone
+from ftckpt.transfer.write.files import digest_of_bytes
 from tests.builders.small_format import MARKER
-from tests.retention import carrying, remote_roots
+from tests.retention import carrying, remote_roots, thinning
 from tests.retention.remote_roots import DAY, TimedStore, keys, names, newest, saves
 from tests.retention.trash.test_remote import purged
 
@@ -169,3 +173,26 @@ def test_what_gc_drops_beside_its_place_is_signed(
     done = carrying.purge_in(root, carrying.NOW + 2 * carrying.DAY)
     assert "step-4" in {thing.name for thing in done.erased}
     assert done.held == {}
+
+
+def test_weights_of_a_stranger_do_not_take_the_place_of_a_milestone(tmp_path: Path) -> None:
+    """A manifest beside planted weights says that a killed run has made them."""
+    root = tmp_path / "root"
+    for step in (100, 200, 300, 400):
+        thinning.save(root, step)
+    before = (root / "step-100/model.safetensors").read_bytes()
+    honest = tmp_path / "honest"
+    shutil.copytree(root, honest, copy_function=shutil.copy2)
+    thinning.gc(honest)
+    weights = root / "step-100.ftckpt-weights"
+    shutil.copytree(honest / weights.name, weights)
+    (file,) = weights.glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-8] + b"planted!")
+    said = parse_manifest((weights / MANIFEST).read_bytes())
+    digests = [digest_of_bytes(one.path, (weights / one.path).read_bytes()) for one in said.files]
+    (weights / MANIFEST).write_bytes(replace(said, files=digests).dump())
+    _, done = thinning.gc(root)
+    assert "planted" not in str(done.failed)
+    (left,) = weights.glob("*.safetensors")
+    assert left.read_bytes()[-1024:] == before[-1024:]
+    assert any("w is another" in note for note in done.notes)
