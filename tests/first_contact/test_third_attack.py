@@ -14,11 +14,15 @@ import pytest
 from ftckpt.errors import ExitCode
 from ftckpt.manifest.parse import parse_manifest
 from ftckpt.own_files import MANIFEST
+from ftckpt.retention.apply.prepare import prepare
+from ftckpt.retention.scan.check_cache import read_passed, write_passed
 from ftckpt.retention.trash import BESIDE, trash_name
 from ftckpt.retention.trash import local as local_trash
 from ftckpt.retention.trash.tombstone import Tombstone
 from ftckpt.transfer.write.files import digest_of_bytes
-from tests.builders.small_format import MARKER
+from tests.builders.checkpoints import flip, save_dcp
+from tests.builders.small_format import MARKER, read
+from tests.first_contact.lines import printed
 from tests.retention import carrying, remote_roots, thinning
 from tests.retention.remote_roots import DAY, TimedStore, keys, names, newest, saves
 from tests.retention.trash.test_remote import purged
@@ -196,3 +200,36 @@ def test_weights_of_a_stranger_do_not_take_the_place_of_a_milestone(tmp_path: Pa
     (left,) = weights.glob("*.safetensors")
     assert left.read_bytes()[-1024:] == before[-1024:]
     assert any("w is another" in note for note in done.notes)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can give a file away")
+def test_the_part_of_a_stranger_does_not_speak_for_a_checkpoint(tmp_path: Path) -> None:
+    """A root may be open to a group whose members cannot write what the trainer saved."""
+    place = save_dcp(tmp_path / "step-7")
+    work = ("verify", str(place), "--level", "content")
+    for part in ("0/2", "1/2"):
+        assert printed(*work, "--part", part).code == 0
+    data = place / "__0_0.distcp"
+    was = data.stat()
+    flip(data, 2000)
+    os.utime(data, ns=(was.st_atime_ns, was.st_mtime_ns))
+    records = sorted((tmp_path / ".ftckpt" / "parts").glob("*/*-2.json"))
+    assert len(records) == 2
+    os.chown(records[1], 4711, -1)
+    answer = printed(*work, "--finish")
+    assert (answer.code, "was not written by the owner" in answer.err) == (8, True)
+    assert printed(*work, "--part", "1/2").code == 8
+    records[1].unlink()
+    assert printed(*work, "--part", "1/2").code != 8
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can give a file away")
+def test_what_a_stranger_says_has_passed_is_looked_at(root: Path) -> None:
+    folder = read(root)
+    place = carrying.place_of(root)
+    found = prepare(place, carrying.FORMATS, remote_roots.KEEP_2, carrying.NOW).found
+    write_passed(folder, found.values())
+    file = root / ".ftckpt" / "passed.json"
+    assert read_passed(folder)
+    os.chown(file, 4711, -1)
+    assert read_passed(folder) == {}
