@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import itertools
+import json
 import os
 import shutil
 from contextlib import AbstractContextManager
@@ -11,11 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from ftckpt.discovery import series
 from ftckpt.errors import ExitCode
 from ftckpt.manifest.parse import parse_manifest
 from ftckpt.own_files import MANIFEST
 from ftckpt.retention.apply.prepare import prepare
+from ftckpt.retention.policy.protections import group_entries
 from ftckpt.retention.scan.check_cache import read_passed, write_passed
+from ftckpt.retention.scan.entries import EntryClass, RootEntry
 from ftckpt.retention.trash import BESIDE, trash_name
 from ftckpt.retention.trash import local as local_trash
 from ftckpt.retention.trash.tombstone import Tombstone
@@ -23,6 +28,7 @@ from ftckpt.transfer.write.files import digest_of_bytes
 from tests.builders.checkpoints import save_dcp
 from tests.builders.small_format import MARKER, read
 from tests.first_contact.lines import printed
+from tests.first_contact.test_second_attack import ends_within
 from tests.retention import carrying, remote_roots, thinning
 from tests.retention.remote_roots import DAY, TimedStore, keys, names, newest, saves
 from tests.retention.trash.test_remote import purged
@@ -229,3 +235,38 @@ def test_what_a_stranger_says_has_passed_is_looked_at(root: Path) -> None:
     assert read_passed(folder)
     os.chown(file, 4711, -1)
     assert read_passed(folder) == {}
+
+
+def test_pairs_of_thousands_of_series_are_found_in_one_pass() -> None:
+    """Of 8,000 names with one number in common each was compared with each."""
+    words = ("model", "net", "optim", "ema", "unet", "lora", "opt", "gen", "disc", "state")
+    entries = [
+        RootEntry(f"{'-'.join(some)}-7.pt", "", EntryClass.COMMITTED, 7, 10.0, checked=True)
+        for some in itertools.product(words, repeat=4)
+    ]
+    with ends_within(60):
+        held = group_entries(entries, 20.0).held
+    pairs = {name for name, reason in held.items() if reason.rule == "newest"}
+    assert len(pairs) > 9000
+
+
+def test_a_name_longer_than_any_store_has_is_of_no_series() -> None:
+    assert series.place_of("G_" + "7" * 5000 + ".pth") is None
+    assert series.place_of("G_7.pth") is not None
+
+
+def test_a_config_of_many_megabytes_is_not_passed_over(tmp_path: Path) -> None:
+    """It counted as absent, so that nothing that it says was held against the weights."""
+    (tmp_path / "model.safetensors").write_bytes(thinning.safetensors(w=bytes(4)))
+    (tmp_path / "config.json").write_bytes(b"{" + b" " * (16 << 20) + b"}")
+    answer = printed("verify", str(tmp_path))
+    assert (answer.code, "config.json has 16777218 bytes" in answer.err) == (7, True)
+
+
+def test_thousands_of_lost_shards_are_told_in_seconds(tmp_path: Path) -> None:
+    """Each finding was compared with each: 42 s for 5,000, and no end for 300,000."""
+    files = {f"layers.{n}.w": f"model-{n:05d}-of-20000.safetensors" for n in range(20_000)}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    with ends_within(60):
+        answer = printed("verify", str(tmp_path))
+    assert (answer.code, "is missing (and" in answer.err) == (4, True)
