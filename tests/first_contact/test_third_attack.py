@@ -270,3 +270,15 @@ def test_thousands_of_lost_shards_are_told_in_seconds(tmp_path: Path) -> None:
     with ends_within(60):
         answer = printed("verify", str(tmp_path))
     assert (answer.code, "is missing (and" in answer.err) == (4, True)
+
+
+@pytest.mark.parametrize("shape", [[1] * 65, [0] + [1 << 60] * 5000])
+def test_a_tensor_of_more_dimensions_than_any_library_has(shape: list[int], tmp_path: Path) -> None:
+    """With 200,000 of them verify did not end: every dimension was multiplied with every other."""
+    data = b"" if 0 in shape else bytes(4)
+    tensor = {"dtype": "F32", "shape": shape, "data_offsets": [0, len(data)]}
+    header = json.dumps({"w": tensor}).encode()
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + data)
+    answer = printed("verify", str(file))
+    assert (answer.code, f"{len(shape)} dimensions" in answer.err) == (7, True)
