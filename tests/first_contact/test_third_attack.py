@@ -282,3 +282,32 @@ def test_a_tensor_of_more_dimensions_than_any_library_has(shape: list[int], tmp_
     file.write_bytes(len(header).to_bytes(8, "little") + header + data)
     answer = printed("verify", str(file))
     assert (answer.code, f"{len(shape)} dimensions" in answer.err) == (7, True)
+
+
+def test_a_link_in_the_trash_does_not_come_back_as_a_checkpoint(root: Path) -> None:
+    planted = root / ".ftckpt" / "trash" / trash_name("step-9", carrying.NOW)
+    planted.symlink_to("/etc")
+    done = carrying.undelete_in(root, "step-9")
+    assert done.code is ExitCode.UNSAFE
+    assert planted.is_symlink()
+    assert not (root / "step-9").is_symlink()
+
+
+@pytest.mark.parametrize("taken_by", ["step-8", "step-7"])
+def test_gc_keeps_the_base_that_a_reader_finds(tmp_path: Path, taken_by: str) -> None:
+    """Where another checkpoint had the place that a delta records, its true base was dropped."""
+    for step in (6, 7):
+        save_dcp(tmp_path / f"step-{step}", step=step)
+    (tmp_path / "step-6").rename(tmp_path / taken_by.replace("7", "07"))
+    base = tmp_path / taken_by.replace("7", "07")
+    delta = tmp_path / "delta"
+    packed = printed("delta", "pack", str(base), str(tmp_path / "step-7"), str(delta))
+    assert packed.code == 0
+    base.rename(tmp_path / "step-6")
+    if taken_by == "step-7":
+        (tmp_path / "step-7").rename(tmp_path / "step-07")
+    delta.rename(tmp_path / "step-8")
+    assert printed("delta", "info", str(tmp_path / "step-8")).code == 0
+    plan = json.loads(printed("gc", str(tmp_path), "--keep-last", "1", "--json").out)["plan"]
+    kept = {one["name"]: one["keep"] for one in plan["decisions"]}
+    assert kept["step-6"], plan["decisions"]

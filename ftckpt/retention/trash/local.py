@@ -112,6 +112,14 @@ class LocalTrash:
         with self._translated("restore", back), self._folder_of(trashed) as folder:
             if is_marked(there, folder):
                 raise RefusedError(_NOT_WHOLE.format(back))
+            held = status(there, folder)
+            if held is not None and not (stat.S_ISDIR(held.st_mode) or stat.S_ISREG(held.st_mode)):
+                raise UnsafeError(
+                    f"{trashed.id} in the trash is a link or a device: gc drops none",
+                    hint="ftckpt did not put it there; see who may write there, then remove it",
+                    kind="special-file",
+                    file=back,
+                )
             if status(back, here) is not None:
                 raise ExistsError(f"{self._url(back)} exists already")
             sealed = is_file(there + SUFFIX, folder)

@@ -89,8 +89,8 @@ def unsign(name: str, folder: int) -> None:
 
 
 def is_signed(found: os.stat_result) -> bool:
-    """Whether a directory has the sign of `sign`."""
-    return bool(found.st_mode & _SIGNED)
+    """Whether a directory has the sign of `sign`, or the mark of `mark`, which is its owner's too."""
+    return bool(found.st_mode & _SIGNED) or stat.S_IMODE(found.st_mode) == _MARK
 
 
 def _sign(name: str, folder: int, change: Callable[[int], int]) -> None:
