@@ -89,7 +89,7 @@ def unsign(name: str, folder: int) -> None:
 
 
 def is_signed(found: os.stat_result) -> bool:
-    """Whether a directory has the sign of `sign`, or the mark of `mark`, which is its owner's too."""
+    """Whether a directory has the sign of `sign`, or of `mark`, which only its owner gives."""
     return bool(found.st_mode & _SIGNED) or stat.S_IMODE(found.st_mode) == _MARK
 
 
