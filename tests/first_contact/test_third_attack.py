@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from ftckpt.discovery import series
-from ftckpt.errors import ExitCode
+from ftckpt.errors import ExitCode, UsageError
 from ftckpt.manifest.parse import parse_manifest
 from ftckpt.own_files import MANIFEST
 from ftckpt.retention.apply.prepare import prepare
+from ftckpt.retention.document import _digest, dump_plan, load_plan
 from ftckpt.retention.policy.protections import group_entries
 from ftckpt.retention.scan.check_cache import read_passed, write_passed
 from ftckpt.retention.scan.entries import EntryClass, RootEntry
@@ -311,3 +312,34 @@ def test_gc_keeps_the_base_that_a_reader_finds(tmp_path: Path, taken_by: str) ->
     plan = json.loads(printed("gc", str(tmp_path), "--keep-last", "1", "--json").out)["plan"]
     kept = {one["name"]: one["keep"] for one in plan["decisions"]}
     assert kept["step-6"], plan["decisions"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"order": ["../../home"]},
+        {"now": "committed"},
+        {"decisions": {"a": 1}},
+        {"policy": []},
+        {"notes": [["x"]]},
+        {"url": 7},
+        {"frees": "many"},
+        {"contents": {"files": []}},
+        {"step": True},
+    ],
+)
+def test_a_plan_of_other_types_is_no_plan(change: dict[str, object], root: Path) -> None:
+    """Its digest needs no secret: a forged plan ended as a bug of ours."""
+    for step in (5, 6):
+        carrying.save(root, f"step-{step}", step)
+    plan = carrying.plan_of(root)
+    good = dump_plan(plan)
+    assert plan.order
+    assert load_plan(json.dumps(good).encode(), "plan.json") == plan
+    forged = json.loads(json.dumps(good))
+    del forged["plan"]
+    place = forged if change.keys() <= forged.keys() else forged["decisions"][0]
+    place.update(change)
+    forged["plan"] = _digest(forged)
+    with pytest.raises(UsageError, match="is not a plan of this version"):
+        load_plan(json.dumps(forged).encode(), "plan.json")
