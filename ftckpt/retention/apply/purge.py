@@ -186,7 +186,10 @@ def _held(
                 and not successors.has(thing)
                 and trashes[thing.group].is_whole(thing)
             ):
-                reason = Reason("last", "the run has no good checkpoint of its step or a later one")
+                reason = Reason(
+                    "last",
+                    "the run has no good one of its step or a later one; gc undelete has it back",
+                )
             if reason is not None:
                 held[thing.path] = reason
     return held
