@@ -15,6 +15,7 @@ import pytest
 
 from ftckpt.discovery import series
 from ftckpt.errors import ExitCode, UsageError
+from ftckpt.guard.journal import GuardJournal, of_place
 from ftckpt.manifest.parse import parse_manifest
 from ftckpt.own_files import MANIFEST
 from ftckpt.retention.apply.prepare import prepare
@@ -343,3 +344,17 @@ def test_a_plan_of_other_types_is_no_plan(change: dict[str, object], root: Path)
     forged["plan"] = _digest(forged)
     with pytest.raises(UsageError, match="is not a plan of this version"):
         load_plan(json.dumps(forged).encode(), "plan.json")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can give a file away")
+def test_a_guard_believes_no_stranger_about_earlier_starts(root: Path) -> None:
+    told: list[str] = []
+    place = of_place(read(root))
+    GuardJournal(place, told.append).add("start", path="step-4")
+    journal = GuardJournal(place, told.append)
+    journal.load()
+    assert [event["path"] for event in journal.events] == ["step-4"]
+    os.chown(root / ".ftckpt" / "guard.jsonl", 4711, -1)
+    journal.load()
+    assert journal.events == []
+    assert "does not count" in told[0]
