@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 PAGES += sorted(one for one in (DOCS / "jobs").rglob("*") if one.is_file())
-_SHELLS = ("sh", "bash", "shell", "console", "yaml", "ini", "Dockerfile")
+SHELLS = ("sh", "bash", "shell", "console", "yaml", "ini", "Dockerfile")
 _NAMES_IT = ("import", "from", "install", "-t", "-n", "--name")  # words before a name of something
 _BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
@@ -54,7 +54,7 @@ def scenes(page: Path) -> list[Scene]:
     found = [
         (tuple(_of_block(block)), language)
         for language, block in _BLOCK.findall(text)
-        if language in _SHELLS
+        if language in SHELLS
     ]
     for span in re.findall(r"(?<!`)`([^`]+)`(?!`)", _BLOCK.sub("", text)):
         line = re.sub(r"\s+", " ", span.replace("\\|", "|")).strip()

@@ -10,6 +10,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -107,8 +108,8 @@ def root(out: Path, _: Samples) -> None:
 @sample
 def slower_root(out: Path, of: Samples) -> None:
     """A run of which the newest saves took twice as long to write."""
-    for ago in range(58):
-        step = f"step-{1000 * (60 - ago)}"
+    for ago in range(57):
+        step = f"step-{30000 - 500 * ago}"
         of.copy("root/step-9000", out / step)
         age(out / step, 900.0 + 1320.0 * ago, took=120.0 if ago < 6 else 60.0)
 
@@ -123,7 +124,7 @@ def longer_root(out: Path, of: Samples) -> None:
 @sample
 def rotated_root(out: Path, of: Samples) -> None:
     """As retention.md shows one: a damaged save among those of the last hours."""
-    for ago, step in enumerate((2200, 2100, 2000, 1800)):
+    for ago, step in enumerate((2200, 2100, 2000, 1800, 1000)):
         of.copy("root/step-9000", out / f"checkpoint-{step}")
         age(out / f"checkpoint-{step}", 15000.0 + 1400.0 * ago)
     cut = out / "checkpoint-2100" / "__0_0.distcp"
@@ -134,7 +135,7 @@ def rotated_root(out: Path, of: Samples) -> None:
 @sample
 def old_root(out: Path, of: Samples) -> None:
     """A run that began more than a month ago."""
-    for days, step in ((1, 9000), (36, 1000)):
+    for days, step in ((1, 9000), (5, 8000), (36, 1000)):
         of.copy(f"root/step-{step}", out / f"step-{step}")
         age(out / f"step-{step}", days * 86400.0)
 
@@ -142,7 +143,7 @@ def old_root(out: Path, of: Samples) -> None:
 @sample
 def sealed_root(out: Path, of: Samples) -> None:
     of.copy("root", out)
-    for step in out.iterdir():
+    for step in out.glob("step-*"):
         seal(open_checkpoint(step))
 
 
@@ -155,21 +156,26 @@ def promoted_root(out: Path, of: Samples) -> None:
 @sample
 def damaged_root(out: Path, of: Samples) -> None:
     of.copy("root", out)
-    file = out / "step-9000" / "__0_0.distcp"
-    flip(file, file.stat().st_size // 3)
+    damage(out / "step-9000")
 
 
 @sample
 def damaged_step(out: Path, of: Samples) -> None:
     of.copy("sealed-root/step-9000", out)
-    file = out / "__0_0.distcp"
-    flip(file, file.stat().st_size // 3)
+    damage(out)
+
+
+def damage(step: Path) -> None:
+    """Flip a bit of a tensor."""
+    opened = open_checkpoint(step)
+    extent = opened.payload(opened.tensors["lm_head.weight"].pieces[0]).extent
+    flip(step / extent.file, extent.offset)
 
 
 @sample
 def nodes(out: Path, _: Samples) -> None:
     """One save of several data files, on the disks of three nodes, or of two."""
-    from torch.distributed.checkpoint import FileSystemWriter
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
     whole = out / "whole"
     train(whole, 9, FileSystemWriter(whole, thread_count=3))
@@ -180,6 +186,23 @@ def nodes(out: Path, _: Samples) -> None:
             shutil.copy(file, out / place)
     for node in ("n0", "n1"):
         shutil.copytree(out / node, out / f"run-{node}" / "step-9")
+
+
+@sample
+def chain(out: Path, of: Samples) -> None:
+    """A delta of which the base is a delta, with the full checkpoint at its end."""
+    names = {"step-900": 1000, "step-960": 7000, "step-1020": 8000}
+    of.copy("root/step-1000", out / "step-900")
+    for base, name in pairwise(names):
+        ftckpt.delta_pack(str(out / base), str(of[f"root/step-{names[name]}"]), str(out / name))
+
+
+@sample
+def shipped_root(out: Path, of: Samples) -> None:
+    """What a sync has shipped before."""
+    out.mkdir()
+    ftckpt.sync(str(of["root"]), str(out))
+    shutil.rmtree(out / "step-9000")
 
 
 @sample
@@ -275,7 +298,19 @@ def fp32_state(out: Path, of: Samples) -> None:
 
 @sample
 def gpt_oss_bf16(out: Path, _: Samples) -> None:
-    ftckpt.convert(str(DATA / "quantised" / "mxfp4-gpt-oss"), str(out), "safetensors", dtype="bf16")
+    """Two experts of GPT-OSS, input first, as transformers has them."""
+    import torch
+    from safetensors.torch import save_file
+
+    out.mkdir()
+    experts = {"gate_up_proj": (2, 64, 64), "down_proj": (2, 32, 64)}
+    weights = {
+        f"model.layers.0.mlp.experts.{name}": torch.randn(shape).bfloat16()
+        for name, shape in experts.items()
+    }
+    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+    config = {"model_type": "gpt_oss", "hidden_size": 64, "intermediate_size": 32}
+    (out / "config.json").write_text(json.dumps(config))
 
 
 @sample
@@ -329,7 +364,16 @@ def maxtext31_config(out: Path, _: Samples) -> None:
 
 @sample
 def llama(out: Path, _: Samples) -> None:
-    Model("llama", heads=8, groups=8, layers=4).save(out)
+    """A model that divides over eight ranks."""
+    import torch
+    from safetensors.torch import save_file
+
+    made = Model("llama", heads=8, groups=8, layers=4)
+    weights = made.save(out)
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        weights[name] = torch.cat([weights[name], weights[name][:3]])
+    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+    (out / "config.json").write_text(json.dumps(made.config() | {"vocab_size": 40}))
 
 
 @sample
@@ -440,6 +484,13 @@ def config_toml(out: Path, _: Samples) -> None:
     """The settings that config.md shows."""
     page = (DOCS / "config.md").read_text()
     out.write_text(re.findall(r"```toml\n(.*?)```", page, re.DOTALL)[0])
+
+
+@sample
+def remotes_toml(out: Path, _: Samples) -> None:
+    """Remotes of the names that storage.md has, on the stage."""
+    urls = {"hot": "{folder}/hot", "cold": "{s3}/cold"}
+    out.write_text("".join(f'[remotes.{name}]\nurl = "{url}"\n' for name, url in urls.items()))
 
 
 @sample
