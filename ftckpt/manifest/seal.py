@@ -177,8 +177,8 @@ def seal(
 def _members(checkpoint: Checkpoint) -> list[str]:
     """Return the files of a checkpoint: what its format names and what its manifest lists.
 
-    What `convert` puts beside the weights for people and other programs (`config.json`) is no part
-    of each format, but of what was written.
+    `convert` puts `config.json` beside the weights for people and other programs. Not each format
+    names it, and it belongs to what was written.
     """
     names = {name for name in checkpoint.members() if not is_own(name)}
     with suppress(FtckptError):  # one that says nothing; `_write` refuses it by name
