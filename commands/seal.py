@@ -102,10 +102,7 @@ def command(
         )
 
     def whole(work: Work) -> Result:
-        return _seal(
-            invocation, checkpoint, options, place, work, force=force,
-            integrity=path if integrity else "",
-        )  # fmt: skip
+        return _seal(invocation, checkpoint, options, place, work, force=force, integrity=integrity)
 
     if not invocation.options(ManyOptions).asked:
         return whole(work)
@@ -128,10 +125,9 @@ def _seal(
     work: Work,
     *,
     force: bool,
-    integrity: str,
+    integrity: bool,
 ) -> Result:
-    """Check and seal a checkpoint; `integrity` is its path where Megatron's record is wanted."""
-    from ftckpt.api.checking import remember_seal
+    from ftckpt.api.checking import record_integrity, remember_seal
     from ftckpt.manifest import PassedCheck
     from ftckpt.manifest.seal import seal, utc_now
     from ftckpt.verification import verify
@@ -144,12 +140,12 @@ def _seal(
         return invocation.fail(
             report.code, f"not sealed: {report.message}", report.hint or "ftckpt verify PATH"
         )
-    if integrity:
-        from ftckpt.formats.dcp.integrity import write_integrity
-
-        if write_integrity(checkpoint.source, work=work):
-            checkpoint = open_checkpoint(invocation, integrity, newest=False)
     checks = [PassedCheck(report.level, report.evidence, utc_now())]
+    if integrity:
+        checkpoint, replaces = record_integrity(
+            checkpoint, checks, invocation.stores, work, beside=place is None
+        )
+        force |= replaces
     sealed = seal(checkpoint, place=place, force=force, checks=checks, work=work)
     if place is None and not work.partial:
         remember_seal(checkpoint, options, report, invocation.stores)

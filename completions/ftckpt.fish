@@ -561,7 +561,7 @@ complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcomman
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from undelete' -f -k -a '(__ftckpt_ask)'
 
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from purge' -l trash-ttl -r -d 'Leave what was dropped less than so long ago.'
-complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from purge' -l yes -d 'Mean a --trash-ttl of less than a day.'
+complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from purge' -l yes -d 'Confirm a --trash-ttl under one day.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from purge' -l endpoint -r -d 'S3-compatible service (AWS_ENDPOINT_URL).'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from purge' -l profile -r -d 'Profile of the AWS configuration.'
 complete -c ftckpt -n '__fish_seen_subcommand_from gc; and __fish_seen_subcommand_from purge' -l region -r -d 'Region of the bucket.'

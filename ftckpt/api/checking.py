@@ -17,6 +17,7 @@ from ftckpt.errors import (
     error_of,
 )
 from ftckpt.findings import listed
+from ftckpt.own_files import MANIFEST
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
 from ftckpt.workers import Work
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from ftckpt.comparison.part import TensorPart
     from ftckpt.inspection import Inspection
     from ftckpt.inspection.usage import BytesHeld
-    from ftckpt.manifest import Manifest
+    from ftckpt.manifest import Manifest, PassedCheck
     from ftckpt.manifest.seal import SealReport
     from ftckpt.verification import VerifyOptions, VerifyReport
     from ftckpt.verification.places import PlaceReport, Watcher
@@ -253,7 +254,7 @@ def seal(
     # An old manifest is not evidence here: whether the content still fits it is for `seal` to say.
     options = VerifyOptions(level=depth, use_manifest=False)
     if integrity:
-        from ftckpt.formats.dcp.integrity import require_checked, write_integrity
+        from ftckpt.formats.dcp.integrity import require_checked
 
         require_checked(target.format)
     report = check(target, options, work=work)
@@ -261,12 +262,42 @@ def seal(
         hint = report.hint or "ftckpt.verify(PATH).findings"
         raise error_of(report.code, f"not sealed: {report.message}", hint=hint)
     checks = [PassedCheck(report.level, report.evidence, sealing.utc_now())]
-    if integrity and write_integrity(target.source, work=work):
-        target = opened(target.source.url, stores)
+    if integrity:
+        target, replaces = record_integrity(target, checks, stores, work, beside=place is None)
+        force |= replaces
     sealed = sealing.seal(target, place=place, force=force, checks=checks, work=work)
     if place is None:  # else nothing was to be written beside the data
         remember_seal(target, options, report, stores)
     return sealed
+
+
+def record_integrity(
+    target: Checkpoint,
+    checks: Sequence[PassedCheck],
+    stores: StoreOptions,
+    work: Work,
+    *,
+    beside: bool,
+) -> tuple[Checkpoint, bool]:
+    """Write Megatron's `integrity.json`; return the checkpoint that has it.
+
+    Where it is sealed already, its manifest is first held to the content as it is, so that nothing
+    is added to a checkpoint whose manifest says something else. Then it may be replaced.
+
+    Returns:
+        The checkpoint, and whether the manifest beside it lacks the record alone.
+
+    Raises:
+        RefusedError: its manifest is of other content, or a record of fewer files stands there.
+    """
+    from ftckpt.formats.dcp.integrity import write_integrity
+    from ftckpt.manifest.seal import seal
+
+    sealed_before = beside and MANIFEST in target.source.entries
+    if sealed_before:
+        seal(target, checks=checks, work=work)
+    written = write_integrity(target.source, work=work)
+    return (opened(target.source.url, stores) if written else target), sealed_before and written
 
 
 def remember_seal(
