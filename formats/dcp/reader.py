@@ -18,7 +18,9 @@ from ftckpt.checkpoint import (
     Piece,
     Record,
     Scalar,
+    TensorInfo,
 )
+from ftckpt.checkpoint.alone import source_of
 from ftckpt.errors import CorruptError, FtckptError, IncompleteError, UnsupportedError
 from ftckpt.findings import Finding, counted, finding, from_error
 from ftckpt.formats.state.stored_names import is_common, is_group_settings, is_of_bitsandbytes
@@ -147,7 +149,7 @@ class DcpCheckpoint(Checkpoint):
             self._supposed.require(piece.extent)
             return super().payload(piece)
         try:
-            tensor, span, transforms = self._elements(piece)
+            tensor, span, transforms, record = self._elements(piece)
         except FtckptError as error:
             if error.tensor == _UNNAMED:
                 error.tensor = None  # the caller knows the piece's owner
@@ -157,10 +159,32 @@ class DcpCheckpoint(Checkpoint):
         strides = None if tensor.dense else tensor.strides
         if transforms:
             return Payload(piece.extent, strides, transforms, (span.offset, span.length))
-        return Payload(span, strides)
+        return Payload(span, strides, record=record)
 
-    def _elements(self, piece: Piece) -> tuple[TensorRef, Extent, tuple[str, ...]]:
-        """Return the tensor in a piece's record, its place, and the transforms to undo.
+    def alone(self, tensors: Mapping[str, TensorInfo]) -> Checkpoint | None:
+        """Return what reads some tensors in another process; see `Checkpoint.alone`."""
+        source = source_of(self.source, tensors)
+        pieces = [piece for info in tensors.values() for piece in info.pieces]
+        if source is None or not all(piece.packed for piece in pieces):
+            return None
+        found = type(self)(
+            source=source, tensors=tensors, objects={}, meta=DcpMetadata(), markers=self.markers
+        )
+        held = self._transformed
+        found.__dict__["_transformed"] = {
+            piece.extent: held[piece.extent] for piece in pieces if piece.extent in held
+        }
+        return found
+
+    @property
+    def records_by_piece(self) -> bool:
+        """Return True: a record is opened for each piece, and its directory has the CRC-32."""
+        return True
+
+    def _elements(
+        self, piece: Piece
+    ) -> tuple[TensorRef, Extent, tuple[str, ...], tuple[Extent, int] | None]:
+        """Return the tensor in a piece's record, its place, the transforms to undo, its CRC-32.
 
         The place is in the file, or in the decoded stream if there are transforms.
         """
@@ -179,7 +203,10 @@ class DcpCheckpoint(Checkpoint):
                 offset=place_.offset,
                 length=place_.length,
             )
-        return tensor, tensor.span(stream.storages), transforms
+        stored = stream.storages[tensor.key]
+        crc = None if transforms else stored.crc32
+        record = None if crc is None else (stored.extent, crc)
+        return tensor, tensor.span(stream.storages), transforms, record
 
     @property
     def suppositions(self) -> Sequence[Finding]:
@@ -300,7 +327,10 @@ class DcpCheckpoint(Checkpoint):
 
     def records(self) -> Iterator[Record]:
         """Yield the CRC-32 of every record; `check` reports items that cannot be opened."""
-        for window in windows(self.source, self.metadata_items()):
+        yield from self._records_of(self.metadata_items())
+
+    def _records_of(self, items: Iterable[Item]) -> Iterator[Record]:
+        for window in windows(self.source, items):
             if isinstance(window, FtckptError):
                 continue
             item = window.item
@@ -311,6 +341,17 @@ class DcpCheckpoint(Checkpoint):
                     yield Record(item.extent, crc, owner, item.rank, item.transforms, inner)
                 else:
                     yield Record(place_, crc, owner, item.rank)
+
+    def records_in(self, extent: Extent) -> Iterator[Record]:
+        """Yield the records of the items that lie in a range of a file; opens no others."""
+        items = [
+            item
+            for item in self.metadata_items()
+            if item.extent.file == extent.file
+            and extent.offset <= item.extent.offset
+            and item.extent.end <= extent.end
+        ]
+        yield from self._records_of(items)
 
     def owner(self, stored: str, place: Extent | None) -> str:
         """Return the key of a tensor, or the name of an object, from its name in the metadata.

@@ -333,6 +333,28 @@ class Checkpoint(Mapping[str, "TensorView"]):
         """
         return Payload(piece.extent, piece.strides)
 
+    def alone(self, tensors: Mapping[str, TensorInfo]) -> Checkpoint | None:
+        """Return what reads some tensors in another process; it can be pickled.
+
+        A job opens a checkpoint once, and each of its ranks reads with this.
+
+        Args:
+            tensors: by key; each may have fewer pieces than here.
+
+        Returns:
+            None where only an opened checkpoint reads them.
+        """
+        if type(self).payload is not Checkpoint.payload or self.decoding:
+            return None
+        from .alone import stored_alone
+
+        return stored_alone(self, tensors)
+
+    @property
+    def records_by_piece(self) -> bool:
+        """Whether `payload` tells the record around a packed piece, so that no list is needed."""
+        return False
+
     def check(self, counter: Counter = NULL) -> Iterator[Finding]:
         """Yield violations of the format's own rules in headers, indexes and names.
 
@@ -344,6 +366,17 @@ class Checkpoint(Mapping[str, "TensorView"]):
     def records(self) -> Iterator[Record]:
         """Yield every record with a CRC-32; none if the format has none."""
         return iter(())
+
+    def records_in(self, extent: Extent) -> Iterator[Record]:
+        """Yield the records that share bytes with a range of a file, by place."""
+        found = [
+            record
+            for record in self.records()
+            if record.extent.file == extent.file
+            and record.extent.offset < extent.end
+            and extent.offset < record.extent.end
+        ]
+        return iter(sorted(found, key=lambda record: record.extent))
 
     def file_digests(self) -> Mapping[str, str]:
         """Return the SHA-256 or MD5 that was recorded of whole files, in hexadecimal digits.
