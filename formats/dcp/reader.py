@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -342,16 +342,11 @@ class DcpCheckpoint(Checkpoint):
                 else:
                     yield Record(place_, crc, owner, item.rank)
 
-    def records_in(self, extent: Extent) -> Iterator[Record]:
-        """Yield the records of the items that lie in a range of a file; opens no others."""
-        items = [
-            item
-            for item in self.metadata_items()
-            if item.extent.file == extent.file
-            and extent.offset <= item.extent.offset
-            and item.extent.end <= extent.end
-        ]
-        yield from self._records_of(items)
+    def records_in(self, extents: Collection[Extent]) -> list[Record]:
+        """Return the records of the items that are some ranges of files; opens no others."""
+        wanted = frozenset(extents)
+        items = [item for item in self.metadata_items() if item.extent in wanted] if wanted else []
+        return list(self._records_of(items))
 
     def owner(self, stored: str, place: Extent | None) -> str:
         """Return the key of a tensor, or the name of an object, from its name in the metadata.

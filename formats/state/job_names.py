@@ -24,12 +24,12 @@ from .vocabulary import AVERAGES, MODELS, OPTIMIZERS
 
 _STATE, _GROUPS = "state", "param_groups"
 _DEPTH = 4  # keys in front of a model or an optimizer
-_WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+_WRAPPERS = re.compile(
+    r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
+)
 _DDP = "module."
 # `optimizer.param_groups.0.lr`, `optim.param_groups.layers.0.weight.lr`
-_SETTING = re.compile(
-    r"(?:(?P<owner>.*)\.)?param_groups\.(?P<group>.+)\.(?P<field>[A-Za-z_]\w*)"
-)
+_SETTING = re.compile(r"(?:(?P<owner>.*)\.)?param_groups\.(?P<group>.+)\.(?P<field>[A-Za-z_]\w*)")
 
 
 class TensorRow(NamedTuple):
@@ -73,7 +73,9 @@ class SettingName(NamedTuple):
 def setting_of(asked: str) -> SettingName | None:
     """Return what a name says of an optimizer's settings; None for any other."""
     match = _SETTING.fullmatch(asked)
-    return None if match is None else SettingName(match["owner"] or "", match["group"], match["field"])
+    return (
+        None if match is None else SettingName(match["owner"] or "", match["group"], match["field"])
+    )
 
 
 def bare(name: str) -> str:
@@ -233,5 +235,3 @@ def similar(asked: str, names: JobNames) -> list[str]:
     last = asked.rpartition(".")[2]
     near = [row.listed for row in names.rows if row.listed.endswith(last)][:256]
     return get_close_matches(asked, near, n=3, cutoff=0.6)
-
-

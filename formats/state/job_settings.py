@@ -253,4 +253,3 @@ def _lists(tree: Any, depth: int = 0) -> Iterable[list[Any]]:
         for key in ("optimizer", *range(8)):
             if key in tree:
                 yield from _lists(tree[key], depth + 1)
-

@@ -40,9 +40,7 @@ class PartsAlone(StoredAlone):
 
 def without(piece: Piece, prefix: str) -> Piece:
     """Return a piece as its part has it."""
-    return piece._replace(
-        extent=piece.extent._replace(file=piece.extent.file.removeprefix(prefix))
-    )
+    return piece._replace(extent=piece.extent._replace(file=piece.extent.file.removeprefix(prefix)))
 
 
 def parts_alone(bundle: BundleCheckpoint, tensors: Mapping[str, TensorInfo]) -> PartsAlone | None:

@@ -12,7 +12,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack, cast
 
 from ftckpt.checkpoint import Checkpoint, CommitState, StepRole
-from ftckpt.errors import ExitCode, FtckptError, IncompleteError, NotFoundError, UsageError, error_of
+from ftckpt.errors import (
+    ExitCode,
+    FtckptError,
+    IncompleteError,
+    NotFoundError,
+    UsageError,
+    error_of,
+)
 from ftckpt.extents import BLOCK
 from ftckpt.storage import StoreOptions
 from ftckpt.storage.computed import ComputedSource
@@ -313,7 +320,7 @@ class JobState:
                    if self._leaves[name].name in self.content.objects}  # fmt: skip
         extents = {one for one in extents if one.file in checkpoint.source.entries}
         found: list[Finding] = []
-        records = [record for extent in sorted(extents) for record in checkpoint.records_in(extent)]
+        records = checkpoint.records_in(extents)
         if records:
             check_these(checkpoint, records, emit=found.append, work=work)
         elif self.manifest is not None:
@@ -403,5 +410,3 @@ def verify_used(content: Content, keys: Iterable[str], work: Work) -> None:
     # Without evidence there is nothing to hold it to, and the job is told so.
     if report.code not in (ExitCode.OK, ExitCode.UNVERIFIED):
         raise error_of(report.code, report.message, hint=report.hint)
-
-

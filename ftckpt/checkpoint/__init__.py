@@ -367,16 +367,20 @@ class Checkpoint(Mapping[str, "TensorView"]):
         """Yield every record with a CRC-32; none if the format has none."""
         return iter(())
 
-    def records_in(self, extent: Extent) -> Iterator[Record]:
-        """Yield the records that share bytes with a range of a file, by place."""
+    def records_in(self, extents: Collection[Extent]) -> list[Record]:
+        """Return the records that share bytes with some ranges of files, by place."""
+        files: dict[str, list[Extent]] = {}
+        for extent in extents:
+            files.setdefault(extent.file, []).append(extent)
         found = [
             record
-            for record in self.records()
-            if record.extent.file == extent.file
-            and record.extent.offset < extent.end
-            and extent.offset < record.extent.end
+            for record in (self.records() if files else ())
+            if any(
+                record.extent.offset < one.end and one.offset < record.extent.end
+                for one in files.get(record.extent.file, ())
+            )
         ]
-        return iter(sorted(found, key=lambda record: record.extent))
+        return sorted(found, key=lambda record: record.extent)
 
     def file_digests(self) -> Mapping[str, str]:
         """Return the SHA-256 or MD5 that was recorded of whole files, in hexadecimal digits.

@@ -165,24 +165,25 @@ class Check:
         by_file: dict[str, list[Record]] = defaultdict(list)
         for record in known.values():
             by_file[record.extent.file].append(record)
-        left: list[Extent] = []
-        for file, spans in runs.items():
-            records = sorted(by_file.get(file, ()), key=lambda one: one.extent.offset)
-            if not records:
-                left += [Extent(file, begin, end - begin) for begin, end in spans]
-                continue
+        left = [
+            Extent(file, begin, end - begin)
+            for file, spans in runs.items()
+            if file not in by_file
+            for begin, end in spans
+        ]
+        charge = self._evidence.charge
+        for file, records in by_file.items():
+            spans = runs.get(file, [])
             begins = [begin for begin, _ in spans]
-            inside = 0
             for record in records:
                 met = _met(spans, begins, record.extent)
-                inside += met
                 if met == record.extent.length:
                     whole.append(record)
                     self._crc += met
-                elif met and self._in_charge(units.get(record.extent, record.extent)):
+                elif met if charge is None else self._in_charge(record.extent, units):
                     self._parts.append(record)
                     self._again += record.extent.length
-                elif met:
+                else:
                     self._elsewhere += met
         return left
 
@@ -194,7 +195,7 @@ class Check:
         for place in undone:
             if place not in behind:
                 left.append(place)
-            elif self._in_charge(place):
+            elif self._in_charge(place, {}):
                 self._parts += behind[place]
                 self._again += place.length
             else:
@@ -203,6 +204,16 @@ class Check:
 
     def _choose_blocks(self, places: Sequence[Extent]) -> None:
         manifest, source = self._evidence.manifest, self._checkpoint.source
+        charge = self._evidence.charge
+        if manifest is not None and charge is not None:
+            for unit in charge:  # all that a rank is given, whichever bytes of it it needs itself
+                number, inside = divmod(unit.offset, BLOCK)
+                if not inside and unit.file in manifest.by_path:
+                    sealed = manifest.by_path[unit.file]
+                    if number * BLOCK < sealed.size and unit == block_at(
+                        manifest, unit.file, number
+                    ):
+                        self._blocks.add((unit.file, number))
         for file, offset, length in places:
             sealed = None if manifest is None else manifest.by_path.get(file)
             if manifest is None or sealed is None:
@@ -216,14 +227,14 @@ class Check:
                     file=file,
                 )
             for number in range(offset // BLOCK, (offset + length - 1) // BLOCK + 1):
-                if self._in_charge(block_at(manifest, file, number)):
+                if charge is None:
                     self._blocks.add((file, number))
-                else:
+                elif (file, number) not in self._blocks:
                     self._elsewhere += _shared(offset, length, number)
 
-    def _in_charge(self, unit: Extent) -> bool:
+    def _in_charge(self, place: Extent, units: Mapping[Extent, Extent]) -> bool:
         charge = self._evidence.charge
-        return charge is None or unit in charge
+        return charge is None or place in charge or units.get(place) in charge
 
     # --- while it is read ------------------------------------------------------------------------
 
@@ -377,4 +388,3 @@ def _shared(offset: int, length: int, number: int) -> int:
     """Return how many bytes of a range lie in a block."""
     begin = number * BLOCK
     return max(0, min(offset + length, begin + BLOCK) - max(offset, begin))
-

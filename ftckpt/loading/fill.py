@@ -81,6 +81,20 @@ class NotingRecords:
     def __getattr__(self, name: str) -> object:
         return getattr(self._checkpoint, name)
 
+    def note(self, places: Iterable[Extent]) -> None:
+        """Note the records of packed pieces at some places, whether their elements are read or not.
+
+        Raises:
+            CorruptError: one is damaged.
+        """
+        if not self._checkpoint.records_by_piece:
+            return
+        left = frozenset(places) - {unit for _, unit in self.noted.values()}
+        for info in self._checkpoint.tensors.values() if left else ():
+            for piece in info.pieces:
+                if piece.extent in left:
+                    self.payload(piece)
+
     def payload(self, piece: Piece) -> Payload:
         """Find the elements of a piece; see `Checkpoint.payload`."""
         try:
@@ -250,6 +264,7 @@ def fill(
     filler = Filler(checkpoint, work.limiter)
     try:
         readings = filler.plan(wanted, work)
+        filler.records.note(evidence.charge or ())
         check = evidence.begin(filler.records.noted, readings, checkpoint)
         filler.watch.check = check
         counter.start("loading", sum(reading.nbytes for reading in readings))
