@@ -50,6 +50,7 @@ class RequestFlags(TypedDict, total=False):
             computed.
         from_master: whether weights are rounded from their fp32 masters.
         also: directories with more files of the source.
+        bases: where the bases of a delta lie now.
         adapter: LoRA adapters of PEFT that are merged into the weights, in order.
         family, config, rename, rules, spelling, true_vocab_size: as in `convert`.
     """
@@ -60,6 +61,7 @@ class RequestFlags(TypedDict, total=False):
     dtype: str
     from_master: bool
     also: Sequence[str]
+    bases: Sequence[str]
     adapter: Sequence[str]
     family: str
     config: str
@@ -99,7 +101,8 @@ def requested(
     if adapter and masters:
         raise UsageError("adapter= changes the weights, and from_master= takes the masters")
     rules = read_rules(flags.get("rules", ""))
-    checkpoint = opened(source, stores, rules=rules, also=flags.get("also") or ())
+    also, bases = flags.get("also") or (), flags.get("bases") or ()
+    checkpoint = opened(source, stores, rules=rules, bases=bases, also=also)
     require_whole(checkpoint)
     if dtype:
         checkpoint = dequantised(checkpoint, target_of(dtype))

@@ -294,7 +294,7 @@ class Reader(StorageReader):
         unknown = flags.keys() - RequestFlags.__annotations__.keys()
         if unknown:
             raise TypeError(f"Reader() got an unexpected keyword argument {min(unknown)!r}")
-        for name in ("also", "adapter", "drop", "spelling"):
+        for name in ("also", "bases", "adapter", "drop", "spelling"):
             given: Any = flags.get(name)
             if isinstance(given, (str, os.PathLike)):
                 flags[name] = [os.fspath(given)]  # type: ignore[literal-required]
