@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.discovery.open_part import open_part
@@ -67,11 +67,20 @@ def open_checkpoint(
     """
     target = open_target(path, formats(rules, bases), stores, also)
     if target.root is None or not target.place.which:
-        return target.open()
-    from ftckpt.discovery.candidates import choose_child
+        found = target.open()
+    else:
+        from ftckpt.discovery.candidates import choose_child
 
-    child = choose_child(target.root, target.place.which)
-    return open_part(target.root.store, child.part)
+        child = choose_child(target.root, target.place.which)
+        found = open_part(target.root.store, child.part)
+    found.loads = _state_dict
+    return found
+
+
+def _state_dict(checkpoint: Checkpoint, /, **flags: Any) -> dict[str, Any]:
+    from .in_memory import state_dict
+
+    return state_dict(checkpoint, **flags)
 
 
 def opened(

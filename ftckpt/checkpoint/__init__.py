@@ -21,7 +21,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from ftckpt.errors import FtckptError, NoSuchTensorError
+from ftckpt.errors import FtckptError, NoSuchTensorError, UsageError
 from ftckpt.extents import Box as Box
 from ftckpt.extents import Extent as Extent
 from ftckpt.progress import NULL, Counter
@@ -226,6 +226,7 @@ class Checkpoint(Mapping[str, "TensorView"]):
         file_copies: files that stand there several times with the same bytes: each one's others.
         described: yields where it is not the model that a file beside it describes; None where
             nothing is known of such a file.
+        loads: loads it into memory (`ftckpt.load`); set where it is opened by its path.
     """
 
     format: ClassVar[str]
@@ -242,6 +243,20 @@ class Checkpoint(Mapping[str, "TensorView"]):
     second_copies: frozenset[str] = frozenset()
     file_copies: Mapping[str, Sequence[str]] = field(default_factory=dict)
     described: Described | None = None
+    loads: Callable[..., dict[str, Any]] | None = field(default=None, repr=False, compare=False)
+
+    def state_dict(self, **flags: Any) -> dict[str, Any]:
+        """Return its tensors as a dict, checked as they are read.
+
+        Args:
+            flags: those of `ftckpt.load`.
+
+        Raises:
+            FtckptError: see `ftckpt.load`.
+        """
+        if self.loads is None:
+            raise UsageError("a checkpoint is loaded where ftckpt.open has opened it")
+        return self.loads(self, **flags)
 
     def __getitem__(self, key: str) -> TensorView:
         """Return one tensor, to be read by `.numpy()` or `.torch()`, or in part by a slice.

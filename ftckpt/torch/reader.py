@@ -65,7 +65,7 @@ from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.workers import Work, limits
 from ftckpt.workers.memory import in_a_job
 
-from .tensors import Staging, TensorTarget
+from ftckpt.loading.tensors import Staging, TensorTarget
 
 if TYPE_CHECKING:
     from ftckpt.formats.state.job_names import JobNames
