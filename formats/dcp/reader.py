@@ -161,8 +161,8 @@ class DcpCheckpoint(Checkpoint):
             return Payload(piece.extent, strides, transforms, (span.offset, span.length))
         return Payload(span, strides, record=record)
 
-    def alone(self, tensors: Mapping[str, TensorInfo]) -> Checkpoint | None:
-        """Return what reads some tensors in another process; see `Checkpoint.alone`."""
+    def for_rank(self, tensors: Mapping[str, TensorInfo]) -> Checkpoint | None:
+        """Return what reads some tensors in another process; see `Checkpoint.for_rank`."""
         source = source_of(self.source, tensors)
         pieces = [piece for info in tensors.values() for piece in info.pieces]
         if source is None or not all(piece.packed for piece in pieces):

@@ -98,8 +98,8 @@ class DeepSpeedCheckpoint(RanksCheckpoint):
             )
         return super().payload(piece)
 
-    def alone(self, tensors: Mapping[str, TensorInfo]) -> Checkpoint | None:
-        """Return what reads some tensors in another process; see `Checkpoint.alone`."""
+    def for_rank(self, tensors: Mapping[str, TensorInfo]) -> Checkpoint | None:
+        """Return what reads some tensors in another process; see `Checkpoint.for_rank`."""
         for info in tensors.values():
             for piece in info.pieces:
                 if (piece.extent.file, piece.extent.offset) in self._averaged_at:

@@ -44,7 +44,7 @@ def without(piece: Piece, prefix: str) -> Piece:
 
 
 def parts_alone(bundle: BundleCheckpoint, tensors: Mapping[str, TensorInfo]) -> PartsAlone | None:
-    """Return tensors of a bundle; None where a part needs to be opened (see `Checkpoint.alone`)."""
+    """Return tensors of a bundle; None where a part needs to be opened (see `Checkpoint.for_rank`)."""
     source = source_of(bundle.source, tensors)
     if source is None:
         return None
@@ -61,7 +61,7 @@ def parts_alone(bundle: BundleCheckpoint, tensors: Mapping[str, TensorInfo]) -> 
     parts: dict[str, Checkpoint] = {}
     for part in bundle.parts:
         if part.prefix in inner:
-            found = part.checkpoint.alone(inner[part.prefix])
+            found = part.checkpoint.for_rank(inner[part.prefix])
             if found is None or part.prefix in parts:
                 return None
             parts[part.prefix] = found

@@ -314,8 +314,8 @@ class BundleCheckpoint(Checkpoint):
         extent = found.extent._replace(file=part.prefix + found.extent.file)
         return found._replace(extent=extent, record=record)
 
-    def alone(self, tensors: Mapping[str, TensorInfo]) -> Checkpoint | None:
-        """Return what reads some tensors in another process; see `Checkpoint.alone`."""
+    def for_rank(self, tensors: Mapping[str, TensorInfo]) -> Checkpoint | None:
+        """Return what reads some tensors in another process; see `Checkpoint.for_rank`."""
         from .alone import parts_alone
 
         return parts_alone(self, tensors)

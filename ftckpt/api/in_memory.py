@@ -242,7 +242,9 @@ class _Loader:
         for key, wanted in self._content.tensors.items():
             yield key, paths[key] if nested else (wanted.name,)
 
-    def _loaded(self, places: Sequence[_Place] | Iterator[_Place], *, nested: bool) -> dict[str, Any]:
+    def _loaded(
+        self, places: Sequence[_Place] | Iterator[_Place], *, nested: bool
+    ) -> dict[str, Any]:
         found: dict[Any, Any] = {}
         wanted = []
         for path, shard in places:
@@ -372,7 +374,7 @@ def _file_of(files: Sequence[OutputFile], at: Mapping[str, int]) -> OutputFile:
         raise NotFoundError("the layout has no file for this rank")
     raise UsageError(
         "this format keeps no file of a rank's weights",
-        hint='dp=(rank, size) takes rows as FSDP2 does; rules= and tp= cut by a table',
+        hint="dp=(rank, size) takes rows as FSDP2 does; rules= and tp= cut by a table",
     )
 
 

@@ -172,12 +172,11 @@ def with_ties(content: Content) -> Content:
         outputs = outputs_of(model.family)
     except FtckptError:
         return content
-    shapes = model.family.shapes
     tied = config.get("tie_word_embeddings")
     if tied is None and isinstance(inner, Mapping):
         tied = inner.get("tie_word_embeddings")
     if tied is None:
-        tied = shapes is not None and shapes.tied
+        tied = model.family.tied
     if tied is not True:
         return content
     names = {wanted.name for wanted in content.tensors.values() if wanted.component == "model"}

@@ -348,7 +348,7 @@ class Checkpoint(Mapping[str, "TensorView"]):
         """
         return Payload(piece.extent, piece.strides)
 
-    def alone(self, tensors: Mapping[str, TensorInfo]) -> Checkpoint | None:
+    def for_rank(self, tensors: Mapping[str, TensorInfo]) -> Checkpoint | None:
         """Return what reads some tensors in another process; it can be pickled.
 
         A job opens a checkpoint once, and each of its ranks reads with this.

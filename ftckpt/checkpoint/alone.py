@@ -14,7 +14,7 @@ from . import Checkpoint, Record, TensorInfo
 
 @dataclass(kw_only=True, repr=False)
 class StoredAlone(Checkpoint):
-    """Tensors whose bytes lie in files as they are (see `Checkpoint.alone`).
+    """Tensors whose bytes lie in files as they are (see `Checkpoint.for_rank`).
 
     Attributes:
         known: the records with CRC-32s that the process that opened it has found around them.
@@ -37,7 +37,7 @@ class StoredAlone(Checkpoint):
 
 
 def stored_alone(checkpoint: Checkpoint, tensors: Mapping[str, TensorInfo]) -> StoredAlone | None:
-    """Return tensors of a checkpoint whose pieces are not packed; see `Checkpoint.alone`."""
+    """Return tensors of a checkpoint whose pieces are not packed; see `Checkpoint.for_rank`."""
     source = source_of(checkpoint.source, tensors)
     if source is None:
         return None

@@ -209,20 +209,18 @@ class Check:
             for unit in charge:  # all that a rank is given, whichever bytes of it it needs itself
                 number, inside = divmod(unit.offset, BLOCK)
                 if not inside and unit.file in manifest.by_path:
-                    sealed = manifest.by_path[unit.file]
-                    if number * BLOCK < sealed.size and unit == block_at(
-                        manifest, unit.file, number
-                    ):
+                    size = manifest.by_path[unit.file].size
+                    if number * BLOCK < size and unit == block_at(manifest, unit.file, number):
                         self._blocks.add((unit.file, number))
         for file, offset, length in places:
             sealed = None if manifest is None else manifest.by_path.get(file)
             if manifest is None or sealed is None:
                 self._none += length
                 continue
-            size = source.entries[file].size
-            if size != sealed.size:
+            has = source.entries[file].size
+            if has != sealed.size:
                 raise CorruptError(
-                    f"{file} has {size} bytes and the manifest says {sealed.size}",
+                    f"{file} has {has} bytes and the manifest says {sealed.size}",
                     kind="size-mismatch",
                     file=file,
                 )

@@ -127,7 +127,7 @@ class Filler(Gatherer):
     """Reads shards into their memory.
 
     Args:
-        checkpoint: the source, opened, or what `Checkpoint.alone` returned.
+        checkpoint: the source, opened, or what `Checkpoint.for_rank` returned.
         limiter: bounds the rate of reading.
 
     Attributes:
@@ -251,7 +251,7 @@ def fill(
     """Load shards, and hold what was read to the evidence that there is.
 
     Args:
-        checkpoint: opened, or what `Checkpoint.alone` returned.
+        checkpoint: opened, or what `Checkpoint.for_rank` returned.
         wanted: the shards.
         evidence: what is checked, and by what.
         work: threads, and who is told of the bytes.
@@ -316,6 +316,6 @@ def _placed(error: CorruptError, wanted: Sequence[Wanted], checkpoint: Checkpoin
     """Return an error with the job's name of the tensor where only the checkpoint's is said."""
     names = {fill.key: want.name for want in wanted for fill in want.shard.fills}
     name = names.get(error.tensor or "")
-    if name and name not in error.message and error.tensor not in error.message:
+    if name and name not in error.message and str(error.tensor) not in error.message:
         error.message = f"{name}: {error.message}"
     return error

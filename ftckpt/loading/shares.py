@@ -63,7 +63,7 @@ def divide(
     if not check:
         off = Evidence(off=True)
         return [
-            RankShare(shards, checkpoint.alone(some), off)
+            RankShare(shards, checkpoint.for_rank(some), off)
             for shards, some in zip(asked, tensors, strict=True)
         ]
     records = listed_records(checkpoint, near.files(tensors))
@@ -81,7 +81,7 @@ def divide(
             manifest=places.manifest_of(some),
             charge=frozenset(charge[rank]),
         )
-        shares.append(RankShare(shards, checkpoint.alone(some), evidence))
+        shares.append(RankShare(shards, checkpoint.for_rank(some), evidence))
     return shares
 
 

@@ -110,7 +110,8 @@ class Staging:
         """Remember that what was put so far needs the buffer."""
         mine = self._thread
         if self._cuda and getattr(mine, "held", None) is not None:
-            event: Any = torch.cuda.Event()
+            make: Any = torch.cuda.Event
+            event = make()
             event.record(mine.stream)
             mine.events[mine.turn] = event
 

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import torch
 from torch import distributed
-from torch.distributed.checkpoint import StorageReader
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -36,6 +35,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from ftckpt.api.loading import (
@@ -60,12 +60,11 @@ from ftckpt.loading.evidence import Found
 from ftckpt.loading.fill import fill
 from ftckpt.loading.shares import RankShare, divide
 from ftckpt.loading.targets import Wanted
+from ftckpt.loading.tensors import Staging, TensorTarget
 from ftckpt.progress import NULL, Counter
 from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.workers import Work, limits
 from ftckpt.workers.memory import in_a_job
-
-from ftckpt.loading.tensors import Staging, TensorTarget
 
 if TYPE_CHECKING:
     from ftckpt.formats.state.job_names import JobNames
@@ -155,7 +154,7 @@ class _RankPlan(NamedTuple):
         values: what `torch.load` is handed, by the job's name.
         settings: of the optimizer.
         left: names that no rank asks for: the first ones.
-        count: of these.
+        more: how many they are.
     """
 
     share: RankShare
@@ -163,7 +162,7 @@ class _RankPlan(NamedTuple):
     values: Mapping[str, bytes]
     settings: LoadedSettings | None
     left: Sequence[str]
-    count: int
+    more: int
 
 
 class _Listed(dict[str, Any]):
@@ -205,6 +204,23 @@ class _Listed(dict[str, Any]):
     def values(self) -> Any:
         """Return the entries of the listed names."""
         return [self[name] for name in self]
+
+
+class _Failed(dict[str, Any]):
+    """The mapping of a checkpoint that could not be opened: it raises why, whatever is asked.
+
+    torch 2.9 and later report an error of `read_metadata` as another one, without its class.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
+    def _fail(self, *given: Any) -> Any:
+        raise self._error
+
+    __contains__ = __getitem__ = __iter__ = __len__ = keys = items = values = get = _fail
+    __bool__ = _fail
 
 
 def _chunk(kind: torch.dtype, shape: tuple[int, ...]) -> TensorStorageMetadata:
@@ -297,9 +313,9 @@ class Reader(StorageReader):
         for name in ("also", "bases", "adapter", "drop", "spelling"):
             given: Any = flags.get(name)
             if isinstance(given, (str, os.PathLike)):
-                flags[name] = [os.fspath(given)]  # type: ignore[literal-required]
+                flags[name] = [os.fspath(given)]
             elif given:
-                flags[name] = [os.fspath(one) for one in given]  # type: ignore[literal-required]
+                flags[name] = [os.fspath(one) for one in given]
         self.report = LoadReport()
         self._place = os.fspath(place)
         self._flags = flags
@@ -316,6 +332,7 @@ class Reader(StorageReader):
         self._table: StateTable | None = None
         self._state: JobState | None = None
         self._names: JobNames | None = None
+        self._error: Exception | None = None
 
     # --- torch's contract ------------------------------------------------------------------------
 
@@ -333,16 +350,26 @@ class Reader(StorageReader):
     def read_metadata(self) -> Metadata:
         """Return the names and shapes; on every rank of the group at once.
 
-        Raises:
-            FtckptError: the checkpoint cannot be opened; the same error on every rank.
+        Where the checkpoint cannot be opened, whatever is asked of them raises why, on every rank.
         """
-        table, names = self._known()
+        try:
+            table, names = self._known()
+        except Exception as error:
+            self._error = error
+            return Metadata(state_dict_metadata=_Failed(error), planner_data=_Failed(error))
         found = Metadata(state_dict_metadata=_Listed(table, names))
         found.planner_data = {name: (name,) for name in found.state_dict_metadata}
         return found
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool) -> None:
-        """Take note of nothing: what this needs it has sent itself."""
+        """Raise why the checkpoint could not be opened, if it could not.
+
+        Raises:
+            FtckptError: the same error on every rank.
+        """
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Return the plan as it is."""
@@ -485,7 +512,7 @@ class Reader(StorageReader):
         known: dict[str, Asked] = {}
         for plan in plans:
             shards: list[Shard] = []
-            common = set()
+            common: set[int] = set()
             for item in plan.items:
                 name = item.storage_index.fqn
                 found = known.get(name)
@@ -555,7 +582,7 @@ class Reader(StorageReader):
         for number, (item, tensor) in enumerate(zip(items, places, strict=True)):
             name = item.dest_index.fqn
             if number in sent.steps:
-                tensor.detach().fill_(table.step)
+                tensor.detach().fill_(table.step or 0.0)
                 continue
             shard = next(shards)
             if tensor.numel():
