@@ -44,7 +44,7 @@ def without(piece: Piece, prefix: str) -> Piece:
 
 
 def parts_alone(bundle: BundleCheckpoint, tensors: Mapping[str, TensorInfo]) -> PartsAlone | None:
-    """Return tensors of a bundle; None where a part needs to be opened (see `Checkpoint.for_rank`)."""
+    """Return tensors of a bundle; None where a part must be opened: see `Checkpoint.for_rank`."""
     source = source_of(bundle.source, tensors)
     if source is None:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
 from ftckpt.checkpoint import Checkpoint
@@ -242,9 +242,7 @@ class _Loader:
         for key, wanted in self._content.tensors.items():
             yield key, paths[key] if nested else (wanted.name,)
 
-    def _loaded(
-        self, places: Sequence[_Place] | Iterator[_Place], *, nested: bool
-    ) -> dict[str, Any]:
+    def _loaded(self, places: Iterable[_Place], *, nested: bool) -> dict[str, Any]:
         found: dict[Any, Any] = {}
         wanted = []
         for path, shard in places:

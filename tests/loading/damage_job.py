@@ -52,9 +52,9 @@ def main(asked: str) -> None:
     warnings.filterwarnings("ignore")
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     world, rank = dist.get_world_size(), dist.get_rank()
+    carry_out = fill.Filler.carry_out
     for one in json.loads(Path(asked).read_text()):
         if one["name"] == "killed":
-            carry_out = fill.Filler.carry_out
 
             def dying(self: Any, *given: Any) -> Any:
                 if rank == world - 1:
