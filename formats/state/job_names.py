@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ftckpt.checkpoint.names import unwrapped
@@ -22,7 +22,7 @@ from ftckpt.formats.pickles.walk import Path, dotted
 
 from .vocabulary import AVERAGES, MODELS, OPTIMIZERS
 
-_STATE, _GROUPS = "state", "param_groups"
+_STATE, _GROUPS, _MASTER = "state", "param_groups", "master_param"
 _DEPTH = 4  # keys in front of a model or an optimizer
 _WRAPPERS = re.compile(
     r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
@@ -103,6 +103,7 @@ class JobNames:
         self._models: dict[str, list[str]] = defaultdict(list)
         self._states: dict[tuple[str, str], list[str]] = defaultdict(list)
         self._averages: dict[str, list[str]] = defaultdict(list)
+        self._masters: dict[str, list[str]] = defaultdict(list)
         for row in rows:
             self._exact.setdefault(dotted(row.path), row.key)
         for row in rows:
@@ -120,6 +121,10 @@ class JobNames:
                 self._averages[bare(dotted(tuple(rest)))].append(row.key)
             elif head == "optimizer" and rest[:1] == [_STATE] and len(rest) > 2:
                 self._states[bare(str(rest[1])), dotted(tuple(rest[2:]))].append(row.key)
+                if rest[2] == _MASTER:
+                    self._masters[bare(str(rest[1]))].append(row.key)
+
+        self._parameters = frozenset(name for name, _ in self._states)
 
     def __contains__(self, asked: str) -> bool:
         return self.find(asked) is not None
@@ -138,6 +143,8 @@ class JobNames:
         if exact is not None:
             return exact
         found = dict.fromkeys(self._candidates(asked))
+        if not found:  # ZeRO 3 keeps a weight as its master alone
+            found = dict.fromkeys(self._candidates(asked, self._masters))
         if len(found) > 1:
             names = " and ".join(f"{self._by_key[key].listed}" for key in list(found)[:3])
             raise UsageError(
@@ -172,15 +179,19 @@ class JobNames:
             if key in OPTIMIZERS and rest.endswith(".step"):
                 name = rest.removeprefix(f"{_STATE}.").removesuffix(".step")
                 for one in self._named(name):
-                    if one in self._models or any(one == p for p, _ in self._states):
+                    if one in self._models or one in self._parameters:
                         return one
         return None
 
     def parameter(self, asked: str) -> str:
         """Return how this module calls a parameter of the job's optimizer."""
-        return next((one for one in self._named(asked) if one in self._models), bare(asked))
+        named = self._named(asked)
+        return next((n for n in named if n in self._models or n in self._parameters), bare(asked))
 
-    def _candidates(self, asked: str) -> Iterator[str]:
+    def _candidates(
+        self, asked: str, weights: Mapping[str, Sequence[str]] | None = None
+    ) -> Iterator[str]:
+        weights = self._models if weights is None else weights
         marked = False
         for key, rest in _cuts(asked):
             if key in OPTIMIZERS:
@@ -191,10 +202,10 @@ class JobNames:
                 yield from self._averages.get(bare(rest), ())
             elif key in MODELS:
                 for name in self._named(rest):
-                    yield from self._models.get(name, ())
+                    yield from weights.get(name, ())
         if not marked:
             for name in self._named(asked):
-                yield from self._models.get(name, ())
+                yield from weights.get(name, ())
 
     def _named(self, name: str) -> Iterator[str]:
         """Yield the forms of a parameter's name that the source may have."""
