@@ -272,7 +272,8 @@ class Reader(StorageReader):
             torch casts without a word.
         allow: classes, by qualified name, that values may be of beside plain data. torch makes them
             as it loads: allow none that you do not trust.
-        jobs: threads of each rank; 0 for its share of the processors, at most 8.
+        jobs: threads of each rank; 0 for its share of the processors, at most 8, and for 8 where
+            the checkpoint lies on an object store.
         process_group, coordinator_rank, no_dist: as they are given to `dcp.load`.
         stores: how to reach object stores.
         limit_rate: bytes a second of this rank, or a text such as "200MiB/s".
@@ -590,7 +591,12 @@ class Reader(StorageReader):
         checkpoint = sent.share.checkpoint
         if checkpoint is None:
             checkpoint = self._own_state().content.checkpoint
-        found = fill(checkpoint, wanted, sent.share.evidence, work=self._work)
+        work = self._work
+        if not self._jobs and not checkpoint.source.store.traits.local:
+            work = replace(
+                work, threads=_MOST_THREADS
+            )  # which wait for the store, and no processor
+        found = fill(checkpoint, wanted, sent.share.evidence, work=work)
         staging.finish()
         for item, tensor in zip(items, places, strict=True):
             planner.commit_tensor(item, tensor)
