@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,17 +19,17 @@ class PartsAlone(StoredAlone):
     """Tensors of several parts.
 
     Attributes:
-        parts: what each reads, by the prefix of its files.
-        prefixes: of the part that holds each file.
+        parts: the prefix of the files of each, and what reads it.
+        of: which part holds a file, by its number.
     """
 
-    parts: Mapping[str, Checkpoint]
-    prefixes: Mapping[str, str]
+    parts: Sequence[tuple[str, Checkpoint]]
+    of: Mapping[str, int]
 
     def payload(self, piece: Piece) -> Payload:
         """Let the part find the elements."""
-        prefix = self.prefixes[piece.extent.file]
-        found = self.parts[prefix].payload(without(piece, prefix))
+        prefix, part = self.parts[self.of[piece.extent.file]]
+        found = part.payload(without(piece, prefix))
         record = found.record
         if record is not None:
             place, crc = record
@@ -48,21 +48,21 @@ def parts_alone(bundle: BundleCheckpoint, tensors: Mapping[str, TensorInfo]) -> 
     source = source_of(bundle.source, tensors)
     if source is None:
         return None
-    prefixes: dict[str, str] = {}
-    inner: dict[str, dict[str, TensorInfo]] = defaultdict(dict)
+    numbers = {id(part): number for number, part in enumerate(bundle.parts)}
+    of: dict[str, int] = {}
+    inner: dict[int, dict[str, TensorInfo]] = defaultdict(dict)
     for key, info in tensors.items():
-        pieces: dict[str, list[Piece]] = defaultdict(list)
+        pieces: dict[int, list[Piece]] = defaultdict(list)
         for piece in info.pieces:
-            prefix = bundle.part_of(piece.extent.file).prefix
-            prefixes[piece.extent.file] = prefix
-            pieces[prefix].append(without(piece, prefix))
-        for prefix, some in pieces.items():
-            inner[prefix][key] = info._replace(pieces=some)
-    parts: dict[str, Checkpoint] = {}
-    for part in bundle.parts:
-        if part.prefix in inner:
-            found = part.checkpoint.for_rank(inner[part.prefix])
-            if found is None or part.prefix in parts:
-                return None
-            parts[part.prefix] = found
-    return PartsAlone(source=source, tensors=tensors, objects={}, parts=parts, prefixes=prefixes)
+            part = bundle.part_of(piece.extent.file)
+            number = of[piece.extent.file] = numbers[id(part)]
+            pieces[number].append(without(piece, part.prefix))
+        for number, some in pieces.items():
+            inner[number][key] = info._replace(pieces=some)
+    parts: list[tuple[str, Checkpoint]] = []
+    for number, part in enumerate(bundle.parts):
+        found = part.checkpoint.for_rank(inner.get(number, {}))
+        if found is None:
+            return None
+        parts.append((part.prefix, found))
+    return PartsAlone(source=source, tensors=tensors, objects={}, parts=parts, of=of)

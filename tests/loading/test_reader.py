@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -252,7 +253,7 @@ def test_blocks_of_the_manifest_are_checked(tmp_path: Path) -> None:
 
 def test_a_lost_file_is_an_error(saved: Path, tmp_path: Path) -> None:
     copy = tmp_path / "lost"
-    api.copy(str(saved / "dcp"), str(copy))
+    shutil.copytree(saved / "dcp", copy)
     (copy / "__0_0.distcp").unlink()
     weights = Model().state_dict()
     error = error_of(lambda: dcp.load({"model": weights}, storage_reader=Reader(copy)))
