@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypedDict, Unpack, cast
 
-from ftckpt.checkpoint import Checkpoint, CommitState, StepRole
+from ftckpt.checkpoint import Checkpoint, CommitState, Payload, Piece, StepRole
+from ftckpt.checkpoint.layer import CheckpointLayer
 from ftckpt.errors import (
     ExitCode,
     FtckptError,
@@ -87,7 +88,7 @@ def requested(
     """
     from ftckpt.formats.families import to_hugging_face, to_megatron, to_native
     from ftckpt.formats.families.translator import DEFAULT_SPELLINGS
-    from ftckpt.formats.huggingface.config import parsed_config
+    from ftckpt.formats.huggingface.config import CONFIG, parsed_config
     from ftckpt.formats.quantised.dequantise import dequantised
     from ftckpt.transfer.request.change_dtype import retype, target_of
     from ftckpt.transfer.request.from_masters import from_masters
@@ -126,9 +127,77 @@ def requested(
         spellings = (*(flags.get("spelling") or ()), *DEFAULT_SPELLINGS)
         content = to_megatron(content, family=family, true_vocab_size=rows, spellings=spellings)
     elif names:
+        if said is None and CONFIG not in content.checkpoint.as_stored.source.entries:
+            # Megatron's arguments say what the model is, in the words of Hugging Face.
+            content = as_if_written(
+                to_hugging_face(content, family=family, true_vocab_size=rows), "safetensors"
+            )
+            said = parsed_config(read_stored(content, CONFIG), CONFIG)
         content = to_native(content, names, family=family, true_vocab_size=rows, config=said)
     renames = read_renames(flags.get("rename", ""))
     return renamed(content, renames) if renames else content
+
+
+@dataclass(kw_only=True, repr=False)
+class AsIfWritten(CheckpointLayer):
+    """A content as a checkpoint of some format that nobody has written.
+
+    Attributes:
+        origin: what its bytes are made of.
+    """
+
+    format: ClassVar[str] = "as if written"
+    origin: Checkpoint
+
+    @property
+    def as_stored(self) -> Checkpoint:
+        """The checkpoint that has files."""
+        return self.origin.as_stored
+
+    @property
+    def made_from(self) -> Sequence[Checkpoint]:
+        """Other checkpoints that its tensors are computed from."""
+        return self.origin.made_from
+
+    def payload(self, piece: Piece) -> Payload:
+        """Find the elements of a piece in the files that are laid out."""
+        return self.base.payload(piece)
+
+
+def as_if_written(content: Content, name: str) -> Content:
+    """Return a content as its files in a format would be read: translations follow one another.
+
+    Raises:
+        UnsupportedError: the format has no place for something.
+    """
+    from ftckpt.formats.writers import format_and_writer
+    from ftckpt.storage.source import Source
+    from ftckpt.transfer.content import Content
+    from ftckpt.transfer.layout import LayoutRequest
+    from ftckpt.transfer.prove.rehearsal import LaidOutStore
+    from ftckpt.transfer.read.elements import Gatherer
+
+    target, writer = format_and_writer(name)
+    layout = writer.layout(content, LayoutRequest())
+    store = LaidOutStore(layout, Gatherer(content.checkpoint))
+    found = target.open(Source.directory(store))
+    return Content.of(
+        AsIfWritten(
+            source=found.source,
+            tensors=found.tensors,
+            objects=found.objects,
+            aliases=found.aliases,
+            topology=content.topology,
+            base=found,
+            origin=content.checkpoint,
+        )
+    )
+
+
+def read_stored(content: Content, file: str) -> str:
+    """Return a small text file of a content's checkpoint."""
+    source = content.checkpoint.source
+    return source.read(file, 0, source.size(file)).decode()
 
 
 def require_whole(checkpoint: Checkpoint) -> None:
@@ -255,7 +324,8 @@ class JobState:
         rows = []
         for key, wanted in content.tensors.items():
             own = recorded.tensors.get(key)
-            kept = own is not None and wanted.name == content.checkpoint.tensors[key].name
+            info = content.checkpoint.tensors.get(key)
+            kept = own is not None and (info is None or wanted.name == info.name)
             listed = dotted(own) if own is not None and kept else dotted(paths[key])
             rows.append(TensorRow(key, listed, paths[key], wanted.shape, wanted.dtype.name))
         trees = StateObjects(shared, recorded.objects)
@@ -396,7 +466,10 @@ def _coded(content: Content) -> list[str]:
 
 def is_computed(checkpoint: Checkpoint) -> bool:
     """Return whether tensors are made of others when they are read."""
-    return bool(checkpoint.decoding) or isinstance(checkpoint.source, ComputedSource)
+    if isinstance(checkpoint.source, ComputedSource):
+        return True
+    apart = checkpoint.source.store is not checkpoint.as_stored.source.store
+    return apart or bool(checkpoint.decoding)
 
 
 def verify_used(content: Content, keys: Iterable[str], work: Work) -> None:
