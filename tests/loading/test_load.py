@@ -20,6 +20,7 @@ from ftckpt.formats.torch_files.stream import parse_stream
 from tests.formats.dcp.fsdp2_loading import require_equal, trained
 
 dcp: Any = checkpoint
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 DATA = Path(__file__).parents[1] / "data"
 ROOT = Path(__file__).parents[2]
 

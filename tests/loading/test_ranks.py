@@ -21,6 +21,7 @@ from .samples import DATA, FLAGS, USUAL, WAYS, samples
 from .table import COLUMNS, read
 
 dcp: Any = checkpoint
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 HERE = Path(__file__).parent
 
