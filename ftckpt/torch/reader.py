@@ -67,6 +67,7 @@ from ftckpt.workers import Work, limits
 from ftckpt.workers.memory import in_a_job
 
 if TYPE_CHECKING:
+    from ftckpt.checkpoint import Checkpoint
     from ftckpt.formats.state.job_names import JobNames
     from ftckpt.formats.state.job_settings import LoadedSettings
     from ftckpt.storage import StoreOptions
@@ -353,6 +354,7 @@ class Reader(StorageReader):
 
         Where the checkpoint cannot be opened, whatever is asked of them raises why, on every rank.
         """
+        self._error = None
         try:
             table, names = self._known()
         except Exception as error:
@@ -556,6 +558,8 @@ class Reader(StorageReader):
             checkpoint, asked, None if computed else state.manifest,
             check=self._check and not computed,
         )  # fmt: skip
+        if len(plans) > 1 and not _can_be_sent(checkpoint):
+            shares = [one._replace(checkpoint=None) for one in shares]
         left = [one for one in _listed_names(table) if one not in seen]
         self._left = left
         planned = []
@@ -702,6 +706,17 @@ def _keys(known: Mapping[str, Asked]) -> Iterator[str]:
 def _listed_names(table: StateTable) -> Iterator[str]:
     yield from (row.listed for row in table.rows)
     yield from table.objects
+
+
+def _can_be_sent(checkpoint: Checkpoint) -> bool:
+    """Return whether other ranks can be sent the store of a checkpoint; else each opens its own."""
+    import pickle
+
+    try:
+        pickle.dumps(checkpoint.source.store)
+    except Exception:  # pickling raises whatever an object of a client's raises
+        return False
+    return True
 
 
 def _device_of(places: Sequence[torch.Tensor]) -> torch.device:
