@@ -66,7 +66,7 @@ def empty_state(path: Path) -> dict[str, Any]:
     import torch
     from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-    metadata = FileSystemReader(path).read_metadata()
+    metadata: Any = FileSystemReader(path).read_metadata()
     return {
         name: torch.zeros(entry.size, dtype=entry.properties.dtype)
         for name, entry in metadata.state_dict_metadata.items()
@@ -140,7 +140,7 @@ def of_rank(path: Path, rounds: int) -> None:
 
     distributed.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (2,))
-    readers = {
+    readers: dict[str, Any] = {
         "Reader, checked": lambda: Reader(path, jobs=1),
         "Reader, unchecked": lambda: Reader(path, jobs=1, level="structure"),
         "FileSystemReader": lambda: FileSystemReader(path),

@@ -149,7 +149,7 @@ def contestants(path: Path, folder: Path, jobs: int) -> list[Contestant]:
         Contestant(f"page-locked copies of {STAGE >> 20} MiB", ceiling),
     ]  # fmt: skip
     try:
-        from fastsafetensors import fastsafe_open
+        from fastsafetensors import fastsafe_open  # type: ignore[import-not-found]
     except ImportError:
         print("fastsafetensors is not installed: left out")
         return found

@@ -123,7 +123,7 @@ def test_what_others_have_saved_is_loaded_as_pasted(
         assert torch.equal(model.state_dict()[key], opened[key].torch()), key
     if page == "deepspeed":
         assert optimizer.param_groups[0]["lr"] != 1.0
-        names = {p: n for n, p in model.named_parameters()}
+        names: dict[Any, str] = {p: n for n, p in model.named_parameters()}
         for parameter, state in optimizer.state.items():
             want = opened[f"exp_avg:{names[parameter]}"].torch()
             assert torch.equal(state["exp_avg"], want.to(state["exp_avg"].dtype))

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from ftckpt import api
+from ftckpt import load as ftckpt_load
 from ftckpt.errors import (
     CorruptError,
     FtckptError,
@@ -32,6 +33,7 @@ from ftckpt.torch import Reader
 from tests.formats.dcp.fsdp2_loading import Model, require_equal, trained
 
 dcp: Any = checkpoint
+taken: Any = get_state_dict
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 DATA = Path(__file__).parents[1] / "data"
@@ -99,7 +101,7 @@ def test_a_job_resumes_whatever_saved_it(
         model, optimizer, model_state_dict=loaded,
         optim_state_dict=state["optim" if flat else "optimizer"], options=options,
     )  # fmt: skip
-    got, want = get_state_dict(model, optimizer), get_state_dict(*trained())
+    got, want = taken(model, optimizer), taken(*trained())
     require_equal(got[0], want[0])
     require_equal(got[1]["state"], want[1]["state"])
     groups = got[1]["param_groups"]
@@ -160,7 +162,7 @@ def test_settings_that_differ_in_a_group_are_an_error(tmp_path: Path) -> None:
     weights, state = get_state_dict(model, optimizer)
     dcp.save({"model": weights, "optimizer": state}, checkpoint_id=str(tmp_path / "c"))
     model, optimizer = job()
-    state = get_state_dict(model, optimizer)[1]
+    state = taken(model, optimizer)[1]
     asked = {"optimizer": state}
     error = error_of(lambda: dcp.load(asked, storage_reader=Reader(tmp_path / "c")))
     assert isinstance(error, UnsupportedError)
@@ -168,7 +170,7 @@ def test_settings_that_differ_in_a_group_are_an_error(tmp_path: Path) -> None:
     # Grouped as they were saved, in another order, each has its own.
     first, *rest = model.parameters()
     optimizer = torch.optim.AdamW([{"params": rest}, {"params": [first]}], lr=1.0)
-    state = get_state_dict(model, optimizer)[1]
+    state = taken(model, optimizer)[1]
     dcp.load({"optimizer": state}, storage_reader=Reader(tmp_path / "c"))
     assert [group["lr"] for group in state["param_groups"]] == [0.25, 0.5]
     names = {name for name, _ in model.named_parameters()}
@@ -403,3 +405,14 @@ def test_the_limit_of_addresses_is_left_alone(saved: Path, monkeypatch: pytest.M
     weights = Model().state_dict()
     dcp.load({"model": weights}, storage_reader=Reader(saved / "dcp"))
     assert set_ == []
+
+
+@pytest.mark.s3
+def test_a_bucket_is_loaded_from(saved: Path, s3_url: str) -> None:
+    api.copy(str(saved / "dcp"), f"{s3_url}/step-3")
+    weights = Model().state_dict()
+    reader = Reader(f"{s3_url}@latest")
+    dcp.load({"model": weights}, storage_reader=reader)
+    require_equal(dict(weights), dict(trained()[0].state_dict()))
+    assert reader.report.evidence.crc32
+    assert list(ftckpt_load(f"{s3_url}/step-3")) == list(weights)

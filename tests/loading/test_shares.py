@@ -18,11 +18,12 @@ from ftckpt.errors import CorruptError
 from ftckpt.extents import BLOCK, Extent
 from ftckpt.loading import evidence
 from ftckpt.loading.evidence import Evidence
-from ftckpt.loading.fill import fill
+from ftckpt.loading.fill import Filler, fill
 from ftckpt.loading.shares import divide
 from ftckpt.loading.targets import ArrayTarget, Wanted
 from ftckpt.manifest.locate import find
 from ftckpt.transfer.content import Content, Shard
+from ftckpt.transfer.read.elements import SPAN
 from ftckpt.workers import Work
 
 DATA = Path(__file__).parents[1] / "data"
@@ -87,7 +88,7 @@ def test_a_block_is_checked_by_one_rank(tmp_path: Path) -> None:
     held = [one for one in shares if one.evidence.charge]
     assert len(held) == 1  # one block
     size = (tmp_path / "model.safetensors").stat().st_size
-    assert held[0].evidence.charge == {Extent("model.safetensors", 0, size)}
+    assert held[0].evidence.charge == frozenset((Extent("model.safetensors", 0, size),))
     for share in shares:
         made = [target(shard) for shard in share.shards]
         assert share.checkpoint is not None
@@ -156,3 +157,20 @@ def test_elements_are_cast_and_padding_is_zero(tmp_path: Path) -> None:
     memory, want = target(padded)
     fill(checkpoint, [want], Evidence(off=True), work=Work())
     assert bytes(memory) == np.vstack([array, np.zeros((1, 4), np.float32)]).tobytes()
+
+
+def test_a_reading_is_never_longer_than_a_span(tmp_path: Path) -> None:
+    """Whole, in columns, and many small ones side by side: memory does not grow with a tensor."""
+    arrays = {"big": np.zeros((3000, 2000), np.float32)}
+    arrays |= {f"s{n:03}": np.zeros(100, np.float32) for n in range(300)}
+    save_file(arrays, tmp_path / "model.safetensors")
+    checkpoint = api.open_checkpoint(str(tmp_path / "model.safetensors"))
+    content = Content.of(checkpoint)
+    filler = Filler(checkpoint)
+    columns = [target(content.part("big", Box((0, 0), (3000, 900))))[1]]
+    small = [target(content.whole(key))[1] for key in arrays if key != "big"]
+    for wanted, most in (([target(content.whole("big"))[1]], 6), (columns, 7), (small, 1)):
+        readings = filler.plan(wanted, Work())
+        assert len(readings) <= most
+        assert all(reading.nbytes <= SPAN for reading in readings)
+    filler.close()

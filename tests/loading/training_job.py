@@ -33,6 +33,7 @@ from ftckpt.torch import Reader
 from tests.formats.dcp.fsdp2_loading import Model, require_equal, trained
 
 dcp: Any = checkpoint
+taken: Any = get_state_dict
 
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 TOKENS = torch.arange(13)
@@ -79,13 +80,13 @@ def loaded(way: str, reader: Any, world: int) -> tuple[Any, torch.optim.AdamW]:
     model, optimizer = made(way.removesuffix("-flat"), world)
     if way.endswith("-flat"):
         options = StateDictOptions(flatten_optimizer_state_dict=True)
-        weights, settings = get_state_dict(model, optimizer, options=options)
+        weights, settings = taken(model, optimizer, options=options)
         state = {**weights, "optim": settings}
         dcp.load(state, storage_reader=reader)
         set_model_state_dict(model, {name: state[name] for name in weights})
         set_optimizer_state_dict(model, optimizer, state["optim"], options=options)
         return model, optimizer
-    weights, settings = get_state_dict(model, optimizer)
+    weights, settings = taken(model, optimizer)
     nested = {"model": weights, "optimizer": settings}
     dcp.load(nested, storage_reader=reader)
     set_state_dict(
@@ -97,7 +98,7 @@ def loaded(way: str, reader: Any, world: int) -> tuple[Any, torch.optim.AdamW]:
 
 def case(one: dict[str, Any], way: str, world: int, truth: Any) -> str:
     model, optimizer = loaded(way, Reader(one["place"], **one.get("flags", {})), world)
-    got = get_state_dict(model, optimizer, options=WHOLE)
+    got = taken(model, optimizer, options=WHOLE)
     if dist.get_rank() == 0:
         require_equal(got[0], truth[0])
         require_equal(got[1]["state"], truth[1]["state"])
