@@ -1,12 +1,13 @@
 """Loading a DCP checkpoint into a job: ftckpt.torch.Reader against torch's own readers.
 
-    python benchmarks/loading.py [local] [ranks] [restart] [s3] [--size 1GB] [--rounds 5] [--json]
+    python benchmarks/loading.py [MODE …] [--size 1GB] [--rounds 5] [--json]
 
 `local` is one process: with the check and without, one thread and two, beside FileSystemReader,
 which checks nothing. `ranks` is two processes with one thread each, whose tensors are divided in
 rows and in columns; each record is cut over both.
 `restart` is a job on other ranks: reshard and then dcp.load, beside Reader alone. `s3` reads from a
-server on loopback, beside FsspecReader, and counts requests and bytes.
+server on loopback, beside FsspecReader, and counts requests and bytes. `memory` is what a process
+takes beside the tensors that it loads into, and how much more with each thread.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from side_by_side import Contestant, Row, compare, remove, warm, workplace
 
 from ftckpt.workers.limits import parse_bytes
 
-MODES = ("local", "ranks", "restart", "s3")
+MODES = ("local", "ranks", "restart", "s3", "memory")
 _RECORD = 3 << 20  # bytes of one
 
 
@@ -35,17 +36,22 @@ def main() -> None:
     words = ", ".join(MODES)
     parser.add_argument("modes", nargs="*", default=["local"], metavar="MODE", help=words)
     parser.add_argument("--rank-of", help="be a rank of the mode `ranks`")
+    parser.add_argument("--peak-of", nargs=2, help="be a process of the mode `memory`")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     if options.rank_of:
         of_rank(Path(options.rank_of), options.rounds)
+        return
+    if options.peak_of:
+        print(peak_of(Path(options.peak_of[0]), int(options.peak_of[1])))
         return
     with workplace(options.dir) as place:
         path = place / "step-1"
         save(path, parse_bytes(options.size))
         warm(path)
         for mode in options.modes:
-            {"local": local, "ranks": ranks, "restart": restart, "s3": s3}[mode](path, options)
+            modes = {"local": local, "ranks": ranks, "restart": restart, "s3": s3, "memory": memory}
+            modes[mode](path, options)
 
 
 def save(path: Path, nbytes: int) -> None:
@@ -171,6 +177,39 @@ def of_rank(path: Path, rounds: int) -> None:
     if distributed.get_rank() == 0:
         print(json.dumps(found))
     distributed.destroy_process_group()
+
+
+def memory(path: Path, options: Any) -> None:
+    """Print what each reader takes beside the tensors, in MiB."""
+    found = {}
+    for name, jobs in (("FileSystemReader", 0), ("Reader, 1 thread", 1), ("Reader, 4 threads", 4)):
+        done = subprocess.run(
+            [sys.executable, __file__, "--peak-of", str(path), str(jobs)],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        found[name] = float(done.stdout.split()[-1])
+    side_by_side.show("memory beside the tensors, MiB", [], found, as_json=options.json)
+
+
+def peak_of(path: Path, jobs: int) -> float:
+    """Load once small and once whole; return by how much the peak of memory grew, in MiB."""
+    import resource
+
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    from ftckpt.torch import Reader
+
+    state = empty_state(path)
+    for tensor in state.values():
+        tensor.fill_(1)  # or its pages are not there yet
+
+    def reader() -> Any:
+        return Reader(path, jobs=jobs) if jobs else FileSystemReader(path)
+
+    load(dict(list(state.items())[:1]), reader())  # imports
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    load(state, reader())
+    return round((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024, 1)
 
 
 def restart(path: Path, options: Any) -> None:

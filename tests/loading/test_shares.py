@@ -161,7 +161,7 @@ def test_elements_are_cast_and_padding_is_zero(tmp_path: Path) -> None:
 
 def test_a_reading_is_never_longer_than_a_span(tmp_path: Path) -> None:
     """Whole, in columns, and many small ones side by side: memory does not grow with a tensor."""
-    arrays = {"big": np.zeros((3000, 2000), np.float32)}
+    arrays: dict[str, Any] = {"big": np.zeros((3000, 2000), np.float32)}
     arrays |= {f"s{n:03}": np.zeros(100, np.float32) for n in range(300)}
     save_file(arrays, tmp_path / "model.safetensors")
     checkpoint = api.open_checkpoint(str(tmp_path / "model.safetensors"))
