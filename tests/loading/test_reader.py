@@ -416,3 +416,44 @@ def test_a_bucket_is_loaded_from(saved: Path, s3_url: str) -> None:
     require_equal(dict(weights), dict(trained()[0].state_dict()))
     assert reader.report.evidence.crc32
     assert list(ftckpt_load(f"{s3_url}/step-3")) == list(weights)
+
+
+def test_files_on_several_disks_are_one_checkpoint(tmp_path: Path) -> None:
+    sample = DATA / "ranks" / "tp_fsdp2" / "actor"
+    for name in ("one", "two"):
+        (tmp_path / name / "actor").mkdir(parents=True)
+    for number, file in enumerate(sorted(sample.iterdir())):
+        shutil.copy(file, tmp_path / ("one", "two")[number % 2] / "actor")
+    truth = api.open_checkpoint(str(sample))
+    reader = Reader(tmp_path / "one" / "actor", also=tmp_path / "two" / "actor")  # type: ignore[arg-type]
+    table, _ = reader._known()
+    state = {r.listed: torch.zeros(r.shape, dtype=getattr(torch, r.dtype)) for r in table.rows}
+    dcp.load(state, storage_reader=reader)
+    assert len(state) == len(truth.tensors)
+    assert all(torch.equal(state[row.listed], truth[row.key].torch()) for row in table.rows)
+    alone = Reader(tmp_path / "one" / "actor")  # half of the ranks: a hole
+
+    def half() -> None:
+        alone.check(state)
+        dcp.load(state, storage_reader=alone)
+
+    with pytest.raises((FtckptError, CheckpointException)):
+        half()
+
+
+def test_a_delta_is_loaded_with_its_base(tmp_path: Path) -> None:
+    place, bases = DATA / "delta", [str(DATA / "delta" / "base")]
+    reader = Reader(place, bases=bases)
+    table, _ = reader._known()
+    state = {r.listed: torch.zeros(r.shape, dtype=getattr(torch, r.dtype)) for r in table.rows}
+    dcp.load(state, storage_reader=reader)
+    truth = api.open_checkpoint(str(place), bases=bases)
+    for row in table.rows:
+        got, want = state[row.listed].view(-1), truth[row.key].torch().view(-1)
+        assert torch.equal(got.view(torch.uint8), want.view(torch.uint8)), row.key
+    assert reader.report.verified
+    copy = tmp_path / "delta"
+    shutil.copytree(place, copy)
+    flip(copy / "00000.blocks", (copy / "00000.blocks").stat().st_size // 2)
+    error = error_of(lambda: dcp.load(state, storage_reader=Reader(copy, bases=bases)))
+    assert isinstance(error, CorruptError)
