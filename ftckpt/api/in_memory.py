@@ -13,7 +13,14 @@ from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
 from ftckpt.workers import Work
 
-from .loading import RequestFlags, is_computed, requested, verify_used
+from .loading import (
+    LOAD_LEVELS,
+    RequestFlags,
+    is_computed,
+    requested,
+    require_structure,
+    verify_used,
+)
 from .opening import STORES
 from .tables import read_rules
 
@@ -37,7 +44,8 @@ class LoadFlags(RequestFlags, total=False):
     Attributes:
         tp, pp, dp, ep: which rank of how many, of each group: `(0, 4)`; None for all of it.
         device: `cpu` or `cuda[:N]` for tensors of torch; None for arrays of numpy.
-        level: `content`: what is read is held to what is recorded of it; `structure`: it is not.
+        level: `content`: the checkpoint is held to its format's rules, and what is read to what is
+            recorded of it; `structure`: the first alone; `bytes`: the second; `none`: neither.
         jobs: threads; 0 for one a processor.
     """
 
@@ -84,10 +92,14 @@ def load(
     own = {k: v for k, v in flags.items() if k in RequestFlags.__annotations__ and k != "only"}
     wishes = cast("RequestFlags", {**own, **({"only": only} if only else {})})
     content = requested(place, stores, **wishes)
+    level = flags.get("level", "content")
+    if level not in LOAD_LEVELS:
+        hint = ", ".join(LOAD_LEVELS)
+        raise UsageError(f"level={level!r} is not a level of a load", hint=hint)
+    if level in ("content", "structure"):
+        require_structure(content)
     work = Work.of(flags.get("jobs", 0), counter=counter)
-    loader = _Loader(
-        content, flags.get("device", "cpu"), work, check=flags.get("level", "content") == "content"
-    )
+    loader = _Loader(content, flags.get("device", "cpu"), work, check=level in ("content", "bytes"))
     grid = {name: rank for name, rank in asked.items() if rank[1] > 1}
     if grid.keys() - {"dp"}:
         rules = flags.get("rules", "")

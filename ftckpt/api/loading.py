@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     from ftckpt.transfer.read.elements import Gatherer
 
 
+# What of a source is checked: its format's rules, and the bytes that are read.
+LOAD_LEVELS = ("content", "structure", "bytes", "none")
+
+
 class RequestFlags(TypedDict, total=False):
     """What of a source is loaded, and as what.
 
@@ -201,16 +205,14 @@ def read_stored(content: Content, file: str) -> str:
 
 
 def require_whole(checkpoint: Checkpoint) -> None:
-    """Refuse what opening has shown to be unfinished or damaged.
+    """Refuse a save that was not finished.
 
     Raises:
-        IncompleteError: the save was not finished.
-        FtckptError: the first defect.
+        IncompleteError: it was not.
     """
     if checkpoint.commit.state is CommitState.UNCOMMITTED:
         said = checkpoint.commit.message or "the save was not finished"
         raise IncompleteError(f"{checkpoint.source.url}: {said}")
-    _raise_first(checkpoint.open_findings)
 
 
 def _raise_first(findings: Iterable[Finding]) -> None:
@@ -220,6 +222,30 @@ def _raise_first(findings: Iterable[Finding]) -> None:
                 one.code, one.message, kind=one.kind, file=one.file, tensor=one.tensor,
                 offset=one.offset, length=one.length,
             )  # fmt: skip
+
+
+def require_structure(content: Content) -> None:
+    """Hold the checkpoint to its format's rules, as far as what is loaded is concerned.
+
+    Raises:
+        FtckptError: the first defect: a lost or short file, a hole, shards of another step.
+    """
+    from ftckpt.progress import NULL
+    from ftckpt.verification.structure import check_structure
+
+    stored = content.checkpoint.as_stored
+    known = {extent.file for extent, _, _ in stored.extents_by_owner()}
+    used, names = known, stored.tensors.keys() | stored.objects.keys()
+    if content.checkpoint is stored:
+        copies = (copy for wanted in content.tensors.values() for copy in wanted.copies)
+        names = {copy.key for copy in copies} | content.objects.keys()
+        used = {e.file for e, owner, _ in stored.extents_by_owner() if owner in names}
+    for found in check_structure(stored, NULL):
+        other = found.file in known and found.file not in used
+        if found.tensor in stored.tensors or found.tensor in stored.objects:
+            other = found.tensor not in names
+        if not other:
+            _raise_first([found])
 
 
 def with_ties(content: Content) -> Content:
@@ -344,6 +370,11 @@ class JobState:
             coded=_coded(content),
         )
         return cls(content, table, find(source), settings, leaves, trees)
+
+    @property
+    def pieces(self) -> int:
+        """How many pieces the checkpoint's tensors have."""
+        return sum(len(info.pieces) for info in self.content.checkpoint.as_stored.tensors.values())
 
     def settings(
         self, fields: Iterable[str], gatherer: Gatherer, allow: Collection[str]

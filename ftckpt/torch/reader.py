@@ -22,6 +22,7 @@ import logging
 import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
@@ -39,11 +40,13 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from ftckpt.api.loading import (
+    LOAD_LEVELS,
     JobState,
     RequestFlags,
     StateTable,
     is_computed,
     requested,
+    require_structure,
     verify_used,
 )
 from ftckpt.api.opening import STORES
@@ -76,6 +79,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("ftckpt.torch")
 _MOST_THREADS = 8
 _NAMED = 10
+# Pieces of which the structure is checked before anything is read; of more, beside the reading.
+_AT_ONCE = 20_000
 
 
 @dataclass(frozen=True)
@@ -267,8 +272,9 @@ class Reader(StorageReader):
 
     Args:
         place: a checkpoint, `ROOT@STEP` or `ROOT@latest`; local or any URL.
-        level: `content`: what is read is held to the CRC-32s or the manifest that there are;
-            `structure`: it is not.
+        level: `content`: the checkpoint is held to its format's rules by the rank that opens it,
+            and what is read to the CRC-32s or the manifest that there are; `structure`: the first
+            alone; `bytes`: the second alone; `none`: neither.
         strict_dtype: refuse a tensor whose type in the job is not that of the checkpoint, which
             torch casts without a word.
         allow: classes, by qualified name, that values may be of beside plain data. torch makes them
@@ -304,8 +310,8 @@ class Reader(StorageReader):
         **flags: Unpack[RequestFlags],
     ) -> None:
         super().__init__()
-        if level not in ("structure", "content"):
-            hint = "structure, content"
+        if level not in LOAD_LEVELS:
+            hint = ", ".join(LOAD_LEVELS)
             if level == "values":
                 hint = "ftckpt verify --level values, before the job starts"
             raise UsageError(f"level={level!r} is not a level of a load", hint=hint)
@@ -321,7 +327,8 @@ class Reader(StorageReader):
         self.report = LoadReport()
         self._place = os.fspath(place)
         self._flags = flags
-        self._check = level == "content"
+        self._check = level in ("content", "bytes")
+        self._structure = level in ("content", "structure")
         self._strict = strict_dtype
         self._allow = frozenset([allow] if isinstance(allow, str) else allow)
         self._jobs = jobs
@@ -335,6 +342,7 @@ class Reader(StorageReader):
         self._state: JobState | None = None
         self._names: JobNames | None = None
         self._error: Exception | None = None
+        self._checking: Any = None
 
     # --- torch's contract ------------------------------------------------------------------------
 
@@ -399,7 +407,10 @@ class Reader(StorageReader):
         """
         began = time.monotonic()
         with in_a_job(), torch.no_grad():
-            self.report = replace(self._read(plan, planner), seconds=time.monotonic() - began)
+            found = self._read(plan, planner)
+            if self._checking is not None:
+                self._checking.result()
+            self.report = replace(found, seconds=time.monotonic() - began)
         self._say()
         done: Future[None] = Future()
         done.set_result(None)
@@ -483,7 +494,12 @@ class Reader(StorageReader):
 
     def _open(self) -> JobState:
         with in_a_job():
-            return JobState.of(requested(self._place, self._stores, **self._flags))
+            state = JobState.of(requested(self._place, self._stores, **self._flags))
+            if self._structure and state.pieces <= _AT_ONCE:
+                require_structure(state.content)
+            elif self._structure:  # it takes longer than opening: the ranks read meanwhile
+                self._checking = ThreadPoolExecutor(1).submit(_checked_in_a_job, state)
+        return state
 
     def _own_state(self) -> JobState:
         """Open the checkpoint on this rank too; it must be the one that was opened first.
@@ -706,6 +722,11 @@ def _keys(known: Mapping[str, Asked]) -> Iterator[str]:
 def _listed_names(table: StateTable) -> Iterator[str]:
     yield from (row.listed for row in table.rows)
     yield from table.objects
+
+
+def _checked_in_a_job(state: JobState) -> None:
+    with in_a_job():
+        require_structure(state.content)
 
 
 def _can_be_sent(checkpoint: Checkpoint) -> bool:

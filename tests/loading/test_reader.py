@@ -457,3 +457,27 @@ def test_a_delta_is_loaded_with_its_base(tmp_path: Path) -> None:
     flip(copy / "00000.blocks", (copy / "00000.blocks").stat().st_size // 2)
     error = error_of(lambda: dcp.load(state, storage_reader=Reader(copy, bases=bases)))
     assert isinstance(error, CorruptError)
+
+
+def test_the_structure_is_checked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank's optimizer is lost."""
+    sample = DATA / "ranks" / "tp_fsdp2" / "actor"
+    mixed = tmp_path / "actor"
+    shutil.copytree(sample, mixed)
+    victim = next(mixed.glob("optim_world_size_*_rank_1.pt"))
+    victim.unlink()
+    with pytest.raises(FtckptError):
+        Reader(mixed).check({})
+    only = Reader(mixed, only="model", level="bytes")
+    table, _ = only._known()
+    state = {r.listed: torch.zeros(r.shape, dtype=getattr(torch, r.dtype)) for r in table.rows}
+    dcp.load(state, storage_reader=only)
+    assert only.report.evidence.crc32
+    from ftckpt.torch import reader as module
+
+    monkeypatch.setattr(module, "_AT_ONCE", 0)
+    late = Reader(mixed)
+    error = error_of(lambda: dcp.load(dict(state), storage_reader=late))
+    assert isinstance(error, FtckptError)
+    quiet = Reader(mixed, level="none")
+    dcp.load(dict(state), storage_reader=quiet)
