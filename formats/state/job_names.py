@@ -87,7 +87,7 @@ def bare(name: str) -> str:
     return name
 
 
-class JobNames:
+class AskedNames:
     """Finds what a job asks for.
 
     Args:
@@ -155,7 +155,7 @@ class JobNames:
         return next(iter(found), None)
 
     def find_object(self, asked: str) -> str | None:
-        """Return the name of a value that is no tensor; None where there is none.
+        """Return the name of a value other than a tensor; None without one.
 
         Raises:
             UsageError: two values answer to the name.
@@ -239,7 +239,7 @@ def _cuts(asked: str) -> Iterator[tuple[str, str]]:
         yield key, rest
 
 
-def similar(asked: str, names: JobNames) -> list[str]:
+def similar(asked: str, names: AskedNames) -> list[str]:
     """Return listed names that are like one that was not found."""
     from difflib import get_close_matches
 

@@ -61,7 +61,7 @@ class LoadedSettings:
 
         Args:
             asked: which.
-            members: the parameters of the job's group, as `JobNames.parameter` calls them.
+            members: the parameters of the job's group, as `AskedNames.parameter` calls them.
 
         Raises:
             NotFoundError: the checkpoint does not say it.

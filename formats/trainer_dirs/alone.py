@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ftckpt.checkpoint import Checkpoint, Payload, Piece, TensorInfo
-from ftckpt.checkpoint.alone import StoredAlone, source_of
+from ftckpt.checkpoint.alone import StoredAlone, for_rank, source_of
 
 if TYPE_CHECKING:
-    from .checkpoint import BundleCheckpoint
+    from ftckpt.storage.source import Source
+
+
+class BundlePart(Protocol):
+    """A part of several."""
+
+    @property
+    def prefix(self) -> str:
+        """What its files' names begin with."""
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The part, opened."""
 
 
 @dataclass(kw_only=True, repr=False)
@@ -43,26 +55,38 @@ def without(piece: Piece, prefix: str) -> Piece:
     return piece._replace(extent=piece.extent._replace(file=piece.extent.file.removeprefix(prefix)))
 
 
-def parts_alone(bundle: BundleCheckpoint, tensors: Mapping[str, TensorInfo]) -> PartsAlone | None:
-    """Return tensors of a bundle; None where a part must be opened: see `Checkpoint.for_rank`."""
-    source = source_of(bundle.source, tensors)
-    if source is None:
+def parts_alone(
+    source: Source,
+    parts: Sequence[BundlePart],
+    part_of: Callable[[str], BundlePart],
+    tensors: Mapping[str, TensorInfo],
+) -> PartsAlone | None:
+    """Return tensors of a bundle; None where a part must be opened: see `Checkpoint.for_rank`.
+
+    Args:
+        source: of the bundle.
+        parts: all of them.
+        part_of: returns the part that holds a file.
+        tensors: which.
+    """
+    own = source_of(source, tensors)
+    if own is None:
         return None
-    numbers = {id(part): number for number, part in enumerate(bundle.parts)}
+    numbers = {id(part): number for number, part in enumerate(parts)}
     of: dict[str, int] = {}
     inner: dict[int, dict[str, TensorInfo]] = defaultdict(dict)
     for key, info in tensors.items():
         pieces: dict[int, list[Piece]] = defaultdict(list)
         for piece in info.pieces:
-            part = bundle.part_of(piece.extent.file)
+            part = part_of(piece.extent.file)
             number = of[piece.extent.file] = numbers[id(part)]
             pieces[number].append(without(piece, part.prefix))
         for number, some in pieces.items():
             inner[number][key] = info._replace(pieces=some)
-    parts: list[tuple[str, Checkpoint]] = []
-    for number, part in enumerate(bundle.parts):
-        found = part.checkpoint.for_rank(inner.get(number, {}))
+    made: list[tuple[str, Checkpoint]] = []
+    for number, part in enumerate(parts):
+        found = for_rank(part.checkpoint, inner.get(number, {}))
         if found is None:
             return None
-        parts.append((part.prefix, found))
-    return PartsAlone(source=source, tensors=tensors, objects={}, parts=parts, of=of)
+        made.append((part.prefix, found))
+    return PartsAlone(source=own, tensors=tensors, objects={}, parts=made, of=of)

@@ -318,7 +318,7 @@ class BundleCheckpoint(Checkpoint):
         """Return what reads some tensors in another process; see `Checkpoint.for_rank`."""
         from .alone import parts_alone
 
-        return parts_alone(self, tensors)
+        return parts_alone(self.source, self.parts, self.part_of, tensors)
 
     @property
     def records_by_piece(self) -> bool:

@@ -27,7 +27,7 @@ from .tables import read_rules
 if TYPE_CHECKING:
     from ftckpt.checkpoint.dtypes import DType
     from ftckpt.formats.pickles.walk import Path
-    from ftckpt.loading.targets import Target, Wanted
+    from ftckpt.loading.targets import LoadTarget, Wanted
     from ftckpt.transfer.content import Content, Shard
     from ftckpt.transfer.layout import OutputFile
 
@@ -306,7 +306,7 @@ class _Loader:
 
     _staging: Any = None
 
-    def _fresh(self, shape: Sequence[int], dtype: DType) -> tuple[Any, Target]:
+    def _fresh(self, shape: Sequence[int], dtype: DType) -> tuple[Any, LoadTarget]:
         """Return memory for a tensor, and what fills it.
 
         Raises:
@@ -332,17 +332,17 @@ class _Loader:
         with needing("a tensor of torch", "device=None loads arrays of numpy"):
             import torch
 
-            from ftckpt.loading.tensors import Staging, TensorTarget
+            from ftckpt.loading.tensors import StagingBuffers, TensorTarget
         kind = getattr(torch, dtype.name, None)
         if kind is None or dtype.family == "opaque":
             raise UnsupportedError(f"torch has no plain type {dtype.name}")
         if self._staging is None:
-            self._staging = Staging(torch_device(self._device))
+            self._staging = StagingBuffers(torch_device(self._device))
         tensor = torch.empty(tuple(shape), dtype=kind, device=self._staging.device)
         return tensor, TensorTarget(tensor, self._staging, "the result")
 
 
-def _wanted(name: str, shard: Shard, target: Target) -> Wanted:
+def _wanted(name: str, shard: Shard, target: LoadTarget) -> Wanted:
     from ftckpt.loading.targets import Wanted
 
     return Wanted(name, shard, target)

@@ -1,8 +1,8 @@
 """What a job loads of a checkpoint: the same requests as `convert`, and its memory for a place.
 
-`requested` is a source with a user's wishes. `JobState` is that under the names of torch's state,
-with an optimizer's settings by parameter, and other values as bytes that torch may be handed.
-Nothing here imports torch.
+`requested` is a source with a user's wishes. `LoadableState` is that under the names of torch's
+state, with an optimizer's settings by parameter, and other values as bytes that torch may be
+handed. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ from .transferring import PartFlags, narrowed
 
 if TYPE_CHECKING:
     from ftckpt.findings import Finding
-    from ftckpt.formats.state.job_names import JobNames
-    from ftckpt.formats.state.job_settings import JobSettings, LoadedSettings
+    from ftckpt.formats.state.job_names import AskedNames as AskedNames
+    from ftckpt.formats.state.job_names import SettingName
+    from ftckpt.formats.state.job_settings import JobSettings
+    from ftckpt.formats.state.job_settings import LoadedSettings as LoadedSettings
     from ftckpt.formats.state.objects import Leaf, StateObjects
     from ftckpt.manifest import Manifest
     from ftckpt.transfer.content import Content
@@ -304,15 +306,59 @@ class StateTable(NamedTuple):
     files: tuple[int, int]
     coded: Sequence[str]
 
-    def names(self) -> JobNames:
+    def names(self) -> AskedNames:
         """Return what finds a job's names in it."""
-        from ftckpt.formats.state.job_names import JobNames
+        from ftckpt.formats.state.job_names import AskedNames
 
-        return JobNames(self.rows, self.objects)
+        return AskedNames(self.rows, self.objects)
+
+
+class AskedName(NamedTuple):
+    """What a name of the job's is: a tensor, an optimizer's setting, a value, the common step."""
+
+    row: Any = None
+    setting: Any = None
+    value: str | None = None
+    step: bool = False
+
+
+def what_is(asked: str, table: StateTable, names: AskedNames) -> AskedName | None:
+    """Return what a job's name is in a checkpoint; None where it has no such thing.
+
+    Raises:
+        UsageError: two things answer to the name.
+    """
+    key = names.find(asked)
+    if key is not None:
+        return AskedName(row=names.row(key))
+    setting = setting_of(asked)
+    if setting is not None:
+        known = setting.field == "params" or setting.field in table.fields
+        return AskedName(setting=setting) if known and table.fields else None
+    value = names.find_object(asked)
+    if value is not None:
+        return AskedName(value=value)
+    if table.step is not None and names.step_of(asked) is not None:
+        return AskedName(step=True)
+    return None
+
+
+def setting_of(asked: str) -> SettingName | None:
+    """Return what a job's name says of an optimizer's settings; None for any other."""
+    from ftckpt.formats.state.job_names import setting_of as said
+
+    return said(asked)
+
+
+def similar(asked: str, names: AskedNames) -> list[str]:
+    """Return listed names that are like one that was not found."""
+    from ftckpt.formats.state.job_names import similar as like
+
+    return like(asked, names)
 
 
 @dataclass
-class JobState:
+class LoadableState:
     """A checkpoint as a job asks for it; on the rank that has opened it.
 
     Attributes:
@@ -329,7 +375,7 @@ class JobState:
     _trees: StateObjects
 
     @classmethod
-    def of(cls, content: Content) -> JobState:
+    def of(cls, content: Content) -> LoadableState:
         """Return the state that some content is.
 
         Raises:
@@ -392,7 +438,7 @@ class JobState:
         )
 
     def value(self, name: str, gatherer: Gatherer, allow: Collection[str]) -> bytes:
-        """Return a value that is no tensor, as bytes for `torch.load`.
+        """Return a value other than a tensor, as bytes for `torch.load`.
 
         Raises:
             UnsafeError: it holds a class that is not allowed.

@@ -349,9 +349,10 @@ class Checkpoint(Mapping[str, "TensorView"]):
         return Payload(piece.extent, piece.strides)
 
     def for_rank(self, tensors: Mapping[str, TensorInfo]) -> Checkpoint | None:
-        """Return what reads some tensors in another process; it can be pickled.
+        """Return what reads some tensors in another process, where pieces have forms of their own.
 
-        A job opens a checkpoint once, and each of its ranks reads with this.
+        It can be pickled: a job opens a checkpoint once, and each of its ranks reads with this
+        (`ftckpt.checkpoint.alone.for_rank`, which knows the plain formats).
 
         Args:
             tensors: by key; each may have fewer pieces than here.
@@ -359,11 +360,7 @@ class Checkpoint(Mapping[str, "TensorView"]):
         Returns:
             None where only an opened checkpoint reads them.
         """
-        if type(self).payload is not Checkpoint.payload or self.decoding:
-            return None
-        from .alone import stored_alone
-
-        return stored_alone(self, tensors)
+        return None
 
     @property
     def records_by_piece(self) -> bool:

@@ -36,6 +36,17 @@ class StoredAlone(Checkpoint):
         return iter(self.known)
 
 
+def for_rank(checkpoint: Checkpoint, tensors: Mapping[str, TensorInfo]) -> Checkpoint | None:
+    """Return what reads some tensors of a checkpoint in another process.
+
+    Returns:
+        None where only an opened checkpoint reads them.
+    """
+    if type(checkpoint).payload is Checkpoint.payload and not checkpoint.decoding:
+        return stored_alone(checkpoint, tensors)
+    return checkpoint.for_rank(tensors)
+
+
 def stored_alone(checkpoint: Checkpoint, tensors: Mapping[str, TensorInfo]) -> StoredAlone | None:
     """Return tensors of a checkpoint whose pieces are not packed; see `Checkpoint.for_rank`."""
     source = source_of(checkpoint.source, tensors)

@@ -26,11 +26,13 @@ from ftckpt.findings import Finding, listed
 from ftckpt.verification.records import check_these
 from ftckpt.workers.buffers import buffer
 
+from .readings import BlockRead
+
 if TYPE_CHECKING:
     from ftckpt.manifest import Manifest
     from ftckpt.workers import Work
 
-    from .fill import FileRead, Filler
+    from .readings import CarriesOut, FileRead
     from .targets import Wanted
 
 _CHUNK = 2 << 20
@@ -38,7 +40,7 @@ _SLOT = 4  # of `workers.buffers`
 _MOST_NAMED = 3
 
 
-class Found(NamedTuple):
+class CheckedBytes(NamedTuple):
     """How many bytes were read, and by what they were checked.
 
     Attributes:
@@ -56,26 +58,8 @@ class Found(NamedTuple):
     again: int = 0
 
 
-class BlockRead(NamedTuple):
-    """A block of the manifest that is read from its begin to its end.
-
-    Attributes:
-        file: of the checkpoint.
-        number: of the block.
-        length: bytes of it.
-        digest: as recorded.
-        readings: that begin in it, in order.
-    """
-
-    file: str
-    number: int
-    length: int
-    digest: bytes
-    readings: Sequence[FileRead]
-
-
 @dataclass(frozen=True)
-class Evidence:
+class LoadEvidence:
     """What a rank checks of what it loads.
 
     Attributes:
@@ -96,7 +80,7 @@ class Evidence:
         noted: Mapping[Extent, tuple[Record, Extent]],
         readings: Sequence[FileRead],
         checkpoint: Checkpoint,
-    ) -> Check:
+    ) -> LoadCheck:
         """Return the check of some readings, none of which was made yet.
 
         Args:
@@ -107,7 +91,7 @@ class Evidence:
         Raises:
             CorruptError: a file has another size than the manifest says.
         """
-        return Check(self, noted, readings, checkpoint)
+        return LoadCheck(self, noted, readings, checkpoint)
 
 
 def block_at(manifest: Manifest, file: str, number: int) -> Extent:
@@ -115,7 +99,7 @@ def block_at(manifest: Manifest, file: str, number: int) -> Extent:
     return Extent(file, number * BLOCK, block_length(manifest.by_path[file].size, number))
 
 
-class Check:
+class LoadCheck:
     """One check of some readings; `saw` and `drain` may be called by many threads.
 
     Attributes:
@@ -124,7 +108,7 @@ class Check:
 
     def __init__(
         self,
-        evidence: Evidence,
+        evidence: LoadEvidence,
         noted: Mapping[Extent, tuple[Record, Extent]],
         readings: Sequence[FileRead],
         checkpoint: Checkpoint,
@@ -262,7 +246,7 @@ class Check:
             some = inside.get((file, number), ())
             yield BlockRead(file, number, place.length, digest, some)
 
-    def read_block(self, block: BlockRead, filler: Filler, wanted: Sequence[Wanted]) -> int:
+    def read_block(self, block: BlockRead, filler: CarriesOut, wanted: Sequence[Wanted]) -> int:
         """Load what begins in a block, and hold all of the block to its digest.
 
         Returns:
@@ -282,7 +266,7 @@ class Check:
             nonlocal at, again
             while at < to:
                 view = buffer(min(_CHUNK, to - at), _SLOT)
-                filler.bytes.read(block.file, at, view)
+                filler.skip(block.file, at, view)
                 state.update(view)
                 at += len(view)
                 again += len(view)
@@ -316,7 +300,7 @@ class Check:
 
     # --- at the end ------------------------------------------------------------------------------
 
-    def end(self, work: Work) -> Found:
+    def end(self, work: Work) -> CheckedBytes:
         """Compare what was summed up, and check what was read in part.
 
         Raises:
@@ -346,7 +330,9 @@ class Check:
                 tensor=first.owner,
             )
         parts = sum(record.extent.length for record in self._parts)
-        return Found(self._crc + parts, self._hashed, self._elsewhere, self._none, self._again)
+        return CheckedBytes(
+            self._crc + parts, self._hashed, self._elsewhere, self._none, self._again
+        )
 
 
 def _place(record: Record) -> Extent:

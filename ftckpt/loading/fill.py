@@ -9,53 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import Checkpoint, Payload, Piece, Record
 from ftckpt.errors import CorruptError, FtckptError
 from ftckpt.progress import NULL, Counter
-from ftckpt.transfer.read.copies_plan import ElementMove
 from ftckpt.transfer.read.elements import REMOTE, SPAN, Gatherer
 from ftckpt.workers import Work
 
-from .evidence import BlockRead, Check, Evidence, Found
+from .evidence import CheckedBytes, LoadCheck, LoadEvidence
+from .readings import BlockRead, FileRead, Take
 from .targets import Wanted
 
 if TYPE_CHECKING:
     from ftckpt.extents import Extent
-    from ftckpt.transfer.read.geometry import StoredBox
     from ftckpt.workers.limits import RateLimit
 
 _ALONE = 128 << 10  # bytes of a run that is read straight into place, and not with neighbours
 _TASK = 16 << 20  # bytes that one thread reads before it takes other ones
-
-
-class Take(NamedTuple):
-    """Elements of a reading, and the shard that they go to, by its number."""
-
-    number: int
-    move: ElementMove
-
-
-class FileRead(NamedTuple):
-    """Bytes that are read at once.
-
-    Attributes:
-        held: the file, or the stream to undo first.
-        offset: of the first byte.
-        nbytes: how many.
-        takes: what is taken of them.
-    """
-
-    held: StoredBox
-    offset: int
-    nbytes: int
-    takes: Sequence[Take]
-
-    @property
-    def end(self) -> int:
-        """Where they end."""
-        return self.offset + self.nbytes
 
 
 class NotingRecords:
@@ -112,7 +83,7 @@ class NotingRecords:
 class _Watch:
     """Is told of what is read, before and after the check knows what it looks at."""
 
-    check: Check | None = None
+    check: LoadCheck | None = None
 
     def saw(self, file: str, offset: int, data: memoryview) -> None:
         """Pass on bytes that were read."""
@@ -215,6 +186,10 @@ class Filler(Gatherer):
     def _direct(self, take: Take, wanted: Sequence[Wanted]) -> bool:
         return take.move.is_run and take.move.dtype == wanted[take.number].target.dtype
 
+    def skip(self, file: str, offset: int, out: memoryview) -> None:
+        """Read bytes that nobody wants, for the check alone."""
+        self.bytes.read(file, offset, out)
+
     def carry_out(self, reading: FileRead, wanted: Sequence[Wanted]) -> memoryview:
         """Read some bytes and put them in place; return them as they lie in memory now.
 
@@ -244,10 +219,10 @@ class Filler(Gatherer):
 def fill(
     checkpoint: Checkpoint,
     wanted: Sequence[Wanted],
-    evidence: Evidence,
+    evidence: LoadEvidence,
     *,
     work: Work,
-) -> Found:
+) -> CheckedBytes:
     """Load shards, and hold what was read to the evidence that there is.
 
     Args:

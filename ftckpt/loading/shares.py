@@ -2,7 +2,7 @@
 
 One rank has opened the checkpoint. Each other one is sent the places of the pieces that it needs,
 and no more. A record, or a block of the manifest, that several ranks read is checked by one of
-them: by one that reads all of it if there is one, else by whoever has least to check so far.
+them: by one that reads all of it if there is one, else by the one that has least to check so far.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.checkpoint import Box, Checkpoint, Piece, Record, TensorInfo
+from ftckpt.checkpoint.alone import for_rank
 from ftckpt.checkpoint.coverage import intersection
 from ftckpt.extents import BLOCK, Extent
 from ftckpt.transfer.read.geometry import Boxes, boxes_of_range
 
-from .evidence import Evidence, block_at
+from .evidence import LoadEvidence, block_at
 
 if TYPE_CHECKING:
     from ftckpt.manifest import Manifest
@@ -37,7 +38,7 @@ class RankShare(NamedTuple):
 
     shards: Sequence[Shard]
     checkpoint: Checkpoint | None
-    evidence: Evidence
+    evidence: LoadEvidence
 
 
 def divide(
@@ -61,9 +62,9 @@ def divide(
     near = _Near(checkpoint)
     tensors = [near.tensors(shards) for shards in asked]
     if not check:
-        off = Evidence(off=True)
+        off = LoadEvidence(off=True)
         return [
-            RankShare(shards, checkpoint.for_rank(some), off)
+            RankShare(shards, for_rank(checkpoint, some), off)
             for shards, some in zip(asked, tensors, strict=True)
         ]
     records = listed_records(checkpoint, near.files(tensors))
@@ -76,12 +77,12 @@ def divide(
     charge = _charges(meets, len(asked))
     shares = []
     for rank, (shards, some) in enumerate(zip(asked, tensors, strict=True)):
-        evidence = Evidence(
+        evidence = LoadEvidence(
             records=places.records_near(some),
             manifest=places.manifest_of(some),
             charge=frozenset(charge[rank]),
         )
-        shares.append(RankShare(shards, checkpoint.for_rank(some), evidence))
+        shares.append(RankShare(shards, for_rank(checkpoint, some), evidence))
     return shares
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ftckpt.transfer.read.copies_plan import ElementMove
 
 
-class Target(Protocol):
+class LoadTarget(Protocol):
     """The memory of one shard: elements in C order."""
 
     @property
@@ -57,7 +57,7 @@ class Wanted(NamedTuple):
 
     name: str
     shard: Shard
-    target: Target
+    target: LoadTarget
 
 
 class ArrayTarget:

@@ -1,7 +1,7 @@
 """A job's tensors as places to load into: straight on the CPU, by page-locked memory on a GPU.
 
 Every thread has two buffers. What it reads into one goes up by a stream of its own while it reads
-into the other; on the device it is put in place with its strides, and cast there. Where there is no
+into the other; on the device it is put in place with its strides, and cast there. Without a
 GPU the same code runs without streams, and that is how it is tested.
 """
 
@@ -39,7 +39,7 @@ def dtype_of(tensor: torch.Tensor) -> DType:
     return found
 
 
-class Staging:
+class StagingBuffers:
     """The buffers of all threads, and what goes up from them.
 
     Args:
@@ -129,7 +129,7 @@ class Staging:
 
 
 class TensorTarget:
-    """A plain tensor of the job's; fits `ftckpt.loading.targets.Target`.
+    """A plain tensor of the job's; fits `ftckpt.loading.targets.LoadTarget`.
 
     Args:
         tensor: on any device, with any strides.
@@ -140,7 +140,7 @@ class TensorTarget:
         UnsupportedError: a subclass that keeps its values in another way, or an unknown type.
     """
 
-    def __init__(self, tensor: torch.Tensor, staging: Staging, name: str) -> None:
+    def __init__(self, tensor: torch.Tensor, staging: StagingBuffers, name: str) -> None:
         tensor = tensor.detach()
         if type(tensor) is not torch.Tensor:
             what = type(tensor).__name__

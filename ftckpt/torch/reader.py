@@ -41,13 +41,17 @@ from torch.futures import Future
 
 from ftckpt.api.loading import (
     LOAD_LEVELS,
-    JobState,
+    AskedName,
+    LoadableState,
     RequestFlags,
     StateTable,
     is_computed,
     requested,
     require_structure,
+    setting_of,
+    similar,
     verify_used,
+    what_is,
 )
 from ftckpt.api.opening import STORES
 from ftckpt.errors import (
@@ -59,20 +63,19 @@ from ftckpt.errors import (
 )
 from ftckpt.extents import Box
 from ftckpt.findings import counted, listed
-from ftckpt.loading.evidence import Found
+from ftckpt.loading.evidence import CheckedBytes
 from ftckpt.loading.fill import fill
 from ftckpt.loading.shares import RankShare, divide
 from ftckpt.loading.targets import Wanted
-from ftckpt.loading.tensors import Staging, TensorTarget
+from ftckpt.loading.tensors import StagingBuffers, TensorTarget
 from ftckpt.progress import NULL, Counter
 from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.workers import Work, limits
 from ftckpt.workers.memory import in_a_job
 
 if TYPE_CHECKING:
+    from ftckpt.api.loading import AskedNames, LoadedSettings
     from ftckpt.checkpoint import Checkpoint
-    from ftckpt.formats.state.job_names import JobNames
-    from ftckpt.formats.state.job_settings import LoadedSettings
     from ftckpt.storage import StoreOptions
     from ftckpt.transfer.content import Shard
 
@@ -104,7 +107,7 @@ class LoadReport:
     nbytes: int = 0
     cast: Sequence[str] = ()
     left: Sequence[str] = ()
-    evidence: Found = Found()  # noqa: RUF009 (a NamedTuple)
+    evidence: CheckedBytes = CheckedBytes()  # noqa: RUF009 (a NamedTuple)
     verified: bool = False
     seconds: float = 0.0
 
@@ -174,7 +177,7 @@ class _RankPlan(NamedTuple):
 class _Listed(dict[str, Any]):
     """The metadata's mapping: lists the names of the checkpoint, and answers to the job's too."""
 
-    def __init__(self, table: StateTable, names: JobNames) -> None:
+    def __init__(self, table: StateTable, names: AskedNames) -> None:
         super().__init__()
         self._table, self._names = table, names
         for row in table.rows:
@@ -235,39 +238,7 @@ def _chunk(kind: torch.dtype, shape: tuple[int, ...]) -> TensorStorageMetadata:
     return TensorStorageMetadata(properties=TensorProperties(dtype=kind), size=size, chunks=[whole])
 
 
-class Asked(NamedTuple):
-    """What a name of the job's is: a tensor, an optimizer's setting, a value, the common step."""
-
-    row: Any = None
-    setting: Any = None
-    value: str | None = None
-    step: bool = False
-
-
-def what_is(asked: str, table: StateTable, names: JobNames) -> Asked | None:
-    """Return what a job's name is in a checkpoint; None where it has no such thing.
-
-    Raises:
-        UsageError: two things answer to the name.
-    """
-    from ftckpt.formats.state.job_names import setting_of
-
-    key = names.find(asked)
-    if key is not None:
-        return Asked(row=names.row(key))
-    setting = setting_of(asked)
-    if setting is not None:
-        known = setting.field == "params" or setting.field in table.fields
-        return Asked(setting=setting) if known and table.fields else None
-    value = names.find_object(asked)
-    if value is not None:
-        return Asked(value=value)
-    if table.step is not None and names.step_of(asked) is not None:
-        return Asked(step=True)
-    return None
-
-
-class Reader(StorageReader):
+class CheckpointReader(StorageReader):
     """Reads any checkpoint for `torch.distributed.checkpoint.load`.
 
     Args:
@@ -339,8 +310,8 @@ class Reader(StorageReader):
 
     def _forget(self) -> None:
         self._table: StateTable | None = None
-        self._state: JobState | None = None
-        self._names: JobNames | None = None
+        self._state: LoadableState | None = None
+        self._names: AskedNames | None = None
         self._error: Exception | None = None
         self._checking: Any = None
 
@@ -429,8 +400,6 @@ class Reader(StorageReader):
         from torch.distributed.checkpoint._nested_dict import flatten_state_dict
         from torch.distributed.checkpoint.stateful import Stateful
 
-        from ftckpt.formats.state.job_names import similar
-
         table, names = self._known()
         plain = {k: v.state_dict() if isinstance(v, Stateful) else v for k, v in state.items()}
         flat, _ = flatten_state_dict(plain)
@@ -458,7 +427,7 @@ class Reader(StorageReader):
 
     # --- opening once ----------------------------------------------------------------------------
 
-    def _known(self) -> tuple[StateTable, JobNames]:
+    def _known(self) -> tuple[StateTable, AskedNames]:
         """Return the table; the first time one rank opens the checkpoint and all receive it."""
         if self._table is None:
             table = self._opened_by_one()
@@ -492,16 +461,16 @@ class Reader(StorageReader):
         table: StateTable = told[0]
         return table
 
-    def _open(self) -> JobState:
+    def _open(self) -> LoadableState:
         with in_a_job():
-            state = JobState.of(requested(self._place, self._stores, **self._flags))
+            state = LoadableState.of(requested(self._place, self._stores, **self._flags))
             if self._structure and state.pieces <= _AT_ONCE:
                 require_structure(state.content)
             elif self._structure:  # it takes longer than opening: the ranks read meanwhile
                 self._checking = ThreadPoolExecutor(1).submit(_checked_in_a_job, state)
         return state
 
-    def _own_state(self) -> JobState:
+    def _own_state(self) -> LoadableState:
         """Open the checkpoint on this rank too; it must be the one that was opened first.
 
         Raises:
@@ -510,7 +479,7 @@ class Reader(StorageReader):
         table, _ = self._known()
         if self._state is None:
             place = self._place if self._flags.get("also") else table.url
-            self._state = JobState.of(requested(place, self._stores, **self._flags))
+            self._state = LoadableState.of(requested(place, self._stores, **self._flags))
             mine = self._state.table
             if mine.url != table.url or mine.files != table.files:
                 raise RefusedError(
@@ -521,14 +490,14 @@ class Reader(StorageReader):
 
     # --- the plan --------------------------------------------------------------------------------
 
-    def _planned(self, state: JobState, plans: Sequence[LoadPlan]) -> list[LoadPlan]:
+    def _planned(self, state: LoadableState, plans: Sequence[LoadPlan]) -> list[LoadPlan]:
         table, names = self._known()
         asked: list[list[Shard]] = []
         steps: list[frozenset[int]] = []
         values: dict[str, str] = {}
         fields: set[str] = set()
         seen: set[str] = set()
-        known: dict[str, Asked] = {}
+        known: dict[str, AskedName] = {}
         for plan in plans:
             shards: list[Shard] = []
             common: set[int] = set()
@@ -597,7 +566,7 @@ class Reader(StorageReader):
         items = [item for item in plan.items if item.type != LoadItemType.BYTE_IO]
         places = [planner.resolve_tensor(item) for item in items]
         self._require_fit(items, places, table, names)
-        staging = Staging(_device_of(places), forced=self._staged)
+        staging = StagingBuffers(_device_of(places), forced=self._staged)
         wanted: list[Wanted] = []
         shards = iter(sent.share.shards)
         for number, (item, tensor) in enumerate(zip(items, places, strict=True)):
@@ -641,7 +610,7 @@ class Reader(StorageReader):
         items: Sequence[ReadItem],
         places: Sequence[torch.Tensor],
         table: StateTable,
-        names: JobNames,
+        names: AskedNames,
     ) -> None:
         coded = frozenset(table.coded)
         for item, tensor in zip(items, places, strict=True):
@@ -672,11 +641,9 @@ class Reader(StorageReader):
                 )
 
     def _hand_over(
-        self, plan: LoadPlan, planner: LoadPlanner, sent: _RankPlan, names: JobNames
+        self, plan: LoadPlan, planner: LoadPlanner, sent: _RankPlan, names: AskedNames
     ) -> int:
         """Give the planner the values that are no tensors; the members of groups stay the job's."""
-        from ftckpt.formats.state.job_names import setting_of
-
         count = 0
         for item in plan.items:
             if item.type != LoadItemType.BYTE_IO:
@@ -695,7 +662,7 @@ class Reader(StorageReader):
             count += 1
         return count
 
-    def _members(self, setting: Any, planner: Any, names: JobNames) -> list[str]:
+    def _members(self, setting: Any, planner: Any, names: AskedNames) -> list[str]:
         """Return the parameters of a group of the job's, as the checkpoint calls them."""
         held: Mapping[str, Any] = getattr(planner, "state_dict", {})
         members = held.get(setting.members) if isinstance(held, Mapping) else None
@@ -715,7 +682,7 @@ class Reader(StorageReader):
             _LOG.info("not asked for: %s", listed(list(report.left)))
 
 
-def _keys(known: Mapping[str, Asked]) -> Iterator[str]:
+def _keys(known: Mapping[str, AskedName]) -> Iterator[str]:
     return (one.row.key for one in known.values() if one.row is not None)
 
 
@@ -724,7 +691,7 @@ def _listed_names(table: StateTable) -> Iterator[str]:
     yield from table.objects
 
 
-def _checked_in_a_job(state: JobState) -> None:
+def _checked_in_a_job(state: LoadableState) -> None:
     with in_a_job():
         require_structure(state.content)
 

@@ -17,7 +17,7 @@ from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.errors import CorruptError
 from ftckpt.extents import BLOCK, Extent
 from ftckpt.loading import evidence
-from ftckpt.loading.evidence import Evidence
+from ftckpt.loading.evidence import LoadEvidence
 from ftckpt.loading.fill import Filler, fill
 from ftckpt.loading.shares import divide
 from ftckpt.loading.targets import ArrayTarget, Wanted
@@ -125,7 +125,7 @@ def test_small_blocks_are_read_in_order(tmp_path: Path, monkeypatch: pytest.Monk
     content = Content.of(checkpoint)
     for keys in (list(arrays), list(arrays)[3:17:4]):
         made = [target(content.whole(key)) for key in keys]
-        found = fill(checkpoint, [one for _, one in made], Evidence(manifest=manifest),
+        found = fill(checkpoint, [one for _, one in made], LoadEvidence(manifest=manifest),
                      work=Work(threads=2))  # fmt: skip
         for (memory, _), key in zip(made, keys, strict=True):
             assert bytes(memory) == arrays[key].tobytes()
@@ -136,10 +136,10 @@ def test_small_blocks_are_read_in_order(tmp_path: Path, monkeypatch: pytest.Monk
     path.write_bytes(damaged)
     made = [target(content.whole(key)) for key in arrays]
     with pytest.raises(CorruptError) as caught:
-        fill(checkpoint, [one for _, one in made], Evidence(manifest=manifest), work=Work())
+        fill(checkpoint, [one for _, one in made], LoadEvidence(manifest=manifest), work=Work())
     assert caught.value.offset == (len(data) - 5000) // small * small
     made = [target(content.whole("w00"))]
-    fill(checkpoint, [made[0][1]], Evidence(manifest=manifest), work=Work())  # another block
+    fill(checkpoint, [made[0][1]], LoadEvidence(manifest=manifest), work=Work())  # another block
 
 
 def test_elements_are_cast_and_padding_is_zero(tmp_path: Path) -> None:
@@ -150,12 +150,12 @@ def test_elements_are_cast_and_padding_is_zero(tmp_path: Path) -> None:
     checkpoint = api.open_checkpoint(str(tmp_path / "model.safetensors"))
     content = Content.of(checkpoint)
     memory, want = target(content.whole("w"), "float16")
-    fill(checkpoint, [want], Evidence(off=True), work=Work())
+    fill(checkpoint, [want], LoadEvidence(off=True), work=Work())
     assert bytes(memory) == array.astype(np.float16).tobytes()
     box = Box((0, 0), (3, 4))
     padded = Shard((4, 4), DTYPES["float32"], (SourceBox(box, "w", box),))
     memory, want = target(padded)
-    fill(checkpoint, [want], Evidence(off=True), work=Work())
+    fill(checkpoint, [want], LoadEvidence(off=True), work=Work())
     assert bytes(memory) == np.vstack([array, np.zeros((1, 4), np.float32)]).tobytes()
 
 

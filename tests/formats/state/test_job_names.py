@@ -6,13 +6,13 @@ import pytest
 
 from ftckpt.errors import NotFoundError, UnsupportedError, UsageError
 from ftckpt.formats.pickles.walk import Path, dotted
-from ftckpt.formats.state.job_names import JobNames, TensorRow, bare, setting_of, similar
+from ftckpt.formats.state.job_names import AskedNames, TensorRow, bare, setting_of, similar
 from ftckpt.formats.state.job_settings import LoadedSettings
 
 
-def names(*paths: Path, objects: tuple[str, ...] = ()) -> JobNames:
+def names(*paths: Path, objects: tuple[str, ...] = ()) -> AskedNames:
     rows = [TensorRow(dotted(p), dotted(p), p, (2,), "float32") for p in paths]
-    return JobNames(rows, objects)
+    return AskedNames(rows, objects)
 
 
 W, V = "layers.0.weight", "layers.1.weight"
