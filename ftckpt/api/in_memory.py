@@ -19,6 +19,7 @@ from .loading import (
     is_computed,
     requested,
     require_structure,
+    threads_alone,
     verify_used,
 )
 from .opening import STORES
@@ -98,7 +99,7 @@ def load(
         raise UsageError(f"level={level!r} is not a level of a load", hint=hint)
     if level in ("content", "structure"):
         require_structure(content)
-    work = Work.of(flags.get("jobs", 0), counter=counter)
+    work = threads_alone(Work.of(flags.get("jobs", 0), counter=counter), content.checkpoint)
     loader = _Loader(content, flags.get("device", "cpu"), work, check=level in ("content", "bytes"))
     grid = {name: rank for name, rank in asked.items() if rank[1] > 1}
     if grid.keys() - {"dp"}:

@@ -549,6 +549,18 @@ def is_computed(checkpoint: Checkpoint) -> bool:
     return apart or bool(checkpoint.decoding)
 
 
+def threads_alone(work: Work, checkpoint: Checkpoint | None = None) -> Work:
+    """Return work that makes no copies of this process, which may hold a device or a job's threads.
+
+    Args:
+        work: as it was asked for.
+        checkpoint: what is read: no more of its tensors are decoded at a time than memory allows.
+    """
+    slots = checkpoint.decoding.slots() if checkpoint is not None and checkpoint.decoding else 0
+    threads = min(work.threads, slots) if slots else work.threads
+    return replace(work, threads=threads, processes=0)
+
+
 def verify_used(content: Content, keys: Iterable[str], work: Work) -> None:
     """Verify what some tensors are computed from, where that is not read as it lies there.
 

@@ -50,6 +50,7 @@ from ftckpt.api.loading import (
     require_structure,
     setting_of,
     similar,
+    threads_alone,
     verify_used,
     what_is,
 )
@@ -305,7 +306,7 @@ class CheckpointReader(StorageReader):
         self._jobs = jobs
         self._group, self._opener, self._alone = process_group, coordinator_rank, no_dist
         self._stores, self._staged = stores, _staged
-        self._work = Work.of(jobs or _share_of_processors(), limit_rate, counter)
+        self._work = threads_alone(Work.of(jobs or _share_of_processors(), limit_rate, counter))
         self._forget()
 
     def _forget(self) -> None:
@@ -585,6 +586,7 @@ class CheckpointReader(StorageReader):
             work = replace(
                 work, threads=_MOST_THREADS
             )  # which wait for the store, and no processor
+        work = threads_alone(work, checkpoint)
         found = fill(checkpoint, wanted, sent.share.evidence, work=work)
         staging.finish()
         for item, tensor in zip(items, places, strict=True):
