@@ -57,6 +57,10 @@ class CheckedBytes(NamedTuple):
     none: int = 0
     again: int = 0
 
+    def plus(self, other: CheckedBytes) -> CheckedBytes:
+        """Return both together."""
+        return CheckedBytes(*(a + b for a, b in zip(self, other, strict=True)))
+
 
 @dataclass(frozen=True)
 class LoadEvidence:

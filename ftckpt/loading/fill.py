@@ -12,7 +12,9 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import Checkpoint, Payload, Piece, Record
+from ftckpt.checkpoint.read_ahead import reading_ahead
 from ftckpt.errors import CorruptError, FtckptError
+from ftckpt.extents import Extent
 from ftckpt.progress import NULL, Counter
 from ftckpt.transfer.read.elements import REMOTE, SPAN, Gatherer
 from ftckpt.workers import Work
@@ -22,11 +24,11 @@ from .readings import BlockRead, FileRead, Take
 from .targets import Wanted
 
 if TYPE_CHECKING:
-    from ftckpt.extents import Extent
     from ftckpt.workers.limits import RateLimit
 
 _ALONE = 128 << 10  # bytes of a run that is read straight into place, and not with neighbours
 _TASK = 16 << 20  # bytes that one thread reads before it takes other ones
+_GROUP = 32 << 20  # bytes of shards whose records are opened before they are read, from a server
 
 
 class NotingRecords:
@@ -41,6 +43,7 @@ class NotingRecords:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.noted: dict[Extent, tuple[Record, Extent]] = {}
+        self._told: set[Extent] = set()
         self._checkpoint = checkpoint
         self._owners = {
             piece.extent: key
@@ -51,6 +54,12 @@ class NotingRecords:
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._checkpoint, name)
+
+    def fresh(self) -> dict[Extent, tuple[Record, Extent]]:
+        """Return what was noted since this was called last."""
+        new = {place: one for place, one in self.noted.items() if place not in self._told}
+        self._told |= new.keys()
+        return new
 
     def note(self, places: Iterable[Extent]) -> None:
         """Note the records of packed pieces at some places, whether their elements are read or not.
@@ -235,39 +244,92 @@ def fill(
         CorruptError: damage, with tensor, rank, file and range; what was loaded is not to be used.
         FtckptError: it cannot be read.
     """
-    counter: Counter = work.counter or NULL
     filler = Filler(checkpoint, work.limiter)
     try:
-        readings = filler.plan(wanted, work)
-        filler.records.note(evidence.charge or ())
-        check = evidence.begin(filler.records.noted, readings, checkpoint)
-        filler.watch.check = check
-        counter.start("loading", sum(reading.nbytes for reading in readings))
-
-        def do(task: Sequence[FileRead] | BlockRead) -> int:
-            done = 0
-            if isinstance(task, BlockRead):
-                done = check.read_block(task, filler, wanted)
-            else:
-                for reading in task:
-                    filler.carry_out(reading, wanted)
-                    done += reading.nbytes
-            check.drain()
-            return done
-
-        for nbytes in work.run(_tasks(readings, check.blocks_of(readings)), do):
-            counter.add(nbytes)
-        for want in wanted:
-            want.target.finish()
-        return check.end(work)
+        if checkpoint.source.store.traits.local or not checkpoint.records_by_piece:
+            return _filled(filler, checkpoint, wanted, evidence, work)
+        # Each record has a head, which says where its elements are: with these read just before,
+        # and ahead of use, a record is one request.
+        found = CheckedBytes()
+        groups = list(_groups(checkpoint, wanted))
+        places = [piece.extent for _, pieces in groups for piece in pieces]
+        with reading_ahead(checkpoint, places, work.limiter, jobs=work.threads):
+            for number, (some, _) in enumerate(groups):
+                last = number == len(groups) - 1
+                found = found.plus(_filled(filler, checkpoint, some, evidence, work, last=last))
+        return found
     except CorruptError as error:
         raise _placed(error, wanted, checkpoint) from None
     finally:
         filler.close()
 
 
+def _filled(
+    filler: Filler,
+    checkpoint: Checkpoint,
+    wanted: Sequence[Wanted],
+    evidence: LoadEvidence,
+    work: Work,
+    *,
+    last: bool = True,
+) -> CheckedBytes:
+    """Load some shards, whose records no other call has met; the last call meets what is left."""
+    counter: Counter = work.counter or NULL
+    readings = filler.plan(wanted, work)
+    if last:
+        filler.records.note(evidence.charge or ())
+    check = evidence.begin(filler.records.fresh(), readings, checkpoint)
+    filler.watch.check = check
+    counter.start("loading", sum(reading.nbytes for reading in readings))
+
+    def do(task: Sequence[FileRead] | BlockRead) -> int:
+        done = 0
+        if isinstance(task, BlockRead):
+            done = check.read_block(task, filler, wanted)
+        else:
+            for reading in task:
+                filler.carry_out(reading, wanted)
+                done += reading.nbytes
+        check.drain()
+        return done
+
+    for nbytes in work.run(_tasks(readings, check.blocks_of(readings), work.threads), do):
+        counter.add(nbytes)
+    for want in wanted:
+        want.target.finish()
+    return check.end(work)
+
+
+def _groups(
+    checkpoint: Checkpoint, wanted: Sequence[Wanted]
+) -> Iterator[tuple[list[Wanted], list[Piece]]]:
+    """Yield shards in the order of the files, some megabytes together, with their pieces."""
+    held: list[tuple[Extent, Wanted, list[Piece]]] = []
+    for want in wanted:
+        pieces = {
+            piece.extent: piece
+            for fill in want.shard.fills
+            for piece in checkpoint.tensors[fill.key].pieces
+            if not piece.replica
+        }
+        first = min(pieces, default=Extent("", 0, 0))
+        held.append((first, want, [pieces[one] for one in sorted(pieces)]))
+    held.sort(key=lambda one: one[0])
+    some: list[Wanted] = []
+    places: list[Piece] = []
+    nbytes = 0
+    for _, want, mine in held:
+        some.append(want)
+        places += mine
+        nbytes += want.shard.nbytes
+        if nbytes >= _GROUP:
+            yield some, places
+            some, places, nbytes = [], [], 0
+    yield some, places
+
+
 def _tasks(
-    readings: Iterable[FileRead], blocks: Iterable[BlockRead]
+    readings: Sequence[FileRead], blocks: Iterable[BlockRead], threads: int
 ) -> Iterator[Sequence[FileRead] | BlockRead]:
     """Yield what threads do: blocks of the manifest, and runs of readings of some megabytes."""
     blocks = list(blocks)
@@ -275,12 +337,13 @@ def _tasks(
     yield from blocks
     some: list[FileRead] = []
     nbytes = 0
+    most = min(_TASK, sum(reading.nbytes for reading in readings) // max(1, threads))
     for reading in readings:
         if id(reading) in inside:
             continue
         some.append(reading)
         nbytes += reading.nbytes
-        if nbytes >= _TASK:
+        if nbytes >= most:
             yield some
             some, nbytes = [], 0
     if some:
