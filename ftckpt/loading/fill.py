@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _ALONE = 128 << 10  # bytes of a run that is read straight into place, and not with neighbours
 _TASK = 16 << 20  # bytes that one thread reads before it takes other ones
+_AHEAD = 2  # threads as which the read-ahead takes ours: all of them read in one order
 _GROUP = 32 << 20  # bytes of shards whose records are opened before they are read, from a server
 
 
@@ -122,6 +123,11 @@ class Filler(Gatherer):
         self._most = SPAN if local else REMOTE
         self._alone = _ALONE if local else SPAN
         self._local = local
+        self._gap = self.bytes.gap
+
+    def ahead(self) -> None:
+        """Read no two records at once: each is in memory already, as one window of its own."""
+        self._gap = 0
 
     def plan(self, wanted: Sequence[Wanted], work: Work) -> list[FileRead]:
         """Return what is to be read, in the order of the files.
@@ -180,7 +186,7 @@ class Filler(Gatherer):
                 joined
                 and (file, undone) == where
                 and not (alone or large)
-                and offset - end <= self.bytes.gap
+                and offset - end <= self._gap
                 and max(end, last) - begin <= self._most
             ):
                 joined.append(take)
@@ -253,7 +259,8 @@ def fill(
         found = CheckedBytes()
         groups = list(_groups(checkpoint, wanted))
         places = [piece.extent for _, pieces in groups for piece in pieces]
-        with reading_ahead(checkpoint, places, work.limiter, jobs=work.threads):
+        filler.ahead()
+        with reading_ahead(checkpoint, places, work.limiter, jobs=_AHEAD):
             for number, (some, _) in enumerate(groups):
                 last = number == len(groups) - 1
                 found = found.plus(_filled(filler, checkpoint, some, evidence, work, last=last))
