@@ -73,8 +73,11 @@ def differs(got: torch.Tensor, want: torch.Tensor, mesh: DeviceMesh) -> bool:
     return bool(got.numel()) and not torch.equal(got.view(torch.uint8), want.view(torch.uint8))
 
 
-def load(place: str, flags: dict[str, Any], mesh: DeviceMesh, way: str) -> str:
-    """Load one checkpoint; return the number of its tensors, or what is wrong."""
+def load(place: str, flags: dict[str, Any], mesh: DeviceMesh, way: str) -> tuple[str, bool]:
+    """Load one checkpoint; return the number of its tensors, or what is wrong.
+
+    Also returns whether this rank has opened it.
+    """
     reader = Reader(place, **flags)
     metadata = reader.read_metadata()
     table, _ = reader._known()
@@ -92,7 +95,8 @@ def load(place: str, flags: dict[str, Any], mesh: DeviceMesh, way: str) -> str:
     checked = report.crc32 + report.manifest + report.elsewhere + report.none
     moved = sum(t.numel() * t.element_size() for t in map(_local, state.values()))
     assert not moved or checked or reader.report.verified, (place, report)
-    return f"{len(wrong)} wrong: {wrong[0]}" if wrong else str(len(rows))
+    said = f"{len(wrong)} wrong: {wrong[0]}" if wrong else str(len(rows))
+    return said, reader._state is not None
 
 
 def _local(tensor: Any) -> torch.Tensor:
@@ -108,21 +112,24 @@ def main(asked: str, answer: str) -> None:
     line = init_device_mesh("cpu", (world,))
     grid = init_device_mesh("cpu", (2, world // 2)) if world % 2 == 0 and world > 2 else None
     found: dict[str, dict[str, str]] = {}
+    opened: dict[str, int] = {}
     for one in json.loads(Path(asked).read_text()):
         for way in one["ways"]:
             mesh = grid if way == "grid" else line
             if mesh is None or (world == 1 and way != "whole"):
                 continue
             try:
-                said = load(one["place"], one.get("flags", {}), mesh, way)
+                said, own = load(one["place"], one.get("flags", {}), mesh, way)
             except BaseException as error:
-                said = f"{type(error).__name__}: {error}"
+                said, own = f"{type(error).__name__}: {error}", False
             all_said: list[Any] = [None] * world
-            dist.all_gather_object(all_said, said)
+            dist.all_gather_object(all_said, (said, own))
+            opened[one["place"]] = sum(mine for _, mine in all_said)
+            all_said = [words for words, _ in all_said]
             same = all_said[0] if len(set(all_said)) == 1 else str(all_said)
             found.setdefault(one["place"], {})[way] = same
     if dist.get_rank() == 0:
-        Path(answer).write_text(json.dumps(found))
+        Path(answer).write_text(json.dumps({"found": found, "opened": opened}))
     dist.barrier()
     dist.destroy_process_group()
 

@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from ftckpt.loading import fill
+from ftckpt.storage import StoreOptions
 from ftckpt.torch import Reader
 from tests.formats.dcp.fsdp2_loading import Model
 
@@ -39,8 +40,9 @@ def case(one: dict[str, Any], world: int) -> str:
     state = {"model": get_model_state_dict(model(world))}
     for name, value in one.get("more", {}).items():
         state["model"][name] = torch.zeros(value)
+    stores = StoreOptions(**one.get("stores", {}))
     try:
-        dcp.load(state, storage_reader=Reader(one["place"], **one.get("flags", {})))
+        dcp.load(state, storage_reader=Reader(one["place"], stores=stores, **one.get("flags", {})))
     except BaseException as error:
         failures = getattr(error, "failures", {})
         said = {rank: f"{type(e).__name__}: {e}" for rank, (e, _) in failures.items()}

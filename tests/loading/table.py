@@ -44,7 +44,7 @@ def made() -> str:
         asking.write_text(json.dumps(asked))
         for ranks in COLUMNS:
             run_job(ranks, Path(__file__).with_name("conformance_job.py"), asking, answer)
-            found = json.loads(answer.read_text())
+            found = json.loads(answer.read_text())["found"]
             for one, row in counts.items():
                 said = set(found[str(DATA / one)].values())
                 assert len(said) == 1, (one, found[str(DATA / one)])
