@@ -99,11 +99,15 @@ class DeepSpeedCheckpoint(RanksCheckpoint):
         return super().payload(piece)
 
     def for_rank(self, tensors: Mapping[str, TensorInfo]) -> Checkpoint | None:
-        """Return what reads some tensors in another process; see `Checkpoint.for_rank`."""
+        """Return what reads some tensors in another process; see `Checkpoint.for_rank`.
+
+        Raises:
+            UnsupportedError: an averaged parameter has copies that differ; see `payload`.
+        """
         for info in tensors.values():
             for piece in info.pieces:
                 if (piece.extent.file, piece.extent.offset) in self._averaged_at:
-                    return None
+                    self.payload(piece)
         return stored_alone(self, tensors)
 
     def group_members(self) -> Sequence[Collection[str]]:
