@@ -79,16 +79,15 @@ def classes_in(data: bytes) -> Iterator[str]:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         pickle = next(one for one in archive.namelist() if one.endswith("/data.pkl"))
         text = archive.read(pickle)
-    texts: list[str] = []
     for opcode, argument, _ in pickletools.genops(text):
         if opcode.name == "GLOBAL":
             yield str(argument).replace(" ", ".", 1)
-        elif opcode.name == "STACK_GLOBAL":
-            yield ".".join(texts[-2:])
-        elif opcode.name in ("INST", "EXT1", "EXT2", "EXT4"):
-            raise UnsafeError("a pickle names a class by its number", kind="unsafe-pickle")
-        if isinstance(argument, str) and "UNICODE" in opcode.name:
-            texts = [*texts[-1:], argument]
+        elif opcode.name in ("STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4"):
+            # Which name that is depends on what lies on the stack.
+            raise UnsafeError(
+                "a value names a class inside another one, which is not handed to torch",
+                kind="unsafe-pickle",
+            )
 
 
 def _bytes(segments: Collection[Segment], gatherer: Gatherer) -> bytes:
