@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.discovery.open_part import open_part
@@ -14,6 +13,8 @@ from ftckpt.errors import UsageError
 from ftckpt.formats.catalog import FORMATS, formats
 from ftckpt.storage import StoreOptions
 from ftckpt.workers import limits
+
+from .attaching import loads_itself
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint.rules import Rules
@@ -43,6 +44,7 @@ STORES = StoreOptions()
 Choice = TypeVar("Choice", bound=StrEnum)
 
 
+@loads_itself
 def open_checkpoint(
     path: str,
     stores: StoreOptions = STORES,
@@ -68,20 +70,11 @@ def open_checkpoint(
     """
     target = open_target(path, formats(rules, bases), stores, also)
     if target.root is None or not target.place.which:
-        found = target.open()
-    else:
-        from ftckpt.discovery.candidates import choose_child
+        return target.open()
+    from ftckpt.discovery.candidates import choose_child
 
-        child = choose_child(target.root, target.place.which)
-        found = open_part(target.root.store, child.part)
-    found.loads = _state_dict
-    return found
-
-
-def _state_dict(checkpoint: Checkpoint, /, **flags: Any) -> dict[str, Any]:
-    # By its name, as the package itself finds functions: what loads begins with what opens.
-    made: dict[str, Any] = import_module("ftckpt.api.in_memory").state_dict(checkpoint, **flags)
-    return made
+    child = choose_child(target.root, target.place.which)
+    return open_part(target.root.store, child.part)
 
 
 def opened(
