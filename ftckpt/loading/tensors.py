@@ -125,7 +125,10 @@ class StagingBuffers:
         current.synchronize()
 
     def _page_locked(self, nbytes: int) -> torch.Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=self._cuda)
+        if not self._cuda:
+            return torch.empty(nbytes, dtype=torch.uint8)
+        with torch.cuda.device(self.device):  # a thread begins on the first device, and not on ours
+            return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
 
 class TensorTarget:
