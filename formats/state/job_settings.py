@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from ftckpt.checkpoint.computed import ComputedCheckpoint
 from ftckpt.errors import CorruptError, FtckptError, NotFoundError, UnsupportedError
 from ftckpt.formats.pickles.walk import dotted
 from ftckpt.formats.torch_files.write_tree import CopiedTree
@@ -19,6 +20,7 @@ from ftckpt.transfer.content import Content
 
 from .job_names import SettingName, bare, setting_of
 from .objects import StateObjects
+from .paths import LEAVES
 from .stored_names import is_common, is_group_settings
 
 _GROUPS = "param_groups"
@@ -181,7 +183,29 @@ class JobSettings:
                         kind="bad-metadata",
                         tensor=member,
                     )
-        return LoadedSettings(groups, of, rest)
+        return LoadedSettings(groups, self._renamed(of), rest)
+
+    def _renamed(self, of: Mapping[str, int]) -> dict[str, int]:
+        """Return the groups by the names of the content too, where these are translated.
+
+        A parameter that is made of several is of a group only where all of them are.
+        """
+        found = dict(of)
+        checkpoint = self._content.checkpoint
+        tensors = {**checkpoint.as_stored.tensors, **checkpoint.tensors} if of else {}
+        made: Mapping[str, Sequence[str]] = {}
+        if isinstance(checkpoint, ComputedCheckpoint):
+            made = checkpoint.made_of
+        for wanted in self._content.tensors.values() if of else ():
+            name = bare(wanted.name)
+            if name in found or not (wanted.component == "model" or wanted.kind in LEAVES):
+                continue
+            keys = {key for copy in wanted.copies for key in made.get(copy.key, (copy.key,))}
+            groups = {of.get(bare(tensors[key].name)) for key in keys if key in tensors}
+            group = groups.pop() if len(groups) == 1 else None
+            if group is not None:
+                found[name] = group
+        return found
 
     def _add_flat(self, flat: dict[str, _Group], name: str, setting: SettingName) -> None:
         """Take one value of a state that is flattened: by the group's number, or a parameter."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
 import pickle
@@ -481,3 +482,28 @@ def test_the_structure_is_checked_too(tmp_path: Path, monkeypatch: pytest.Monkey
     assert isinstance(error, FtckptError)
     quiet = Reader(mixed, level="none")
     dcp.load(dict(state), storage_reader=quiet)
+
+
+def test_settings_follow_the_names(tmp_path: Path) -> None:
+    """A save of torchtitan's into a job with the names of Hugging Face, optimizer included."""
+    families = DATA / "families"
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(json.loads((families / "torchtitan.json").read_text())["config"]))
+    place = families / "torchtitan" / "step-3"
+    reader = Reader(place, names="hf", config=str(config))
+    table, _ = reader._known()
+    rows = [row for row in table.rows if row.path[:2] == ("optimizer", "state")]
+    moments = {
+        str(row.path[2]): torch.zeros(row.shape) for row in rows if row.path[-1] == "exp_avg"
+    }
+    assert any(name.endswith("self_attn.q_proj.weight") for name in moments)
+    state = {name: {"exp_avg": one, "step": torch.zeros(())} for name, one in moments.items()}
+    groups: list[dict[str, Any]] = [{"lr": 0.0, "params": list(moments)}]
+    dcp.load({"optim": {"state": state, "param_groups": groups}}, storage_reader=reader)
+    own = Reader(place)
+    lr = "optimizer.param_groups.tok_embeddings.weight.lr"
+    asked = {lr: 0.0}
+    dcp.load(asked, storage_reader=own)
+    assert groups[0]["lr"] == asked[lr] != 0
+    assert all(float(one["step"]) == 3 for one in state.values())
+    assert all(bool(one["exp_avg"].any()) for one in state.values())
