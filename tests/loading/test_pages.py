@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -127,3 +128,26 @@ def test_what_others_have_saved_is_loaded_as_pasted(
         for parameter, state in optimizer.state.items():
             want = opened[f"exp_avg:{names[parameter]}"].torch()
             assert torch.equal(state["exp_avg"], want.to(state["exp_avg"].dtype))
+
+
+def test_the_page_of_loading_runs_as_pasted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fsdp2(tmp_path / "run")
+    (tmp_path / "run" / "step-3").rename(tmp_path / "run" / "step-100")
+    monkeypatch.chdir(tmp_path)
+    weights = Model().state_dict()
+    said: dict[str, Any] = {"state": {"model": weights}}
+    text = (PAGES.parent / "loading.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 4
+    for code in blocks:
+        exec(compile(code, "loading.md", "exec"), said)
+    truth = trained()[0].state_dict()
+    for name, tensor in truth.items():
+        assert torch.equal(weights[name], tensor), name
+        assert torch.equal(said["weights"][name], tensor), name
+        assert (said["arrays"][name] == tensor.numpy()).all(), name
+    assert len(said["rows"]["embed.weight"]) == 4
+    assert said["state"].keys() == {"model", "optimizer"}
+    assert "not asked for: optimizer" in capsys.readouterr().out
