@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .checking import cat, diff, du, inspect, seal, verify
     from .choosing import latest
     from .deltas import delta_info, delta_pack, delta_rebase, delta_unpack
+    from .in_memory import load
     from .learning import families, incidents
     from .marking import pin, pins, tag, unpin, untag
     from .opening import open_checkpoint
@@ -50,6 +51,7 @@ __all__ = [
     "incidents",
     "inspect",
     "latest",
+    "load",
     "ls",
     "open",
     "open_checkpoint",
@@ -76,6 +78,7 @@ _FUNCTIONS = {
     "checking": ("cat", "diff", "du", "inspect", "seal", "verify"),
     "choosing": ("latest",),
     "deltas": ("delta_info", "delta_pack", "delta_rebase", "delta_unpack"),
+    "in_memory": ("load",),
     "learning": ("families", "incidents"),
     "marking": ("pin", "pins", "tag", "unpin", "untag"),
     "opening": ("open_checkpoint",),
@@ -91,7 +94,7 @@ _HOMES = {name: home for home, names in _FUNCTIONS.items() for name in names}
 
 
 # The flags that `**flags` may bring and that are sequences of strings.
-_OF_FLAGS = frozenset(("also", "drop", "keep_tag"))
+_OF_FLAGS = frozenset(("also", "drop", "keep_tag", "bases", "adapter", "spelling"))
 
 
 @cache

@@ -13,6 +13,8 @@ from ftckpt.formats.catalog import FORMATS, formats
 from ftckpt.storage import StoreOptions
 from ftckpt.workers import limits
 
+from .attaching import loads_itself
+
 if TYPE_CHECKING:
     from ftckpt.checkpoint.rules import Rules
     from ftckpt.discovery.resolve import Place
@@ -41,6 +43,7 @@ STORES = StoreOptions()
 Choice = TypeVar("Choice", bound=StrEnum)
 
 
+@loads_itself
 def open_checkpoint(
     path: str,
     stores: StoreOptions = STORES,
