@@ -1,4 +1,4 @@
-"""The CRC-32s that a checkpoint's writer recorded, held to the bytes that a comparison reads.
+"""The CRC-32s that a checkpoint's writer recorded, held to the bytes that other work reads.
 
 Bytes are summed up as they are read, in whatever pieces that is: most records are read whole and in
 order, and their sums are put together. A record that was read in part, or behind a compression, is
@@ -131,6 +131,20 @@ class ReadSums:
                 found = _sum(record, inside[number])
                 if found != record.crc32:
                     yield record, found is not None
+
+    def whole(self) -> Iterator[tuple[Record, bool]]:
+        """Yield the records that were read from end to end, and whether they are what they were."""
+        for file, runs in self._runs.items():
+            runs.sort(key=lambda run: (run.offset, -run.length))
+            records, starts = self._index.records[file], self._index.starts[file]
+            inside: dict[int, list[ByteRun]] = defaultdict(list)
+            for run in runs:
+                inside[bisect_right(starts, run.offset) - 1].append(run)
+            for number, some in inside.items():
+                record = records[number]
+                found = None if record.transforms else _sum(record, some)
+                if found is not None:
+                    yield record, found == record.crc32
 
     def _own(self) -> list[ByteRun]:
         runs: list[ByteRun] | None = getattr(self._thread, "runs", None)
