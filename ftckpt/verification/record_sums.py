@@ -19,6 +19,9 @@ from ftckpt.errors import FtckptError
 from ftckpt.extents import Extent
 
 _CHUNK = 2 << 20  # see `ftckpt.digests.crc`
+# Bytes of a run that is not gone on with: an element that two blocks of a result share is read for
+# both, and a run that began with it would overlap the one before.
+TINY = 16
 
 
 class ByteRun(NamedTuple):
@@ -156,7 +159,19 @@ class ReadSums:
         runs = self._own()
         last = runs[-1] if runs else None
         start, crc = offset, 0
-        if last is not None and (last.file, last.offset + last.length) == (file, offset):
+        if last is not None and last.file == file and last.length > TINY:
+            known = last.offset + last.length - offset
+            if 0 < known and last.offset <= offset:  # this thread has just read some of it
+                offset, data = offset + known, data[known:]
+                start = offset
+                if not data:
+                    return
+        goes_on = last is not None and last.length > TINY
+        if (
+            last is not None
+            and goes_on
+            and (last.file, last.offset + last.length) == (file, offset)
+        ):
             starts = self._index.starts[file]
             at = bisect_left(starts, offset)
             if starts[at : at + 1] != [offset]:  # no record begins here: the same one goes on

@@ -25,7 +25,8 @@ from .record_sums import ByteRun, ReadSums, RecordIndex
 if TYPE_CHECKING:
     from ftckpt.storage.source import Source
 
-_FILLED = BLOCK // 32  # bytes of a block that may be read again so that the rest is in order
+# What of a block may be read here, so that the rest is in order: a share of it, or so many bytes.
+_SHARE, _LEAST = 32, 64 << 10
 _CHUNK = 1 << 20
 
 
@@ -105,7 +106,8 @@ class BlockSums:
     """Hashes the blocks of sealed files while these are read, in whatever order that is.
 
     A block is hashed from its beginning. Where a reader begins a little later (a header is skipped,
-    or another thread reads the end of the tensor before), what is between is read here.
+    or another thread reads the end of the tensor before), what is between is read here, and so is a
+    little that is left at its end.
 
     Args:
         source: the files.
@@ -126,6 +128,7 @@ class BlockSums:
         }
         self._lock = threading.Lock()
         self._running: dict[tuple[str, int], _Running] = {}
+        self._done: set[tuple[str, int]] = set()
         self._made: list[tuple[str, int, bytes]] = []
 
     def saw(self, file: str, offset: int, data: memoryview) -> None:
@@ -139,17 +142,24 @@ class BlockSums:
             stop = min(end, (number + 1) * BLOCK)
             with self._lock:
                 running = self._running.get((file, number))
-                if running is None:
+                if running is None and (file, number) not in self._done:
                     length = block_length(size, number)
                     running = self._running[file, number] = _Running(number * BLOCK, length)
-            digest = running.add(at, data[at - offset : stop - offset], self._source, file)
-            if digest is not None:
-                with self._lock:
-                    self._made.append((file, number, digest))
+            if running is not None:
+                running.add(at, data[at - offset : stop - offset], self._source, file)
             at = stop
 
     def drain(self) -> list[tuple[str, int, bytes]]:
         """Return the blocks that were hashed to their end since this was asked last."""
+        with self._lock:
+            running = list(self._running.items())
+        for (file, number), one in running:
+            digest = one.ended or one.fill_up(self._source, file)
+            if digest is not None:
+                with self._lock:
+                    if self._running.pop((file, number), None) is not None:
+                        self._done.add((file, number))
+                        self._made.append((file, number, digest))
         with self._lock:
             made, self._made = self._made, []
         return made
@@ -166,25 +176,37 @@ class BlockSums:
 
 
 class _Running:
-    """One block on its way; `at` is the byte of the file that comes next."""
+    """One block on its way.
+
+    Attributes:
+        ended: its digest, when all bytes have come.
+    """
 
     def __init__(self, begin: int, length: int) -> None:
         import xxhash
 
-        self._at, self._end = begin, begin + length
+        self.ended: bytes | None = None
+        self._at, self._end = begin, begin + length  # the byte of the file that comes next
         self._state = xxhash.xxh3_128()
-        self._may_fill = _FILLED
+        self._may_fill = max(_LEAST, length // _SHARE)
         self._lock = threading.Lock()
 
-    def add(self, at: int, data: memoryview, source: Source, file: str) -> bytes | None:
-        """Hash bytes that begin at a place of the file; return the digest after the last."""
+    def add(self, at: int, data: memoryview, source: Source, file: str) -> None:
+        """Hash bytes that begin at a place of the file."""
         end = at + len(data)
         with self._lock:
-            if end <= self._at or self._at == self._end or not self._fill(at, source, file):
-                return None
-            self._state.update(data[self._at - at :])
-            self._at = end
-            return self._state.digest() if end == self._end else None
+            if self._at < end and self._fill(at, source, file):
+                self._state.update(data[self._at - at :])
+                self._at = end
+                if end == self._end:
+                    self.ended = self._state.digest()
+
+    def fill_up(self, source: Source, file: str) -> bytes | None:
+        """Read and hash the rest if it is small; return the digest then."""
+        with self._lock:
+            if self.ended is None and self._fill(self._end, source, file):
+                self.ended = self._state.digest()
+            return self.ended
 
     def _fill(self, until: int, source: Source, file: str) -> bool:
         """Read and hash what is missing before a place; return whether nothing is missing then."""

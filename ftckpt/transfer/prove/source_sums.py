@@ -21,6 +21,7 @@ from ftckpt.checkpoint.read_tensor import raw_dtype
 from ftckpt.digests.place_sums import PlaceSum, has_rows, sum_in_box
 from ftckpt.transfer.casting import Changes, cast, changes
 from ftckpt.transfer.content import Content, Copy, TargetTensor
+from ftckpt.verification.record_sums import TINY
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint.dtypes import DType
@@ -120,6 +121,11 @@ class SourceSums:
         if places is None:
             return
         end = offset + len(data)
+        known = self._known(file, offset)
+        if known:  # this thread has just read some of it
+            offset, data = offset + known, data[known:]
+            if offset >= end:
+                return
         run = self._own(file, offset, end)
         number = bisect_left(self._starts[file], end) - 1
         reach = self._reach[file]
@@ -223,9 +229,20 @@ class SourceSums:
         runs: list[SummedRun] | None = getattr(self._thread, "runs", None)
         if runs is None:
             runs = self._thread.runs = []
-        if not runs or (runs[-1].file, runs[-1].stop) != (file, offset):
-            runs.append(SummedRun(file, offset, end, {}, {}))
-        return runs[-1]
+        last = runs[-1] if runs else None
+        follows = last is not None and (last.file, last.stop) == (file, offset)
+        if last is None or not follows or last.stop - last.start <= TINY:
+            last = SummedRun(file, offset, end, {}, {})
+            runs.append(last)
+        return last
+
+    def _known(self, file: str, offset: int) -> int:
+        """Return how many bytes from a place on are in this thread's last run."""
+        runs: list[SummedRun] = getattr(self._thread, "runs", [])
+        last = runs[-1] if runs else None
+        if last is None or last.file != file or not last.start <= offset:
+            return 0
+        return max(0, last.stop - offset) if last.stop - last.start > TINY else 0
 
     def _sum(
         self, part: _Part, first: int, last: int, data: memoryview, begin: int
