@@ -161,7 +161,7 @@ class ReadSums:
         start, crc = offset, 0
         if last is not None and last.file == file and last.length > TINY:
             known = last.offset + last.length - offset
-            if 0 < known and last.offset <= offset:  # this thread has just read some of it
+            if known > 0 and last.offset <= offset:  # this thread has just read some of it
                 offset, data = offset + known, data[known:]
                 start = offset
                 if not data:

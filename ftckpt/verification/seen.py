@@ -42,6 +42,7 @@ class SeenBytes:
 
     Args:
         checkpoint: opened.
+        use_manifest: whether a manifest beside it counts.
 
     Attributes:
         ended: whether the work that reads it has ended, and the check can ask.
@@ -50,11 +51,11 @@ class SeenBytes:
         findings: of the check of the structure, which came before.
     """
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, *, use_manifest: bool = True) -> None:
         self.ended = False
         self.differing: list[str] = []
         self.findings: tuple[Finding, ...] = ()
-        manifest = _manifest_of(checkpoint)
+        manifest = _manifest_of(checkpoint) if use_manifest else None
         self._blocks = None if manifest is None else BlockSums(checkpoint.source, manifest)
         self._records = ReadSums(RecordIndex(checkpoint)) if manifest is None else None
         self._whole: set[tuple[Extent, tuple[int, int] | None]] = set()
