@@ -61,7 +61,7 @@ class S3Client:
         self.asking = threading.Lock()
         self.bytes_read = 0
         self.options = options
-        self.fast = FastReads(options)
+        self.fast = FastReads(options, PARALLEL)
         self._loop: asyncio.AbstractEventLoop = get_loop()
         self._slots = asyncio.Semaphore(PARALLEL)
         session = AioSession(profile=options.profile or None)
