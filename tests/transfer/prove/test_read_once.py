@@ -10,14 +10,12 @@ from pathlib import Path
 import pytest
 
 from ftckpt import open_checkpoint, seal
-from ftckpt.api.transferring import convert, reshard
+from ftckpt.api.transferring import convert
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import CorruptError
 from ftckpt.storage.local.store import LocalReader
 from ftckpt.transfer.run import TransferReport
 from ftckpt.verification import Level, VerifyOptions, verify
-from tests.builders.megatron_files import write
-from tests.builders.megatron_model import Job
 
 ROWS = 2400
 
@@ -68,6 +66,8 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
 
 
 def _size(path: Path) -> int:
+    if path.is_file():
+        return path.stat().st_size
     return sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
 
 
@@ -107,13 +107,6 @@ def test_each_byte_is_read_once(
     assert verify(open_checkpoint(str(tmp_path / "out"))).code == 0
 
 
-def test_only_a_part_is_read_of_what_is_not_carried(tmp_path: Path, reads: Reads) -> None:
-    source = write(tmp_path / "root", Job(tp=2, optimizer="masters")).path
-    reads.of.clear()
-    convert(str(source), str(tmp_path / "out"), "safetensors", only="model")
-    assert reads.below(source) < _size(source)
-
-
 @pytest.mark.parametrize("sealed", [False, True])
 def test_damage_of_the_source_is_found_and_nothing_stays(tmp_path: Path, *, sealed: bool) -> None:
     source = _save(tmp_path / "step-1")
@@ -126,7 +119,7 @@ def test_damage_of_the_source_is_found_and_nothing_stays(tmp_path: Path, *, seal
     with pytest.raises(CorruptError, match="nothing was written") as raised:
         convert(str(source), str(tmp_path / "out"), "safetensors")
     assert raised.value.exit_code == 4
-    assert sorted(os.listdir(tmp_path)) == ["step-1"]
+    assert not [name for name in os.listdir(tmp_path) if "out" in name]
 
 
 @pytest.mark.parametrize("sealed", [False, True])
@@ -191,10 +184,3 @@ def test_what_a_seal_reads_wrongly_is_hashed_again(tmp_path: Path, reads: Reads)
     seal(str(source))
     assert spoiled
     assert verify(open_checkpoint(str(source)), VerifyOptions(level=Level.CONTENT)).code == 0
-
-
-def test_ranks_that_share_rows_are_read_little_more_than_once(tmp_path: Path, reads: Reads) -> None:
-    source = write(tmp_path / "root", Job(tp=2, optimizer="masters")).path
-    reads.of.clear()
-    reshard(str(source), str(tmp_path / "out"), tp=4)
-    assert reads.below(source) < 2 * _size(source)
