@@ -96,6 +96,8 @@ class TransferReport:
         taken_over: bytes that an earlier, killed run had made.
         already_there: whether an earlier run had finished and this one only swept up.
         proof: what was compared; None with `proof=False`, or where nothing was left to do.
+        extra_read: bytes of the source that its check and the proof have read, beside those that
+            were read for the writing and served them too.
         seconds: how long each stage took.
         manifest: as written; None where an earlier run had finished.
     """
@@ -107,6 +109,7 @@ class TransferReport:
     taken_over: int = 0
     already_there: bool = False
     proof: Proof | None = None
+    extra_read: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict)
     manifest: Manifest | None = None
 
@@ -227,8 +230,11 @@ def _carry_out(
             staging.believe(parts.blocks, parts.place)
         with blaming_changes(source):
             seen = SeenBytes(source) if once and check is not None else None
+            extra = 0
             if check is not None:
-                require_sound(check(seen))
+                checked = check(seen)
+                require_sound(checked)
+                extra += checked.bytes_read
             if options.proof and prover is prove:
                 from ftckpt.transfer.prove.rehearsal import rehearse
 
@@ -237,13 +243,15 @@ def _carry_out(
             gathering = _gatherer(source, options.device, layout, work.limiter, sums)
             built = _build(source, layout, gathering, staging, work, sums)
             if sums is not None:
-                _read_the_rest(sums, gathering, work)
+                extra += _read_the_rest(sums, gathering, work)
         gathering.close()  # what it keeps is memory that the proof needs
         written = time.monotonic()
         with blaming_changes(source):
             if seen is not None and check is not None:
                 with forgetting_failures(staging):
-                    require_sound(check(seen))
+                    checked = check(seen)
+                    require_sound(checked)
+                extra += checked.bytes_read - seen.taken
                 if seen.differing:
                     staging.forget()
                     raise _MisreadError(f"{seen.differing[0]} was read wrongly once")
@@ -273,6 +281,7 @@ def _carry_out(
             layout.nbytes,
             built.taken_over,
             proof=proof,
+            extra_read=extra + (proof.source_bytes if proof is not None else 0),
             seconds={"write": written - started, "prove": time.monotonic() - written},
             manifest=manifest,
         )
@@ -287,8 +296,8 @@ def _carry_out(
         staging.close()
 
 
-def _read_the_rest(sums: SourceSums, gathering: Gatherer, work: Work) -> None:
-    """Read what was not read for the writing, because an earlier run had made it."""
+def _read_the_rest(sums: SourceSums, gathering: Gatherer, work: Work) -> int:
+    """Read what was not read for the writing, because an earlier run had made it; return bytes."""
 
     def read(extent: Extent) -> ReadForProof:
         gathering.bytes.read(extent.file, extent.offset, buffer(extent.length, _SUM_SLOT))
@@ -302,6 +311,7 @@ def _read_the_rest(sums: SourceSums, gathering: Gatherer, work: Work) -> None:
     for made in work.run(places, read):
         sums.take(made)
     sums.end()
+    return sum(place.length for place in places)
 
 
 def transfer_share(

@@ -80,6 +80,8 @@ def check_manifest(
         if not left[done.file]:
             count_file(work.counter)
         read += _compare_block(source, manifest, done, report, owners)
+    if seen is not None:
+        seen.taken += sum(before)
     work.counter.add(sum(before))
     read += sum(before)
     unread = 0 if used is None else manifest.nbytes - read

@@ -69,6 +69,8 @@ def check_records(
         check.take(sums)
     for _ in range(len(members) - max(0, len(begun) - 1)):
         count_file(work.counter)
+    if seen is not None:
+        seen.taken += check.seen_bytes
     work.counter.add(check.seen_bytes)
     read += check.seen_bytes
     covered = check.covered.nbytes()

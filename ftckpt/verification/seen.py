@@ -49,12 +49,14 @@ class SeenBytes:
         differing: files of which bytes were read that contradict the evidence. Where the check
             then finds them whole, they were read wrongly once, and what was made of them is wrong.
         findings: of the check of the structure, which came before.
+        taken: bytes that the check did not read because they were read before.
     """
 
     def __init__(self, checkpoint: Checkpoint, *, use_manifest: bool = True) -> None:
         self.ended = False
         self.differing: list[str] = []
         self.findings: tuple[Finding, ...] = ()
+        self.taken = 0
         manifest = _manifest_of(checkpoint) if use_manifest else None
         self._blocks = None if manifest is None else BlockSums(checkpoint.source, manifest)
         self._records = ReadSums(RecordIndex(checkpoint)) if manifest is None else None

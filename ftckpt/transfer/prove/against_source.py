@@ -71,12 +71,14 @@ class Proof:
         nbytes: bytes of the result that were compared, those of every replica included.
         objects: objects that are equal; those that the format names otherwise are not counted.
         cast: what was cast on the way; None where nothing was.
+        source_bytes: bytes of the source's tensors that were read for it.
     """
 
     tensors: int
     nbytes: int
     objects: int
     cast: Cast | None = None
+    source_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +192,14 @@ def prove(
             source.close()
             target.close()
         objects = 0 if work.partial else compare_objects(content, result, same_objects)
-    return Proof(len(content.tensors) + len(known), nbytes, objects, _cast(content, found))
+    compared = sum(
+        content.checkpoint.tensors[copy.key].dtype.nbytes(copy.source.volume)
+        for key, wanted in content.tensors.items()
+        if key not in equal
+        for copy in wanted.copies
+    )
+    count = len(content.tensors) + len(known)
+    return Proof(count, nbytes, objects, _cast(content, found), compared)
 
 
 class _CountingGatherer(Gatherer):
