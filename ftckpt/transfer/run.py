@@ -455,6 +455,8 @@ def _build(
         source.decoding.reusing(written_so_far.look),
         reading_ahead(source, places, work.limiter, jobs=work.threads),
     ):
+        if sums is not None:
+            sums.begin()
         return build(ordered, gathering, staging, work, depths=depths, sums=sums)
 
 

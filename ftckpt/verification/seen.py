@@ -57,10 +57,19 @@ class SeenBytes:
         self.differing: list[str] = []
         self.findings: tuple[Finding, ...] = ()
         self.taken = 0
-        manifest = _manifest_of(checkpoint) if use_manifest else None
-        self._blocks = None if manifest is None else BlockSums(checkpoint.source, manifest)
-        self._records = ReadSums(RecordIndex(checkpoint)) if manifest is None else None
+        self._checkpoint = checkpoint
+        self._use_manifest = use_manifest
+        self._blocks: BlockSums | None = None
+        self._records: ReadSums | None = None
         self._whole: set[tuple[Extent, tuple[int, int] | None]] = set()
+
+    def begin(self) -> None:
+        """Find the evidence, which may read headers: best while reads go ahead."""
+        manifest = _manifest_of(self._checkpoint) if self._use_manifest else None
+        if manifest is None:
+            self._records = ReadSums(RecordIndex(self._checkpoint))
+        else:
+            self._blocks = BlockSums(self._checkpoint.source, manifest)
 
     def saw(self, file: str, offset: int, data: memoryview) -> None:
         """Sum up bytes of a file that were just read."""

@@ -63,6 +63,7 @@ def verify_while_hashing(checkpoint: Checkpoint, options: VerifyOptions, *, work
     report = verify(checkpoint, told, work=work)
     if report.code is not ExitCode.OK:
         return Checked(report)
+    seen.begin()
     made = _hashed(checkpoint, seen, work)
     seen.end()
     report = verify(checkpoint, told, work=work)

@@ -98,7 +98,22 @@ class SourceSums:
         self._targets = list(content.tensors.values())
         self._places: dict[str, list[_Place]] = defaultdict(list)
         self._expected: dict[int, int] = {}
-        index = _SourceIndex(content.checkpoint)
+        self._starts: dict[str, list[int]] = {}
+        self._reach: dict[str, list[int]] = {}
+        self._content = content
+        self._thread = threading.local()
+        self._runs: list[SummedRun] = []
+        self._kept: dict[str, list[SummedRun]] = {}
+
+    def begin(self) -> None:
+        """Find where everything lies, which may read headers: best while reads go ahead.
+
+        Raises:
+            CorruptError, UnsafeError: a header cannot be trusted.
+        """
+        if self.seen is not None:
+            self.seen.begin()
+        index = _SourceIndex(self._content.checkpoint)
         for number, wanted in enumerate(self._targets):
             found = index.parts_of(number, wanted)
             if found is None:
@@ -108,10 +123,7 @@ class SourceSums:
             )
             for extent, part in found:
                 self._places[extent.file].append(_Place(extent.offset, extent.end, part))
-        self._index()
-        self._thread = threading.local()
-        self._runs: list[SummedRun] = []
-        self._kept: dict[str, list[SummedRun]] = {}
+        self._sort()
 
     def saw(self, file: str, offset: int, data: memoryview) -> None:
         """Sum up bytes of a file that were just read."""
@@ -212,9 +224,7 @@ class SourceSums:
             if not kept or kept[-1].stop <= run.start:
                 kept.append(run)
 
-    def _index(self) -> None:
-        self._starts: dict[str, list[int]] = {}
-        self._reach: dict[str, list[int]] = {}
+    def _sort(self) -> None:
         for file, places in self._places.items():
             places.sort(key=lambda place: (place.start, place.stop))
             self._starts[file] = [place.start for place in places]
