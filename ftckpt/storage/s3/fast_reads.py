@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+import weakref
 from concurrent.futures import Executor
 from contextlib import suppress
 from functools import cache
@@ -154,6 +155,7 @@ class _Service:
     """
 
     def __init__(self, client: Any, options: StoreOptions, threads: int) -> None:
+        from http.client import HTTPConnection
         from urllib.parse import urlsplit
         from urllib.request import getproxies, proxy_bypass
 
@@ -168,10 +170,12 @@ class _Service:
         if behind or config.proxies or config.client_cert or styled or not plain:
             raise ConnectionError("only the ordinary client can ask this service")
         self.threads: Executor = DaemonThreads(threads)
+        # Who forgets a store closes it: neither connections nor threads stay.
+        weakref.finalize(self, _end, self.threads, free := list[HTTPConnection]())
         self._url = url
         self._timeout = options.timeout
         self._anonymous = options.anonymous
-        self._free: list[HTTPConnection] = []
+        self._free = free
         self._lock = threading.Lock()
 
     def path(self, bucket: str, key: str) -> str:
@@ -257,6 +261,12 @@ class _OtherAnswer(Exception):
 def _give_up(asked: asyncio.Future[Body]) -> None:
     if not asked.cancelled() and asked.exception() is None:
         asked.result().close_unread()
+
+
+def _end(threads: Executor, free: list[HTTPConnection]) -> None:
+    threads.shutdown(wait=False)
+    for connection in free:
+        connection.close()
 
 
 def _hang_up(connection: HTTPConnection) -> None:
