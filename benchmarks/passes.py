@@ -42,7 +42,7 @@ class Case:
 
     Attributes:
         title: of the row.
-        make: puts what it needs into a directory of about so many bytes; returns the source.
+        make: puts what it needs into a directory of about that size; returns the source.
         words: of the command line, with {source}, {out} and {place}.
         source: files that are read, with {source} and {place}.
         result: files that are written; "" where they lie among those of the source.

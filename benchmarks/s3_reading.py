@@ -115,8 +115,8 @@ def _by_event_loop(endpoint: str) -> Read:
 
 
 def _by_obstore(endpoint: str) -> Read:
-    import obstore
-    from obstore.store import S3Store
+    import obstore  # type: ignore[import-not-found]
+    from obstore.store import S3Store  # type: ignore[import-not-found]
 
     store = S3Store(
         "bucket", endpoint=endpoint, region="us-east-1", access_key_id="key",

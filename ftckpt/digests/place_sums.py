@@ -161,7 +161,7 @@ def _sum_long(data: memoryview, first: int) -> tuple[int, int]:
 
 
 def _dots(words: Array, column: int) -> tuple[Array, Array]:
-    """Return both sums of each row of words that begins at a column and is no longer than a block.
+    """Return both sums of each row of words that begins at a column, of a block at most.
 
     They are without the rows' own keys.
     """

@@ -19,7 +19,7 @@ from . import Level, VerifyOptions, VerifyReport, verify
 from .seen import SeenBytes, SeenRuns
 
 
-class Checked(NamedTuple):
+class CheckedAndHashed(NamedTuple):
     """What a check found, and what it hashed.
 
     Attributes:
@@ -36,12 +36,14 @@ class Checked(NamedTuple):
         """Bytes that were hashed."""
         return sum(file.size for file in self.digests)
 
-    def of_another_listing(self) -> Checked:
+    def of_another_listing(self) -> CheckedAndHashed:
         """Return the same for files that were listed again: they may be others than were hashed."""
         return self._replace(digests=())
 
 
-def verify_while_hashing(checkpoint: Checkpoint, options: VerifyOptions, *, work: Work) -> Checked:
+def verify_while_hashing(
+    checkpoint: Checkpoint, options: VerifyOptions, *, work: Work
+) -> CheckedAndHashed:
     """Verify a checkpoint as `verify` does, and hash the bytes that are read for it.
 
     The structure is checked before anything is read. A checkpoint that does not pass is not hashed.
@@ -57,18 +59,18 @@ def verify_while_hashing(checkpoint: Checkpoint, options: VerifyOptions, *, work
     alone = work.division is None and work.executor is None
     open_end = checkpoint.commit.state is CommitState.UNCOMMITTED
     if options.level is Level.STRUCTURE or not alone or open_end:
-        return Checked(verify(checkpoint, options, work=work))
+        return CheckedAndHashed(verify(checkpoint, options, work=work))
     seen = SeenBytes(checkpoint, use_manifest=options.use_manifest)
     told = replace(options, seen=seen)
     report = verify(checkpoint, told, work=work)
     if report.code is not ExitCode.OK:
-        return Checked(report)
+        return CheckedAndHashed(report)
     seen.begin()
     made = _hashed(checkpoint, seen, work)
     seen.end()
     report = verify(checkpoint, told, work=work)
     # Read wrongly once, and rightly by the check: then the digests are of what is not there.
-    return Checked(report, () if seen.differing else made)
+    return CheckedAndHashed(report, () if seen.differing else made)
 
 
 def _hashed(checkpoint: Checkpoint, seen: SeenBytes, work: Work) -> Sequence[FileDigest]:

@@ -31,7 +31,7 @@ _FAILURES = 3  # in a row, after which it is not tried any more
 _CONNECT = 10.0  # seconds
 
 
-class Range(NamedTuple):
+class AnsweredRange(NamedTuple):
     """What an answer says that it holds, by the names of aiobotocore's answers."""
 
     etag: str | None
@@ -53,7 +53,7 @@ class FastReads:
         self._place: _Service | None = None
 
     def takes(self, length: int) -> bool:
-        """Say whether a range of so many bytes should be read here."""
+        """Say whether a range of this length should be read here."""
         return self._left > 0 and length >= LEAST
 
     async def begin(self, client: Any, bucket: str, key: str, first: int, last: int) -> Body:
@@ -98,7 +98,7 @@ class Body:
     """
 
     def __init__(self, service: _Service, connection: HTTPConnection, answer: Any) -> None:
-        self.range = Range(
+        self.range = AnsweredRange(
             answer.getheader("ETag"),
             {"ContentRange": answer.getheader("Content-Range"), "ContentLength": answer.length},
         )
