@@ -25,7 +25,7 @@ from .record_sums import ByteRun, ReadSums, RecordIndex
 if TYPE_CHECKING:
     from ftckpt.storage.source import Source
 
-# What of a block may be read here, so that the rest is in order: a share of it, or this number of bytes.
+# What of a block may be read here, so that the rest is in order: a share, or this many bytes.
 _SHARE, _LEAST = 32, 64 << 10
 _CHUNK = 1 << 20
 
