@@ -81,9 +81,11 @@ ELSEWHERE: dict[str, str] = {
     "many": "computed, and beside no peer",
     "orbax": "needs a Python with Orbax",
     "parts": "140 GB",
+    "passes": "counts bytes, no times",
     "replay": "trains a model for minutes",
     "retention_s3": "a million keys",
     "s3_pieces": "counts requests, each slowed on purpose",
+    "s3_reading": "processor time, beside itself and obstore",
 }
 
 

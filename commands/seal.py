@@ -130,9 +130,10 @@ def _seal(
     from ftckpt.api.checking import record_integrity, remember_seal
     from ftckpt.manifest import PassedCheck
     from ftckpt.manifest.seal import seal, utc_now
-    from ftckpt.verification import verify
+    from ftckpt.verification.while_hashing import verify_while_hashing
 
-    report = verify(checkpoint, options, work=work)
+    checked = verify_while_hashing(checkpoint, options, work=work)
+    report = checked.report
     invocation.report(step=checkpoint.known_step, findings=report.findings)
     if report.code is not ExitCode.OK:
         for found in report.findings:
@@ -142,11 +143,15 @@ def _seal(
         )
     checks = [PassedCheck(report.level, report.evidence, utc_now())]
     if integrity:
-        checkpoint, replaces = record_integrity(
+        listed, replaces = record_integrity(
             checkpoint, checks, invocation.stores, work, beside=place is None
         )
         force |= replaces
-    sealed = seal(checkpoint, place=place, force=force, checks=checks, work=work)
+        if listed is not checkpoint:
+            checkpoint, checked = listed, checked.of_another_listing()
+    sealed = seal(
+        checkpoint, place=place, force=force, checks=checks, known=checked.digests, work=work
+    )
     if place is None and not work.partial:
         remember_seal(checkpoint, options, report, invocation.stores)
     files = sealed.manifest.files
@@ -160,7 +165,7 @@ def _seal(
         written=sealed.written,
         files={"count": len(files), "bytes": sum(f.size for f in files)},
         checks=sealed.manifest.checks,
-        bytes_read=sealed.bytes_read,
+        bytes_read=sealed.bytes_read + checked.nbytes,
     )
     invocation.print(render.printable(f"{message}: {sealed.url}"))
     invocation.say(f"checked before: {report.message} in {human_duration(report.seconds)}")

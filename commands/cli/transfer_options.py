@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ftckpt.transfer.content import Content
     from ftckpt.transfer.layout import LayoutRequest
     from ftckpt.verification import VerifyReport
+    from ftckpt.verification.seen import SeenBytes
 
     from .many.transferring import Measures
 
@@ -229,8 +230,13 @@ def carry_out(
         counter=invocation.counter,
     )  # fmt: skip
 
-    def check(how: Work) -> VerifyReport:
-        return verified(checkpoint, content, how)
+    def check(how: Work, seen: SeenBytes | None = None) -> VerifyReport:
+        return verified(checkpoint, content, how, seen)
+
+    def checked(seen: SeenBytes | None = None) -> VerifyReport:
+        found = check(work, seen)
+        more = seen is not None and not seen.ended and found.code is ExitCode.OK
+        return found if more else told(found)  # the content comes later
 
     def told(found: VerifyReport) -> VerifyReport:
         invocation.report(evidence=found.evidence, findings=found.findings)
@@ -259,7 +265,7 @@ def carry_out(
             check, told, lambda report: show_report(invocation, report, held), measures,
         ).run()  # fmt: skip
     report = prepared.write(
-        check=None if run.no_proof else lambda: told(check(work)),
+        check=None if run.no_proof else checked,
         work=work,
         device=run.device,
         restart=run.restart,

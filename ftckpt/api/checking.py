@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ftckpt.checkpoint import Checkpoint
@@ -245,7 +246,7 @@ def seal(
     from ftckpt.manifest import PassedCheck
     from ftckpt.manifest import seal as sealing
     from ftckpt.verification import Level, VerifyOptions
-    from ftckpt.verification import verify as check
+    from ftckpt.verification.while_hashing import verify_while_hashing
 
     target = opened(checkpoint, stores)
     place = sealing.locate(manifest, target.source.name, stores) if manifest else None
@@ -257,15 +258,21 @@ def seal(
         from ftckpt.formats.dcp.integrity import require_checked
 
         require_checked(target.format)
-    report = check(target, options, work=work)
+    checked = verify_while_hashing(target, options, work=work)
+    report = checked.report
     if report.code is not ExitCode.OK:
         hint = report.hint or "ftckpt.verify(PATH).findings"
         raise error_of(report.code, f"not sealed: {report.message}", hint=hint)
     checks = [PassedCheck(report.level, report.evidence, sealing.utc_now())]
     if integrity:
-        target, replaces = record_integrity(target, checks, stores, work, beside=place is None)
+        listed, replaces = record_integrity(target, checks, stores, work, beside=place is None)
         force |= replaces
-    sealed = sealing.seal(target, place=place, force=force, checks=checks, work=work)
+        if listed is not target:
+            target, checked = listed, checked.of_another_listing()
+    sealed = sealing.seal(
+        target, place=place, force=force, checks=checks, known=checked.digests, work=work
+    )
+    sealed = replace(sealed, bytes_read=sealed.bytes_read + checked.nbytes)
     if place is None:  # else nothing was to be written beside the data
         remember_seal(target, options, report, stores)
     return sealed

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ftckpt.transfer.request.dry_run import Planned
     from ftckpt.transfer.run import TransferReport
     from ftckpt.verification import VerifyReport
+    from ftckpt.verification.seen import SeenBytes
 
     from .writing import LaidOut
 
@@ -424,8 +425,8 @@ def write(laid_out: LaidOut, flags: WritingFlags, counter: Counter) -> TransferR
     jobs, limiter = laid_out.jobs, rate_limit(flags.get("limit_rate", ""))
     work = Work(threads=jobs, processes=jobs, limiter=limiter, counter=counter)
 
-    def check() -> VerifyReport:
-        return verified(laid_out.checkpoint, laid_out.content, work)
+    def check(seen: SeenBytes | None = None) -> VerifyReport:
+        return verified(laid_out.checkpoint, laid_out.content, work, seen)
 
     return laid_out.write(
         check=None if flags.get("no_proof", False) else check,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ftckpt.parts.finish import Gathered
     from ftckpt.transfer.run import TransferReport
     from ftckpt.verification import VerifyReport
+    from ftckpt.verification.seen import SeenBytes
     from ftckpt.workers import Work
 
 Check = Callable[["Work"], "VerifyReport"]
@@ -138,7 +139,7 @@ class DividedTransfer(DividedBuild):
         self._hear([*written.records, *written.proofs])
         checked = FromRecords(written.all.results)
 
-        def check() -> VerifyReport:
+        def check(seen: SeenBytes | None = None) -> VerifyReport:
             return self.told(self.check(replace(self.work, division=checked)))
 
         report = self.prepared.write(
