@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, Record
 from ftckpt.checkpoint.alone import StoredAlone
-from ftckpt.comparison.record_sums import ReadSums, RecordIndex
 from ftckpt.digests.blocks import block_length
 from ftckpt.errors import CorruptError, ExitCode, UnavailableError, error_of
 from ftckpt.extents import BLOCK, Extent
 from ftckpt.findings import Finding, listed
+from ftckpt.verification.record_sums import ReadSums, RecordIndex
 from ftckpt.verification.records import check_these
 from ftckpt.workers.buffers import buffer
 
