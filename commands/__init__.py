@@ -2,10 +2,9 @@
 
 A verb is a module named after it (`plan sweep`: `plan.sweep`). It holds
 
-- `command(ctx, ...)`: typer parameters as `Annotated[...]`; its docstring is the help, and the
-  first line is the summary in `verbs.VERBS`. `invocation = invoked(ctx)` says how the verb was
-  called. It calls the core, prints through the invocation and `render`, and returns a `Result`
-  (None means OK).
+- `command(invocation, ...)`: parameters as `Annotated[..., option(...)]`; its docstring is the
+  help, and the first line is the summary in `verbs.VERBS`. It calls the core, prints through the
+  invocation and `render`, and returns a `Result` (None means OK).
 - `EXAMPLES`: (command line, what it does) pairs, printed at the end of the help.
 - `CODES`: the exit codes that it can end with, each with a sentence ("" takes the general one).
 - `OPTIONS`, where verbs share many options: dataclasses whose fields are `Annotated` options, with

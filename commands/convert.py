@@ -5,12 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ftckpt.commands.cli.bounds import bound_memory
-from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.many import ManyOptions
-from ftckpt.commands.cli.parameters import OneOf, option, switch
 from ftckpt.commands.cli.target import AlsoOption, open_checkpoint, open_other
 from ftckpt.commands.cli.transfer_options import CODES as CODES
 from ftckpt.commands.cli.transfer_options import (
@@ -25,6 +22,7 @@ from ftckpt.commands.cli.transfer_options import (
     read_text,
 )
 from ftckpt.formats.support import WRITTEN
+from ftckpt.operations.definition import option, switch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -124,16 +122,19 @@ class SpellingChoice(StrEnum):
 
 
 def command(
-    ctx: typer.Context,
+    invocation: Invocation,
     source: SourceArgument,
     destination: DestinationArgument,
     to: Annotated[
         str,
-        option("FORMAT", f"{', '.join(WRITTEN)}; without it that of --like, or SRC's own."),
-        OneOf(WRITTEN),
+        option(
+            "FORMAT",
+            f"{', '.join(WRITTEN)}; without it that of --like, or SRC's own.",
+            words=WRITTEN,
+        ),
     ] = "",
     dtype: Annotated[
-        DTypeChoice | None, typer.Option(help="Type of the model's floating-point weights.")
+        DTypeChoice | None, option("", "Type of the model's floating-point weights.")
     ] = None,
     quantised: Annotated[
         list[str] | None, option("NAME", "Quantise this weight or module too. Repeatable.")
@@ -146,7 +147,7 @@ def command(
     ] = False,
     names: Annotated[
         NamesChoice | None,
-        typer.Option(help="Whose names and layout the parameters get; else kept."),
+        option("", "Whose names and layout the parameters get; else kept."),
     ] = None,
     spelling: Annotated[
         list[SpellingChoice] | None,
@@ -180,7 +181,6 @@ def command(
     from ftckpt.formats.writers import format_and_writer
     from ftckpt.transfer.content import Content
 
-    invocation = invoked(ctx)
     part = invocation.options(PartOptions)
     request = invocation.options(LayoutOptions).request(invocation, part)
     if spelling and names is not NamesChoice.MEGATRON:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.many import ManyOptions
-from ftckpt.commands.cli.parameters import argument, switch
 from ftckpt.commands.cli.render import human_bytes, human_duration, printable
 from ftckpt.commands.cli.replicas import ReplicaOptions
 from ftckpt.commands.cli.target import AlsoOption, open_checkpoint
@@ -16,6 +13,7 @@ from ftckpt.commands.cli.transfer_options import SourceArgument
 from ftckpt.commands.cli.transfer_report import taken_over
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.findings import counted, listed
+from ftckpt.operations.definition import argument, switch
 
 from .cli import render
 
@@ -48,7 +46,7 @@ OPTIONS = (ReplicaOptions, ManyOptions)
 
 
 def command(
-    ctx: typer.Context,
+    invocation: Invocation,
     source: SourceArgument,
     destination: Annotated[
         str, argument("DST", "Where the copy goes; DIR/ keeps the name of SRC.")
@@ -70,7 +68,6 @@ def command(
     from ftckpt.replication.copy import copy
     from ftckpt.replication.places import destination_of, is_local
 
-    invocation = invoked(ctx)
     run = invocation.options(ReplicaOptions)
     run.bound()
     checkpoint = open_checkpoint(invocation, source, newest=False, also=also)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from ftckpt.commands.cli.invocation import Result, invoked
-from ftckpt.commands.cli.parameters import option
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.pins_and_tags import CODES as MARKING
 from ftckpt.commands.cli.pins_and_tags import RootArgument, StepArgument
 from ftckpt.errors import ExitCode
+from ftckpt.operations.definition import option
 
 EXAMPLES = (
     ('ftckpt pin /ckpt/run7 120000 --reason "paper, figure 3"', "gc keeps it until it is unpinned"),
@@ -20,7 +18,7 @@ CODES = {ExitCode.OK: "pinned", **MARKING}
 
 
 def command(
-    ctx: typer.Context,
+    invocation: Invocation,
     root: RootArgument,
     step: StepArgument,
     reason: Annotated[str, option("TEXT", "Why; shown to anyone who finds a full disk.")],
@@ -33,7 +31,6 @@ def command(
     """
     from ftckpt.api.marking import pin
 
-    invocation = invoked(ctx)
     invocation.report(target=root)
     made = pin(root, step, reason, owner=owner, stores=invocation.stores)
     invocation.report(pins=[one.pin._asdict() | {"path": one.path} for one in made])

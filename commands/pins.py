@@ -5,9 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-import typer
-
-from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.pins_and_tags import CODES as MARKING
 from ftckpt.commands.cli.pins_and_tags import RootArgument
 from ftckpt.commands.cli.render import table
@@ -26,14 +24,13 @@ CODES = {
 }
 
 
-def command(ctx: typer.Context, root: RootArgument) -> Result:
+def command(invocation: Invocation, root: RootArgument) -> Result:
     """List the pins and tags of a root.
 
     Those of checkpoints that are not there any more are listed too.
     """
     from ftckpt.api.marking import pins
 
-    invocation = invoked(ctx)
     invocation.report(target=root)
     marks = pins(root, stores=invocation.stores)
     pinned = [p.pin._asdict() | {"path": p.path, "present": p.present} for p in marks.pins]

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.many import ManyOptions
-from ftckpt.commands.cli.parameters import argument, option, switch
 from ftckpt.commands.cli.render import human_bytes, human_duration, printable
 from ftckpt.commands.cli.replicas import ReplicaOptions
 from ftckpt.commands.cli.transfer_report import taken_over
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.findings import counted
+from ftckpt.operations.definition import argument, option, switch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,7 +54,7 @@ _LISTED = 20
 
 
 def command(
-    ctx: typer.Context,
+    invocation: Invocation,
     path: Annotated[str, argument("PATH", "The damaged checkpoint: path, URL or ROOT@STEP.")],
     replica: Annotated[
         str,
@@ -88,7 +86,6 @@ def command(
     from ftckpt.replication.places import is_local
     from ftckpt.replication.repair import manifest_for_parts, repair, settle
 
-    invocation = invoked(ctx)
     run = invocation.options(ReplicaOptions)
     run.bound()
     invocation.report(target=path, replica=replica)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import typer
-
 from ftckpt.commands.cli.bounds import bound_memory
-from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.many import ManyOptions
 from ftckpt.commands.cli.target import AlsoOption, open_checkpoint
 from ftckpt.commands.cli.transfer_options import CODES as CODES
@@ -42,7 +40,7 @@ OPTIONS = (PartOptions, LayoutOptions, RunOptions, ManyOptions)
 
 
 def command(
-    ctx: typer.Context,
+    invocation: Invocation,
     source: SourceArgument,
     destination: DestinationArgument,
     also: AlsoOption = None,
@@ -56,7 +54,6 @@ def command(
     from ftckpt.errors import UsageError
     from ftckpt.transfer.content import Content
 
-    invocation = invoked(ctx)
     part = invocation.options(PartOptions)
     if part.only is OnlyChoice.ADAPTER:
         raise UsageError("an adapter is taken out by convert", hint="ftckpt convert --only adapter")

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ftckpt.commands.cli.bounds import (
     JobsOption,
     MemoryOption,
     RateOption,
     bound_memory,
 )
-from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.many import ManyOptions
 from ftckpt.commands.cli.option_values import check_file
-from ftckpt.commands.cli.parameters import option, switch
 from ftckpt.commands.cli.render import human_bytes, human_duration
 from ftckpt.commands.cli.target import PathArgument, open_checkpoint
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.findings import counted
+from ftckpt.operations.definition import option, switch
 
 from .cli import render
 from .verify import LevelChoice
@@ -56,15 +54,13 @@ CODES = {
 
 
 def command(
-    ctx: typer.Context,
+    invocation: Invocation,
     path: PathArgument,
     manifest: Annotated[str, option("ELSEWHERE", "Write the manifest to this path or URL.")] = "",
     force: Annotated[
         bool, switch("--force", "Replace a manifest that says something else.")
     ] = False,
-    level: Annotated[
-        LevelChoice, typer.Option(help="What to check before sealing.")
-    ] = LevelChoice.AUTO,
+    level: Annotated[LevelChoice, option("", "What to check before sealing.")] = LevelChoice.AUTO,
     integrity: Annotated[
         bool, switch("--integrity", "Write Megatron's integrity.json (SHA-256) too.")
     ] = False,
@@ -82,7 +78,6 @@ def command(
     from ftckpt.verification import Level, VerifyOptions, verify
     from ftckpt.workers import Work
 
-    invocation = invoked(ctx)
     bound_memory(max_memory)
     here = open_store(manifest, invocation.stores).local_path() if manifest else None
     if here is not None:
@@ -140,7 +135,7 @@ def _seal(
     invocation.report(step=checkpoint.known_step, findings=report.findings)
     if report.code is not ExitCode.OK:
         for found in report.findings:
-            invocation.find(found)
+            invocation.found(found)
         return invocation.fail(
             report.code, f"not sealed: {report.message}", report.hint or "ftckpt verify PATH"
         )

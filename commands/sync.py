@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ftckpt.commands.cli.alerts import AlertOptions
-from ftckpt.commands.cli.invocation import Invocation, Result, invoked
-from ftckpt.commands.cli.parameters import argument, option, switch
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.pins_and_tags import RootArgument
 from ftckpt.commands.cli.render import human_bytes, human_duration, printable
 from ftckpt.commands.cli.replicas import ReplicaOptions
 from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
+from ftckpt.operations.definition import argument, option, switch
 
 if TYPE_CHECKING:
     from ftckpt.replication.sync import SyncItem, SyncReport
@@ -43,7 +41,7 @@ OPTIONS = (ReplicaOptions, AlertOptions)
 
 
 def command(
-    ctx: typer.Context,
+    invocation: Invocation,
     root: RootArgument,
     destination: Annotated[str, argument("DST", "The tier: a directory that exists, or a URL.")],
     every: Annotated[
@@ -64,7 +62,6 @@ def command(
     """
     from ftckpt.api.replicating import require_apart, source_root, sync, tier_at
 
-    invocation = invoked(ctx)
     run = invocation.options(ReplicaOptions)
     run.bound()
     invocation.report(target=root)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from ftckpt.commands.cli.invocation import Result, invoked
-from ftckpt.commands.cli.parameters import argument
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.pins_and_tags import CODES as MARKING
 from ftckpt.commands.cli.pins_and_tags import RootArgument, StepArgument
 from ftckpt.errors import ExitCode
+from ftckpt.operations.definition import argument
 
 EXAMPLES = (
     ("ftckpt tag /ckpt/run7 120000 milestone", "gc --keep-tag milestone keeps it"),
@@ -20,7 +18,7 @@ CODES = {ExitCode.OK: "tagged", **MARKING}
 
 
 def command(
-    ctx: typer.Context,
+    invocation: Invocation,
     root: RootArgument,
     step: StepArgument,
     words: Annotated[list[str], argument("TAG...", "The words.")],
@@ -32,7 +30,6 @@ def command(
     """
     from ftckpt.api.marking import tag
 
-    invocation = invoked(ctx)
     invocation.report(target=root)
     made = tag(root, step, words, stores=invocation.stores)
     for one in made:

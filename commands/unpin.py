@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from ftckpt.commands.cli.invocation import Result, invoked
-from ftckpt.commands.cli.parameters import option, switch
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.pins_and_tags import CODES as MARKING
 from ftckpt.commands.cli.pins_and_tags import RootArgument, StepArgument
 from ftckpt.errors import ExitCode
+from ftckpt.operations.definition import option, switch
 
 EXAMPLES = (
     ("ftckpt unpin /ckpt/run7 120000", "take your own pin away"),
@@ -20,7 +18,7 @@ CODES = {ExitCode.OK: "unpinned", **MARKING, ExitCode.NOT_FOUND: "no such root o
 
 
 def command(
-    ctx: typer.Context,
+    invocation: Invocation,
     root: RootArgument,
     step: StepArgument,
     owner: Annotated[str, option("NAME", "Whose pin; by default the login name's.")] = "",
@@ -32,7 +30,6 @@ def command(
     """
     from ftckpt.api.marking import unpin
 
-    invocation = invoked(ctx)
     invocation.report(target=root)
     gone = unpin(root, step, owner=owner, everybody=everybody, stores=invocation.stores)
     for one in gone:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from ftckpt.commands.cli.invocation import Result, invoked
-from ftckpt.commands.cli.parameters import argument
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.pins_and_tags import CODES as MARKING
 from ftckpt.commands.cli.pins_and_tags import RootArgument, StepArgument
 from ftckpt.errors import ExitCode
+from ftckpt.operations.definition import argument
 
 EXAMPLES = (("ftckpt untag /ckpt/run7 120000 milestone", "gc --keep-tag milestone lets it go"),)
 CODES = {ExitCode.OK: "untagged", **MARKING, ExitCode.NOT_FOUND: "no such root or tag"}
 
 
 def command(
-    ctx: typer.Context,
+    invocation: Invocation,
     root: RootArgument,
     step: StepArgument,
     words: Annotated[list[str], argument("TAG...", "The words.")],
@@ -28,7 +26,6 @@ def command(
     """
     from ftckpt.api.marking import untag
 
-    invocation = invoked(ctx)
     invocation.report(target=root)
     taken = [
         (one, word)

@@ -8,8 +8,6 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from ftckpt.commands.cli.alerts import AlertOptions
 from ftckpt.commands.cli.bounds import (
     JobsOption,
@@ -17,9 +15,8 @@ from ftckpt.commands.cli.bounds import (
     RateOption,
     bound_memory,
 )
-from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.many import ManyOptions
-from ftckpt.commands.cli.parameters import option, switch
 from ftckpt.commands.cli.render import human_bytes, human_duration
 from ftckpt.commands.cli.target import (
     AlsoOption,
@@ -37,6 +34,7 @@ from ftckpt.errors import (
     UsageError,
 )
 from ftckpt.findings import counted
+from ftckpt.operations.definition import option, switch
 
 from .cli import render
 
@@ -93,14 +91,14 @@ class Requirement(StrEnum):
 
 
 def command(
-    ctx: typer.Context,
+    invocation: Invocation,
     path: PathArgument,
     level: Annotated[
         LevelChoice,
-        typer.Option(help="structure: headers; content: every byte; values: the numbers too."),
+        option("", "structure: headers; content: every byte; values: the numbers too."),
     ] = LevelChoice.AUTO,
     require: Annotated[
-        Requirement | None, typer.Option(help="Exit 6 where this evidence is missing.")
+        Requirement | None, option("", "Exit 6 where this evidence is missing.")
     ] = None,
     all_: Annotated[
         bool, switch("--all", "Every checkpoint of a root; the worst code wins.")
@@ -150,7 +148,6 @@ def command(
     from ftckpt.verification.places import PlaceCheck
     from ftckpt.workers import Work
 
-    invocation = invoked(ctx)
     bound_memory(max_memory)
     many = invocation.options(ManyOptions)
     if many.asked and (all_ or oldest_first or fail_fast or remember):
@@ -290,7 +287,7 @@ def _watcher(invocation: Invocation, path: str, told: list[str], *, everything: 
             invocation.report(target=url, format=name)
 
         def found(self, one: Finding) -> None:
-            invocation.find(one)
+            invocation.found(one)
 
         def end(self, report: PlaceReport) -> None:
             told.append(report.message)

@@ -11,13 +11,13 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, is_typeddict
 
+import click
 import pytest
-from typer.core import TyperOption
 
 import ftckpt
 from ftckpt import api
 from ftckpt.api import choosing, deltas, restarting, retaining, transferring
-from ftckpt.commands.cli import verbs
+from ftckpt.commands.cli import derive, verbs
 from ftckpt.errors import CorruptError, ExitCode, NotFoundError, UsageError
 from ftckpt.findings import Finding
 from ftckpt.verification.places import PlaceReport, Watcher
@@ -83,7 +83,7 @@ def test_open_inspect_verify_seal_latest(root: Path, tmp_path: Path) -> None:
         assert (checkpoint.step, checkpoint.format) == (7, "dcp")
     with pytest.raises(UsageError):
         ftckpt.open_checkpoint(str(root))
-    assert ftckpt.inspect(checkpoint).tensors == 4
+    assert ftckpt.inspect(checkpoint).tensors.count == 4
     assert ftckpt.verify(f"{root}/step-7").code is ExitCode.OK
     sealed = ftckpt.seal(f"{root}/step-7", manifest=f"{tmp_path}/m.json")
     assert Path(sealed.url).exists()
@@ -293,8 +293,8 @@ def test_the_flags_of_a_verb_are_arguments_of_its_function(verb: str) -> None:
         if parameter.kind is parameter.VAR_KEYWORD:
             group = str(parameter.annotation).removeprefix("Unpack[").removesuffix("]")
             taken |= set(FLAGS[group].__annotations__)
-    own = [one for one in verbs.load(verb).params if isinstance(one, TyperOption)]
-    shared = verbs.COMMON | verbs.STORAGE | OF_THE_SCREEN | OF_MANY | OF_WHO_IS_TOLD
+    own = [one for one in verbs.load(verb).params if isinstance(one, click.Option)]
+    shared = derive.COMMON | derive.STORAGE | OF_THE_SCREEN | OF_MANY | OF_WHO_IS_TOLD
     shared |= ROWS_SHOWN.get(verb, set())
     # `all` is a function of Python's: here it is `all_`.
     missing = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from ftckpt.commands.cli.parameters import option
+from ftckpt.operations.definition import option
 
 if TYPE_CHECKING:
     from ftckpt.workers.limits import RateLimit

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from ftckpt.commands.cli.parameters import argument
 from ftckpt.errors import ExitCode
+from ftckpt.operations.definition import argument
 
 if TYPE_CHECKING:
     from ftckpt.discovery.resolve import Place

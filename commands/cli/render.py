@@ -9,7 +9,7 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from ftckpt.amounts import human_bytes as human_bytes
 from ftckpt.amounts import human_count as human_count
 from ftckpt.amounts import human_duration as human_duration
 from ftckpt.errors import ExitCode, FtckptError
+from ftckpt.operations.definition import document
 
 if TYPE_CHECKING:
     from ftckpt.findings import Finding
@@ -223,7 +224,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.hex()
     if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+        return {name: plain(one) for name, one in document(value).items()}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return plain(value._asdict())
     if isinstance(value, Mapping):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from ftckpt.commands.cli.parameters import option, switch
+from ftckpt.operations.definition import option, switch
 
 from .bounds import MemoryOption, RateOption, bound_memory
 

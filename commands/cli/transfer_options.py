@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-import typer
-
 from ftckpt.api.tables import read_rules as read_rules
 from ftckpt.api.tables import read_text as read_text
-from ftckpt.commands.cli.parameters import argument, option, switch
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.findings import KINDS, Severity
+from ftckpt.operations.definition import argument, option, switch
 
 from .bounds import JobsOption, MemoryOption, RateOption, job_count, rate_limit
 from .invocation import Invocation, Result
@@ -69,7 +67,7 @@ class PartOptions:
 
     only: Annotated[
         OnlyChoice | None,
-        typer.Option(help="The weights, the optimizer's state, or a LoRA adapter alone."),
+        option("", "The weights, the optimizer's state, or a LoRA adapter alone."),
     ] = None
     drop: Annotated[
         list[str] | None, option("NAME", "Leave out state by name or pattern. Repeatable.")
@@ -136,9 +134,9 @@ class RunOptions:
     dry_run: Annotated[
         bool, switch("--dry-run", "Print the files and the cost; write nothing.")
     ] = False
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="With --dry-run: print every copy too.")
-    ] = False
+    verbose: Annotated[bool, switch("--verbose", "With --dry-run: print every copy too.", "-v")] = (
+        False
+    )
     no_proof: Annotated[
         bool, switch("--no-proof", "Skip the checks of the source and of the result.")
     ] = False
@@ -241,7 +239,7 @@ def carry_out(
                     invocation.warn(f"{finding_line(one)}; the first one is written")
         else:
             for one in found.findings:
-                invocation.find(one)
+                invocation.found(one)
         return found
 
     held = f"equal the source{' merged with its adapters' if checkpoint.made_from else ''}"

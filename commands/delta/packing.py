@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from ftckpt.commands.cli.bounds import JobsOption, MemoryOption, RateOption, bound_memory
 from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.many import ManyOptions
-from ftckpt.commands.cli.parameters import option, switch
 from ftckpt.errors import ExitCode, UsageError
+from ftckpt.operations.definition import option, switch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,7 +87,7 @@ def pack_out(
             return
         invocation.report(findings=found.findings)
         for one in found.findings:
-            invocation.find(one)
+            invocation.found(one)
 
     flags: PackingFlags = {
         "level": run.level,

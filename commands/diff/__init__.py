@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ftckpt.commands.cli.bounds import (
     JobsOption,
     MemoryOption,
     RateOption,
     bound_memory,
 )
-from ftckpt.commands.cli.invocation import Invocation, Result, invoked
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.many import ManyOptions
-from ftckpt.commands.cli.parameters import argument, option, switch
 from ftckpt.commands.cli.target import open_checkpoint
 from ftckpt.commands.cli.transfer_options import RulesOption, read_rules, read_text
 from ftckpt.errors import ExitCode, NotFoundError
 from ftckpt.findings import listed
+from ftckpt.operations.definition import argument, option, switch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -59,7 +57,7 @@ _Second = Annotated[str, argument("B", "The second; of any format and topology."
 
 
 def command(
-    ctx: typer.Context,
+    invocation: Invocation,
     a: _First,
     b: _Second,
     component: Annotated[
@@ -109,7 +107,6 @@ def command(
 
     from .text import verdict
 
-    invocation = invoked(ctx)
     bound_memory(max_memory)
     if plot:
         from ftckpt.commands.pictures.drawing import check_path

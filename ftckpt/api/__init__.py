@@ -17,13 +17,11 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .checking import cat, diff, du, inspect, seal, verify
+    from .checking import diff, seal, verify
     from .choosing import latest
     from .deltas import delta_info, delta_pack, delta_rebase, delta_unpack
     from .learning import families, incidents
     from .marking import pin, pins, tag, unpin, untag
-    from .opening import open_checkpoint
-    from .opening import open_checkpoint as open  # noqa: A004
     from .promoting import promote
     from .replaying import replay_audit, replay_compare, replay_run
     from .replicating import copy, repair, sync
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
     from .transferring import convert, reshard
 
 __all__ = [
-    "cat",
     "convert",
     "copy",
     "delta_info",
@@ -42,17 +39,13 @@ __all__ = [
     "delta_unpack",
     "diff",
     "doctor",
-    "du",
     "families",
     "gc",
     "gc_purge",
     "gc_undelete",
     "incidents",
-    "inspect",
     "latest",
     "ls",
-    "open",
-    "open_checkpoint",
     "pin",
     "pins",
     "promote",
@@ -73,12 +66,11 @@ __all__ = [
 
 # The functions of each module of this package: a verb loads what it needs and no more.
 _FUNCTIONS = {
-    "checking": ("cat", "diff", "du", "inspect", "seal", "verify"),
+    "checking": ("diff", "seal", "verify"),
     "choosing": ("latest",),
     "deltas": ("delta_info", "delta_pack", "delta_rebase", "delta_unpack"),
     "learning": ("families", "incidents"),
     "marking": ("pin", "pins", "tag", "unpin", "untag"),
-    "opening": ("open_checkpoint",),
     "promoting": ("promote",),
     "replaying": ("replay_audit", "replay_compare", "replay_run"),
     "replicating": ("copy", "repair", "sync"),
@@ -152,7 +144,10 @@ def _named(given: Any) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    own = "open_checkpoint" if name == "open" else name
-    if own in _HOMES:
-        return _function(_HOMES[own], own)
+    if name in _HOMES:
+        return _function(_HOMES[name], name)
+    from ftckpt import operations
+
+    if name in operations.HOMES:
+        return getattr(import_module(f"ftckpt.operations.{operations.HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

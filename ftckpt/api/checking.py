@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import (
@@ -26,93 +26,10 @@ from .tables import read_renames, read_rules
 
 if TYPE_CHECKING:
     from ftckpt.comparison import DiffReport
-    from ftckpt.comparison.part import TensorPart
-    from ftckpt.inspection import Inspection
-    from ftckpt.inspection.usage import BytesHeld
     from ftckpt.manifest import Manifest
     from ftckpt.manifest.seal import SealReport
     from ftckpt.verification import VerifyOptions, VerifyReport
     from ftckpt.verification.places import PlaceReport, Watcher
-
-
-def inspect(
-    checkpoint: Checkpoint | str,
-    *,
-    resume: bool = False,
-    also: Sequence[str] = (),
-    stores: StoreOptions = STORES,
-) -> Inspection:
-    """Count what a checkpoint holds; reads no tensor bytes (see `ftckpt.inspection.inspect`).
-
-    Args:
-        checkpoint: opened, or a path as `open_checkpoint` takes it.
-        resume: also note where files of what it names are missing or cut.
-        also: directories with more files of it (see `open_checkpoint`).
-        stores: how to reach object stores.
-    """
-    from ftckpt import inspection
-    from ftckpt.formats.state import state_contents
-
-    known = opened(checkpoint, stores, also=also)
-    result = inspection.inspect(known, state_contents)
-    if resume:
-        from ftckpt.verification.structure import with_structure
-
-        result = with_structure(result, known)
-    return result
-
-
-def du(
-    checkpoint: Checkpoint | str,
-    *,
-    depth: int = 2,
-    match: str = "",
-    also: Sequence[str] = (),
-    stores: StoreOptions = STORES,
-) -> BytesHeld:
-    """Sum a checkpoint's bytes by component and prefix; reads headers alone.
-
-    Args:
-        checkpoint: opened, or a path as `open_checkpoint` takes it.
-        depth: how many parts of a name make the longest prefix.
-        match: only tensors of this name, `*` any text.
-        also: directories with more files of it (see `open_checkpoint`).
-        stores: how to reach object stores.
-
-    Raises:
-        NotFoundError: nothing matches.
-    """
-    from ftckpt.inspection.usage import usage
-
-    return usage(opened(checkpoint, stores, also=also), depth=depth, match=match)
-
-
-def cat(
-    checkpoint: Checkpoint | str,
-    name: str,
-    *,
-    slice_: str = "",
-    also: Sequence[str] = (),
-    stores: StoreOptions = STORES,
-) -> TensorPart | Any:
-    """Return a view of a tensor that reads when it is asked, or other state as plain data.
-
-    Args:
-        checkpoint: opened, or a path as `open_checkpoint` takes it.
-        name: of a tensor or object, or of a subtree of other state.
-        slice_: which part of a tensor, `0:4,:`; "" for all.
-        also: directories with more files of it (see `open_checkpoint`).
-        stores: how to reach object stores.
-
-    Raises:
-        NotFoundError: it has nothing of that name.
-        UsageError: the slice is none, or the name means several tensors.
-    """
-    from ftckpt.comparison.part import state_at, view_of
-
-    held = opened(checkpoint, stores, also=also)
-    view = view_of(held, name, slice_)
-    return view if view is not None else state_at(held, name)
 
 
 def verify(

@@ -291,7 +291,7 @@ def errors_of(invocation: Invocation) -> Callable[[Finding], None]:
 
     def tell(found: Finding) -> None:
         if found.severity is Severity.ERROR:
-            invocation.find(found)
+            invocation.found(found)
 
     return tell
 

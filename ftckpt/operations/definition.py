@@ -1,0 +1,227 @@
+"""How an operation says what it takes, in the annotations of its parameters.
+
+    match: Annotated[str, option("GLOB", "Only tensors of this name, `*` any text.")] = ""
+
+The command line, help, completions, man pages and settings are derived from it. Nothing is imported
+here: the help of a verb is shown without the core.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, cleandoc, signature, unwrap
+from itertools import zip_longest
+from os import PathLike, fspath
+from typing import (
+    Annotated,
+    Any,
+    NamedTuple,
+    ParamSpec,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from ftckpt.errors import ExitCode
+
+
+class Opt(NamedTuple):
+    """What the command line has for one parameter.
+
+    Attributes:
+        metavar: what stands for the value; "" for the words that it may be.
+        help: one sentence.
+        names: of the option where it is not called like its parameter, its first long one counts.
+        min: the least number that is taken.
+        max: the largest one.
+        argument: whether it has its place on the line, and no name.
+        hidden: whether no help names it.
+        words: that it takes, where the operation itself says what is wrong with another;
+            completions offer them.
+    """
+
+    metavar: str
+    help: str
+    names: tuple[str, ...] = ()
+    min: int | None = None
+    max: int | None = None
+    argument: bool = False
+    hidden: bool = False
+    words: tuple[str, ...] = ()
+
+
+def option(
+    metavar: str,
+    help: str,  # noqa: A002
+    *names: str,
+    min: int | None = None,  # noqa: A002
+    max: int | None = None,  # noqa: A002
+    hidden: bool = False,
+    words: tuple[str, ...] = (),
+) -> Opt:
+    """Return an option with a value; see `Opt`."""
+    return Opt(metavar, help, names, min, max, hidden=hidden, words=words)
+
+
+def argument(metavar: str, help: str) -> Opt:  # noqa: A002
+    """Return an argument: what stands for it, and one sentence."""
+    return Opt(metavar, help, argument=True)
+
+
+def switch(name: str, help: str, *names: str) -> Opt:  # noqa: A002
+    """Return an option that is on where it is given."""
+    return Opt("", help, (name, *names))
+
+
+class Taken(NamedTuple):
+    """A parameter that the command line has.
+
+    Attributes:
+        name: of the parameter.
+        kind: the type that its annotation says.
+        default: `Parameter.empty` where there is none.
+        opt: what the command line has for it.
+    """
+
+    name: str
+    kind: Any
+    default: Any
+    opt: Opt
+
+
+def taken(of: Callable[..., Any]) -> Iterator[Taken]:
+    """Yield the parameters of a function, or the fields of a dataclass, that say an `Opt`.
+
+    Annotations of other parameters may name what is imported for type checkers alone.
+    """
+    hints: dict[str, Any]
+    if is_dataclass(of):
+        hints = get_type_hints(of, include_extras=True)
+        given = {one.name: Parameter.empty if one.default is MISSING else one.default
+                 for one in fields(of)}  # fmt: skip
+    else:
+        hints = of.__annotations__
+        given = {name: one.default for name, one in signature(of).parameters.items()}
+    for name, default in given.items():
+        hint = _evaluated(hints.get(name), of)
+        if get_origin(hint) is Annotated:
+            kind, *said = get_args(hint)
+            for one in said:
+                if isinstance(one, Opt):
+                    yield Taken(name, kind, default, one)
+
+
+def _evaluated(hint: Any, of: Any) -> Any:
+    if not isinstance(hint, str):
+        return hint
+    try:
+        return eval(hint, unwrap(of).__globals__)
+    except NameError:
+        return None  # of type checkers alone
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Definition(NamedTuple):
+    """What is said of an operation beside its parameters.
+
+    Attributes:
+        function: the operation.
+        examples: command lines, and what each does.
+        codes: the exit codes that it can end with, each with a sentence ("" takes the general one).
+    """
+
+    function: Callable[..., Any]
+    examples: Sequence[tuple[str, str]]
+    codes: Mapping[ExitCode, str]
+
+    @property
+    def help(self) -> str:
+        """What the operation does, without the sections for callers in Python."""
+        return re.split(r"\n+(?:Args|Raises|Returns):\n", cleandoc(self.function.__doc__ or ""))[0]
+
+
+def operation(
+    *, examples: Sequence[tuple[str, str]], codes: Mapping[ExitCode, str]
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Define an operation: a function that the shell and Python call alike.
+
+    A caller may give a `pathlib.Path` for a string, and one string for a sequence of them, which
+    Python would take for a sequence of letters. While it runs, `max_memory` holds.
+    """
+
+    def define(function: Callable[P, R]) -> Callable[P, R]:
+        default = signature(function).parameters.get("max_memory")
+        taking = lenient(function)
+
+        @wraps(function)
+        def called(*args: P.args, **kwargs: P.kwargs) -> R:
+            if default is None:
+                return taking(*args, **kwargs)
+            from ftckpt.workers.budget import bounded
+
+            with bounded(cast("int | str", kwargs.get("max_memory", default.default))):
+                return taking(*args, **kwargs)
+
+        vars(called)["definition"] = Definition(called, examples, codes)
+        return called
+
+    return define
+
+
+def lenient(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a function take a `pathlib.Path` for a string, and one string for a sequence of them."""
+    order = list(signature(function).parameters)
+    hints = function.__annotations__
+    several = {name for name in order if str(hints.get(name)).startswith(SEVERAL)}
+
+    @wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        return function(
+            *(_whole(one, name in several) for name, one in zip_longest(order[: len(args)], args)),
+            **{name: _whole(one, name in several) for name, one in kwargs.items()},
+        )
+
+    return called
+
+
+# How annotations of several texts begin.
+SEVERAL = ("Sequence[", "Also", "Annotated[Sequence[")
+
+
+def definition_of(function: Callable[..., Any]) -> Definition:
+    """Return the definition of an operation."""
+    found = vars(function)["definition"]
+    assert isinstance(found, Definition)
+    return found
+
+
+def _whole(value: Any, several: bool) -> Any:
+    """Return paths as strings, and one string as a sequence where there may be several."""
+    if isinstance(value, PathLike):
+        value = fspath(value)
+    elif isinstance(value, (list, tuple)) and any(isinstance(one, PathLike) for one in value):
+        value = [_whole(one, False) for one in value]
+    return [value] if several and isinstance(value, str) else value
+
+
+# What a field of a report is: of Python alone, or of the document only where it is not None.
+UNSAID = {"said": "never"}
+IF_ANY = {"said": "if any"}
+
+
+def document(report: Any) -> dict[str, Any]:
+    """Return the fields of a report that a JSON document has."""
+    return {
+        one.name: value
+        for one in fields(report)
+        if (said := one.metadata.get("said")) != "never"
+        if (value := getattr(report, one.name)) is not None or said != "if any"
+    }
