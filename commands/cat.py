@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from ftckpt import amounts
 from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.render import block, human_bytes, pairs, plain, table
 from ftckpt.commands.cli.terminal import is_terminal, write_bytes
 from ftckpt.errors import NoResourceError, UsageError
 from ftckpt.operations import looking
 from ftckpt.operations.definition import option
-from ftckpt.workers.limits import parse_bytes
 
 if TYPE_CHECKING:
     from ftckpt.comparison.part import TensorPart
@@ -84,7 +84,7 @@ def render(invocation: Invocation, report: TensorPart | Any, given: Mapping[str,
         if view.box.sizes != info.shape:
             invocation.say(f"the beginning of {list(info.shape)}; --slice chooses another part")
     as_text = format_ in (FormatChoice.TEXT, FormatChoice.JSON)
-    if as_text and view.box.volume * _WIDE > parse_bytes(given["max_memory"]):
+    if as_text and view.box.volume * _WIDE > amounts.size(given["max_memory"]):
         raise NoResourceError(
             f"{view.box.volume} elements do not fit into --max-memory",
             hint="take a --slice, or --format stats, hist or npy",

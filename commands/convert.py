@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from ftckpt.commands.cli.bounds import bound_memory
 from ftckpt.commands.cli.invocation import Invocation, Result
-from ftckpt.commands.cli.many import ManyOptions
 from ftckpt.commands.cli.target import AlsoOption, open_checkpoint, open_other
 from ftckpt.commands.cli.transfer_options import CODES as CODES
 from ftckpt.commands.cli.transfer_options import (
@@ -23,6 +22,7 @@ from ftckpt.commands.cli.transfer_options import (
 )
 from ftckpt.formats.support import WRITTEN
 from ftckpt.operations.definition import option, switch
+from ftckpt.operations.many import Machines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,7 +84,7 @@ EXAMPLES = (
         "by all nodes",
     ),
 )
-OPTIONS = (PartOptions, LayoutOptions, RunOptions, ManyOptions)
+OPTIONS = (PartOptions, LayoutOptions, RunOptions, Machines)
 
 
 class DTypeChoice(StrEnum):

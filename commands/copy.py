@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from ftckpt.commands.cli.invocation import Invocation, Result
-from ftckpt.commands.cli.many import ManyOptions
 from ftckpt.commands.cli.render import human_bytes, human_duration, printable
 from ftckpt.commands.cli.replicas import ReplicaOptions
 from ftckpt.commands.cli.target import AlsoOption, open_checkpoint
@@ -14,6 +13,7 @@ from ftckpt.commands.cli.transfer_report import taken_over
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.findings import counted, listed
 from ftckpt.operations.definition import argument, switch
+from ftckpt.operations.many import Machines
 
 from .cli import render
 
@@ -42,7 +42,7 @@ CODES = {
     ExitCode.NO_RESOURCE: "disk full or memory budget too small; run it again to go on",
     ExitCode.UNSUPPORTED: "",
 }
-OPTIONS = (ReplicaOptions, ManyOptions)
+OPTIONS = (ReplicaOptions, Machines)
 
 
 def command(
@@ -79,15 +79,19 @@ def command(
         counter=invocation.counter,
         beside=unmanaged,
     )
-    if invocation.options(ManyOptions).asked:
+    if invocation.options(Machines).asked:
         if include_bases:
             raise UsageError("--include-bases copies several checkpoints: run each with --part")
-        from ftckpt.commands.cli.many.copying import DividedCopy
+        from ftckpt.commands.cli.parts import session_of, shown
+        from ftckpt.operations.many.copying import DividedCopy
 
         def show(report: CopyReport) -> Result:
             return _show(invocation, report, [])
 
-        return DividedCopy(invocation, checkpoint, destination, options, show).run()
+        return shown(
+            invocation,
+            DividedCopy(session_of(invocation), checkpoint, destination, options, show).run(),
+        )
     places = _with_bases(invocation, checkpoint, destination) if include_bases else []
     bases = [copy(base, to, options=options, stores=invocation.stores) for base, to in places]
     for report in bases:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from ftckpt.commands.cli.invocation import Invocation, Result
-from ftckpt.commands.cli.many import ManyOptions
 from ftckpt.commands.cli.render import human_bytes, human_duration, printable
 from ftckpt.commands.cli.replicas import ReplicaOptions
 from ftckpt.commands.cli.transfer_report import taken_over
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.findings import counted
 from ftckpt.operations.definition import argument, option, switch
+from ftckpt.operations.many import Machines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,7 +47,7 @@ CODES = {
     ExitCode.NO_RESOURCE: "disk full or memory budget too small; run it again to go on",
     ExitCode.UNSUPPORTED: "the filesystem cannot swap two names; --to writes elsewhere",
 }
-OPTIONS = (ReplicaOptions, ManyOptions)
+OPTIONS = (ReplicaOptions, Machines)
 
 # How many blocks a text lists; --json lists all.
 _LISTED = 20
@@ -101,7 +101,7 @@ def command(
     opened = partial(open_source, formats=FORMATS)
 
     if other is None:
-        if invocation.options(ManyOptions).asked:
+        if invocation.options(Machines).asked:
             raise UsageError("--part needs --from: parts compare with one replica")
         from ftckpt.replication.own_copies import repair_from_own_copies
 
@@ -118,9 +118,10 @@ def command(
         )  # fmt: skip
         return _show(invocation, report, replica)
 
-    if not invocation.options(ManyOptions).asked:
+    if not invocation.options(Machines).asked:
         return whole(options.work)
-    from ftckpt.commands.cli.many.run import Divided
+    from ftckpt.commands.cli.parts import session_of, shown
+    from ftckpt.operations.many.run import Divided
     from ftckpt.parts.plan import plan_of_files
     from ftckpt.parts.shares import FilesAlone
 
@@ -134,7 +135,10 @@ def command(
     plan = plan_of_files(damaged, "repair", flags, manifest, other)
     names = [file.path for file in manifest.files]
     files = FilesAlone(damaged, {})
-    return Divided(invocation, files, plan, names, options.work, share, whole).run()
+    return shown(
+        invocation,
+        Divided(session_of(invocation), files, plan, names, options.work, share, whole).run(),
+    )
 
 
 def _show(invocation: Invocation, report: RepairReport, replica: str) -> Result:

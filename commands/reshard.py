@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ftckpt.commands.cli.bounds import bound_memory
 from ftckpt.commands.cli.invocation import Invocation, Result
-from ftckpt.commands.cli.many import ManyOptions
 from ftckpt.commands.cli.target import AlsoOption, open_checkpoint
 from ftckpt.commands.cli.transfer_options import CODES as CODES
 from ftckpt.commands.cli.transfer_options import (
@@ -17,6 +16,7 @@ from ftckpt.commands.cli.transfer_options import (
     carry_out,
     narrowed,
 )
+from ftckpt.operations.many import Machines
 
 EXAMPLES = (
     ("ftckpt reshard run/step-1000 run-64/step-1000 --dp 64", "DCP: a file for each of 64 ranks"),
@@ -36,7 +36,7 @@ EXAMPLES = (
     ("ftckpt reshard SRC DST --tp 4 --dry-run", "print the files and what it costs"),
     ("srun ftckpt reshard SRC DST --dp 64 --part auto --finish-last", "by all nodes of a job"),
 )
-OPTIONS = (PartOptions, LayoutOptions, RunOptions, ManyOptions)
+OPTIONS = (PartOptions, LayoutOptions, RunOptions, Machines)
 
 
 def command(

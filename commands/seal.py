@@ -11,13 +11,13 @@ from ftckpt.commands.cli.bounds import (
     bound_memory,
 )
 from ftckpt.commands.cli.invocation import Invocation, Result
-from ftckpt.commands.cli.many import ManyOptions
 from ftckpt.commands.cli.option_values import check_file
 from ftckpt.commands.cli.render import human_bytes, human_duration
 from ftckpt.commands.cli.target import PathArgument, open_checkpoint
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.findings import counted
 from ftckpt.operations.definition import option, switch
+from ftckpt.operations.many import Machines
 
 from .cli import render
 from .verify import LevelChoice
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ftckpt.verification import VerifyOptions
     from ftckpt.workers import Work
 
-OPTIONS = (ManyOptions,)
+OPTIONS = (Machines,)
 EXAMPLES = (
     ("ftckpt seal /ckpt/run7/step-1000", "check it, then write ftckpt.manifest.json beside it"),
     ("ftckpt seal s3://run7/ckpt/step-1000", "the same on object storage"),
@@ -91,7 +91,7 @@ def command(
         from ftckpt.formats.dcp.integrity import require_checked
 
         require_checked(checkpoint.format)
-    if integrity and invocation.options(ManyOptions).asked:
+    if integrity and invocation.options(Machines).asked:
         raise UsageError(
             "--integrity is not divided into parts", hint="seal with --integrity in one process"
         )
@@ -102,9 +102,10 @@ def command(
             integrity=path if integrity else "",
         )  # fmt: skip
 
-    if not invocation.options(ManyOptions).asked:
+    if not invocation.options(Machines).asked:
         return whole(work)
-    from ftckpt.commands.cli.many.run import Divided, errors_of
+    from ftckpt.commands.cli.parts import session_of, shown
+    from ftckpt.operations.many.run import Divided, errors_of
     from ftckpt.parts.plan import names_of, plan_of
 
     def share(work: Work) -> tuple[Sequence[Finding], int]:
@@ -112,7 +113,12 @@ def command(
         return report.findings, report.bytes_read + hash_share(checkpoint, place=place, work=work)
 
     plan = plan_of(checkpoint, "seal", {"level": level.value})
-    return Divided(invocation, checkpoint, plan, names_of(checkpoint), work, share, whole).run()
+    return shown(
+        invocation,
+        Divided(
+            session_of(invocation), checkpoint, plan, names_of(checkpoint), work, share, whole
+        ).run(),
+    )
 
 
 def _seal(

@@ -16,7 +16,6 @@ from ftckpt.commands.cli.bounds import (
     bound_memory,
 )
 from ftckpt.commands.cli.invocation import Invocation, Result
-from ftckpt.commands.cli.many import ManyOptions
 from ftckpt.commands.cli.render import human_bytes, human_duration
 from ftckpt.commands.cli.target import (
     AlsoOption,
@@ -35,6 +34,7 @@ from ftckpt.errors import (
 )
 from ftckpt.findings import counted
 from ftckpt.operations.definition import option, switch
+from ftckpt.operations.many import Machines
 
 from .cli import render
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from ftckpt.verification.scrub import Scrub, ScrubSummary
     from ftckpt.workers import Work
 
-OPTIONS = (ManyOptions, AlertOptions)
+OPTIONS = (Machines, AlertOptions)
 EXAMPLES = (
     ("ftckpt verify /ckpt/run7/step-1000", "by the best evidence that there is"),
     ("ftckpt verify /ckpt/run7 --all --level structure", "every checkpoint of a root, quickly"),
@@ -149,7 +149,7 @@ def command(
     from ftckpt.workers import Work
 
     bound_memory(max_memory)
-    many = invocation.options(ManyOptions)
+    many = invocation.options(Machines)
     if many.asked and (all_ or oldest_first or fail_fast or remember):
         # A verdict says that all bytes were read just now.
         raise UsageError(
@@ -208,8 +208,9 @@ def _divided(
     invocation: Invocation, target: Target, check: PlaceCheck, told: list[str], level: LevelChoice
 ) -> Result:
     """Do a part of a check, or finish it; what no part can open is the whole answer at once."""
-    from ftckpt.commands.cli.many.run import Divided, errors_of
+    from ftckpt.commands.cli.parts import session_of, shown
     from ftckpt.manifest.locate import find
+    from ftckpt.operations.many.run import Divided, errors_of
     from ftckpt.parts.plan import identity_of, names_of, plan_of
     from ftckpt.verification import verify
 
@@ -242,7 +243,10 @@ def _divided(
 
     plan = plan_of(checkpoint, "verify", flags, *others, sealed=sealed)
     names = names_of(checkpoint, sealed)
-    return Divided(invocation, checkpoint, plan, names, check.work, share, whole).run()
+    return shown(
+        invocation,
+        Divided(session_of(invocation), checkpoint, plan, names, check.work, share, whole).run(),
+    )
 
 
 def _scrub(invocation: Invocation, budget: str, ledger: str, *, oldest_first: bool) -> Scrub | None:

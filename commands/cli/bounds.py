@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
+from ftckpt import amounts
 from ftckpt.operations.definition import option
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def bound_memory(text: str) -> int:
     """
     from ftckpt.workers import budget, limits
 
-    nbytes = limits.parse_bytes(text)
+    nbytes = amounts.size(text)
     available = limits.memory()
     budget.set_budget(nbytes if available is None else min(nbytes, available))
     return nbytes
@@ -41,6 +42,7 @@ def rate_limit(text: str) -> RateLimit | None:
     Raises:
         UsageError: `text` is not a rate.
     """
-    from ftckpt.workers.limits import RateLimit, parse_rate
+    from ftckpt.workers.limits import RateLimit
 
-    return RateLimit(parse_rate(text)) if text else None
+    number = amounts.rate(text)
+    return RateLimit(number) if number else None

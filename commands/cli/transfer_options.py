@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from ftckpt import amounts
 from ftckpt.api.tables import read_rules as read_rules
 from ftckpt.api.tables import read_text as read_text
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.findings import KINDS, Severity
 from ftckpt.operations.definition import argument, option, switch
+from ftckpt.operations.many import Machines
 
 from .bounds import JobsOption, MemoryOption, RateOption, job_count, rate_limit
 from .invocation import Invocation, Result
-from .many import ManyOptions
 from .render import finding_line
 from .target import open_other
 from .transfer_report import show_plan, show_report
@@ -23,11 +24,11 @@ from .transfer_report import show_plan, show_report
 if TYPE_CHECKING:
     from ftckpt.api.writing import Means
     from ftckpt.checkpoint import Checkpoint
+    from ftckpt.operations.many.transferring import Measures
     from ftckpt.transfer.content import Content
     from ftckpt.transfer.layout import LayoutRequest
     from ftckpt.verification import VerifyReport
 
-    from .many.transferring import Measures
 
 SourceArgument = Annotated[str, argument("SRC", "The checkpoint to read: path, URL or ROOT@STEP.")]
 DestinationArgument = Annotated[
@@ -105,7 +106,6 @@ class LayoutOptions:
             FtckptError: the example cannot be opened.
         """
         from ftckpt.transfer.layout import LayoutRequest
-        from ftckpt.workers.limits import parse_bytes
 
         rules = read_rules(part.rules)
         example = open_other(invocation, self.like, rules=rules) if self.like else None
@@ -118,7 +118,7 @@ class LayoutOptions:
             dp=self.dp,
             ep=self.ep,
             zero_stage=self.zero_stage,
-            max_shard_size=parse_bytes(self.max_shard_size) if self.max_shard_size else None,
+            max_shard_size=amounts.size(self.max_shard_size) if self.max_shard_size else None,
             rules=rules,
             true_vocab_size=part.true_vocab_size,
             like=example,
@@ -243,19 +243,21 @@ def carry_out(
         return found
 
     held = f"equal the source{' merged with its adapters' if checkpoint.made_from else ''}"
-    many = invocation.groups.get(ManyOptions)
+    many = invocation.groups.get(Machines)
     if many is not None and many.asked:
-        from .many.transferring import DividedTransfer
+        from ftckpt.commands.cli.parts import session_of, shown
+        from ftckpt.operations.many.transferring import DividedTransfer
 
         if run.restart:
             raise UsageError(
                 "--restart would forget what other parts have built",
                 hint="remove the records and the staging place of the parts instead",
             )
-        return DividedTransfer(
-            invocation, work, not run.no_proof, prepared.destination, prepared, name, run.device,
-            check, told, lambda report: show_report(invocation, report, held), measures,
-        ).run()  # fmt: skip
+        divided = DividedTransfer(
+            session_of(invocation), work, not run.no_proof, prepared.destination, prepared, name,
+            run.device, check, told, lambda report: show_report(invocation, report, held), measures,
+        )  # fmt: skip
+        return shown(invocation, divided.run())
     report = prepared.write(
         check=None if run.no_proof else lambda: told(check(work)),
         work=work,

@@ -7,11 +7,11 @@ from typing import Annotated
 
 from ftckpt.commands.cli.bounds import bound_memory
 from ftckpt.commands.cli.invocation import Invocation, Result
-from ftckpt.commands.cli.many import ManyOptions
 from ftckpt.commands.cli.target import open_checkpoint, open_other
 from ftckpt.errors import UsageError
 from ftckpt.findings import counted
 from ftckpt.operations.definition import argument, option
+from ftckpt.operations.many import Machines
 
 from .packing import CODES as CODES
 from .packing import PackingOptions, pack_out
@@ -22,7 +22,7 @@ EXAMPLES = (
     ("ftckpt delta pack run/step-1000 archive/step-1000", "compressed whole, without a base"),
     ("ftckpt delta pack s3://b/run/step-1000 run/step-1010 s3://b/run/step-1010", "on S3"),
 )
-OPTIONS = (PackingOptions, ManyOptions)
+OPTIONS = (PackingOptions, Machines)
 
 
 def command(

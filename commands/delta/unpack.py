@@ -6,7 +6,6 @@ from typing import Annotated
 
 from ftckpt.commands.cli.bounds import bound_memory
 from ftckpt.commands.cli.invocation import Invocation, Result
-from ftckpt.commands.cli.many import ManyOptions
 from ftckpt.commands.cli.target import open_checkpoint
 from ftckpt.commands.cli.transfer_options import CODES as TRANSFER_CODES
 from ftckpt.commands.cli.transfer_options import (
@@ -19,6 +18,7 @@ from ftckpt.commands.cli.transfer_options import (
 from ftckpt.errors import ExitCode
 from ftckpt.formats.support import WRITTEN
 from ftckpt.operations.definition import argument, option
+from ftckpt.operations.many import Machines
 
 EXAMPLES = (
     ("ftckpt delta unpack deltas/step-1010 restored/step-1010", "in the format it was packed from"),
@@ -33,7 +33,7 @@ CODES = dict(TRANSFER_CODES) | {
     ExitCode.CORRUPT: "DELTA is damaged, a base is another, or the proof failed",
     ExitCode.NOT_FOUND: "DELTA or a base is not there",
 }
-OPTIONS = (LayoutOptions, RunOptions, ManyOptions)
+OPTIONS = (LayoutOptions, RunOptions, Machines)
 
 
 def command(

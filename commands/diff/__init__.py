@@ -11,12 +11,12 @@ from ftckpt.commands.cli.bounds import (
     bound_memory,
 )
 from ftckpt.commands.cli.invocation import Invocation, Result
-from ftckpt.commands.cli.many import ManyOptions
 from ftckpt.commands.cli.target import open_checkpoint
 from ftckpt.commands.cli.transfer_options import RulesOption, read_rules, read_text
 from ftckpt.errors import ExitCode, NotFoundError
 from ftckpt.findings import listed
 from ftckpt.operations.definition import argument, option, switch
+from ftckpt.operations.many import Machines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ftckpt.findings import Finding
     from ftckpt.workers import Work
 
-OPTIONS = (ManyOptions,)
+OPTIONS = (Machines,)
 EXAMPLES = (
     ("ftckpt diff run/step-1000 run/step-2000", "what a thousand steps changed"),
     ("ftckpt diff run/step-1000 run-64/step-1000 --stat", "is the resharded copy the same? 0: yes"),
@@ -154,7 +154,7 @@ def command(
         invocation.print(message)
         return Result(report.code, message)
 
-    if not invocation.options(ManyOptions).asked:
+    if not invocation.options(Machines).asked:
         return whole(work)
     flags = {
         "component": component,
@@ -178,12 +178,15 @@ def _divided(
     whole: Callable[[Work], Result],
 ) -> Result:
     """Compare a share, or finish; a part says nothing of differences, which are no failure."""
-    from ftckpt.commands.cli.many.run import Divided
+    from ftckpt.commands.cli.parts import session_of, shown
+    from ftckpt.operations.many.run import Divided
     from ftckpt.parts.plan import names_of, plan_of
 
     plan = plan_of(first, "diff", flags, second)
     names = names_of(first)
-    return Divided(invocation, first, plan, names, work, share, whole).run()
+    return shown(
+        invocation, Divided(session_of(invocation), first, plan, names, work, share, whole).run()
+    )
 
 
 def _open(invocation: Invocation, path: str, rules: Rules | None) -> Checkpoint:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Unpack, overload
 
+from ftckpt.amounts import rate
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import UsageError
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.workers import Work
-from ftckpt.workers.limits import parse_rate
 
 from .opening import STORES, RunFlags, job_count, opened, rate_limit
 
@@ -258,8 +258,7 @@ def _advice(
     if not any(tensor.nbytes for tensor in delta.index.tensors):
         raise UsageError(f"{delta.source.url} has no tensors to measure with")
     rates = measure(delta, jobs)
-    given = parse_rate(storage_rate) if isinstance(storage_rate, str) and storage_rate else None
-    written = given or float(storage_rate or rates.read)
+    written = rate(storage_rate) or rates.read
     advice = advise(
         ratio=found.links[0].ratio or 1.0,
         encode_rate=rates.encode,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+from ftckpt import amounts
+from ftckpt.amounts import seconds as seconds
 from ftckpt.operations.opening import STORES as STORES
 from ftckpt.operations.opening import chosen as chosen
 from ftckpt.operations.opening import open_checkpoint as open_checkpoint
@@ -41,18 +43,5 @@ def rate_limit(rate: float | str) -> limits.RateLimit | None:
     Raises:
         UsageError: the text is not a rate.
     """
-    number = limits.parse_rate(rate) if isinstance(rate, str) and rate else rate
-    return limits.RateLimit(float(number)) if number else None
-
-
-def seconds(value: float | str, flag: str) -> float:
-    """Return a duration in seconds; a text has its unit: 90s, 5m, 24h, 7d.
-
-    Raises:
-        UsageError: the text is not a duration.
-    """
-    if not isinstance(value, str):
-        return float(value)
-    from ftckpt.amounts import duration
-
-    return float(duration(value, flag))
+    number = amounts.rate(rate)
+    return limits.RateLimit(number) if number else None

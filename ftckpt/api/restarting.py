@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import NamedTuple, Unpack, cast
 
+from ftckpt.amounts import size as size_in_bytes
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.discovery.resolve import open_target
 from ftckpt.discovery.select import Note, Selection, select
@@ -24,7 +25,6 @@ from ftckpt.storage import StoreOptions
 from ftckpt.verification import Level, VerifyOptions, VerifyReport
 from ftckpt.verification import verify as check_one
 from ftckpt.workers import Work
-from ftckpt.workers.limits import parse_bytes
 
 from .choosing import ChoiceFlags, checks_of, condition_of, quiet, read_root, selection_rules
 from .opening import STORES, chosen, job_count, open_checkpoint
@@ -213,7 +213,7 @@ def _plain(value: object) -> object:
         return value.source.url
     if isinstance(value, str):
         with suppress(UsageError):
-            return parse_bytes(value)
+            return size_in_bytes(value)
     return value
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, cast, overload
 
+from ftckpt.amounts import size as size_in_bytes
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import UsageError
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
 from ftckpt.workers import Work
-from ftckpt.workers.limits import parse_bytes
 
 from .opening import STORES, RunFlags, job_count, opened, rate_limit
 from .tables import read_renames, read_rules, read_text
@@ -386,7 +386,7 @@ def layout_request(
         dp=flags.get("dp"),
         ep=flags.get("ep"),
         zero_stage=flags.get("zero_stage"),
-        max_shard_size=parse_bytes(size) if isinstance(size, str) else size,
+        max_shard_size=None if size is None else size_in_bytes(size),
         rules=rules,
         true_vocab_size=true_vocab_size,
         like=opened(like, stores, rules=rules) if like else None,

@@ -137,8 +137,8 @@ class PlaceCheck:
             UsageError: flags that do not go together, or a value that is not understood.
             NotFoundError, CorruptError: the manifest's path names none, or it is damaged.
         """
+        from ftckpt.amounts import share
         from ftckpt.manifest.locate import read_at
-        from ftckpt.workers.limits import parse_fraction
 
         if remember and (level is Level.STRUCTURE or sample):
             raise UsageError("--remember needs a check of the whole content")
@@ -151,7 +151,7 @@ class PlaceCheck:
             require_content=require_content or remember,
             strict=parse_strictness(strict),
             fail_fast=fail_fast,
-            sample=parse_fraction(str(sample)) if sample else None,
+            sample=share(sample) if sample else None,
             manifest=read_at(manifest, stores) if isinstance(manifest, str) else manifest,
             against=against,
         )

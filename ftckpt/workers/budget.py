@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ftckpt import amounts
 from ftckpt.errors import NoResourceError
 
 # Memory that a copy of this process takes for itself beside what its work holds: pages of the
@@ -119,7 +120,7 @@ def _room(reserved: int, *, decoding: bool = False, mapped: bool = False) -> int
 
 
 @contextmanager
-def bounded(size: str | int) -> Iterator[int]:
+def bounded(size: amounts.Size) -> Iterator[int]:
     """Let what runs inside hold so much memory and no more, and yield it in bytes.
 
     What the machine or its limits have left is the most. The budget is one for the process.
@@ -132,7 +133,7 @@ def bounded(size: str | int) -> Iterator[int]:
     """
     from . import limits
 
-    nbytes = limits.parse_bytes(size) if isinstance(size, str) else size
+    nbytes = amounts.size(size)
     available, before = limits.memory(), _budget
     set_budget(nbytes if available is None else min(nbytes, available))
     try:

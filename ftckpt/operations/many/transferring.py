@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.errors import RefusedError
 from ftckpt.findings import Severity, as_error
 from ftckpt.parts import WorkPart
@@ -19,6 +18,7 @@ from ftckpt.transfer.run import BuiltByParts, FilesOfPart
 from ftckpt.transfer.write.files import Built
 from ftckpt.transfer.write.journal import layout_digest
 
+from . import Session, Whole
 from .building import DividedBuild, share_of
 from .stages import AllWritten, Keep, units_of
 
@@ -51,7 +51,7 @@ class DividedTransfer(DividedBuild):
     """A conversion, divided.
 
     Attributes:
-        invocation: of the verb.
+        session: of the operation.
         work: of this process.
         proof: whether source and result are checked.
         destination: where it goes.
@@ -64,7 +64,7 @@ class DividedTransfer(DividedBuild):
         measures: of computed values; each part's record keeps what it has measured.
     """
 
-    invocation: Invocation
+    session: Session
     work: Work
     proof: bool
     destination: str
@@ -73,7 +73,7 @@ class DividedTransfer(DividedBuild):
     device: str
     check: Check
     told: Callable[[VerifyReport], VerifyReport]
-    show: Callable[[TransferReport], Result]
+    show: Callable[[TransferReport], Whole]
     measures: Sequence[Measures] = ()
 
     @property
@@ -90,7 +90,7 @@ class DividedTransfer(DividedBuild):
             "proof": self.proof,
         }
         checkpoint = self.prepared.checkpoint
-        return plan_of(checkpoint.as_stored, self.invocation.verb, flags, *checkpoint.made_from)
+        return plan_of(checkpoint.as_stored, self.session.verb, flags, *checkpoint.made_from)
 
     def write(
         self,
@@ -133,7 +133,7 @@ class DividedTransfer(DividedBuild):
         versions = self.prepared.prove_share(work=work, device=self.device)
         return {**own.results, **self._measured()}, versions
 
-    def whole(self, written: AllWritten, known: Mapping[str, Any]) -> Result:
+    def whole(self, written: AllWritten, known: Mapping[str, Any]) -> Whole:
         """Prove what nobody has, and show the result."""
         self._hear([*written.records, *written.proofs])
         checked = FromRecords(written.all.results)
