@@ -108,8 +108,7 @@ def _words(loaded: Any, verb: str, verbs: dict[str, str]) -> VerbWords:
             argued = True
         else:
             names = tuple(param.opts) + tuple(param.secondary_opts)
-            bare = getattr(loaded.module, "BARE", {}).keys() & set(names)
-            takes = not (param.is_flag or bare)
+            takes = not (param.is_flag or param.bare)
             long = next(name for name in names if name.startswith("--"))
             if long == "--family":
                 values = _families()

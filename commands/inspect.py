@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ftckpt.commands.cli.invocation import Invocation, Relay, Result
 from ftckpt.commands.cli.render import human_bytes, human_count, printable
 from ftckpt.findings import counted
+from ftckpt.observer import Observer
 from ftckpt.operations import looking
 
 from .cli import render as render_
@@ -41,7 +42,9 @@ class _Listing(Relay):
             self.invocation.print()
 
 
-observer = _Listing
+def observer(invocation: Invocation, _: Mapping[str, Any]) -> Observer:
+    """Return what prints the checkpoints of a root."""
+    return _Listing(invocation)
 
 
 def render(invocation: Invocation, report: Inspected, given: Mapping[str, Any]) -> Result | None:

@@ -21,12 +21,10 @@ from .version import __version__ as __version__
 if TYPE_CHECKING:
     from .api import (
         convert,
-        copy,
         delta_info,
         delta_pack,
         delta_rebase,
         delta_unpack,
-        diff,
         doctor,
         families,
         gc,
@@ -38,23 +36,22 @@ if TYPE_CHECKING:
         pin,
         pins,
         promote,
-        repair,
         replay_audit,
         replay_compare,
         replay_run,
         reshard,
         restart,
-        seal,
         status,
-        sync,
         tag,
         unpin,
         untag,
-        verify,
     )
+    from .operations.checking import seal, verify
+    from .operations.comparing import diff
     from .operations.looking import cat, du, inspect
     from .operations.opening import open_checkpoint
     from .operations.opening import open_checkpoint as open  # noqa: A004
+    from .operations.replicating import copy, repair, sync
 
 __all__ = [
     "__version__",

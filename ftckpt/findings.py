@@ -18,6 +18,15 @@ class Severity(StrEnum):
     NOTE = "note"
 
 
+class Level(StrEnum):
+    """How deep a checkpoint is verified."""
+
+    AUTO = "auto"
+    STRUCTURE = "structure"
+    CONTENT = "content"
+    VALUES = "values"
+
+
 class Strictness(StrEnum):
     """What `--strict` may treat as errors: every warning, and some notes, is of one class."""
 

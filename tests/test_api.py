@@ -20,7 +20,8 @@ from ftckpt.api import choosing, deltas, restarting, retaining, transferring
 from ftckpt.commands.cli import derive, verbs
 from ftckpt.errors import CorruptError, ExitCode, NotFoundError, UsageError
 from ftckpt.findings import Finding
-from ftckpt.verification.places import PlaceReport, Watcher
+from ftckpt.observer import Observer
+from ftckpt.verification.places import PlaceReport
 from tests.builders.checkpoints import flip, save_dcp
 
 
@@ -86,7 +87,7 @@ def test_open_inspect_verify_seal_latest(root: Path, tmp_path: Path) -> None:
     assert ftckpt.inspect(checkpoint).tensors.count == 4
     assert ftckpt.verify(f"{root}/step-7").code is ExitCode.OK
     sealed = ftckpt.seal(f"{root}/step-7", manifest=f"{tmp_path}/m.json")
-    assert Path(sealed.url).exists()
+    assert Path(sealed.manifest).exists()
     found = ftckpt.latest(str(root), verify="content")
     assert (found.code, found.path, found.step) == (ExitCode.OK, f"{root}/step-7", 7)
 
@@ -133,7 +134,7 @@ def test_damage_in_one_part_of_a_step_is_the_steps(tmp_path: Path) -> None:
 def test_what_is_watched_comes_as_it_is_found(tmp_path: Path) -> None:
     heard: list[str] = []
 
-    class Ears(Watcher):
+    class Ears(Observer):
         def begin(self, url: str) -> None:
             heard.append(url.rpartition("/")[2])
 
@@ -146,7 +147,7 @@ def test_what_is_watched_comes_as_it_is_found(tmp_path: Path) -> None:
     for step in (7, 8):
         save_dcp(tmp_path / f"step-{step}", step=step)
     (tmp_path / "step-8" / ".metadata").write_bytes(b"no pickle")
-    ftckpt.verify(str(tmp_path), all_=True, watcher=Ears())
+    ftckpt.verify(str(tmp_path), all_=True, on=Ears())
     assert heard[0] == "step-8"
     assert heard[2] in ("CORRUPT", "UNSAFE")
     assert heard[3] == "step-7"

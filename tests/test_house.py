@@ -34,7 +34,9 @@ LEVELS = (
 # Modules that lie loose in `ftckpt/`, and the level of each.
 LOOSE = {
     **dict.fromkeys(("errors", "extents", "findings", "own_files", "strict_json"), "ground"),
-    **dict.fromkeys(("amounts", "observer", "packages", "progress", "version"), "ground"),
+    **dict.fromkeys(
+        ("amounts", "observer", "packages", "progress", "reports", "version"), "ground"
+    ),
     "hook": "replay",
     **dict.fromkeys(("__main__", "demonstration"), "api"),
 }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from enum import StrEnum
 from inspect import Parameter, cleandoc, signature
 from types import ModuleType
@@ -17,13 +17,15 @@ import click
 
 from ftckpt.errors import ExitCode
 from ftckpt.operations.definition import (
+    Opt,
     Taken,
     definition_of,
-    document,
+    groups,
     option,
     switch,
     taken,
 )
+from ftckpt.reports import document
 from ftckpt.storage.options import StoreOptions
 
 from .bounds import bound_memory
@@ -82,11 +84,13 @@ class Number(click.FloatRange):
 
 
 class VerbOption(click.Option):
-    """An option, and the words that it takes."""
+    """An option, the words that it takes, and what its definition says beside."""
 
-    def __init__(self, names: Sequence[str], words: tuple[str, ...], **settings: Any) -> None:
+    def __init__(
+        self, names: Sequence[str], words: tuple[str, ...], opt: Opt, **settings: Any
+    ) -> None:
         super().__init__(names, **settings)
-        self.words = words
+        self.words, self.bare, self.under = words, opt.bare, opt.under
 
 
 class VerbArgument(click.Argument):
@@ -139,7 +143,7 @@ def parameter(one: Taken, verb: str) -> click.Parameter:
     if kind is bool:
         settings |= {"is_flag": True, "type": click.BOOL, "metavar": None}
     return VerbOption(
-        [one.name, *named], words, multiple=several, required=required,
+        [one.name, *named], words, opt, multiple=several, required=required,
         help=opt.help, hidden=opt.hidden,
         show_default=not (default is None or default is False or default == ""),
         envvar=None if one.name in NO_ENVIRONMENT or name in NO_ENVIRONMENT
@@ -148,7 +152,7 @@ def parameter(one: Taken, verb: str) -> click.Parameter:
     )  # fmt: skip
 
 
-def _itself(invocation: Invocation) -> Invocation:
+def _itself(invocation: Invocation, _: Mapping[str, Any]) -> Invocation:
     return invocation
 
 
@@ -213,7 +217,8 @@ class Verb(click.Command):
             self.examples, self.codes, text = said.examples, said.codes, said.help
             self._known = signature(self.operation).parameters.keys()
         params = [parameter(one, name) for one in taken(function)]
-        for group in getattr(module, "OPTIONS", ()):
+        self._held = {} if self.operation is None else groups(self.operation)
+        for group in (*self._held.values(), *getattr(module, "OPTIONS", ())):
             made = [parameter(one, name) for one in taken(group)]
             self.groups.append(OptionGroup(group, frozenset(str(one.name) for one in made)))
             params += made
@@ -234,11 +239,12 @@ class Verb(click.Command):
         return bool(getattr(self.module, "STORAGE", True))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the command line; an option that the module's `BARE` names may lack its value.
+        """Parse the command line; some options may lack their value (`Opt.bare`).
 
         Such a value is joined by `=`: a word that follows is not a value of it.
         """
-        bare: dict[str, str] = getattr(self.module, "BARE", {})
+        bare = {n: p.bare for p in self.params if isinstance(p, VerbOption) and p.bare
+                for n in p.opts}  # fmt: skip
         end = args.index("--") if "--" in args else len(args)
         # `help` and `completions` must answer with a wrong file too, and `config` names the line.
         settled = ctx.resilient_parsing or ctx.default_map is not None
@@ -289,11 +295,21 @@ class Verb(click.Command):
             bound_memory(given["max_memory"])  # what is shown is read under it, too
         if hasattr(self.module, "check"):
             self.module.check(invocation, given)
-        on = getattr(self.module, "observer", _itself)(invocation)
-        ours = {"on": on, "stores": invocation.stores}
+        invocation.screen = getattr(self.module, "observer", _itself)(invocation, given)
+        ours = {"on": invocation.screen, "stores": invocation.stores}
+        ours |= {name: invocation.options(group) for name, group in self._held.items()}
+        if "division" in ours:
+            ours["division"] = replace(ours["division"], line=tuple(invocation.words))
         report = self.operation(**given, **{k: v for k, v in ours.items() if k in self._known})
         if is_dataclass(report):
             invocation.report(**document(report))
+        if "division" in ours:
+            from ftckpt.operations.many import PartReport
+
+            from .parts import show_part
+
+            if isinstance(report, PartReport):
+                return show_part(invocation, report, ours["division"])
         return self.module.render(invocation, report, given)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -318,6 +334,7 @@ class Verb(click.Command):
     def section_names(self) -> list[str]:
         """Return the headings of the help in their order; a verb need not have all."""
         own = [str(group.type.TITLE) for group in self.groups]
+        own += [one.under for one in self.params if isinstance(one, VerbOption) and one.under]
         names = ["Arguments", *own, "Options", "Storage options", "Common options"]
         return list(dict.fromkeys(names))
 
@@ -327,6 +344,8 @@ class Verb(click.Command):
             return "Arguments"
         if param.name in STORAGE:
             return "Storage options"
+        if isinstance(param, VerbOption) and param.under:
+            return param.under
         for group in self.groups:
             if param.name in group.names:
                 return str(group.type.TITLE)

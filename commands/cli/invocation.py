@@ -67,6 +67,7 @@ class Invocation(Observer):
         settings: options that the user's file of settings has set.
         document: what was reported so far.
         groups: the values of option groups that the verb shares with others, by their dataclass.
+        screen: hears the operation: this, or the verb's own observer around it.
         started: whether the verb itself ran (it does not where only its help is shown).
         aside: whether `print` writes to stderr, because stdout takes one path alone.
         on_begin: called when the verb begins.
@@ -85,6 +86,7 @@ class Invocation(Observer):
     settings: Mapping[str, Any] = field(default_factory=dict)
     document: dict[str, Any] = field(default_factory=dict)
     groups: dict[type[Any], Any] = field(default_factory=dict)
+    screen: Any = None
     started: bool = False
     aside: bool = False
     on_begin: Callable[[], None] | None = None

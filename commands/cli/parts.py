@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
-from ftckpt.operations.definition import document
 from ftckpt.operations.many import Machines, PartReport, Session
+from ftckpt.reports import document
 
 from .invocation import Result
 from .render import human_bytes, human_duration, printable
@@ -18,10 +19,8 @@ if TYPE_CHECKING:
 
 def session_of(invocation: Invocation) -> Session:
     """Return the session of a verb that is not derived yet."""
-    return Session(
-        invocation.verb, invocation.options(Machines), invocation.stores, invocation,
-        invocation.words,
-    )  # fmt: skip
+    division = replace(invocation.options(Machines), line=tuple(invocation.words))
+    return Session(invocation.verb, division, invocation.stores, invocation)
 
 
 def shown(invocation: Invocation, answer: Any) -> Result:

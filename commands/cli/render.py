@@ -18,7 +18,7 @@ from ftckpt.amounts import human_bytes as human_bytes
 from ftckpt.amounts import human_count as human_count
 from ftckpt.amounts import human_duration as human_duration
 from ftckpt.errors import ExitCode, FtckptError
-from ftckpt.operations.definition import document
+from ftckpt.reports import document
 
 if TYPE_CHECKING:
     from ftckpt.findings import Finding

@@ -8,12 +8,12 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from ftckpt import amounts
-from ftckpt.api.tables import read_rules as read_rules
-from ftckpt.api.tables import read_text as read_text
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.findings import KINDS, Severity
 from ftckpt.operations.definition import argument, option, switch
 from ftckpt.operations.many import Machines
+from ftckpt.operations.tables import read_rules as read_rules
+from ftckpt.operations.tables import read_text as read_text
 
 from .bounds import JobsOption, MemoryOption, RateOption, job_count, rate_limit
 from .invocation import Invocation, Result
@@ -22,9 +22,9 @@ from .target import open_other
 from .transfer_report import show_plan, show_report
 
 if TYPE_CHECKING:
-    from ftckpt.api.writing import Means
     from ftckpt.checkpoint import Checkpoint
     from ftckpt.operations.many.transferring import Measures
+    from ftckpt.operations.writing import Means
     from ftckpt.transfer.content import Content
     from ftckpt.transfer.layout import LayoutRequest
     from ftckpt.verification import VerifyReport
@@ -200,7 +200,7 @@ def carry_out(
             refused.
         measures: what is measured of values that are computed.
     """
-    from ftckpt.api.writing import prepare, verified
+    from ftckpt.operations.writing import prepare, verified
     from ftckpt.workers import Work
 
     prepared = prepare(

@@ -10,10 +10,10 @@ from ftckpt.amounts import duration
 from ftckpt.commands.cli.choose_checkpoint import CheckLevel, ChoiceOptions
 from ftckpt.commands.cli.codes import CommandCode
 from ftckpt.commands.cli.invocation import Invocation, Result
-from ftckpt.commands.cli.option_values import check_file
 from ftckpt.commands.cli.render import printable
 from ftckpt.errors import ExitCode
 from ftckpt.operations.definition import argument, option, switch
+from ftckpt.storage.local.writable import check_file
 
 from .options import (
     NoticeOptions,

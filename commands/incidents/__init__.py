@@ -6,10 +6,10 @@ from typing import Annotated
 
 from ftckpt.amounts import duration
 from ftckpt.commands.cli.invocation import Invocation, Result
-from ftckpt.commands.cli.option_values import check_file
 from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
 from ftckpt.operations.definition import argument, option, switch
+from ftckpt.storage.local.writable import check_file
 
 STORAGE = False
 EXAMPLES = (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 from ftckpt.commands.cli.invocation import Invocation, Result
-from ftckpt.commands.cli.option_values import check_file
 from ftckpt.errors import ExitCode
 from ftckpt.operations.definition import argument, option
+from ftckpt.storage.local.writable import check_file
 
 from .answer import record, result, text
 from .page import write_page

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Annotated
 
 from ftckpt.commands.cli.invocation import Invocation, Result
-from ftckpt.commands.cli.option_values import check_file
 from ftckpt.commands.cli.render import human_bytes
 from ftckpt.commands.cli.target import open_checkpoint
 from ftckpt.errors import ExitCode, UnsupportedError
 from ftckpt.operations.definition import argument, option
 from ftckpt.replay.run.one_run import PINNED
 from ftckpt.replay.run.trial import Tried, remove_left_copies
+from ftckpt.storage.local.writable import check_file
 
 from .answer import record, result, text
 from .page import write_page

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 from ftckpt.amounts import duration
 from ftckpt.commands.cli.alerts import AlertOptions
 from ftckpt.commands.cli.invocation import Invocation, Result
-from ftckpt.commands.cli.option_values import check_file
 from ftckpt.errors import ExitCode, FtckptError, UsageError
 from ftckpt.findings import counted
 from ftckpt.operations.definition import argument, option
+from ftckpt.storage.local.writable import check_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -17,14 +17,12 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .checking import diff, seal, verify
     from .choosing import latest
     from .deltas import delta_info, delta_pack, delta_rebase, delta_unpack
     from .learning import families, incidents
     from .marking import pin, pins, tag, unpin, untag
     from .promoting import promote
     from .replaying import replay_audit, replay_compare, replay_run
-    from .replicating import copy, repair, sync
     from .restarting import restart
     from .retaining import gc, gc_purge, gc_undelete
     from .surveying import doctor, ls, status
@@ -32,12 +30,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "convert",
-    "copy",
     "delta_info",
     "delta_pack",
     "delta_rebase",
     "delta_unpack",
-    "diff",
     "doctor",
     "families",
     "gc",
@@ -49,31 +45,25 @@ __all__ = [
     "pin",
     "pins",
     "promote",
-    "repair",
     "replay_audit",
     "replay_compare",
     "replay_run",
     "reshard",
     "restart",
-    "seal",
     "status",
-    "sync",
     "tag",
     "unpin",
     "untag",
-    "verify",
 ]
 
 # The functions of each module of this package: a verb loads what it needs and no more.
 _FUNCTIONS = {
-    "checking": ("diff", "seal", "verify"),
     "choosing": ("latest",),
     "deltas": ("delta_info", "delta_pack", "delta_rebase", "delta_unpack"),
     "learning": ("families", "incidents"),
     "marking": ("pin", "pins", "tag", "unpin", "untag"),
     "promoting": ("promote",),
     "replaying": ("replay_audit", "replay_compare", "replay_run"),
-    "replicating": ("copy", "repair", "sync"),
     "restarting": ("restart",),
     "retaining": ("gc", "gc_purge", "gc_undelete"),
     "surveying": ("doctor", "ls", "status"),

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from ftckpt.formats.delta.pack import PackJob
     from ftckpt.formats.delta.rates import DecodeRates
     from ftckpt.formats.delta.survey import ChainSurvey
+    from ftckpt.operations.writing import Means
     from ftckpt.transfer.layout import LayoutRequest
     from ftckpt.transfer.request.dry_run import Planned
     from ftckpt.transfer.run import TransferReport
     from ftckpt.verification import VerifyReport
 
     from .transferring import WritingFlags
-    from .writing import Means
 
     # Is told what the verification of a source found, before anything is written.
     Told = Callable[[Checkpoint, VerifyReport], None]
@@ -177,10 +177,10 @@ def delta_unpack(
         UsageError: it is not a delta.
         FtckptError: as `convert` does.
     """
+    from ftckpt.operations.writing import prepare
     from ftckpt.transfer.content import Content
 
     from .transferring import layout_request, plan, write
-    from .writing import prepare
 
     request = layout_request(flags, None, stores)
     checkpoint = require_delta(
@@ -381,10 +381,9 @@ def renamed_keys(base: Checkpoint, table: str) -> dict[str, str]:
     Raises:
         UsageError: the table cannot be read, or does not fit the base.
     """
+    from ftckpt.operations.tables import read_renames
     from ftckpt.transfer.content import Content
     from ftckpt.transfer.request.renaming import rename
-
-    from .tables import read_renames
 
     made = rename(Content.of(base), read_renames(table))
     return {key: wanted.copies[0].key for key, wanted in made.tensors.items() if wanted.copies}
@@ -455,10 +454,9 @@ def restoration(
     from ftckpt.formats.delta.prove_original import OriginalProof
     from ftckpt.formats.state.same_object import SameObject
     from ftckpt.formats.writers import format_and_writer
+    from ftckpt.operations.writing import Means
     from ftckpt.transfer.layout import LayoutRequest
     from ftckpt.transfer.prove.against_digests import DigestProof
-
-    from .writing import Means
 
     name = to or delta.source_format
     if not to and request == LayoutRequest() and has_original(delta):

@@ -28,6 +28,7 @@ from ftckpt.guard.nodes import NodePlace, team_of
 from ftckpt.guard.run import Guard
 from ftckpt.guard.terms import Ended, GuardSettings, StartPoint
 from ftckpt.guard.watch import CheckedSave, NewSave, SaveWatcher, Shown, Verifier, shown
+from ftckpt.observer import Observer
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
 from ftckpt.verification import Level
@@ -357,7 +358,7 @@ class _Place:
 
     def _repair(self, path: str) -> bool:
         """Mend a damaged checkpoint of the root from the first tier that can."""
-        from .replicating import repair
+        from ftckpt.operations.replicating import repair
 
         name = self._entry(path) if self.choice.tiers else ""
         if not name:
@@ -365,7 +366,7 @@ class _Place:
         for tier in self.choice.tiers:
             replica = f"{tier.rstrip('/')}/{name}"
             try:
-                report = repair(path, replica, stores=self.stores, counter=self.counter)
+                report = repair(path, replica, stores=self.stores, on=Observer(self.counter))
             except FtckptError as error:
                 self.warn(f"guard: {path} is not mended from {replica}: {error.message}")
                 continue

@@ -20,6 +20,8 @@ from ftckpt.errors import (
     UsageError,
 )
 from ftckpt.formats.catalog import FORMATS
+from ftckpt.operations.tables import read_rules
+from ftckpt.operations.writing import prepare
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
 from ftckpt.verification import Level, VerifyOptions, VerifyReport
@@ -28,9 +30,7 @@ from ftckpt.workers import Work
 
 from .choosing import ChoiceFlags, checks_of, condition_of, quiet, read_root, selection_rules
 from .opening import STORES, chosen, job_count, open_checkpoint
-from .tables import read_rules
 from .transferring import LayoutFlags, WritingFlags, layout_flags, layout_request, write
-from .writing import prepare
 
 
 class Restart(NamedTuple):

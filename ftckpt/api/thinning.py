@@ -14,9 +14,8 @@ from .opening import STORES, job_count
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint
     from ftckpt.manifest import ThinnedFrom
+    from ftckpt.operations.writing import LaidOut
     from ftckpt.retention.scan.entry import ScannedEntry
-
-    from .writing import LaidOut
 
 # What the weights of a format become. A job of DCP loads a DCP of its model with its own names, for
 # any number of ranks. Of any other format they are a folder of safetensors: every framework's
@@ -96,11 +95,10 @@ class WeightsAlone:
 
     def _laid_out(self, found: ScannedEntry, path: str) -> tuple[Checkpoint, LaidOut]:
         from ftckpt.discovery.open_part import open_part
+        from ftckpt.operations.writing import prepare
         from ftckpt.transfer.content import Content
         from ftckpt.transfer.layout import LayoutRequest
         from ftckpt.transfer.request.narrowing import Only, only
-
-        from .writing import prepare
 
         entry, child, store = found.entry, found.child, found.root.store
         assert child is not None

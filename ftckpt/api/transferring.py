@@ -8,22 +8,21 @@ from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, cast, overload
 from ftckpt.amounts import size as size_in_bytes
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import UsageError
+from ftckpt.operations.tables import read_renames, read_rules, read_text
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
 from ftckpt.workers import Work
 
 from .opening import STORES, RunFlags, job_count, opened, rate_limit
-from .tables import read_renames, read_rules, read_text
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint.rules import Rules
+    from ftckpt.operations.writing import LaidOut
     from ftckpt.transfer.content import Content
     from ftckpt.transfer.layout import LayoutRequest
     from ftckpt.transfer.request.dry_run import Planned
     from ftckpt.transfer.run import TransferReport
     from ftckpt.verification import VerifyReport
-
-    from .writing import LaidOut
 
 
 class LayoutFlags(TypedDict, total=False):
@@ -404,7 +403,7 @@ def _laid_out(
     *,
     used: Collection[str] = (),
 ) -> LaidOut:
-    from .writing import prepare
+    from ftckpt.operations.writing import prepare
 
     return prepare(
         checkpoint, content, name, request, destination,
@@ -419,7 +418,7 @@ def plan(laid_out: LaidOut, flags: WritingFlags) -> Planned:
 
 def write(laid_out: LaidOut, flags: WritingFlags, counter: Counter) -> TransferReport:
     """Write and prove what is laid out, the source verified first (see `LaidOut.write`)."""
-    from .writing import verified
+    from ftckpt.operations.writing import verified
 
     jobs, limiter = laid_out.jobs, rate_limit(flags.get("limit_rate", ""))
     work = Work(threads=jobs, processes=jobs, limiter=limiter, counter=counter)

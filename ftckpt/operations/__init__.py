@@ -9,7 +9,10 @@ from __future__ import annotations
 
 # The operations of each module: a caller loads what it needs and nothing more.
 MODULES = {
+    "checking": ("seal", "verify"),
+    "comparing": ("diff",),
     "looking": ("cat", "du", "inspect"),
     "opening": ("open_checkpoint",),
+    "replicating": ("copy", "repair", "sync"),
 }
 HOMES = {name: home for home, names in MODULES.items() for name in names}

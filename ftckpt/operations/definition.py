@@ -43,6 +43,9 @@ class Opt(NamedTuple):
         hidden: whether no help names it.
         words: that it takes, where the operation itself says what is wrong with another;
             completions offer them.
+        bare: the value where it is given without one; such a value is joined by `=`.
+        default: of a keyword of a `TypedDict`, which cannot say it itself.
+        under: the heading of the help that it stands under; "" for the verb's own options.
     """
 
     metavar: str
@@ -53,6 +56,9 @@ class Opt(NamedTuple):
     argument: bool = False
     hidden: bool = False
     words: tuple[str, ...] = ()
+    bare: str = ""
+    default: Any = None
+    under: str = ""
 
 
 def option(
@@ -63,9 +69,12 @@ def option(
     max: int | None = None,  # noqa: A002
     hidden: bool = False,
     words: tuple[str, ...] = (),
+    bare: str = "",
+    default: Any = None,
+    under: str = "",
 ) -> Opt:
     """Return an option with a value; see `Opt`."""
-    return Opt(metavar, help, names, min, max, hidden=hidden, words=words)
+    return Opt(metavar, help, names, min, max, False, hidden, words, bare, default, under)
 
 
 def argument(metavar: str, help: str) -> Opt:  # noqa: A002
@@ -73,9 +82,9 @@ def argument(metavar: str, help: str) -> Opt:  # noqa: A002
     return Opt(metavar, help, argument=True)
 
 
-def switch(name: str, help: str, *names: str) -> Opt:  # noqa: A002
+def switch(name: str, help: str, *names: str, under: str = "") -> Opt:  # noqa: A002
     """Return an option that is on where it is given."""
-    return Opt("", help, (name, *names))
+    return Opt("", help, (name, *names), default=False, under=under)
 
 
 class Taken(NamedTuple):
@@ -97,23 +106,40 @@ class Taken(NamedTuple):
 def taken(of: Callable[..., Any]) -> Iterator[Taken]:
     """Yield the parameters of a function, or the fields of a dataclass, that say an `Opt`.
 
-    Annotations of other parameters may name what is imported for type checkers alone.
+    Keywords of `**flags: Unpack[SomeTypedDict]` are parameters like any other. Annotations of other
+    parameters may name what is imported for type checkers alone.
     """
-    hints: dict[str, Any]
     if is_dataclass(of):
         hints = get_type_hints(of, include_extras=True)
-        given = {one.name: Parameter.empty if one.default is MISSING else one.default
-                 for one in fields(of)}  # fmt: skip
-    else:
-        hints = of.__annotations__
-        given = {name: one.default for name, one in signature(of).parameters.items()}
-    for name, default in given.items():
-        hint = _evaluated(hints.get(name), of)
-        if get_origin(hint) is Annotated:
-            kind, *said = get_args(hint)
-            for one in said:
-                if isinstance(one, Opt):
-                    yield Taken(name, kind, default, one)
+        for field in fields(of):
+            default = Parameter.empty if field.default is MISSING else field.default
+            yield from _said(field.name, hints[field.name], default)
+        return
+    for name, parameter in signature(of).parameters.items():
+        hint = _evaluated(parameter.annotation, of)
+        if parameter.kind is Parameter.VAR_KEYWORD:
+            for flag, kind in get_type_hints(get_args(hint)[0], include_extras=True).items():
+                yield from _said(flag, kind, None)
+        else:
+            yield from _said(name, hint, parameter.default)
+
+
+def groups(of: Callable[..., Any]) -> dict[str, type[Any]]:
+    """Return the parameters of a function whose fields are options, with their dataclasses."""
+    found = {}
+    for name, parameter in signature(of).parameters.items():
+        hint = _evaluated(parameter.annotation, of)
+        if is_dataclass(hint) and isinstance(hint, type) and hasattr(hint, "TITLE"):
+            found[name] = hint
+    return found
+
+
+def _said(name: str, hint: Any, default: Any) -> Iterator[Taken]:
+    if get_origin(hint) is Annotated:
+        kind, *said = get_args(hint)
+        for one in said:
+            if isinstance(one, Opt):
+                yield Taken(name, kind, one.default if default is None else default, one)
 
 
 def _evaluated(hint: Any, of: Any) -> Any:
@@ -122,6 +148,8 @@ def _evaluated(hint: Any, of: Any) -> Any:
     try:
         return eval(hint, unwrap(of).__globals__)
     except NameError:
+        if "Annotated[" in hint:
+            raise
         return None  # of type checkers alone
 
 
@@ -210,18 +238,3 @@ def _whole(value: Any, several: bool) -> Any:
     elif isinstance(value, (list, tuple)) and any(isinstance(one, PathLike) for one in value):
         value = [_whole(one, False) for one in value]
     return [value] if several and isinstance(value, str) else value
-
-
-# What a field of a report is: of Python alone, or of the document only where it is not None.
-UNSAID = {"said": "never"}
-IF_ANY = {"said": "if any"}
-
-
-def document(report: Any) -> dict[str, Any]:
-    """Return the fields of a report that a JSON document has."""
-    return {
-        one.name: value
-        for one in fields(report)
-        if (said := one.metadata.get("said")) != "never"
-        if (value := getattr(report, one.name)) is not None or said != "if any"
-    }

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from ftckpt.errors import ExitCode, NotFoundError
 from ftckpt.observer import SILENT, Observer
+from ftckpt.reports import IF_ANY, UNSAID
 from ftckpt.storage import StoreOptions
 
-from .definition import IF_ANY, UNSAID, argument, operation, option, switch
+from .definition import argument, operation, option, switch
 from .opening import STORES, Also, Memory, Opened, open_from, open_target, opened
 
 if TYPE_CHECKING:

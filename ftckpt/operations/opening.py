@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
+from ftckpt import amounts
 from ftckpt.discovery import resolve
 from ftckpt.discovery.open_part import open_part
 from ftckpt.errors import UsageError
@@ -33,6 +34,9 @@ Opened = Annotated[
         "ROOT@latest.",
     ),
 ]
+Source = Annotated[
+    "Checkpoint | str", argument("SRC", "The checkpoint to read: path, URL or ROOT@STEP.")
+]
 Also = Annotated[
     Sequence[str],
     option(
@@ -42,9 +46,9 @@ Also = Annotated[
     ),
 ]
 
-Memory = Annotated[str | int, option("SIZE", "Memory limit.", "--max-memory")]
+Memory = Annotated[amounts.Size, option("SIZE", "Memory limit.", "--max-memory")]
 Jobs = Annotated[int, option("N", "Workers; 0: one a processor.", "--jobs", "-j", min=0)]
-Rate = Annotated[float | str, option("RATE", "Read no faster: 200MiB/s.", "--limit-rate")]
+Rate = Annotated[amounts.Rate, option("RATE", "Read no faster: 200MiB/s.", "--limit-rate")]
 
 # How many candidates an error message lists.
 _LISTED = 8

@@ -7,18 +7,23 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from ftckpt.errors import ExitCode
 from ftckpt.observer import Observer
-from ftckpt.operations.definition import UNSAID, option, switch
+from ftckpt.operations.definition import option, switch
+from ftckpt.reports import IF_ANY, UNSAID
 from ftckpt.storage import StoreOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from ftckpt.parts.record import ShareRecord
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machines:
-    """Which share of the work is done here, and who finishes; by default all of it."""
+    """Which share of the work is done here, and who finishes; by default all of it.
+
+    Attributes:
+        line: the command line of the whole, without the program, for the machines of a cluster.
+    """
 
     TITLE: ClassVar[str] = "Many machines"
 
@@ -53,6 +58,7 @@ class Machines:
         ),
     ] = ""
     shares: Annotated[int, option("N", "Parts of --cluster; 0: some for each worker.", min=0)] = 0
+    line: tuple[str, ...] = ()
 
     @property
     def asked(self) -> bool:
@@ -71,14 +77,12 @@ class Session(NamedTuple):
         division: what is done here.
         stores: how to reach object stores.
         on: is told of the work.
-        line: the command line of the whole, for the machines of a cluster.
     """
 
     verb: str
     division: Machines
     stores: StoreOptions
     on: Observer
-    line: Sequence[str] = ()
 
 
 class PartDone(NamedTuple):
@@ -119,8 +123,8 @@ class PartReport:
     """
 
     part: PartDone
-    bytes_read: int | None = field(default=None, metadata={"said": "if any"})
-    bytes: int | None = field(default=None, metadata={"said": "if any"})
+    bytes_read: int | None = field(default=None, metadata=IF_ANY)
+    bytes: int | None = field(default=None, metadata=IF_ANY)
     seconds: float | Mapping[str, float]
     code: ExitCode = field(metadata=UNSAID)
     made: ShareRecord = field(metadata=UNSAID)

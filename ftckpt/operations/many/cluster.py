@@ -143,7 +143,7 @@ def _carry_out(
     stage: str,
     missing: Sequence[int],
 ) -> None:
-    words, environment = line_of_share(session.line), _variables()
+    words, environment = line_of_share(session.division.line), _variables()
     tasks = [
         ShareTask(one, number, _with_part(words, one, number), environment, os.getcwd())
         for one in missing

@@ -18,7 +18,7 @@ from ftckpt.parts.proofs import PROOF, WRITE, Neighbours
 from ftckpt.parts.record import ShareRecord
 from ftckpt.parts.shared_folder import Heartbeat, PartsPlace, host
 from ftckpt.parts.shares import ByteRow, Shares
-from ftckpt.replication.copy import CopyJob, CopyReport, copy, prepare
+from ftckpt.replication.copy import CopyJob, copy, prepare
 from ftckpt.replication.share import CopiedShare, copy_share, prove_share
 from ftckpt.transfer.staging.marks import marks_of
 from ftckpt.transfer.write.blocks import BlockMade
@@ -41,14 +41,12 @@ class DividedCopy:
         checkpoint: that is copied.
         destination: where to.
         options: of the copy.
-        show: renders what the whole copy did.
     """
 
     session: Session
     checkpoint: Checkpoint
     destination: str
     options: ReplicationOptions
-    show: Callable[[CopyReport], Whole]
 
     def run(self) -> Whole:
         """Do what the options of the verb ask for.
@@ -188,7 +186,7 @@ class DividedCopy:
         )  # fmt: skip
         taken = max(0, report.taken_over - written.nbytes)
         seconds = written.taken(report.seconds, "copy")
-        result = self.show(replace(report, seconds=seconds, taken_over=taken))
+        result = replace(report, seconds=seconds, taken_over=taken)
         use_up(self.session, place, written.all, result)
         return result
 

@@ -23,7 +23,7 @@ from .building import DividedBuild, share_of
 from .stages import AllWritten, Keep, units_of
 
 if TYPE_CHECKING:
-    from ftckpt.api.writing import LaidOut
+    from ftckpt.operations.writing import LaidOut
     from ftckpt.parts.finish import Gathered
     from ftckpt.transfer.run import TransferReport
     from ftckpt.verification import VerifyReport
