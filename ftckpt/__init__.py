@@ -33,8 +33,6 @@ if TYPE_CHECKING:
         incidents,
         latest,
         ls,
-        pin,
-        pins,
         promote,
         replay_audit,
         replay_compare,
@@ -42,13 +40,11 @@ if TYPE_CHECKING:
         reshard,
         restart,
         status,
-        tag,
-        unpin,
-        untag,
     )
     from .operations.checking import seal, verify
     from .operations.comparing import diff
     from .operations.looking import cat, du, inspect
+    from .operations.marking import pin, pins, tag, unpin, untag
     from .operations.opening import open_checkpoint
     from .operations.opening import open_checkpoint as open  # noqa: A004
     from .operations.replicating import copy, repair, sync

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from .choosing import latest
     from .deltas import delta_info, delta_pack, delta_rebase, delta_unpack
     from .learning import families, incidents
-    from .marking import pin, pins, tag, unpin, untag
     from .promoting import promote
     from .replaying import replay_audit, replay_compare, replay_run
     from .restarting import restart
@@ -42,8 +41,6 @@ __all__ = [
     "incidents",
     "latest",
     "ls",
-    "pin",
-    "pins",
     "promote",
     "replay_audit",
     "replay_compare",
@@ -51,9 +48,6 @@ __all__ = [
     "reshard",
     "restart",
     "status",
-    "tag",
-    "unpin",
-    "untag",
 ]
 
 # The functions of each module of this package: a verb loads what it needs and no more.
@@ -61,7 +55,6 @@ _FUNCTIONS = {
     "choosing": ("latest",),
     "deltas": ("delta_info", "delta_pack", "delta_rebase", "delta_unpack"),
     "learning": ("families", "incidents"),
-    "marking": ("pin", "pins", "tag", "unpin", "untag"),
     "promoting": ("promote",),
     "replaying": ("replay_audit", "replay_compare", "replay_run"),
     "restarting": ("restart",),

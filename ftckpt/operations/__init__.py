@@ -12,6 +12,7 @@ MODULES = {
     "checking": ("seal", "verify"),
     "comparing": ("diff",),
     "looking": ("cat", "du", "inspect"),
+    "marking": ("pin", "pins", "tag", "unpin", "untag"),
     "opening": ("open_checkpoint",),
     "replicating": ("copy", "repair", "sync"),
 }

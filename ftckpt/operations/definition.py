@@ -207,21 +207,20 @@ def operation(
 def lenient(function: Callable[P, R]) -> Callable[P, R]:
     """Let a function take a `pathlib.Path` for a string, and one string for a sequence of them."""
     order = list(signature(function).parameters)
-    hints = function.__annotations__
-    several = {name for name in order if str(hints.get(name)).startswith(SEVERAL)}
+    several: set[str] = set()
 
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not several:  # what annotations mean is found when it is first called
+            hints = function.__annotations__.items()
+            several.update(name for name, hint in hints if str(hint).startswith("Sequence["))
+            several.update(one.name for one in taken(function) if get_origin(one.kind) is Sequence)
         return function(
             *(_whole(one, name in several) for name, one in zip_longest(order[: len(args)], args)),
             **{name: _whole(one, name in several) for name, one in kwargs.items()},
         )
 
     return called
-
-
-# How annotations of several texts begin.
-SEVERAL = ("Sequence[", "Also", "Annotated[Sequence[")
 
 
 def definition_of(function: Callable[..., Any]) -> Definition:
