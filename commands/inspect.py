@@ -85,6 +85,16 @@ def _print_notes(invocation: Invocation, notes: Sequence[Finding]) -> None:
         invocation.say(f"{more}what cannot be read is not shown; `ftckpt verify` says all")
 
 
+def _shown_step(report: Inspected) -> object:
+    if report.step_by == "content":
+        return report.step
+    by = "by its name" if report.step_by == "name" else "by the files around it"
+    shown = "cannot tell" if report.step is None else f"{report.step} {by}"
+    if report.optimizer_count is not None:
+        shown += f"; the optimizer's own count is {report.optimizer_count}"
+    return shown
+
+
 def _summary(report: Inspected) -> list[tuple[str, object]]:
     known = report.topology
     parallel = [
@@ -99,7 +109,7 @@ def _summary(report: Inspected) -> list[tuple[str, object]]:
     rows: list[tuple[str, object]] = [
         ("checkpoint", report.checkpoint.source.url),
         ("format", report.checkpoint.format + (f" ({report.dialect})" if report.dialect else "")),
-        ("step", "cannot tell" if report.step is None else report.step),
+        ("step", _shown_step(report)),
         ("commit", report.commit.state + (f" by {m}" if (m := report.commit.marker) else "")),
         ("world size", world),
         ("topology", " ".join(parallel) or "not recorded"),

@@ -51,6 +51,7 @@ EXAMPLES = (
     ),
     ("ftckpt latest /nvme/run7 /shared/run7 s3://run7", "of several tiers, the nearest first"),
     ("ftckpt latest /ckpt/run7 --pointer last-known-good", "what ftckpt promote has verified"),
+    ("ftckpt latest /ckpt/gan --series G", "the newest G of a save whose D passes, too"),
     ("ftckpt latest /ckpt/run8 --create-root", "once, before the first start of a run"),
 )
 CODES = {
@@ -103,6 +104,10 @@ def command(
     pointer: Annotated[
         str, option("NAME", "Choose the target of this pointer: last-known-good (see promote).")
     ] = "",
+    series: Annotated[
+        str,
+        option("NAME", "Choose in this series alone: G of G_N and D_N, saved together."),
+    ] = "",
     allow_missing_tier: Annotated[
         bool,
         switch(
@@ -139,6 +144,7 @@ def command(
         roots,
         wait=wait,
         pointer=pointer,
+        series=series,
         create_root=create_root,
         allow_missing_tier=allow_missing_tier,
         also=also,
@@ -171,6 +177,11 @@ def command(
         found = select(
             follow(read_root(invocation, root, also=also), pointer, rules), check, rules, note
         )
+    elif series:
+        from ftckpt.discovery.one_series import select_series
+
+        known = read_root(invocation, root, create=create_root, also=also)
+        found = select_series(known, series, check, rules, note)
     elif wait:
         from ftckpt.discovery.wait import select_waiting
 

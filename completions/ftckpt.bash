@@ -47,7 +47,7 @@ _ftckpt() {
         "latest --verify") words="structure content values" ;;
         "latest --progress") words="auto json" ;;
         "latest --also") ask=1 ;;
-        "latest --world-size"|"latest --timeout"|"latest --pointer"|"latest --require"|"latest --step-at-most"|"latest --max-fallback"|"latest --reuse"|"latest --ledger"|"latest --endpoint"|"latest --profile"|"latest --region"|"latest --retry-seconds") return ;;
+        "latest --world-size"|"latest --timeout"|"latest --pointer"|"latest --series"|"latest --require"|"latest --step-at-most"|"latest --max-fallback"|"latest --reuse"|"latest --ledger"|"latest --endpoint"|"latest --profile"|"latest --region"|"latest --retry-seconds") return ;;
         "promote --verify") words="structure content values" ;;
         "promote --progress") words="auto json" ;;
         "promote --pointer"|"promote --jobs"|"promote -j"|"promote --limit-rate"|"promote --max-memory"|"promote --endpoint"|"promote --profile"|"promote --region"|"promote --retry-seconds") return ;;
@@ -59,7 +59,7 @@ _ftckpt() {
         "reshard --progress") words="auto json" ;;
         "reshard --also"|"reshard --like"|"reshard --device") ask=1 ;;
         "reshard --drop"|"reshard --rules"|"reshard --true-vocab-size"|"reshard --tp"|"reshard --pp"|"reshard --vp"|"reshard --dp"|"reshard --ep"|"reshard --zero-stage"|"reshard --max-shard-size"|"reshard --jobs"|"reshard -j"|"reshard --limit-rate"|"reshard --max-memory"|"reshard --part"|"reshard --parts"|"reshard --cluster"|"reshard --shares"|"reshard --endpoint"|"reshard --profile"|"reshard --region"|"reshard --retry-seconds") return ;;
-        "convert --to") words="dcp safetensors torchsave ranks megatron megatron-dist megatron-fsdp deepspeed deepspeed-universal orbax" ;;
+        "convert --to") words="dcp safetensors torchsave ranks torch-checkpointing megatron megatron-dist megatron-fsdp deepspeed deepspeed-universal orbax" ;;
         "convert --dtype") words="bf16 fp16 fp32 fp8-block mxfp4" ;;
         "convert --names") words="hf megatron torchtitan meta packed" ;;
         "convert --family") words="deepseek_v2 deepseek_v3 gemma2 gemma3 gemma3_text glm4_moe glm4v_moe gpt2 gpt_neox gpt_oss kimi_k2 kimi_k25 kimi_k25_vision kimi_vl llama llama3.1 llama4 llama4_text llava mimo minimax_m2 mistral mistral3 mixtral mllama nemotron_h phi3 qwen2 qwen2_5_vl qwen2_moe qwen2_vl qwen3 qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next qwen3_vl qwen3_vl_moe qwen3_vl_moe_text qwen3_vl_vision" ;;
@@ -80,7 +80,7 @@ _ftckpt() {
         "repair --jobs"|"repair -j"|"repair --concurrency"|"repair --limit-rate"|"repair --max-memory"|"repair --part"|"repair --parts"|"repair --cluster"|"repair --shares"|"repair --endpoint"|"repair --profile"|"repair --region"|"repair --retry-seconds") return ;;
         "diff --progress") words="auto json" ;;
         "diff --tensor") ask=1 ;;
-        "diff --component"|"diff --top"|"diff --rtol"|"diff --atol"|"diff --rename"|"diff --rules"|"diff --true-vocab-size"|"diff --plot"|"diff --jobs"|"diff -j"|"diff --limit-rate"|"diff --max-memory"|"diff --part"|"diff --parts"|"diff --cluster"|"diff --shares"|"diff --endpoint"|"diff --profile"|"diff --region"|"diff --retry-seconds") return ;;
+        "diff --component"|"diff --rtol"|"diff --atol"|"diff --rename"|"diff --rules"|"diff --true-vocab-size"|"diff --jobs"|"diff -j"|"diff --limit-rate"|"diff --max-memory"|"diff --part"|"diff --parts"|"diff --cluster"|"diff --shares"|"diff --top"|"diff --plot"|"diff --endpoint"|"diff --profile"|"diff --region"|"diff --retry-seconds") return ;;
         "gc --progress") words="auto json" ;;
         "gc --keep-tag") ask=1 ;;
         "gc --trash-ttl"|"gc --keep-last"|"gc --keep-every"|"gc --keep-hourly"|"gc --keep-daily"|"gc --keep-weekly"|"gc --keep-monthly"|"gc --keep-within"|"gc --keep-best"|"gc --metric"|"gc --thin-after"|"gc --policy"|"gc --tier"|"gc --min-survivors"|"gc --max-delete"|"gc --free"|"gc --on-alert"|"gc --alert-url"|"gc --alert-state"|"gc --endpoint"|"gc --profile"|"gc --region"|"gc --retry-seconds") return ;;
@@ -100,7 +100,7 @@ _ftckpt() {
         "untag --endpoint"|"untag --profile"|"untag --region"|"untag --retry-seconds") return ;;
         "delta pack --progress") words="auto json" ;;
         "delta pack --rename"|"delta pack --level"|"delta pack --jobs"|"delta pack -j"|"delta pack --limit-rate"|"delta pack --max-memory"|"delta pack --storage-rate"|"delta pack --part"|"delta pack --parts"|"delta pack --cluster"|"delta pack --shares"|"delta pack --endpoint"|"delta pack --profile"|"delta pack --region"|"delta pack --retry-seconds") return ;;
-        "delta unpack --to") words="dcp safetensors torchsave ranks megatron megatron-dist megatron-fsdp deepspeed deepspeed-universal orbax" ;;
+        "delta unpack --to") words="dcp safetensors torchsave ranks torch-checkpointing megatron megatron-dist megatron-fsdp deepspeed deepspeed-universal orbax" ;;
         "delta unpack --progress") words="auto json" ;;
         "delta unpack --like"|"delta unpack --device") ask=1 ;;
         "delta unpack --base"|"delta unpack --tp"|"delta unpack --pp"|"delta unpack --vp"|"delta unpack --dp"|"delta unpack --ep"|"delta unpack --zero-stage"|"delta unpack --max-shard-size"|"delta unpack --jobs"|"delta unpack -j"|"delta unpack --limit-rate"|"delta unpack --max-memory"|"delta unpack --part"|"delta unpack --parts"|"delta unpack --cluster"|"delta unpack --shares"|"delta unpack --endpoint"|"delta unpack --profile"|"delta unpack --region"|"delta unpack --retry-seconds") return ;;
@@ -154,10 +154,10 @@ _ftckpt() {
             "inspect") words="--tensors --files --tensor --match --sort --resume --also --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "ls") words="--all --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "du") words="--depth -d --match --also --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
-            "cat") words="--slice --format --also --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
+            "cat") words="--slice --also --max-memory --format --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "verify") words="--level --require --all --oldest-first --budget --also --against --manifest --sample --strict --fail-fast --remember --ledger --jobs -j --limit-rate --max-memory --part --parts --finish --finish-last --cluster --shares --on-alert --alert-url --alert-state --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "seal") words="--manifest --force --level --integrity --jobs -j --limit-rate --max-memory --part --parts --finish --finish-last --cluster --shares --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
-            "latest") words="--verify --world-size --or-reshard --wait --timeout --skip-unverified --weights --pointer --allow-missing-tier --create-root --also --require --step-at-most --max-fallback --reuse --ledger --stop-at-unsafe --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
+            "latest") words="--verify --world-size --or-reshard --wait --timeout --skip-unverified --weights --pointer --series --allow-missing-tier --create-root --also --require --step-at-most --max-fallback --reuse --ledger --stop-at-unsafe --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "promote") words="--pointer --verify --backwards --dry-run --jobs -j --limit-rate --max-memory --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "restart") words="--world --gpus --scratch --verify --rules --jobs -j --limit-rate --max-memory --require --step-at-most --max-fallback --reuse --ledger --stop-at-unsafe --tp --pp --vp --dp --ep --zero-stage --max-shard-size --like --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "reshard") words="--also --only --drop --rules --true-vocab-size --tp --pp --vp --dp --ep --zero-stage --max-shard-size --like --dry-run --verbose -v --no-proof --restart --device --jobs -j --limit-rate --max-memory --part --parts --finish --finish-last --cluster --shares --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
@@ -166,7 +166,7 @@ _ftckpt() {
             "copy") words="--also --include-bases --unmanaged --no-proof --restart --jobs -j --concurrency --limit-rate --max-memory --part --parts --finish --finish-last --cluster --shares --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "sync") words="--every --newest --tag --again --dry-run --no-proof --restart --jobs -j --concurrency --limit-rate --max-memory --on-alert --alert-url --alert-state --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "repair") words="--from --to --dry-run --no-proof --restart --jobs -j --concurrency --limit-rate --max-memory --part --parts --finish --finish-last --cluster --shares --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
-            "diff") words="--component --tensor --stat --top --rtol --atol --rename --rules --true-vocab-size --layout-state --trust-recorded --plot --jobs -j --limit-rate --max-memory --part --parts --finish --finish-last --cluster --shares --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
+            "diff") words="--component --tensor --rtol --atol --rename --rules --true-vocab-size --layout-state --trust-recorded --jobs -j --limit-rate --max-memory --part --parts --finish --finish-last --cluster --shares --stat --top --plot --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "gc") words="--apply --trash-ttl --purge-now --yes --keep-last --keep-every --keep-hourly --keep-daily --keep-weekly --keep-monthly --keep-within --keep-best --metric --keep-tag --thin-after --policy --tier --min-survivors --max-delete --free --delete-corrupt --any-name --no-check --on-alert --alert-url --alert-state --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "gc undelete") words="--all --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "gc purge") words="--trash-ttl --yes --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;

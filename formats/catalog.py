@@ -23,6 +23,7 @@ from .nvrx import NvrxLocal
 from .orbax import Orbax
 from .ranks import Ranks
 from .safetensors import Safetensors
+from .torch_checkpointing import TorchCheckpointing
 from .torchsave import TorchSave
 from .trainer_dirs import Bundle
 from .trainer_dirs.marks import marked
@@ -77,6 +78,7 @@ FORMATS: tuple[Format, ...] = (
     MegatronDist(),  # a DCP store too
     MegatronFsdp(),  # and so is this
     Dcp(),
+    TorchCheckpointing(),
     Bundle(_PARTS, described=_described),
     Megatron(),
     DeepSpeedUniversal(),

@@ -47,14 +47,13 @@ def join_second_copies(checkpoint: SafetensorsCheckpoint) -> None:
     for one in checkpoint.sets:
         if _CONSOLIDATED.fullmatch(one.component):
             _join_consolidated(checkpoint, one)
-    copies = _PICKLED.get(_stem(main), ())
-    for stem in copies:
-        if names := _pickled(checkpoint, stem):
-            _join_pickled(checkpoint, names)
-    apart = _ADAPTER not in copies and f"extra:{_ADAPTER}" not in {
-        one.component for one in checkpoint.sets
-    }
-    if apart and (names := _pickled(checkpoint, _ADAPTER)):
+    stems = {_stem(one): one for one in checkpoint.sets}
+    for stem, one in stems.items():
+        if one is main or stem == _ADAPTER:
+            for pickled in _PICKLED.get(stem, ()):
+                if names := _pickled(checkpoint, pickled):
+                    _join_pickled(checkpoint, names, one.component)
+    if _ADAPTER not in stems and (names := _pickled(checkpoint, _ADAPTER)):
         _join_adapter(checkpoint, names)
 
 
@@ -96,7 +95,7 @@ def _join_adapter(checkpoint: SafetensorsCheckpoint, names: list[str]) -> None:
     checkpoint.copies = [*checkpoint.copies, found]
 
 
-def _join_pickled(checkpoint: SafetensorsCheckpoint, names: list[str]) -> None:
+def _join_pickled(checkpoint: SafetensorsCheckpoint, names: list[str], component: str) -> None:
     first = min(names)
     try:
         found = _opened(checkpoint, names)
@@ -112,7 +111,7 @@ def _join_pickled(checkpoint: SafetensorsCheckpoint, names: list[str]) -> None:
         return
     # Tied weights stand once in safetensors.
     tensors = {key: one for key, one in found.tensors.items() if key not in found.aliases}
-    _compare(checkpoint, replace(found, tensors=tensors), first)
+    _compare(checkpoint, replace(found, tensors=tensors), first, component)
     checkpoint.copies = [*checkpoint.copies, found]
 
 
@@ -144,9 +143,11 @@ def _amounts(tensors: Iterable[TensorInfo]) -> dict[str, int]:
     return found
 
 
-def _compare(checkpoint: SafetensorsCheckpoint, found: Checkpoint, file: str) -> None:
+def _compare(
+    checkpoint: SafetensorsCheckpoint, found: Checkpoint, file: str, component: str = "model"
+) -> None:
     """Add the pieces of a second copy as replicas."""
-    made = second_copy(found, checkpoint.tensors, checkpoint.aliases)
+    made = second_copy(found, checkpoint.tensors, checkpoint.aliases, component)
     joined: dict[str, TensorInfo] = {
         key: one for key, one in made.tensors.items() if key in checkpoint.tensors
     }

@@ -142,6 +142,11 @@ LAYOUTS = (
            "torch 2.13 in the places of cosmos-rl and fairseq", ()),
     Support("ranks", "pipeline stages saved by hand: `checkpoint_step100_stage0.pt`", False, (),
            "torch 2.13", ("by_hand/stages",)),
+    Support("torch-checkpointing", "Meta's torch_checkpointing: `metadata.pkl`, `model_0.pt`,"
+            " `optimizer_0.pt`; items in torch.save, safetensors, JSON and raw files",
+            True, ("dp",), "torch_checkpointing 0.1.1",
+            ("torch_checkpointing/fsdp/step-10", "torch_checkpointing/grid/step-10",
+             "torch_checkpointing/fsdp_tp/step-10", "torch_checkpointing/mixed/step-10")),
     Support("megatron", "Megatron-LM's legacy `mp_rank_*`", True, ("tp", "pp", "vp", "dp", "ep"),
            "Megatron-LM, core 0.16",
            ("mcore_torch_tp2pp2:", "mcore_torch_tp2dp2_distopt_bf16:")),

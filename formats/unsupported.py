@@ -173,18 +173,6 @@ RECOGNISED: tuple[Recognised, ...] = (
         ),
     ),
     Recognised(
-        "torch-checkpointing",
-        "torch_checkpointing (a file a rank, and metadata.pkl)",
-        _EXPORT,
-        (
-            Sign(
-                files=r"metadata\.pkl",
-                also=r"[\w.-]+_\d+\.pt",
-                magic=rb"\x80[\x02-\x05].*nested_path_to_metadata",
-            ),
-        ),
-    ),
-    Recognised(
         "paddle",
         "Paddle",
         _EXPORT,

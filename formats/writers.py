@@ -73,6 +73,12 @@ def _safetensors() -> Writer:
     return SafetensorsWriter()
 
 
+def _torch_checkpointing() -> Writer:
+    from ftckpt.formats.torch_checkpointing.writer import TorchCheckpointingWriter
+
+    return TorchCheckpointingWriter()
+
+
 def _torchsave() -> Writer:
     from ftckpt.formats.torchsave.writer import TorchSaveWriter
 
@@ -96,6 +102,7 @@ WRITERS: Mapping[str, Callable[[], Writer]] = {
     "orbax": _orbax,
     "ranks": _ranks,
     "safetensors": _safetensors,
+    "torch-checkpointing": _torch_checkpointing,
     "torchsave": _torchsave,
 }
 

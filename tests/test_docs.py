@@ -341,7 +341,7 @@ def wrong_values(command: Any, given: dict[str, Any]) -> Iterator[str]:
         if told and not (DURATION.fullmatch(value) or value.isdecimal()):
             yield f"{parameter.opts[0]} {value} cannot be a duration"
     if "roots" in given:
-        one_root = ("wait", "pointer", "create_root", "allow_missing_tier")
+        one_root = ("wait", "pointer", "series", "create_root", "allow_missing_tier")
         try:
             require_one_root(given["roots"] or (), **{name: given[name] for name in one_root})
         except UsageError as error:

@@ -26,8 +26,8 @@ LEVELS = (
     "replication", "parts", "capabilities", "health", "alerting", "joblogs", "replay", "guard",
     "formats.pickles", "formats.torch_files", "formats.state",
     "formats.huggingface", "formats.quantised", "formats.dcp", "formats.ranks",
-    "formats.safetensors", "formats.torchsave", "formats.lora", "formats.families",
-    "formats.megatron", "formats.deepspeed", "formats.nvrx", "formats.orbax",
+    "formats.safetensors", "formats.torch_checkpointing", "formats.torchsave", "formats.lora",
+    "formats.families", "formats.megatron", "formats.deepspeed", "formats.nvrx", "formats.orbax",
     "formats.trainer_dirs", "formats.folders", "formats.delta", "formats", "operations", "api",
     "torch", "trainers", "commands",
 )  # fmt: skip

@@ -38,11 +38,12 @@ READERS = {
 MOST = {
     # All: the format that is asked last, of what no other knows (a folder of parts), what holds a
     # trainer to two signs, and what keeps a password out of every answer. inspect: what reads other
-    # state by its content. latest, gc: the ledger, the order of a series, what neighbours have.
+    # state by its content. verify: what neighbours have. latest, gc: that, the order of a series
+    # and the ledger.
     # Folders of safetensors: what tells codes from numbers, and the files of ranks. All: how an
     # operation is defined and observed, and the command line that is made of it, instead of typer.
-    "inspect": 149, "structure": 145, "content": 157, "values": 169, "to safetensors": 248,
-    "to dcp": 242, "pack": 255, "latest": 162, "gc": 199,
+    "inspect": 151, "structure": 147, "content": 159, "values": 171, "to safetensors": 250,
+    "to dcp": 244, "pack": 257, "latest": 165, "gc": 202,
 }  # fmt: skip
 ALONE = """
 import sys

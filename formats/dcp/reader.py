@@ -13,6 +13,7 @@ from ftckpt.checkpoint import (
     Commit,
     CommitState,
     Extent,
+    ImpliedCount,
     ObjectInfo,
     Payload,
     Piece,
@@ -525,6 +526,7 @@ def _build(source: Source, meta: DcpMetadata, markers: tuple[str, ...], kind: ty
         homes=homes,
         stored=stored,
         beside=beside,
+        implied=_implied(source, meta, markers),
     )
     if any(map(is_of_bitsandbytes, tensors)):
         from ftckpt.formats.quantised.beside_codes import paired
@@ -540,6 +542,18 @@ def _build(source: Source, meta: DcpMetadata, markers: tuple[str, ...], kind: ty
     state = checkpoint.state if any(map(is_common, objects)) else StateDicts(source, ())
     checkpoint.topology = state.topology(world or None, evidence)
     return checkpoint
+
+
+def _implied(source: Source, meta: DcpMetadata, markers: Sequence[str]) -> list[ImpliedCount]:
+    """Return the data files of the ranks where no rank wrote metadata for all."""
+    if RANK_METADATA.search(markers[0]) is None:
+        return []
+    from ftckpt.manifest.rank_digests import left_in
+
+    first = next((m for path in sorted(meta.files) if (m := DATA.search(path))), None)
+    if first is None or left_in(source).world >= len(markers):
+        return []
+    return [ImpliedCount(first.string[: first.start(1)], first.string[first.end(1) :])]
 
 
 def _replicas(meta: DcpMetadata) -> list[Finding]:

@@ -9,17 +9,11 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from ftckpt.checkpoint import ImpliedCount
 from ftckpt.discovery.step_names import worded_step
+from ftckpt.formats.state.side_by_side import OF_PIECE, OPTIMIZERS, STATES, VERSIONS
 from ftckpt.formats.trainer_dirs.names import TRAINED
 
-OPTIMIZERS = frozenset({"optimizer", "optimizers", "optim", "optims", "opt"})
-STATES = frozenset(
-    {
-        "scheduler", "schedulers", "sched", "schedule", "scaler", "rng", "random", "dataloader",
-        "loader", "sampler", "reader", "train", "trainer", "training", "state", "states", "extra",
-        "progress", "counter", "counters", "callbacks", "loop", "loops", "normalizer",
-    }
-)  # fmt: skip
 # What a job trains beside its model, or for it.
 COMPANIONS = ("critic", "value", "ref", "reference", "discriminator", "teacher", "target")
 # Models that one job trains side by side; the trained one first, and last what may be either.
@@ -30,21 +24,18 @@ _MODELS = frozenset(
         "backbone", "adapter", "lora", *OWNERS,
     }
 )  # fmt: skip
-_VERSIONS = frozenset(
-    {
-        "best", "last", "latest", "final", "old", "new", "good", "bad", "broken", "backup", "bak",
-        "copy", "tmp", "temp", "step", "epoch", "ep", "iter", "iteration", "initial", "init",
-        "release", "checkpoint", "checkpoints", "ckpt", "ckpts", "emergency",
-    }
-)  # fmt: skip
 _WORD = re.compile(r"[a-z]+")
-# Numbers that say which piece of one save a file is: the rank, the shard, and how many there are.
-_OF_PIECE = re.compile(
-    r"(?:(?<![a-z])(?:rank|tp|pp|dp|cp|ep|mp|sdp|exp|zero|shard|part|stage|worker|node)[-_=]?\d+"
-    r"|[-_]?of[-_]?\d+|\d+[-_]of[-_]\d+)",
-    re.IGNORECASE,
-)
 _NUMBER = re.compile(r"\d+")
+
+
+def implied_by(path: str) -> ImpliedCount | None:
+    """Return which pieces of a save a file is one of, by its path; None if it says none."""
+    match = next((m for m in OF_PIECE.finditer(path) if "of" not in m[0].lower()), None)
+    if match is None:
+        return None
+    digits = re.search(r"\d+$", match[0])
+    assert digits is not None
+    return ImpliedCount(path[: match.end() - len(digits[0])], path[match.end() :])
 
 
 @lru_cache(maxsize=4096)
@@ -56,12 +47,12 @@ def words(name: str) -> frozenset[str]:
 
 def is_version(name: str) -> bool:
     """Say whether a name tells when or why something was saved: the whole of a checkpoint."""
-    return bool(words(name) & _VERSIONS) or worded_step(name) is not None
+    return bool(words(name) & VERSIONS) or worded_step(name) is not None
 
 
 def is_one_of_many(name: str) -> bool:
     """Say whether a name has such a word and a number: `epoch_3`, one of a series."""
-    return bool(words(name) & _VERSIONS) and _NUMBER.search(_OF_PIECE.sub("", name)) is not None
+    return bool(words(name) & VERSIONS) and _NUMBER.search(OF_PIECE.sub("", name)) is not None
 
 
 def role(name: str) -> str:
@@ -70,7 +61,7 @@ def role(name: str) -> str:
     A name with a number other than a rank's may be one of a series, and says nothing.
     """
     found = words(name)
-    if is_version(name) or _NUMBER.search(_OF_PIECE.sub("", name.rpartition(".")[0] or name)):
+    if is_version(name) or _NUMBER.search(OF_PIECE.sub("", name.rpartition(".")[0] or name)):
         return ""
     if found & OPTIMIZERS:
         return "optimizer"

@@ -10,6 +10,8 @@ from ftckpt.discovery.recognise import Format, Listing, Recognition
 from ftckpt.discovery.recognise import recognise as recognise_in
 from ftckpt.discovery.step_names import step_in_name, worded_step
 from ftckpt.findings import listed
+from ftckpt.formats.safetensors.names import SUFFIX
+from ftckpt.formats.state.side_by_side import alike, saves_beside
 from ftckpt.own_files import MANIFEST, is_own
 from ftckpt.storage.state_files import is_marker, may_hold_tensors, parts_among, without_numbers
 
@@ -20,6 +22,8 @@ _DEPTH = 3
 # More folders than these are not looked into, and more names are not those of parts.
 _FOLDERS = 64
 _NAMES = 256
+# Words for what holds several checkpoints.
+_CONTAINERS = ("checkpoints", "ckpts", "backups", "saves")
 
 
 class FolderPart(NamedTuple):
@@ -43,7 +47,8 @@ def recognised(listing: Listing, formats: Sequence[Format]) -> Recognition | Non
     if not _may_be_one(listing):
         return None
     parts = find_parts(listing, formats)
-    if not parts or not (_is_named(listing) or _tell_parts([p.place for p in parts])):
+    places = [part.place for part in parts]
+    if not parts or not (_is_named(listing) or _tell_parts(places) or _is_rest(listing, places)):
         return None
     commits = {part.commit for part in parts}
     commit = CommitState.NO_MARKER
@@ -74,7 +79,21 @@ def _may_be_one(listing: Listing) -> bool:
         return False
     if any(name.isdecimal() for name in listing.directories):
         return False
-    return _tell_parts([*_folders(listing), *loose_files(listing, any_name=False)])
+    places = [*_folders(listing), *loose_files(listing, any_name=False)]
+    return _tell_parts(places) or _is_rest(listing, places)
+
+
+def _is_rest(listing: Listing, places: Sequence[str]) -> bool:
+    """Whether a folder that is named as one of many saves holds a part: the others may be lost.
+
+    `2026-11-01_10-00-00-backup-1000-10-0` is one of OneTrainer's; `checkpoints-2026` holds some.
+    """
+    words = listing.called.lower()
+    return (
+        is_one_of_many(listing.called)
+        and not any(plural in words for plural in _CONTAINERS)
+        and any(role(place.partition("/")[0]) for place in places)
+    )
 
 
 def _tell_parts(places: Sequence[str]) -> bool:
@@ -115,9 +134,17 @@ def loose_files(listing: Listing, *, any_name: bool) -> list[str]:
     files = sorted(n for n in listing.files if may_hold_tensors(n) and not n.startswith("."))
     own, several = step_in_name(listing.called), len(files) > 1
     series = {name for name in files if several and _is_of_series(name, own)}
+    if not any_name and not series:
+        series = _saves(listing, files)
     if series or (not any_name and several and any(is_version(name) for name in files)):
         return []
     return files if any_name else [name for name in files if role(name)]
+
+
+def _saves(listing: Listing, files: Sequence[str]) -> set[str]:
+    """Return the files that are saves beside each other: numbers tell, and headers if there are."""
+    torch = (name for name in files if not name.endswith(SUFFIX))
+    return {name for group in alike(torch) for name in group} | saves_beside(listing)
 
 
 def _is_of_series(name: str, own: int | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,11 +19,13 @@ from ftckpt.checkpoint import (
     TensorInfo,
     Topology,
 )
+from ftckpt.checkpoint.steps import counters_in
 from ftckpt.discovery.listing import listing_of_source
 from ftckpt.discovery.recognise import Format
 from ftckpt.errors import CorruptError, FtckptError, NewerWriterError, UnsupportedError
 from ftckpt.findings import Finding, finding, from_error, listed
 from ftckpt.formats.huggingface.config import parsed_json
+from ftckpt.formats.state.side_by_side import OPTIMIZERS as OF_OPTIMIZER
 from ftckpt.formats.state.stored_names import place
 from ftckpt.formats.state.vocabulary import KNOWN
 from ftckpt.formats.torch_files.parse_files import parse_files
@@ -37,13 +40,11 @@ from ftckpt.storage.source import Source
 from ftckpt.storage.state_files import is_harmless, is_text, may_hold_tensors, without_numbers
 from ftckpt.storage.store import EntryKind
 
-from .names import COMPANIONS, owner, role, words
-from .names import OPTIMIZERS as OF_OPTIMIZER
+from .names import COMPANIONS, implied_by, owner, role, words
 from .parts import FolderPart, find_parts
 
-# A trainer's small file of counters, and the fields that say the step.
+# A trainer's small file of counters, whose fields say the step (`counters_in`).
 _COUNTERS = frozenset({"train", "training", "trainer", "state", "info", "progress", "meta", "step"})
-_STEPS = ("step", "global_step", "iteration", "cur_step", "training_step")
 _MOST_COUNTERS = 1 << 16  # bytes
 _HEAD = 4096
 # Files without a suffix that are looked into; more of them are those of a store.
@@ -230,6 +231,7 @@ class _Opening:
                 objects[shown] = item._replace(name=shown, extent=extent, field=())
                 owners[shown] = (part, name)
             self.damage += [part.moved(one) for one in part.checkpoint.open_findings]
+        numbers, cut = _numbers(self.source)
         checkpoint = FolderCheckpoint(
             source=self.source,
             tensors=tensors,
@@ -240,8 +242,15 @@ class _Opening:
             notes=[part.moved(one) for part in self.parts for one in part.checkpoint.notes],
             parts=self.parts,
             owners=owners,
-            open_findings=self.damage,
-            numbers=_numbers(self.source),
+            open_findings=[*self.damage, *cut],
+            numbers=numbers,
+            implied=[
+                one
+                for part in self.parts
+                # A part that knows of several ranks tells itself what it does not know.
+                if part.checkpoint.topology.world_size is None
+                and (one := implied_by(_first_file(part)))
+            ],
             unread=self.unread,
         )
         checkpoint.second_copies = frozenset(
@@ -267,6 +276,11 @@ def _path(part: OpenedPart) -> str:
     """Return the place of a part below the checkpoint: its folder, or its file."""
     source = part.checkpoint.source
     return part.prefix + next(iter(source.entries)) if source.single else part.prefix.rstrip("/")
+
+
+def _first_file(part: OpenedPart) -> str:
+    """Return the path of a part's first file."""
+    return part.prefix + min(part.checkpoint.source.entries, default="")
 
 
 def _by_model(parts: Sequence[OpenedPart]) -> list[OpenedPart]:
@@ -397,9 +411,14 @@ def _commit(parts: Sequence[OpenedPart]) -> Commit:
     return Commit(CommitState.NO_MARKER)
 
 
-def _numbers(source: Source) -> list[Scalar]:
-    """Return the step that a trainer's small files of counters say, if they agree."""
-    found = []
+def _numbers(source: Source) -> tuple[list[Scalar], list[Finding]]:
+    """Return the step that a trainer's small files of counters say, if they agree, and damage.
+
+    OneTrainer writes `train_progress.global_step` into `meta.json`
+    (modules/trainer/GenericTrainer.py, `__backup_internal`).
+    """
+    found: list[Scalar] = []
+    cut: list[Finding] = []
     for name, entry in sorted(source.entries.items()):
         stem = name.rpartition("/")[2].removesuffix(".json")
         if not name.endswith(".json") or words(stem).isdisjoint(_COUNTERS):
@@ -407,12 +426,26 @@ def _numbers(source: Source) -> list[Scalar]:
         if name.count("/") > 1 or not 0 < entry.size <= _MOST_COUNTERS:
             continue
         try:
-            said = parsed_json(source, name)
+            said = next(counters_in(parsed_json(source, name)), None)
+        except CorruptError as error:
+            cut += [from_error(error)] if _is_cut(source.read(name)) else []
+            continue
         except FtckptError:
             continue
-        for key in _STEPS if isinstance(said, dict) else ():
-            value = said.get(key)
-            if type(value) is int and 0 <= value < 1 << 53:
-                found.append(Scalar(name, key, float(value), StepRole.ITERATION))
-                break
-    return found if len({one.value for one in found}) == 1 else []
+        if said is not None:
+            found.append(Scalar(name, said[0], float(said[1]), StepRole.ITERATION))
+    return found if len({one.value for one in found}) == 1 else [], cut
+
+
+def _is_cut(raw: bytes) -> bool:
+    """Whether a text begins as one JSON object and is none; a log has an object on each line."""
+    text = raw.strip()
+    return text.startswith(b"{") and not (_is_json(text) or _is_json(text.split(b"\n")[0]))
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ftckpt.errors import UnsafeError
@@ -24,7 +24,8 @@ def leaves(tree: Any, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Yield (path, value) of everything in dicts and lists that is itself neither, in order.
 
     Empty containers are values, and so are lists of numbers and texts alone: a dataset's order has
-    millions. Tuples are values too: torch keeps shapes, RNG states and other single things in them.
+    millions. So are tuples of such and of records, because torch keeps shapes, RNG states and other
+    single things in them; a tuple that holds a tensor or a container is gone through like a list.
 
     Raises:
         UnsafeError: deeper than `MAX_DEPTH` or more than `MAX_LEAVES`: shared references that
@@ -46,12 +47,36 @@ def leaves(tree: Any, prefix: Path = ()) -> Iterator[tuple[Path, Any]]:
             )
         if isinstance(value, dict) and value:
             stack.append(_of_dict(path, value))
-        elif type(value) is list and not plain.setdefault(id(value), _is_plain(value, plain)):
+        elif type(value) in (list, tuple) and _is_open(value, plain):
             stack.append(_of_list(path, value))
         else:
             yield path, value
 
 
+def _is_open(value: Any, plain: dict[int, bool]) -> bool:
+    """Say whether a list or a tuple is gone through; `plain` is of the lists that were judged."""
+    if type(value) is tuple:
+        return _opens(value)
+    return not plain.setdefault(id(value), _is_plain(value, plain))
+
+
+def _opens(value: tuple[Any, ...], depth: int = 0) -> bool:
+    """Say whether a tuple holds a tensor or a container: then it is more than one thing."""
+    if depth > _TUPLES:
+        return False
+    for member in value:
+        if type(member) is tuple:
+            if _opens(member, depth + 1):
+                return True
+        elif isinstance(member, list):
+            if not _is_plain(member, {}):
+                return True
+        elif type(member) not in _PLAIN and not isinstance(member, Inert) and member != {}:
+            return True
+    return False
+
+
+_TUPLES = 8  # levels of tuples in tuples that are looked into
 _PLAIN = {int, float, str, bool, bytes, complex, type(None)}
 
 
@@ -65,7 +90,7 @@ def _of_dict(path: Path, value: dict[Any, Any]) -> Iterator[tuple[Path, Any]]:
         yield (*path, step_of(key)), member
 
 
-def _of_list(path: Path, value: list[Any]) -> Iterator[tuple[Path, Any]]:
+def _of_list(path: Path, value: Sequence[Any]) -> Iterator[tuple[Path, Any]]:
     for index, member in enumerate(value):
         yield (*path, index), member
 

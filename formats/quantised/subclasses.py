@@ -215,6 +215,11 @@ class DequantisedCheckpoint(ComputedCheckpoint):
         """See `HasGroups` of `formats.state.of_all_ranks`."""
         return bool(getattr(self.base, "groups_number_states", False))
 
+    @property
+    def shares_what_is_alike(self) -> bool:
+        """See `HasGroups` of `formats.state.of_all_ranks`."""
+        return bool(getattr(self.base, "shares_what_is_alike", False))
+
     def own_paths(self) -> Mapping[str, Path]:
         """Return where tensors of one rank alone stand (see `NestsOwn`)."""
         return own_paths(self.base)

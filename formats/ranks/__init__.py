@@ -8,12 +8,14 @@ Nothing marks the end of a save, so a missing rank is a defect of the set and no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from ftckpt.checkpoint import Commit, CommitState
 from ftckpt.discovery.recognise import Listing, Recognition
 from ftckpt.discovery.step_sets import set_member
+from ftckpt.formats.state.side_by_side import OF_PIECE, VERSIONS
 from ftckpt.storage.source import Source
 from ftckpt.storage.state_files import parts_among
 from ftckpt.storage.store import EntryKind
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 # Of a model of Hugging Face's.
 CONFIG = "config.json"
 _WEIGHTS = frozenset(("model.safetensors", "model.safetensors.index.json"))
+_OF_RANK = re.compile(r"rank[-_]?\d+\.")
 _EXPORTED = (".safetensors", ".safetensors.index.json")
 
 
@@ -92,6 +95,8 @@ class Ranks:
             return None
         if len({file.step for file in files}) > 1 or any(set_member(file.path) for file in files):
             return None  # files of steps in one directory: each step is a checkpoint
+        if not folder and _name_no_step(files, listing.files):
+            return None
         by = None if folder else self.marked(listing.files, listing.directories, listing.head)
         if by is not None and by.lacks:
             return Recognition(self.name, f"lacks {by.lacks}", CommitState.UNCOMMITTED)
@@ -164,6 +169,24 @@ def _of_one_step(source: Source) -> Source:
         and (file.step, file.staged) == (mine.step, mine.staged)
     ]
     return Source.some_of(source.store, source.base, name, entries)
+
+
+def _name_no_step(files: Sequence[RankFile], names: Iterable[str]) -> bool:
+    """Whether rank files are the `latest` or `best` of a run whose numbered saves lie beside them.
+
+    composer links `latest-rank0.pt` to the newest of `ep0-ba100-rank0.pt` (composer/callbacks/
+    checkpoint_saver.py).
+    """
+    if not all(_is_version(file.path) for file in files):
+        return False
+    mine = {file.path for file in files}
+    others = (name for name in names if name not in mine and _OF_RANK.search(name))
+    return any(re.search(r"\d", OF_PIECE.sub("", name)) for name in others)
+
+
+def _is_version(name: str) -> bool:
+    words = set(re.findall(r"[a-z]+", OF_PIECE.sub("", name).rpartition(".")[0].lower()))
+    return bool(words) and words <= VERSIONS
 
 
 def _weights_beside(listing: Listing, files: Sequence[RankFile]) -> bool:

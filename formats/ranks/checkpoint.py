@@ -20,7 +20,7 @@ from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.progress import NULL, Counter
 
 from .meta_llama.checklist import CHECKLIST, check_checklist, read_checklist
-from .names import OF_ONE_RANK
+from .names import OF_ONE_RANK, Role, rank_file
 from .parse_files import read_stream
 from .tensors import RankSplit
 
@@ -38,11 +38,16 @@ class RanksCheckpoint(Checkpoint):
             `stored_name`: pipeline stages number the parameters of their optimizers by themselves.
         splits: key -> how a plain tensor is cut over the ranks.
         coded: the tensor subclasses that are cut over ranks, each by the object that is its record.
-        groups_number_states: see `HasGroups` of `formats.state.of_all_ranks`.
+        groups_number_states, shares_what_is_alike: see `HasGroups` of
+            `formats.state.of_all_ranks`.
+        keeps_places: whether writers of files of ranks put a subclass's state where it stood in its
+            files, as they do with files of this format itself.
     """
 
     format: ClassVar[str] = "ranks"
     groups_number_states: ClassVar[bool] = True
+    shares_what_is_alike: ClassVar[bool] = False
+    keeps_places: ClassVar[bool] = False
 
     files: Sequence[str]
     names: Sequence[str]
@@ -52,6 +57,19 @@ class RanksCheckpoint(Checkpoint):
     elsewhere: Set[tuple[str, str]] = frozenset()
     splits: Mapping[str, RankSplit] = field(default_factory=dict)
     coded: Mapping[str, CodedParts] = field(default_factory=dict)
+
+    def role_of(self, file: str) -> Role:
+        """Return what a file holds, by its name."""
+        found = rank_file(file)
+        return Role.EXTRA if found is None else found.role
+
+    def tree_of(self, file: str) -> Any:
+        """Return what a file holds, as a tree.
+
+        Raises:
+            CorruptError, UnsafeError, UnsupportedError: see `parse_stream`.
+        """
+        return read_stream(self.source, file).tree
 
     def members(self) -> Iterable[str]:
         """Paths of the rank files, their configuration and verl's own additions."""

@@ -58,6 +58,7 @@ class Contents:
         numbers: step counters among it.
         evidence: what the file records of its job.
         sharded: whether any tensor is a DTensor or a ShardedTensor.
+        flat: whether it has flattened parameters of FSDP, whose names and shapes it does not tell.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Contents:
             if spec.mesh and len(spec.placements or ()) == len(spec.mesh):
                 self.evidence.least = max(self.evidence.least, min(prod(spec.mesh), MOST))
         self.sharded = any(isinstance(f.held, (Distributed, Listed)) for f in self.tensors)
+        self.flat = any(is_flat(f.where) for f in self.tensors)
 
     def _sort(self, tree: Any, weights: list[tuple[str, Held]]) -> None:
         role = self.file.role
@@ -219,6 +221,14 @@ class Contents:
         role = role_of(name)
         if type(value) in (int, float) and role is not None:
             self.numbers.append(StepNumber(name, float(min(max(value, -1e18), 1e18)), role))
+
+
+def is_flat(where: StoredName) -> bool:
+    """Say whether a tensor is a flattened parameter of FSDP: many parameters, one after another.
+
+    Source: torch/distributed/fsdp/_flat_param.py (`FLAT_PARAM`), until torch 2.0 `flat_param`.
+    """
+    return where.name.rpartition(".")[2] in ("_flat_param", "flat_param")
 
 
 # A state of one rank may also stand under a word for its part.

@@ -22,6 +22,8 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import NamedTuple
 
+from ftckpt.checkpoint import ImpliedCount
+
 # verl's folders inside a step; a step without that of the model is not read as one of verl's.
 MAIN = "actor"
 FOLDERS = (MAIN, "critic")
@@ -120,6 +122,19 @@ class RankFile(NamedTuple):
         """What the files of one series have alike: all but the numbers of the rank."""
         folder = self.path.rpartition("/")[0]
         return f"{folder}/{self.spelling.before if self.spelling else self.role}"
+
+    @property
+    def implied(self) -> ImpliedCount | None:
+        """What files it is one of; None where their number stands in the name.
+
+        A rank's own state (random numbers, counters) says nothing: other ranks have other state.
+        """
+        shared = self.role is Role.OPTIMIZER or self.may_hold_model
+        if self.spelling is None or self.world_size is not None or not shared:
+            return None
+        folder, slash, _ = self.path.rpartition("/")
+        after = f"{self.spelling.after}{self.spelling.packed}"
+        return ImpliedCount(f"{folder}{slash}{self.spelling.before}", after)
 
     def of_rank(self, rank: int, world: int | None = None) -> str:
         """Return the path that the same file has for another rank, and another world."""

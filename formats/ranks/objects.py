@@ -21,8 +21,8 @@ from ftckpt.formats.state.paths import recorded_paths
 from ftckpt.formats.torch_files.write_tree import pickled
 from ftckpt.transfer.content import Content
 
-from .checkpoint import RanksCheckpoint
-from .names import Role, rank_file
+from .names import Role
+from .places import placed_as_in
 from .recorded_job import is_number_in, speaks_of_job
 from .renumbering import Renumbering
 
@@ -55,7 +55,7 @@ class RankObjects:
         self.changed: set[str] = set()
         self._numbers = Renumbering(content.topology.world_size or world, world)
         self._content = content
-        self._own = type(content.checkpoint) is RanksCheckpoint
+        self._own = placed_as_in(content.checkpoint)
         recorded = recorded_paths(content.checkpoint)
         self._recorded = recorded.nested_objects()
         self._trees = StateObjects(content, recorded.objects)
@@ -127,7 +127,7 @@ class RankObjects:
         self, parts: Sequence[tuple[Role, Leaf]], old: int, rank: int
     ) -> list[tuple[Role, Leaf]]:
         """Return what an old rank had, with the numbers of a new one."""
-        if not self._own:
+        if self._own is None:
             return list(parts)
         made = []
         for part in parts:
@@ -147,7 +147,7 @@ class RankObjects:
         """Return an object in parts; nothing, and its name in `unplaced`, where it has none."""
         info = self._content.objects[name]
         path: Path | None = self._recorded.get(name)
-        if self._own:
+        if self._own is not None:
             path = info.field
         elif label:
             path = _of_rank(path or ())[1] or (label,)
@@ -157,9 +157,9 @@ class RankObjects:
         except UnsupportedError:
             self.unplaced.append(name)
             return []
-        file = rank_file(info.extent.file) if self._own else None
-        if file is not None:
-            return [(file.role, part) for part in parts]
+        if self._own is not None and info.extent.file in self._own.streams:
+            role = self._own.role_of(info.extent.file)
+            return [(role, part) for part in parts]
         return list(_sorted(parts))
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ftckpt.checkpoint import TensorInfo
+from ftckpt.checkpoint import Checkpoint, TensorInfo
 from ftckpt.formats.pickles.walk import Path, at, dotted, leaves
 from ftckpt.formats.state.nested import IsList
 from ftckpt.formats.state.paths import RecordedPaths, recorded_paths, tensor_paths
 from ftckpt.transfer.content import Content, TargetTensor
 
 from .checkpoint import RanksCheckpoint
-from .names import OF_ONE_RANK, Role, rank_file
-from .parse_files import read_stream
+from .names import OF_ONE_RANK, Role
 
 
 class RankPlace(NamedTuple):
@@ -47,6 +46,7 @@ class RankPlaces:
         self.found: dict[str, RankPlace] = {}
         self.unplaced: list[str] = []
         self._checkpoint = content.checkpoint
+        self._ranks = placed_as_in(content.checkpoint)
         self._trees: dict[str, tuple[Any, dict[str, Path]]] = {}
         others: list[TargetTensor] = []
         for key, wanted in content.tensors.items():
@@ -80,7 +80,11 @@ class RankPlaces:
 
     def is_list(self, role: Role) -> IsList:
         """Return what says which containers of a file are lists: those that were."""
-        trees = [tree for file, (tree, _) in self._trees.items() if _role(file) is role]
+        trees = [
+            tree
+            for file, (tree, _) in self._trees.items()
+            if self._ranks is not None and self._ranks.role_of(file) is role
+        ]
 
         def says(path: Path) -> bool:
             nested = role is Role.EXTRA and path in self._lists
@@ -90,7 +94,7 @@ class RankPlaces:
 
     def _own(self, wanted: TargetTensor) -> RankPlace | None:
         """Return where the source has a tensor, if it is a source of this format."""
-        if type(self._checkpoint) is not RanksCheckpoint or len(wanted.copies) != 1:
+        if self._ranks is None or len(wanted.copies) != 1:
             return None
         info = self._checkpoint.tensors[wanted.copies[0].key]
         if info.name != wanted.name or not info.pieces:
@@ -100,13 +104,14 @@ class RankPlaces:
         match = OF_ONE_RANK.fullmatch(wanted.component)
         if path is not None and suffix:
             path = (*path[:-1], f"{path[-1]}{suffix}")
-        role = _role(_file_of(info))
+        role = self._ranks.role_of(_file_of(info))
         return None if path is None else RankPlace(role, path, int(match[1]) if match else None)
 
     def _path(self, info: TensorInfo, suffix: str) -> Path | None:
         file = _file_of(info)
         if file not in self._trees:
-            tree = read_stream(self._checkpoint.source, file).tree
+            assert self._ranks is not None
+            tree = self._ranks.tree_of(file)
             self._trees[file] = tree, {dotted(path): path for path, _ in leaves(tree)}
         # What is one rank's own stands under the rank's name, where another component had it.
         own = info.name.removeprefix(f"{info.component.removeprefix('extra:')}.")
@@ -129,9 +134,11 @@ def _named(wanted: TargetTensor, path: Path, *, whole: bool) -> RankPlace | None
     return RankPlace(Role.EXTRA, path, None) if whole and wanted.component == "ema" else None
 
 
-def _role(file: str) -> Role:
-    found = rank_file(file)
-    return Role.EXTRA if found is None else found.role
+def placed_as_in(checkpoint: Checkpoint) -> RanksCheckpoint | None:
+    """Return the source if what is written stands where it stood in its files; None for others."""
+    if not isinstance(checkpoint, RanksCheckpoint):
+        return None
+    return checkpoint if type(checkpoint) is RanksCheckpoint or checkpoint.keeps_places else None
 
 
 def _is_list(tree: Any, path: Path) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -13,6 +13,7 @@ from ftckpt.checkpoint import (
     Commit,
     CommitState,
     Extent,
+    ImpliedCount,
     Kind,
     ObjectInfo,
     Scalar,
@@ -34,7 +35,7 @@ from ftckpt.storage.source import Source
 from ftckpt.workers.memory import no_gc
 
 from .checkpoint import RanksCheckpoint
-from .contents import Contents
+from .contents import Contents, is_flat
 from .files import check_set, size_of
 from .meta_llama.checklist import is_of_release, listed_release
 from .names import (
@@ -59,6 +60,8 @@ from .tensors import (
     wrong_rank,
 )
 
+# The component of FSDP's flattened parameters: other tensors are views of them.
+FLAT = "extra:flat"
 # verl's dataloader state beside them.
 DATA = "data.pt"
 # Opaque names that are told one by one.
@@ -94,6 +97,7 @@ class RanksReader:
         self.broken: list[CorruptError] = []
         self.members: set[str] = set()
         self.commit = Commit(CommitState.NO_MARKER)
+        self.implied: list[ImpliedCount] = []
 
     def checkpoint(self) -> RanksCheckpoint:
         """Read all folders of the place."""
@@ -139,6 +143,7 @@ class RanksReader:
             "counters": self.counters,
             "streams": self.streams,
             "ranks": self.ranks,
+            "implied": self.implied,
         }
 
     def _verl(self, folder: str) -> bool:
@@ -165,6 +170,8 @@ class RanksReader:
             self.evidence = size.known_by or "the highest rank"
         for found in check_set(files, size, recorded, evidence):
             (self.found if found.code is not ExitCode.OK else self.notes).append(found)
+        if not size.known_by:
+            self.implied += [one for file in files if (one := file.implied) is not None]
         if recorded.path.rpartition("/")[2] == METADATA:
             self.commit = Commit(CommitState.COMMITTED, recorded.path)
         fitting = [(one, storages) for one, storages in contents if one.file.rank < size.files]
@@ -178,7 +185,7 @@ class RanksReader:
         files = sorted(files, key=lambda f: f.role not in (Role.MODEL, Role.WHOLE))
         weights: dict[int, list[tuple[str, Held]]] = {}
         read: list[tuple[Contents, Any]] = []
-        for file, stream in read_streams(self.source, files):
+        for file, stream in self.parsed(files):
             if isinstance(stream, CorruptError):
                 self.broken.append(stream)
                 self.found.append(from_error(stream, rank=file.rank))
@@ -209,6 +216,12 @@ class RanksReader:
             read.append((contents, stream.storages))
         return read
 
+    def parsed(
+        self, files: Sequence[RankFile]
+    ) -> Iterator[tuple[RankFile, TorchStream | CorruptError]]:
+        """Yield what each file holds, or the damage that keeps it from being parsed."""
+        return read_streams(self.source, files)
+
     def _merge(
         self,
         read: Sequence[tuple[Contents, Any]],
@@ -221,6 +234,7 @@ class RanksReader:
         found = [where for contents, _ in read for where, *_ in contents.tensors]
         bare = unwrapped(where.name for where in found if where.component == "model")
         sharded = any(contents.sharded for contents, _ in read)
+        flat = any(contents.flat for contents, _ in read)
         parts = _parts([contents for contents, _ in read], world)
         for contents, storages in read:
             file = contents.file
@@ -235,8 +249,10 @@ class RanksReader:
                 own = where.component
                 if own in ("model", "optimizer") and component != "model":
                     own = component
-                name = _bare(where, bare)
-                identity = TensorIdentity(own, where.kind, name, "" if stored == name else stored)
+                name, kind = _bare(where, bare), where.kind
+                if is_flat(where):
+                    own, kind = FLAT, Kind.OTHER
+                identity = TensorIdentity(own, kind, name, "" if stored == name else stored)
                 # Kinds may differ by rank where a file is wrong; the key says what is one tensor.
                 _, held_by = groups.setdefault(identity.key, (identity, []))
                 if held_by and held_by[-1].file == file.path:
@@ -258,7 +274,11 @@ class RanksReader:
                 self._coded(identity, held_by)
                 continue
             whole = not any(isinstance(e.held, (Distributed, Listed)) for e in held_by)
-            if sharded and whole and identity.kind is Kind.PARAM:
+            # Where others are sharded, what is whole is the same on all ranks, if it can be. Beside
+            # flattened parameters lie their slices.
+            presumed = not flat and (sharded or identity.key in whole_here)
+            presumed = presumed and len({e.held.shape for e in held_by}) == 1
+            if sharded and whole and presumed and identity.kind is Kind.PARAM:
                 # Parameters are sharded here, so what stays whole is a buffer.
                 identity = replace(identity, kind=Kind.BUFFER)
             split, placed = splits.of(identity, held_by)
@@ -266,7 +286,7 @@ class RanksReader:
                 identity,
                 placed,
                 split=split,
-                replicated=sharded or world == 1 or identity.key in whole_here,
+                replicated=world == 1 or presumed,
                 report=self.found.append,
             )
             plain += made[0].component.startswith("extra:rank") and len(made) > 1
@@ -281,6 +301,8 @@ class RanksReader:
                 f"nothing records how {plain} tensors are split over the ranks: they are kept one a"
                 " rank, as extra:rank<R>, and not merged"
             )
+            if flat:
+                what += ": slices of flattened parameters (FSDP's LOCAL_STATE_DICT)"
             self.notes.append(finding("note", what, file=recorded.path or None))
 
     def _coded(self, identity: TensorIdentity, held_by: Sequence[RankEntry]) -> None:

@@ -6,16 +6,17 @@ has none of them and holds tensors is a bare state_dict.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ftckpt.checkpoint import Box, Kind, Piece, TensorInfo
+from ftckpt.checkpoint import Box, Kind, Piece, StepRole, TensorInfo
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.checkpoint.names import unwrapped
 from ftckpt.checkpoint.steps import role_of
 from ftckpt.errors import CorruptError, UnsupportedError
 from ftckpt.formats.pickles.unpickle import Inert
-from ftckpt.formats.pickles.walk import Path, field_names, leaves, step_of
+from ftckpt.formats.pickles.walk import MAX_DEPTH, Path, dotted, field_names, leaves, step_of
 from ftckpt.formats.pickles.walk import at as inner_at
 from ftckpt.formats.ranks.lone_shards import part_in
 from ftckpt.formats.ranks.specs import DATA, data_key, spec_of
@@ -58,11 +59,12 @@ class TreeTensor(NamedTuple):
 
 
 class TreeStepNumber(NamedTuple):
-    """A number of the non-tensor state that is a step by its name."""
+    """A number of the non-tensor state that is a step by its name, or as what `role` says."""
 
     name: str
     value: float
     optimizer: bool
+    role: StepRole | None = None
 
 
 class TrainingTree:
@@ -114,6 +116,8 @@ class TrainingTree:
             self._model(tree, (), "model")
         elif role == "optimizer" or (not role and is_optimizer(tree)):
             self._optimizers(tree, ())
+        elif not role and type(tree) in (tuple, list) and _holds_tensors(tree):
+            self._sequence(tree)
         elif role == "state" or not isinstance(tree, dict):
             self._state(tree, ())
         else:
@@ -130,18 +134,19 @@ class TrainingTree:
         `label` is the key of one of several models; their tensors have it in front of their names.
         """
         optimizers = {k for k in tree if k in OPTIMIZERS or _is_all_optimizers(tree[k])}
+        mixed = {k for k in tree if k not in optimizers and _holds_an_optimizer(tree[k])}
         averages = {k for k in tree if k in AVERAGES and _holds_tensors(tree[k])}
         models = [k for k in MODEL if k in tree and _is_state_dict(tree[k])]
         labels = {k: "" if number == 0 else f"extra:{k}" for number, k in enumerate(models)}
         wrappers = [] if models or at else _wrappers(tree)
         if not models and not wrappers:
-            rest = [k for k in tree if k not in optimizers and k not in averages]
-            if not optimizers and not averages and any(_is_weight(tree[k]) for k in rest):
+            rest = [k for k in tree if k not in optimizers and k not in averages | mixed]
+            if not optimizers and not averages | mixed and any(_is_weight(tree[k]) for k in rest):
                 self._bare(tree)
                 return
             models = [k for k in NETWORK if k in rest and _is_state_dict(tree[k])]
             models = models or [k for k in rest if _is_unnamed_model(k, tree[k])]
-            if not models and not optimizers and not averages and _holds_tensors(tree):
+            if not models and not optimizers and not averages | mixed and _holds_tensors(tree):
                 self._bare(tree)
                 return
             labels = {k: "" if len(models) == 1 else str(step_of(k)) for k in models}
@@ -162,6 +167,8 @@ class TrainingTree:
                 self._optimizers(value, (*at, step_of(key)), key if len(optimizers) > 1 else "")
             elif key in averages:
                 self._model(value, (*at, key), "ema", label)
+            elif key in mixed:
+                self._sequence(value, (*at, step_of(key)))
             else:
                 self._state(value, (*at, step_of(key)))
 
@@ -171,6 +178,39 @@ class TrainingTree:
         self._model(weights, (), "model")
         for key in tree.keys() - weights.keys():
             self._state(tree[key], (step_of(key),))
+
+    def _sequence(self, tree: Sequence[Any], at: Path = ()) -> None:
+        """Sort a tuple or list, in which an index stands for a name.
+
+        3D Gaussian splatting saves `((degree, xyz, …, optimizer's state_dict, scale), iteration)`.
+        """
+        members = list(_members(tree, at))
+        marked = any(type(m) is TensorRef and m.parameter for _, m in members)
+        models = [path for path, m in members if _is_state_dict(m) and not is_optimizer(m)]
+        rest: list[tuple[Path, Any]] = []
+        for path, member in members:
+            label = "" if len(models) == 1 else dotted(path)
+            if path in models and _is_training_state(member):
+                self._top(member, path, label)
+            elif path in models and not _is_random("", member):
+                self._model(member, path, "model", label)
+            elif _is_weight(member) and (_is_parameter(member) if marked else not models):
+                self._model(member, path, "model", dotted(path))
+            else:
+                rest.append((path, member))
+        for path, member in rest:  # the optimizer's names come from the weights
+            if is_optimizer(member):
+                many = sum(is_optimizer(one) for _, one in rest) > 1
+                self._optimizers(member, path, dotted(path) if many else "")
+            else:
+                self._state(member, path, f"item.{dotted(path)}")
+                self._iteration(member, f"item.{dotted(path)}")
+
+    def _iteration(self, value: Any, name: str) -> None:
+        """Take a number without a name for the step where the file's name says the same one."""
+        said = map(int, re.findall(r"\d{1,18}", self._stream.file.rpartition("/")[2]))
+        if type(value) is int and value in said:
+            self.numbers.append(TreeStepNumber(name, float(value), False, StepRole.ITERATION))
 
     # --- weights --------------------------------------------------------------------------------
 
@@ -196,9 +236,15 @@ class TrainingTree:
                 self._object((*at, *path), ".".join(map(str, (*at, *path))))
             elif not parts and path:
                 self._object((*at, *path), ".".join(map(str, path)))
+                if any(str(key).endswith("_extra_state") for key in path):
+                    # What a module's get_extra_state returned: DeePMD keeps its step there
+                    # (deepmd/pt/train/wrapper.py).
+                    self._number(".".join(map(str, path)), value)
         names = unwrapped(name for name, _, _ in found)
         for stored, shown, ref in found:
             name = f"{label}.{names[stored]}" if label else names[stored]
+            if label and stored == "tensor" and _is_value(tree):
+                name = label
             kind = _kind(name, ref)
             if stored in inside:
                 kind = inner_kind(inside[stored], kind)
@@ -368,6 +414,16 @@ class TrainingTree:
                 self.numbers.append(TreeStepNumber(name, bounded, optimizer))
 
 
+def _members(tree: Sequence[Any], at: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Yield what tuples and lists hold that is itself no tuple or list with tensors in it."""
+    for index, member in enumerate(tree):
+        path = (*at, index)
+        if type(member) in (tuple, list) and len(path) < MAX_DEPTH and _holds_tensors(member):
+            yield from _members(member, path)
+        else:
+            yield path, member
+
+
 def _is_record(value: Any) -> bool:
     """Whether a tensor is of a class that keeps more than the tensors inside it."""
     return type(value) is SubclassRef and not value.type_name.startswith(_DISTRIBUTED)
@@ -397,6 +453,23 @@ def _is_all_optimizers(value: Any) -> bool:
     members = value.values() if isinstance(value, dict) else value
     held = isinstance(value, (dict, list)) and 0 < len(value) <= 64
     return held and all(is_optimizer(member) for member in members)
+
+
+def _holds_an_optimizer(value: Any) -> bool:
+    """Whether a tuple or list has an optimizer's state_dict somewhere among other things."""
+    return type(value) in (tuple, list) and any(map(bool, _find_optimizers(value, ())))
+
+
+def _is_training_state(value: Any) -> bool:
+    """Whether a dict has a model under a known word, or an optimizer's state_dict below it."""
+    return isinstance(value, dict) and (
+        any(_is_state_dict(value.get(word)) for word in MODEL)
+        or any(map(bool, _find_optimizers(value, ())))
+    )
+
+
+def _is_parameter(value: Any) -> bool:
+    return type(value) is TensorRef and value.parameter
 
 
 def _is_state_dict(value: Any) -> bool:
@@ -511,10 +584,16 @@ def _find_optimizers(tree: Any, at: Path) -> Iterator[tuple[Path, Mapping[Any, A
     """Yield every optimizer state_dict in `tree`: itself, or below names and list indices."""
     if is_optimizer(tree):
         yield at, tree
-    elif len(at) < 5 and isinstance(tree, (dict, list)) and len(tree) <= 64:
+    elif (
+        len(at) < 5 and (isinstance(tree, (dict, list)) or type(tree) is tuple) and len(tree) <= 64
+    ):
         members = tree.items() if isinstance(tree, dict) else enumerate(tree)
         for key, value in members:
             yield from _find_optimizers(value, (*at, step_of(key)))
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, (dict, list)) or type(value) is tuple  # a view is a tuple, too
 
 
 def _plain_view(value: Any) -> TensorRef | None:

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, Extent, Kind
+from ftckpt.checkpoint.dtypes import DType
 from ftckpt.checkpoint.sharding import Split as Cut
 from ftckpt.checkpoint.sharding import part_shape, slabs
 from ftckpt.findings import Finding, finding
@@ -52,6 +53,7 @@ from .naming import Dialect, dialects_of
 from .objects import RankObjects
 from .places import RankPlace, RankPlaces
 from .splits import PARAMETERS, cut_of
+from .tensors import RankSplit
 
 if TYPE_CHECKING:
     from ftckpt.formats.state.write_coded import CodedContent
@@ -88,7 +90,7 @@ class RanksWriter:
         for dialect, part, keys in _folders(content, {one.name for one in coded}):
             own = {source: key for key, source in keys.items()}
             inside = [one.moved(part, own) for one in coded if own.keys() >= {*one.keys.values()}]
-            state = _Folder(part, dialect, world, inside)
+            state = RankFolder(part, dialect, world, inside, splits_of(part))
             files += state.outputs()
             unplaced += (keys.get(name, name) for name in state.unplaced)
             notes += state.notes
@@ -147,18 +149,41 @@ def _folders(
         yield dialect, replace(content.with_tensors(tensors), objects=objects), mine
 
 
-class _Folder:
-    """The files of one folder, as they grow: a nested state for each file of each rank."""
+class Placed(NamedTuple):
+    """Where a tensor of all ranks stands, and the axis that is divided over them; None for none."""
+
+    role: Role
+    path: Path
+    shape: tuple[int, ...]
+    dtype: DType
+    axis: int | None
+
+
+class RankFolder:
+    """The files of one folder, as they grow: a nested state for each file of each rank.
+
+    Attributes:
+        unplaced: keys of tensors and names of objects that have no place.
+        notes: what a user should know.
+        changed: names of objects in which a number of the old world became one of the new.
+        placed: the tensors that all ranks hold, or a part each.
+    """
 
     def __init__(
-        self, content: Content, dialect: Dialect, world: int, coded: Sequence[CodedContent]
+        self,
+        content: Content,
+        dialect: Dialect,
+        world: int,
+        coded: Sequence[CodedContent],
+        splits: Mapping[str, RankSplit],
     ) -> None:
         self._content, self._dialect, self._world = content, dialect, world
         self._states: list[dict[Role, NestedState]] = [{} for _ in range(world)]
         self._meshes = [RankMesh(rank, world, dialect.mesh) for rank in range(world)]
         self._tied = set(content.aliases.values())
         self._locals: dict[tuple[str, int, Cut | None], Tensor] = {}  # of tied weights
-        self._splits = splits_of(content)
+        self._splits = splits
+        self.placed: list[Placed] = []
         self._coded = coded
         suffixes = {key: suffix for one in coded for suffix, key in one.keys.items()}
         self._places = RankPlaces(content, whole=dialect.whole, inside=suffixes)
@@ -204,6 +229,11 @@ class _Folder:
                 if not self._put(rank, role, path, value):
                     self.unplaced.append(key)
                     break
+            else:
+                cut, wanted = axes[key], self._content.tensors[key]
+                if owner is None:
+                    axis = None if cut is None else cut.axis
+                    self.placed.append(Placed(role, path, wanted.shape, wanted.dtype, axis))
 
         for one, found in zip(self._coded, own, strict=True):  # after the model, as in its file
             self._subclass(one, found)
@@ -220,6 +250,8 @@ class _Folder:
             if not self._put(rank, role, path, value):
                 self.unplaced.append(one.name)
                 break
+        else:
+            self.placed.append(Placed(role, path, shape, one.tensor.dtype, 0))
 
     def _cut(self, key: str) -> Cut | None:
         """Return how a tensor is divided over the ranks; None where all of them hold all of it."""
@@ -268,15 +300,19 @@ class _Folder:
             for role, at, value in specs.for_all(rank):
                 self._put(rank, role, at, CopiedTree(value, {}))
 
-    def outputs(self) -> Iterator[OutputFile]:
-        """Yield the files, rank by rank."""
+    def trees(self) -> Iterator[tuple[int, Role, dict[str | int, Any]]]:
+        """Yield what each file of each rank holds, rank by rank."""
         for rank, states in enumerate(self._states):
             for role in Role:
                 if role in states:
-                    path = self._dialect.file(role, rank, self._world)
-                    stem = path.rpartition("/")[2].removesuffix(".pt")
-                    tree = states[role].settled(self._places.is_list(role))
-                    yield OutputFile(path, save(tree, folder=stem))
+                    yield rank, role, states[role].settled(self._places.is_list(role))
+
+    def outputs(self) -> Iterator[OutputFile]:
+        """Yield the files, rank by rank."""
+        for rank, role, tree in self.trees():
+            path = self._dialect.file(role, rank, self._world)
+            stem = path.rpartition("/")[2].removesuffix(".pt")
+            yield OutputFile(path, save(tree, folder=stem))
 
 
 _TOPS: Mapping[Role, Path] = {Role.MODEL: ("model",), Role.OPTIMIZER: ("optimizer",)}

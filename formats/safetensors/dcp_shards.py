@@ -12,12 +12,12 @@ Source: `torch/distributed/checkpoint/_hf_utils.py` and `hf_storage.py` (torch 2
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from math import prod
 from typing import Any
 
-from ftckpt.checkpoint import Box, Extent, Kind, Piece, TensorInfo
+from ftckpt.checkpoint import Box, Extent, ImpliedCount, Kind, Piece, TensorInfo
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.errors import CorruptError, FtckptError, NewerWriterError
 from ftckpt.findings import Finding, finding, from_error, listed
@@ -165,6 +165,15 @@ def _number_replicas(pieces: Sequence[Piece]) -> list[Piece]:
         seen[piece.box] = replica + 1
         numbered.append(piece._replace(replica=replica) if replica else piece)
     return numbered
+
+
+def implied(files: Iterable[str]) -> list[ImpliedCount]:
+    """Return that nothing records how many ranks wrote these shards."""
+    first = min((place for place in map(shard_place, files) if place is not None), default=None)
+    if first is None:
+        return []
+    before, _, after = first.file.split("-", 2)
+    return [ImpliedCount(f"{before}-", f"-{after}")]
 
 
 def check_grid(

@@ -14,6 +14,7 @@ from ftckpt.checkpoint import CommitState
 from ftckpt.discovery.recognise import COMPRESSED as PACKED
 from ftckpt.discovery.recognise import Listing
 from ftckpt.formats.huggingface.names import shard_name
+from ftckpt.formats.state.side_by_side import saves_beside
 
 _SHARD = re.compile(r"shard-(\d{5,})-model-(\d{5,})-of-(\d{5,})\.safetensors")
 SUFFIX = ".safetensors"
@@ -51,7 +52,8 @@ def evidence(listing: Listing) -> tuple[str, CommitState] | None:
     if ".metadata" in names:
         return None
     top = [n for n in names if n.endswith(SUFFIX)]
-    if _are_steps(top, listing):
+    loose = [n for n in top if shard_place(n) is None and shard_name(n) is None]
+    if _are_steps(loose, listing) or saves_beside(listing):
         return None
     weights = [n for n in top if shard_place(n) is None]
     indexes = [n for n in names if INDEX.fullmatch(n)]
@@ -89,8 +91,6 @@ def _are_steps(names: Collection[str], listing: Listing) -> bool:
     own: dict[str, set[str]] = {}
     for name in names:
         stem = name.removesuffix(SUFFIX)
-        if shard_name(name) is not None:
-            continue
         if match := _STEP.fullmatch(stem):
             bases.setdefault(match["base"], set()).add(stem)
         elif match := _EPOCH.fullmatch(stem):

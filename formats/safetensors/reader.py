@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ftckpt.checkpoint import Checkpoint, Commit, CommitState, Scalar, StepRole, TensorInfo
 from ftckpt.checkpoint.quantised import CODED
-from ftckpt.checkpoint.steps import role_of
+from ftckpt.checkpoint.steps import counters_in, role_of
 from ftckpt.errors import CorruptError, NotFoundError
 from ftckpt.findings import Finding, finding, from_error
 from ftckpt.formats.huggingface.index import check_index
@@ -29,6 +30,7 @@ from ftckpt.formats.torch_files.compression import packed_by
 from ftckpt.formats.torch_files.unpacked_source import UnpackedSource, inside_of
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage.source import Source, followed_links
+from ftckpt.strict_json import JsonError, decode
 
 from . import dcp_shards as dcp_hf
 from .consolidated import NO_SHARDS, Shards, join, read_shards
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
 
 _SAYING = ("config.json", "hf_quant_config.json", "quantize_config.json", "quant_config.json")
 _SCALARS = {"float32": "f", "float64": "d", "int64": "q", "int32": "i"}
+# Digits of a count in a header, and characters of a record there, at most.
+_LONG_COUNT, _MOST_RECORDED = 16, 1 << 16
 
 
 @dataclass(kw_only=True, repr=False)
@@ -158,15 +162,13 @@ class SafetensorsCheckpoint(Checkpoint):
     def scalars(self, limit: int) -> Iterator[Scalar]:
         """Yield the recorded step, and the optimizer's counters from `optimizer/*.safetensors`.
 
-        kohya's scripts record theirs in the header.
+        kohya's scripts and ai-toolkit record theirs in the header.
         """
         if self.stored.step is not None and limit:
             yield Scalar(INDEX, "step", self.stored.step, StepRole.ITERATION)
         for file, header in self.headers.items() if limit else ():
-            # kohya-ss/sd-scripts train_network.py (`save_model`)
-            steps = header.metadata.get("ss_steps", "")
-            if steps.isascii() and steps.isdecimal() and len(steps) < 16:
-                yield Scalar(file, "ss_steps", float(steps), StepRole.ITERATION)
+            for name, value in counters_in(_recorded(header.metadata)):
+                yield Scalar(file, name, float(value), StepRole.ITERATION)
         taken: dict[str, int] = {}
         for info in self.tensors.values():
             code = _SCALARS.get(info.dtype.name)
@@ -179,6 +181,22 @@ class SafetensorsCheckpoint(Checkpoint):
                 raw = self.source.read(extent.file, extent.offset, extent.length)
                 value = struct.unpack(f"<{code}", raw)[0]
                 yield Scalar(extent.file, info.name, float(value), StepRole.OPTIMIZER)
+
+
+def _recorded(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a trainer wrote of the save into a header, whose values are text.
+
+    kohya-ss/sd-scripts train_network.py (`save_model`) writes `ss_steps`; ostris/ai-toolkit
+    jobs/process/BaseSDTrainProcess.py (`update_training_metadata`) JSON in `training_info`.
+    """
+    found: dict[str, Any] = {}
+    for key, value in metadata.items():
+        if value.isascii() and value.isdecimal() and len(value) < _LONG_COUNT:
+            found[key.removeprefix("ss_")] = int(value)
+        elif value.startswith("{") and len(value) < _MOST_RECORDED:
+            with suppress(JsonError):
+                found[key] = decode(value)
+    return found
 
 
 def open_safetensors(source: Source) -> SafetensorsCheckpoint:
@@ -314,6 +332,7 @@ def _open_shards(source: Source, files: Sequence[str]) -> SafetensorsCheckpoint:
         notes=followed_links(source, members_of(source, (), ())),
         headers=headers,
         open_findings=[*damage, *contradictions],
+        implied=dcp_hf.implied(files),
     )
 
 

@@ -40,19 +40,30 @@ class NestedState:
             inner = inner.get(step) if type(inner) is _Inner else None
         return set(inner) if type(inner) is _Inner else set()
 
-    def settled(self, is_list: IsList) -> dict[str | int, Any]:
-        """Return the state as plain dicts, and lists where `is_list` says so of a path.
+    def settled(self, is_list: IsList, is_tuple: IsList | None = None) -> Any:
+        """Return the state as plain dicts, and lists or tuples where these say so of a path.
 
-        What has gaps stays a dict: a place may be any number, and nothing says what filled it.
+        The whole is a dict unless both are given. What has gaps stays a dict: a place may be any
+        number, and nothing says what filled it.
         """
-        made: dict[str | int, Any] = _settled(self._root, (), is_list)
-        return made
+        if is_tuple is None:
+            return _settled(self._root, (), lambda path: bool(path) and is_list(path), _never)
+        return _settled(self._root, (), is_list, is_tuple)
 
 
-def _settled(value: Any, path: Path, is_list: IsList) -> Any:
+def _never(_: Path) -> bool:
+    return False
+
+
+def _settled(value: Any, path: Path, is_list: IsList, is_tuple: IsList) -> Any:
     """Recursion goes as deep as a path is long, which its readers bound."""
     if type(value) is not _Inner:
         return value
-    made = {step: _settled(member, (*path, step), is_list) for step, member in value.items()}
-    places = set(made) == set(range(len(made)))
-    return [made[i] for i in range(len(made))] if places and path and is_list(path) else made
+    made = {
+        step: _settled(member, (*path, step), is_list, is_tuple) for step, member in value.items()
+    }
+    if set(made) != set(range(len(made))):
+        return made
+    if is_tuple(path):
+        return tuple(made[i] for i in range(len(made)))
+    return [made[i] for i in range(len(made))] if is_list(path) else made

@@ -130,6 +130,9 @@ class StateObjects:
         """Return number -> parameter where the object is a part of an optimizer's state_dict."""
         steps = _steps(info)
         shared = info.rank is None and bool(steps) and info.name not in self._recorded
+        # A file of each item has the optimizer's state at its top, and others have theirs there.
+        if len(steps) == 1 and steps[0] not in _OF_OPTIMIZER and info.name == steps[0]:
+            return None
         return self._ids.get(dotted(steps[:-1])) if shared else None
 
     def _leaves(
@@ -215,6 +218,7 @@ def _named(tree: Any, names: Mapping[str, str]) -> Any:
 # --- taking trees apart -------------------------------------------------------------------------
 
 _Listed = Callable[[Path], bool]
+_OF_OPTIMIZER = ("state", "param_groups")
 _Walk = Callable[[Any, _Listed], Iterator[tuple[Path, Any]]]
 
 

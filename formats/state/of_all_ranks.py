@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -28,12 +28,16 @@ class HasGroups(Protocol):
     Attributes:
         groups_number_states: whether these name or number the parameters that the states are of, as
             torch's do: others say nothing to who reads the states of the whole job.
+        shares_what_is_alike: whether other state that all ranks hold alike is the job's too: an
+            item that a job saves under a name, and not what a rank keeps for itself.
     """
 
     groups_number_states: ClassVar[bool]
+    shares_what_is_alike: ClassVar[bool]
 
 
-_OWNED = re.compile(r"rank_(\d+)\.((?:.+\.)?param_groups)")
+_GROUPS = "param_groups"
+_OWNED = re.compile(r"rank_(\d+)\.(.+)")
 
 
 def of_all_ranks(content: Content) -> Content:
@@ -42,7 +46,7 @@ def of_all_ranks(content: Content) -> Content:
     Tensors inside an object are not compared, and so they differ.
     """
     world = content.topology.world_size
-    owned: dict[str, list[ObjectInfo]] = defaultdict(list)
+    owned: Mapping[str, list[ObjectInfo]] = defaultdict(list)
     for name, info in content.objects.items():
         match = _OWNED.fullmatch(name) if info.field else None
         if match is not None and int(match[1]) == info.rank:
@@ -50,6 +54,10 @@ def of_all_ranks(content: Content) -> Content:
     checkpoint = content.checkpoint
     if not owned or not isinstance(checkpoint, HasGroups) or not checkpoint.groups_number_states:
         return content
+    if not checkpoint.shares_what_is_alike:
+        owned = {
+            label: infos for label, infos in owned.items() if label.rpartition(".")[2] == _GROUPS
+        }
     state = StateObjects(content, {})
     objects = dict(content.objects)
     for label, infos in owned.items():

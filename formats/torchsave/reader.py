@@ -8,6 +8,7 @@ from functools import cached_property
 from math import isfinite
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ftckpt.amounts import human_bytes
 from ftckpt.checkpoint import (
     Checkpoint,
     Commit,
@@ -28,7 +29,7 @@ from ftckpt.errors import (
     NotFoundError,
     UnsupportedError,
 )
-from ftckpt.findings import Finding, finding, from_error, listed
+from ftckpt.findings import Finding, counted, finding, from_error, listed
 from ftckpt.formats.huggingface.index import (
     ShardIndex,
     check_index,
@@ -103,6 +104,9 @@ def _open_single(source: Source) -> Checkpoint:
 
                 return open_one_file(source, stream, inside)
     opened = open_files(source, names, parsed=parsed)
+    for stream in opened.streams.values() if not opened.tensors else ():
+        if hidden := _hidden(stream, opened.trees[stream.file]):
+            raise UnsupportedError(hidden, file=stream.file)
     if not opened.tensors and any(one.plain for one in opened.streams.values()):
         raise UnsupportedError(
             f"{source.url} is a plain pickle (pickle.dump) without a tensor: nothing says that it"
@@ -232,7 +236,7 @@ class TorchSaveCheckpoint(Checkpoint):
             found = [
                 Scalar(file, n.name, n.value, role)
                 for n in tree.numbers
-                if (role := role_of(n.name, optimizer=n.optimizer)) is not None
+                if (role := n.role or role_of(n.name, optimizer=n.optimizer)) is not None
             ]
             found.sort(key=lambda scalar: order[scalar.role])
             yield from found[:limit]
@@ -360,6 +364,23 @@ def _pickle_of(source: Source, stream: TorchStream) -> Extent:
     return Extent(stream.file, member.offset, member.size)
 
 
+def _hidden(stream: TorchStream, tree: TrainingTree) -> str:
+    """Say which storages lie where no name leads: in sets, and in objects of unknown classes."""
+    used = {found.ref.key for found in tree.tensors}
+    left = [
+        one.numel * one.dtype.itemsize
+        for key, one in stream.storages.items()
+        if key not in used and one.numel and one.inline is None
+    ]
+    if not left:
+        return ""
+    where = f"objects of {listed(stream.opaque, 3)}" if stream.opaque else "a set"
+    return (
+        f"{stream.file} keeps {counted(len(left), 'storage')} of tensors, {human_bytes(sum(left))},"
+        f" where no name leads to them, perhaps in {where}: they are not read as tensors"
+    )
+
+
 def _notes(
     streams: Mapping[str, TorchStream], trees: Mapping[str, TrainingTree]
 ) -> Iterator[Finding]:
@@ -372,6 +393,8 @@ def _notes(
             )
         for remark in trees[file].remarks:
             yield finding("note", f"{file}: {remark}", file=file)
+        if hidden := _hidden(stream, trees[file]):
+            yield finding("note", hidden, file=file)
 
 
 def _links(source: Source, files: Iterable[str]) -> Iterator[Finding]:

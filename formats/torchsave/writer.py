@@ -78,7 +78,7 @@ class TorchSaveWriter:
             # torch's optimizers always have groups (see `_GROUPS`).
             if path and path[0] in OPTIMIZERS and "param_groups" not in state.below(path):
                 state.put((*path, "param_groups"), [])
-        tree = state.settled(nesting.is_list)
+        tree = state.settled(nesting.is_list, nesting.is_tuple)
         files = [OutputFile(FILE, save(tree, folder="checkpoint"))]
         changed = held.objects.keys() != content.objects.keys()
         return Layout(files=files, unplaced=unplaced, content=held if changed else None)
@@ -92,12 +92,14 @@ class _Nesting(NamedTuple):
         lost: keys that no path leads back to.
         objects: name -> path, for those that have one of their own.
         is_list: whether the container at a path is a list.
+        is_tuple: whether it is a tuple; None where the source shows none.
     """
 
     tensors: dict[str, Path]
     lost: list[str]
     objects: Mapping[str, Path]
     is_list: IsList
+    is_tuple: IsList | None = None
 
 
 def _nesting(content: Content) -> _Nesting:
@@ -116,7 +118,8 @@ def _nesting(content: Content) -> _Nesting:
                 {key: own[key] for key in content.tensors if key not in inside},
                 [],
                 {name: info.field for name, info in content.objects.items()},
-                lambda path: any(_is_list(tree, path) for tree in trees),
+                lambda path: any(_is(list, tree, path) for tree in trees),
+                lambda path: any(_is(tuple, tree, path) for tree in trees),
             )
     bare = not content.objects and all(w.component == "model" for w in content.tensors.values())
     if bare and not any(w.name in KNOWN for w in content.tensors.values()):
@@ -232,9 +235,9 @@ def _put(state: NestedState, path: Path, value: CopiedTree) -> bool:
     return bool(path) and state.put(path, value)
 
 
-def _is_list(tree: object, path: Path) -> bool:
+def _is(kind: type, tree: object, path: Path) -> bool:
     try:
-        return type(at(tree, path)) is list
+        return type(at(tree, path)) is kind
     except KeyError:
         return False
 

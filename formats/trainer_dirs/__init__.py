@@ -34,7 +34,9 @@ from ftckpt.discovery.recognise import Format, Listing, Recognition
 from ftckpt.discovery.step_sets import set_around
 from ftckpt.formats.deepspeed import DeepSpeed
 from ftckpt.formats.huggingface.declared_folders import DeclaredFolder, folders_of
+from ftckpt.formats.state.side_by_side import saves_beside
 from ftckpt.storage.source import Source
+from ftckpt.storage.state_files import without_numbers
 
 from .marks import ARGUMENTS, STATE, marked
 from .names import (
@@ -46,6 +48,7 @@ from .names import (
     is_state,
     lists_stores,
     parts_of,
+    states_of_ranks,
     without_weights,
 )  # fmt: skip
 from .nested import at, nest_in
@@ -91,7 +94,10 @@ class Bundle:
             reason = f"is a file of step {member.step}"
             return Recognition(self.name, reason, CommitState.NO_MARKER, shares=True)
         found = self._in_directory(listing)
-        return found and found._replace(parts=parts_of(listing.files, listing.directories))
+        if found is None:
+            return None
+        parts = {*parts_of(listing.files, listing.directories), *found.parts}
+        return found._replace(parts=tuple(sorted(parts)))
 
     def _in_directory(self, listing: Listing) -> Recognition | None:
         if lists_stores(listing.files, listing.directories):
@@ -120,6 +126,7 @@ class Bundle:
         folders = sorted(d for d in listing.directories if FOLDER.fullmatch(d))
         folders = [d for d in folders if self._of(listing.inside(d)) is not None]
         state = sorted(n for n in listing.files if is_state(n) and not n.startswith("training"))
+        state += states_of_ranks(listing.files)
         weights = self._of(listing)
         tags: list[str] = []
         if state or ARGUMENTS in listing.files:
@@ -131,6 +138,8 @@ class Bundle:
         named = any(d.path for d in declared)
         if not (folders or tags or named or (state and whole)):
             return None
+        if weights is None and not (folders or tags or named) and saves_beside(listing):
+            return None  # the state is that of the newest of them
         commit = CommitState.NO_MARKER
         if STATE in listing.files:
             commit = CommitState.COMMITTED
@@ -147,7 +156,9 @@ class Bundle:
         seen = [*tags, *folders, *below, *state, *(d.by for d in declared[:1])]
         if weights is not None:
             seen.insert(0, weights.reason[4:])
-        return Recognition(self.name, f"has {' and '.join(seen[:3])}", commit)
+        reason = f"has {' and '.join(seen[:3])}"
+        models = tuple(without_numbers(name) + "/" for name in below)
+        return Recognition(self.name, reason, commit, parts=models)
 
     def _below(
         self, listing: Listing, declared: Sequence[DeclaredFolder]

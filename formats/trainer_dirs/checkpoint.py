@@ -178,6 +178,17 @@ class BundleCheckpoint(Checkpoint):
     numbers: Sequence[Scalar] = ()
     declared: Sequence[DeclaredFolder] = ()
 
+    def __post_init__(self) -> None:
+        """Take over which files of its parts are not counted."""
+        self.implied = [
+            *self.implied,
+            *(
+                one._replace(before=part.prefix + one.before)
+                for part in self.parts
+                for one in part.checkpoint.implied
+            ),
+        ]
+
     @property
     def stems(self) -> Mapping[str, str]:
         """The component of the tensors in a folder that `declared` names -> folder and stem."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 
 from ftckpt.findings import Finding, finding
+from ftckpt.formats.ranks.names import rank_file
 from ftckpt.storage.state_files import parts_among, without_numbers
 
 from .marks import STATE
@@ -78,6 +79,18 @@ def is_beside_store(name: str) -> bool:
 def is_state(name: str) -> bool:
     """Say whether a file holds state beside the weights: the optimizer's, the scheduler's, RNG."""
     return name == STATE or any(p.fullmatch(name) for p in (OPTIMIZER, OTHER, RNG))
+
+
+def states_of_ranks(names: Iterable[str]) -> list[str]:
+    """Return the files in which each rank keeps its optimizer, or its own state.
+
+    AReaL saves verl's `optim_world_size_W_rank_R.pt` beside gathered weights. None where files of
+    ranks may hold the model: then the weights beside them are an export. accelerate's are others.
+    """
+    files = [file for file in map(rank_file, names) if file is not None]
+    if any(file.may_hold_model for file in files):
+        return []
+    return sorted(file.path for file in files if not OF_RANK.fullmatch(file.path))
 
 
 def parts_of(files: Iterable[str], directories: Iterable[str]) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Scalar, StepRole
+from ftckpt.checkpoint.steps import counters_in
 from ftckpt.errors import CorruptError, IncompleteError, UnsafeError
 from ftckpt.findings import Finding, finding, from_error
 from ftckpt.formats.huggingface.config import parsed_json
@@ -21,7 +22,6 @@ from .nested import Nest
 _SHOWN = 64
 # More ranks than this are not named one by one.
 _MOST = 10_000
-_STEPS = ("cur_step", "iteration")
 # Of each rank; what the first data rank of an optimizer has gathered ends otherwise.
 _OF_RANK = re.compile(r"[_/]rank_?\d{1,6}\.pt$", re.ASCII)
 _NUMBER = re.compile(r"\d+(?=\.\w+$)")
@@ -124,12 +124,8 @@ def _numbers(source: Source, nest: Nest) -> tuple[list[Scalar], list[Finding]]:
         said = parsed_json(source, nest.last)
     except (CorruptError, UnsafeError) as error:
         return [], [from_error(error)]
-    found = {key: said.get(key) for key in _STEPS} if isinstance(said, dict) else {}
-    return [
-        Scalar(nest.last, key, float(value), StepRole.ITERATION)
-        for key, value in found.items()
-        if type(value) is int and 0 <= value < 1 << 53
-    ], []
+    found = counters_in(said)
+    return [Scalar(nest.last, key, float(n), StepRole.ITERATION) for key, n in found], []
 
 
 def _lost(source: Source, nest: Nest, parts: Sequence[OpenedPart]) -> Iterator[Finding]:

@@ -30,6 +30,8 @@ from ftckpt.findings import Finding, Severity, as_error, finding, from_error, li
 from ftckpt.formats.huggingface.declared_folders import DeclaredFolder, declared_folders
 from ftckpt.formats.huggingface.names import is_beside
 from ftckpt.formats.pickles.unpickle import Inert
+from ftckpt.formats.ranks.names import OF_ONE_RANK
+from ftckpt.formats.ranks.reader import open_ranks
 from ftckpt.formats.torchsave.names import STEMS
 from ftckpt.formats.torchsave.reader import TorchSaveCheckpoint, open_files
 from ftckpt.own_files import is_own
@@ -59,6 +61,7 @@ from .names import (
     lost_models,
     model_of,
     not_there,
+    states_of_ranks,
 )
 from .nested import Nest, nest_among
 from .second_copy import copy_of_model, second_copy
@@ -131,6 +134,9 @@ def open_bundle(source: Source, formats: Sequence[Format], reads_tag: Format) ->
             part = _state_part(source, name, known if not model_of(name, models) else ())
             further = model_of(name, models) if OPTIMIZER.fullmatch(name) else ""
             parts.append(part._replace(model=further))
+    if ranked := states_of_ranks(names):
+        of_ranks = replace(source, entries={n: source.entries[n] for n in ranked})
+        parts.append(OpenedPart("", open_ranks(of_ranks, None)))
     further_parts, torn = _further(source, names, parts, formats)
     parts += further_parts
     wrong += torn
@@ -223,7 +229,6 @@ def _of_step(single: Source) -> BundleCheckpoint:
 
     made = open_step_files(single)
     checkpoint = _merged(made.source, made.parts, made.document, made.wrong)
-    checkpoint.notes = [*checkpoint.notes, *made.notes]
     checkpoint.commit, checkpoint.dialect = Commit(CommitState.NO_MARKER), ""
     return checkpoint
 
@@ -315,32 +320,8 @@ def _read_by(source: Source, names: Sequence[str], formats: Sequence[Format]) ->
     for form in formats:
         fits = form.name != "dcp" and fits_here(form.name, entries)
         if fits and form.recognise(listing) is not None:
-            opened = form.open(inside)
-            if form.name == "ranks":
-                _leave_flattened(opened)
-            return OpenedPart("", opened)
+            return OpenedPart("", form.open(inside))
     return None
-
-
-def _leave_flattened(found: Checkpoint) -> None:
-    """Leave out FSDP's LOCAL_STATE_DICT, and say so: slices of flattened parameters.
-
-    A rank's slice has the parameter's name and not its shape, so that it looks like damage.
-    """
-    flat = next((i for i in found.tensors.values() if i.name.endswith("_flat_param")), None)
-    if flat is None:
-        return
-    file = flat.pieces[0].extent.file
-    what = (
-        f"{file} holds slices of flattened parameters (FSDP's LOCAL_STATE_DICT), whose shapes it"
-        " does not record: save with SHARDED_STATE_DICT"
-    )
-    left = {key: i for key, i in found.tensors.items() if i.component != "model"}
-    found.tensors, found.aliases = left, {}
-    found.open_findings = [
-        *(f for f in found.open_findings if f.kind in ("missing-rank", "world-size", "bad-zip")),
-        finding("unsupported", what, file=file),
-    ]
 
 
 def _no_weights(source: Source, names: Sequence[str]) -> FtckptError:
@@ -443,7 +424,7 @@ def _merged(
         damage += gaps(names)
         for found_ in lost_models(set(names)):
             (damage if found_.severity is Severity.ERROR else notes).append(found_)
-    held = any(i.component == "model" or i.kind is Kind.MASTER for i in tensors.values())
+    held = any(_is_weight(info) for info in tensors.values())
     notes += not_there(names, trainer=marker == STATE, weights=held, tag=tag is not None)
     state = _read_state(source, marker) if marker else None
     checkpoint = BundleCheckpoint(
@@ -473,6 +454,13 @@ def _merged(
     else:
         checkpoint.step = step_of(checkpoint.scalars(SCALARS_A_FILE))
     return checkpoint
+
+
+def _is_weight(info: TensorInfo) -> bool:
+    """Whether a tensor is of the model, perhaps as one rank's part that nothing joins."""
+    if info.kind is Kind.PARAM and OF_ONE_RANK.fullmatch(info.component):
+        return True
+    return info.component == "model" or info.kind is Kind.MASTER
 
 
 def _first_store(parts: Sequence[OpenedPart]) -> OpenedPart | None:

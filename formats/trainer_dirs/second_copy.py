@@ -37,7 +37,10 @@ class SecondCopy:
 
 
 def second_copy(
-    found: Checkpoint, tag: Mapping[str, TensorInfo], aliases: Mapping[str, str]
+    found: Checkpoint,
+    tag: Mapping[str, TensorInfo],
+    aliases: Mapping[str, str],
+    component: str = "model",
 ) -> SecondCopy:
     """Join weights with the tag's where name, shape and type are the same.
 
@@ -49,9 +52,10 @@ def second_copy(
         found: the opened file.
         tag: the tensors of the first copy's part, by key.
         aliases: of these: key -> key of the tensor that owns the bytes.
+        component: of the weights that stand there twice.
     """
     made = SecondCopy()
-    weights = {info.name: info for info in tag.values() if info.component == "model"}
+    weights = {info.name: info for info in tag.values() if info.component == component}
     masters = {info.name: info for info in tag.values() if info.kind is Kind.MASTER}
     known = {_ADAPTER.sub("", name): name for name in sorted(masters | weights)}
     apart: list[str] = []

@@ -15,9 +15,6 @@ from ftckpt.storage.store import EntryKind
 
 from .checkpoint import OpenedPart, parameters
 
-# More ranks than this are not named one by one.
-_MOST = 100
-
 
 @dataclass
 class StepFiles:
@@ -28,14 +25,12 @@ class StepFiles:
         parts: weights first.
         document: the JSON file beside them; "" for none.
         wrong: what is missing.
-        notes: what is perhaps missing.
     """
 
     source: Source
     parts: list[OpenedPart] = field(default_factory=list)
     document: str = ""
     wrong: list[Finding] = field(default_factory=list)
-    notes: list[Finding] = field(default_factory=list)
 
 
 def open_step_files(single: Source) -> StepFiles:
@@ -87,7 +82,6 @@ def open_step_files(single: Source) -> StepFiles:
     elif ranks:
         made.parts.append(OpenedPart("", open_ranks(_some(made.source, *ranks), None)))
     made.wrong += _lost(mine, members, beside)
-    made.notes += _fewer(mine, members, beside)
     return made
 
 
@@ -123,24 +117,3 @@ def _lost(
         name = like.replace(own.digits, mine.digits) if own is not None else like
         what = f"{name} is missing: other steps have such a file"
         yield finding("missing-rank", what, file=name, rank=0)
-
-
-def _fewer(
-    mine: SetMember, members: Mapping[str, SetMember], beside: Mapping[str, object]
-) -> Iterator[Finding]:
-    """Yield a warning of files of ranks that other steps have, and this one lacks.
-
-    A run may go on with fewer ranks, so it proves nothing.
-    """
-    most, held = -1, {m.rank for m in members.values() if m.rank is not None}
-    for one in beside:
-        other = set_member(one)
-        if other is not None and other.kind == mine.kind and other.rank is not None:
-            most = max(most, other.rank)
-    last = max(held, default=-1)
-    if last < most <= last + _MOST:
-        what = (
-            f"{mine.model} has optimizers of {last + 1} ranks beside it, other steps of {most + 1}:"
-            " they were lost, or the job had fewer ranks, and nothing records which"
-        )
-        yield finding("state-unknown", what, file=mine.model)

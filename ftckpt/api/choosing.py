@@ -66,6 +66,7 @@ def latest(
     skip_unverified: bool = False,
     weights: bool = False,
     pointer: str = "",
+    series: str = "",
     allow_missing_tier: bool = False,
     create_root: bool = False,
     also: Sequence[str] = (),
@@ -86,6 +87,7 @@ def latest(
         skip_unverified: walk back over those without evidence.
         weights: take one that gc has thinned to its weights, too.
         pointer: take what this pointer means.
+        series: choose in this series alone (see `ftckpt.discovery.one_series`).
         allow_missing_tier: choose although a tier cannot be read.
         create_root: mark the root of a run, once, before its first start.
         also: directories with more files of the root's checkpoints (see `open_checkpoint`).
@@ -103,7 +105,7 @@ def latest(
 
     roots = [root] if isinstance(root, str) else list(root)
     require_one_root(
-        roots, wait=wait, pointer=pointer, create_root=create_root,
+        roots, wait=wait, pointer=pointer, series=series, create_root=create_root,
         allow_missing_tier=allow_missing_tier, also=also,
     )  # fmt: skip
     if or_reshard and world_size is None:
@@ -126,6 +128,10 @@ def latest(
             follow(read_root(roots[0], stores, also=also), pointer, rules), check, rules, note
         )
     read = partial(read_root, roots[0], stores, create=create_root, also=also)
+    if series:
+        from ftckpt.discovery.one_series import select_series
+
+        return select_series(read(), series, check, rules, note)
     if wait:
         from ftckpt.discovery.wait import select_waiting
 
@@ -176,6 +182,8 @@ def require_one_root(roots: Sequence[str], **given: object) -> None:
         raise UsageError(f"{wrong[0]} is about one root", hint="name the one that it is about")
     if given["pointer"] and (given["wait"] or given["create_root"]):
         raise UsageError("--pointer does not go with --wait or --create-root")
+    if given["series"] and (given["wait"] or given["pointer"]):
+        raise UsageError("--series does not go with --wait or --pointer")
 
 
 def read_root(

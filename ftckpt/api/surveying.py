@@ -81,6 +81,7 @@ def ls(
     Raises:
         NotFoundError: no such root, or nothing in it that a format knows.
         UsageError: it is a file that belongs to a checkpoint, or a part of one.
+        UnsupportedError: nothing in it, or the one checkpoint that it is, is read.
         UnavailableError, DeniedError: something could not be listed.
     """
     from ftckpt.retention.apply.check import verified_names
@@ -99,7 +100,8 @@ def ls(
             _, surveys = _surveys(root, now, stores, counter)
         except UsageError:
             raise error from None
-        if not any(held.entry.name == only for one in surveys for held in one.held):
+        rows = [held.entry for one in surveys for held in one.held if held.entry.name == only]
+        if not any(all_ or entry.is_listed for entry in rows):
             raise
     found: list[ListedCheckpoint] = []
     for one in surveys:
@@ -138,12 +140,18 @@ def ls(
 
 
 def _root_around(path: str, stores: StoreOptions) -> tuple[str, str]:
-    """Return the root that one checkpoint is in, and its name there; "" where it is none."""
+    """Return the root that one checkpoint is in, and its name there; "" where it is none.
+
+    Raises:
+        UnsupportedError: it is a checkpoint of a format that is not read.
+    """
     from ftckpt.discovery.resolve import open_target
     from ftckpt.storage.remotes import split
 
     target = open_target(path, FORMATS, stores)
     place = target.place
+    if target.part is not None and not target.part.recognition.supported:
+        target.open()
     if target.root is not None and place.which:
         from ftckpt.discovery.candidates import choose_child
 

@@ -31,7 +31,7 @@ from .pieces import Payload as Payload
 from .pieces import Piece as Piece
 from .pieces import TensorInfo as TensorInfo
 from .pieces import tensor_key as tensor_key
-from .steps import SCALARS_A_FILE, step_of
+from .steps import SCALARS_A_FILE, optimizer_count, step_of
 from .steps import Scalar as Scalar
 from .steps import StepRole as StepRole
 
@@ -64,6 +64,18 @@ class ObjectInfo(NamedTuple):
     extent: Extent
     rank: int | None = None
     field: tuple[str | int, ...] = ()
+
+
+class ImpliedCount(NamedTuple):
+    """A kind of files whose number nothing records: the highest number in a name implies it.
+
+    Attributes:
+        before: the path of one of them, up to the number that counts them.
+        after: the rest, after it.
+    """
+
+    before: str
+    after: str
 
 
 class Record(NamedTuple):
@@ -224,6 +236,7 @@ class Checkpoint(Mapping[str, "TensorView"]):
             files, as replicas of their pieces: a difference is damage. One that could not be read
             has no pieces here, and a note or a finding of its own.
         file_copies: files that stand there several times with the same bytes: each one's others.
+        implied: the kinds of its files whose number nothing in it records.
         described: yields where it is not the model that a file beside it describes; None where
             nothing is known of such a file.
     """
@@ -241,6 +254,7 @@ class Checkpoint(Mapping[str, "TensorView"]):
     open_findings: Sequence[Finding] = ()
     second_copies: frozenset[str] = frozenset()
     file_copies: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    implied: Sequence[ImpliedCount] = ()
     described: Described | None = None
 
     def __getitem__(self, key: str) -> TensorView:
@@ -432,8 +446,13 @@ class Checkpoint(Mapping[str, "TensorView"]):
 
     @cached_property
     def step(self) -> int | None:
-        """The step that the content shows; None without one."""
+        """The step that the trainer's record in the content says; None without one."""
         return step_of(self.step_scalars)
+
+    @property
+    def optimizer_count(self) -> int | None:
+        """The updates that the optimizer counts for itself; None if it does not say."""
+        return optimizer_count(self.step_scalars)
 
     @property
     def known_step(self) -> int | None:

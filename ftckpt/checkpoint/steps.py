@@ -4,7 +4,9 @@ A name (`step-1000`) is a hint, and a modification time is not even that, becaus
 Counters in the content are evidence. There are three clocks: the trainer's iteration, the
 optimizer's own step count, the scheduler's. Equal clocks are compared. The iteration and the
 optimizer's count may drift apart (steps that a loss scale skipped, a new optimizer, several updates
-an iteration), so that where they differ, a note says so.
+an iteration), so that where they differ, a note says so. Only the trainer's iteration is the step
+of a save: a new optimizer counts from 0, and its count would make an old save the newest. Where a
+trainer records none, the name may say the step (`ftckpt.discovery.looked`); else it is unknown.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ class Scalar(NamedTuple):
     role: StepRole
 
 
+# Objects inside objects of a trainer's record: OneTrainer's `train_progress.global_step`.
+_DEPTH = 3
 # Counters read per file: enough for two to be independent, few enough to be cheap.
 SCALARS_A_FILE = 8
 
@@ -54,13 +58,15 @@ class Allowance:
 
 _ITERATION = re.compile(
     r"(?:^|[./:])(?:global_steps?|iteration|iter_num|current_step|num_updates)$"
-    r"|(?:^|[./:])(?:train_state|trainer_state|train_status|train_infos|state|progress)[./:]step$"
+    # DeePMD-kit `training.py` (`train_infos`); ai-toolkit `BaseSDTrainProcess.py` (`training_info`)
+    r"|(?:^|[./:])(?:train_state|trainer_state|train_status|train_infos|training_info|state"
+    r"|progress)[./:]step$"
     # icefall `checkpoint.py`; torchtune `recipe_state`; MMF
     r"|(?:^|[./:])(?:batch_idx_train|steps_run|current_iteration)$"
     r"|(?:^|[./:])meta[./:]iter$"  # mmengine `runner.py`
     r"|(?:^|[./:])timestamp[./:](?:Timestamp[./:])?batch$"  # composer `core/time.py`
     # many trainers; HiFi-GAN (`steps`), BasicSR (`iter`), StyleTTS2 (`iters`)
-    r"|^(?:step|steps|global_step|iteration|iter|iters)$"
+    r"|^(?:step|steps|global_step|iteration|iter|iters|cur_step|training_step)$"
 )
 # What composer calls an iteration is a part of the training that the user defines.
 _NO_ITERATION = re.compile(r"(?:^|[./:])timestamp[./:](?:Timestamp[./:])?iteration$")
@@ -95,6 +101,27 @@ def role_of(name: str, *, optimizer: bool = False) -> StepRole | None:
     return None
 
 
+def counters_in(record: Any) -> Iterator[tuple[str, int]]:
+    """Yield the trainer's counters in a small record that was read, the outermost first.
+
+    Args:
+        record: objects of JSON, as deep as `_DEPTH`; lists hold logs, and no counters.
+    """
+    level: list[tuple[str, Any]] = [("", record)]
+    for _ in range(_DEPTH):
+        inner = [
+            (f"{at}.{key}" if at else str(key), value)
+            for at, held in level
+            if isinstance(held, Mapping)
+            for key, value in held.items()
+        ]
+        for name, value in inner:
+            whole = type(value) is int and is_counter(value)
+            if whole and role_of(name) is StepRole.ITERATION:
+                yield name, value
+        level = inner
+
+
 def is_counter(value: Any) -> bool:
     """Whether a stored value can be a count of steps.
 
@@ -104,15 +131,18 @@ def is_counter(value: Any) -> bool:
 
 
 def step_of(scalars: Iterable[Scalar]) -> int | None:
-    """Return the step that most counters show: the trainer's own, else the optimizer's."""
-    values: dict[StepRole, Counter[float]] = defaultdict(Counter)
-    for scalar in scalars:
-        values[scalar.role][scalar.value] += 1
-    for role in (StepRole.ITERATION, StepRole.OPTIMIZER):
-        if values[role]:
-            best, _ = max(values[role].items(), key=lambda item: (item[1], item[0]))
-            return int(best)
-    return None
+    """Return the step that most of the trainer's own counters show; None without one."""
+    return _most_shown(scalars, StepRole.ITERATION)
+
+
+def optimizer_count(scalars: Iterable[Scalar]) -> int | None:
+    """Return the updates that the optimizer counts for itself; a save has no step by it."""
+    return _most_shown(scalars, StepRole.OPTIMIZER)
+
+
+def _most_shown(scalars: Iterable[Scalar], role: StepRole) -> int | None:
+    values = Counter(scalar.value for scalar in scalars if scalar.role is role)
+    return int(_majority(values)) if values else None
 
 
 def mixed_steps(scalars: Iterable[Scalar], files: Iterable[str]) -> Iterator[Finding]:
@@ -163,7 +193,7 @@ def mixed_steps(scalars: Iterable[Scalar], files: Iterable[str]) -> Iterator[Fin
         yield finding(
             "step-unknown",
             f"cannot tell which step {listed(silent, 3)} {'are' if silent[1:] else 'is'} of: "
-            "no step counter inside",
+            "nothing inside is known as a step counter",
             file=silent[0] if len(silent) == 1 else None,
         )
 

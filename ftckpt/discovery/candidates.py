@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from ftckpt.checkpoint import Checkpoint
-from ftckpt.checkpoint.steps import StepRole, step_of
 from ftckpt.errors import (
     CorruptError,
     ExitCode,
@@ -35,10 +35,10 @@ from .looked import NO_STEP, Looked
 from .open_part import files_of, open_part
 from .roots import Candidate, Child, Root, concurrently, newest_names_first
 from .series import newest_first
-from .step_beside import step_beside
-from .step_names import finished_name, is_put_aside, stands_still
+from .siblings import among_siblings, with_steps
+from .step_names import finished_name, is_put_aside
 from .strangers import not_understood
-from .unordered import between, borne_out, in_order, outside, paired
+from .unordered import between, in_order, outside, paired
 
 # Number of candidates whose headers are read at once; a smaller root is ordered by content alone.
 BATCH = 64
@@ -85,6 +85,11 @@ class Walk:
         if aside:
             yield from self._ordered(aside, limit)
 
+    def look_at_nameless(self) -> list[Looked]:
+        """Read the headers of the candidates whose names say no step, and that may be halves."""
+        named = (c for c in self.root.candidates if c.step is None and not is_put_aside(c.path))
+        return list(self._look_all(list(named)))
+
     def _ordered(self, candidates: Sequence[Candidate], limit: int | None) -> Iterator[Looked]:
         waiting = newest_names_first(candidates)
         if limit is not None and len(waiting) > BATCH:
@@ -126,12 +131,24 @@ class Walk:
 
     def _look_all(self, candidates: Sequence[Candidate]) -> Iterator[Looked]:
         found = [x for x in concurrently(self.root.store, self._look, candidates) if x is not None]
-        if stands_still((x.candidate.step, x.step) for x in found):
-            found = [looked._replace(step=looked.candidate.step) for looked in found]
-        if any(one.beside for one in found):
-            found = borne_out(found)
+        found += self._lost_among(found, candidates)
+        found = with_steps(self.root, found)
         self.looked += found
         yield from found
+
+    def _lost_among(
+        self, found: Sequence[Looked], candidates: Sequence[Candidate]
+    ) -> Iterator[Looked]:
+        """Yield what no format knows among siblings that one does: it may have lost a part."""
+        foreign = set(self.foreign)
+        steps: dict[str, int | None] = {one.candidate.path: one.known_step for one in found}
+        steps |= {c.path: None for c in candidates if c.path in foreign}
+        places = among_siblings(steps)
+        for candidate in candidates:
+            place = places.get(candidate.path) if candidate.path in foreign else None
+            if place is not None and place.rank is not None:
+                self.foreign.remove(candidate.path)
+                yield _of_no_format(self.root, candidate)
 
     def _look(self, candidate: Candidate) -> Looked | None:
         looked = look(self.root, candidate)
@@ -164,18 +181,23 @@ def look(root: Root, candidate: Candidate) -> Looked | None:
             return _of_no_format(root, candidate)
         if child.is_aside:
             return Looked(candidate, child)
-        checkpoint = open_part(root.store, child.part)
-        step = _step(checkpoint)
-        if step is not None and candidate.step not in (None, step) and _is_count(checkpoint, step):
-            step = None  # the name says it
-        if step is None and candidate.step is None:
-            said = step_beside(root, candidate)
-            return Looked(candidate, child, said, beside=said is not None)
-        return Looked(candidate, child, step)
+        return _with_content(Looked(candidate, child), open_part(root.store, child.part))
     except NotFoundError as error:
         return Looked(candidate, child, error=gone(root, candidate, error))
     except FtckptError as error:
         return Looked(candidate, child, error=error)
+
+
+def steps_of(root: Root, children: Sequence[Child]) -> dict[str, int | None]:
+    """Return the steps of checkpoints by path; opens those whose names say none."""
+    nameless = [child.candidate for child in children if child.candidate.step is None]
+    looked = concurrently(root.store, partial(look, root), nameless)
+    looked += [
+        Looked(child.candidate, child) for child in children if child.candidate.step is not None
+    ]
+    known = with_steps(root, [one for one in looked if one is not None])
+    found = {one.candidate.path: one.known_step for one in known}
+    return {child.candidate.path: found.get(child.candidate.path) for child in children}
 
 
 def _of_no_format(root: Root, candidate: Candidate) -> Looked:
@@ -247,25 +269,11 @@ def gone(root: Root, candidate: Candidate, error: NotFoundError) -> FtckptError:
     )
 
 
-def _is_count(checkpoint: Checkpoint, step: int) -> bool:
-    """Whether a step is the optimizer's own count, and no counter of the trainer is there.
-
-    A new optimizer counts from 0, and several updates may make up one step, so a name that says the
-    step knows better.
-    """
+def _with_content(looked: Looked, checkpoint: Checkpoint) -> Looked:
     try:
-        counters = checkpoint.step_scalars
+        return looked._replace(step=checkpoint.step)
     except CorruptError:
-        return False  # the check that follows reports it with its place
-    own = any(one.role is StepRole.ITERATION for one in counters)
-    return not own and step_of(counters) == step
-
-
-def _step(checkpoint: Checkpoint) -> int | None:
-    try:
-        return checkpoint.step
-    except CorruptError:
-        return None  # the check that follows reports it with its place
+        return looked._replace(damaged=True)  # the check that follows reports it with its place
 
 
 def newest_child(root: Root, note: Callable[[str], None] = lambda _: None) -> Child:
@@ -303,6 +311,8 @@ def newest_child(root: Root, note: Callable[[str], None] = lambda _: None) -> Ch
             newer.append(error.message)
         elif error is not None and error.exit_code not in WALKED_OVER:
             raise error
+        elif error is not None:
+            newer.append(error.message)
     for child in (*spare[:1], *uncommitted, *walk.unsupported):
         return child
     raise NotFoundError(f"{root.url} holds no checkpoint of any known format")

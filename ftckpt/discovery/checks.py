@@ -22,8 +22,8 @@ class Checks:
     """Checks checkpoints one after the other, and remembers the results.
 
     One that is known to be bad is never read at a level that could not show it; at a level that
-    can, it is read again, because it may be good again. What somebody else says of it is believed
-    only where no content is to be read: it would hide a good one for ever.
+    can, it is read again, because it may be good again. What somebody else says of it is not
+    believed, because it would hide a good one for ever, nor passed over: the content is read.
 
     Attributes:
         options: for each check.
@@ -52,7 +52,9 @@ class Checks:
         known = ledger.standing(part)
         wanted = LEVELS.index(self.options.level.value)
         bad = known.bad
-        if bad is not None and self._stands(bad, wanted):
+        if bad is not None and not bad.own:
+            return self._as_somebody_says(ledger, part, bad)
+        if bad is not None and (self._is_fresh(bad) or wanted < depth(bad.verdict)):
             return ExitCode(bad.verdict.code), f"{bad.verdict.reason} ({told(bad)})"
         if wanted == 0:
             report = verify(checkpoint, self.options, work=self.work)
@@ -77,11 +79,22 @@ class Checks:
         report = Keeper(ledger, self.options, note).check(checkpoint, part, self.work)
         return report.code, report.message
 
-    def _stands(self, bad: Remembered, wanted: int) -> bool:
-        """Whether a bad verdict stands for a check of the level with this number."""
-        if not bad.own:
-            return wanted == 0
-        return self._is_fresh(bad) or wanted < depth(bad.verdict)
+    def _as_somebody_says(
+        self, ledger: Ledger, part: CheckedPlace, bad: Remembered
+    ) -> tuple[ExitCode, str]:
+        """Check as deep as the one who calls a checkpoint bad; remember the result."""
+        checkpoint = part.checkpoint
+        assert checkpoint is not None
+        level = max(Level(bad.verdict.level), self.options.level, key=LEVELS.index)
+        if self.options.level is Level.STRUCTURE and level is Level.CONTENT:
+            level = Level.AUTO  # evidence was not asked for
+        self.note(
+            f"note: {checkpoint.source.url} is read, because somebody else calls it bad:"
+            f" {bad.verdict.reason} ({told(bad)})"
+        )
+        options = replace(self.options, level=level)
+        report = Keeper(ledger, options, self.note).check(checkpoint, part, self.work)
+        return report.code, report.message
 
     def _is_fresh(self, one: Remembered) -> bool:
         return self.reuse is not None and time.time() - one.verdict.checked <= self.reuse

@@ -10,10 +10,10 @@ wins, but a check never overrides what a deeper one of one's own has found.
 
 Forging one is worthless. A good verdict counts if its file belongs to the owner of the root, to the
 reader or to the superuser; on an object store, where nothing has an owner, who can write a verdict
-can also write the checkpoint. A bad one counts from anybody, because passing over a checkpoint
-deletes nothing; but only an own one lets `gc --delete-corrupt` drop it, and a newer check of one's
-own that read the content overrides it, however deep the other claims to be. A ledger detects
-accidents and lies about them, not an owner's own lies.
+can also write the checkpoint. A bad one from anybody else is a reason to look: `latest` reads the
+content itself, gc counts no survivor and drops nothing by it, and a newer check of one's own that
+read the content overrides it, however deep the other claims to be. A ledger detects accidents and
+lies about them, not an owner's own lies.
 """
 
 from __future__ import annotations

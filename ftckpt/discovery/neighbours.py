@@ -3,30 +3,25 @@
 A trainer saves the parts of a step one after the other, and the same ones every time. A part that
 only one step has was put there by hand, as merged weights, so two neighbours must have it; or the
 step that the trainer's own tracker calls the newest and the one before.
+
+A run may change what it saves: what the next step lacks as well proves nothing.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, Kind
-from ftckpt.errors import FtckptError
 from ftckpt.findings import Finding, finding, listed
 from ftckpt.manifest.thinned import is_thinned
-from ftckpt.storage import StoreOptions, open_store
-from ftckpt.storage.remotes import split
 from ftckpt.storage.state_files import is_marker, may_hold_tensors, without_numbers
 from ftckpt.storage.store import EntryKind
 
-from .open_part import files_of, recognise_at
-from .recognise import Format, UnopenedPart
-from .roots import Candidate, Child, Root, read_root
-
-if TYPE_CHECKING:
-    from .resolve import Place
+from .open_part import files_of
+from .roots import Candidate, Child, Root
+from .small_files import lost_small_files
 
 # Steps on each side that are asked until two of them show their parts.
 _TRIED = 3
@@ -38,20 +33,32 @@ class Lacking(NamedTuple):
     Attributes:
         message: as a sentence.
         certain: whether enough says that its save was not finished, or lost it.
+        doubt: the kind of the finding where it is not certain.
+        small: whether it is a small file, and not a part.
     """
 
     message: str
     certain: bool
+    doubt: str = "state-unknown"
+    small: bool = False
 
     def of(self, checkpoint: Checkpoint) -> Lacking:
         """Return the same of an open checkpoint: it never lacks weights by habit."""
+        if self.small:
+            return self
         kinds = {info.kind for info in checkpoint.tensors.values()}
         return self if kinds & {Kind.PARAM, Kind.MASTER} else self._replace(certain=True)
+
+    def noted_in(self, checkpoint: Checkpoint) -> None:
+        """Add the finding to a checkpoint's notes, in place of a less exact one of its doubt."""
+        exact = self.doubt if not self.certain and self.doubt == "count-unknown" else ""
+        kept = (one for one in checkpoint.notes if one.kind != exact)
+        checkpoint.notes = [*kept, self.finding]
 
     @property
     def finding(self) -> Finding:
         """The same as a finding."""
-        return finding("missing-part" if self.certain else "state-unknown", self.message)
+        return finding("missing-part" if self.certain else self.doubt, self.message)
 
 
 def lacking(
@@ -68,10 +75,31 @@ def lacking(
     Raises:
         FtckptError: a neighbour cannot be listed.
     """
+    if child.part.entry.kind is not EntryKind.DIRECTORY:
+        return None
+    older, newer = series(child.candidate, step, every)
+    part = _part(root, child, step, older, newer)
+    if part is not None and part.certain:
+        return part
+    small = lost_small_files(root, child, older, newer)
+    if small is None or (part is not None and not small.certain) or _is_thinned(root, child):
+        return part
+    # What the trainer's own pointer calls finished may have been saved without it from then on.
+    pointed = _is_pointed_at(root, child.candidate, step)
+    return Lacking(small.message, small.certain and not pointed, small=True)
+
+
+def _part(
+    root: Root,
+    child: Child,
+    step: int | None,
+    older: Sequence[Candidate],
+    newer: Sequence[Candidate],
+) -> Lacking | None:
+    """Return what a step lacks of the parts that hold state, and of the markers."""
     mine = set(child.part.recognition.parts)
     if not mine:
         return None
-    older, newer = _series(child.candidate, step, every)
     by_names = child.part.recognition.by_names
     before = _shown(root, older, 2, by_names=by_names)
     if not before:
@@ -81,36 +109,22 @@ def lacking(
     if not lost:
         return None
     others = before[1:]
-    if not (others or tracker):
-        others = _shown(root, newer, 1, by_names=by_names)
+    after = _shown(root, newer, 1, by_names=by_names)
     if others:
         lost &= others[0][1]
+    still = {one for one in lost if not after or _is_held(one, after[0][1])}
+    if not (others or tracker):
+        others, lost = after, lost & after[0][1] if after else lost
     if not lost or _is_thinned(root, child):
         return None
     said = f", and {tracker}" if tracker else ""
-    names = listed(sorted({_shown_as(one, mine) for one in lost}), 3)
+    names = listed(sorted({_shown_as(one, mine) for one in still or lost}), 3)
     what = f"{root.url_of(child.candidate)} lacks {names}, which {first.path} has"
     # What the trainer's own pointer calls finished may have been saved without it from then on.
     pointed = _is_pointed_at(root, child.candidate, step)
-    if (tracker or others) and not pointed:
+    if still and (tracker or others) and not pointed:
         return Lacking(f"{what}{said}: its save was not finished, or it was lost", certain=True)
     return Lacking(f"{what}: it was lost, or is not saved every time", certain=False)
-
-
-def lacking_alone(
-    place: Place, part: UnopenedPart, formats: Sequence[Format], options: StoreOptions
-) -> Lacking | None:
-    """Return what a step that was named alone lacks, by the directory around it (see `lacking`)."""
-    above, name = split(place.url.rstrip("/"))
-    if not part.recognition.parts or not re.search(r"\d", name):
-        return None
-    try:
-        store = open_store(above, options)
-        root = read_root(store, partial(recognise_at, store, formats=formats))
-        mine = next((c for c in root.candidates if c.path == name), None)
-        return mine and lacking(root, Child(mine, part), mine.step, root.candidates)
-    except FtckptError:
-        return None  # the step itself is there, and nobody asked for more
 
 
 def _shown_as(lost: str, mine: set[str]) -> str:
@@ -121,7 +135,7 @@ def _shown_as(lost: str, mine: set[str]) -> str:
     return lost if any(one.startswith(f"{folder}/") for one in mine) else folder or lost
 
 
-def _series(
+def series(
     candidate: Candidate, step: int | None, every: Sequence[Candidate]
 ) -> tuple[list[Candidate], list[Candidate]]:
     """Return the candidates before and after one of their series, the nearest first.

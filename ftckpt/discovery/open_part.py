@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from ftckpt.checkpoint import Checkpoint, Commit, CommitState
@@ -13,12 +14,14 @@ from ftckpt.errors import (
     UnsupportedError,
 )
 from ftckpt.own_files import GO_ON, MANIFEST, TRANSFER, under_way
+from ftckpt.storage.remotes import split
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Entry, EntryKind, Store
 
 from .listing import listing_of_directory, listing_of_file
 from .marks import FINISHED, UNFINISHED
 from .recognise import Format, UnopenedPart, recognise
+from .step_names import unfinished_marker
 
 
 def recognise_at(store: Store, entry: Entry, formats: Sequence[Format]) -> UnopenedPart | None:
@@ -103,6 +106,15 @@ def files_of(store: Store, entry: Entry) -> Source:
     Raises:
         IncompleteError: a transfer to it is running, or was killed; or its trainer marked it so.
     """
+    marker = _mark_beside(store, entry)
+    if marker:
+        raise IncompleteError(
+            f"{marker} lies beside {store.describe(entry.path)}: its trainer has not finished"
+            " saving it, or removing it, and does not load it",
+            hint="an earlier checkpoint may be complete",
+            kind="uncommitted",
+            file=marker,
+        )
     if entry.kind is EntryKind.FILE:
         return Source.file(store, entry)
     source = Source.directory(store, entry.path)
@@ -120,6 +132,36 @@ def files_of(store: Store, entry: Entry) -> Source:
             file=UNFINISHED,
         )
     return source
+
+
+def _mark_beside(store: Store, entry: Entry) -> str:
+    """Return the name of the mark beside a save that says it is unfinished; "" if there is none.
+
+    It is looked for where a look costs nothing, and beside the files of NeMo, which writes it.
+    """
+    if not (store.traits.local or entry.path.endswith(".ckpt")):
+        return ""
+    return unfinished_marker(split(store.describe(entry.path))[1], _Beside(store, entry.path))
+
+
+class _Beside:
+    """The names in the directory of an entry: each is asked for by itself."""
+
+    def __init__(self, store: Store, path: str) -> None:
+        here = store.local_path(path)
+        self._store, self._folder = store, path.rpartition("/")[0]
+        self._local = os.path.dirname(os.path.abspath(here)) if here is not None else None
+
+    def __contains__(self, name: object) -> bool:
+        if not isinstance(name, str):
+            return False
+        if self._local is not None:
+            return os.path.lexists(os.path.join(self._local, name))
+        try:
+            self._store.stat(f"{self._folder}/{name}".lstrip("/"))
+        except NotFoundError:
+            return False
+        return True
 
 
 def _finished(checkpoint: Checkpoint) -> Checkpoint:

@@ -7,6 +7,7 @@ a root, since most commands name one checkpoint.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ from ftckpt.storage.store import Entry, EntryKind, Store
 
 from .open_part import open_part, recognise_at
 from .recognise import Format, OrderedByRank, UnopenedPart
+from .step_names import is_file_of_step
 
 if TYPE_CHECKING:
     from .roots import Root
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 _NO_ROOT = "ftckpt verify checks a single checkpoint"
 _FROM_HUB = "s--"  # models--ORG--NAME, datasets--..., spaces--...
 _DIRECTORY = Entry("", 0, None, EntryKind.DIRECTORY)
+_STORES = StoreOptions()
 _SELECTOR = r"(?P<root>.+)@(?P<which>latest|\d+)"
 
 
@@ -64,12 +67,14 @@ class Target:
         part: the checkpoint, not opened yet; None for a root.
         root: None for a checkpoint.
         formats: those that were asked.
+        stores: how the stores around it are reached.
     """
 
     place: Place
     part: UnopenedPart | None = None
     root: Root | None = None
     formats: Sequence[Format] = ()
+    stores: StoreOptions = _STORES
 
     @property
     def format(self) -> str | None:
@@ -77,14 +82,21 @@ class Target:
         return None if self.part is None else self.part.format.name
 
     def open(self) -> Checkpoint:
-        """Open the checkpoint (see `open_part`).
+        """Open the checkpoint (see `open_part`); a note says which files it probably lost.
 
         Raises:
             UsageError: it is a root.
         """
         if self.part is None:
             raise UsageError(f"{self.place.url} is a root, not one checkpoint")
-        return open_part(self.place.store, self.part)
+        checkpoint = open_part(self.place.store, self.part)
+        if checkpoint.implied:
+            from .fewer_files import lacking_alone
+
+            lost = lacking_alone(self.place.url, self.part, checkpoint, self.formats, self.stores)
+            if lost is not None:
+                lost.noted_in(checkpoint)
+        return checkpoint
 
 
 def locate(url: str, options: StoreOptions) -> Place:
@@ -151,6 +163,9 @@ def _at(url: str, options: StoreOptions) -> Place:
             if below:
                 return _at(f"{url.rstrip('/')}/{below}", options)
         return Place(url, store, entry._replace(path=""))
+    here = store.local_path("") if entry.link else None
+    if here is not None and is_file_of_step(os.path.basename(os.path.realpath(here))):
+        url = os.path.realpath(here)  # the other files of the step lie beside the link's target
     # A store is a place with names below it, so a file is opened through its directory.
     parent, name = split(url)
     store = open_store(parent, options)
@@ -180,7 +195,7 @@ def open_target(
         raise UnsafeError(f"{url} is not a regular file or directory", kind="special-file")
     part = None if place.which else recognise_at(place.store, place.entry, formats)
     if part is not None:
-        return Target(place, part=part, formats=formats)
+        return Target(place, part=part, formats=formats, stores=options)
     if place.entry.kind is not EntryKind.DIRECTORY:
         if place.which:
             raise UsageError(f"{place.url} is one file and has no steps to select from")
@@ -196,7 +211,7 @@ def open_target(
         whole = "" if place.which else _checkpoint_above(place, formats, options)
         hint = "name a checkpoint, or the directory whose children are checkpoints"
         raise nothing_known(root, f"name {whole}" if whole else hint)
-    return Target(place, root=root, formats=formats)
+    return Target(place, root=root, formats=formats, stores=options)
 
 
 def checkpoint_around(place: Place, formats: Sequence[Format]) -> str:
@@ -285,8 +300,6 @@ def _asking(
 
 
 def _as_root(place: Place, root: Root, formats: Sequence[Format]) -> Root:
-    from .step_names import is_file_of_step
-
     if root.base:
         return root
     if recognise_at(place.store, place.entry, formats) is None:

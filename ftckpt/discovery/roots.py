@@ -7,7 +7,7 @@ gives a checkpoint's step.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,7 +21,7 @@ from .pointers import Pointer, is_pointer, links_beside, read_pointers
 from .recognise import UnopenedPart
 from .series import newest_first
 from .shared_state import is_shared_state
-from .step_names import FILE_OF_STEP, SUFFIXES, finished_name, stem_of, step_in_name
+from .step_names import FILE_OF_STEP, SUFFIXES, finished_name, step_in_name, unfinished_marker
 from .step_sets import sets_among
 
 T = TypeVar("T")
@@ -32,14 +32,6 @@ _DEEPER = 16
 
 # Number of children that are listed at once.
 _BATCH = 64
-
-# NeMo marks `NAME` by a file `NAME-unfinished` while it saves or removes it; when it starts, it
-# removes what is still marked. The marker of a file has no suffix and no word for the averaged
-# weights: of `NAME-EMA.ckpt` it is `NAME-unfinished` (NeMo 2:
-# nemo/lightning/pytorch/callbacks/model_checkpoint.py; NeMo 1: nemo/utils/callbacks/
-# nemo_model_checkpoint.py, format_checkpoint_unfinished_marker_path).
-_UNFINISHED = "-unfinished"
-_AVERAGED = "-EMA"
 
 
 class Candidate(NamedTuple):
@@ -312,15 +304,6 @@ def _read_level(store: Store, base: str, ask: Callable[[Entry], UnopenedPart | N
     pointers = read_pointers(store, base, entries, links, steps, ask)
     tombs = read_tombs(store, base, entries)
     return Root(store, base, tuple(candidates), tuple(pointers), tuple(foreign), ask, tombs)
-
-
-def unfinished_marker(name: str, beside: Container[str]) -> str:
-    """Return the marker, among the names beside a save, that says it is unfinished; "" if none."""
-    if name.endswith(_UNFINISHED):
-        return ""
-    stem = stem_of(name)
-    stems = dict.fromkeys((name, stem, stem.removesuffix(_AVERAGED)))
-    return next((s + _UNFINISHED for s in stems if s + _UNFINISHED in beside), "")
 
 
 def _one_of_each_step(candidates: list[Candidate]) -> list[Candidate]:

@@ -19,6 +19,7 @@ from ftckpt.manifest.thinned import WEIGHTS_ALONE, is_thinned
 from ftckpt.storage.source import Source
 
 from .candidates import WALKED_OVER, Walk, gone
+from .fewer_files import lacking_files, warned
 from .looked import Looked
 from .neighbours import lacking
 from .open_part import open_part
@@ -235,6 +236,10 @@ def _try(
             return ExitCode.REFUSED, f"{source.url} {why}", "", True
         if torn is not None and torn.of(checkpoint).certain:
             return ExitCode.INCOMPLETE, torn.message, "", False
+        fewer = lacking_files(root, looked.child, looked.known_step, every, checkpoint)
+        if fewer is not None and fewer.certain:
+            return ExitCode.INCOMPLETE, fewer.message, "", False
+        remarks += warned(checkpoint) if fewer is None else [fewer.finding]
         # Headers show what is lacking, before every byte is read.
         wanted = rules.lacking(checkpoint)
         if wanted:

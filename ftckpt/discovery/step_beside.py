@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from ftckpt.checkpoint.steps import counters_in
 from ftckpt.errors import FtckptError
 from ftckpt.storage.store import EntryKind, join
 from ftckpt.strict_json import JsonError, decode
@@ -17,7 +18,6 @@ from .step_names import stem_of
 
 _YAML = (".yaml", ".yml")
 _JSON = ".json"
-_STEPS = ("step", "global_step")
 # What a trainer writes beside each save is short.
 _MOST = 1 << 18
 _LINE = re.compile(r"^(?:global_)?step:[ \t]*([0-9]{1,18})[ \t]*\r?$", re.MULTILINE)
@@ -47,9 +47,7 @@ def _said(root: Root, name: str) -> int | None:
             text = raw.decode("utf-8", "replace")
             said = {int(number) for number in _LINE.findall(text)}
         else:
-            held = decode(raw)
-            values = [held.get(key) for key in _STEPS] if isinstance(held, dict) else []
-            said = {v for v in values if isinstance(v, int) and not isinstance(v, bool) and v >= 0}
+            said = {number for _, number in counters_in(decode(raw))}
     except (FtckptError, JsonError):
         return None
     return said.pop() if len(said) == 1 else None

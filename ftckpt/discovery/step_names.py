@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container
 from functools import lru_cache
 
 from ftckpt.own_files import weights_of
@@ -52,6 +52,13 @@ _STAGING = re.compile(
     r"|(?P<before>.*?)(?:[-_.](?:ftckpt-|orbax-checkpoint-)?tmp(?:[-_.][\w.-]*)?"
     r"|\.(?:partial|incomplete|inprogress|staging|part|reserving-\w+))"
 )
+# NeMo marks `NAME` by a file `NAME-unfinished` while it saves or removes it; when it starts, it
+# removes what is still marked. The marker of a file has no suffix and no word for the averaged
+# weights: of `NAME-EMA.ckpt` it is `NAME-unfinished` (NeMo 2:
+# nemo/lightning/pytorch/callbacks/model_checkpoint.py; NeMo 1: nemo/utils/callbacks/
+# nemo_model_checkpoint.py, format_checkpoint_unfinished_marker_path).
+_UNFINISHED = "-unfinished"
+_AVERAGED = "-EMA"
 # One file of several that make up a step, in a directory that other steps share.
 FILE_OF_STEP = re.compile(
     r"(?:(?:[A-Za-z]+(?:_[A-Za-z]+)*[_-])?(?:global_)?(?:step|iter)[_-]?|(?:ckpt|checkpoint)[_-]"
@@ -100,19 +107,6 @@ def says_other_step(name: str, step: int) -> bool:
     return said + 1 != step or re.fullmatch(_NEMO, name) is None
 
 
-def stands_still(steps: Iterable[tuple[int | None, int | None]]) -> bool:
-    """Whether the steps by content order nothing: one number in all, which no name says.
-
-    A counter of an optimizer that each run makes anew says 1 in a step-10 and in a step-15.
-
-    Args:
-        steps: of each checkpoint of a root, the step that its name says and that of its content.
-    """
-    told = [(said, held) for said, held in steps if said is not None and held is not None]
-    names, held = {said for said, _ in told}, {held for _, held in told}
-    return len(names) > 1 and len(held) == 1 and not names & held
-
-
 @lru_cache(maxsize=1 << 16)
 def is_put_aside(name: str) -> bool:
     """Say whether somebody renamed the checkpoint of a step so that no trainer takes it.
@@ -136,3 +130,12 @@ def finished_name(name: str) -> str:
 def is_file_of_step(name: str) -> bool:
     """Say whether a file is one of several of a step, as its name tells (see `FILE_OF_STEP`)."""
     return FILE_OF_STEP.fullmatch(name) is not None or set_member(name) is not None
+
+
+def unfinished_marker(name: str, beside: Container[str]) -> str:
+    """Return the marker, among the names beside a save, that says it is unfinished; "" if none."""
+    if name.endswith(_UNFINISHED):
+        return ""
+    stem = stem_of(name)
+    stems = dict.fromkeys((name, stem, stem.removesuffix(_AVERAGED)))
+    return next((s + _UNFINISHED for s in stems if s + _UNFINISHED in beside), "")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
 
 from ftckpt.errors import FtckptError, UnverifiedError, UsageError
 from ftckpt.findings import listed
@@ -52,35 +51,13 @@ def in_order(root: Root, looked: Sequence[Looked]) -> Iterator[Looked]:
             yield from group
 
 
-def borne_out(looked: Sequence[Looked]) -> list[Looked]:
-    """Return candidates without the steps beside them that do not rise with their series.
-
-    Such a number is a setting of the run, the same in each file, and no step of the save.
-    """
-    by_series: dict[str, dict[tuple[int, ...], set[int]]] = defaultdict(lambda: defaultdict(set))
-    for one in looked:
-        place = series.place_of(one.candidate.path)
-        if one.beside and place is not None and one.step is not None:
-            by_series[place.series][place.numbers].add(one.step)
-    risen = set()
-    for name, own in by_series.items():
-        steps = [sorted(own[numbers]) for numbers in sorted(own)]
-        if all(a[-1] < b[0] for a, b in pairwise(steps)):
-            risen.add(name)
-    found = []
-    for one in looked:
-        place = series.place_of(one.candidate.path) if one.beside else None
-        stands = place is None or place.series in risen
-        found.append(one if stands else one._replace(step=None, beside=False))
-    return found
-
-
 def outside(looked: Sequence[Looked]) -> list[Looked]:
     """Return the newest of each series whose newest member has no step, if others have one.
 
     `epoch_3.pt` may be older or newer than `step_1999.pt`: two counters give no order between them.
     Where another member of its series has a higher number and a step, the order is known; and a
     number that is a step of the others counts what they count (`ema_2000.pt`, `step_2000.pt`).
+    What has lost the step that its siblings have, and has no place among them, is one of these.
     """
     steps = {one.known_step for one in looked}
     places = series.members({one.candidate.path: one.known_step for one in looked})
@@ -94,13 +71,16 @@ def outside(looked: Sequence[Looked]) -> list[Looked]:
             place = alone if lone and not series.roles_in(path) else None
         if place is None or place.series == series.STEPS or one.error is not None:
             continue
+        if one.astray:
+            continue
         above = newest.get(place.series)
         if above is None or place.numbers > above[0].numbers:
             newest[place.series] = place, one
-    return [
+    astray = [one for one in looked if one.astray and one.error is None and not one.damaged]
+    return astray + [
         one
         for place, one in newest.values()
-        if one.known_step is None and steps.isdisjoint(place.numbers)
+        if one.known_step is None and one.place is None and steps.isdisjoint(place.numbers)
     ]
 
 
@@ -141,7 +121,7 @@ def _unknown(url: str, groups: Mapping[str, Sequence[Looked]]) -> FtckptError:
     return UnverifiedError(
         f"whether {url} is the newest is not known: no step is in {names}, and their names give no "
         "order",
-        hint="name one of them",
+        hint="name one of them, or a series of them with --series NAME",
     )
 
 
@@ -152,12 +132,7 @@ def paired(root: Root, looked: Sequence[Looked]) -> Looked | None:
     common, and their content is of one step as far as it says. Copies of one save are no halves,
     nor are weights beside the whole of the same.
     """
-    by_series: dict[str, dict[tuple[int, ...], Looked]] = defaultdict(dict)
-    places = series.members({one.candidate.path: one.known_step for one in looked})
-    for one in looked:
-        place = places.get(one.candidate.path)
-        if place is not None and place.series != series.STEPS:
-            by_series[place.series][place.numbers] = one
+    by_series = _members(looked)
     first = _first_together(root, by_series)
     if not first:
         return None
@@ -168,6 +143,7 @@ def paired(root: Root, looked: Sequence[Looked]) -> Looked | None:
         hint = "the newest that are there together, by their headers: " + ", ".join(
             root.url_of(by_series[name][newest].candidate) for name in sorted(first)
         )
+    hint += "; --series NAME prints the newest whole one of a series"
     some = by_series[min(first)]
     one = some[max(some)]
     error = UsageError(
@@ -176,6 +152,21 @@ def paired(root: Root, looked: Sequence[Looked]) -> Looked | None:
         hint=hint,
     )
     return one._replace(child=None, error=error)
+
+
+def saved_together(root: Root, looked: Sequence[Looked]) -> frozenset[str]:
+    """Return the series that are saved together (see `paired`); none if each stands alone."""
+    return frozenset(_first_together(root, _members(looked)))
+
+
+def _members(looked: Sequence[Looked]) -> dict[str, dict[tuple[int, ...], Looked]]:
+    by_series: dict[str, dict[tuple[int, ...], Looked]] = defaultdict(dict)
+    places = series.members({one.candidate.path: one.known_step for one in looked})
+    for one in looked:
+        place = places.get(one.candidate.path)
+        if place is not None and place.series != series.STEPS:
+            by_series[place.series][place.numbers] = one
+    return by_series
 
 
 def _first_together(

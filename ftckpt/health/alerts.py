@@ -11,6 +11,7 @@ from typing import NamedTuple
 from ftckpt.amounts import shown_duration
 from ftckpt.findings import counted, listed
 from ftckpt.own_files import GO_ON, is_under_way
+from ftckpt.retention.scan.entries import EntryClass
 
 from .durable import Durable
 from .scrubbed import Scrubbed
@@ -147,10 +148,11 @@ def _alerts(facts: Facts, wanted: Thresholds) -> Iterator[Alert]:
             said = f"{what}: {names}: {bad[-1].entry.why}"
             yield Alert(AlertKind.CORRUPT, said, "ftckpt verify says where", about)
     if facts.torn is not None:
-        name = facts.torn.entry.name
+        name, foreign = facts.torn.entry.name, facts.torn.entry.entry_class is EntryClass.FOREIGN
+        what = "is above the newest save, and is not understood" if foreign else "is not whole"
         yield Alert(
             AlertKind.UNFINISHED,
-            f"{name} is not whole: {facts.torn.entry.why}",
+            f"{name} {what}: {facts.torn.entry.why}",
             "ftckpt verify says what it lacks",
             (name,),
         )

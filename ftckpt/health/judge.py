@@ -226,11 +226,20 @@ def _news(held: Sequence[SurveyedEntry], scrub: Scrubbed | None) -> tuple[Survey
 
 
 def _torn(survey: Survey, now: float, interval: float | None) -> SurveyedEntry | None:
-    """Return a save after the last whole one that lacks something and that nobody goes on with."""
+    """Return a save after the last whole one that lacks something and that nobody goes on with.
+
+    It may lack so much that no format knows it, while its name says a later step.
+    """
     wait = max(_SILENT_S, interval or 0.0)
     for held in survey.of(EntryClass.STAGING):
         opened = held.entry.looked is ScanDepth.STRUCTURE
         if opened and held.finished is not None and now - held.finished > wait:
+            return held
+    top = max((h.entry.step or 0 for h in survey.of(EntryClass.COMMITTED)), default=None)
+    for held in survey.of(EntryClass.FOREIGN):
+        step, time = held.entry.step, held.entry.time
+        above = top is not None and step is not None and step > top
+        if above and (time is None or now - time > wait):
             return held
     return None
 

@@ -43,7 +43,8 @@ class Inspection:
 
     Attributes:
         dialect: the writer, in words.
-        step: by the content.
+        step: by the trainer's record in the content.
+        optimizer_count: updates that the optimizer counts for itself: no step of the save.
         commit: whether the save was finished, and the evidence.
         topology: known sizes of the job.
         files: number of files.
@@ -60,6 +61,7 @@ class Inspection:
     format: str
     dialect: str
     step: int | None
+    optimizer_count: int | None
     commit: Commit
     topology: Topology
     files: int
@@ -133,6 +135,7 @@ def inspect(checkpoint: Checkpoint, contents: Contents | None = None) -> Inspect
         format=checkpoint.format,
         dialect=checkpoint.dialect,
         step=checkpoint.step,
+        optimizer_count=checkpoint.optimizer_count,
         commit=checkpoint.commit,
         topology=checkpoint.topology,
         files=len(checkpoint.source.entries),

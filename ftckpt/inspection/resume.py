@@ -22,7 +22,7 @@ from functools import cached_property
 from itertools import groupby
 from operator import attrgetter
 
-from ftckpt.checkpoint import Checkpoint, Kind, TensorInfo
+from ftckpt.checkpoint import Checkpoint, Kind, StepRole, TensorInfo
 from ftckpt.checkpoint.names import record_names
 from ftckpt.checkpoint.optimizer_states import StateShape, named_state
 from ftckpt.findings import counted, listed
@@ -97,10 +97,8 @@ def resume_check(
             item = names.match(row)
             if row.per_rank and item.presence is Presence.ABSENT:
                 item = _unknown_bytes(row, item, tensors)
-            if row is STEP and item.presence is Presence.ABSENT and checkpoint.step is not None:
-                # The trainer's own counter is elsewhere, often in the directory's name alone.
-                reason = f"only the optimizer's own count shows a step: {checkpoint.step}"
-                item = _item(STEP, Presence.CANNOT_TELL, reason)
+            if row is STEP and item.presence is Presence.ABSENT:
+                item = _counted(checkpoint, item)
             if row.key == "scaler" and item.presence is Presence.ABSENT and item.needed:
                 item = _unscaled(item, tensors.weights, told=checkpoint.unscaled)
         if item.presence is Presence.ABSENT and item.needed:
@@ -116,6 +114,20 @@ def _perhaps(item: ResumeItem, found: Found) -> ResumeItem:
         return item
     reason = f"nothing shows it, and what is not understood may hold it: {listed(may, SHOWN)}"
     return replace(item, presence=Presence.CANNOT_TELL, where=tuple(may[:SHOWN]), reason=reason)
+
+
+def _counted(checkpoint: Checkpoint, absent: ResumeItem) -> ResumeItem:
+    """Return the verdict on a step that no name of the state shows."""
+    own = [one for one in checkpoint.step_scalars if one.role is StepRole.ITERATION]
+    if own:  # in a small file of the trainer's beside the state
+        where = list(dict.fromkeys(f"{one.file}:{one.name}" for one in own))
+        return _item(STEP, Presence.PRESENT, f"found as {listed(where, SHOWN)}", where)
+    count = checkpoint.optimizer_count
+    if count is None:
+        return absent
+    # The trainer's own counter is elsewhere, often in the directory's name alone.
+    reason = f"only the optimizer's own count shows a step: {count}"
+    return _item(STEP, Presence.CANNOT_TELL, reason)
 
 
 def _item(

@@ -150,7 +150,7 @@ class ListedSave(NamedTuple):
 
     Attributes:
         path: its path or URL.
-        step: by its name.
+        step: as `latest` takes it.
         format: by its name and what lies there.
         commit: whether names say that it is finished.
     """
@@ -181,7 +181,9 @@ class Inspected:
 
     Attributes:
         dialect: what more is known of the writer.
-        step: by content; None: cannot tell.
+        step: of the save; None: cannot tell.
+        step_by: what says it: `content`, `name`, or `siblings` around it.
+        optimizer_count: updates that the optimizer counts for itself: no step of the save.
         commit: whether the save was finished, and the evidence.
         topology: known sizes of the job.
         world_size: of the job.
@@ -203,6 +205,8 @@ class Inspected:
     checkpoint: Checkpoint = field(metadata=UNSAID)
     dialect: str
     step: int | None
+    step_by: str | None
+    optimizer_count: int | None
     commit: Commit
     topology: Topology
     world_size: int | None
@@ -283,12 +287,14 @@ def inspect(
         from ftckpt.verification.structure import with_structure
 
         found = with_structure(found, held)
-    return _inspected(held, found, shown, named, with_files=files)
+    known = _known_step(held, found, stores)
+    return _inspected(held, found, known, shown, named, with_files=files)
 
 
 def _inspected(
     held: Checkpoint,
     found: Inspection,
+    known: tuple[int | None, str | None],
     shown: Sequence[TensorInfo] | None,
     named: tuple[ListedTensor, ...] | None,
     *,
@@ -299,7 +305,9 @@ def _inspected(
     return Inspected(
         checkpoint=held,
         dialect=found.dialect,
-        step=found.step,
+        step=known[0],
+        step_by=known[1],
+        optimizer_count=found.optimizer_count,
         commit=found.commit,
         topology=found.topology,
         world_size=found.topology.world_size,
@@ -318,6 +326,24 @@ def _inspected(
     )
 
 
+def _known_step(
+    held: Checkpoint, found: Inspection, stores: StoreOptions
+) -> tuple[int | None, str | None]:
+    """Return the step as `latest` takes it, and what says it."""
+    from ftckpt.discovery.step_names import step_in_name
+
+    if found.step is not None:
+        return found.step, "content"
+    named = step_in_name(held.source.name)
+    if named is not None:
+        return named, "name"
+    from ftckpt.discovery.step_around import step_around  # most say it themselves
+    from ftckpt.formats.catalog import FORMATS
+
+    around = step_around(held.source.url, FORMATS, stores)
+    return around, None if around is None else "siblings"
+
+
 def _adapter_of(checkpoint: Checkpoint) -> AdapterDescription | None:
     """Describe the adapter in a checkpoint; nothing is imported for one without."""
     names = (info.name for info in checkpoint.tensors.values())
@@ -329,14 +355,18 @@ def _adapter_of(checkpoint: Checkpoint) -> AdapterDescription | None:
 
 
 def _listed_root(root: Root) -> ListedRoot:
-    from ftckpt.discovery.roots import saves_among  # most commands name one checkpoint
+    # Most commands name one checkpoint.
+    from ftckpt.discovery.candidates import steps_of
+    from ftckpt.discovery.roots import saves_among
 
+    children = saves_among(root.children())
+    steps = steps_of(root, children)
     rows = (
         ListedSave(
-            root.url_of(child.candidate), child.candidate.step, child.part.format.name,
+            root.url_of(child.candidate), steps[child.candidate.path], child.part.format.name,
             child.part.recognition.commit,
         )
-        for child in saves_among(root.children())
+        for child in children
     )  # fmt: skip
     return ListedRoot(root.url, tuple(rows), tuple(root.pointers))
 

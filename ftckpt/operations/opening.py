@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from ftckpt import amounts
 from ftckpt.discovery import resolve
-from ftckpt.discovery.open_part import open_part
 from ftckpt.errors import UsageError
 from ftckpt.observer import SILENT, Observer
 from ftckpt.operations.definition import argument, lenient, option
@@ -166,6 +165,7 @@ def open_from(target: Target, on: Observer = SILENT, *, newest: bool = False) ->
             hint=f"name one of its checkpoints: {_names(target.root)}",
         )
     from ftckpt.discovery.candidates import choose_child
+    from ftckpt.discovery.fewer_files import open_child
 
     child = choose_child(target.root, target.place.which, on.warn)
     url = target.root.url_of(child.candidate)
@@ -173,7 +173,7 @@ def open_from(target: Target, on: Observer = SILENT, *, newest: bool = False) ->
         on.note(f"{target.place.url} is a root; taking {url}")
     on.report(target=url, format=child.part.format.name)
     with no_gc():
-        return on.keep(open_part(target.root.store, child.part))
+        return on.keep(open_child(target.root, child))
 
 
 def _names(root: Root) -> str:

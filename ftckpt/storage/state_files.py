@@ -35,6 +35,30 @@ _MARKER = re.compile(
     r"[._].*(?:metadata|complete|done|success|commit|finish)[^/]*|(?:done|complete|committed)",
     re.IGNORECASE,
 )
+# A trainer's small files: each save has them, and each has its own of those that tell a state.
+_SMALL = re.compile(
+    r"(?!README|LICENSE|NOTICE)(?!.*index[^/]*\.json)[^.][^/]*\.(?:json|ya?ml|toml|txt|model|spm|jinja)",
+    re.IGNORECASE,
+)
+_OF_STATE = frozenset(
+    {
+        "meta", "state", "states", "progress", "counter", "counters", "step", "steps", "trainer",
+        "training", "train", "loop", "rng", "random", "scheduler", "schedule", "dataloader",
+        "loader", "sampler", "optimizer",
+    }
+)  # fmt: skip
+_OF_SETTINGS = frozenset(
+    {"args", "arguments", "config", "configs", "settings", "hparams", "parameters", "params"}
+)
+# What a job writes about itself, as often as it likes.
+_OF_RESULTS = frozenset(
+    {
+        "log", "logs", "result", "results", "metric", "metrics", "eval", "evaluation", "loss",
+        "losses", "history", "sample", "samples", "report", "plot", "plots", "wandb", "runs",
+        "tensorboard", "cache", "tmp", "prompts", "images", "test", "val", "valid", "validation",
+        "requirements", "environment", "notes",
+    }
+)  # fmt: skip
 _NUMBER = re.compile(r"\d+")
 # Bytes that no text has; a coloured log has ESC.
 _BINARY = bytes({*range(0x20), 0x7F} - {*b"\t\n\r\f\x1b"})
@@ -64,6 +88,21 @@ def parts_among(names: Iterable[str], prefix: str = "") -> frozenset[str]:
     """Return the names of state and markers of a folder as every step has them: numbers as `#`."""
     held = (name for name in names if may_hold_tensors(name) or is_marker(name))
     return frozenset(without_numbers(prefix + name) for name in held)
+
+
+def tells_state(name: str) -> bool | None:
+    """Say whether a small file or a folder of a save tells state that a resume needs, by its name.
+
+    Returns:
+        False for what describes the model or the job (`config.json`, a tokenizer), which other
+        saves have as well; None for results and notes, and for any other file.
+    """
+    if not name.endswith("/") and _SMALL.fullmatch(name) is None:
+        return None
+    words = frozenset(re.findall(r"[a-z]+", (name.rpartition(".")[0] or name).lower()))
+    if name.startswith((".", "__")) or words & _OF_RESULTS:
+        return None
+    return not name.endswith("/") and bool(words & _OF_STATE) and not words & _OF_SETTINGS
 
 
 def is_text(head: bytes) -> bool:

@@ -234,7 +234,8 @@ def _bare(
     bare = [n for n, held in states.items() if n not in named and Kind.MASTER not in held]
     if not bare:
         return
-    known = {*named} | (record_names(objects) & states.keys())
+    own = {name for name in states if not re.fullmatch(_NUMBERED, name)}
+    known = {*named} | (record_names(objects) & own)
     bare = [name for name in bare if name not in known]
     if bare and known:
         what = f"the optimizer has moments of {listed(bare, 3)}, and no weight of that name is here"

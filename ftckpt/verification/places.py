@@ -9,12 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.discovery.open_part import open_part
 from ftckpt.discovery.recognise import UnopenedPart
 from ftckpt.discovery.resolve import Target
+from ftckpt.discovery.step_names import worded_step
 from ftckpt.errors import (
     ExitCode,
     FtckptError,
@@ -23,11 +25,11 @@ from ftckpt.errors import (
     UsageError,
     worst,
 )
-from ftckpt.findings import Finding, finding
+from ftckpt.findings import Finding, finding, listed
 from ftckpt.observer import SILENT, Observer
 from ftckpt.reports import IF_ANY, IF_SOME, said_as
 from ftckpt.storage import StoreOptions
-from ftckpt.storage.store import Store
+from ftckpt.storage.store import EntryKind, Store
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, failed, verify
 from ftckpt.workers import ALONE, Work
 
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from .scrub import Scrub, ScrubSummary
 
 _LEVELS = (Level.AUTO, Level.STRUCTURE, Level.CONTENT, Level.VALUES)
+# A larger directory is one of a large job, and not one with steps in it.
+_NAMES = 4096
 _EVIDENCE = ("none", "crc32", "md5", "sha256", "digests", "manifest", "replica")
 
 
@@ -106,12 +110,26 @@ class PlaceCheck:
         if target.root is None:
             assert target.part is not None
 
-            def alone(part: UnopenedPart) -> Lacking | None:
-                from ftckpt.discovery.neighbours import lacking_alone  # most have no parts
+            alone = partial(_lacking_alone, target, self.stores)
 
-                return lacking_alone(target.place, part, target.formats, self.stores)
+            def itself() -> PlaceReport:
+                assert target.part is not None
+                return self._part(target.place.store, target.part, target.place.url, alone)
 
-            return self._part(target.place.store, target.part, target.place.url, alone)
+            below = _steps_below(target)
+            if below is None:
+                return itself()
+            if not everything:
+                names = listed([one.path for one in below.candidates], 3)
+                self.watcher.warn(
+                    f"{target.place.url} is a checkpoint, and holds {names}, which --all checks"
+                )
+                return itself()
+            self.watcher.begin(target.place.url)
+            mine = itself()
+            reports = [mine, *(self._begun(below, child) for child in self._counted(below))]
+            pointed = self._pointed(below)
+            return _joined(reports, target.place.url, _verdict(reports, pointed), pointed)
         if target.place.which:
             from ftckpt.discovery.candidates import choose_child
 
@@ -264,10 +282,11 @@ class PlaceCheck:
     def _child(self, root: Root, child: Child) -> PlaceReport:
         """Check one step."""
 
-        def beside(_: UnopenedPart) -> Lacking | None:
-            from ftckpt.discovery.neighbours import lacking  # most have no parts
+        def beside(checkpoint: Checkpoint) -> Lacking | None:
+            from ftckpt.discovery.fewer_files import lacking_when_open  # most have no parts
 
-            return lacking(root, child, child.candidate.step, root.candidates)
+            step = child.candidate.step
+            return lacking_when_open(root, child, step, root.candidates, checkpoint)
 
         url = root.store.describe(child.part.entry.path)
         return self._part(root.store, child.part, url, beside, root)
@@ -277,7 +296,7 @@ class PlaceCheck:
         store: Store,
         part: UnopenedPart,
         url: str,
-        lacks: Callable[[UnopenedPart], Lacking | None],
+        lacks: Callable[[Checkpoint], Lacking | None],
         root: Root | None = None,
     ) -> PlaceReport:
         began = time.monotonic()
@@ -298,8 +317,8 @@ class PlaceCheck:
                 keeper.end(held, before, report)
             return report
         self.watcher.open(checkpoint.source.url, checkpoint.format)
-        if part.recognition.parts and (lost := lacks(part)) is not None:
-            checkpoint.notes = [*checkpoint.notes, lost.of(checkpoint).finding]
+        if (lost := lacks(checkpoint)) is not None:
+            lost.noted_in(checkpoint)
         return self._checked(checkpoint, keeper, held)
 
     def _failed(
@@ -316,6 +335,32 @@ class PlaceCheck:
         made = self._placed(report, url, name)
         self.watcher.end(made)
         return made
+
+
+def _lacking_alone(target: Target, stores: StoreOptions, checkpoint: Checkpoint) -> Lacking | None:
+    from ftckpt.discovery.fewer_files import lacking_alone  # most have no parts
+
+    assert target.part is not None
+    return lacking_alone(target.place.url, target.part, checkpoint, target.formats, stores)
+
+
+def _steps_below(target: Target) -> Root | None:
+    """Return a checkpoint as a root, if a trainer keeps its steps in it, below the final model."""
+    place = target.place
+    if place.entry.kind is not EntryKind.DIRECTORY:
+        return None
+    names = place.store.names(place.entry.path, _NAMES)
+    if not any(
+        kind is EntryKind.DIRECTORY and worded_step(name) is not None
+        for name, kind in names.items()
+    ):
+        return None
+    from ftckpt.discovery.resolve import open_root
+
+    try:
+        return open_root(place, target.formats)
+    except UsageError:
+        return None
 
 
 def _verdict(

@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftckpt.checkpoint import Scalar, StepRole
-from ftckpt.checkpoint.steps import is_counter, mixed_steps, role_of, step_of
+from ftckpt.checkpoint.steps import (
+    counters_in,
+    is_counter,
+    mixed_steps,
+    optimizer_count,
+    role_of,
+    step_of,
+)
 
 IT, OPT, SCHED = StepRole.ITERATION, StepRole.OPTIMIZER, StepRole.SCHEDULER
 
@@ -67,8 +74,22 @@ def test_the_trainers_own_clock_wins() -> None:
     assert step_of([at("a", "x", 9), at("b", "y", 9), at("b", "it", 7, IT)]) == 7
 
 
-def test_the_optimizers_clock_where_there_is_no_other() -> None:
-    assert step_of([at("a", "x", 9), at("b", "y", 9), at("c", "z", 8)]) == 9
+def test_the_optimizers_clock_is_no_step_of_the_save() -> None:
+    counted = [at("a", "x", 9), at("b", "y", 9), at("c", "z", 8)]
+    assert step_of(counted) is None
+    assert optimizer_count(counted) == 9
+
+
+def test_counters_of_a_small_record_are_the_trainers_own() -> None:
+    one_trainer = {"train_progress": {"epoch": 7, "global_step": 750}, "last": {"step": 3}}
+    assert list(counters_in(one_trainer)) == [("train_progress.global_step", 750)]
+    both = {"state": {"step": 2}, "step": 5, "max_steps": 9, "log": [{"step": 1}]}
+    assert list(counters_in(both)) == [("step", 5), ("state.step", 2)]
+    nothings: list[object] = [
+        None, [], {"step": True}, {"step": -1}, {"step": "7"}, {"step": 1 << 60}
+    ]  # fmt: skip
+    for nothing in nothings:
+        assert list(counters_in(nothing)) == []
 
 
 def test_the_schedulers_clock_is_no_step() -> None:

@@ -156,6 +156,29 @@ def test_a_good_verdict_of_somebody_else_is_not_believed(root: Path) -> None:
     assert len(latest(root, *REUSE)["remembered"]) == 1
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser gives files away")
+def test_a_bad_verdict_of_somebody_else_hides_nothing(root: Path) -> None:
+    def claim() -> None:
+        latest(root, *REUSE)  # for the identity of the files
+        own = verdict_of(root)
+        said = json.loads(own.read_text()) | {"code": int(BAD), "reason": "said so"}
+        own.unlink()
+        theirs = own.with_name("content.u12345.json")
+        theirs.write_text(json.dumps(said))
+        os.chown(theirs, 12345, 12345)
+
+    claim()
+    found = latest(root)  # names and sizes alone were asked for: this one is read
+    assert (found["step"], found["skipped"]) == (2, [])
+    assert "said so" in found["stderr"]
+    assert "said so" not in latest(root)["stderr"]  # the check of one's own is remembered
+    damage(root)
+    claim()
+    found = latest(root)
+    assert found["step"] == 1
+    assert "CRC" in found["skipped"][0]["message"]
+
+
 def one(code: ExitCode, level: str, at: float, *, own: bool = True, **more: Any) -> Remembered:
     verdict = KeptVerdict("step-2", level, int(code), "said", "crc32", 1, 1.0, at, "files", "me")
     return Remembered(replace(verdict, **more), "", own)

@@ -45,7 +45,7 @@ def test_a_trainers_own_counter_still_decides(tmp_path: Path) -> None:
     assert newest(tmp_path) == "step-10.pt"
 
 
-def test_a_count_orders_where_no_name_says_a_step(tmp_path: Path) -> None:
+def test_a_series_orders_where_no_name_says_a_step(tmp_path: Path) -> None:
     for name, count in (("epoch_1", 2), ("epoch_2", 4)):
         save(tmp_path / f"{name}.pt", count)
     assert newest(tmp_path) == "epoch_2.pt"

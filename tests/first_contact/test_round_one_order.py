@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import ftckpt
-from ftckpt.discovery.roots import unfinished_marker
+from ftckpt.discovery.step_names import unfinished_marker
 from ftckpt.retention.scan.entries import EntryClass
 from tests.json_run import ftckpt_json
 
@@ -93,7 +93,10 @@ def test_a_step_in_a_name_is_no_order(tmp_path: Path) -> None:
 def test_one_file_beside_that_is_lost(tmp_path: Path) -> None:
     two_counters(tmp_path, beside="yaml")
     (tmp_path / "epoch_3.yaml").unlink()
-    assert newest(tmp_path) == (6, "")
+    assert newest(tmp_path) == (0, "epoch_3.pt")  # after epoch_2, which is at 2699
+    save(tmp_path / "step_2999.pt", 9)
+    assert newest(tmp_path) == (6, "")  # and whether after 2999, nothing says
+    (tmp_path / "step_2999.pt").unlink()
     (tmp_path / "epoch_3.pt").unlink()
     (tmp_path / "epoch_0.yaml").unlink()  # and epoch_2 is newer than that
     assert newest(tmp_path) == (0, "epoch_2.pt")

@@ -158,3 +158,20 @@ def test_an_adapter_beside_a_model_is_no_copy_of_it(tmp_path: Path) -> None:
     assert judged(folder)[0] == 4
     (folder / "adapter_model.bin").write_text(POINTER)
     assert judged(folder) == (5, ["unfetched-file"])
+
+
+def test_an_adapter_lies_twice_beside_a_model(tmp_path: Path) -> None:
+    adapter = {"base_model.model.q_proj.lora_A.weight": values(2, 4, seed=7)}
+    model(tmp_path)
+    save(tmp_path / "adapter_model.safetensors", adapter)
+    pickled(tmp_path / "adapter_model.bin", adapter)
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2}')
+    code, kinds = judged(tmp_path)
+    assert code == 0
+    assert "unknown-part" not in kinds
+    assert "adapter_model.bin is a second copy" in notes(tmp_path)
+    assert judged(tmp_path, "--level", "values")[0] == 0
+    pickled(tmp_path / "adapter_model.bin", {name: one + 1 for name, one in adapter.items()})
+    code, kinds = judged(tmp_path, "--level", "values")
+    assert code == 4
+    assert "copy-differs" in kinds

@@ -29,10 +29,6 @@ DIRECTORIES: dict[str, list[dict[str, bytes]]] = {
         {"model/.metadata": b"", "optimizer/.metadata": b"",
          "extra_state/extra_state_rank_0.pt": b""},
     ],
-    "torch-checkpointing": [
-        {"metadata.pkl": b"\x80\x04}\x8c\x17nested_path_to_metadata", "model_0.pt": b"",
-         "optimizer_0.pt": b""},
-    ],
     "paddle": [
         {"0_0.distcp": b"", "1_0.distcp": b"", "0.metadata": b""},
         {"model.pdparams": b"", "model.pdopt": b""},

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from ftckpt.checkpoint import Checkpoint, CommitState
 from ftckpt.discovery.candidates import BATCH, gone
-from ftckpt.discovery.neighbours import lacking
+from ftckpt.discovery.fewer_files import lacking_when_open
 from ftckpt.discovery.open_part import open_part
 from ftckpt.discovery.roots import concurrently
 from ftckpt.errors import (
@@ -70,8 +70,9 @@ def _opened(found: ScannedEntry, now: float) -> ScannedEntry | None:
     try:
         opened = open_part(found.root.store, found.child.part)
         errors = _errors(opened)
-        lost = lacking(found.root, found.child, found.entry.step, found.root.candidates)
-        if lost is not None and lost.of(opened).certain:  # to keep, as of a rank that is missing
+        every = found.root.candidates
+        lost = lacking_when_open(found.root, found.child, found.entry.step, every, opened)
+        if lost is not None and lost.certain:  # to keep, as of a rank that is missing
             errors.insert(0, (ExitCode.CORRUPT, lost.message))
     except NotFoundError as absent:
         error = gone(found.root, found.child.candidate, absent)

@@ -17,7 +17,6 @@ from ftckpt.discovery.pointers import SNAPSHOT, named_in_snapshot
 from ftckpt.discovery.recognise import Format
 from ftckpt.discovery.resolve import Place, open_runs
 from ftckpt.discovery.roots import Root, concurrently
-from ftckpt.discovery.step_names import stands_still
 from ftckpt.errors import DeniedError, FtckptError, NotFoundError, UnavailableError
 from ftckpt.findings import listed
 from ftckpt.progress import NULL, Counter
@@ -161,7 +160,6 @@ class _Work:
         self.verified: dict[str, bool] = {}
         self.weighed: dict[str, RootEntry] = {}
         self.best: dict[str, tuple[str, ...]] = {}
-        self.named: set[str] = set()  # runs whose steps by content order nothing
         for run in runs:
             self._take(run)
         if not any(f.child or f.entry.entry_class in _OURS for f in self.found.values()):
@@ -392,10 +390,7 @@ class _Work:
 
     def _check(self, names: Sequence[str]) -> None:
         def one(found: ScannedEntry) -> ScannedEntry | None:
-            known = checked(found, self.now, self.passed.get(found.entry.name))
-            if known is None or known.entry.group not in self.named:
-                return known
-            return known.now(step=_step_of_name(known))
+            return checked(found, self.now, self.passed.get(found.entry.name))
 
         self._each(names, one, "checking")
 
@@ -405,26 +400,13 @@ class _Work:
             for f in self.found.values()
             if f.entry.group == group and f.entry.entry_class is EntryClass.COMMITTED
         ]
-        steps: dict[str, int | None] = {}
 
         def one(found: ScannedEntry) -> ScannedEntry:
-            step = steps[found.entry.name] = step_by_content(found)
+            step = step_by_content(found)
             known = found.now(looked=ScanDepth.HEADERS)
             return known if step is None else known.now(step=step)
 
-        fits = set()  # names of what was checked, and shows no other step
-        for found in members:
-            if found.entry.checked:
-                other = found.entry.step != _step_of_name(found)
-                steps[found.entry.name] = found.entry.step if other else None
-                fits |= {None if other else found.entry.step}
         self._each([f.entry.name for f in members if not f.entry.checked], one, "steps")
-        still = stands_still((_step_of_name(f), steps.get(f.entry.name)) for f in members)
-        if still and fits.isdisjoint(set(steps.values()) - {None}):
-            self.named.add(group)
-            for found in members:
-                name = found.entry.name
-                self.found[name] = self.found[name].now(step=_step_of_name(found))
 
     def _each(self, names: Sequence[str], do: _Look, what: str) -> None:
         self.counter.start(what, len(names), "entries")
@@ -440,10 +422,6 @@ class _Work:
                 del self.found[name]
             else:
                 self.found[name] = found
-
-
-def _step_of_name(found: ScannedEntry) -> int | None:
-    return None if found.child is None else found.child.candidate.step
 
 
 def _to_read(newest: RootEntry) -> str:

@@ -21,8 +21,9 @@ from .entry import ScannedEntry
 
 _NAME = "passed.json"
 _MAX_BYTES = 64 << 20
-# /1 passed checkpoints without looking at their manifests, /2 did not say which are thinned.
-SCHEMA = "ftckpt.passed/3"
+# /1 passed checkpoints without looking at their manifests, /2 did not say which are thinned, and /3
+# took an optimizer's own count for a step.
+SCHEMA = "ftckpt.passed/4"
 
 
 class Passed(NamedTuple):

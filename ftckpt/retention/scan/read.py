@@ -12,7 +12,9 @@ from contextlib import suppress
 
 from ftckpt.discovery.ledger import CheckedPlace, ContentStanding, Ledger
 from ftckpt.discovery.lone_manifests import alone_of
+from ftckpt.discovery.looked import Looked
 from ftckpt.discovery.roots import Candidate, Root, concurrently
+from ftckpt.discovery.siblings import with_steps
 from ftckpt.discovery.step_names import step_in_name
 from ftckpt.errors import ExitCode, NotFoundError
 from ftckpt.own_files import FOLDER, SUFFIX, is_leftover, is_own
@@ -21,7 +23,7 @@ from ftckpt.retention.policy import GRACE
 from ftckpt.retention.records import own_folder
 from ftckpt.retention.trash import BESIDE, parse_trash_name
 from ftckpt.retention.trash import FOLDER as TRASH
-from ftckpt.storage.store import Entry, join
+from ftckpt.storage.store import Entry, join, relative
 
 from .classify import classify
 from .contents import sum_up
@@ -56,12 +58,31 @@ def read_entries(root: Root, how: ScanOptions, *, counter: Counter = NULL) -> li
     listed = [f for f in concurrently(root.store, one, root.candidates) if f is not None]
     # Entries dropped in place (`classify`) belong to the trash.
     dropped = {f.entry.name: f for f in listed if f.entry.entry_class is EntryClass.TRASH}
-    standing = with_verdicts(root, [f for f in listed if f.entry.name not in dropped])
+    there = with_known_steps(root, [f for f in listed if f.entry.name not in dropped])
+    standing = with_verdicts(root, there)
     trash = (
         f.now(contents=dropped[f.entry.name].entry.contents) if f.entry.name in dropped else f
         for f in _trash(root)
     )
     return [*standing, *_foreign(root), *_alone(root, how, evidence), *trash]
+
+
+def with_known_steps(root: Root, members: Sequence[ScannedEntry]) -> list[ScannedEntry]:
+    """Return entries with the steps that neither their names nor their headers say.
+
+    That is the rule of `latest` (`ftckpt.discovery.siblings`).
+    """
+    paths = [relative(root.base, f.entry.name) for f in members]
+    looked = [
+        Looked(Candidate(path, f.place, f.entry.step, False), f.child)
+        for path, f in zip(paths, members, strict=True)
+        if f.entry.entry_class is not EntryClass.TRASH
+    ]
+    known = {one.candidate.path: one.known_step for one in with_steps(root, looked)}
+    return [
+        f.now(step=known[path]) if f.entry.step is None and path in known else f
+        for path, f in zip(paths, members, strict=True)
+    ]
 
 
 def with_verdicts(root: Root, members: Sequence[ScannedEntry]) -> list[ScannedEntry]:

@@ -10,7 +10,7 @@ from enum import StrEnum
 from ftckpt.checkpoint import Kind, ObjectInfo
 from ftckpt.checkpoint.masters import masters_alone
 from ftckpt.checkpoint.rules import name_pattern
-from ftckpt.errors import NotFoundError, UsageError
+from ftckpt.errors import NotFoundError, UnsupportedError, UsageError
 from ftckpt.findings import counted, listed
 from ftckpt.storage.suggestions import hint_for_name
 from ftckpt.transfer.content import Content, TargetTensor
@@ -37,6 +37,7 @@ def only(content: Content, part: Only, *, masters: bool = False) -> Content:
 
     Raises:
         NotFoundError: the content has nothing of that part, or a weight as its master alone.
+        UnsupportedError: it has weights, and nothing tells which of them are the model's.
     """
     kept = [wanted for wanted in content.tensors.values() if wanted.component == part.value]
     alone = masters_alone(content.tensors, content.aliases) if part is Only.MODEL else []
@@ -58,9 +59,18 @@ def only(content: Content, part: Only, *, masters: bool = False) -> Content:
     }
     if not kept:
         held = sorted({wanted.component for wanted in content.tensors.values()})
+        other = sorted({w.component for w in content.tensors.values() if w.kind is Kind.PARAM})
+        if part is Only.MODEL and any(one.startswith("extra:") for one in other):
+            raise UnsupportedError(
+                f"nothing tells which weights of {content.checkpoint.source.url} are the model's:"
+                f" it holds {listed(other, 3)}",
+                hint="`ftckpt inspect` says why; without --only model all of it is carried",
+            )
+        hint = f"it holds {', '.join(held)}" if held else ""
+        if part is Only.MODEL and other == ["ema"]:
+            hint += ": its weights are an average; --drop 'optimizer:*' in place of --only keeps it"
         raise NotFoundError(
-            f"{content.checkpoint.source.url} holds no tensors of the {part}",
-            hint=f"it holds {', '.join(held)}" if held else "",
+            f"{content.checkpoint.source.url} holds no tensors of the {part}", hint=hint
         )
     return _narrowed(content, kept, objects)
 

@@ -273,10 +273,9 @@ def test_trained_without_megatron(tmp_path: Path) -> None:
     assert (presence["weights"], presence["moments"]) == ("present", "cannot tell")
     said = ftckpt("inspect", path).stdout
     assert "cannot tell  optimizer moments" in said
-    # Megatron-FSDP takes a step of its own to make the states, which the name does not count.
+    # Megatron-FSDP takes a step of its own to make the states: an optimizer's count is no step.
+    assert (document["step"], document["step_by"], document["optimizer_count"]) == (2, "name", 3)
     verified = ftckpt_json("verify", str(path), "--level", "values")
-    assert [found["kind"] for found in verified["findings"] if found["severity"] == "warning"] == [
-        "step-name"
-    ]
+    assert not any(found["severity"] == "warning" for found in verified["findings"])
     assert ftckpt_json("convert", str(path), str(tmp_path / "out"), "--to", "safetensors")
     assert ftckpt_json("diff", str(path), str(tmp_path / "out"))["result"]["code"] == 0

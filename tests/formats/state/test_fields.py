@@ -61,8 +61,7 @@ def test_bytes_that_are_not_taken_apart_are_one_field(tmp_path: Path, data: byte
 @pytest.mark.parametrize(
     ("one", "two"),
     [(0.0, -0.0), (1, 1.0), (1, True), (True, "True"), (None, "None"), ("1", 1), ("é", "e"),
-     ([1], (1,)), ([1], [1.0]), (b"1", "1"), (1 << 70, (1 << 70) + 1),
-     (torch.zeros(2), torch.ones(2)), ((torch.zeros(2),), (torch.ones(2),))],
+     ([1], (1,)), ([1], [1.0]), (b"1", "1"), (1 << 70, (1 << 70) + 1)],
     ids=repr,
 )  # fmt: skip
 def test_values_of_other_bits_or_types_differ(tmp_path: Path, one: Any, two: Any) -> None:
@@ -74,11 +73,10 @@ def test_values_of_other_bits_or_types_differ(tmp_path: Path, one: Any, two: Any
         return [fields["x.y"].digest for fields in found if "x.y" in fields]
 
     assert len(set(digests(inside=True))) == 2
-    if not isinstance(one, torch.Tensor):  # a tensor alone is a tensor of the checkpoint
-        assert len(set(digests(inside=False))) == 2
+    assert len(set(digests(inside=False))) == 2
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -0.0, "\n", [1, "a"], (torch.ones(2), 3)])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -0.0, "\n", [1, "a"], (("b",), 3)])
 def test_equal_values_of_two_files_are_equal(tmp_path: Path, value: Any) -> None:
     found = [
         read(saved(tmp_path / f"{n}.pt", padding={"p": "x" * n}, x={"y": value}))["x.y"]

@@ -278,12 +278,12 @@ def test_a_stored_view_is_counted_once(tmp_path: Path) -> None:
     assert read_tensor(checkpoint, "row") == truth_of(weight[1]).data
 
 
-def test_step_comes_from_tensors_where_nothing_else_shows_it(tmp_path: Path) -> None:
+def test_the_optimizers_count_comes_from_its_tensors(tmp_path: Path) -> None:
     net, optimizer, _ = trained(5)
     checkpoint = opened({"model": net.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path)
-    assert checkpoint.step == 5
+    assert (checkpoint.step, checkpoint.optimizer_count) == (None, 5)
     assert {s.value for s in checkpoint.scalars(3)} == {5.0}
-    assert opened(net.state_dict(), tmp_path).step is None
+    assert opened(net.state_dict(), tmp_path).optimizer_count is None
 
 
 def test_opaque_classes_are_a_note(tmp_path: Path) -> None:
