@@ -1,6 +1,17 @@
 """One module a verb: parse, call, render.
 
-A verb is a module named after it (`plan sweep`: `plan.sweep`). It holds
+A verb is a module named after it (`plan sweep`: `plan.sweep`). It shows what an operation of the
+core does (`ftckpt.operations`), and holds
+
+- `operation`: the function that the shell and Python call alike. Its parameters, help, examples and
+  exit codes stand with it, and `cli.derive` makes the command line of them.
+- `render(invocation, report, given)`: prints the report, which is the JSON document already, and
+  returns a `Result`. `given` has the values of the parameters.
+- `observer(invocation, given)`, where something is to be printed while the operation runs: hears it.
+- `check(invocation, given)`, where the screen has something to refuse before it begins.
+- `OPTIONS`: dataclasses of what the screen alone is told, such as `--plot`.
+
+Verbs that are no operations of the core yet, and those about the program itself, hold instead
 
 - `command(invocation, ...)`: parameters as `Annotated[..., option(...)]`; its docstring is the
   help, and the first line is the summary in `verbs.VERBS`. It calls the core, prints through the

@@ -303,7 +303,7 @@ class Verb(click.Command):
         report = self.operation(**given, **{k: v for k, v in ours.items() if k in self._known})
         if is_dataclass(report):
             invocation.report(**document(report))
-        if "division" in ours:
+        if "division" in ours and ours["division"].asked:
             from ftckpt.operations.many import PartReport
 
             from .parts import show_part
