@@ -251,10 +251,7 @@ def test_both_doors_do_and_say_the_same(
         shutil.copytree(supply, place)
         monkeypatch.chdir(place)
         code, message, found = door(line.split(), place)
-        answers.append((code, found, files_below(place)))
-        if code and message:
-            answers[-1] = (*answers[-1], message)
+        answers.append((code, found, files_below(place), message if code else ""))
     shell, python = answers
     assert shell[:3] == python[:3]
-    if len(shell) == len(python) == 4:
-        assert shell[3] == python[3]
+    assert shell[3] == python[3] or not python[3]  # a report may leave the sentence to the screen
