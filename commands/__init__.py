@@ -7,7 +7,7 @@ core does (`ftckpt.operations`), and holds
   exit codes stand with it, and `cli.derive` makes the command line of them.
 - `render(invocation, report, given)`: prints the report, which is the JSON document already, and
   returns a `Result`. `given` has the values of the parameters.
-- `observer(invocation, given)`, where something is to be printed while the operation runs: hears it.
+- `observer(invocation, given)`, where something is to be printed while the operation runs.
 - `check(invocation, given)`, where the screen has something to refuse before it begins.
 - `OPTIONS`: dataclasses of what the screen alone is told, such as `--plot`.
 

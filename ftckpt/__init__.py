@@ -20,7 +20,6 @@ from .version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .api import (
-        convert,
         delta_info,
         delta_pack,
         delta_rebase,
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
         replay_audit,
         replay_compare,
         replay_run,
-        reshard,
         restart,
         status,
     )
@@ -48,6 +46,7 @@ if TYPE_CHECKING:
     from .operations.opening import open_checkpoint
     from .operations.opening import open_checkpoint as open  # noqa: A004
     from .operations.replicating import copy, repair, sync
+    from .operations.transferring import convert, reshard
 
 __all__ = [
     "__version__",

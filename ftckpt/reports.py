@@ -22,7 +22,9 @@ def document(report: Any) -> dict[str, Any]:
 
     A class names its properties that the document has, too, in `SAID`.
     """
-    found = {}
+    found: dict[str, Any] = {}
+    if getattr(report, "reported", False):  # while it was made
+        return found
     for one in fields(report):
         value, said = getattr(report, one.name), one.metadata.get("said")
         if said == "never" or (said and value is None) or (said == "if some" and not value):

@@ -16,11 +16,12 @@ import pytest
 
 import ftckpt
 from ftckpt import api
-from ftckpt.api import choosing, deltas, restarting, retaining, transferring
+from ftckpt.api import choosing, deltas, restarting, retaining
 from ftckpt.commands.cli import derive, verbs
 from ftckpt.errors import CorruptError, ExitCode, NotFoundError, UsageError
 from ftckpt.findings import Finding
 from ftckpt.observer import Observer
+from ftckpt.operations import transferring
 from ftckpt.verification.places import PlaceReport
 from tests.builders.checkpoints import flip, save_dcp
 
@@ -198,7 +199,8 @@ def test_copy_and_repair(root: Path, tmp_path: Path) -> None:
 
 def test_convert_and_reshard(root: Path, tmp_path: Path) -> None:
     planned = ftckpt.reshard(f"{root}/step-7", f"{tmp_path}/four", dp=4, dry_run=True)
-    assert len(planned.files) == 5
+    assert planned.plan is not None
+    assert len(planned.plan.files) == 5
     assert list(tmp_path.iterdir()) == []
     whole = ftckpt.reshard(f"{root}/step-7", f"{tmp_path}/four", dp=4)
     assert (whole.format, whole.files) == ("dcp", 5)

@@ -17,6 +17,7 @@ from ftckpt.commands.cli.invocation import Invocation
 from ftckpt.commands.cli.render import json_text
 from ftckpt.errors import ExitCode, FtckptError, NotFoundError, UsageError
 from ftckpt.observer import Observer
+from ftckpt.operations.definition import taken
 from ftckpt.operations.many import Machines
 from ftckpt.reports import document
 from ftckpt.workers import budget
@@ -156,6 +157,25 @@ sync ROOT tier --tag nothing
 sync ROOT ROOT
 sync ROOT nowhere
 sync STEP tier
+convert STEP made --to safetensors
+convert STEP made --to safetensors --only model --dtype bf16
+convert STEP made --to safetensors --dry-run
+convert STEP made --only weights
+convert STEP made --dtype fp64
+convert STEP made --names hf
+convert STEP made --spelling local
+convert STEP made --drop nothing*
+convert STEP OTHER --to dcp
+convert BAD made --to safetensors
+convert STEP made --allow-gaps
+convert STEP made --max-shard-size 1X
+convert STEP made --restart --part 0/2
+reshard STEP made --dp 2
+reshard STEP made --dp 2 --dry-run --no-proof
+reshard STEP made --tp 2
+reshard STEP made --only adapter
+reshard STEP made --like nowhere
+reshard ROOT made --dp 2
 pin ROOT 1 --reason why
 pin ROOT 7 --reason why
 unpin ROOT 1
@@ -215,7 +235,8 @@ def by_python(words: list[str], place: Path) -> tuple[int, str, Any]:
     message, code = "", ExitCode.OK
     try:
         with verb.make_context(words[0], words[1:], obj=Invocation()) as ctx:
-            known = inspect.signature(operation).parameters
+            known = {one.name for one in taken(operation)}
+            known |= inspect.signature(operation).parameters.keys()
             given = {k: v for k, v in ctx.params.items() if k in known}
             if "division" in known:
                 names = {one.name for one in fields(Machines)} & ctx.params.keys()

@@ -18,6 +18,7 @@ from ftckpt.amounts import human_bytes as human_bytes
 from ftckpt.amounts import human_count as human_count
 from ftckpt.amounts import human_duration as human_duration
 from ftckpt.errors import ExitCode, FtckptError
+from ftckpt.findings import described
 from ftckpt.reports import document
 
 if TYPE_CHECKING:
@@ -168,19 +169,7 @@ def branch(component: str, prefix: str, depth: int) -> str:
 
 def finding_line(finding: Finding) -> str:
     """Return one finding as one line: severity, kind, place, sentence."""
-    place = [finding.file] if finding.file else []
-    if finding.offset is not None:
-        end = "" if finding.length is None else f"-{finding.offset + finding.length}"
-        place.append(f"bytes {finding.offset}{end}")
-    if finding.tensor:
-        place.append(finding.tensor)
-    if finding.rank is not None:
-        place.append(f"rank {finding.rank}")
-    where = f" [{', '.join(place)}]" if place else ""
-    # The kind that says no more than the severity need not be said.
-    kind = f"{finding.kind}{where}" if finding.kind != finding.severity else where.strip()
-    said = [str(finding.severity), kind, finding.message]
-    return printable(": ".join(filter(None, said)))
+    return printable(described(finding))
 
 
 def error_line(error: FtckptError) -> str:

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from ftckpt import amounts
-from ftckpt.errors import ExitCode, UsageError
-from ftckpt.findings import KINDS, Severity
+from ftckpt.errors import ExitCode
 from ftckpt.operations.definition import argument, option, switch
-from ftckpt.operations.many import Machines
+from ftckpt.operations.many import Machines, PartReport, Session
 from ftckpt.operations.tables import read_rules as read_rules
 from ftckpt.operations.tables import read_text as read_text
+from ftckpt.reports import document
 
-from .bounds import JobsOption, MemoryOption, RateOption, job_count, rate_limit
+from .bounds import JobsOption, MemoryOption, RateOption
 from .invocation import Invocation, Result
-from .render import finding_line
+from .parts import shown
 from .target import open_other
-from .transfer_report import show_plan, show_report
+from .transfer_report import show_transfer
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ftckpt.operations.writing import Means
     from ftckpt.transfer.content import Content
     from ftckpt.transfer.layout import LayoutRequest
-    from ftckpt.verification import VerifyReport
 
 
 SourceArgument = Annotated[str, argument("SRC", "The checkpoint to read: path, URL or ROOT@STEP.")]
@@ -151,25 +150,6 @@ class RunOptions:
     max_memory: MemoryOption = "1GiB"
 
 
-def narrowed(content: Content, options: PartOptions, *, masters: bool = False) -> Content:
-    """Return the part of a content that the user wants, from its masters if asked.
-
-    Raises:
-        NotFoundError: it has nothing of that part, or a weight as its master alone.
-        UsageError: a name to drop matches nothing.
-    """
-    from ftckpt.transfer.request.narrowing import Only, drop, only
-
-    if options.only is OnlyChoice.ADAPTER:
-        from ftckpt.formats.lora.training_states import adapter_alone
-
-        content = drop(content, options.drop) if options.drop else content
-        return adapter_alone(content, masters=masters)
-    if options.only is not None:
-        content = only(content, Only(options.only.value), masters=masters)
-    return drop(content, options.drop) if options.drop else content
-
-
 def carry_out(
     invocation: Invocation,
     checkpoint: Checkpoint,
@@ -200,68 +180,19 @@ def carry_out(
             refused.
         measures: what is measured of values that are computed.
     """
-    from ftckpt.operations.writing import prepare, verified
-    from ftckpt.workers import Work
+    from ftckpt.operations import transferring
 
-    prepared = prepare(
-        checkpoint, content, name, request, destination,
-        jobs=job_count(run.jobs), stores=invocation.stores, means=means, used=used,
+    flags: transferring.TransferFlags = {
+        "dry_run": run.dry_run, "no_proof": run.no_proof, "restart": run.restart,
+        "device": run.device, "jobs": run.jobs, "limit_rate": run.limit_rate,
+    }  # fmt: skip
+    division = replace(invocation.groups.get(Machines) or Machines(), line=tuple(invocation.words))
+    session = Session(invocation.verb, division, invocation.stores, invocation)
+    report = transferring.carry_out(
+        session, checkpoint, content, name, request, destination, flags, means, used=used,
+        measures=measures,
     )  # fmt: skip
-    layout = prepared.layout
-    invocation.report(
-        destination=destination,
-        to=name,
-        dropped=content.dropped,
-        notes=[note.message for note in layout.notes],
-        bytes=layout.nbytes,
-    )
-    for gone in content.dropped:
-        invocation.say(f"left out: {gone}")
-    for note in layout.notes:
-        invocation.say(f"note: {note.message}")
-    if run.dry_run:
-        plan = prepared.plan(proof=not run.no_proof)
-        return show_plan(invocation, layout, checkpoint, plan, verbose=run.verbose)
-    work = Work(
-        threads=prepared.jobs, processes=prepared.jobs, limiter=rate_limit(run.limit_rate),
-        counter=invocation.counter,
-    )  # fmt: skip
-
-    def check(how: Work) -> VerifyReport:
-        return verified(checkpoint, content, how)
-
-    def told(found: VerifyReport) -> VerifyReport:
-        invocation.report(evidence=found.evidence, findings=found.findings)
-        if found.code is ExitCode.OK:
-            invocation.say(f"the source: {found.message}")
-            for one in found.findings:
-                if one.severity is Severity.WARNING and KINDS[one.kind].severity is Severity.ERROR:
-                    invocation.warn(f"{finding_line(one)}; the first one is written")
-        else:
-            for one in found.findings:
-                invocation.found(one)
-        return found
-
-    held = f"equal the source{' merged with its adapters' if checkpoint.made_from else ''}"
-    many = invocation.groups.get(Machines)
-    if many is not None and many.asked:
-        from ftckpt.commands.cli.parts import session_of, shown
-        from ftckpt.operations.many.transferring import DividedTransfer
-
-        if run.restart:
-            raise UsageError(
-                "--restart would forget what other parts have built",
-                hint="remove the records and the staging place of the parts instead",
-            )
-        divided = DividedTransfer(
-            session_of(invocation), work, not run.no_proof, prepared.destination, prepared, name,
-            run.device, check, told, lambda report: show_report(invocation, report, held), measures,
-        )  # fmt: skip
-        return shown(invocation, divided.run())
-    report = prepared.write(
-        check=None if run.no_proof else lambda: told(check(work)),
-        work=work,
-        device=run.device,
-        restart=run.restart,
-    )
-    return show_report(invocation, report, held)
+    if isinstance(report, PartReport):
+        return shown(invocation, report)
+    invocation.report(**document(report))
+    return show_transfer(invocation, report, verbose=run.verbose)

@@ -25,10 +25,8 @@ if TYPE_CHECKING:
     from .restarting import restart
     from .retaining import gc, gc_purge, gc_undelete
     from .surveying import doctor, ls, status
-    from .transferring import convert, reshard
 
 __all__ = [
-    "convert",
     "delta_info",
     "delta_pack",
     "delta_rebase",
@@ -45,7 +43,6 @@ __all__ = [
     "replay_audit",
     "replay_compare",
     "replay_run",
-    "reshard",
     "restart",
     "status",
 ]
@@ -60,7 +57,6 @@ _FUNCTIONS = {
     "restarting": ("restart",),
     "retaining": ("gc", "gc_purge", "gc_undelete"),
     "surveying": ("doctor", "ls", "status"),
-    "transferring": ("convert", "reshard"),
 }
 _HOMES = {name: home for home, names in _FUNCTIONS.items() for name in names}
 

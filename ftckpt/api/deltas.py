@@ -22,13 +22,12 @@ if TYPE_CHECKING:
     from ftckpt.formats.delta.pack import PackJob
     from ftckpt.formats.delta.rates import DecodeRates
     from ftckpt.formats.delta.survey import ChainSurvey
+    from ftckpt.operations.transferring import TransferFlags
     from ftckpt.operations.writing import Means
     from ftckpt.transfer.layout import LayoutRequest
     from ftckpt.transfer.request.dry_run import Planned
     from ftckpt.transfer.run import TransferReport
     from ftckpt.verification import VerifyReport
-
-    from .transferring import WritingFlags
 
     # Is told what the verification of a source found, before anything is written.
     Told = Callable[[Checkpoint, VerifyReport], None]
@@ -129,7 +128,7 @@ def delta_unpack(
     dry_run: Literal[False] = False,
     stores: StoreOptions = ...,
     counter: Counter = ...,
-    **flags: Unpack[WritingFlags],
+    **flags: Unpack[TransferFlags],
 ) -> TransferReport: ...
 
 
@@ -143,7 +142,7 @@ def delta_unpack(
     dry_run: Literal[True],
     stores: StoreOptions = ...,
     counter: Counter = ...,
-    **flags: Unpack[WritingFlags],
+    **flags: Unpack[TransferFlags],
 ) -> Planned: ...
 
 
@@ -156,7 +155,7 @@ def delta_unpack(
     dry_run: bool = False,
     stores: StoreOptions = STORES,
     counter: Counter = NULL,
-    **flags: Unpack[WritingFlags],
+    **flags: Unpack[TransferFlags],
 ) -> TransferReport | Planned:
     """Write a delta as a full checkpoint, every tensor proven by its digest.
 
@@ -171,16 +170,15 @@ def delta_unpack(
         dry_run: return what it would cost, and write nothing.
         stores: how to reach object stores.
         counter: is told of the work.
-        flags: see `WritingFlags`.
+        flags: see `TransferFlags`.
 
     Raises:
         UsageError: it is not a delta.
         FtckptError: as `convert` does.
     """
+    from ftckpt.operations.transferring import layout_request, write
     from ftckpt.operations.writing import prepare
     from ftckpt.transfer.content import Content
-
-    from .transferring import layout_request, plan, write
 
     request = layout_request(flags, None, stores)
     checkpoint = require_delta(
@@ -191,7 +189,9 @@ def delta_unpack(
         checkpoint, Content.of(checkpoint), restored.name, request, destination,
         jobs=job_count(flags.get("jobs", 0)), stores=stores, means=restored.means,
     )  # fmt: skip
-    return plan(prepared, flags) if dry_run else write(prepared, flags, counter)
+    if dry_run:
+        return prepared.plan(proof=not flags.get("no_proof", False))
+    return write(prepared, flags, counter)
 
 
 @dataclass(frozen=True, slots=True)

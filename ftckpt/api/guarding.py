@@ -29,6 +29,7 @@ from ftckpt.guard.run import Guard
 from ftckpt.guard.terms import Ended, GuardSettings, StartPoint
 from ftckpt.guard.watch import CheckedSave, NewSave, SaveWatcher, Shown, Verifier, shown
 from ftckpt.observer import Observer
+from ftckpt.operations.transferring import LayoutFlags, layout_flags
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
 from ftckpt.verification import Level
@@ -43,7 +44,6 @@ from .choosing import (
     selection_rules,
 )
 from .opening import STORES
-from .transferring import LayoutFlags, layout_flags
 
 if TYPE_CHECKING:
     from ftckpt.discovery.checks import Checks
@@ -128,7 +128,7 @@ def guard(
         say: is told what happens.
         warn: is told what must be seen.
         told: is given the log, whose `own` events are this guard's.
-        flags: see `ChoiceFlags` and `ftckpt.api.transferring.LayoutFlags`.
+        flags: see `ChoiceFlags` and `ftckpt.operations.transferring.LayoutFlags`.
 
     Raises:
         MissingError: the root is not there, or not known to be one.

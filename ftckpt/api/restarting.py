@@ -21,6 +21,13 @@ from ftckpt.errors import (
 )
 from ftckpt.formats.catalog import FORMATS
 from ftckpt.operations.tables import read_rules
+from ftckpt.operations.transferring import (
+    LayoutFlags,
+    TransferFlags,
+    layout_flags,
+    layout_request,
+    write,
+)
 from ftckpt.operations.writing import prepare
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
@@ -30,7 +37,6 @@ from ftckpt.workers import Work
 
 from .choosing import ChoiceFlags, checks_of, condition_of, quiet, read_root, selection_rules
 from .opening import STORES, chosen, job_count, open_checkpoint
-from .transferring import LayoutFlags, WritingFlags, layout_flags, layout_request, write
 
 
 class Restart(NamedTuple):
@@ -80,7 +86,7 @@ def restart(
         stores: how to reach object stores.
         counter: is told of the work.
         note: is told why a newer one was not taken, and what is made.
-        flags: see `ChoiceFlags` and `ftckpt.api.transferring.LayoutFlags`.
+        flags: see `ChoiceFlags` and `ftckpt.operations.transferring.LayoutFlags`.
 
     Raises:
         MissingError: the root is not there.
@@ -151,7 +157,7 @@ def loadable(
                 checkpoint, Content.of(checkpoint), checkpoint.source_format, request, place,
                 jobs=job_count(jobs), stores=stores,
             )  # fmt: skip
-            write(laid_out, WritingFlags(limit_rate=limit_rate), counter)
+            write(laid_out, TransferFlags(limit_rate=limit_rate), counter)
     except NotFoundError as error:  # 9 would start the run from scratch
         raise RefusedError(f"{path} went while it was read: {error.message}") from error
     return place, grid

@@ -14,6 +14,7 @@ MODULES = {
     "looking": ("cat", "du", "inspect"),
     "marking": ("pin", "pins", "tag", "unpin", "untag"),
     "opening": ("open_checkpoint",),
+    "transferring": ("convert", "reshard"),
     "replicating": ("copy", "repair", "sync"),
 }
 HOMES = {name: home for home, names in MODULES.items() for name in names}

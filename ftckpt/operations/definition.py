@@ -9,9 +9,10 @@ here: the help of a verb is shown without the core.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
-from functools import wraps
+from functools import cache, wraps
 from inspect import Parameter, cleandoc, signature, unwrap
 from itertools import zip_longest
 from os import PathLike, fspath
@@ -118,8 +119,10 @@ def taken(of: Callable[..., Any]) -> Iterator[Taken]:
     for name, parameter in signature(of).parameters.items():
         hint = _evaluated(parameter.annotation, of)
         if parameter.kind is Parameter.VAR_KEYWORD:
-            for flag, kind in get_type_hints(get_args(hint)[0], include_extras=True).items():
-                yield from _said(flag, kind, None)
+            flags = get_args(hint)[0]
+            for flag, kind in flags.__annotations__.items():
+                home = sys.modules[kind.__forward_module__ or flags.__module__]
+                yield from _said(flag, eval(kind.__forward_arg__, vars(home)), None)
         else:
             yield from _said(name, hint, parameter.default)
 
@@ -206,15 +209,25 @@ def operation(
 
 def lenient(function: Callable[P, R]) -> Callable[P, R]:
     """Let a function take a `pathlib.Path` for a string, and one string for a sequence of them."""
-    order = list(signature(function).parameters)
-    several: set[str] = set()
+    shape = signature(function).parameters
+    order = list(shape)
+
+    @cache
+    def read() -> tuple[frozenset[str], frozenset[str]]:
+        """Return which parameters take several texts, and all that there are."""
+        kinds = {one.name: one.kind for one in taken(function)}
+        several = {name for name, kind in kinds.items() if get_origin(kind) is Sequence}
+        hints = function.__annotations__.items()
+        several.update(name for name, hint in hints if str(hint).startswith("Sequence["))
+        return frozenset(several), frozenset((*kinds, *order))
 
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not several:  # what annotations mean is found when it is first called
-            hints = function.__annotations__.items()
-            several.update(name for name, hint in hints if str(hint).startswith("Sequence["))
-            several.update(one.name for one in taken(function) if get_origin(one.kind) is Sequence)
+        several, known = read()
+        unknown = kwargs.keys() - known
+        if unknown:  # Python would hand it on in `**flags`, and a misspelt `dry_run` would write
+            what = f"got an unexpected keyword argument {min(unknown)!r}"
+            raise TypeError(f"{function.__name__}() {what}")
         return function(
             *(_whole(one, name in several) for name, one in zip_longest(order[: len(args)], args)),
             **{name: _whole(one, name in several) for name, one in kwargs.items()},

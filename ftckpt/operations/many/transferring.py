@@ -25,7 +25,6 @@ from .stages import AllWritten, Keep, units_of
 if TYPE_CHECKING:
     from ftckpt.operations.writing import LaidOut
     from ftckpt.parts.finish import Gathered
-    from ftckpt.transfer.run import TransferReport
     from ftckpt.verification import VerifyReport
     from ftckpt.workers import Work
 
@@ -60,7 +59,6 @@ class DividedTransfer(DividedBuild):
         device: where elements are placed.
         check: verifies the source.
         told: tells what the whole check of the source found, and returns it.
-        show: renders what the whole did.
         measures: of computed values; each part's record keeps what it has measured.
     """
 
@@ -73,7 +71,6 @@ class DividedTransfer(DividedBuild):
     device: str
     check: Check
     told: Callable[[VerifyReport], VerifyReport]
-    show: Callable[[TransferReport], Whole]
     measures: Sequence[Measures] = ()
 
     @property
@@ -150,7 +147,7 @@ class DividedTransfer(DividedBuild):
         )
         seconds = written.taken(report.seconds, "write")
         taken_over = max(0, report.taken_over - written.nbytes)
-        return self.show(replace(report, seconds=seconds, taken_over=taken_over))
+        return replace(report, seconds=seconds, taken_over=taken_over)
 
     def _measured(self) -> dict[str, Any]:
         return {MEASURED: [one.told() for one in self.measures]} if self.measures else {}
