@@ -64,7 +64,7 @@ def test_a_path_of_pathlib_stands_for_a_string(root: Path, tmp_path: Path) -> No
     step = root / "step-7"
     assert ftckpt.verify(step).code is ExitCode.OK  # type: ignore[arg-type]
     assert ftckpt.latest([root]).step == 7  # type: ignore[list-item]
-    assert ftckpt.convert(step, tmp_path / "out", "safetensors").files  # type: ignore[call-overload]
+    assert ftckpt.convert(step, tmp_path / "out", "safetensors").files  # type: ignore[arg-type]
     with pytest.raises(NotFoundError, match=r"nowhere does not"):
         ftckpt.open_checkpoint(step, also=[tmp_path / "nowhere"])  # type: ignore[list-item,arg-type]
 

@@ -160,8 +160,6 @@ sync STEP tier
 convert STEP made --to safetensors
 convert STEP made --to safetensors --only model --dtype bf16
 convert STEP made --to safetensors --dry-run
-convert STEP made --only weights
-convert STEP made --dtype fp64
 convert STEP made --names hf
 convert STEP made --spelling local
 convert STEP made --drop nothing*
@@ -276,3 +274,26 @@ def test_both_doors_do_and_say_the_same(
     shell, python = answers
     assert shell[:3] == python[:3]
     assert shell[3] == python[3] or not python[3]  # a report may leave the sentence to the screen
+
+
+@pytest.mark.parametrize(
+    ("verb", "flag", "word"),
+    [
+        ("convert", "only", "weights"),
+        ("convert", "dtype", "fp64"),
+        ("convert", "names", "mine"),
+        ("verify", "level", "deep"),
+        ("verify", "require", "crc"),
+        ("seal", "level", "deep"),
+        ("inspect", "sort", "size"),
+    ],
+)
+def test_a_word_that_is_none_of_the_choices_is_refused_behind_both_doors(
+    supply: Path, capfd: pytest.CaptureFixture[str], verb: str, flag: str, word: str
+) -> None:
+    places = [str(supply / "STEP"), *([str(supply / "made")] if verb == "convert" else [])]
+    with pytest.raises(UsageError, match=word):
+        getattr(ftckpt, verb)(*places, **{flag: word})
+    code, stderr = said_by(capfd, verb, *places, f"--{flag}", word)
+    assert (code, word in stderr) == (2, True)
+    assert not (supply / "made").exists()

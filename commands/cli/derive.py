@@ -34,6 +34,8 @@ from .environment import NO_ENVIRONMENT, environment_flags, environment_name
 from .invocation import Invocation, ProgressChoice
 
 HELP = ("--help", "-h")
+# What is asked for least stands last of a verb's own headings.
+RARE = "How it is done"
 
 
 def _common(
@@ -333,8 +335,9 @@ class Verb(click.Command):
 
     def section_names(self) -> list[str]:
         """Return the headings of the help in their order; a verb need not have all."""
-        own = [str(group.type.TITLE) for group in self.groups]
-        own += [one.under for one in self.params if isinstance(one, VerbOption) and one.under]
+        own = [one.under for one in self.params if isinstance(one, VerbOption) and one.under]
+        own += [str(group.type.TITLE) for group in self.groups]
+        own.sort(key=lambda title: title == RARE)
         names = ["Arguments", *own, "Options", "Storage options", "Common options"]
         return list(dict.fromkeys(names))
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ftckpt.formats.delta.pack import PackJob
     from ftckpt.formats.delta.rates import DecodeRates
     from ftckpt.formats.delta.survey import ChainSurvey
-    from ftckpt.operations.transferring import TransferFlags
+    from ftckpt.operations.transferring import WritingFlags
     from ftckpt.operations.writing import Means
     from ftckpt.transfer.layout import LayoutRequest
     from ftckpt.transfer.request.dry_run import Planned
@@ -128,7 +128,7 @@ def delta_unpack(
     dry_run: Literal[False] = False,
     stores: StoreOptions = ...,
     counter: Counter = ...,
-    **flags: Unpack[TransferFlags],
+    **flags: Unpack[WritingFlags],
 ) -> TransferReport: ...
 
 
@@ -142,7 +142,7 @@ def delta_unpack(
     dry_run: Literal[True],
     stores: StoreOptions = ...,
     counter: Counter = ...,
-    **flags: Unpack[TransferFlags],
+    **flags: Unpack[WritingFlags],
 ) -> Planned: ...
 
 
@@ -155,7 +155,7 @@ def delta_unpack(
     dry_run: bool = False,
     stores: StoreOptions = STORES,
     counter: Counter = NULL,
-    **flags: Unpack[TransferFlags],
+    **flags: Unpack[WritingFlags],
 ) -> TransferReport | Planned:
     """Write a delta as a full checkpoint, every tensor proven by its digest.
 
@@ -170,7 +170,7 @@ def delta_unpack(
         dry_run: return what it would cost, and write nothing.
         stores: how to reach object stores.
         counter: is told of the work.
-        flags: see `TransferFlags`.
+        flags: see `WritingFlags`.
 
     Raises:
         UsageError: it is not a delta.

@@ -23,7 +23,7 @@ from ftckpt.formats.catalog import FORMATS
 from ftckpt.operations.tables import read_rules
 from ftckpt.operations.transferring import (
     LayoutFlags,
-    TransferFlags,
+    WritingFlags,
     layout_flags,
     layout_request,
     write,
@@ -157,7 +157,7 @@ def loadable(
                 checkpoint, Content.of(checkpoint), checkpoint.source_format, request, place,
                 jobs=job_count(jobs), stores=stores,
             )  # fmt: skip
-            write(laid_out, TransferFlags(limit_rate=limit_rate), counter)
+            write(laid_out, WritingFlags(limit_rate=limit_rate), counter)
     except NotFoundError as error:  # 9 would start the run from scratch
         raise RefusedError(f"{path} went while it was read: {error.message}") from error
     return place, grid

@@ -13,7 +13,7 @@ from ftckpt.reports import IF_ANY, UNSAID
 from ftckpt.storage import StoreOptions
 
 from .definition import argument, operation, option, switch
-from .opening import STORES, Also, Memory, Opened, open_from, open_target, opened
+from .opening import STORES, Also, Memory, Opened, chosen, open_from, open_target, opened
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint, Commit, TensorInfo, Topology
@@ -249,7 +249,7 @@ def inspect(
     ] = "",
     match: Annotated[str, option("GLOB", "List tensors of this name, with sums by prefix.")] = "",
     sort: Annotated[
-        TensorOrder | None, option("", "TensorOrder of the listed tensors; else as stored.")
+        TensorOrder | str | None, option("", "Order of the listed tensors; else as stored.")
     ] = None,
     resume: Annotated[
         bool, switch("--resume", "Say what a restart lacks, and what follows of it.")
@@ -280,8 +280,9 @@ def inspect(
         held = open_from(target, on, newest=True)
     else:
         held = opened(checkpoint, stores, on, also=also)
-    named = _named(held, tensor, sort) if tensor else None
-    shown = _sorted(inspection.matching(held, match), sort) if match or tensors else None
+    order = chosen(TensorOrder, sort, "--sort") if sort else None
+    named = _named(held, tensor, order) if tensor else None
+    shown = _sorted(inspection.matching(held, match), order) if match or tensors else None
     found = inspection.inspect(held, state_contents)
     if resume:
         from ftckpt.verification.structure import with_structure

@@ -124,8 +124,32 @@ def layout_flags(flags: Mapping[str, object]) -> LayoutFlags:
     return cast("LayoutFlags", {name: value for name, value in flags.items() if name in keys})
 
 
-class TransferFlags(LayoutFlags, total=False):
-    """Which part of the source is written, for whom, and how it is done."""
+class WritingFlags(LayoutFlags, total=False):
+    """For which job a result is laid out, and how it is written and proven."""
+
+    no_proof: Annotated[
+        bool, switch("--no-proof", "Skip the checks of the source and of the result.", under=_HOW)
+    ]
+    restart: Annotated[
+        bool, switch("--restart", "Discard what another transfer to DST left.", under=_HOW)
+    ]
+    device: Annotated[
+        str,
+        option(
+            "DEVICE", "cpu, cuda, cuda:N; auto measures and chooses.", under=_HOW, default="cpu"
+        ),
+    ]
+    jobs: Annotated[
+        int,
+        option("N", "Workers; 0: one a processor.", "--jobs", "-j", min=0, under=_HOW, default=0),
+    ]
+    limit_rate: Annotated[
+        amounts.Rate, option("RATE", "Read no faster: 200MiB/s.", under=_HOW, default="")
+    ]
+
+
+class PartFlags(TypedDict, total=False):
+    """Which part of the source is written."""
 
     only: Annotated[
         OnlyPart | str | None,
@@ -145,27 +169,13 @@ class TransferFlags(LayoutFlags, total=False):
     true_vocab_size: Annotated[
         int | None, option("N", "Rows of the vocabulary without padding.", min=1, under=_WHAT)
     ]
+
+
+class TransferFlags(PartFlags, WritingFlags, total=False):
+    """Which part of the source is written, for whom, and how it is done."""
+
     dry_run: Annotated[
         bool, switch("--dry-run", "Print the files and the cost; write nothing.", under=_HOW)
-    ]
-    no_proof: Annotated[
-        bool, switch("--no-proof", "Skip the checks of the source and of the result.", under=_HOW)
-    ]
-    restart: Annotated[
-        bool, switch("--restart", "Discard what another transfer to DST left.", under=_HOW)
-    ]
-    device: Annotated[
-        str,
-        option(
-            "DEVICE", "cpu, cuda, cuda:N; auto measures and chooses.", under=_HOW, default="cpu"
-        ),
-    ]
-    jobs: Annotated[
-        int,
-        option("N", "Workers; 0: one a processor.", "--jobs", "-j", min=0, under=_HOW, default=0),
-    ]
-    limit_rate: Annotated[
-        amounts.Rate, option("RATE", "Read no faster: 200MiB/s.", under=_HOW, default="")
     ]
 
 
@@ -487,7 +497,7 @@ def _translated(
     return content
 
 
-def narrowed(checkpoint: Checkpoint, flags: TransferFlags, *, masters: bool = False) -> Content:
+def narrowed(checkpoint: Checkpoint, flags: PartFlags, *, masters: bool = False) -> Content:
     """Return the part of a checkpoint that is asked for, from its masters if asked.
 
     Raises:
@@ -709,7 +719,7 @@ def _merged(
     return merged
 
 
-def write(laid_out: LaidOut, flags: TransferFlags, counter: Counter) -> TransferReport:
+def write(laid_out: LaidOut, flags: WritingFlags, counter: Counter) -> TransferReport:
     """Write and prove what is laid out, the source verified first (see `LaidOut.write`)."""
     from ftckpt.operations.writing import verified
 
