@@ -377,10 +377,7 @@ def convert(
         RefusedError: it lies inside a checkpoint, or another run is writing there.
         CorruptError: the source or the example is damaged, or the proof failed; nothing is visible.
     """
-    from ftckpt.formats.quantised.dequantise import dequantised
-    from ftckpt.formats.quantised.quantise import quantise, require_folder
     from ftckpt.formats.writers import format_and_writer
-    from ftckpt.transfer.request.change_dtype import retype, target_of
 
     kind = chosen(DTypeChoice, dtype, "--dtype") if dtype else None
     whose = chosen(NamesChoice, names, "--names") if names else None
@@ -411,8 +408,13 @@ def convert(
     held = opened(source, stores, on, rules=request.rules, also=also)
     to = to or held.source_format
     if coded:
+        from ftckpt.formats.quantised.quantise import require_folder
+
         require_folder(to, destination)
     if kind is not None or coded:
+        from ftckpt.formats.quantised.dequantise import dequantised
+        from ftckpt.transfer.request.change_dtype import target_of
+
         held = dequantised(held, target_of("bf16" if kind is None else kind.value))
     merged = None
     if adapter:
@@ -430,6 +432,8 @@ def convert(
         on.report(from_master=masters)
         on.note(f"from their masters: {counted(masters, 'weight')}")
     if kind is not None:  # before the names: config.json says the type
+        from ftckpt.transfer.request.change_dtype import retype
+
         content = retype(content, kind.value)
     content = _translated(
         content, whose, spellings, family, config, flags.get("true_vocab_size"),
@@ -445,6 +449,8 @@ def convert(
         content = _with_files_of(content, beside, to, destination, stores, on)
     made = None
     if coded:
+        from ftckpt.formats.quantised.quantise import quantise
+
         made = quantise(content, coded, more=quantised, fewer=unquantised)
         content, held = made.content, made.content.checkpoint
         on.report(quantised=list(made.names), unquantised=list(made.others))
@@ -478,6 +484,12 @@ def _translated(
     adapter_alone: bool,
 ) -> Content:
     """Return a content under the names that are asked for."""
+    if whose is None:
+        if adapter_alone:
+            from ftckpt.formats.lora.bridge import require_whole_modules
+
+            require_whole_modules(content)
+        return content
     from ftckpt.formats.families import to_hugging_face, to_megatron, to_native
     from ftckpt.formats.families.translator import DEFAULT_SPELLINGS
     from ftckpt.formats.huggingface.config import parsed_config
@@ -488,13 +500,7 @@ def _translated(
     if whose is NamesChoice.MEGATRON:
         ordered = (*spellings, *DEFAULT_SPELLINGS)
         return to_megatron(content, family=family, true_vocab_size=rows, spellings=ordered)
-    if whose is not None:
-        return to_native(content, whose.value, family=family, true_vocab_size=rows, config=said)
-    if adapter_alone:
-        from ftckpt.formats.lora.bridge import require_whole_modules
-
-        require_whole_modules(content)
-    return content
+    return to_native(content, whose.value, family=family, true_vocab_size=rows, config=said)
 
 
 def narrowed(checkpoint: Checkpoint, flags: PartFlags, *, masters: bool = False) -> Content:
