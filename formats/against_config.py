@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from ftckpt.checkpoint import Checkpoint, Kind
 from ftckpt.checkpoint.names import unwrapped
 from ftckpt.errors import CorruptError, UnsafeError, UsageError
-from ftckpt.findings import Finding, counted, finding, listed
-from ftckpt.formats.huggingface.config import CONFIG, config_file, is_partial, read_config
+from ftckpt.findings import Finding, counted, finding, from_error, listed
+from ftckpt.formats.huggingface.config import CONFIG, LARGEST, config_file, is_partial, read_config
 from ftckpt.formats.huggingface.wrapped_names import of_another_name
 
 from .families.shapes import ShapeRule, ShapeTable
@@ -67,7 +67,11 @@ def check_described(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield where weights are not those of the model that `config.json` describes."""
     try:
         config = read_config(checkpoint)
-    except (CorruptError, UnsafeError):  # said where JSON is checked
+    except CorruptError:  # said where JSON is checked
+        return
+    except UnsafeError as error:
+        if checkpoint.source.size(config_file(checkpoint)) > LARGEST:  # nobody else reads it
+            yield from_error(error)
         return
     file = config_file(checkpoint)
     yield from _untied(checkpoint, config, file)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,9 @@ from ftckpt.commands.cli.invocation import Invocation
 from ftckpt.commands.cli.render import json_text
 from ftckpt.errors import PRECEDENCE, ExitCode, UsageError
 from tests.builders.checkpoints import flip, save_dcp
+from tests.documented import DOCS, PAGES, ROOT, in_shell, scenes
 from tests.json_run import ftckpt_json
 
-ROOT = Path(__file__).parent.parent
-DOCS = ROOT / "docs"
 SCHEMAS = DOCS / "schemas"
 
 
@@ -255,59 +253,16 @@ def test_the_validator_would_notice() -> None:
 
 # --- documented commands --------------------------------------------------------------------------
 
-PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
-PAGES += sorted(one for one in (DOCS / "jobs").rglob("*") if one.is_file())
 DURATION = re.compile(r"\d+(?:\.\d+)?(?:ms|s|m|h|d)")
-NOT_RUN = ("import", "from", "install", "-t", "-n", "--name")  # words before a name of something
 PLACEHOLDER = re.compile(r"[$A-Z{<%]|.*[$<{]")  # N, STEP, $ROOT, {}
 
 
-def command_lines(page: Path) -> list[list[str]]:
-    """Return every command of ftckpt that a page shows: in blocks, in prose, in tables."""
-    text = page.read_text()
-    if page.suffix != ".md":
-        text = f"```sh\n{text}\n```"
-    found: list[list[str]] = []
-    for language, block in re.findall(r"```(\w*)[^\n]*\n(.*?)```", text, re.DOTALL):
-        if language in ("sh", "bash", "shell", "console", "yaml", "ini", "Dockerfile"):
-            lines = re.sub(r"\\\n\s*", " ", block).splitlines()
-            prompts = [line[2:] for line in lines if line.startswith("$ ")]  # the rest is output
-            for line in prompts or lines:
-                found += in_shell(line)
-    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
-    for span in re.findall(r"(?<!`)`([^`]+)`(?!`)", prose):
-        line = re.sub(r"\s+", " ", span.replace("\\|", "|")).strip()
-        if line.startswith("ftckpt "):
-            found += in_shell(line)
-        elif any(line.startswith(f"{verb} ") for verb in verbs.VERBS) and " --" in f" {line}":
-            found += in_shell(f"ftckpt {line}")
-    return found
-
-
-def in_shell(line: str) -> list[list[str]]:
-    """Return the commands of ftckpt in one line of a shell, without the program's name."""
-    try:
-        scanner = shlex.shlex(line, posix=True, punctuation_chars=True)
-        scanner.whitespace_split = True
-        words = list(scanner)
-    except ValueError:  # a quote that ends in another line
-        return []
-    found: list[list[str]] = []
-    for at, word in enumerate(words):
-        if word.lstrip("$(") != "ftckpt" or (at and words[at - 1] in NOT_RUN):
-            continue
-        rest = words[at + 1 :]
-        end = next((n for n, one in enumerate(rest) if set(one) <= set("&|;()<>")), len(rest))
-        found.append([one.strip("[]") for one in rest[:end] if one not in ("…", "...", "[…]")])
-    return [line for line in found if line and re.fullmatch(r"[a-z-]+", line[0])]
-
-
-def complaint(words: list[str]) -> str:
+def complaint(words: Sequence[str]) -> str:
     """Return what the real command line says against a command; "" where it parses."""
     if words[0] == "version":
         return ""
     try:
-        verb, rest = verbs.resolve(words)
+        verb, rest = verbs.resolve(list(words))
     except UsageError as error:
         return "" if f"{words[-1]} is several verbs" in error.message else error.message
     command = verbs.load(verb)
@@ -351,15 +306,16 @@ def wrong_values(command: Any, given: dict[str, Any]) -> Iterator[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_documented_commands_are_those_of_the_program(page: Path) -> None:
     """Options exist, choices are choices, numbers are numbers; also inline and behind `|| true`."""
-    wrong = {" ".join(line): said for line in command_lines(page) if (said := complaint(line))}
+    shown = [one for scene in scenes(page) for one in scene.commands]
+    wrong = {one.line: said for one in shown if (said := complaint(one.words))}
     assert not wrong
 
 
 def test_the_examples_of_the_help_are_commands_of_the_program() -> None:
     for verb in verbs.VERBS:
         for line, _ in verbs.load(verb).examples:
-            for words in in_shell(line):
-                assert not complaint(words), line
+            for one in in_shell(line):
+                assert not complaint(one.words), line
 
 
 def test_a_wrong_documented_command_is_found() -> None:
@@ -374,4 +330,4 @@ def test_a_wrong_documented_command_is_found() -> None:
     shown = in_shell(
         'CKPT=$(ftckpt latest "$ROOT" --verify content) || exit $?; ftckpt ls x || true'
     )
-    assert shown == [["latest", "$ROOT", "--verify", "content"], ["ls", "x"]]
+    assert [one.words for one in shown] == [("latest", "$ROOT", "--verify", "content"), ("ls", "x")]

@@ -229,6 +229,9 @@ TASKS = {
     "checkpoint interval": ["tasks/how-often-to-save.html"],
     "what changed between two": ["tasks/what-changed.html"],
     "compare two checkpoints": ["tasks/what-changed.html"],
+    "how do I restart on fewer GPUs": ["tasks/restart-on-fewer-gpus.html"],
+    "is the newest one damaged": ["tasks/newest-is-damaged.html"],
+    "what has changed between the two": ["tasks/what-changed.html"],
     "seal while saving with FSDP2": ["sealing.html"],
     "FSDP2 save": ["frameworks/fsdp2.html"],
 }

@@ -32,6 +32,7 @@ READERS = {
     "orbax": "orbax.reader",
     "ranks": "ranks.reader",
     "safetensors": "safetensors.reader",
+    "torch-checkpointing": "torch_checkpointing.reader",
     "torchsave": "torchsave.reader",
 }
 # The most modules of this project that a command may load: raise one only with the reason.
@@ -42,7 +43,7 @@ MOST = {
     # and the ledger.
     # Folders of safetensors: what tells codes from numbers, and the files of ranks. All: how an
     # operation is defined and observed, and the command line that is made of it, instead of typer.
-    "inspect": 153, "structure": 158, "content": 170, "values": 182, "to safetensors": 250,
+    "inspect": 153, "structure": 158, "content": 170, "values": 182, "to safetensors": 246,
     "to dcp": 245, "pack": 259, "latest": 169, "gc": 206,
 }  # fmt: skip
 ALONE = """

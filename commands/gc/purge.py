@@ -34,7 +34,7 @@ def command(
     invocation: Invocation,
     root: RootArgument,
     trash_ttl: Annotated[str, option("T", "Leave what was dropped less than so long ago.")] = "24h",
-    yes: Annotated[bool, switch("--yes", "Mean a --trash-ttl of less than a day.")] = False,
+    yes: Annotated[bool, switch("--yes", "Confirm a --trash-ttl under one day.")] = False,
 ) -> Result:
     """Free the space of trash that is old enough.
 

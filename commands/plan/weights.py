@@ -47,6 +47,7 @@ def read_weights(costs: CostOptions, plan: Plan, pause: float) -> WeightsOnly | 
         pause,
         quantities.duration(costs.rewarm, "--rewarm") if costs.rewarm else None,
         model.outcome,
+        full=model.stall,
     )
 
 
@@ -83,7 +84,7 @@ def weights_text(found: WeightsOnly) -> str:
         loses = brief_duration(found.rewarm_s)
         lines.append(
             f"- an inexact resume from one loses {loses} besides: {points(found.gain)}, together "
-            f"{points(found.worth)} (first order, not in the goodput above)"
+            f"{points(found.worth)} (not in the goodput above)"
         )
         if not found.gain:
             most = brief_duration(found.most_rewarm_s)

@@ -23,7 +23,8 @@ def bases(root: Root, child: Child) -> Sequence[str]:
 
     Only the first bytes of its index are read. Where nothing stands where the base was, that place
     counts all the same, because it may lie in the trash; and so does every checkpoint of its step
-    in the root, because a reader would look for it among them. It may have been renamed: then it is
+    in the root, because a reader would look for it among them. The same holds where the place is by
+    now the delta's own, or that of another step. It may have been renamed: then it is
     the one with its manifest, one whose manifest may not be read, or one whose name says no step.
     What lies in the store is named by
     its path there, what lies elsewhere by its absolute path or URL. What lies inside a checkpoint
@@ -49,13 +50,16 @@ def _of(root: Root, child: Child) -> Iterator[str]:
     place = _place(root.store, child.part.entry.path)
     recorded = resolved(base.path, place)
     path = _inside(root.store, recorded)
+    step = step_of(base)
     if path is None:
         yield recorded
     else:
         yield from _with_all_around(path)
-        if _stands(root.store, path):
+        there = next((c for c in root.candidates if c.entry.path == path), None)
+        # Directories are renamed: another step, or the delta itself, may have the place by now.
+        other = there is not None and (there == child.candidate or there.step not in (None, step))
+        if not other and _stands(root.store, path):
             return
-    step = step_of(base)
     digests = _digests(root) if path is not None and base.manifest else {}
     for candidate in root.candidates:
         if candidate == child.candidate:

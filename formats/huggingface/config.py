@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from ftckpt.checkpoint import Checkpoint, Kind
+from ftckpt.errors import UnsafeError
 from ftckpt.storage.source import Source
 from ftckpt.strict_json import JsonLimits, parse
 from ftckpt.transfer.content import Content
@@ -18,7 +19,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 _LIMITS = JsonLimits(
     32, objects=10_000, keys=1_000_000, items=1_000_000, naturals=False, infinities=True
 )
-_MAX_SIZE = 16 << 20  # bytes
+LARGEST = 16 << 20  # bytes
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
 # How it names the type of the weights: since transformers 5, and before.
 DTYPE_FIELDS = ("dtype", "torch_dtype")
@@ -76,8 +77,15 @@ def parsed_json(source: Source, file: str) -> dict[str, Any]:
     Raises:
         CorruptError, UnsafeError: it is damaged or hostile.
     """
-    if source.single or file not in source.entries or source.size(file) > _MAX_SIZE:
+    if source.single or file not in source.entries:
         return {}
+    size = source.size(file)
+    if size > LARGEST:
+        raise UnsafeError(
+            f"{file} has {size} bytes, and no {file} has as many: it is not read",
+            kind="unsafe-index",
+            file=file,
+        )
     raw = source.read(file)
     value = parse(raw, _LIMITS, file=file, what="text", bad="bad-index", unsafe="unsafe-index")
     return value if isinstance(value, dict) else {}

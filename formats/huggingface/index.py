@@ -11,6 +11,7 @@ Source: `transformers.modeling_utils.save_pretrained`, `huggingface_hub.serializ
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -142,9 +143,10 @@ def check_index(
         for name in names:
             owners.setdefault(name, []).append(file)
 
+    numbers = Counter(weights.values())
     for file in index.files():
         if file not in present:
-            lost = sum(1 for f in weights.values() if f == file)
+            lost = numbers[file]
             yield finding(
                 "missing-file",
                 f"{file}, which {index.file} names for {lost} tensors, is missing",

@@ -27,6 +27,7 @@ PREFIX = 8  # bytes of the little-endian length
 MAX_HEADER = 100_000_000  # bytes; `MAX_HEADER_SIZE` in tensor.rs
 MAX_TENSORS = 1_000_000
 _MAX_U64 = 2**64 - 1
+_MOST_DIMS = 64  # of torch and of numpy
 _MEMBERS = frozenset(("dtype", "shape", "data_offsets"))
 _INT = {int}  # bool is not among them
 _MAX_DIM = 2**63 - 1  # what torch and numpy can count
@@ -166,6 +167,8 @@ def _tensor(
         _bad(file, f"gives {shown(name)} a shape that is not a list of integers", name)
     if type(offsets) is not list or len(offsets) != 2 or set(map(type, offsets)) != _INT:
         _bad(file, f"gives {shown(name)} data_offsets that are no pair of integers", name)
+    if len(dims) > _MOST_DIMS:  # each costs time again for every other
+        _refuse(file, f"gives {shown(name)} {len(dims)} dimensions", name)
     begin, end = offsets
     if begin > end:
         _bad(file, f"ends {shown(name)} before its beginning", name)

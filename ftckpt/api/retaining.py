@@ -403,9 +403,10 @@ def thin_out(
     from .thinning import WeightsAlone
 
     work = Work.of(counter=counter)
+    weights = WeightsAlone(stores, work)
     return thin(
-        plan, place, FORMATS, WeightsAlone(stores, work).take, actor=actor(), now=time.time,
-        purge_now=purge_now, work=work,
+        plan, place, FORMATS, weights.take, actor=actor(), now=time.time, purge_now=purge_now,
+        differ=weights.differ, work=work,
     )  # fmt: skip
 
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftckpt.errors import RefusedError, UnsupportedError, error_of
 from ftckpt.own_files import WEIGHTS
+from ftckpt.progress import NULL
 from ftckpt.storage import StoreOptions
 from ftckpt.workers import Work
 
-from .opening import STORES, job_count
+from .opening import STORES, job_count, opened
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint
     from ftckpt.manifest import ThinnedFrom
     from ftckpt.operations.writing import LaidOut
     from ftckpt.retention.scan.entry import ScannedEntry
+    from ftckpt.transfer.content import Content
 
 # What the weights of a format become. A job of DCP loads a DCP of its model with its own names, for
 # any number of ranks. Of any other format they are a folder of safetensors: every framework's
@@ -93,11 +96,42 @@ class WeightsAlone:
             # Weights of an earlier save under this name, half built: nobody else builds here.
             return write(restart=True)
 
-    def _laid_out(self, found: ScannedEntry, path: str) -> tuple[Checkpoint, LaidOut]:
-        from ftckpt.discovery.open_part import open_part
-        from ftckpt.operations.writing import prepare
+    def differ(self, found: ScannedEntry, path: str) -> str:
+        """Compare weights that an earlier run has left at a path with those of an entry, all bits.
+
+        Their manifest says whose they are, and anybody who may write the root can write one.
+
+        Returns:
+            what differs, "" if nothing does.
+
+        Raises:
+            FtckptError: they could not be compared.
+        """
+        from ftckpt.comparison import Choice, Reading, compare
+        from ftckpt.comparison.worker_count import within_budget
+        from ftckpt.formats.families.vocabulary import vocabulary_of
         from ftckpt.transfer.content import Content
-        from ftckpt.transfer.layout import LayoutRequest
+
+        checkpoint, content = self._content(found)
+        weights = opened(found.root.store.describe(path), self._stores)
+        report = compare(
+            content,
+            Content.of(weights),
+            Reading(),
+            fields=lambda _: (),
+            vocabulary=vocabulary_of(checkpoint, weights, None),
+            choice=Choice(tensors=("*",)),
+            work=within_budget(replace(self._work, counter=NULL), (checkpoint, weights)),
+        )
+        if not report.code:
+            return ""
+        if report.tensors:
+            return f"{report.tensors[0].key} is another"
+        return report.findings[0].message
+
+    def _content(self, found: ScannedEntry) -> tuple[Checkpoint, Content]:
+        from ftckpt.discovery.open_part import open_part
+        from ftckpt.transfer.content import Content
         from ftckpt.transfer.request.narrowing import Only, only
 
         entry, child, store = found.entry, found.child, found.root.store
@@ -112,11 +146,18 @@ class WeightsAlone:
             raise UnsupportedError("its name does not say the step of its content")
         checkpoint = open_part(store, child.part)
         require_weights(checkpoint)
-        content = only(Content.of(checkpoint), Only.MODEL)
+        return checkpoint, only(Content.of(checkpoint), Only.MODEL)
+
+    def _laid_out(self, found: ScannedEntry, path: str) -> tuple[Checkpoint, LaidOut]:
+        from ftckpt.transfer.layout import LayoutRequest
+
+        from .writing import prepare
+
+        checkpoint, content = self._content(found)
         source = checkpoint.source_format
         name = source if source in _SAME else _ELSE
         laid_out = prepare(
-            checkpoint, content, name, LayoutRequest(), store.describe(path),
+            checkpoint, content, name, LayoutRequest(), found.root.store.describe(path),
             jobs=job_count(self._work.threads), stores=self._stores,
         )  # fmt: skip
         return checkpoint, laid_out

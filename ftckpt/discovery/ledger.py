@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat as modes
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -40,6 +39,7 @@ from ftckpt.errors import (
 )
 from ftckpt.own_files import DELTA, FOLDER, SUFFIX, TEMPORARY
 from ftckpt.storage import StoreOptions, open_store
+from ftckpt.storage.local.ownership import is_believed
 from ftckpt.storage.remotes import split
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Entry, EntryKind, Store, join, relative
@@ -387,12 +387,7 @@ class Ledger:
         if local is None:
             return True
         home = self._store.local_path("" if self._outside else self._base)
-        try:
-            held = os.lstat(local)
-            owners = (os.stat(home or local).st_uid, os.geteuid(), 0)
-        except OSError:
-            return False
-        return modes.S_ISREG(held.st_mode) and held.st_uid in owners
+        return is_believed(local, home or local)
 
     def _require_plain(self, path: str) -> None:
         local = self._store.local_path(path)

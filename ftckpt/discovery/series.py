@@ -82,6 +82,8 @@ _LOGGED = re.compile(
     r"(?P<value>[-+]?(?:[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?|nan|inf))"
 )
 _AGAIN = re.compile(r"-v(?P<number>[0-9]+)$")
+# No filesystem and no bucket has a longer name; Python reads no number of 5,000 digits.
+_LONGEST = 1024
 # As many members make a series of unknown words, if their content bears the numbers out.
 _BORNE_OUT = 3
 
@@ -108,6 +110,8 @@ def place_of(name: str) -> SeriesPlace | None:
     (`checkpoint_3_1200`). Without such a word the last number does (`G_1600`), unless it tells runs
     or parts apart (`seed42`, `fold3`).
     """
+    if len(name) > _LONGEST:
+        return None
     name = saved_name(name)
     stem = stem_of(name)
     suffix = name[len(stem) :]

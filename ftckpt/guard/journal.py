@@ -7,13 +7,17 @@ disk, a store that is away) never ends a training: what it would hold stays in m
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from ftckpt.discovery.roots import Root
 from ftckpt.errors import FtckptError
+from ftckpt.own_files import FOLDER
 from ftckpt.retention.records import log
+from ftckpt.storage.local.ownership import belongs_to, is_believed
+from ftckpt.storage.store import join
 
 _SCHEMA = "ftckpt.guard-log/1"
 LOG = log.LogName("guard.jsonl", "guard-log", _SCHEMA)
@@ -48,11 +52,18 @@ class GuardJournal:
     _failing: bool = False
 
     def load(self) -> None:
-        """Read what earlier guards wrote.
+        """Read what earlier guards wrote; a stranger, who may suspect any checkpoint, is not heard.
 
         Raises:
             UnavailableError, DeniedError, UnsafeError: it could not be read.
         """
+        store, base = self.root.store, self.root.base
+        local = store.local_path(join(base, f"{FOLDER}/{self.name.file}"))
+        plain = local is not None and os.path.isfile(local) and not os.path.islink(local)
+        if local is not None and plain and not is_believed(local, store.local_path(base) or local):
+            self.warn(f"the guard's log does not count: {belongs_to(local)}")
+            self.events = [*self.own]
+            return
         self.events = [*log.read(self.root, self.name), *self.own]
 
     def add(self, event: str, **fields: object) -> Mapping[str, object]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -35,7 +36,7 @@ from ftckpt.storage.store import EntryKind
 from ftckpt.version import __version__
 from ftckpt.workers import ALONE, Work
 
-from .locate import beside, read
+from .locate import beside, find, read
 
 if TYPE_CHECKING:
     from ftckpt.storage import StoreOptions
@@ -125,7 +126,7 @@ def seal(
     _require_own_place(source, place)
     if checkpoint.commit.state is CommitState.UNCOMMITTED:
         raise IncompleteError(checkpoint.commit.message or f"{source.url} is not committed")
-    members = sorted({name for name in checkpoint.members() if not is_own(name)})
+    members = _members(checkpoint)
     sizes = {name: source.size(name) for name in members}
     digests = {file.path: file.blocks for file in known if file.path in sizes}
     for file in known:
@@ -173,6 +174,20 @@ def seal(
     )
 
 
+def _members(checkpoint: Checkpoint) -> list[str]:
+    """Return the files of a checkpoint: what its format names and what its manifest lists.
+
+    `convert` puts `config.json` beside the weights for people and other programs. Not each format
+    names it, and it belongs to what was written.
+    """
+    names = {name for name in checkpoint.members() if not is_own(name)}
+    with suppress(FtckptError):  # one that says nothing; `_write` refuses it by name
+        standing = find(checkpoint.source)
+        if standing is not None:
+            names |= standing.by_path.keys() & checkpoint.source.entries.keys()
+    return sorted(names)
+
+
 def hash_share(
     checkpoint: Checkpoint, *, place: tuple[Store, str] | None = None, work: Work = ALONE
 ) -> int:
@@ -187,8 +202,7 @@ def hash_share(
     _require_own_place(source, place)
     if checkpoint.commit.state is CommitState.UNCOMMITTED:
         raise IncompleteError(checkpoint.commit.message or f"{source.url} is not committed")
-    sizes = {name: source.size(name) for name in sorted(set(checkpoint.members()))
-             if not is_own(name)}  # fmt: skip
+    sizes = {name: source.size(name) for name in _members(checkpoint)}
     work.counter.start("hashing", None)
     done = sum(nbytes for nbytes in _hashed(source, sizes, work))
     _require_unchanged(source, list(sizes))

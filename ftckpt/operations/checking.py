@@ -20,6 +20,7 @@ from ftckpt.errors import (
 )
 from ftckpt.findings import Level, parse_strictness
 from ftckpt.observer import SILENT, Observer
+from ftckpt.own_files import MANIFEST
 from ftckpt.reports import UNSAID
 from ftckpt.storage import StoreOptions
 from ftckpt.workers import Work
@@ -442,12 +443,10 @@ def _sealed(
             on.found(found)
         hint = report.hint or "ftckpt verify PATH"
         raise error_of(report.code, f"not sealed: {report.message}", hint=hint)
-    if integrity:
-        from ftckpt.formats.dcp.integrity import write_integrity
-
-        if write_integrity(held.source, work=work):
-            held = opened(held.source.url, stores, on)
     checks = [PassedCheck(report.level, report.evidence, sealing.utc_now())]
+    if integrity:
+        held, replaces = _record_integrity(held, checks, stores, work, beside=place is None)
+        force |= replaces
     sealed = sealing.seal(held, place=place, force=force, checks=checks, work=work)
     if place is None and not work.partial:  # else nothing was to be written beside the data
         _remember_seal(held, options, report, stores)
@@ -463,6 +462,35 @@ def _sealed(
         content=sealed.manifest,
         verdict=report,
     )
+
+
+def _record_integrity(
+    target: Checkpoint,
+    checks: Sequence[PassedCheck],
+    stores: StoreOptions,
+    work: Work,
+    *,
+    beside: bool,
+) -> tuple[Checkpoint, bool]:
+    """Write Megatron's `integrity.json`; return the checkpoint that has it.
+
+    Where it is sealed already, its manifest is first held to the content as it is, so that nothing
+    is added to a checkpoint whose manifest says something else. Then it may be replaced.
+
+    Returns:
+        The checkpoint, and whether the manifest beside it lacks the record alone.
+
+    Raises:
+        RefusedError: its manifest is of other content, or a record of fewer files stands there.
+    """
+    from ftckpt.formats.dcp.integrity import write_integrity
+    from ftckpt.manifest.seal import seal
+
+    sealed_before = beside and MANIFEST in target.source.entries
+    if sealed_before:
+        seal(target, checks=checks, work=work)
+    written = write_integrity(target.source, work=work)
+    return (opened(target.source.url, stores) if written else target), sealed_before and written
 
 
 def _remember_seal(

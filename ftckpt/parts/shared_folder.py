@@ -31,6 +31,7 @@ from ftckpt.errors import (
 from ftckpt.own_files import FOLDER
 from ftckpt.progress import Counter, count_file, expect_files
 from ftckpt.storage import StoreOptions, open_store
+from ftckpt.storage.local.ownership import belongs_to, is_believed
 from ftckpt.storage.remotes import split
 from ftckpt.storage.source import Source
 from ftckpt.storage.store import Entry, EntryKind, Store
@@ -193,6 +194,7 @@ class PartsPlace:
         name = self.store.describe(path)
         if size > MAX_BYTES:
             raise RefusedError(f"{name} has {size} bytes, and {MAX_BYTES} is most of a record")
+        self._require_believed(path)
         record = parse_record(self.store.read(path, 0, size), name)
         if record.plan != self.plan:
             raise RefusedError(
@@ -204,6 +206,18 @@ class PartsPlace:
                 hint="somebody has moved it: remove it",
             )
         return record
+
+    def _require_believed(self, path: str) -> None:
+        """Refuse the record of a stranger, who need not be able to change the checkpoint."""
+        local, home = self.store.local_path(path), self.store.local_path()
+        if local is None or home is None or not os.path.lexists(local):
+            return
+        if not is_believed(local, home):
+            raise RefusedError(
+                f"{self.store.describe(path)} was not written by the owner of the folder, nor by"
+                f" this user; {belongs_to(local)}",
+                hint="remove it, and run that part again",
+            )
 
 
 def list_records(store: Store, path: str) -> list[ListedRecord]:

@@ -6,6 +6,8 @@ import dataclasses
 import hashlib
 import json
 import re
+import types
+import typing
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -106,10 +108,39 @@ def load_plan(data: bytes, file: str) -> RetentionPlan:
         said = document.pop("plan", None)
         if said != _digest(document):
             raise ValueError("it was changed since it was made")
-        return _plan(_every_text(_unescaped, document))
-    except (ValueError, TypeError, KeyError) as error:
+        plan = _plan(_every_text(_unescaped, document))
+        _require_types(plan, RetentionPlan, "plan")
+        dropped = {d.entry.name for d in plan.decisions if not d.keep}
+        if len(dropped.intersection(plan.order)) < len(plan.order):
+            raise ValueError("it orders what it does not drop")
+        return plan
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         hint = "make a new one: ftckpt gc ROOT … --json"
         raise UsageError(f"{file} is not a plan of this version: {error}", hint=hint) from None
+
+
+def _require_types(value: Any, hint: Any, what: str) -> None:
+    """Refuse a value of another type than a field has, at any depth.
+
+    Raises:
+        ValueError: it is of another.
+    """
+    hints = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    fitting = next((one for one in hints if _fits(value, one)), None)
+    if fitting is None:
+        raise ValueError(f"{what} is {str(value)[:80]!r}")
+    for inner in typing.get_args(fitting)[:1]:  # tuple[str, ...]
+        for one in value:
+            _require_types(one, inner, what)
+    if dataclasses.is_dataclass(fitting) or hasattr(fitting, "_fields"):
+        for name, one in typing.get_type_hints(fitting).items():
+            _require_types(getattr(value, name), one, name)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    kind = typing.get_origin(hint) or hint
+    kind = (int, float) if kind is float else kind
+    return isinstance(value, kind) and (type(value) is bool) == (hint is bool)
 
 
 def _every_text(change: Callable[[str], str], value: Any) -> Any:

@@ -89,7 +89,8 @@ def with_structure(result: Inspection, checkpoint: Checkpoint) -> Inspection:
         UnavailableError, DeniedError: the storage does not answer.
     """
     errors = (f for f in check_structure(checkpoint, NULL) if f.severity is Severity.ERROR)
-    new = [found for found in errors if found not in result.notes]
+    told = {*result.notes}
+    new = [found for found in errors if found not in told]
     return replace(result, notes=(*result.notes, *new))
 
 
@@ -111,7 +112,7 @@ def _weighed(checkpoint: Checkpoint, found: Finding, kinds: set[str]) -> Finding
 def _check(checkpoint: Checkpoint, counter: Counter) -> Iterator[Finding]:
     yield from checkpoint.notes
     members = set(checkpoint.members())
-    absent = list(_check_members(checkpoint, members))
+    absent = dict.fromkeys(_check_members(checkpoint, members))
     yield from absent
     told = {f.kind for f in checkpoint.notes}
     reported: set[tuple[str, str | None]] = set()

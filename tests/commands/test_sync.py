@@ -144,6 +144,15 @@ def test_what_is_not_good_is_not_shipped(root: Path, tier: Path) -> None:
     assert steps(tier) == ["step-10", "step-30"]
 
 
+def test_a_rule_finds_nothing_that_can_be_shipped(root: Path, tier: Path) -> None:
+    for step in root.iterdir():
+        (tier / step.name).mkdir()
+        (tier / step.name / "other").write_text("x")
+    document = answer("sync", str(root), str(tier), "--every", "10")
+    assert document["result"]["code"] == 8
+    assert set(states(document).values()) == {"failed"}
+
+
 def test_a_save_in_flight_is_no_failure(root: Path, tier: Path) -> None:
     (root / "step-40" / ".metadata").unlink()
     document = answer("sync", str(root), str(tier))

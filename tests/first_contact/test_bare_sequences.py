@@ -72,7 +72,7 @@ def test_the_parameters_of_a_bare_tuple_are_read_by_their_places(tmp_path: Path)
     done = printed("verify", str(path), "--level", "values")
     assert done.code == ExitCode.OK
     assert "warning" not in done.out
-    assert "found as item.1" in printed("inspect", str(path), "--resume").out
+    assert "found as chkpnt30000.pth:item.1" in printed("inspect", str(path), "--resume").out
     opened = open_checkpoint(path)
     assert opened.step == 30000  # the second member, as the name says it too
     held = names(path)

@@ -9,9 +9,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from xxhash import xxh3_128_digest
 
 from ftckpt.checkpoint import Commit, CommitState
 from ftckpt.errors import CorruptError, DeniedError, FtckptError, IncompleteError, RefusedError
@@ -35,6 +37,18 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def path(saved: Path, tmp_path: Path) -> Path:
     return copy(saved, tmp_path / "step-7")
+
+
+def test_what_a_manifest_lists_beyond_the_format_stays_listed(path: Path) -> None:
+    """As `convert` lists `config.json`: sealing again finds the same content."""
+    (path / "config.json").write_text("{}")
+    first = seal(open_checkpoint(path)).manifest
+    digest = first.files[0]._replace(path="config.json", size=2, blocks=xxh3_128_digest(b"{}"))
+    (path / MANIFEST).write_bytes(replace(first, files=[*first.files, digest]).dump())
+    assert not seal(open_checkpoint(path)).written
+    (path / "config.json").write_text("[]")
+    with pytest.raises(RefusedError):
+        seal(open_checkpoint(path))
 
 
 def test_the_manifest_says_what_is_there(path: Path) -> None:

@@ -77,6 +77,7 @@ def gc(
 
 def thin_of(root: Path | str, plan: RetentionPlan, now: float = NOW, **more: Any) -> Thinned:
     take = more.pop("take", WeightsAlone().take)
+    more = {"differ": WeightsAlone().differ} | more
     return thin(plan, place_of(root), FORMATS, take, actor="tester", now=lambda: now, **more)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from ftckpt.discovery.recognise import Format
 from ftckpt.discovery.resolve import Place, open_runs
-from ftckpt.discovery.roots import Root
+from ftckpt.discovery.roots import Root, read_again
 from ftckpt.errors import FtckptError
 from ftckpt.progress import NULL, Counter
 from ftckpt.retention.locks import leases
@@ -14,7 +15,8 @@ from ftckpt.retention.locks.hold import SKEW, hold, require_clock
 from ftckpt.retention.policy import DAY
 from ftckpt.retention.policy.plan import Reason
 from ftckpt.retention.records import log, pins
-from ftckpt.retention.scan.entry import Bases, ScanOptions, recorded_bases
+from ftckpt.retention.scan.entries import EntryClass, RootEntry
+from ftckpt.retention.scan.entry import Bases, ScannedEntry, ScanOptions, recorded_bases
 from ftckpt.retention.scan.leftovers import (
     dead_plans,
     leftovers,
@@ -26,6 +28,7 @@ from ftckpt.retention.scan.uploads import abort_own, has_dead_uploads
 from ftckpt.retention.trash import Trash, Trashed
 from ftckpt.retention.trash.open import open_trash
 
+from .check import checked
 from .outcome import Purged
 
 TRASH_TTL = DAY
@@ -90,14 +93,24 @@ def purge_held(
     `trashes` are those of the locked ones, by group.
     """
     things = [thing for trash in trashes.values() for thing in trash.listed()]
-    over = [t for t in things if t.erasing or _is_over(t, how.now, trash_ttl)]
-    held = _held(roots, over, how, counter) if over else {}
+    begun = {t.path for t in things if t.erasing and not trashes[t.group].is_whole(t)}
+    over = [t for t in things if t.path in begun or _is_over(t, how.now, trash_ttl)]
+    recalled = [t for t in over if trashes[t.group].recall(t)]
+    if recalled:
+        roots = [read_again(root) for root in roots]
+        over = [t for t in over if t not in recalled]
+    held = _held(roots, trashes, over, begun, how, counter) if over else {}
     due = [t for t in over if t.path not in held]
     erased: list[Trashed] = []
     failed: dict[str, FtckptError] = {}
     freed = 0
     # Whose an upload is, is known by the marker of its transfer, which may lie in what is erased.
     notes = [note for root in roots if root.base in trashes for note in abort_own(root, now())]
+    notes += [
+        f"{t.entry} stands with its commit marker: its drop was killed, or ftckpt did not write "
+        "its tombstone; it is not trash any more, and the next gc decides about it"
+        for t in recalled
+    ]
     counter.start("purging", len(due), "entries")
     for thing in due:
         try:
@@ -126,8 +139,10 @@ def has_remains(root: Root, now: float) -> bool:
 
 
 def _is_over(thing: Trashed, now: float, trash_ttl: float) -> bool:
-    """Whether the time of a thing is up, or unknown."""
+    """Whether the time of a thing is up, or unknown; its record is as old as the store says."""
     age = now - thing.time
+    if thing.written is not None and thing.written > thing.time:
+        age = max(0.0, now - thing.written)
     return age < -SKEW or max(0.0, age + _APART) >= trash_ttl
 
 
@@ -139,18 +154,26 @@ def require_all(errors: Mapping[str, FtckptError]) -> None:
 
 
 def _held(
-    roots: Sequence[Root], over: Sequence[Trashed], how: ScanOptions, counter: Counter
+    roots: Sequence[Root],
+    trashes: Mapping[str, Trash],
+    over: Sequence[Trashed],
+    begun: Collection[str],
+    how: ScanOptions,
+    counter: Counter,
 ) -> dict[str, Reason]:
-    """Return, by path, why expired things stay."""
+    """Return, by path, why expired things stay; of those whose erasure has begun none does."""
     found = [f for root in roots for f in read_entries(root, how, counter=counter)]
     live = {f.entry.name for f in found}
     based_on = {path: f.entry.name for f in found for path in f.entry.depends_on}
     by_group = {root.base: root for root in roots}
+    successors = _Successors(found, how.now)
     held: dict[str, Reason] = {}
     for thing in over:
-        if thing.erasing:
+        if not trashes[thing.group].is_ours(thing):
+            held[thing.path] = Reason("stranger", "its owner did not drop it; move it back by hand")
+        elif thing.path in begun:
             continue  # it is not whole any more and cannot be restored
-        if thing.time > how.now + SKEW:
+        elif thing.time > how.now + SKEW:
             held[thing.path] = Reason("future", "it was dropped in the future, by its name")
         elif thing.entry in live:
             continue  # a record of this name means its new owner
@@ -158,9 +181,61 @@ def _held(
             held[thing.path] = Reason("base", f"{based_on[thing.entry]} depends on it")
         else:
             reason = next(_wanted(by_group[thing.group], thing, how.now), None)
+            if (
+                reason is None
+                and not successors.has(thing)
+                and trashes[thing.group].is_whole(thing)
+            ):
+                reason = Reason(
+                    "last",
+                    "the run has no good one of its step or a later one; gc undelete has it back",
+                )
             if reason is not None:
                 held[thing.path] = reason
     return held
+
+
+class _Successors:
+    """The newest good checkpoint of each run: one that was dropped is freed if it has a successor.
+
+    gc keeps the newest, so that each has one when it is dropped. The successor may have gone or
+    been damaged since, or no gc of ours has dropped the thing.
+    """
+
+    def __init__(self, found: Sequence[ScannedEntry], now: float) -> None:
+        self._now = now
+        self._members: dict[str, list[ScannedEntry]] = defaultdict(list)
+        for one in found:
+            if one.entry.entry_class is EntryClass.COMMITTED and one.child is not None:
+                self._members[one.entry.group].append(one)
+        self._good: dict[str, bool] = {}
+
+    def has(self, thing: Trashed) -> bool:
+        """Whether a good checkpoint stands that is not older than a thing, by step or by time."""
+        return any(
+            self._is_good(one)
+            for one in sorted(self._members[thing.group], key=_newest_first)
+            if _follows(one.entry, thing)
+        )
+
+    def _is_good(self, found: ScannedEntry) -> bool:
+        name = found.entry.name
+        if name not in self._good:
+            now = checked(found, self._now, None)
+            self._good[name] = now is not None and now.entry.checked and not now.entry.thinned
+        return self._good[name]
+
+
+def _newest_first(found: ScannedEntry) -> tuple[float, float]:
+    entry = found.entry
+    return -(entry.step if entry.step is not None else -1), -(entry.time or 0.0)
+
+
+def _follows(entry: RootEntry, thing: Trashed) -> bool:
+    if thing.step is None:
+        return True  # of such a run no order is known
+    later = entry.time is not None and entry.time > thing.time
+    return later or (entry.step is not None and entry.step >= thing.step)
 
 
 def _wanted(root: Root, thing: Trashed, now: float) -> Iterator[Reason]:

@@ -45,6 +45,9 @@ from .run import Dropping
 TakeWeights = Callable[[ScannedEntry, str, ThinnedFrom], int]
 """Checks all of an entry, writes its weights to a path of its store, proves them; returns bytes."""
 
+Differ = Callable[[ScannedEntry, str], str]
+"""Compares weights at a path of an entry's store with those of the entry; says what differs."""
+
 
 def thin(
     plan: RetentionPlan,
@@ -56,6 +59,7 @@ def thin(
     now: Callable[[], float],
     purge_now: bool = False,
     bases: Bases = recorded_bases,
+    differ: Differ = lambda _, __: "",
     counter: Counter = NULL,
     work: Work = ALONE,
 ) -> Thinned:
@@ -72,6 +76,7 @@ def thin(
         now: returns seconds since the epoch.
         purge_now: free the whole ones at once instead of moving them to the trash.
         bases: returns a checkpoint's bases (see `ScanOptions`).
+        differ: compares weights that an earlier run has left (see `Differ`).
         counter: counts entries.
         work: how weights that an earlier run has left are read again.
 
@@ -83,7 +88,7 @@ def thin(
     policy = replace(plan.policy, reclaim=None)
     fresh = prepare(place, formats, policy, now(), bases=bases, known=plan, counter=counter)
     how = ScanOptions(formats, now(), policy.metric, bases, needs=True)
-    run = _Thinning(plan, fresh, take_weights, how, actor, now, work, purge_now=purge_now)
+    run = _Thinning(plan, fresh, take_weights, differ, how, actor, now, work, purge_now=purge_now)
     counter.start("thinning", len(plan.thin), "entries")
     for decision in plan.thin:
         run.thin(decision)
@@ -120,6 +125,7 @@ class _Thinning:
         plan: RetentionPlan,
         fresh: Prepared,
         take_weights: TakeWeights,
+        differ: Differ,
         how: ScanOptions,
         actor: str,
         now: Callable[[], float],
@@ -132,6 +138,7 @@ class _Thinning:
         self.fresh = fresh
         self.now_decided = {d.entry.name: d for d in fresh.plan.decisions}
         self.take_weights = take_weights
+        self.differ = differ
         self.how = how
         self.actor = actor
         self.now = now
@@ -198,7 +205,7 @@ class _Thinning:
         """Return the bytes of weights that a killed run has made; drop damaged ones.
 
         Those of another save are dropped, too. The manifest alone proves nothing: the files may
-        have been damaged since, and the whole one is about to go.
+        have been damaged since, or be somebody else's, and the whole one is about to go.
         """
         name, weights = found.entry.name, self._finished(found)
         if weights is None:
@@ -207,7 +214,7 @@ class _Thinning:
         damage = ""
         if _is_of(weights, record):
             with leased(found.root, record.name, f"{self.actor} (gc thins it)", self.now):
-                damage = self._damage(weights)
+                damage = self._damage(weights) or self.differ(found, found.place.path + WEIGHTS)
             if not damage:
                 return weights.source.nbytes
             why, told = f"its weights are damaged: {damage}", f"is damaged ({damage})"

@@ -119,6 +119,10 @@ def _in_order(
     return found
 
 
+# The numbers of a name, and its step.
+_Save = tuple[tuple[int, ...], int | None]
+
+
 def _pairs(
     counted: Sequence[RootEntry], places: Mapping[str, series.SeriesPlace]
 ) -> tuple[dict[str, Reason], dict[str, Reason]]:
@@ -133,20 +137,31 @@ def _pairs(
         place = places.get(entry.name)
         if place is not None and place.series != series.STEPS:
             by_series[place.series][place.numbers] = entry
+    # Series with the same saves are alike to every other: thousands of names are a few kinds.
+    kinds: dict[frozenset[_Save], list[str]] = defaultdict(list)
+    sharing: dict[_Save, dict[frozenset[_Save], None]] = defaultdict(dict)
+    for name, own in by_series.items():
+        kind = frozenset((numbers, entry.step) for numbers, entry in own.items())
+        kinds[kind].append(name)
+        for save in kind:
+            sharing[save][kind] = None
     whole: dict[str, Reason] = {}
     halves: dict[str, Reason] = {}
-    for name, own in by_series.items():
-        for other, theirs in by_series.items():
-            both = own.keys() & theirs.keys() if other != name else ()
-            common = [n for n in both if own[n].step == theirs[n].step]
-            if not common:
-                continue
-            whole[own[max(common)].name] = Reason("newest", f"the newest with one of {other}")
-            for numbers, entry in own.items():
-                if not any(numbers):
-                    halves[entry.name] = Reason("start", f"{name} and {other} start from it")
-                elif numbers not in theirs:
-                    halves[entry.name] = Reason("half", f"{other} has no whole one beside it")
+    for kind, names in kinds.items():
+        for theirs in dict.fromkeys(other for save in kind for other in sharing[save]):
+            common = max(numbers for numbers, _ in kind & theirs)
+            there = {numbers for numbers, _ in theirs}
+            for name in names:
+                other = next((one for one in kinds[theirs] if one != name), "")
+                if not other:
+                    continue
+                own = by_series[name]
+                whole[own[common].name] = Reason("newest", f"the newest with one of {other}")
+                for numbers, entry in own.items():
+                    if not any(numbers):
+                        halves[entry.name] = Reason("start", f"{name} and {other} start from it")
+                    elif numbers not in there:
+                        halves[entry.name] = Reason("half", f"{other} has no whole one beside it")
     return whole, halves
 
 

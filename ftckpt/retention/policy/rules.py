@@ -92,6 +92,8 @@ def _every(number: int, counted: Sequence[RootEntry]) -> Chosen:
     Step 0 is a multiple too, but only step 0 itself is kept for it.
     """
     steps = _by_step(counted)
+    if not steps:
+        return
     # Doubled midpoints between neighbours stay whole numbers; the step nearest to a multiple is the
     # one between whose midpoints it lies.
     middles = [None, *(a + b for (a, _), (b, _) in pairwise(steps)), None]

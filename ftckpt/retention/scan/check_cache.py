@@ -15,6 +15,7 @@ from typing import NamedTuple
 from ftckpt.discovery.roots import Root
 from ftckpt.errors import CorruptError, NotFoundError, UnsafeError
 from ftckpt.retention.records import own_folder
+from ftckpt.storage.local.ownership import is_believed
 from ftckpt.strict_json import decode
 
 from .entry import ScannedEntry
@@ -48,6 +49,9 @@ def read_passed(root: Root) -> dict[str, Passed]:
         UnsafeError: the root's `.ftckpt` is a link.
     """
     path = f"{own_folder(root)}/{_NAME}"
+    local = root.store.local_path(path)
+    if local is not None and not is_believed(local, root.store.local_path(root.base) or local):
+        return {}
     try:
         size = root.store.stat(path).size
         if size > _MAX_BYTES:

@@ -40,6 +40,8 @@ class Trashed:
         group: the path of its run's root in the store.
         path: its present path in the store.
         erasing: whether it is being freed and cannot be restored.
+        written: when its record was written, in seconds since the epoch, by the store's clock,
+            which a name cannot forge; None where it has no record.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Trashed:
     group: str
     path: str
     erasing: bool = False
+    written: float | None = None
 
     @property
     def id(self) -> str:
@@ -134,6 +137,23 @@ class Trash(Protocol):
             NotFoundError: it is not in the trash any more.
             RefusedError: it is being freed.
         """
+
+    def is_whole(self, trashed: Trashed) -> bool:
+        """Whether a thing may still be a whole checkpoint: nothing shows that any of it went.
+
+        Raises:
+            DeniedError, UnavailableError: it could not be read.
+        """
+
+    def recall(self, trashed: Trashed) -> bool:
+        """Take back the record of a drop that did not happen; return whether it was one.
+
+        Raises:
+            DeniedError, UnavailableError: it could not be read, or not be deleted.
+        """
+
+    def is_ours(self, trashed: Trashed) -> bool:
+        """Whether only somebody who may also delete a thing can have put it into the trash."""
 
     def erase(self, trashed: Trashed) -> Erased:
         """Free a thing for good, or continue an interrupted erasure.

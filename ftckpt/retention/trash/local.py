@@ -16,6 +16,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
+from ftckpt.checkpoint import CommitState
 from ftckpt.discovery.roots import Root
 from ftckpt.errors import ExistsError, FtckptError, NotFoundError, RefusedError, UnsafeError
 from ftckpt.own_files import FOLDER as OWN
@@ -32,7 +33,7 @@ from ftckpt.storage.local.removal import Removal
 from ftckpt.storage.local.renaming import rename_new
 from ftckpt.storage.store import EntryKind, join, relative
 
-from .room import is_full, is_marked, mark, taken_apart
+from .room import is_full, is_marked, is_signed, mark, sign, taken_apart, unsign
 
 _NOT_WHOLE = "{} is being reclaimed: it is not whole any more"
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -111,6 +112,14 @@ class LocalTrash:
         with self._translated("restore", back), self._folder_of(trashed) as folder:
             if is_marked(there, folder):
                 raise RefusedError(_NOT_WHOLE.format(back))
+            held = status(there, folder)
+            if held is not None and not (stat.S_ISDIR(held.st_mode) or stat.S_ISREG(held.st_mode)):
+                raise UnsafeError(
+                    f"{trashed.id} in the trash is a link or a device: gc drops none",
+                    hint="ftckpt did not put it there; see who may write there, then remove it",
+                    kind="special-file",
+                    file=back,
+                )
             if status(back, here) is not None:
                 raise ExistsError(f"{self._url(back)} exists already")
             sealed = is_file(there + SUFFIX, folder)
@@ -122,6 +131,37 @@ class LocalTrash:
                 if sealed:  # its manifest does not describe what stands there now
                     rename_new(back + SUFFIX, there + SUFFIX, source_dir=here, target_dir=folder)
                 raise
+            if there.startswith(BESIDE):
+                unsign(back, here)
+
+    def is_whole(self, trashed: Trashed) -> bool:
+        """Whether a format knows a thing that nobody has begun to free."""
+        if trashed.erasing:
+            return False
+        try:
+            part = self._root.ask(self._root.store.stat(trashed.path))
+        except NotFoundError:
+            return False
+        return part is not None and part.recognition.commit is not CommitState.UNCOMMITTED
+
+    def recall(self, trashed: Trashed) -> bool:
+        """Return False: the rename is the drop and its record."""
+        return False
+
+    def is_ours(self, trashed: Trashed) -> bool:
+        """Whether the owner of a directory has put it into the trash.
+
+        Only who may write a directory can move it to another one. But anybody who may write the
+        root can rename it there, to a name that looks like trash.
+        """
+        there = _last(trashed.path)
+        if not there.startswith(BESIDE):
+            return True
+        with self._translated("look at", trashed.name):
+            found = status(there, self._here)
+            shared = os.fstat(self._here).st_mode
+        writable = shared & (stat.S_IWGRP | stat.S_IWOTH) and not shared & stat.S_ISVTX
+        return found is None or not stat.S_ISDIR(found.st_mode) or not writable or is_signed(found)
 
     def erase(self, trashed: Trashed) -> Erased:
         """Rename a thing so that it cannot be restored, and remove it file by file."""
@@ -174,6 +214,8 @@ class LocalTrash:
         trashed = Trashed(name, now, self._root.base, path, erasing)
         sealed = is_file(name, self._here)
         rename_new(name, _last(path), source_dir=self._here, target_dir=folder)
+        if beside.startswith(BESIDE):
+            sign(_last(path), folder)
         if sealed:
             self._move_manifest(trashed, folder)
         return trashed

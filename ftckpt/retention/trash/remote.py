@@ -17,12 +17,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
+from ftckpt.checkpoint import CommitState
 from ftckpt.discovery.dropped import TRASH, Tomb, finished_since, is_record
+from ftckpt.discovery.recognise import UnopenedPart
 from ftckpt.discovery.roots import Root
 from ftckpt.errors import (
     CorruptError,
     ExistsError,
     FtckptError,
+    NewerWriterError,
     NotFoundError,
     RefusedError,
     UnavailableError,
@@ -103,12 +106,12 @@ class RemoteTrash:
     def listed(self) -> list[Trashed]:
         """Return everything with a tombstone, the earliest first."""
         try:
-            paths = [entry.path for entry in self._store.children(self._folder)]
+            entries = self._store.children(self._folder)
         except NotFoundError:
             return []
         found: dict[str, Trashed] = {}
-        for path in paths:
-            trashed = self._parsed(path)
+        for entry in entries:
+            trashed = self._parsed(entry)
             # Of two tombstones that a killed run left, prefer the one that is being freed.
             if trashed is not None and (trashed.id not in found or trashed.erasing):
                 found[trashed.id] = trashed
@@ -140,17 +143,68 @@ class RemoteTrash:
         self._check()
         self._delete(trashed.path)
 
+    def is_whole(self, trashed: Trashed) -> bool:
+        """Whether all keys of an entry stand but the marker that its drop took away."""
+        known = self._known(trashed)
+        if known is None:
+            return False
+        tombstone, standing = known
+        gone = {file.path for file in tombstone.files} - {file.path for file in standing}
+        if gone - tombstone.markers.keys():
+            return False
+        if tombstone.markers:
+            return not trashed.erasing
+        part = self._recognised(tombstone, standing)
+        return part is not None and part.recognition.commit is not CommitState.UNCOMMITTED
+
+    def recall(self, trashed: Trashed) -> bool:
+        """Delete the tombstone of an entry whose commit marker stands as it did.
+
+        A drop takes the marker away. This one was killed, or somebody who could not do that has
+        written its tombstone.
+        """
+        known = self._known(trashed)
+        if known is None:
+            return False
+        tombstone, standing = known
+        listed = {file.path: file for file in tombstone.files}
+        there = [f for f in standing if f.path in listed and f.same_object(listed[f.path])]
+        if tombstone.markers:
+            committed = tombstone.markers.keys() <= {file.path for file in there}
+        else:
+            part = self._recognised(tombstone, there)
+            committed = part is not None and marker_of(self._store, part, there) is not None
+        if committed:
+            self._check()
+            self._delete(trashed.path)
+        return committed
+
+    def _known(self, trashed: Trashed) -> tuple[Tombstone, list[Entry]] | None:
+        """Return a tombstone, and what stands of its entry; None if nothing is done by it.
+
+        A transfer to the entry says better what is the matter with it.
+        """
+        try:
+            tombstone = self._read(trashed)
+        except (CorruptError, UnsafeError, NewerWriterError, NotFoundError):
+            return None
+        standing = self._standing(tombstone)
+        written = self._store.stat(trashed.path).mtime
+        held = written is not None and Tomb(self._store, trashed.path, written).holds(standing)
+        return None if any(_is_transfer(f) for f in standing) or not held else (tombstone, standing)
+
+    def is_ours(self, trashed: Trashed) -> bool:
+        """No store says who wrote a tombstone: `recall` looks whether its drop was carried out."""
+        return True
+
     def erase(self, trashed: Trashed) -> Erased:
-        """Mark an entry as being freed, then delete its commit marker, then all its keys."""
+        """Mark an entry as being freed, then delete all its keys."""
         tombstone = self._read(trashed)
         standing = self._standing(tombstone)
         self._require_trash(trashed, tombstone, standing)
         self._check()
         trashed = self._marked(trashed, tombstone)
-        markers = [f for f in tombstone.files if f.path in tombstone.markers]
-        if any(f.path in tombstone.markers for f in standing):
-            self._remove(markers)
-        transfers = [f for f in standing if f.path.endswith(f"/{TRANSFER}")]
+        transfers = [f for f in standing if _is_transfer(f)]
         if transfers:  # one that still runs is refused from here on, or has ended before
             self._remove(transfers)
             self._require_trash(trashed, tombstone, self._standing(tombstone))
@@ -262,6 +316,13 @@ class RemoteTrash:
             raise RefusedError(message, hint="it is not trash any more")
         raise RefusedError(message, hint=f"gc undelete {trashed.id} has it back")
 
+    def _recognised(self, tombstone: Tombstone, standing: Sequence[Entry]) -> UnopenedPart | None:
+        """Return what stands of an entry as its format knows it."""
+        path = join(self._root.base, tombstone.name)
+        if tombstone.directory:
+            return self._root.ask(Entry(path, 0, kind=EntryKind.DIRECTORY))
+        return next((self._root.ask(file) for file in standing if file.path == path), None)
+
     def _ended_transfers(
         self, tombstone: Tombstone, standing: Mapping[str, Entry]
     ) -> tuple[str, ...]:
@@ -308,11 +369,18 @@ class RemoteTrash:
             )
         return tombstone
 
-    def _parsed(self, path: str) -> Trashed | None:
-        parsed = parse_trash_name(path[len(self._folder) + 1 :])
-        return parsed and Trashed(parsed[0], parsed[1], self._root.base, path, parsed[2])
+    def _parsed(self, entry: Entry) -> Trashed | None:
+        parsed = parse_trash_name(entry.path[len(self._folder) + 1 :])
+        return parsed and Trashed(
+            parsed[0], parsed[1], self._root.base, entry.path, parsed[2], entry.mtime
+        )
 
 
 def _unknown(tombstone: Tombstone, standing: Sequence[Entry]) -> list[Entry]:
     known = {file.path: file for file in tombstone.files}
     return [f for f in standing if f.path not in known or not f.same_object(known[f.path])]
+
+
+def _is_transfer(file: Entry) -> bool:
+    """Whether a key says that a transfer of ours to its place is not finished."""
+    return file.path.endswith(f"/{TRANSFER}")

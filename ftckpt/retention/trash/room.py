@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 
 from ftckpt.retention.scan.contents import list_entry
 from ftckpt.retention.scan.entry import ScannedEntry
@@ -19,6 +19,8 @@ from ftckpt.storage.store import relative
 
 # No trainer makes a directory with this mode.
 _MARK = stat.S_ISVTX | stat.S_IRWXU
+# It means nothing on a directory, and only its owner can set it.
+_SIGNED = stat.S_ISUID
 
 
 # A filesystem with less is full, whatever small reserve it keeps for itself.
@@ -71,3 +73,28 @@ def is_marked(name: str, folder: int) -> bool:
     return (
         found is not None and stat.S_ISDIR(found.st_mode) and stat.S_IMODE(found.st_mode) == _MARK
     )
+
+
+def sign(name: str, folder: int) -> None:
+    """Sign a directory that was dropped beside its old name, so that purge knows whose act it was.
+
+    A directory of somebody else stays unsigned; a file needs no sign.
+    """
+    _sign(name, folder, lambda mode: mode | _SIGNED)
+
+
+def unsign(name: str, folder: int) -> None:
+    """Take the sign off a directory that is restored."""
+    _sign(name, folder, lambda mode: mode & ~_SIGNED)
+
+
+def is_signed(found: os.stat_result) -> bool:
+    """Whether a directory has the sign of `sign`, or of `mark`, which only its owner gives."""
+    return bool(found.st_mode & _SIGNED) or stat.S_IMODE(found.st_mode) == _MARK
+
+
+def _sign(name: str, folder: int, change: Callable[[int], int]) -> None:
+    found = status(name, folder)
+    if found is not None and stat.S_ISDIR(found.st_mode):
+        with suppress(PermissionError), opened(name, folder) as signed:
+            os.fchmod(signed, change(stat.S_IMODE(os.fstat(signed).st_mode)))

@@ -34,6 +34,23 @@ def give(made: int, folder: os.stat_result) -> None:
         os.fchmod(made, stat.S_IMODE(folder.st_mode) & mask)
 
 
+def is_believed(path: str, home: str) -> bool:
+    """Say whether a record may speak for a root: its owner, the reader or the superuser wrote it.
+
+    Others may be allowed to write where records lie, and not to change what they are about.
+
+    Args:
+        path: of the record.
+        home: of the directory whose owner counts.
+    """
+    try:
+        held = os.lstat(path)
+        owners = (os.stat(home).st_uid, os.geteuid(), 0)
+    except OSError:
+        return False
+    return stat.S_ISREG(held.st_mode) and held.st_uid in owners
+
+
 def make_folder(name: str, *, dir_fd: int | None = None) -> None:
     """Make a directory, and give it away as `give` does.
 

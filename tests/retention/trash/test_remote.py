@@ -380,6 +380,8 @@ class TestReclaiming:
         before = content(store)
         assert undeleted(store, "step-1").failed["step-1"].exit_code is ExitCode.UNSAFE
         assert content(store) == before
+        assert purged(store).failed == {}  # its name says two days; the store says today
+        store.now += 2 * DAY
         done = purged(store)
         assert isinstance(done.failed[path], UnsafeError)
         assert done.code is ExitCode.UNSAFE
@@ -588,6 +590,7 @@ class TestKilled:
             free(store)
             store.now += 2 * DAY
             assert purged(store).code is ExitCode.OK
+            free(store)  # a drop that was killed before its marker went is one no more
             assert content(store) == kept
 
 

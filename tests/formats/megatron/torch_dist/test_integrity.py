@@ -186,6 +186,29 @@ def test_the_manifest_covers_the_record(saved: Path) -> None:
     assert verified(saved).evidence == "manifest"
 
 
+def test_a_sealed_checkpoint_gets_the_record_and_a_manifest_that_lists_it(saved: Path) -> None:
+    (saved / NAME).unlink()
+    assert ftckpt("seal", str(saved), cwd=saved).returncode == 0
+    done = ftckpt("seal", str(saved), "--integrity", cwd=saved)
+    assert done.returncode == 0, done.stderr
+    listed = json.loads((saved / "ftckpt.manifest.json").read_text())["files"]
+    assert NAME in {entry["path"] for entry in listed}
+    assert verified(saved).code is ExitCode.OK
+    assert not api.seal(str(saved), integrity=True).written
+
+
+def test_nothing_is_added_where_the_manifest_says_something_else(saved: Path) -> None:
+    (saved / NAME).unlink()
+    assert ftckpt("seal", str(saved), cwd=saved).returncode == 0
+    file = saved / "metadata.json"
+    file.write_text(file.read_text() + " ")
+    done = ftckpt("seal", str(saved), "--integrity", cwd=saved)
+    assert done.returncode == ExitCode.REFUSED, done.stderr
+    with pytest.raises(RefusedError):
+        api.seal(str(saved), integrity=True)
+    assert not (saved / NAME).exists()
+
+
 def test_other_formats_have_no_such_record(tmp_path: Path) -> None:
     save_file({"w": torch.ones(3)}, tmp_path / "model.safetensors")
     done = ftckpt("seal", str(tmp_path / "model.safetensors"), "--integrity", cwd=tmp_path)
