@@ -149,9 +149,8 @@ class WeightsAlone:
         return checkpoint, only(Content.of(checkpoint), Only.MODEL)
 
     def _laid_out(self, found: ScannedEntry, path: str) -> tuple[Checkpoint, LaidOut]:
+        from ftckpt.operations.writing import prepare
         from ftckpt.transfer.layout import LayoutRequest
-
-        from .writing import prepare
 
         checkpoint, content = self._content(found)
         source = checkpoint.source_format
