@@ -58,6 +58,7 @@ NEEDS = {
 # The same for an option at the end.
 VALUES = {
     "--require": "model", "--reason": "why", "--free": "1kB", "--manifest": "m.json", "--dp": "1",
+    "--series": "G",
     "--from-log": "job.log", "--drop": "exp_avg*", "--also": "OTHER_NODE/SESSION",
 }  # fmt: skip
 
@@ -72,6 +73,7 @@ WHOLE = {
     "convert --only adapter": "convert TRAINING OUT --to safetensors --only adapter "
     "--beside adapter",
     "convert --rename": "convert SRC DST --to safetensors --rename names.toml",
+    "convert --to torch-checkpointing": "convert TITAN OUT --to torch-checkpointing",
     "convert --to megatron-dist": "convert hf OUT --to megatron-dist --names megatron",
     "convert --to megatron-fsdp": "convert START OUT --to megatron-fsdp",
     "convert --to safetensors --names hf --only model":
@@ -128,6 +130,7 @@ PLACES: list[tuple[str, dict[str, str]]] = [
         "gpt-oss-bf16": "gpt-oss-bf16",
         "ds/global_step0": "zero2", "s3://run7/ckpt/step-1000": "root/step-1000",
     }),
+    ("latest .*--series", {"ROOT": "pairs", "runs/gan": "pairs"}),
     ("convert hf/ |convert --to megatron", {"hf": "llama"}),
     ("convert model ", {"model": "bf16"}),
     ("(convert base|verify adapter|only adapter --beside|convert --(only )?adapter)",

@@ -106,6 +106,18 @@ def root(out: Path, _: Samples) -> None:
 
 
 @sample
+def pairs(out: Path, _: Samples) -> None:
+    """A run of two models that are saved together."""
+    import torch
+
+    out.mkdir()
+    for number in (800, 1600):
+        for name in "GD":
+            state = {"model": {"w": torch.ones(3, 3)}, "iteration": number}
+            torch.save(state, out / f"{name}_{number}.pth")
+
+
+@sample
 def slower_root(out: Path, of: Samples) -> None:
     """A run of which the newest saves took twice as long to write."""
     for ago in range(57):
@@ -122,10 +134,10 @@ def longer_root(out: Path, of: Samples) -> None:
 
 
 @sample
-def rotated_root(out: Path, of: Samples) -> None:
+def rotated_root(out: Path, _: Samples) -> None:
     """As retention.md shows one: a damaged save among those of the last hours."""
     for ago, step in enumerate((2200, 2100, 2000, 1800, 1000)):
-        of.copy("root/step-9000", out / f"checkpoint-{step}")
+        train(out / f"checkpoint-{step}", step)
         age(out / f"checkpoint-{step}", 15000.0 + 1400.0 * ago)
     cut = out / "checkpoint-2100" / "__0_0.distcp"
     os.truncate(cut, cut.stat().st_size // 2)
