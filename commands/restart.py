@@ -23,7 +23,6 @@ from ftckpt.commands.cli.target import open_checkpoint
 from ftckpt.commands.cli.terminal import write_bytes
 from ftckpt.commands.cli.transfer_options import (
     LayoutOptions,
-    PartOptions,
     RulesOption,
     RunOptions,
     carry_out,
@@ -182,7 +181,7 @@ def _made_loadable(invocation: Invocation, path: str, job: _Job) -> str:
             pp=grid.get("pp", job.layout.pp),
             dp=grid.get("dp", job.layout.dp),
         )
-        request = layout.request(invocation, PartOptions(rules=job.rules))
+        request = layout.request(invocation, job.rules)
         name = checkpoint.source_format
         content = Content.of(checkpoint)
         result = carry_out(invocation, checkpoint, content, name, request, destination, job.run)

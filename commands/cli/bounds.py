@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from ftckpt import amounts
 from ftckpt.operations.definition import option
-
-if TYPE_CHECKING:
-    from ftckpt.workers.limits import RateLimit
 
 MemoryOption = Annotated[str, option("SIZE", "Memory limit.", "--max-memory")]
 JobsOption = Annotated[int, option("N", "Workers; 0: one a processor.", "--jobs", "-j", min=0)]
@@ -34,15 +31,3 @@ def job_count(jobs: int) -> int:
     from ftckpt.workers import limits
 
     return jobs or limits.jobs()
-
-
-def rate_limit(text: str) -> RateLimit | None:
-    """Return a limiter for `--limit-rate`, or None without a limit.
-
-    Raises:
-        UsageError: `text` is not a rate.
-    """
-    from ftckpt.workers.limits import RateLimit
-
-    number = amounts.rate(text)
-    return RateLimit(number) if number else None

@@ -40,11 +40,6 @@ def open_checkpoint(
     )  # fmt: skip
 
 
-def open_from(invocation: Invocation, target: Target, *, newest: bool = True) -> Checkpoint:
-    """See `opening.open_from`."""
-    return opening.open_from(target, invocation, newest=newest)
-
-
 def open_other(invocation: Invocation, path: str, *, rules: Rules | None = None) -> Checkpoint:
     """Open a second checkpoint, which is not reported as the target."""
     return opening.opened(path, invocation.stores, rules=rules)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Annotated, ClassVar, cast
 
-from ftckpt import amounts
 from ftckpt.errors import ExitCode
 from ftckpt.operations.definition import argument, option, switch
 from ftckpt.operations.many import Machines, PartReport, Session
@@ -18,7 +16,6 @@ from ftckpt.reports import document
 from .bounds import JobsOption, MemoryOption, RateOption
 from .invocation import Invocation, Result
 from .parts import shown
-from .target import open_other
 from .transfer_report import show_transfer
 
 if TYPE_CHECKING:
@@ -29,7 +26,6 @@ if TYPE_CHECKING:
     from ftckpt.transfer.layout import LayoutRequest
 
 
-SourceArgument = Annotated[str, argument("SRC", "The checkpoint to read: path, URL or ROOT@STEP.")]
 DestinationArgument = Annotated[
     str, argument("DST", "Where the result goes; it must not exist yet.")
 ]
@@ -51,33 +47,6 @@ CODES: Mapping[ExitCode, str] = {
 }
 
 
-class OnlyChoice(StrEnum):
-    """Which part is wanted; the core's `Only`, spelled here so that help needs no core."""
-
-    MODEL = "model"
-    OPTIMIZER = "optimizer"
-    ADAPTER = "adapter"
-
-
-@dataclass(frozen=True, kw_only=True)
-class PartOptions:
-    """Which part of the source is written."""
-
-    TITLE: ClassVar[str] = "What is written"
-
-    only: Annotated[
-        OnlyChoice | None,
-        option("", "The weights, the optimizer's state, or a LoRA adapter alone."),
-    ] = None
-    drop: Annotated[
-        list[str] | None, option("NAME", "Leave out state by name or pattern. Repeatable.")
-    ] = None
-    rules: RulesOption = ""
-    true_vocab_size: Annotated[
-        int | None, option("N", "Rows of the vocabulary without padding.", min=1)
-    ] = None
-
-
 @dataclass(frozen=True, kw_only=True)
 class LayoutOptions:
     """For which job, and in files of which size."""
@@ -97,31 +66,17 @@ class LayoutOptions:
         str, option("EXAMPLE", "Use the layout of this checkpoint of the target job.")
     ] = ""
 
-    def request(self, invocation: Invocation, part: PartOptions) -> LayoutRequest:
+    def request(self, invocation: Invocation, rules: str = "") -> LayoutRequest:
         """Return what is asked of the layout; an example is opened.
 
         Raises:
             UsageError: a size is none, the table of rules cannot be read, or the example is a root.
             FtckptError: the example cannot be opened.
         """
-        from ftckpt.transfer.layout import LayoutRequest
+        from ftckpt.operations.transferring import LayoutFlags, layout_request
 
-        rules = read_rules(part.rules)
-        example = open_other(invocation, self.like, rules=rules) if self.like else None
-        if example is not None:
-            invocation.report(like=example.source.url)
-        return LayoutRequest(
-            tp=self.tp,
-            pp=self.pp,
-            vp=self.vp,
-            dp=self.dp,
-            ep=self.ep,
-            zero_stage=self.zero_stage,
-            max_shard_size=amounts.size(self.max_shard_size) if self.max_shard_size else None,
-            rules=rules,
-            true_vocab_size=part.true_vocab_size,
-            like=example,
-        )
+        flags = cast(LayoutFlags, asdict(self))
+        return layout_request(flags, read_rules(rules), invocation.stores, on=invocation)
 
 
 @dataclass(frozen=True, kw_only=True)

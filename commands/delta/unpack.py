@@ -11,7 +11,6 @@ from ftckpt.commands.cli.transfer_options import CODES as TRANSFER_CODES
 from ftckpt.commands.cli.transfer_options import (
     DestinationArgument,
     LayoutOptions,
-    PartOptions,
     RunOptions,
     carry_out,
 )
@@ -58,7 +57,7 @@ def command(
     from ftckpt.formats.writers import format_and_writer
     from ftckpt.transfer.content import Content
 
-    request = invocation.options(LayoutOptions).request(invocation, PartOptions())
+    request = invocation.options(LayoutOptions).request(invocation)
     if to:
         # What cannot be written under that name is known before the source is opened.
         format_and_writer(to, request.rules, destination)
