@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, NamedTuple
 
-from ftckpt.commands.cli.derive import HELP
+from ftckpt.commands.cli.environment import HELP
 from ftckpt.commands.cli.invocation import Invocation
 from ftckpt.commands.cli.terminal import write
 from ftckpt.commands.cli.verbs import VERBS, load

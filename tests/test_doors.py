@@ -200,7 +200,10 @@ class Recorder(Observer):
 
 def untimed(value: Any, place: Path) -> Any:
     if isinstance(value, dict):
-        return {k: untimed(v, place) for k, v in value.items() if k not in TIMED}
+        found = {k: untimed(v, place) for k, v in value.items() if k not in TIMED}
+        if isinstance(found.get("findings"), list):  # threads find them in any order
+            found["findings"].sort(key=repr)
+        return found
     if isinstance(value, list):
         return [untimed(one, place) for one in value]
     return value.replace(str(place), "@") if isinstance(value, str) else value

@@ -9,9 +9,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, NoReturn
-
-import click
+from typing import Any, NamedTuple, NoReturn, cast
 
 from ftckpt.errors import DeniedError, ExitCode, FtckptError, NoResourceError
 from ftckpt.storage.remotes import named_in
@@ -62,10 +60,12 @@ def execute(arguments: Sequence[str], invocation: Invocation) -> Result:
         return _without_verb(words)
     invocation.debug |= first > 0
     verb, rest = resolve(words[first:])
+    from click.exceptions import Exit
+
     try:
         with load(verb).make_context(f"ftckpt {verb}", rest, obj=invocation) as ctx:
             result = ctx.command.invoke(ctx)
-    except click.exceptions.Exit as asked:
+    except Exit as asked:
         return Result(ExitCode(asked.exit_code))
     except OSError as error:
         if not invocation.started:  # click prints the help by itself
@@ -134,7 +134,7 @@ def _run(arguments: Sequence[str], invocation: Invocation) -> Result:
         return Result(ExitCode.INTERRUPTED, "interrupted")
     except BaseException as error:
         invocation.close()
-        if invocation.debug and not isinstance(error, click.UsageError):
+        if invocation.debug and not _is_usage(error):
             import traceback
 
             write(sys.stderr, hidden(traceback.format_exc()))
@@ -162,8 +162,8 @@ def verdict(error: BaseException, verb: str = "") -> Result:
     """Return the exit code and the words for an exception."""
     if isinstance(error, FtckptError):
         return Result(error.exit_code, error_line(error), error.hint)
-    if isinstance(error, click.UsageError):
-        return _usage(" ".join(error.format_message().split()), verb)
+    if _is_usage(error):
+        return _usage(" ".join(cast(Any, error).format_message().split()), verb)
     if isinstance(error, MemoryError) or _found_no_room(error):
         return Result(
             ExitCode.NO_RESOURCE,
@@ -201,6 +201,11 @@ def verdict(error: BaseException, verb: str = "") -> Result:
         "this says nothing about the checkpoint; please report it with the output of the same "
         "command under --debug",
     )
+
+
+def _is_usage(error: BaseException) -> bool:
+    """Say whether click refuses a command line; it is imported where a verb is parsed."""
+    return hasattr(error, "format_message")
 
 
 def _lost_module(error: BaseException) -> str:

@@ -30,10 +30,9 @@ from ftckpt.storage.options import StoreOptions
 
 from .bounds import bound_memory
 from .codes import ALWAYS, MEANINGS
-from .environment import NO_ENVIRONMENT, environment_flags, environment_name
+from .environment import HELP, NO_ENVIRONMENT, environment_flags, environment_name
 from .invocation import Invocation, ProgressChoice
 
-HELP = ("--help", "-h")
 # What is asked for least stands last of a verb's own headings.
 RARE = "How it is done"
 

@@ -18,7 +18,6 @@ from ftckpt.amounts import human_bytes as human_bytes
 from ftckpt.amounts import human_count as human_count
 from ftckpt.amounts import human_duration as human_duration
 from ftckpt.errors import ExitCode, FtckptError
-from ftckpt.findings import described
 from ftckpt.reports import document
 
 if TYPE_CHECKING:
@@ -169,6 +168,8 @@ def branch(component: str, prefix: str, depth: int) -> str:
 
 def finding_line(finding: Finding) -> str:
     """Return one finding as one line: severity, kind, place, sentence."""
+    from ftckpt.findings import described  # the help of all verbs needs none
+
     return printable(described(finding))
 
 

@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 from ftckpt.errors import UsageError
 from ftckpt.version import __version__
 
-from .derive import HELP
+from .environment import HELP
 from .terminal import write
 from .verbs import VERBS
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ftckpt.errors import UsageError
 from ftckpt.storage.settings import read_settings
 
-from .derive import Verb
 from .environment import refuse_unknown
+
+if TYPE_CHECKING:
+    from .derive import Verb
 
 # Summaries stand here so that the list of verbs needs no verb; a test holds them to the modules.
 VERBS: dict[str, str] = {
@@ -134,6 +136,8 @@ def resolve(words: Sequence[str]) -> tuple[str, list[str]]:
 
 def load(verb: str) -> Verb:
     """Import a verb's module and return its command."""
+    from .derive import Verb  # what stands before a verb needs no click
+
     module = import_module(f"ftckpt.commands.{verb.replace(' ', '.')}")
     return Verb(verb, module, _settled, lambda: refuse_unknown(VERBS, load))
 
