@@ -65,6 +65,7 @@ SMALL: dict[str, Small] = {
     "sealing": Small(SIZED, "the same save without a seal"),
     "inspect_metadata": Small("--tensors 4000 --rounds {rounds}", "torch's import and unpickling"),
     "retention": Small("--checkpoints 20 --files 200 --rounds {rounds}", "find, du"),
+    "loading": Small(f"local restart {SIZED}", "dcp.load with FileSystemReader; reshard first"),
     "s3": Small("--shards 16 --rounds {rounds}", "a request a shard"),
     "plan": Small("--failures 2000 --rounds {rounds}", "a plain Python loop"),
     "startup": Small("--rounds {rounds}", "ftckpt --help"),
@@ -76,12 +77,15 @@ ELSEWHERE: dict[str, str] = {
     "delta": "trains for 20 minutes first",
     "delta_bound": "prints a bound, no times",
     "delta_jobs": "needs the states of delta",
+    "loading_gpu": "needs a GPU",
     "many": "computed, and beside no peer",
     "orbax": "needs a Python with Orbax",
     "parts": "140 GB",
+    "passes": "counts bytes, no times",
     "replay": "trains a model for minutes",
     "retention_s3": "a million keys",
     "s3_pieces": "counts requests, each slowed on purpose",
+    "s3_reading": "processor time, beside itself and obstore",
 }
 
 

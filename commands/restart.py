@@ -29,7 +29,7 @@ from ftckpt.commands.cli.transfer_options import (
     read_rules,
 )
 from ftckpt.errors import ExitCode, NotFoundError, RefusedError, UsageError
-from ftckpt.operations.definition import argument, option
+from ftckpt.operations.definition import argument, option, switch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,6 +42,10 @@ EXAMPLES = (
     (
         "ftckpt restart /ckpt/run7 --world 16 --tp 4 --pp 1 --scratch /nvme/restart",
         "on another grid",
+    ),
+    (
+        'CKPT=$(ftckpt restart "$ROOT" --world 64 --reader) || exit $?',
+        "the job loads with ftckpt.torch.Reader, which needs no files for its ranks",
     ),
     (
         "ftckpt restart s3://run7/ckpt --gpus 64 --scratch /nvme/restart --reuse 24h",
@@ -75,6 +79,7 @@ class _Job(NamedTuple):
         scratch: where a resharded checkpoint goes; "" for nowhere.
         rules: file of split rules; "" for none.
         run: how it is carried out.
+        reader: whether it loads with `ftckpt.torch.Reader`.
     """
 
     world_size: int
@@ -83,6 +88,7 @@ class _Job(NamedTuple):
     scratch: str
     rules: str
     run: RunOptions
+    reader: bool
 
 
 def command(
@@ -96,6 +102,9 @@ def command(
         CheckLevel, option("", "How deep each checkpoint is checked.")
     ] = CheckLevel.CONTENT,
     rules: RulesOption = "",
+    reader: Annotated[
+        bool, switch("--reader", "The job loads with ftckpt.torch.Reader: reshard nothing.")
+    ] = False,
     jobs: JobsOption = 0,
     limit_rate: RateOption = "",
     max_memory: MemoryOption = "1GiB",
@@ -106,7 +115,8 @@ def command(
     printed; DCP and safetensors load at any N. Otherwise it is resharded below --scratch, proven,
     and the path of the result is printed. tp and pp stay unless flags say otherwise, dp changes.
     Killed and run again, it goes on; what an earlier run has made of the same files is checked and
-    taken. The code is that of the step that failed; 9 is a first start and nothing else.
+    taken. A job that loads with ftckpt.torch.Reader takes any checkpoint as it is: --reader. The
+    code is that of the step that failed; 9 is a first start and nothing else.
     """
     from ftckpt.api.choosing import requiring
     from ftckpt.discovery.select import SelectionRules, select
@@ -119,7 +129,7 @@ def command(
     sizes = {n: size for n in ("tp", "pp", "dp") if (size := getattr(layout, n)) is not None}
     bound_memory(max_memory)
     run = RunOptions(jobs=jobs, limit_rate=limit_rate, max_memory=max_memory)
-    job = _Job(world, sizes, layout, scratch, rules, run)
+    job = _Job(world, sizes, layout, scratch, rules, run, reader)
     condition = requiring(choice.parts, invocation.say)
     checks = checks_of(invocation, verify, choice)
     found = select(
@@ -154,13 +164,16 @@ def _made_loadable(invocation: Invocation, path: str, job: _Job) -> str:
         UsageError: the grid does not make up the world, or the scratch place is missing.
         FtckptError: the resharding failed.
     """
-    from ftckpt.api.restarting import made_before, scratch_place
+    from ftckpt.api.restarting import by_reader, made_before, scratch_place
     from ftckpt.discovery.conditions import grid_of, not_at_grid
     from ftckpt.transfer.content import Content
 
     checkpoint = open_checkpoint(invocation, path, newest=False, rules=read_rules(job.rules))
     reason = not_at_grid(checkpoint, job.world_size, job.sizes)
     if not reason:
+        return path
+    if job.reader:
+        invocation.say(by_reader(path, reason))
         return path
     grid = {} if job.layout.like else grid_of(checkpoint.topology, job.world_size, job.sizes)
     shown = " ".join(f"--{name} {size}" for name, size in grid.items())

@@ -67,6 +67,7 @@ __all__ = [
     "incidents",
     "inspect",
     "latest",
+    "load",
     "ls",
     "open",
     "open_checkpoint",

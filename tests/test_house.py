@@ -22,7 +22,8 @@ DOORS = ("ftckpt/__main__.py", "ftckpt/api/", "ftckpt/operations/")
 # The packages from the ground up: each imports from those before it, lazily and for types too.
 LEVELS = (
     "ground", "workers", "storage", "checkpoint", "digests", "inspection", "manifest",
-    "discovery", "verification", "planning", "transfer", "comparison", "delta", "retention",
+    "discovery", "verification", "planning", "transfer", "comparison", "loading", "delta",
+    "retention",
     "replication", "parts", "capabilities", "health", "alerting", "joblogs", "replay", "guard",
     "formats.pickles", "formats.torch_files", "formats.state",
     "formats.huggingface", "formats.quantised", "formats.dcp", "formats.ranks",

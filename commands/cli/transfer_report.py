@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 
 _SHOWN = 20  # files of a plan
+# What is read beside the writing, as a share of the result and in bytes.
+_WORTH_SAYING, _LEAST_SAID = 0.03, 16 << 20
 
 
 def _copies(count: int) -> str:
@@ -55,6 +57,8 @@ def show_transfer(
     speed += taken_over(report.taken_over)
     invocation.print(printable(f"{message} as {report.format} {speed}: {report.url}"))
     invocation.print(proof_line(report.proof, f"equal the source{merged}", report.seconds))
+    if report.extra_read > max(_LEAST_SAID, _WORTH_SAYING * report.nbytes):
+        invocation.say(f"check and proof read {human_bytes(report.extra_read)} of the source alone")
     proven = "not proven" if report.proof is None else "proven"
     return Result(ExitCode.OK, f"{message}, {proven}")
 

@@ -101,6 +101,9 @@ class WorldOptions:
         int | None, option("N", "Reshard for N ranks if it must be.", min=1)
     ] = None
     scratch: Annotated[str, option("DIR", "Where to.")] = ""
+    reader: Annotated[
+        bool, switch("--reader", "The job loads with ftckpt.torch.Reader: reshard nothing.")
+    ] = False
     batch: Annotated[int | None, option("N", "Global batch so far, for advice.", min=1)] = None
     lr: Annotated[float | None, option("X", "Learning rate so far, for advice.")] = None
     accumulation: Annotated[int, option("N", "Passes that make one step, so far.", min=1)] = 1
@@ -125,6 +128,7 @@ def choice_of(
         timeout=duration(timeout, "--timeout"),
         world=world.reshard_to_world,
         scratch=world.scratch,
+        reader=world.reader,
         batch=world.batch,
         lr=world.lr,
         accumulation=world.accumulation,

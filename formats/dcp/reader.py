@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -19,7 +19,9 @@ from ftckpt.checkpoint import (
     Piece,
     Record,
     Scalar,
+    TensorInfo,
 )
+from ftckpt.checkpoint.alone import source_of
 from ftckpt.errors import CorruptError, FtckptError, IncompleteError, UnsupportedError
 from ftckpt.findings import Finding, counted, finding, from_error
 from ftckpt.formats.state.stored_names import is_common, is_group_settings, is_of_bitsandbytes
@@ -148,7 +150,7 @@ class DcpCheckpoint(Checkpoint):
             self._supposed.require(piece.extent)
             return super().payload(piece)
         try:
-            tensor, span, transforms = self._elements(piece)
+            tensor, span, transforms, record = self._elements(piece)
         except FtckptError as error:
             if error.tensor == _UNNAMED:
                 error.tensor = None  # the caller knows the piece's owner
@@ -158,10 +160,32 @@ class DcpCheckpoint(Checkpoint):
         strides = None if tensor.dense else tensor.strides
         if transforms:
             return Payload(piece.extent, strides, transforms, (span.offset, span.length))
-        return Payload(span, strides)
+        return Payload(span, strides, record=record)
 
-    def _elements(self, piece: Piece) -> tuple[TensorRef, Extent, tuple[str, ...]]:
-        """Return the tensor in a piece's record, its place, and the transforms to undo.
+    def for_rank(self, tensors: Mapping[str, TensorInfo]) -> Checkpoint | None:
+        """Return what reads some tensors in another process; see `Checkpoint.for_rank`."""
+        source = source_of(self.source, tensors)
+        pieces = [piece for info in tensors.values() for piece in info.pieces]
+        if source is None or not all(piece.packed for piece in pieces):
+            return None
+        found = type(self)(
+            source=source, tensors=tensors, objects={}, meta=DcpMetadata(), markers=self.markers
+        )
+        held = self._transformed
+        found.__dict__["_transformed"] = {
+            piece.extent: held[piece.extent] for piece in pieces if piece.extent in held
+        }
+        return found
+
+    @property
+    def records_by_piece(self) -> bool:
+        """Return True: a record is opened for each piece, and its directory has the CRC-32."""
+        return True
+
+    def _elements(
+        self, piece: Piece
+    ) -> tuple[TensorRef, Extent, tuple[str, ...], tuple[Extent, int] | None]:
+        """Return the tensor in a piece's record, its place, the transforms to undo, its CRC-32.
 
         The place is in the file, or in the decoded stream if there are transforms.
         """
@@ -180,7 +204,10 @@ class DcpCheckpoint(Checkpoint):
                 offset=place_.offset,
                 length=place_.length,
             )
-        return tensor, tensor.span(stream.storages), transforms
+        stored = stream.storages[tensor.key]
+        crc = None if transforms else stored.crc32
+        record = None if crc is None else (stored.extent, crc)
+        return tensor, tensor.span(stream.storages), transforms, record
 
     @property
     def suppositions(self) -> Sequence[Finding]:
@@ -301,7 +328,10 @@ class DcpCheckpoint(Checkpoint):
 
     def records(self) -> Iterator[Record]:
         """Yield the CRC-32 of every record; `check` reports items that cannot be opened."""
-        for window in windows(self.source, self.metadata_items()):
+        yield from self._records_of(self.metadata_items())
+
+    def _records_of(self, items: Iterable[Item]) -> Iterator[Record]:
+        for window in windows(self.source, items):
             if isinstance(window, FtckptError):
                 continue
             item = window.item
@@ -312,6 +342,12 @@ class DcpCheckpoint(Checkpoint):
                     yield Record(item.extent, crc, owner, item.rank, item.transforms, inner)
                 else:
                     yield Record(place_, crc, owner, item.rank)
+
+    def records_in(self, extents: Collection[Extent]) -> list[Record]:
+        """Return the records of the items that are some ranges of files; opens no others."""
+        wanted = frozenset(extents)
+        items = [item for item in self.metadata_items() if item.extent in wanted] if wanted else []
+        return list(self._records_of(items))
 
     def owner(self, stored: str, place: Extent | None) -> str:
         """Return the key of a tensor, or the name of an object, from its name in the metadata.

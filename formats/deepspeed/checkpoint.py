@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter as Votes
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, ClassVar, NamedTuple
 
-from ftckpt.checkpoint import Extent, Payload, Piece, Scalar, StepRole
+from ftckpt.checkpoint import Checkpoint, Extent, Payload, Piece, Scalar, StepRole, TensorInfo
+from ftckpt.checkpoint.alone import stored_alone
 from ftckpt.checkpoint.dtypes import DType, decode_scalar
 from ftckpt.checkpoint.steps import Allowance, is_counter
 from ftckpt.errors import UnsupportedError
@@ -96,6 +97,28 @@ class DeepSpeedCheckpoint(RanksCheckpoint):
                 tensor=key,
             )
         return super().payload(piece)
+
+    def for_rank(self, tensors: Mapping[str, TensorInfo]) -> Checkpoint | None:
+        """Return what reads some tensors in another process; see `Checkpoint.for_rank`.
+
+        Raises:
+            UnsupportedError: an averaged parameter has copies that differ; see `payload`.
+        """
+        for info in tensors.values():
+            for piece in info.pieces:
+                if (piece.extent.file, piece.extent.offset) in self._averaged_at:
+                    self.payload(piece)
+        return stored_alone(self, tensors)
+
+    def group_members(self) -> Sequence[Collection[str]]:
+        """Return the parameters of each group of the optimizer's settings; none if not recorded."""
+        found: list[set[str]] = []
+        for groups in self.groups.values():
+            for number, members in enumerate(groups):
+                if number == len(found):
+                    found.append(set())
+                found[number].update(members)
+        return found
 
     def _copies_equal(self, key: str) -> bool:
         """Read all copies of a small tensor and compare them, once."""

@@ -221,6 +221,16 @@ def tensor_paths(
     return paths, lost
 
 
+def torch_paths(content: Content) -> dict[str, Path]:
+    """Return key -> path in a state as torch's `get_state_dict` nests it, whatever was recorded."""
+    parameters = {
+        wanted.name
+        for wanted in content.tensors.values()
+        if wanted.component == "model" or wanted.kind in LEAVES
+    }
+    return {key: _nested(wanted, parameters) for key, wanted in content.tensors.items()}
+
+
 def _leads_back(content: Content, recorded: RecordedPaths) -> bool:
     """Return whether a reader finds every tensor again by the recorded paths of what is left."""
     if recorded.named and not _still_named(content, recorded):

@@ -279,7 +279,8 @@ class BundleCheckpoint(Checkpoint):
         """What the parts took for granted."""
         return [note for part in self.parts for note in part.checkpoint.suppositions]
 
-    def _part_of(self, file: str) -> OpenedPart:
+    def part_of(self, file: str) -> OpenedPart:
+        """Return the part that holds a file."""
         for part in self.parts:
             if part.prefix and file.startswith(part.prefix):
                 return part
@@ -313,11 +314,27 @@ class BundleCheckpoint(Checkpoint):
 
     def payload(self, piece: Piece) -> Payload:
         """Let the part find the elements."""
-        part = self._part_of(piece.extent.file)
+        part = self.part_of(piece.extent.file)
         file = piece.extent.file.removeprefix(part.prefix)
         with in_part(part.prefix):
             found = part.checkpoint.payload(piece._replace(extent=piece.extent._replace(file=file)))
-        return found._replace(extent=found.extent._replace(file=part.prefix + found.extent.file))
+        record = found.record
+        if record is not None:
+            place, crc = record
+            record = (place._replace(file=part.prefix + place.file), crc)
+        extent = found.extent._replace(file=part.prefix + found.extent.file)
+        return found._replace(extent=extent, record=record)
+
+    def for_rank(self, tensors: Mapping[str, TensorInfo]) -> Checkpoint | None:
+        """Return what reads some tensors in another process; see `Checkpoint.for_rank`."""
+        from .alone import parts_alone
+
+        return parts_alone(self.source, self.parts, self.part_of, tensors)
+
+    @property
+    def records_by_piece(self) -> bool:
+        """Whether all parts with tensors tell records so."""
+        return all(one.checkpoint.records_by_piece for one in self.parts if one.checkpoint.tensors)
 
     def check(self, counter: Counter = NULL) -> Iterator[Finding]:
         """Yield what each part finds, and where the parts do not fit together."""

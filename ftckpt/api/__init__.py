@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .choosing import latest
     from .deltas import delta_info, delta_pack, delta_rebase, delta_unpack
+    from .in_memory import load
     from .learning import families, incidents
     from .promoting import promote
     from .replaying import replay_audit, replay_compare, replay_run
@@ -38,6 +39,7 @@ __all__ = [
     "gc_undelete",
     "incidents",
     "latest",
+    "load",
     "ls",
     "promote",
     "replay_audit",
@@ -51,6 +53,7 @@ __all__ = [
 _FUNCTIONS = {
     "choosing": ("latest",),
     "deltas": ("delta_info", "delta_pack", "delta_rebase", "delta_unpack"),
+    "in_memory": ("load",),
     "learning": ("families", "incidents"),
     "promoting": ("promote",),
     "replaying": ("replay_audit", "replay_compare", "replay_run"),
@@ -62,7 +65,7 @@ _HOMES = {name: home for home, names in _FUNCTIONS.items() for name in names}
 
 
 # The flags that `**flags` may bring and that are sequences of strings.
-_OF_FLAGS = frozenset(("also", "drop", "keep_tag"))
+_OF_FLAGS = frozenset(("also", "drop", "keep_tag", "bases", "adapter", "spelling"))
 
 
 @cache

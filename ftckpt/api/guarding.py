@@ -75,6 +75,7 @@ class GuardChoice:
             they were sealed.
         world: ranks of the job; None if its checkpoints load at any.
         scratch: where a checkpoint is resharded to, if it must be.
+        reader: whether the job loads with `ftckpt.torch.Reader`, so that nothing is resharded.
         batch, lr, accumulation: of the run so far, for advice when the world has changed.
         limit_rate: of the verification beside the training.
     """
@@ -87,6 +88,7 @@ class GuardChoice:
     skip_unverified: bool = False
     world: int | None = None
     scratch: str = ""
+    reader: bool = False
     batch: int | None = None
     lr: float | None = None
     accumulation: int = 1
@@ -404,8 +406,9 @@ class _Place:
         if self.choice.world is not None:
             environment = self._elastic(found.path)
             path, _ = loadable(
-                found.path, self.choice.world, scratch=self.choice.scratch, stores=self.stores,
-                counter=self.counter, note=self.say, **layout_flags(self.flags),
+                found.path, self.choice.world, scratch=self.choice.scratch,
+                reader=self.choice.reader, stores=self.stores, counter=self.counter, note=self.say,
+                **layout_flags(self.flags),
             )  # fmt: skip
         return StartPoint(
             ExitCode.OK, found.message, "", path, found.step, found.path,

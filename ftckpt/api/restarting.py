@@ -64,6 +64,7 @@ def restart(
     scratch: str = "",
     verify: str = "content",
     rules: str = "",
+    reader: bool = False,
     jobs: int = 0,
     limit_rate: float | str = "",
     stores: StoreOptions = STORES,
@@ -81,6 +82,8 @@ def restart(
         scratch: where a checkpoint is resharded to, if it must be.
         verify: how deep each checkpoint is checked.
         rules: a TOML file, or a family's name, of how tensors are divided over ranks.
+        reader: the job loads with `ftckpt.torch.Reader`, at any number of ranks: nothing is
+            resharded.
         jobs: threads of the resharding; 0 for one a processor.
         limit_rate: bytes a second, or a text such as "200MiB/s".
         stores: how to reach object stores.
@@ -103,7 +106,8 @@ def restart(
     if found.path is None:
         return Restart(None, found, {})
     path, grid = loadable(
-        found.path, world, scratch=scratch, rules=rules, jobs=jobs, limit_rate=limit_rate,
+        found.path, world, scratch=scratch, rules=rules, reader=reader, jobs=jobs,
+        limit_rate=limit_rate,
         stores=stores, counter=counter, note=note, **layout_flags(flags),
     )  # fmt: skip
     return Restart(path, found, grid)
@@ -115,6 +119,7 @@ def loadable(
     *,
     scratch: str,
     rules: str = "",
+    reader: bool = False,
     jobs: int = 0,
     limit_rate: float | str = "",
     stores: StoreOptions = STORES,
@@ -143,6 +148,9 @@ def loadable(
         reason = not_at_grid(checkpoint, world, sizes)
         if not reason:
             return path, {}
+        if reader:
+            note(by_reader(path, reason))
+            return path, {}
         grid = {} if layout.get("like") else grid_of(checkpoint.topology, world, sizes)
         shown = " ".join(f"--{name} {size}" for name, size in grid.items())
         if not scratch:
@@ -161,6 +169,11 @@ def loadable(
     except NotFoundError as error:  # 9 would start the run from scratch
         raise RefusedError(f"{path} went while it was read: {error.message}") from error
     return place, grid
+
+
+def by_reader(path: str, reason: str) -> str:
+    """Return the sentence that says why a checkpoint of other ranks is not resharded."""
+    return f"{path} {reason}; the job's Reader loads it as it is, and nothing is resharded"
 
 
 def scratch_place(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ftckpt.operations.writing import LaidOut
     from ftckpt.retention.scan.entry import ScannedEntry
     from ftckpt.transfer.content import Content
+    from ftckpt.verification.seen import SeenBytes
 
 # What the weights of a format become. A job of DCP loads a DCP of its model with its own names, for
 # any number of ranks. Of any other format they are a folder of safetensors: every framework's
@@ -73,13 +74,13 @@ class WeightsAlone:
             NoResourceError: the disk is full, and nothing of it was left.
             FtckptError: it could not be read or written; the next run goes on.
         """
-        from ftckpt.verification import VerifyReport, verify
+        from ftckpt.verification import VerifyOptions, VerifyReport, verify
 
         checkpoint, laid_out = self._laid_out(found, path)
         record = record._replace(left=tuple(laid_out.content.dropped))
 
-        def check() -> VerifyReport:
-            report = verify(checkpoint.as_stored, work=self._work)
+        def check(seen: SeenBytes | None = None) -> VerifyReport:
+            report = verify(checkpoint.as_stored, VerifyOptions(seen=seen), work=self._work)
             if report.code:
                 raise error_of(report.code, f"it stays whole: {report.message}", hint=report.hint)
             return report

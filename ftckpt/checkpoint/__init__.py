@@ -21,7 +21,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from ftckpt.errors import FtckptError, NoSuchTensorError
+from ftckpt.errors import FtckptError, NoSuchTensorError, UsageError
 from ftckpt.extents import Box as Box
 from ftckpt.extents import Extent as Extent
 from ftckpt.progress import NULL, Counter
@@ -239,6 +239,7 @@ class Checkpoint(Mapping[str, "TensorView"]):
         implied: the kinds of its files whose number nothing in it records.
         described: yields where it is not the model that a file beside it describes; None where
             nothing is known of such a file.
+        loads: loads it into memory (`ftckpt.load`); set where it is opened by its path.
     """
 
     format: ClassVar[str]
@@ -256,6 +257,20 @@ class Checkpoint(Mapping[str, "TensorView"]):
     file_copies: Mapping[str, Sequence[str]] = field(default_factory=dict)
     implied: Sequence[ImpliedCount] = ()
     described: Described | None = None
+    loads: Callable[..., dict[str, Any]] | None = field(default=None, repr=False, compare=False)
+
+    def state_dict(self, **flags: Any) -> dict[str, Any]:
+        """Return its tensors as a dict, checked as they are read.
+
+        Args:
+            flags: those of `ftckpt.load`.
+
+        Raises:
+            FtckptError: see `ftckpt.load`.
+        """
+        if self.loads is None:
+            raise UsageError("a checkpoint is loaded where ftckpt.open has opened it")
+        return self.loads(self, **flags)
 
     def __getitem__(self, key: str) -> TensorView:
         """Return one tensor, to be read by `.numpy()` or `.torch()`, or in part by a slice.
@@ -347,6 +362,25 @@ class Checkpoint(Mapping[str, "TensorView"]):
         """
         return Payload(piece.extent, piece.strides)
 
+    def for_rank(self, tensors: Mapping[str, TensorInfo]) -> Checkpoint | None:
+        """Return what reads some tensors in another process, where pieces have forms of their own.
+
+        It can be pickled: a job opens a checkpoint once, and each of its ranks reads with this
+        (`ftckpt.checkpoint.alone.for_rank`, which knows the plain formats).
+
+        Args:
+            tensors: by key; each may have fewer pieces than here.
+
+        Returns:
+            None where only an opened checkpoint reads them.
+        """
+        return None
+
+    @property
+    def records_by_piece(self) -> bool:
+        """Whether `payload` tells the record around a packed piece, so that no list is needed."""
+        return False
+
     def check(self, counter: Counter = NULL) -> Iterator[Finding]:
         """Yield violations of the format's own rules in headers, indexes and names.
 
@@ -358,6 +392,21 @@ class Checkpoint(Mapping[str, "TensorView"]):
     def records(self) -> Iterator[Record]:
         """Yield every record with a CRC-32; none if the format has none."""
         return iter(())
+
+    def records_in(self, extents: Collection[Extent]) -> list[Record]:
+        """Return the records that share bytes with some ranges of files, by place."""
+        files: dict[str, list[Extent]] = {}
+        for extent in extents:
+            files.setdefault(extent.file, []).append(extent)
+        found = [
+            record
+            for record in (self.records() if files else ())
+            if any(
+                record.extent.offset < one.end and one.offset < record.extent.end
+                for one in files.get(record.extent.file, ())
+            )
+        ]
+        return sorted(found, key=lambda record: record.extent)
 
     def file_digests(self) -> Mapping[str, str]:
         """Return the SHA-256 or MD5 that was recorded of whole files, in hexadecimal digits.

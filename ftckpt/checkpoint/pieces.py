@@ -50,12 +50,15 @@ class Payload(NamedTuple):
         strides: in elements, or None for dense C order; the first element is at `extent.offset`.
         transforms: names of stream transforms to undo over the whole `extent`, in order.
         inner: (offset, length) of the element bytes in the decoded stream; None without transforms.
+        record: the run of bytes of the file around them that has a CRC-32 of its own, and that;
+            None where a format does not meet it on the way, or the elements are transformed.
     """
 
     extent: Extent
     strides: tuple[int, ...] | None = None
     transforms: tuple[str, ...] = ()
     inner: tuple[int, int] | None = None
+    record: tuple[Extent, int] | None = None
 
 
 class Kind(StrEnum):

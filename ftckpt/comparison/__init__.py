@@ -18,6 +18,7 @@ from ftckpt.errors import FtckptError
 from ftckpt.findings import Finding, Severity, finding, from_error
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.read.elements import Gatherer
+from ftckpt.verification.record_sums import ByteRun, ReadSums, RecordIndex
 from ftckpt.workers import ALONE, Work
 
 from .align import DiffStatus, Vocabulary, align
@@ -25,7 +26,6 @@ from .arithmetic import Tolerance
 from .choice import Choice
 from .damage import DamageFinder
 from .evidence import Basis, RecordedEqual
-from .record_sums import ByteRun, ReadSums, RecordIndex
 from .report import Cell, DiffReport, Summary, TensorDifference, ordered
 from .state import (
     Field,

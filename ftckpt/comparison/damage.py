@@ -13,10 +13,9 @@ from ftckpt.findings import Finding, Severity, finding, from_error, listed
 from ftckpt.manifest.locate import find
 from ftckpt.verification.blocks import check_blocks
 from ftckpt.verification.evidence import OwnerIndex
+from ftckpt.verification.record_sums import ReadSums, RecordIndex
 from ftckpt.verification.records import check_these
 from ftckpt.workers import Work
-
-from .record_sums import ReadSums, RecordIndex
 
 
 class DamageFinder:

@@ -20,8 +20,7 @@ from ftckpt.errors import FtckptError
 from ftckpt.extents import BLOCK, Extent
 from ftckpt.manifest import FileDigest, Manifest
 from ftckpt.manifest.locate import find
-
-from .record_sums import RecordIndex
+from ftckpt.verification.record_sums import RecordIndex
 
 
 class Basis(StrEnum):

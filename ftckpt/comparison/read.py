@@ -18,12 +18,12 @@ from ftckpt.progress import Counter
 from ftckpt.storage.chunks import size_for
 from ftckpt.transfer.content import Content, Shard
 from ftckpt.transfer.read.elements import Gatherer
+from ftckpt.verification.record_sums import ByteRun, ReadSums
 from ftckpt.workers import ALONE, Work
 from ftckpt.workers.buffers import buffer, same
 from ftckpt.workers.limits import RateLimit
 
 from .arithmetic import Tally, Tolerance, measure, unchanged
-from .record_sums import ByteRun, ReadSums
 
 _TASK = 32 << 20  # bytes of a tensor compared by one task
 _BATCH, _TOGETHER = 2 << 20, 256  # bytes and number of small tensors compared by one task

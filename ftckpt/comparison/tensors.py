@@ -13,13 +13,13 @@ from ftckpt.checkpoint.read_ahead import extents_in_order, reading_ahead
 from ftckpt.errors import CorruptError, FtckptError, UnavailableError
 from ftckpt.findings import Finding, from_error
 from ftckpt.transfer.content import Content
+from ftckpt.verification.record_sums import ReadSums
 from ftckpt.workers import ALONE, Work
 
 from .align import ComparedPair, DiffStatus, Side, shards
 from .arithmetic import Tally, Tolerance
 from .evidence import Basis, RecordedEqual
 from .read import Readers, ShardPair, ShardResult
-from .record_sums import ReadSums
 from .report import Summaries, TensorDifference, difference
 
 # This many unreadable tensors mean that the storage is gone.

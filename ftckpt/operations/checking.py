@@ -434,9 +434,10 @@ def _sealed(
     """Check and seal a checkpoint."""
     from ftckpt.manifest import PassedCheck
     from ftckpt.manifest import seal as sealing
-    from ftckpt.verification import verify as verified
+    from ftckpt.verification.while_hashing import verify_while_hashing
 
-    report = verified(held, options, work=work)
+    checked = verify_while_hashing(held, options, work=work)
+    report = checked.report
     on.report(step=held.known_step, findings=report.findings)
     if report.code is not ExitCode.OK:
         for found in report.findings:
@@ -445,9 +446,13 @@ def _sealed(
         raise error_of(report.code, f"not sealed: {report.message}", hint=hint)
     checks = [PassedCheck(report.level, report.evidence, sealing.utc_now())]
     if integrity:
-        held, replaces = _record_integrity(held, checks, stores, work, beside=place is None)
+        listed, replaces = _record_integrity(held, checks, stores, work, beside=place is None)
         force |= replaces
-    sealed = sealing.seal(held, place=place, force=force, checks=checks, work=work)
+        if listed is not held:
+            held, checked = listed, checked.of_another_listing()
+    sealed = sealing.seal(
+        held, place=place, force=force, checks=checks, known=checked.digests, work=work
+    )
     if place is None and not work.partial:  # else nothing was to be written beside the data
         _remember_seal(held, options, report, stores)
     files = sealed.manifest.files
@@ -458,7 +463,7 @@ def _sealed(
         written=sealed.written,
         files=SealedFiles(len(files), sum(f.size for f in files)),
         checks=sealed.manifest.checks,
-        bytes_read=sealed.bytes_read,
+        bytes_read=sealed.bytes_read + checked.nbytes,
         content=sealed.manifest,
         verdict=report,
     )

@@ -13,6 +13,7 @@ from ftckpt import amounts
 from ftckpt.discovery import resolve
 from ftckpt.errors import UsageError
 from ftckpt.observer import SILENT, Observer
+from ftckpt.operations.attaching import loads_itself
 from ftckpt.operations.definition import argument, lenient, option
 from ftckpt.storage import StoreOptions
 
@@ -56,6 +57,7 @@ Choice = TypeVar("Choice", bound=StrEnum)
 
 
 @lenient
+@loads_itself
 def open_checkpoint(
     path: str,
     stores: StoreOptions = STORES,

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ftckpt.transfer.layout import LayoutRequest
     from ftckpt.transfer.run import TransferReport
     from ftckpt.verification import VerifyReport
+    from ftckpt.verification.seen import SeenBytes
 
 _WHAT, _FOR, _HOW = "What is written", "For whom it is laid out", "How it is done"
 
@@ -622,8 +623,13 @@ def carry_out(
         Work.of(prepared.jobs, flags.get("limit_rate", ""), on.counter), processes=prepared.jobs
     )
 
-    def check(how: Work) -> VerifyReport:
-        return verified(checkpoint, content, how)
+    def check(how: Work, seen: SeenBytes | None = None) -> VerifyReport:
+        return verified(checkpoint, content, how, seen)
+
+    def checked(seen: SeenBytes | None = None) -> VerifyReport:
+        found = check(work, seen)
+        more = seen is not None and not seen.ended and found.code is ExitCode.OK
+        return found if more else told(found)  # the content comes later
 
     def told(found: VerifyReport) -> VerifyReport:
         on.report(evidence=found.evidence, findings=found.findings)
@@ -653,7 +659,7 @@ def carry_out(
         done: TransferReport = divided.run()
         return done
     return prepared.write(
-        check=(lambda: told(check(work))) if proof else None, work=work, device=device,
+        check=checked if proof else None, work=work, device=device,
         restart=flags.get("restart", False),
     )  # fmt: skip
 
@@ -733,8 +739,8 @@ def write(laid_out: LaidOut, flags: WritingFlags, counter: Counter) -> TransferR
         Work.of(laid_out.jobs, flags.get("limit_rate", ""), counter), processes=laid_out.jobs
     )
 
-    def check() -> VerifyReport:
-        return verified(laid_out.checkpoint, laid_out.content, work)
+    def check(seen: SeenBytes | None = None) -> VerifyReport:
+        return verified(laid_out.checkpoint, laid_out.content, work, seen)
 
     return laid_out.write(
         check=None if flags.get("no_proof", False) else check,

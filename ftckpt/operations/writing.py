@@ -18,6 +18,7 @@ from ftckpt.transfer.request.example import lay_out
 from ftckpt.transfer.run import (
     BuiltByParts,
     FilesOfPart,
+    SourceCheck,
     TransferOptions,
     TransferReport,
     prove_share,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from ftckpt.transfer.layout import Layout, LayoutRequest, Writer
     from ftckpt.transfer.prove.against_source import Prover, SameObjects
     from ftckpt.verification import VerifyOptions, VerifyReport
+    from ftckpt.verification.seen import SeenBytes
     from ftckpt.workers import Work
 
 
@@ -91,7 +93,7 @@ class LaidOut:
     def write(
         self,
         *,
-        check: Callable[[], VerifyReport] | None,
+        check: SourceCheck | None,
         work: Work,
         device: str,
         restart: bool,
@@ -101,7 +103,7 @@ class LaidOut:
         """Write it and prove it; it becomes visible by the last act.
 
         Args:
-            check: verifies the source first; None where nothing is to be proven.
+            check: verifies the source; None where nothing is to be proven.
             work: how, with the threads that memory allows (see `jobs`).
             device: `cpu`, `cuda`, `cuda:N` or `auto`.
             restart: forget what another transfer to the destination has left.
@@ -170,13 +172,16 @@ class LaidOut:
         )
 
 
-def verified(checkpoint: Checkpoint, content: Content, work: Work) -> VerifyReport:
+def verified(
+    checkpoint: Checkpoint, content: Content, work: Work, seen: SeenBytes | None = None
+) -> VerifyReport:
     """Verify a source, and what its tensors are computed from beside it.
 
     Args:
         checkpoint: the source.
         content: what is written of it.
         work: how.
+        seen: what the transfer reads of it, which is not read again.
 
     Returns:
         The report of the source; that of the first other one that does not pass, if it does. A
@@ -184,7 +189,10 @@ def verified(checkpoint: Checkpoint, content: Content, work: Work) -> VerifyRepo
     """
     from ftckpt.verification import verify
 
-    found = verify(checkpoint.as_stored, checking(content), work=work)
+    options = replace(checking(content), seen=seen)
+    found = verify(checkpoint.as_stored, options, work=work)
+    if seen is not None and not seen.ended:
+        return found
     for other in checkpoint.made_from:
         if found.code is ExitCode.OK:
             # Another one is small, and each of several machines computes with it: it checks it.

@@ -8,7 +8,7 @@ from typing import Any
 
 from ftckpt.comparison.arithmetic import Tally
 from ftckpt.comparison.read import ComparedRange, RangeResult
-from ftckpt.comparison.record_sums import ByteRun
+from ftckpt.verification.record_sums import ByteRun
 
 from .error_records import dump_error, load_error
 from .shares import WHO_MEETS_IT, Shares

@@ -20,12 +20,17 @@ from __future__ import annotations
 
 from .calls import seal_dcp
 from .files import WrittenFile
+from .reader import CheckpointReader as Reader
+from .reader import LoadReport, StateCheck
 from .seal_after_save import SealWarning, barrier, seal_after
 from .writer import SealingWriter, digests_of
 
 __all__ = (
+    "LoadReport",
+    "Reader",
     "SealWarning",
     "SealingWriter",
+    "StateCheck",
     "WrittenFile",
     "barrier",
     "digests_of",

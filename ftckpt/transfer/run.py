@@ -7,12 +7,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from posixpath import basename
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ftckpt.checkpoint import Checkpoint, Topology
 from ftckpt.checkpoint.read_ahead import reading_ahead
 from ftckpt.discovery.recognise import Format
-from ftckpt.errors import CorruptError, ExitCode, NoResourceError, UnsupportedError, error_of
+from ftckpt.errors import (
+    CorruptError,
+    ExitCode,
+    FtckptError,
+    NoResourceError,
+    UnsupportedError,
+    error_of,
+)
+from ftckpt.extents import Extent
 from ftckpt.findings import listed
 from ftckpt.manifest import FileDigest, Manifest, PassedCheck, ThinnedFrom
 from ftckpt.manifest.seal import utc_now
@@ -21,6 +29,7 @@ from ftckpt.reports import UNSAID, said_as
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.store import Store
 from ftckpt.transfer.prove.against_source import Proof, Prover, SameObjects, prove
+from ftckpt.transfer.prove.source_sums import ReadForProof, SourceSums
 from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.transfer.read.order import of_layout
 from ftckpt.transfer.write.blocks import BlockMade
@@ -28,8 +37,10 @@ from ftckpt.transfer.write.files import Built, build, commit_bytes, digest_of_by
 from ftckpt.transfer.write.journal import fingerprint
 from ftckpt.transfer.write.peek_output import Written, depths_of, in_order
 from ftckpt.verification import VerifyReport
+from ftckpt.verification.seen import SeenBytes
 from ftckpt.version import __version__
 from ftckpt.workers import ALONE, Division, Work
+from ftckpt.workers.buffers import buffer
 from ftckpt.workers.limits import RateLimit
 
 from .content import Content
@@ -40,6 +51,21 @@ from .staging import Staging
 
 if TYPE_CHECKING:
     from .request.dry_run import BoxCopy, Planned
+
+_CHUNK = 8 << 20  # bytes of a source that are read at once where only their sum is wanted
+_SUM_SLOT = 6
+
+
+class SourceCheck(Protocol):
+    """Verifies a source, by itself or by what is read of it for the transfer."""
+
+    def __call__(self, seen: SeenBytes | None = None) -> VerifyReport:
+        """Verify it.
+
+        Args:
+            seen: what the transfer reads: asked before it only the structure is checked, and after
+                it the content (see `ftckpt.verification.VerifyOptions`). None: all of it, now.
+        """
 
 
 @dataclass(frozen=True)
@@ -74,6 +100,8 @@ class TransferReport:
         taken_over: bytes that an earlier, killed run had made.
         already_there: whether an earlier run had finished and this one only swept up.
         proof: what was compared; None with `proof=False`, or where nothing was left to do.
+        extra_read: bytes of the source that its check and the proof have read, beside those that
+            were read for the writing and served them too.
         seconds: how long each stage took.
         manifest: as written; None where an earlier run had finished.
         plan: what it would cost, where nothing was to be written.
@@ -87,6 +115,7 @@ class TransferReport:
     taken_over: int = 0
     already_there: bool = False
     proof: Proof | None = None
+    extra_read: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict)
     manifest: Manifest | None = field(default=None, metadata=UNSAID)
     plan: Planned | None = field(default=None, metadata=UNSAID)
@@ -108,14 +137,15 @@ def transfer(
     same_objects: SameObjects,
     options: TransferOptions,
     store_options: StoreOptions,
-    check: Callable[[], VerifyReport] | None = None,
+    check: SourceCheck | None = None,
     prover: Prover = prove,
     parts: BuiltByParts | None = None,
 ) -> TransferReport:
     """Write `content` as `layout` says, prove it, and make it visible at `destination`.
 
     Killed at any instant the destination is absent or whole, the source is untouched, and the same
-    call goes on where it was.
+    call goes on where it was. Where tensors lie in the source as they are, each byte of it is read
+    once: the check and the proof have the sums of what was read for the writing.
 
     Args:
         content: what is written.
@@ -126,8 +156,9 @@ def transfer(
         same_objects: how objects are compared.
         options: how.
         store_options: how to reach object stores.
-        check: verifies the source; asked when the destination is ours and before the work. What is
-            written gets new checksums, which would hide damage that the old ones show.
+        check: verifies the source; asked when the destination is ours and before anything is
+            visible. What is written gets new checksums, which would hide damage that the old ones
+            show.
         prover: compares the result with the content.
         parts: what others have built there and proven.
 
@@ -145,12 +176,60 @@ def transfer(
         IncompleteError: the source changed meanwhile.
         NoResourceError, DeniedError, UnavailableError: the place could not be written.
     """
+
+    def carry_out(options: TransferOptions, *, once: bool) -> TransferReport:
+        return _carry_out(
+            content, layout, destination, target, single=single, same_objects=same_objects,
+            options=options, store_options=store_options, check=check, prover=prover, parts=parts,
+            once=once,
+        )  # fmt: skip
+
+    once = options.proof and prover is prove and parts is None and _is_plain(content, options)
+    try:
+        return carry_out(options, once=once)
+    except _MisreadError:
+        # Read wrongly once and rightly then: what was built of it is wrong.
+        return carry_out(replace(options, restart=True), once=False)
+
+
+class _MisreadError(FtckptError):
+    """Bytes of the source came otherwise for the transfer than for its check."""
+
+
+def _is_plain(content: Content, options: TransferOptions) -> bool:
+    """Say whether tensors lie in the source as they are, and this process alone reads them."""
+    source, work = content.checkpoint, options.work
+    stored = source.as_stored is source and not source.made_from and not source.decoding
+    return stored and options.device == "cpu" and work.executor is None and work.division is None
+
+
+def _carry_out(
+    content: Content,
+    layout: Layout,
+    destination: str,
+    target: Format,
+    *,
+    single: bool,
+    same_objects: SameObjects,
+    options: TransferOptions,
+    store_options: StoreOptions,
+    check: SourceCheck | None,
+    prover: Prover,
+    parts: BuiltByParts | None,
+    once: bool,
+) -> TransferReport:
+    """Do what `transfer` says; `once`: by one reading of the source.
+
+    Raises:
+        _MisreadError: the source was read wrongly, and is whole.
+    """
     started = time.monotonic()
     source = content.checkpoint
     held = layout.content or content
     layout, staging = _placed(content, layout, destination, store_options, single=single)
     work = options.work
-    gathering = _gatherer(source, options.device, layout, work.limiter)
+    sums: SourceSums | None = None
+    gathering: Gatherer | None = None
     commit = commit_bytes(layout.commit)
     count = len(layout.files) + len(commit)
     try:
@@ -163,22 +242,42 @@ def transfer(
         if parts is not None:
             staging.believe(parts.blocks, parts.place)
         with blaming_changes(source):
+            seen = SeenBytes(source) if once and check is not None else None
+            extra = 0
             if check is not None:
-                require_sound(check())
+                checked = check(seen)
+                require_sound(checked)
+                extra += checked.bytes_read
             if options.proof and prover is prove:
                 from ftckpt.transfer.prove.rehearsal import rehearse
 
                 rehearse(content, layout, target, same_objects, single=single)
-            built = _build(source, layout, gathering, staging, work)
+            sums = SourceSums(held, seen) if once else None
+            gathering = _gatherer(source, options.device, layout, work.limiter, sums)
+            built = _build(source, layout, gathering, staging, work, sums)
+            if sums is not None:
+                extra += _read_the_rest(sums, gathering, work)
         gathering.close()  # what it keeps is memory that the proof needs
         written = time.monotonic()
         with blaming_changes(source):
+            if seen is not None and check is not None:
+                with forgetting_failures(staging):
+                    checked = check(seen)
+                    require_sound(checked)
+                extra += checked.bytes_read - seen.taken
+                if seen.differing:
+                    staging.forget()
+                    raise _MisreadError(f"{seen.differing[0]} was read wrongly once")
             result = target.open(staging.source(commit))
             proof = None
             if options.proof:
                 known = None if parts is None else parts.known
+                how = replace(work, division=known)
                 with forgetting_failures(staging):
-                    proof = prover(held, result, same_objects, replace(work, division=known))
+                    if sums is None:
+                        proof = prover(held, result, same_objects, how)
+                    else:
+                        proof = prove(held, result, same_objects, how, sums)
         for one in (source, *source.made_from):
             changes.require_unchanged(one.source, one.members())
         small = [digest_of_bytes(path, data) for path, data in commit.items()]
@@ -195,6 +294,7 @@ def transfer(
             layout.nbytes,
             built.taken_over,
             proof=proof,
+            extra_read=extra + (proof.source_bytes if proof is not None else 0),
             seconds={"write": written - started, "prove": time.monotonic() - written},
             manifest=manifest,
         )
@@ -204,8 +304,27 @@ def transfer(
                 staging.forget()
         raise
     finally:
-        gathering.close()
+        if gathering is not None:
+            gathering.close()
         staging.close()
+
+
+def _read_the_rest(sums: SourceSums, gathering: Gatherer, work: Work) -> int:
+    """Read what was not read for the writing, because an earlier run had made it; return bytes."""
+
+    def read(extent: Extent) -> ReadForProof:
+        gathering.bytes.read(extent.file, extent.offset, buffer(extent.length, _SUM_SLOT))
+        return sums.drain()
+
+    places = [
+        Extent(file, at, min(_CHUNK, offset + length - at))
+        for file, offset, length in sums.missing()
+        for at in range(offset, offset + length, _CHUNK)
+    ]
+    for made in work.run(places, read):
+        sums.take(made)
+    sums.end()
+    return sum(place.length for place in places)
 
 
 def transfer_share(
@@ -334,7 +453,12 @@ def _placed(
 
 
 def _build(
-    source: Checkpoint, layout: Layout, gathering: Gatherer, staging: Staging, work: Work
+    source: Checkpoint,
+    layout: Layout,
+    gathering: Gatherer,
+    staging: Staging,
+    work: Work,
+    sums: SourceSums | None = None,
 ) -> Built:
     depths = depths_of(source)
     ordered = in_order(layout, depths)
@@ -344,14 +468,20 @@ def _build(
         source.decoding.reusing(written_so_far.look),
         reading_ahead(source, places, work.limiter, jobs=work.threads),
     ):
-        return build(ordered, gathering, staging, work, depths=depths)
+        if sums is not None:
+            sums.begin()
+        return build(ordered, gathering, staging, work, depths=depths, sums=sums)
 
 
 def _gatherer(
-    source: Checkpoint, device: str, layout: Layout, limiter: RateLimit | None
+    source: Checkpoint,
+    device: str,
+    layout: Layout,
+    limiter: RateLimit | None,
+    sums: SourceSums | None = None,
 ) -> Gatherer:
     if device == "cpu":
-        return Gatherer(source, limiter)
+        return Gatherer(source, limiter, sums)
     from .device import gatherer
 
     return gatherer(source, device, layout, limiter)
@@ -378,12 +508,11 @@ def staging_at(
 
 @contextmanager
 def forgetting_failures(staging: Staging) -> Iterator[None]:
-    """Remove what was built where its proof fails: no run can go on from it."""
+    """Remove what was built where proof or source fails: no run can go on from it."""
     try:
         yield
-    except CorruptError as error:
-        if error.kind == "failed-proof":
-            staging.forget()
+    except CorruptError:
+        staging.forget()
         raise
 
 

@@ -45,6 +45,7 @@ from .structure import Seal, check_age, check_structure
 if TYPE_CHECKING:
     from ftckpt.manifest.altered import Altered
 
+    from .seen import SeenBytes
     from .used_bytes import UsedBytes
 
 __all__ = ["Level", "VerifyOptions", "VerifyReport", "check_structure", "failed", "verify"]
@@ -65,6 +66,8 @@ class VerifyOptions:
         use_manifest: whether a manifest beside the checkpoint counts.
         used: the bytes whose content is checked; None for all. Structure is checked as a whole.
         decode: whether to decode what no digest covers; a transfer does that itself.
+        seen: what other work reads of it, which is not read again. Before that work has ended only
+            the structure is checked, and then only the content.
     """
 
     level: Level = Level.AUTO
@@ -77,6 +80,7 @@ class VerifyOptions:
     use_manifest: bool = True
     used: UsedBytes | None = None
     decode: bool = True
+    seen: SeenBytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,9 +208,16 @@ def verify(
     collector = _Collector(options, emit, checkpoint.source, seal)
     content = ContentResult("none", 0, 0, checkpoint.source.nbytes, None, ok=True)
     level = Level.STRUCTURE
+    seen = options.seen
+    later = seen is not None and not seen.ended
+    if later:
+        options = replace(options, level=Level.STRUCTURE, require_content=False)
     try:
-        if not work.partial:  # it reads no tensor: who has the whole result does it
+        if not work.partial and (seen is None or later):
+            # It reads no tensor: who has the whole result does it.
             collector.take(check_structure(checkpoint, work.counter, seal))
+        if seen is not None and not later:
+            collector.take(seen.findings)
         if options.level is not Level.STRUCTURE:
             content = _check_content(checkpoint, options, collector, work, seal)
             level = Level.STRUCTURE if content.evidence == "none" else Level.CONTENT
@@ -234,6 +245,8 @@ def verify(
     with suppress(StopChecking):
         if not work.partial:
             collector.take(check_age(checkpoint, seal, tuple(collector.findings)))
+    if seen is not None and later:
+        seen.findings = tuple(collector.findings)
     code, message, hint = _verdict(checkpoint, options, collector.findings, content, level)
     return VerifyReport(
         level=level,
@@ -342,6 +355,7 @@ def _check_by_evidence(
         result = check_manifest(
             checkpoint.source, manifest, emit=collector.add, members=checkpoint.members(),
             work=work, sample=options.sample, owners=OwnerIndex(checkpoint), used=options.used,
+            seen=options.seen,
         )  # fmt: skip
         more = itself()
         return replace(
@@ -358,8 +372,9 @@ def _check_by_evidence(
         from .records import check_records
 
         return check_records(
-            checkpoint, emit=collector.add, work=work, sample=options.sample, used=options.used
-        )
+            checkpoint, emit=collector.add, work=work, sample=options.sample, used=options.used,
+            seen=options.seen,
+        )  # fmt: skip
 
     digests = _file_digests(checkpoint)
     if not digests:

@@ -20,6 +20,7 @@ from ftckpt.workers.limits import RateLimit
 from .evidence import ASKED_FOR, ContentResult, Emit, Owners, Report, Sample, damaged
 
 if TYPE_CHECKING:
+    from .seen import SeenBytes
     from .used_bytes import UsedBytes
 
 
@@ -33,6 +34,7 @@ def check_manifest(
     sample: float | None = None,
     owners: Owners | None = None,
     used: UsedBytes | None = None,
+    seen: SeenBytes | None = None,
 ) -> ContentResult:
     """Compare every file of `source` with `manifest`, block by block.
 
@@ -48,6 +50,7 @@ def check_manifest(
         sample: share of the blocks to read; None for all. A file's first block is always read.
         owners: finds the owners of a range of a file.
         used: only blocks with these bytes are read; None for all.
+        seen: what was read and hashed before, which is not read again.
 
     Raises:
         StopChecking: from `emit`.
@@ -68,16 +71,34 @@ def check_manifest(
             for one in tasks
             if used.takes(one.file, one.number * BLOCK, one.number * BLOCK + one.length)
         )
+    before: list[int] = []
+    if seen is not None:
+        tasks = _unseen(tasks, seen, manifest, before)
     for done in work.run(tasks, hash_or_fail):
         work.counter.add(done.length)
         left[done.file] -= 1
         if not left[done.file]:
             count_file(work.counter)
         read += _compare_block(source, manifest, done, report, owners)
+    if seen is not None:
+        seen.taken += sum(before)
+    work.counter.add(sum(before))
+    read += sum(before)
     unread = 0 if used is None else manifest.nbytes - read
     return ContentResult(
         "manifest", read, manifest.nbytes - unread, uncovered + unread, sample, report.ok
     )
+
+
+def _unseen(
+    tasks: Iterable[Block], seen: SeenBytes, manifest: Manifest, before: list[int]
+) -> Iterator[Block]:
+    """Yield the blocks that are still to be read; note the bytes of the others in `before`."""
+    for one in tasks:
+        if seen.hashed(one.file, one.number) == manifest.by_path[one.file].block(one.number):
+            before.append(one.length)
+        else:
+            yield one
 
 
 def check_blocks(

@@ -21,6 +21,7 @@ from .evidence import ContentResult, Emit, Owner, Report, Sample, named
 from .sums import PART, SPAN, Range, RecordStream, Spans, Sums, sum_or_fail
 
 if TYPE_CHECKING:
+    from .seen import SeenBytes
     from .used_bytes import UsedBytes
 
 
@@ -31,13 +32,14 @@ def check_records(
     work: Work = ALONE,
     sample: float | None = None,
     used: UsedBytes | None = None,
+    seen: SeenBytes | None = None,
 ) -> ContentResult:
     """Compare every record of `checkpoint` with the CRC-32 that its writer recorded.
 
     Reports records of other content (`bad-crc`, with tensor, rank, file and range), records without
     a CRC (`no-crc`, once per file), and the number of uncovered bytes (`not-covered`, once). For a
     format without records the evidence is `none` and nothing is reported. The arguments are as in
-    `blocks.check_manifest`.
+    `blocks.check_manifest`; what was `seen` whole is not read again.
 
     Raises:
         StopChecking: from `emit`.
@@ -45,7 +47,7 @@ def check_records(
     """
     report = Report(checkpoint.source, emit)
     chosen = Sample(sample, checkpoint.source.name)
-    check = _Check(checkpoint, report, chosen, work.limiter)
+    check = _Check(checkpoint, report, chosen, work.limiter, seen)
     # Padding and headers have no sums and are not read: it ends a little below the total.
     members = {name for name in checkpoint.members() if name in checkpoint.source.entries}
     total = sum(map(checkpoint.source.size, members))
@@ -56,17 +58,21 @@ def check_records(
         records = (r for r in records if used.takes(r.extent.file, r.extent.offset, r.extent.end))
     tasks = check.tasks(iter(records))
     expect_files(work.counter, len(members))
-    seen: set[str] = set()
+    begun: set[str] = set()
     for sums in work.run(tasks, sum_or_fail):
         file = sums.task.extent.file if isinstance(sums.task, RecordStream) else sums.task.file
-        if seen and file not in seen:  # they come in the order of files
+        if begun and file not in begun:  # they come in the order of files
             count_file(work.counter)
-        seen.add(file)
+        begun.add(file)
         work.counter.add(sums.nbytes)
         read += sums.nbytes
         check.take(sums)
-    for _ in range(len(members) - max(0, len(seen) - 1)):
+    for _ in range(len(members) - max(0, len(begun) - 1)):
         count_file(work.counter)
+    if seen is not None:
+        seen.taken += check.seen_bytes
+    work.counter.add(check.seen_bytes)
+    read += check.seen_bytes
     covered = check.covered.nbytes()
     uncovered, bare = check.summarise()
     evidence = "crc32" if check.records else "none"
@@ -126,7 +132,10 @@ class _Check:
         report: Report,
         chosen: Sample,
         limiter: RateLimit | None,
+        seen: SeenBytes | None = None,
     ) -> None:
+        self.seen_bytes = 0  # that were read and summed up before this check
+        self._seen = seen
         self.any = False  # whether the format has records at all
         self.records = 0  # with a CRC, and requested
         self.covered = _Coverage()
@@ -252,7 +261,9 @@ class _Check:
                 continue
             first = file not in self._started
             self._started.add(file)
-            if self._chosen.takes(file, record.extent.offset, first=first):
+            if self._seen is not None and self._seen.shows(record):
+                self.seen_bytes += _nbytes(record)
+            elif self._chosen.takes(file, record.extent.offset, first=first):
                 yield record
 
     def _begin(self, record: Record) -> int:

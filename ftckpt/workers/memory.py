@@ -29,6 +29,7 @@ _M_ARENA_MAX = -8  # <malloc.h>
 
 _lock = threading.RLock()
 _depth = 0
+_limitless = 0
 _saved: tuple[int, int] | None = None
 
 
@@ -43,6 +44,9 @@ def bounded(nbytes: int) -> Iterator[None]:
         MemoryError: from inside the block, instead of growing further.
     """
     global _depth, _saved  # one limit a process
+    if _limitless:
+        yield
+        return
     with _lock:
         _depth += 1
         if _depth == 1:
@@ -55,6 +59,24 @@ def bounded(nbytes: int) -> Iterator[None]:
             if _depth == 0 and _saved is not None:
                 _restore(_saved)
                 _saved = None
+
+
+@contextmanager
+def in_a_job() -> Iterator[None]:
+    """Leave the limits of this process as they are: it trains, and its other threads map memory.
+
+    What a pickle may ask for is then held by the walk over its opcodes alone, which refuses a memo
+    and bytes that its size can never fill.
+    """
+    global _limitless  # one limit a process
+    with _lock:
+        _limitless += 1
+    try:
+        with no_gc():
+            yield
+    finally:
+        with _lock:
+            _limitless -= 1
 
 
 def spare_addresses() -> None:

@@ -11,12 +11,12 @@ import pytest
 from ftckpt.checkpoint import Box, Checkpoint, Extent, Kind, Piece, Record, TensorInfo
 from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.comparison.evidence import Basis, RecordedEqual
-from ftckpt.comparison.record_sums import RecordIndex
 from ftckpt.errors import CorruptError
 from ftckpt.manifest.seal import seal
 from ftckpt.own_files import MANIFEST
 from ftckpt.storage.memory import MemoryStore
 from ftckpt.storage.source import Source
+from ftckpt.verification.record_sums import RecordIndex
 from tests.builders.checkpoints import copy, flip, open_checkpoint, save_dcp
 from tests.builders.raw_checkpoint import RawCheckpoint
 

@@ -149,6 +149,9 @@ def test_another_number_of_ranks(tmp_path: Path, tmp_path_factory: pytest.TempPa
     assert any("same-per-gpu" in line for line in said)
     start = next(one for one in journal.own if one["event"] == "start")
     assert (start["path"], start["source"]) == (path, f"{root}/global_step3")
+    ended, said, _ = run(str(root), words, world=4, reader=True)
+    assert out.read_text().split()[0] == f"{root}/global_step3"
+    assert any("Reader loads it as it is" in line for line in said)
     ended, said, _ = run(str(root), words, world=2)
     assert out.read_text().split() == [f"{root}/global_step3"]
     ended, said, _ = run(str(root), words)

@@ -67,8 +67,10 @@ def test_every_piece_is_no_request_of_its_own(
         report = pack_checkpoint(target, base, out, options=PackOptions(), store_options=stores)
         assert report.proof is not None
 
-    assert passes(reshard) <= 8  # one of them, here and below, rehearses the result
-    assert passes(to_safetensors) <= 9
+    # One of them, here and below, rehearses the result. One finds where records and pieces lie: of
+    # files that are as small as these it reads all, of others their headers.
+    assert passes(reshard) <= 9
+    assert passes(to_safetensors) <= 10
     assert passes(compare) <= 8  # two steps
     assert passes(values) <= 6
     assert passes(pack) <= 9  # two steps

@@ -5,12 +5,21 @@ from __future__ import annotations
 import contextlib
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ftckpt.checkpoint import Extent
-from ftckpt.errors import DeniedError, FtckptError, IncompleteError, NotFoundError, UsageError
+from ftckpt.errors import (
+    DeniedError,
+    FtckptError,
+    IncompleteError,
+    NotFoundError,
+    TruncatedError,
+    UsageError,
+)
 from ftckpt.storage import StoreOptions, open_store
+from ftckpt.storage.s3 import fast_reads
 from ftckpt.storage.s3.client import read_time
 from ftckpt.storage.s3.store import S3Store
 from ftckpt.storage.store import EntryKind, Store
@@ -29,6 +38,43 @@ class TestSwift(StoreTests):
     @pytest.fixture
     def place(self, swift: S3Service, s3_url: str) -> Place:
         return place_on(swift, s3_url)
+
+
+class TestSwiftPastTheEventLoop(TestSwift):
+    """The same where every range, however small, comes by a plain connection."""
+
+    @pytest.fixture(autouse=True)
+    def _all(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(fast_reads, "LEAST", 1)
+
+
+def test_ranges_come_past_the_event_loop(
+    swift: S3Service, s3_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fast_reads, "LEAST", 100)
+    place = place_on(swift, s3_url)
+    data = bytes(range(256)) * 4
+    for key in ("plain", "odd name %41+&/ü#~"):
+        place.raw_put(key, data)
+        store = place.store
+        assert isinstance(store, S3Store)
+        asked: list[tuple[int, int]] = []
+        real = store.client.fast.begin
+
+        async def begin(*args: Any, real: Any = real, asked: Any = asked) -> Any:
+            body = await real(*args)
+            asked.append(args[-2:])
+            return body
+
+        monkeypatch.setattr(store.client.fast, "begin", begin)
+        with store.open(key) as reader:
+            assert reader.read(10, 500) == data[10:510]
+            assert reader.read(0, 50) == data[:50]
+            with pytest.raises(TruncatedError):
+                reader.read(1000, 500)
+        assert asked == [(10, 509), (1000, 1499)]
+        monkeypatch.undo()
+        monkeypatch.setattr(fast_reads, "LEAST", 100)
 
 
 def test_uploaded_tree_is_listed(tmp_path: Path, s3_url: str) -> None:

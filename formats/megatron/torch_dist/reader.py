@@ -125,7 +125,7 @@ class MegatronDistCheckpoint(DcpCheckpoint):
 
     def payload(self, piece: Piece) -> Payload:
         """Open the item and find the elements of its tensor that are the piece's."""
-        tensor, span, transforms = self._elements(piece)
+        tensor, span, transforms, record = self._elements(piece)
         shape, nbytes = tensor.shape, tensor.dtype.nbytes
         if piece.flat is None:
             sizes = piece.box.sizes
@@ -153,7 +153,7 @@ class MegatronDistCheckpoint(DcpCheckpoint):
         found = Extent(span.file, span.offset + nbytes(at), nbytes(reach))
         if transforms:
             return Payload(piece.extent, strides, transforms, (found.offset, found.length))
-        return Payload(found, strides)
+        return Payload(found, strides, record=record)
 
     def owner(self, stored: str, place: Extent | None) -> str:
         """Return the logical tensor that an item is of; the stored name where it is of several."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ftckpt.operations.writing import LaidOut
     from ftckpt.parts.finish import Gathered
     from ftckpt.verification import VerifyReport
+    from ftckpt.verification.seen import SeenBytes
     from ftckpt.workers import Work
 
 Check = Callable[["Work"], "VerifyReport"]
@@ -135,7 +136,7 @@ class DividedTransfer(DividedBuild):
         self._hear([*written.records, *written.proofs])
         checked = FromRecords(written.all.results)
 
-        def check() -> VerifyReport:
+        def check(seen: SeenBytes | None = None) -> VerifyReport:
             return self.told(self.check(replace(self.work, division=checked)))
 
         report = self.prepared.write(

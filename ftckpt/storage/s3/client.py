@@ -20,6 +20,7 @@ from ftckpt.storage.retry import Backoff
 
 from .body import PartBody, unless_stalled
 from .errors import is_transient, translate
+from .fast_reads import FastReads
 
 T = TypeVar("T")
 
@@ -60,6 +61,7 @@ class S3Client:
         self.asking = threading.Lock()
         self.bytes_read = 0
         self.options = options
+        self.fast = FastReads(options, PARALLEL)
         self._loop: asyncio.AbstractEventLoop = get_loop()
         self._slots = asyncio.Semaphore(PARALLEL)
         session = AioSession(profile=options.profile or None)

@@ -1,14 +1,19 @@
-"""Prove a result: read it back through its format's own reader and compare it with the source.
+"""Prove a result: read it back through its format's own reader and hold it to the source.
 
-Every logical tensor is read from the source and from the result, there with all replicas, and
-compared bit by bit; that is more than equal digests would say and ten times as fast. What the two
-readings share is the reading of the source and the description of what was wanted, so a fault in a
-writer, in the engine or on the disk is seen.
+What was read of the source for the writing was summed up by place (`source_sums`), and the result
+is read once, with all replicas, and summed up by the places that its own reader gives. These sums
+know nothing of what planned the reading, put elements in order and wrote them, so a fault there
+or on the disk is seen.
+
+Tensors without such a sum (decoded, compressed, smaller than a byte, or written by several
+machines) are read from the source once more and compared bit by bit, and so are those whose sums
+differ: that names the elements. What the two readings share is then the reading of the source and
+the description of what was wanted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, groupby, zip_longest
@@ -38,9 +43,13 @@ from ftckpt.transfer.read.order import of_content, of_result
 from ftckpt.workers import ALONE, Work
 from ftckpt.workers.buffers import buffer, same
 
+from .result_sums import summed_alike
+
 if TYPE_CHECKING:
     from ftckpt.checkpoint.dtypes import DType
     from ftckpt.transfer.casting import Array
+
+    from .source_sums import SourceSums
 
 _TASK = 32 << 20  # bytes compared by one task
 _MOST = 256  # tensors compared by one task: handing over a task costs more than comparing a few
@@ -62,12 +71,14 @@ class Proof:
         nbytes: bytes of the result that were compared, those of every replica included.
         objects: objects that are equal; those that the format names otherwise are not counted.
         cast: what was cast on the way; None where nothing was.
+        source_bytes: bytes of the source's tensors that were read for it.
     """
 
     tensors: int
     nbytes: int
     objects: int
     cast: Cast | None = None
+    source_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +127,7 @@ def prove(
     result: Checkpoint,
     same_objects: SameObjects,
     work: Work = ALONE,
+    read: SourceSums | None = None,
 ) -> Proof:
     """Compare a result with what was to be written.
 
@@ -125,6 +137,7 @@ def prove(
         same_objects: how objects are compared.
         work: how; its counter is told of every byte of the result that was compared, replicas
             included.
+        read: what was read of the source for the writing; None: it is read again.
 
     Raises:
         CorruptError: names, shapes, types, tiling, bits of a copy or objects differ
@@ -136,6 +149,7 @@ def prove(
     nbytes = nbytes_in(pairs(content, result)) + nbytes_in(known)
     counter, limiter = work.counter, work.limiter
     counter.start("proving", nbytes)
+    equal = frozenset[str]() if read is None else summed_alike(content, result, read.sums, work)
     source, target = _CountingGatherer(content.checkpoint, limiter), Gatherer(result, limiter)
 
     def compare(task: Sequence[ProofRange], counter: Counter) -> Changes:
@@ -155,8 +169,8 @@ def prove(
 
     with ExitStack() as stack:
         for one, places in (
-            (content.checkpoint, of_content(content)),
-            (result, of_result(content, result)),
+            (content.checkpoint, of_content(content, equal)),
+            (result, of_result(content, result, equal)),
         ):
             stack.enter_context(reading_ahead(one, places, limiter, jobs=work.threads))
         try:
@@ -164,8 +178,11 @@ def prove(
             if decoded:
                 ranges = _tasks(_by_parameter(content, result))
             else:
-                ranges = _tasks((one,) for one in _ranges(content, result))
+                ranges = _tasks((one,) for one in _ranges(content, result, equal))
             found = Changes()
+            if read is not None:
+                for key in equal & read.changes.keys():
+                    found = found.plus(read.changes[key])
             for one_task in work.spread(ranges, compare):
                 found = found.plus(one_task)
             for _ in work.run(known, compare_known):
@@ -175,7 +192,14 @@ def prove(
             source.close()
             target.close()
         objects = 0 if work.partial else compare_objects(content, result, same_objects)
-    return Proof(len(content.tensors) + len(known), nbytes, objects, _cast(content, found))
+    compared = sum(
+        content.checkpoint.tensors[copy.key].dtype.nbytes(copy.source.volume)
+        for key, wanted in content.tensors.items()
+        if key not in equal
+        for copy in wanted.copies
+    )
+    count = len(content.tensors) + len(known)
+    return Proof(count, nbytes, objects, _cast(content, found), compared)
 
 
 class _CountingGatherer(Gatherer):
@@ -252,14 +276,17 @@ def compare_replicas(
         pass
 
 
-def _ranges(content: Content, result: Checkpoint) -> Iterator[ProofRange]:
+def _ranges(content: Content, result: Checkpoint, equal: Collection[str]) -> Iterator[ProofRange]:
     """Yield every element of the content, as the result's pieces hold it: once and its replicas.
+
+    Tensors that are known to be `equal` are left out.
 
     A piece is one run of its file, so that only the source's elements must be put in order. They
     are read once for all copies.
     """
     for (key, info), held in copies_in(pairs(content, result)):
-        yield from _cut(info, held, held.pieces, content.part(key, held.box))
+        if key not in equal:
+            yield from _cut(info, held, held.pieces, content.part(key, held.box))
 
 
 def _by_parameter(content: Content, result: Checkpoint) -> Iterator[Sequence[ProofRange]]:

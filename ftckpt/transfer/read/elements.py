@@ -151,9 +151,27 @@ class Gatherer:
         if not cut and shard.dtype.nbytes(last - first) == len(out):
             self.fill(shard, first, last, out)
             return
-        whole = memoryview(bytearray(shard.dtype.nbytes(last - first)))
-        self.fill(shard, first, last, whole)
-        out[:] = whole[cut : cut + len(out)]
+        size = shard.dtype.itemsize
+        if not size:
+            whole = memoryview(bytearray(shard.dtype.nbytes(last - first)))
+            self.fill(shard, first, last, whole)
+            out[:] = whole[cut : cut + len(out)]
+            return
+        # An element that is cut is read by itself: it is read for both of its parts.
+        one = memoryview(bytearray(size))
+        done = 0
+        if cut:
+            self.fill(shard, first, first + 1, one)
+            done = min(size - cut, len(out))
+            out[:done] = one[cut : cut + done]
+            first += 1
+        count = (len(out) - done) // size
+        if count:
+            self.fill(shard, first, first + count, out[done : done + count * size])
+            done += count * size
+        if done < len(out):
+            self.fill(shard, first + count, first + count + 1, one)
+            out[done:] = one[: len(out) - done]
 
     def copy(self, extent: Extent, out: memoryview) -> None:
         """Put bytes of a source file into `out` as they are."""

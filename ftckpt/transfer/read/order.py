@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from ftckpt.checkpoint import Box, Checkpoint, Piece
 from ftckpt.checkpoint.read_ahead import extents_in_order, extents_of
@@ -34,18 +34,29 @@ def of_layout(layout: Layout, checkpoint: Checkpoint) -> Iterator[Extent]:
     yield from extents_of(checkpoint, used)
 
 
-def of_content(content: Content) -> Iterator[Extent]:
-    """Return the places of all tensors and objects of some content, in its order."""
-    keys = (copy.key for wanted in content.tensors.values() for copy in wanted.copies)
+def of_content(content: Content, but: Collection[str] = ()) -> Iterator[Extent]:
+    """Return the places of all tensors and objects of some content, in its order.
+
+    `but` are the keys of tensors that are not read.
+    """
+    wanted = (one for key, one in content.tensors.items() if key not in but)
+    keys = (copy.key for one in wanted for copy in one.copies)
     return extents_in_order(content.checkpoint, keys, content.objects)
 
 
-def of_result(content: Content, result: Checkpoint) -> Iterator[Extent]:
-    """Yield the places of all that a result holds, in the order of the content."""
+def of_result(content: Content, result: Checkpoint, but: Collection[str] = ()) -> Iterator[Extent]:
+    """Yield the places of all that a result holds, in the order of the content.
+
+    `but` are the keys of the content's tensors that are not read.
+    """
     for pair in pairs(content, result):
-        for piece in pair.info.pieces:
+        for piece in pair.info.pieces if pair.key not in but else ():
             yield piece.extent
-    yield from extents_of(result)
+    if but:
+        known = {pair.info.key for pair in pairs(content, result) if pair.key in but}
+        yield from extents_of(result, (result.tensors.keys() | result.objects.keys()) - known)
+    else:
+        yield from extents_of(result)
 
 
 class _Near:

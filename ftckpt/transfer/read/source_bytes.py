@@ -68,6 +68,10 @@ class SourceBytes:
         checkpoint: opened.
         limiter: bounds the rate of reading.
         observer: is told of what is read.
+
+    Attributes:
+        checkpoint: as given.
+        observer: as given.
     """
 
     def __init__(
@@ -78,7 +82,7 @@ class SourceBytes:
     ) -> None:
         self.checkpoint = checkpoint
         self._limiter = limiter
-        self._observer = observer
+        self.observer = observer
         self._lock = threading.Lock()
         self._most = most_open_files()
         self._readers: OrderedDict[str, Reader] = OrderedDict()
@@ -120,8 +124,8 @@ class SourceBytes:
             self.read(held.file, offset, out)
         else:
             out[:] = self._undone.get(held.undone)[offset : offset + len(out)]
-            if self._observer is not None:
-                self._observer.undid(held.undone.extent)
+            if self.observer is not None:
+                self.observer.undid(held.undone.extent)
 
     def read(self, file: str, offset: int, out: memoryview) -> None:
         """Fill `out` with bytes of a file as they are."""
@@ -130,8 +134,8 @@ class SourceBytes:
             if limiter is not None:
                 limiter.take(len(out))
         self._reader(file).readinto(offset, out)
-        if self._observer is not None:
-            self._observer.saw(file, offset, out)
+        if self.observer is not None:
+            self.observer.saw(file, offset, out)
 
     def close(self) -> None:
         """Close every file, and let go of what was undone."""

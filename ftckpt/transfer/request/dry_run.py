@@ -125,8 +125,9 @@ def planned(
         for file in (*layout.files, *layout.commit)
     ]
     rate = _reading_rate(checkpoint)
-    # Everything is read and written once, and read twice more where it is proven.
-    passes = 4 if proof else 2
+    # All is read and written once, and read back once where it is proven. What is decoded then is
+    # read once more.
+    passes = 2 + (proof and (2 if checkpoint.decoding else 1))
     seconds = None if rate is None else passes * layout.nbytes / rate / jobs
     store = checkpoint.source.store
     memory = _BASE + most_kept(store) + jobs * _thread_memory(local, store)

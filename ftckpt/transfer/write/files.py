@@ -12,6 +12,7 @@ from ftckpt.manifest import FileDigest
 from ftckpt.progress import Counter, count_file, expect_files
 from ftckpt.storage.store import Upload
 from ftckpt.transfer.layout import Layout, Literal, OutputFile
+from ftckpt.transfer.prove.source_sums import ReadForProof, SourceSums
 from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.transfer.staging import OpenFile, Staging
 from ftckpt.workers import ALONE, Work
@@ -62,6 +63,7 @@ def build(
     work: Work = ALONE,
     *,
     depths: Mapping[str, int] = _NO_DEPTHS,
+    sums: SourceSums | None = None,
 ) -> Built:
     """Make every data file of a layout in a staging place.
 
@@ -71,6 +73,7 @@ def build(
         staging: where to make it; begun.
         work: how; its counter is told of every byte made or taken over.
         depths: of the source's tensors (`written.depths_of`).
+        sums: is told by the gatherer of what it reads, and keeps it here.
 
     Raises:
         FtckptError: the source could not be read or the place not written; what was made stays.
@@ -102,17 +105,23 @@ def build(
         for number in range(block_count(file.size)):
             yield _BlockTask(current, number, staged.earlier.get(number))
 
-    def make(task: _BlockTask) -> tuple[int, _Open | None]:
+    def make(task: _BlockTask) -> tuple[int, _Open | None, ReadForProof | None]:
         """Return the bytes taken over, and the file where this was the last of its blocks."""
         current, number, earlier = task
         made, taken = make_block(current.maker, number, current.upload, staging, earlier, counter)
-        return taken, current if current.completes(made) else None
+        read = None if sums is None else sums.drain()
+        return taken, current if current.completes(made) else None, read
+
+    def keep(read: ReadForProof | None) -> None:
+        if sums is not None and read is not None:
+            sums.take(read)
 
     def made_whole() -> Iterator[_Open]:
         # Blocks of one file wait for each other, in the kernel and for checksums.
         turns = in_turn(map(tasks, layout.files), work.threads)
-        for taken, current in work.run(turns, make):
+        for taken, current, read in work.run(turns, make):
             built.taken_over += taken
+            keep(read)
             if current is not None:
                 yield current
 
@@ -121,9 +130,10 @@ def build(
         blocks: dict[str, list[BlockMade]] = {path: [] for path in files}
         for share in make_shares(
             layout, gatherer, staging, depths=depths, jobs=work.threads, copies=work.processes,
-            counter=counter,
+            counter=counter, sums=sums,
         ):  # fmt: skip
             built.taken_over += share.taken_over
+            keep(share.read)
             file, held = files[share.path], blocks[share.path]
             held += share.blocks
             if len(held) == block_count(file.size):

@@ -16,6 +16,7 @@ from ftckpt.extents import BLOCK
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage.store import Upload
 from ftckpt.transfer.layout import Checksums, Layout, OutputFile
+from ftckpt.transfer.prove.source_sums import ReadForProof, SourceSums
 from ftckpt.transfer.read.elements import Gatherer
 from ftckpt.transfer.staging import BlockSink, Staging
 from ftckpt.workers import processes
@@ -39,11 +40,13 @@ class MadeShare(NamedTuple):
         path: of their file.
         blocks: one each.
         taken_over: bytes of them that an earlier run had made.
+        read: what was read for them, where that is summed up.
     """
 
     path: str
     blocks: Sequence[BlockMade]
     taken_over: int
+    read: ReadForProof | None
 
 
 def pays(layout: Layout, jobs: int) -> bool:
@@ -64,6 +67,7 @@ def make_shares(
     jobs: int,
     copies: int,
     counter: Counter = NULL,
+    sums: SourceSums | None = None,
 ) -> Iterator[MadeShare]:
     """Yield all blocks of a layout's files, in the order in which they are made.
 
@@ -76,6 +80,7 @@ def make_shares(
         jobs: number of threads, where no copies can be made.
         copies: number of copies of this process.
         counter: is told of every byte made or taken over.
+        sums: is told by the gatherer of what it reads.
 
     Raises:
         FtckptError: the source could not be read or the place not written; what was made stays.
@@ -84,7 +89,7 @@ def make_shares(
     shares: Iterable[BlockShare] = in_turn(map(_shares, layout.files), copies)
     if depths:
         shares = sorted(shares, key=partial(_depth, depths))
-    stream = partial(_made, gatherer=gatherer, staging=staging)
+    stream = partial(_made, gatherer=gatherer, staging=staging, sums=sums)
     return processes.run_in_processes(shares, stream, jobs=jobs, processes=copies, counter=counter)
 
 
@@ -147,6 +152,7 @@ def _made(
     *,
     gatherer: Gatherer,
     staging: Staging,
+    sums: SourceSums | None,
 ) -> Iterator[MadeShare]:
     def make(share: BlockShare) -> MadeShare:
         file, blocks, taken_over = share.file, [], 0
@@ -161,6 +167,7 @@ def _made(
                 taken_over += taken
         finally:
             staged.upload.close()
-        return MadeShare(file.path, blocks, taken_over)
+        read = None if sums is None else sums.drain()
+        return MadeShare(file.path, blocks, taken_over, read)
 
     return run(shares, make, jobs=jobs, window=jobs)

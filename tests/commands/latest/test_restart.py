@@ -84,6 +84,23 @@ def test_another_world_is_resharded_once(deepspeed: Path, tmp_path: Path) -> Non
     assert restart(deepspeed, *flags)["path"] not in (None, found["path"])
 
 
+def test_a_job_with_a_reader_takes_it_as_it_is(tmp_path: Path) -> None:
+    """Two ranks of ZeRO wrote it; four load it by `ftckpt.torch.Reader`, and nothing is written."""
+    root = tmp_path / "run"
+    data = Path(__file__).parents[2] / "data" / "deepspeed" / "z2"
+    shutil.copytree(data / "global_step2", root / "global_step2")
+    world = api.open_checkpoint(str(root / "global_step2")).topology.world_size
+    assert world is not None
+    found = restart(root, "--world", str(world + 2), "--reader")
+    assert (found["path"], found["grid"]) == (f"{root}/global_step2", {})
+    assert "Reader loads it as it is" in found["stderr"]
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    said: list[str] = []
+    mine = api.restart(str(root), world + 2, reader=True, note=said.append)
+    assert (mine.path, mine.grid) == (found["path"], {})
+    assert any("nothing is resharded" in line for line in said)
+
+
 def test_another_grid(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     root = real_set("mcore_torch_tp2dp2_distopt_bf16", "", tmp_path_factory)
     scratch = ("--scratch", str(tmp_path))

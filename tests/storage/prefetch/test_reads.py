@@ -337,8 +337,8 @@ def test_whoever_reads_says_how_many_threads_do(
 
     assert heard(lambda: api.verify(step, jobs=3)) == [3]
     out = f"{tmp_path}/out"
-    # The check, the building, and both sides of the proof.
-    assert heard(lambda: api.convert(step, out, to="safetensors", jobs=3)) == [3] * 4
+    # The check, the building, the sums of the result, and both sides of what has no sums.
+    assert heard(lambda: api.convert(step, out, to="safetensors", jobs=3)) == [3] * 5
     # Both sides, for tensors and for what is small.
     assert heard(lambda: api.diff(step, out, jobs=3)) == [3] * 4
     target, base = api.open_checkpoint(step), api.open_checkpoint(copy)

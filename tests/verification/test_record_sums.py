@@ -15,12 +15,12 @@ from ftckpt.checkpoint import Box, Checkpoint, Extent, Kind, Piece, Record, Tens
 from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.comparison import compare
 from ftckpt.comparison.align import Vocabulary
-from ftckpt.comparison.record_sums import ReadSums, RecordIndex
 from ftckpt.comparison.tensors import Reading
 from ftckpt.errors import ExitCode
 from ftckpt.storage.memory import MemoryStore
 from ftckpt.storage.source import Source
 from ftckpt.transfer.content import Content
+from ftckpt.verification.record_sums import ReadSums, RecordIndex
 from tests.builders.checkpoints import open_checkpoint, save_dcp
 from tests.comparison.test_evidence import Recorded
 

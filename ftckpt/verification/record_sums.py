@@ -1,4 +1,4 @@
-"""The CRC-32s that a checkpoint's writer recorded, held to the bytes that a comparison reads.
+"""The CRC-32s that a checkpoint's writer recorded, held to the bytes that other work reads.
 
 Bytes are summed up as they are read, in whatever pieces that is: most records are read whole and in
 order, and their sums are put together. A record that was read in part, or behind a compression, is
@@ -19,6 +19,9 @@ from ftckpt.errors import FtckptError
 from ftckpt.extents import Extent
 
 _CHUNK = 2 << 20  # see `ftckpt.digests.crc`
+# Bytes of a run that is not gone on with: an element that two blocks of a result share is read for
+# both, and a run that began with it would overlap the one before.
+TINY = 16
 
 
 class ByteRun(NamedTuple):
@@ -132,6 +135,20 @@ class ReadSums:
                 if found != record.crc32:
                     yield record, found is not None
 
+    def whole(self) -> Iterator[tuple[Record, bool]]:
+        """Yield the records that were read from end to end, and whether they are what they were."""
+        for file, runs in self._runs.items():
+            runs.sort(key=lambda run: (run.offset, -run.length))
+            records, starts = self._index.records[file], self._index.starts[file]
+            inside: dict[int, list[ByteRun]] = defaultdict(list)
+            for run in runs:
+                inside[bisect_right(starts, run.offset) - 1].append(run)
+            for number, some in inside.items():
+                record = records[number]
+                found = None if record.transforms else _sum(record, some)
+                if found is not None:
+                    yield record, found == record.crc32
+
     def _own(self) -> list[ByteRun]:
         runs: list[ByteRun] | None = getattr(self._thread, "runs", None)
         if runs is None:
@@ -142,7 +159,19 @@ class ReadSums:
         runs = self._own()
         last = runs[-1] if runs else None
         start, crc = offset, 0
-        if last is not None and (last.file, last.offset + last.length) == (file, offset):
+        if last is not None and last.file == file and last.length > TINY:
+            known = last.offset + last.length - offset
+            if known > 0 and last.offset <= offset:  # this thread has just read some of it
+                offset, data = offset + known, data[known:]
+                start = offset
+                if not data:
+                    return
+        goes_on = last is not None and last.length > TINY
+        if (
+            last is not None
+            and goes_on
+            and (last.file, last.offset + last.length) == (file, offset)
+        ):
             starts = self._index.starts[file]
             at = bisect_left(starts, offset)
             if starts[at : at + 1] != [offset]:  # no record begins here: the same one goes on
