@@ -26,7 +26,7 @@ from side_by_side import (
     workplace,
 )
 
-from ftckpt.workers.limits import parse_bytes
+from ftckpt.amounts import size as size_in_bytes
 
 PEFT = """
 import sys, torch
@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--make", help="only write the data into this directory")
     asked = parser.parse_args()
     if asked.make:
-        make(Path(asked.make), int(parse_bytes(asked.size)))
+        make(Path(asked.make), int(size_in_bytes(asked.size)))
         return
     with workplace(asked.dir) as place:
         # Elsewhere: the peak of a process that is started counts what this one holds.

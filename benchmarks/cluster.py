@@ -29,7 +29,7 @@ from parts import save_holes, taken
 from side_by_side import workplace
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from ftckpt.workers.limits import parse_bytes
+from ftckpt.amounts import size as size_in_bytes
 
 _TENSORS = 64
 
@@ -40,9 +40,9 @@ def main() -> None:
     options = parser.parse_args()
     found: dict[str, object] = {}
     with workplace(options.dir) as place:
-        step = save_holes(place / "run" / "step-1", parse_bytes(options.size))
+        step = save_holes(place / "run" / "step-1", size_in_bytes(options.size))
         state = place / "dcp"
-        each = parse_bytes(options.state) // _TENSORS // 4
+        each = size_in_bytes(options.state) // _TENSORS // 4
         tensors = {f"layer.{n}": torch.randn(each) for n in range(_TENSORS)}
         save(tensors, checkpoint_id=str(state), no_dist=True)
         out = place / "out"

@@ -21,9 +21,9 @@ import side_by_side
 from dcp_data import save_dcp
 from side_by_side import Contestant, compare, ftckpt_command, workplace
 
+from ftckpt.amounts import size as size_in_bytes
 from ftckpt.api import seal
 from ftckpt.storage.local.pagecache import in_memory, resident_pages
-from ftckpt.workers.limits import parse_bytes
 
 _STILL = 0.01  # of the pages; read-ahead of a neighbour may bring some back
 
@@ -34,7 +34,7 @@ def main() -> None:
     options = parser.parse_args()
     with workplace(options.dir) as place:
         source, out = place / "step-1", place / "out"
-        save_dcp(source, parse_bytes(options.size))
+        save_dcp(source, size_in_bytes(options.size))
         seal(str(source))
         size = sum(file.stat().st_size for file in source.iterdir())
         for name in options.cases or CASES:

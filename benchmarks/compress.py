@@ -21,7 +21,8 @@ import side_by_side
 from reshard_data import save_hugging_face
 from side_by_side import Contestant, compare, ftckpt_command, remove, warm, workplace
 
-from ftckpt.workers.limits import jobs, parse_bytes
+from ftckpt.amounts import size as size_in_bytes
+from ftckpt.workers.limits import jobs
 
 _ZIPNN = """
 import sys
@@ -40,7 +41,7 @@ def main() -> None:
     parser.add_argument("--zipnn", default=sys.executable, help="a Python interpreter that has it")
     options = parser.parse_args()
     with workplace(options.dir) as place:
-        source, out = save_hugging_face(place / "model", parse_bytes(options.size)), place / "out"
+        source, out = save_hugging_face(place / "model", size_in_bytes(options.size)), place / "out"
         size = below(source)
         ours = (*ftckpt_command(), "delta", "pack", str(source), str(out))
         commands = {"ftckpt delta pack, whole, proven": ours}

@@ -17,13 +17,14 @@ import side_by_side
 from dcp_data import save_dcp
 from side_by_side import Contestant, compare, run_ftckpt, warm, workplace
 
+from ftckpt.amounts import size as size_in_bytes
 from ftckpt.checkpoint import Extent
 from ftckpt.discovery.resolve import open_target
 from ftckpt.formats.catalog import FORMATS
 from ftckpt.storage import StoreOptions
 from ftckpt.verification.records import check_records
 from ftckpt.workers import Work
-from ftckpt.workers.limits import jobs, parse_bytes
+from ftckpt.workers.limits import jobs
 
 
 def main() -> None:
@@ -32,7 +33,7 @@ def main() -> None:
     threads = jobs()
     with workplace(options.dir) as place:
         path = place / "step-1"
-        save_dcp(path, parse_bytes(options.size))
+        save_dcp(path, size_in_bytes(options.size))
         nbytes = sum(f.stat().st_size for f in path.glob("*.distcp"))
         extents = items(path)
         state = empty_state(path)

@@ -23,6 +23,7 @@ from typing import Any
 import side_by_side
 from side_by_side import Contestant, compare, environment, ftckpt_command, warm, workplace
 
+from ftckpt.amounts import size as size_in_bytes
 from ftckpt.comparison import Choice, DiffReport, Reading, Vocabulary
 from ftckpt.comparison import compare as compare_checkpoints
 from ftckpt.discovery.resolve import open_target
@@ -31,7 +32,7 @@ from ftckpt.formats.state.fields import state_fields
 from ftckpt.storage import StoreOptions
 from ftckpt.transfer.content import Content
 from ftckpt.workers import Work
-from ftckpt.workers.limits import jobs, parse_bytes
+from ftckpt.workers.limits import jobs
 
 FILES = 8
 TENSORS = 8  # in each file
@@ -39,7 +40,7 @@ TENSORS = 8  # in each file
 
 def main() -> None:
     options = side_by_side.arguments(__doc__.splitlines()[0], size="2GB").parse_args()
-    threads, nbytes = jobs(), parse_bytes(options.size)
+    threads, nbytes = jobs(), size_in_bytes(options.size)
     with workplace(options.dir) as place:
         first = save(place / "first", nbytes, lambda tensor: tensor)
         equal = place / "equal"

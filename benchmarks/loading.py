@@ -25,7 +25,7 @@ from typing import Any
 import side_by_side
 from side_by_side import Contestant, Row, compare, remove, warm, workplace
 
-from ftckpt.workers.limits import parse_bytes
+from ftckpt.amounts import size as size_in_bytes
 
 MODES = ("local", "ranks", "restart", "s3", "memory")
 _RECORD = 3 << 20  # bytes of one
@@ -47,7 +47,7 @@ def main() -> None:
         return
     with workplace(options.dir) as place:
         path = place / "step-1"
-        save(path, parse_bytes(options.size))
+        save(path, size_in_bytes(options.size))
         warm(path)
         for mode in options.modes:
             modes = {"local": local, "ranks": ranks, "restart": restart, "s3": s3, "memory": memory}

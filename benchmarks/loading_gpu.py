@@ -21,7 +21,7 @@ from dcp_data import save_dcp
 from loading import empty_state, load
 from side_by_side import Contestant, compare, remove, warm, workplace
 
-from ftckpt.workers.limits import parse_bytes
+from ftckpt.amounts import size as size_in_bytes
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
         raise SystemExit("torch sees no GPU here")
     with workplace(options.dir) as place:
         path, folder = place / "step-1", place / "model"
-        save_dcp(path, parse_bytes(options.size), tensor=32 << 20)
+        save_dcp(path, size_in_bytes(options.size), tensor=32 << 20)
         save_safetensors(path, folder)
         warm(path)
         warm(folder)

@@ -14,7 +14,7 @@ from pathlib import Path
 import side_by_side
 from side_by_side import Contestant
 
-from ftckpt.workers.limits import parse_bytes
+from ftckpt.amounts import size as size_in_bytes
 
 SAVE = """
 import os, sys
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--python", required=True, help="a Python that has Orbax")
     parser.add_argument("--arrays", type=int, default=10_000, help="for inspect")
     asked = parser.parse_args()
-    size: int = parse_bytes(asked.size)
+    size: int = size_in_bytes(asked.size)
     with side_by_side.workplace(asked.dir) as folder:
         source, out = folder / "state", folder / "out"
         save(asked.python, source, COUNT, size // COUNT // COLUMNS // 4 // 8 * 8, COLUMNS)

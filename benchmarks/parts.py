@@ -24,6 +24,7 @@ import side_by_side
 from inspect_metadata import MAKE
 from side_by_side import ftckpt_command, workplace
 
+from ftckpt.amounts import size as size_in_bytes
 from ftckpt.checkpoint import Topology
 from ftckpt.digests.blocks import block_count, block_length, blocks_of_bytes
 from ftckpt.discovery.resolve import open_target
@@ -41,7 +42,6 @@ from ftckpt.parts.shares import Shares
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.verification.blocks import check_manifest
 from ftckpt.workers import Work, budget
-from ftckpt.workers.limits import parse_bytes
 from ftckpt.workers.memory import no_gc
 
 _SHARD = 5_000_000_000
@@ -56,7 +56,7 @@ def main() -> None:
     options = parser.parse_args()
     found: dict[str, object] = {}
     with workplace(options.dir) as place:
-        step = save_holes(place / "run" / "step-1", parse_bytes(options.size))
+        step = save_holes(place / "run" / "step-1", size_in_bytes(options.size))
         found |= against_one(step, place, options.parts, options.rounds)
         found |= plan_many(place, options.pieces)
         found |= finish_many(place, options.records)

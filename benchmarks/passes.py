@@ -30,7 +30,7 @@ import side_by_side
 from reshard_cases import CASES as RESHARDED
 from side_by_side import run_ftckpt, used_by, workplace
 
-from ftckpt.workers.limits import parse_bytes
+from ftckpt.amounts import size as size_in_bytes
 
 _SIDES = ("source", "result", "elsewhere")
 _ENDS = "BENCHMARK_PASSES"  # where a counted run says what it has read
@@ -66,7 +66,7 @@ def main() -> None:
     documents = []
     for name in options.cases or CASES:
         with workplace(options.dir) as place:
-            documents.append(_measured(name, place, parse_bytes(options.size)))
+            documents.append(_measured(name, place, size_in_bytes(options.size)))
             if not options.json:
                 _print(documents[-1])
     if options.json:

@@ -26,12 +26,13 @@ from typing import Any
 import side_by_side
 from side_by_side import Contestant, compare, ftckpt_command, peak_memory, warm, workplace
 
+from ftckpt.amounts import size as size_in_bytes
 from ftckpt.api import open_checkpoint, seal
 from ftckpt.extents import BLOCK
 from ftckpt.replication.copy import copy
 from ftckpt.replication.options import ReplicationOptions
 from ftckpt.workers import Work
-from ftckpt.workers.limits import jobs, parse_bytes
+from ftckpt.workers.limits import jobs
 
 _FILES = 8
 _REQUESTS = 4
@@ -45,7 +46,7 @@ def main() -> None:
     options = parser.parse_args()
     for name in options.cases or CASES:
         with workplace(options.dir) as place:
-            source = save(place / "step-1", parse_bytes(options.size))
+            source = save(place / "step-1", size_in_bytes(options.size))
             warm(source)
             CASES[name](place, source, options)
 

@@ -34,6 +34,7 @@ from reshard_cases import CASES, Case
 from reshard_peers import Waiting
 from side_by_side import Contestant, compare, ftckpt_command, peak_memory, warm, workplace
 
+from ftckpt.amounts import size as size_in_bytes
 from ftckpt.discovery.resolve import open_target
 from ftckpt.formats.catalog import FORMATS
 from ftckpt.formats.state.same_object import SameObject
@@ -42,7 +43,7 @@ from ftckpt.storage import StoreOptions
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.run import TransferOptions, transfer
 from ftckpt.workers import Work
-from ftckpt.workers.limits import jobs, parse_bytes
+from ftckpt.workers.limits import jobs
 
 _COMMAND = "ftckpt, the command"
 _PEAK = "peak memory, MiB"
@@ -73,7 +74,7 @@ def _made(name: str, place: Path, size: str, pythons: Mapping[str, str]) -> Path
     # Made by a process of its own: what it held would count as the memory of those that follow.
     python = pythons.get(CASES[name].maker, "")
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as maker:
-        return maker.submit(_make, name, place, parse_bytes(size), python).result()
+        return maker.submit(_make, name, place, size_in_bytes(size), python).result()
 
 
 def _make(name: str, place: Path, nbytes: int, python: str) -> Path:

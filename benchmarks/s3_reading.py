@@ -28,8 +28,8 @@ from typing import Any
 import side_by_side
 from side_by_side import workplace
 
+from ftckpt.amounts import size as size_in_bytes
 from ftckpt.storage import StoreOptions, open_store
-from ftckpt.workers.limits import parse_bytes
 
 _PART, _TASK = 8 << 20, 64 << 20
 _HEAD = b'ETag: "abc"\r\nLast-Modified: Tue, 21 Oct 2025 07:28:00 GMT\r\n\r\n'
@@ -41,7 +41,7 @@ def main() -> None:
     parser = side_by_side.arguments(__doc__.splitlines()[0], size="1GB", rounds=3)
     parser.add_argument("--jobs", default="1,4,16", help="threads, several in turn")
     options = parser.parse_args()
-    nbytes = parse_bytes(options.size) // _TASK * _TASK or _TASK
+    nbytes = size_in_bytes(options.size) // _TASK * _TASK or _TASK
     os.environ |= {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
     with workplace(options.dir) as place:
         file = place / "data.bin"

@@ -24,8 +24,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageWriter
 
+from ftckpt.amounts import size as size_in_bytes
 from ftckpt.torch import SealingWriter, seal_after
-from ftckpt.workers.limits import parse_bytes
 
 _TENSORS = 32
 
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="the writer's thread_count")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    each = parse_bytes(options.size) // _TENSORS // 4
+    each = size_in_bytes(options.size) // _TENSORS // 4
     state = {"model": {f"layer.{n}": torch.randn(each) for n in range(_TENSORS)}}
     spent: dict[str, list[float]] = {}
     with workplace(options.dir) as place:

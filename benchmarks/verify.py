@@ -19,6 +19,7 @@ import side_by_side
 from dcp_data import save_dcp
 from side_by_side import Contestant, compare, ftckpt_command, run_ftckpt, warm, workplace
 
+from ftckpt.amounts import size as size_in_bytes
 from ftckpt.discovery.resolve import open_target
 from ftckpt.formats.catalog import FORMATS
 from ftckpt.manifest.locate import find
@@ -26,7 +27,7 @@ from ftckpt.manifest.seal import seal
 from ftckpt.storage import StoreOptions
 from ftckpt.verification.blocks import check_manifest
 from ftckpt.workers import Work
-from ftckpt.workers.limits import jobs, parse_bytes
+from ftckpt.workers.limits import jobs
 
 
 def main() -> None:
@@ -35,7 +36,7 @@ def main() -> None:
     threads = jobs()
     with workplace(options.dir) as place:
         path = place / "step-1"
-        save_dcp(path, parse_bytes(options.size))
+        save_dcp(path, size_in_bytes(options.size))
         seal(open_target(str(path), FORMATS, StoreOptions()).open(), work=Work(threads=threads))
         files = sorted(path.glob("*.distcp"))
         shares = shared(files, threads)

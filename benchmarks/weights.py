@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import side_by_side
 from side_by_side import ROOT, arguments, environment, run_ftckpt, used_by, warm, workplace
 
-from ftckpt.workers.limits import parse_bytes
+from ftckpt.amounts import size as size_in_bytes
 
 RANKS, ROWS, COLUMNS = 4, 4096, 2048
 # Each prints, as its last line, the processor time of its work and the bytes that it has read.
@@ -190,7 +190,7 @@ def show(title: str, ways: Sequence[Way], source: Path, asked: Any, **more: Any)
 def consolidate(place: Path, asked: Any) -> None:
     """Shards of ranks to whole files."""
     source = place / "shards"
-    nbytes = int(parse_bytes(asked.size))
+    nbytes = int(size_in_bytes(asked.size))
     elsewhere(save_shards, source, nbytes)
     mapping = mapping_of(nbytes)
     warm(source)
@@ -217,7 +217,7 @@ def consolidate(place: Path, asked: Any) -> None:
 def model(place: Path, asked: Any) -> None:
     """The weights out of a training state."""
     source = place / "step-1"
-    elsewhere(save_state, source, int(parse_bytes(asked.size)))
+    elsewhere(save_state, source, int(size_in_bytes(asked.size)))
     warm(source)
     nbytes = sum(file.stat().st_size for file in source.iterdir())
     words = (*side_by_side.ftckpt_command(), "convert", str(source), str(place / "out"))
@@ -254,7 +254,7 @@ def save_folder(path: Path, nbytes: int) -> None:
 def quantise(place: Path, asked: Any) -> None:
     """bfloat16 to FP8 in blocks, and back: what one core does."""
     made, source, codes = place / "made", place / "bf16", place / "fp8"
-    elsewhere(save_folder, made, int(parse_bytes(asked.size)))
+    elsewhere(save_folder, made, int(size_in_bytes(asked.size)))
     words = ("--to", "safetensors", "--no-proof", "--dtype")
     run_ftckpt("convert", str(made), str(source), *words, "bf16")
     run_ftckpt("convert", str(source), str(codes), *words, "fp8-block")

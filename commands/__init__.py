@@ -1,11 +1,21 @@
 """One module a verb: parse, call, render.
 
-A verb is a module named after it (`plan sweep`: `plan.sweep`). It holds
+A verb is a module named after it (`plan sweep`: `plan.sweep`). It shows what an operation of the
+core does (`ftckpt.operations`), and holds
 
-- `command(ctx, ...)`: typer parameters as `Annotated[...]`; its docstring is the help, and the
-  first line is the summary in `verbs.VERBS`. `invocation = invoked(ctx)` says how the verb was
-  called. It calls the core, prints through the invocation and `render`, and returns a `Result`
-  (None means OK).
+- `operation`: the function that the shell and Python call alike. Its parameters, help, examples and
+  exit codes stand with it, and `cli.derive` makes the command line of them.
+- `render(invocation, report, given)`: prints the report, which is the JSON document already, and
+  returns a `Result`. `given` has the values of the parameters.
+- `observer(invocation, given)`, where something is to be printed while the operation runs.
+- `check(invocation, given)`, where the screen has something to refuse before it begins.
+- `OPTIONS`: dataclasses of what the screen alone is told, such as `--plot`.
+
+Verbs that are no operations of the core yet, and those about the program itself, hold instead
+
+- `command(invocation, ...)`: parameters as `Annotated[..., option(...)]`; its docstring is the
+  help, and the first line is the summary in `verbs.VERBS`. It calls the core, prints through the
+  invocation and `render`, and returns a `Result` (None means OK).
 - `EXAMPLES`: (command line, what it does) pairs, printed at the end of the help.
 - `CODES`: the exit codes that it can end with, each with a sentence ("" takes the general one).
 - `OPTIONS`, where verbs share many options: dataclasses whose fields are `Annotated` options, with

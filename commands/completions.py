@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from enum import Enum, StrEnum
-from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from enum import StrEnum
+from typing import Annotated, Any, NamedTuple
 
-import typer
-
-from ftckpt.commands.cli.invocation import invoked
-from ftckpt.commands.cli.parameters import OneOf
+from ftckpt.commands.cli.environment import HELP
+from ftckpt.commands.cli.invocation import Invocation
 from ftckpt.commands.cli.terminal import write
-from ftckpt.commands.cli.verbs import HELP, VERBS, load
+from ftckpt.commands.cli.verbs import VERBS, load
 from ftckpt.commands.completing import table
 from ftckpt.errors import ExitCode
+from ftckpt.operations.definition import argument
 
 STORAGE = False
 EXAMPLES = (
@@ -37,14 +36,11 @@ class Shell(StrEnum):
     FISH = "fish"
 
 
-def command(
-    ctx: typer.Context, shell: Annotated[Shell, typer.Argument(help="Which shell.")]
-) -> None:
+def command(invocation: Invocation, shell: Annotated[Shell, argument("", "Which shell.")]) -> None:
     """Print the completion script of a shell.
 
     The package installs these scripts where the shells of the same prefix look for them.
     """
-    invocation = invoked(ctx)
     text = script(shell)
     invocation.report(target=shell, script=text)
     if not invocation.json:
@@ -100,23 +96,19 @@ def words_of_verbs() -> list[VerbWords]:
 
 
 def _words(loaded: Any, verb: str, verbs: dict[str, str]) -> VerbWords:
-    hints = get_type_hints(loaded.module.command, include_extras=True)
-    for group in loaded.groups:
-        hints |= get_type_hints(group.type, include_extras=True)
     flags: list[Flag] = []
     words: tuple[str, ...] = ()
     argued = False
     for param in loaded.params:
         if getattr(param, "hidden", False):
             continue
-        values = _values(hints.get(param.name))
+        values = param.words
         if param.param_type_name == "argument":
             words = values
             argued = True
         else:
             names = tuple(param.opts) + tuple(param.secondary_opts)
-            bare = getattr(loaded.module, "BARE", {}).keys() & set(names)
-            takes = not (param.is_flag or bare)
+            takes = not (param.is_flag or param.bare)
             long = next(name for name in names if name.startswith("--"))
             if long == "--family":
                 values = _families()
@@ -146,18 +138,6 @@ def _two_words(verbs: Iterable[str]) -> list[list[str]]:
 
 def _first_words(verbs: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(verb.split()[0] for verb in verbs))
-
-
-def _values(hint: Any) -> tuple[str, ...]:
-    said = next((one for one in get_args(hint) if isinstance(one, OneOf)), None)
-    if said is not None:
-        return said.words
-    if get_origin(hint) is Annotated:
-        hint = get_args(hint)[0]
-    for one in (hint, *get_args(hint)):
-        if isinstance(one, type) and issubclass(one, Enum):
-            return tuple(str(member.value) for member in one)
-    return ()
 
 
 def script(shell: str) -> str:

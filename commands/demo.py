@@ -8,12 +8,10 @@ import subprocess
 import sys
 from typing import Annotated
 
-import typer
-
-from ftckpt.commands.cli.invocation import Invocation, Result, invoked
-from ftckpt.commands.cli.parameters import argument
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.render import block, terminal_width
 from ftckpt.errors import ExitCode
+from ftckpt.operations.definition import argument
 
 STORAGE = False
 EXAMPLES = (
@@ -29,7 +27,7 @@ CODES = {
 
 
 def command(
-    ctx: typer.Context,
+    invocation: Invocation,
     directory: Annotated[
         str, argument("[DIR]", "Directory to make; must not exist, or be empty.")
     ] = "ftckpt-demo",
@@ -42,7 +40,6 @@ def command(
     """
     from ftckpt.demonstration import flip_bit, train_and_save
 
-    invocation = invoked(ctx)
     invocation.report(target=directory, format="dcp", steps=[])
     invocation.say("training 30 steps and saving three checkpoints with torch ...")
     paths = train_and_save(directory)

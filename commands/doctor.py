@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from ftckpt.commands.cli.invocation import Result, invoked
-from ftckpt.commands.cli.parameters import argument
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.render import block, table
 from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
+from ftckpt.operations.definition import argument
 
 if TYPE_CHECKING:
     from ftckpt.capabilities import Check
@@ -40,7 +38,7 @@ CODES = {
 
 
 def command(
-    ctx: typer.Context,
+    invocation: Invocation,
     root: Annotated[str, argument("[ROOT]", "Directory or URL to try; else the machine.")] = "",
 ) -> Result:
     """Show what this machine and a place can do, and what to do about the rest.
@@ -51,7 +49,6 @@ def command(
     """
     from ftckpt.capabilities import State, examine
 
-    invocation = invoked(ctx)
     invocation.report(target=root or None, checks=[])
     checks = []
     for check in examine(root, stores=invocation.stores):

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from ftckpt.commands.cli.codes import MEANINGS
-from ftckpt.commands.cli.invocation import invoked
-from ftckpt.commands.cli.parameters import argument, option
+from ftckpt.commands.cli.invocation import Invocation
 from ftckpt.commands.cli.render import Lines, table
 from ftckpt.commands.cli.verbs import VERBS, family, load
 from ftckpt.errors import ExitCode, UsageError
+from ftckpt.operations.definition import argument, option
 
 STORAGE = False
 EXAMPLES = (
@@ -24,7 +22,7 @@ CODES = {ExitCode.OK: "printed", ExitCode.USAGE: "unknown topic"}
 
 
 def command(
-    ctx: typer.Context,
+    invocation: Invocation,
     words: Annotated[list[str] | None, argument("TOPIC|VERB", "What to explain.")] = None,
     man: Annotated[str, option("DIR", "Write all man pages into this directory.")] = "",
 ) -> None:
@@ -32,7 +30,6 @@ def command(
 
     Topics: exit-codes, environment, and the name of every verb.
     """
-    invocation = invoked(ctx)
     if man:
         from ftckpt.commands.manual import write_pages
 
@@ -42,7 +39,9 @@ def command(
         return
     topic = " ".join(words or ())
     if not topic:
-        text = ctx.find_root().get_help()
+        from ftckpt.commands.cli.root import help_text
+
+        text = help_text()
     elif topic == "exit-codes":
         # The longest column comes last, where a narrow terminal wraps.
         rows = [(int(c), c.name, m.retry, m.meaning) for c, m in MEANINGS.items()]
@@ -53,7 +52,7 @@ def command(
         text = environment_text()
     elif topic in VERBS:
         verb = load(topic)
-        with verb.make_context(topic, [], parent=ctx.find_root(), resilient_parsing=True) as its:
+        with verb.make_context(f"ftckpt {topic}", [], resilient_parsing=True) as its:
             text = verb.get_help(its)
     elif family(topic):
         text = table(("verb", "does"), [(verb, VERBS[verb]) for verb in family(topic)])

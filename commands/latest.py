@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ftckpt.amounts import duration
 from ftckpt.commands.cli.choose_checkpoint import (
     CheckLevel,
@@ -21,12 +19,12 @@ from ftckpt.commands.cli.choose_checkpoint import (
     report_remembered,
     warn_about,
 )
-from ftckpt.commands.cli.invocation import Invocation, Result, invoked
-from ftckpt.commands.cli.parameters import argument, option, switch
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.render import printable
 from ftckpt.commands.cli.target import AlsoOption
 from ftckpt.commands.cli.terminal import write_bytes
 from ftckpt.errors import ExitCode, UsageError
+from ftckpt.operations.definition import argument, option, switch
 
 if TYPE_CHECKING:
     from ftckpt.discovery.conditions import Worlds
@@ -76,7 +74,7 @@ OPTIONS = (ChoiceOptions,)
 
 
 def command(
-    ctx: typer.Context,
+    invocation: Invocation,
     roots: Annotated[
         list[str],
         argument(
@@ -86,7 +84,7 @@ def command(
     ],
     verify: Annotated[
         CheckLevel,
-        typer.Option(help="Check names, sizes and coverage; every byte; or the numbers, too."),
+        option("", "Check names, sizes and coverage; every byte; or the numbers, too."),
     ] = CheckLevel.STRUCTURE,
     world_size: Annotated[
         int | None, option("N", "Take only one that N ranks load as it is.", min=1)
@@ -94,7 +92,7 @@ def command(
     or_reshard: Annotated[
         bool, switch("--or-reshard", "With --world-size: take any, and print the reshard command.")
     ] = False,
-    not_newer_than: Annotated[int | None, typer.Option(min=0, hidden=True)] = None,
+    not_newer_than: Annotated[int | None, option("N", "", min=0, hidden=True)] = None,
     wait: Annotated[bool, switch("--wait", "Wait for a save in flight that is newer.")] = False,
     timeout: Annotated[str, option("T", "How long --wait waits: 90s, 5m, 1h.")] = "10m",
     skip_unverified: Annotated[
@@ -140,7 +138,6 @@ def command(
     from ftckpt.discovery.conditions import Worlds, all_of
     from ftckpt.discovery.select import SelectionRules, select
 
-    invocation = invoked(ctx)
     choice = invocation.options(ChoiceOptions)
     root = roots[0]
     require_one_root(

@@ -3,61 +3,43 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from ftckpt.commands.cli.invocation import Result, invoked
-from ftckpt.commands.cli.pins_and_tags import CODES as MARKING
-from ftckpt.commands.cli.pins_and_tags import RootArgument
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.render import table
-from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
+from ftckpt.operations import marking
 
-EXAMPLES = (
-    ("ftckpt pins /ckpt/run7", "every pin and tag, with owner and reason"),
-    ("ftckpt pins /ckpt/run7 --json | jq -r '.pins[].path'", "only the checkpoints"),
-)
-CODES = {
-    ExitCode.OK: "listed, also where there is none",
-    **MARKING,
-    ExitCode.NOT_FOUND: "no such root",
-    ExitCode.DENIED: "",
-}
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ftckpt.operations.marking import Marks
+
+operation = marking.pins
 
 
-def command(ctx: typer.Context, root: RootArgument) -> Result:
-    """List the pins and tags of a root.
-
-    Those of checkpoints that are not there any more are listed too.
-    """
-    from ftckpt.api.marking import pins
-
-    invocation = invoked(ctx)
-    invocation.report(target=root)
-    marks = pins(root, stores=invocation.stores)
-    pinned = [p.pin._asdict() | {"path": p.path, "present": p.present} for p in marks.pins]
-    tagged: list[dict[str, Any]] = [
-        {"entry": t.entry, "tags": t.tags, "path": t.path, "present": t.present} for t in marks.tags
-    ]
-    invocation.report(pins=pinned, tags=tagged)
-    if pinned:
+def render(invocation: Invocation, report: Marks, given: Mapping[str, Any]) -> Result:
+    """Print the pins, and the tags."""
+    pins, tags = report
+    if pins:
         head = ["checkpoint", "there", "since", "owner", "reason"]
-        rows = [[p["path"], _there(p), _since(p["time"]), p["owner"], p["reason"]] for p in pinned]
+        rows = [
+            [p.path, _there(p.present), _since(p.pin.time), p.pin.owner, p.pin.reason] for p in pins
+        ]
         invocation.print(table(head, rows))
-    if tagged:
-        rows = [[t["path"], _there(t), ", ".join(t["tags"])] for t in tagged]
-        if pinned:
+    if tags:
+        if pins:
             invocation.print()
+        rows = [[t.path, _there(t.present), ", ".join(t.tags)] for t in tags]
         invocation.print(table(["checkpoint", "there", "tags"], rows))
-    if not pinned and not tagged:
-        invocation.print(f"nothing is pinned or tagged in {root}")
-    message = f"{counted(len(pinned), 'pin')}, {counted(len(tagged), 'tagged checkpoint')}"
-    return Result(ExitCode.OK, message)
+    if not pins and not tags:
+        invocation.print(f"nothing is pinned or tagged in {given['root']}")
+    message = f"{counted(len(pins), 'pin')}, {counted(len(tags), 'tagged checkpoint')}"
+    return Result(message=message)
 
 
-def _there(row: dict[str, Any]) -> str:
-    return "yes" if row["present"] else "no"
+def _there(present: bool) -> str:
+    return "yes" if present else "no"
 
 
 def _since(time: float | None) -> str:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ftckpt.commands.cli.bounds import JobsOption, MemoryOption, RateOption, bound_memory
 from ftckpt.commands.cli.choose_checkpoint import CheckLevel
-from ftckpt.commands.cli.invocation import Invocation, Result, invoked
-from ftckpt.commands.cli.parameters import argument, option, switch
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.render import finding_line, printable
 from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
+from ftckpt.operations.definition import argument, option, switch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,14 +46,14 @@ CODES = {
 
 
 def command(
-    ctx: typer.Context,
+    invocation: Invocation,
     checkpoint: Annotated[str, argument("CHECKPOINT", "A checkpoint, ROOT@STEP or ROOT@latest.")],
     pointer: Annotated[
         list[str] | None,
         option("NAME", "latest, a tracker, last-known-good, or a link that is there. Repeatable."),
     ] = None,
     verify: Annotated[
-        CheckLevel, typer.Option(help="Check names and sizes, every byte, or the numbers too.")
+        CheckLevel, option("", "Check names and sizes, every byte, or the numbers too.")
     ] = CheckLevel.CONTENT,
     backwards: Annotated[
         bool, switch("--backwards", "Also move a pointer that names a later step.")
@@ -75,7 +73,6 @@ def command(
     """
     from ftckpt.api.promoting import promote
 
-    invocation = invoked(ctx)
     bound_memory(max_memory)
     invocation.report(target=checkpoint)
 

@@ -7,8 +7,6 @@ import sys
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-import typer
-
 from ftckpt.commands.cli.bounds import JobsOption, MemoryOption, RateOption, bound_memory
 from ftckpt.commands.cli.choose_checkpoint import (
     CheckLevel,
@@ -19,20 +17,19 @@ from ftckpt.commands.cli.choose_checkpoint import (
     report_remembered,
     warn_about,
 )
-from ftckpt.commands.cli.invocation import Invocation, Result, invoked
-from ftckpt.commands.cli.parameters import argument, option, switch
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.render import printable
 from ftckpt.commands.cli.target import open_checkpoint
 from ftckpt.commands.cli.terminal import write_bytes
 from ftckpt.commands.cli.transfer_options import (
     LayoutOptions,
-    PartOptions,
     RulesOption,
     RunOptions,
     carry_out,
     read_rules,
 )
 from ftckpt.errors import ExitCode, NotFoundError, RefusedError, UsageError
+from ftckpt.operations.definition import argument, option, switch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -95,14 +92,14 @@ class _Job(NamedTuple):
 
 
 def command(
-    ctx: typer.Context,
+    invocation: Invocation,
     root: Annotated[str, argument("ROOT", "Directory or URL that holds the checkpoints.")],
     world: Annotated[int, option("N", "Ranks of the job to restart.", "--world", "--gpus", min=1)],
     scratch: Annotated[
         str, option("DIR", "Where a checkpoint is resharded to, if it must be.")
     ] = "",
     verify: Annotated[
-        CheckLevel, typer.Option(help="How deep each checkpoint is checked.")
+        CheckLevel, option("", "How deep each checkpoint is checked.")
     ] = CheckLevel.CONTENT,
     rules: RulesOption = "",
     reader: Annotated[
@@ -124,7 +121,6 @@ def command(
     from ftckpt.api.choosing import requiring
     from ftckpt.discovery.select import SelectionRules, select
 
-    invocation = invoked(ctx)
     invocation.aside = True  # stdout takes one path or nothing
     layout = invocation.options(LayoutOptions)
     choice = invocation.options(ChoiceOptions)
@@ -198,7 +194,7 @@ def _made_loadable(invocation: Invocation, path: str, job: _Job) -> str:
             pp=grid.get("pp", job.layout.pp),
             dp=grid.get("dp", job.layout.dp),
         )
-        request = layout.request(invocation, PartOptions(rules=job.rules))
+        request = layout.request(invocation, job.rules)
         name = checkpoint.source_format
         content = Content.of(checkpoint)
         result = carry_out(invocation, checkpoint, content, name, request, destination, job.run)

@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Any
 
-import typer
+from ftckpt.commands.cli.invocation import Invocation, Result
+from ftckpt.operations import marking
 
-from ftckpt.commands.cli.invocation import Result, invoked
-from ftckpt.commands.cli.parameters import argument
-from ftckpt.commands.cli.pins_and_tags import CODES as MARKING
-from ftckpt.commands.cli.pins_and_tags import RootArgument, StepArgument
-from ftckpt.errors import ExitCode
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
-EXAMPLES = (
-    ("ftckpt tag /ckpt/run7 120000 milestone", "gc --keep-tag milestone keeps it"),
-    ("ftckpt tag s3://run7/ckpt latest before-annealing released", "several at once"),
-)
-CODES = {ExitCode.OK: "tagged", **MARKING}
+    from ftckpt.operations.marking import Tagged
+
+operation = marking.tag
 
 
-def command(
-    ctx: typer.Context,
-    root: RootArgument,
-    step: StepArgument,
-    words: Annotated[list[str], argument("TAG...", "The words.")],
-) -> Result:
-    """Tag a checkpoint, for example to keep it with gc --keep-tag.
-
-    A pin keeps a checkpoint whatever the policy says. A tag keeps it where a policy asks for it, so
-    that one tier can keep its milestones and another need not.
-    """
-    from ftckpt.api.marking import tag
-
-    invocation = invoked(ctx)
-    invocation.report(target=root)
-    made = tag(root, step, words, stores=invocation.stores)
-    for one in made:
-        invocation.print(f"tagged {', '.join(words)}: {one.path}")
-    invocation.report(tags=[{"entry": t.entry, "path": t.path, "tags": t.tags} for t in made])
-    return Result(ExitCode.OK, f"tagged {', '.join(words)}")
+def render(invocation: Invocation, report: Sequence[Tagged], given: Mapping[str, Any]) -> Result:
+    """Print what is tagged."""
+    words = ", ".join(given["words"])
+    for one in report:
+        invocation.print(f"tagged {words}: {one.path}")
+    return Result(message=f"tagged {words}")

@@ -5,7 +5,11 @@
     checkpoint = ftckpt.open_checkpoint("s3://run7/ckpt/step-1000")
     report = ftckpt.verify(checkpoint)
 
-What this module offers is what the command line does, without a screen: see `ftckpt.api`.
+What this module offers is what the command line does, without a screen: each is one
+function, which its verb calls (`ftckpt.operations`). A size, rate or time is a number (bytes, bytes
+a second, seconds) or the text that the flag takes, one string may stand for several, and a
+`pathlib.Path` for a string. Nothing here prints, a verdict is returned, and a failure is an error
+of `ftckpt.errors`.
 """
 
 from __future__ import annotations
@@ -16,43 +20,33 @@ from .version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .api import (
-        cat,
-        convert,
-        copy,
         delta_info,
         delta_pack,
         delta_rebase,
         delta_unpack,
-        diff,
         doctor,
-        du,
         families,
         gc,
         gc_purge,
         gc_undelete,
         incidents,
-        inspect,
         latest,
         ls,
-        open,  # noqa: A004
-        open_checkpoint,
-        pin,
-        pins,
         promote,
-        repair,
         replay_audit,
         replay_compare,
         replay_run,
-        reshard,
         restart,
-        seal,
         status,
-        sync,
-        tag,
-        unpin,
-        untag,
-        verify,
     )
+    from .operations.checking import seal, verify
+    from .operations.comparing import diff
+    from .operations.looking import cat, du, inspect
+    from .operations.marking import pin, pins, tag, unpin, untag
+    from .operations.opening import open_checkpoint
+    from .operations.opening import open_checkpoint as open  # noqa: A004
+    from .operations.replicating import copy, repair, sync
+    from .operations.transferring import convert, reshard
 
 __all__ = [
     "__version__",
@@ -99,9 +93,13 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # The functions know every format; importing ftckpt alone must stay free of them.
     if name in __all__:
-        from . import api
+        from importlib import import_module
 
-        return getattr(api, name)
+        from .operations import HOMES
+
+        name = "open_checkpoint" if name == "open" else name
+        home = f"ftckpt.operations.{HOMES[name]}" if name in HOMES else "ftckpt.api"
+        return getattr(import_module(home), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
+from typing import TypeAlias
 
 from ftckpt.errors import UsageError
+
+# What an operation takes: a number, in bytes, bytes a second, seconds or a part of one, or a text.
+Size: TypeAlias = int | str
+Rate: TypeAlias = float | str
+Duration: TypeAlias = float | str
+Share: TypeAlias = float | str
 
 # Units of time in seconds; a year is 365 days, as annual failure rates count it.
 SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -18,6 +26,9 @@ _MOST_SECONDS = 1e15
 NUMBER = r"(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
 BARE = rf"[+-]?{NUMBER}"
 DURATION = rf"({NUMBER})\s*([a-z]+)"
+
+_SIZE = r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([kmgtp]?)(i?b?)\s*"
+_POWERS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
 
 _ZERO_PART = r" 00 \w+$|\.0(?= s$)"
 
@@ -87,6 +98,69 @@ def duration(text: str, flag: str) -> float:
     if match is None or match[2] not in SECONDS:
         raise refused(text, flag, "a duration", lambda n: f"{n}s, {n}m, {n}h or {n}d")
     return within(float(match[1]) * SECONDS[match[2]], _MOST_SECONDS, text, flag)
+
+
+def seconds(value: Duration, flag: str) -> float:
+    """Return a duration in seconds, of a number of them or of a text with its unit.
+
+    Raises:
+        UsageError: as `duration`.
+    """
+    return duration(value, flag) if isinstance(value, str) else float(value)
+
+
+def size(value: Size) -> int:
+    """Return a number of bytes, of itself or of a text: `4096`, `512M`, `1GiB`, `1.5GB`.
+
+    `MB` counts in thousands; `MiB` and a bare `M` in 1024s, as other storage tools do.
+
+    Raises:
+        UsageError: it is not a size.
+    """
+    if not isinstance(value, str):
+        return int(value)
+    match = re.fullmatch(_SIZE, value, re.IGNORECASE)
+    number, unit, suffix = match.groups() if match else ("0", "", "i")
+    if suffix.lower() == "i" or (suffix.lower() == "ib" and not unit):
+        raise UsageError(f"{value!r} is not a size in bytes", hint="write 512M, 1GiB or 1.5GB")
+    power = _POWERS[unit.lower()]
+    scale = 1000 ** (power // 10) if suffix.lower() == "b" else 1 << power
+    return int(float(number) * scale)
+
+
+def rate(value: Rate) -> float | None:
+    """Return bytes a second, of a number or of `200MiB/s`, `1GiB`, `50M/s`; None for 0 and "".
+
+    Raises:
+        UsageError: it is not a rate, or zero, or lacks a unit: 200 would mean a few bytes a second.
+    """
+    if not isinstance(value, str) or not value:
+        return float(value) if value else None
+    if re.fullmatch(r"\s*[\d.]+\s*(/s|ps)?\s*", value, flags=re.IGNORECASE):
+        raise UsageError(f"{value!r}: a rate needs its unit", hint="write 200MiB/s or 500B/s")
+    found = size(re.sub(r"\s*(/s|ps)\s*$", "", value, flags=re.IGNORECASE))
+    if found <= 0:
+        raise UsageError(f"{value!r} allows nothing to be read", hint="write a rate: 200MiB/s")
+    return float(found)
+
+
+def share(value: Share) -> float:
+    """Return a share in (0, 1], of itself or of `5%` or `0.05`.
+
+    Raises:
+        UsageError: it is none.
+    """
+    text = str(value).strip()
+    percent = text.endswith("%")
+    try:
+        found = float(text.removesuffix("%")) / (100 if percent else 1)
+    except ValueError:
+        found = math.nan
+    if not 0 < found <= 1:
+        raise UsageError(
+            f"{str(value)!r} is not a share between 0 and 100 %", hint="write 5% or 0.05"
+        )
+    return found
 
 
 def shown_duration(seconds: float) -> str:

@@ -31,6 +31,7 @@ REQUIREMENTS = {
     "grpc": "'ray[client]'",
     "rich": "rich",
     "typer": "typer",
+    "click": "click",
 }
 
 

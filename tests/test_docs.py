@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from ftckpt import findings
@@ -33,16 +34,16 @@ def test_every_verb_is_in_the_readme() -> None:
 
 def test_summaries_are_the_first_lines_of_the_verbs() -> None:
     for verb, summary in verbs.VERBS.items():
-        doc = verbs.load(verb).module.command.__doc__
+        doc = verbs.load(verb).help or ""
         assert doc.splitlines()[0] == summary + ".", verb
 
 
 def test_every_verb_has_examples_and_codes() -> None:
     for verb in verbs.VERBS:
-        module = verbs.load(verb).module
-        assert module.EXAMPLES, verb
-        assert ExitCode.OK in module.CODES, verb
-        for line, does in module.EXAMPLES:
+        loaded = verbs.load(verb)
+        assert loaded.examples, verb
+        assert ExitCode.OK in loaded.codes, verb
+        for line, does in loaded.examples:
             assert "ftckpt " in line, line
             assert does, line
 
@@ -258,24 +259,23 @@ PLACEHOLDER = re.compile(r"[$A-Z{<%]|.*[$<{]")  # N, STEP, $ROOT, {}
 
 def complaint(words: Sequence[str]) -> str:
     """Return what the real command line says against a command; "" where it parses."""
-    import typer
-
-    if words[0] not in {verb.split()[0] for verb in verbs.VERBS} | {"version"}:
-        return f"no verb {words[0]}"
-    root: Any = typer.main.get_command(app.app)
-    usage_error: Any = typer.BadParameter.__mro__[1]  # typer has a click of its own
-    try:
-        with root.make_context("ftckpt", list(words), obj=Invocation(verb=words[0])) as ctx:
-            name, command, arguments = root.resolve_command(ctx, [*ctx._protected_args, *ctx.args])
-            with command.make_context(name, list(arguments), parent=ctx) as parsed:
-                return next(wrong_values(command, parsed.params), "")
-    except typer.Exit:  # --help, --version
+    if words[0] == "version":
         return ""
-    except usage_error as error:
+    try:
+        verb, rest = verbs.resolve(list(words))
+    except UsageError as error:
+        return "" if f"{words[-1]} is several verbs" in error.message else error.message
+    command = verbs.load(verb)
+    try:
+        with command.make_context(verb, rest, obj=Invocation(verb=verb)) as parsed:
+            return next(wrong_values(command, parsed.params), "")
+    except click.exceptions.Exit:  # --help
+        return ""
+    except click.UsageError as error:
         said = error.format_message()
         kind = type(error).__name__
         # Prose names a verb or an option without what belongs to it, or with a word for it.
-        open_ended = kind == "MissingParameter" or said.startswith(f"{words[-1]} is several verbs")
+        open_ended = kind == "MissingParameter"
         open_ended |= kind == "BadOptionUsage" and words[-1] in said
         placeholder = kind == "BadParameter" and any(PLACEHOLDER.match(w) for w in words[1:])
         return "" if open_ended or placeholder else said
@@ -313,7 +313,7 @@ def test_documented_commands_are_those_of_the_program(page: Path) -> None:
 
 def test_the_examples_of_the_help_are_commands_of_the_program() -> None:
     for verb in verbs.VERBS:
-        for line, _ in verbs.load(verb).module.EXAMPLES:
+        for line, _ in verbs.load(verb).examples:
             for one in in_shell(line):
                 assert not complaint(one.words), line
 

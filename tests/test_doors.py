@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
+import json
+import shutil
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import ftckpt
-from ftckpt.commands.cli import app
-from ftckpt.errors import ExitCode, NotFoundError, UsageError
+from ftckpt.commands.cli import app, verbs
+from ftckpt.commands.cli.invocation import Invocation
+from ftckpt.commands.cli.render import json_text
+from ftckpt.errors import ExitCode, FtckptError, NotFoundError, UsageError
+from ftckpt.observer import Observer
+from ftckpt.operations.definition import taken
+from ftckpt.operations.many import Machines
+from ftckpt.reports import document
 from ftckpt.workers import budget
-from tests.builders.checkpoints import save_dcp
+from tests.builders.checkpoints import flip, save_dcp
 
 
 def said_by(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
@@ -76,9 +87,216 @@ def test_the_memory_limit_holds_while_the_source_is_opened(
         raise NotFoundError("nothing is opened here")
 
     before = budget.budget()
-    monkeypatch.setattr("ftckpt.commands.cli.target.opening.open_target", opens)
+    monkeypatch.setattr("ftckpt.operations.opening.resolve.open_target", opens)
     try:
         said_by(capfd, *words, "--max-memory", "123MiB")
     finally:
         budget.set_budget(before)
     assert seen == [123 << 20]
+
+
+# One line of each kind for every operation that has one definition, right and wrong ones. STEP and
+# OTHER are saves, BAD is one with a changed byte, and ROOT holds them.
+LINES = """
+inspect STEP
+inspect STEP --tensors --files --sort bytes
+inspect STEP --tensor *
+inspect STEP --match nothing*
+inspect ROOT --resume
+inspect ROOT@1
+inspect nowhere
+du STEP --depth 1
+du ROOT
+du STEP --match nothing*
+verify STEP
+verify STEP --level values --strict
+verify STEP --sample 50%
+verify STEP --sample 200%
+verify STEP --against OTHER
+verify STEP --ledger kept
+verify STEP --budget 5m
+verify STEP --budget 5
+verify STEP --require content --jobs 2 --limit-rate 1GiB/s
+verify STEP --limit-rate 5
+verify STEP --strict=nothing
+verify BAD
+verify ROOT
+verify ROOT --all
+verify ROOT --oldest-first
+verify STEP --all --part 0/2
+verify nowhere
+seal STEP
+seal STEP --level structure
+seal STEP --integrity
+seal STEP --max-memory much
+seal BAD
+seal ROOT
+diff STEP STEP
+diff STEP OTHER --component model
+diff STEP OTHER --rtol 1
+diff STEP BAD
+diff STEP STEP --component nothing
+diff STEP STEP --rename nowhere.toml
+diff STEP nowhere
+copy STEP made
+copy STEP made --no-proof --unmanaged
+copy STEP made --include-bases
+copy BAD made
+copy ROOT made
+copy STEP OTHER
+copy STEP made --limit-rate 5
+copy STEP made --restart --part 0/2
+repair BAD --from STEP --dry-run
+repair BAD --from STEP
+repair STEP --from OTHER
+repair STEP
+repair nowhere --from STEP
+sync ROOT tier --newest 1
+sync ROOT tier --dry-run
+sync ROOT tier --tag nothing
+sync ROOT ROOT
+sync ROOT nowhere
+sync STEP tier
+convert STEP made --to safetensors
+convert STEP made --to safetensors --only model --dtype bf16
+convert STEP made --to safetensors --dry-run
+convert STEP made --names hf
+convert STEP made --spelling local
+convert STEP made --drop nothing*
+convert STEP OTHER --to dcp
+convert BAD made --to safetensors
+convert STEP made --allow-gaps
+convert STEP made --max-shard-size 1X
+convert STEP made --restart --part 0/2
+reshard STEP made --dp 2
+reshard STEP made --dp 2 --dry-run --no-proof
+reshard STEP made --tp 2
+reshard STEP made --only adapter
+reshard STEP made --like nowhere
+reshard ROOT made --dp 2
+pin ROOT 1 --reason why
+pin ROOT 7 --reason why
+unpin ROOT 1
+pins ROOT
+pins nowhere
+tag ROOT latest a b
+tag ROOT 7 a
+untag ROOT 1 a
+""".strip().splitlines()
+# What may differ from one run to the next.
+TIMED = {"seconds", "time", "created", "bytes_read", "requests", "oldest", "mtime", "checked"}
+
+
+class Recorder(Observer):
+    """Keeps what an operation has reported."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fields: dict[str, Any] = {}
+
+    def report(self, **fields: Any) -> None:
+        self.fields.update(fields)
+
+
+def untimed(value: Any, place: Path) -> Any:
+    if isinstance(value, dict):
+        found = {k: untimed(v, place) for k, v in value.items() if k not in TIMED}
+        if isinstance(found.get("findings"), list):  # threads find them in any order
+            found["findings"].sort(key=repr)
+        return found
+    if isinstance(value, list):
+        return [untimed(one, place) for one in value]
+    return value.replace(str(place), "@") if isinstance(value, str) else value
+
+
+def files_below(place: Path) -> dict[str, bytes]:
+    """Return the files; of what says when it was made, the name alone."""
+    return {
+        str(path.relative_to(place)): b""
+        if path.suffix in (".json", ".jsonl")
+        else path.read_bytes()
+        for path in sorted(place.rglob("*"))
+        if path.is_file()
+    }
+
+
+def by_shell(words: list[str], place: Path) -> tuple[int, str, Any]:
+    invocation = Invocation(verb=words[0], words=words, json=True, quiet=True)
+    result = app.run(words, invocation)
+    invocation.close()
+    document = json.loads(json_text(invocation.document))
+    return int(result.code), untimed(result.message, place), untimed(document, place)
+
+
+def by_python(words: list[str], place: Path) -> tuple[int, str, Any]:
+    heard = Recorder()
+    verb = verbs.load(words[0])
+    operation = verb.operation
+    assert operation is not None
+    message, code = "", ExitCode.OK
+    try:
+        with verb.make_context(words[0], words[1:], obj=Invocation()) as ctx:
+            known = {one.name for one in taken(operation)}
+            known |= inspect.signature(operation).parameters.keys()
+            given = {k: v for k, v in ctx.params.items() if k in known}
+            if "division" in known:
+                names = {one.name for one in fields(Machines)} & ctx.params.keys()
+                given["division"] = Machines(**{name: ctx.params[name] for name in names})
+        report = getattr(ftckpt, words[0])(**given, on=heard)
+    except FtckptError as error:
+        message, code = error.message, error.exit_code
+    else:
+        heard.report(**(document(report) if is_dataclass(report) else {}))
+        message, code = getattr(report, "message", ""), getattr(report, "code", ExitCode.OK)
+    found = json.loads(json_text(heard.fields))
+    return int(code), untimed(message, place), untimed(found, place)
+
+
+@pytest.fixture(scope="module")
+def supply(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("doors") / "place"
+    for number, name in enumerate(("STEP", "OTHER", "BAD", "ROOT/step-1", "ROOT/step-2")):
+        save_dcp(place / name, step=number % 3 + 1)
+    file = place / "BAD" / "__0_0.distcp"
+    flip(file, file.stat().st_size // 2)
+    (place / "tier").mkdir()
+    return place
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_both_doors_do_and_say_the_same(
+    line: str, supply: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = []
+    for door in (by_shell, by_python):
+        place = tmp_path / door.__name__
+        shutil.copytree(supply, place)
+        monkeypatch.chdir(place)
+        code, message, found = door(line.split(), place)
+        answers.append((code, found, files_below(place), message if code else ""))
+    shell, python = answers
+    assert shell[:3] == python[:3]
+    assert shell[3] == python[3] or not python[3]  # a report may leave the sentence to the screen
+
+
+@pytest.mark.parametrize(
+    ("verb", "flag", "word"),
+    [
+        ("convert", "only", "weights"),
+        ("convert", "dtype", "fp64"),
+        ("convert", "names", "mine"),
+        ("verify", "level", "deep"),
+        ("verify", "require", "crc"),
+        ("seal", "level", "deep"),
+        ("inspect", "sort", "size"),
+    ],
+)
+def test_a_word_that_is_none_of_the_choices_is_refused_behind_both_doors(
+    supply: Path, capfd: pytest.CaptureFixture[str], verb: str, flag: str, word: str
+) -> None:
+    places = [str(supply / "STEP"), *([str(supply / "made")] if verb == "convert" else [])]
+    with pytest.raises(UsageError, match=word):
+        getattr(ftckpt, verb)(*places, **{flag: word})
+    code, stderr = said_by(capfd, verb, *places, f"--{flag}", word)
+    assert (code, word in stderr) == (2, True)
+    assert not (supply / "made").exists()

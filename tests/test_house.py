@@ -18,7 +18,7 @@ from ftckpt.commands.cli import verbs
 ROOT = Path(__file__).parent.parent
 FLOORS = {"ftckpt": 0, "formats": 1, "commands": 2}
 # The two doors of the core that look up: `python -m ftckpt`, and the Python API.
-DOORS = ("ftckpt/__main__.py", "ftckpt/api/")
+DOORS = ("ftckpt/__main__.py", "ftckpt/api/", "ftckpt/operations/")
 # The packages from the ground up: each imports from those before it, lazily and for types too.
 LEVELS = (
     "ground", "workers", "storage", "checkpoint", "digests", "inspection", "manifest",
@@ -29,13 +29,15 @@ LEVELS = (
     "formats.huggingface", "formats.quantised", "formats.dcp", "formats.ranks",
     "formats.safetensors", "formats.torch_checkpointing", "formats.torchsave", "formats.lora",
     "formats.families", "formats.megatron", "formats.deepspeed", "formats.nvrx", "formats.orbax",
-    "formats.trainer_dirs", "formats.folders", "formats.delta", "formats", "api", "torch",
-    "trainers", "commands",
+    "formats.trainer_dirs", "formats.folders", "formats.delta", "formats", "operations", "api",
+    "torch", "trainers", "commands",
 )  # fmt: skip
 # Modules that lie loose in `ftckpt/`, and the level of each.
 LOOSE = {
     **dict.fromkeys(("errors", "extents", "findings", "own_files", "strict_json"), "ground"),
-    **dict.fromkeys(("amounts", "packages", "progress", "version"), "ground"),
+    **dict.fromkeys(
+        ("amounts", "observer", "packages", "progress", "reports", "version"), "ground"
+    ),
     "hook": "replay",
     **dict.fromkeys(("__main__", "demonstration"), "api"),
 }

@@ -153,7 +153,7 @@ def test_the_job_of_kubernetes_retries_what_a_new_pod_can_help(
         for found in re.findall(r"values: \[([\d, ]+)\]", text)
     )
     assert ignored == {ExitCode.UNAVAILABLE, ExitCode.REQUEUE}
-    guards = set(verbs.load("guard").module.CODES) | {ExitCode.USAGE}
+    guards = set(verbs.load("guard").codes) | {ExitCode.USAGE}
     assert failed == guards - ignored - {ExitCode.OK}
     (line,) = re.findall(r"^ +command: (\[.*\])$", text, re.MULTILINE)
     command = [str(root) if w == "/ckpt/run7" else w for w in re.findall(r'"([^"]*)"', line)]

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ftckpt import api
+import ftckpt as api
 from ftckpt.checkpoint import Checkpoint, Kind
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.comparison import Field

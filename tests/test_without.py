@@ -192,7 +192,8 @@ def test_what_needs_no_torch_runs_without_it(prelude: str, tmp_path: Path) -> No
         ("matplotlib", "plan --gpus 8 --mtbf 9h --save 1m --plot x.png", "a picture", "matplotlib"),
         ("numpy", f"verify {DATA}/run/step-1 --level values --json", "this needs", "numpy"),
         ("xxhash", f"convert {DATA}/run/step-1 new --to safetensors", "this needs", "xxhash"),
-        ("typer", "latest run --json", "the command line needs", "typer"),
+        ("click", "latest run --json", "this needs", "click"),
+        ("typer", "--help", "this needs", "typer"),
     ],
 )  # fmt: skip
 def test_what_needs_a_package_says_how_to_install_it(

@@ -1,4 +1,4 @@
-"""The typer app; the only place where errors become exit codes."""
+"""From a command line to the end of the process; the only place where errors become exit codes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated, Any, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
-import typer
-
-from ftckpt.commands.cli.parameters import switch
 from ftckpt.errors import DeniedError, ExitCode, FtckptError, NoResourceError
 from ftckpt.storage.remotes import named_in
 from ftckpt.storage.secrets import hidden, withheld
@@ -26,53 +23,12 @@ from .invocation import Invocation, Result, complain
 from .render import error_line, json_text, printable, result_record
 from .shutdown import SignalError, answer_signals, leave, signals_caught
 from .terminal import ClosedPipeError, unwritable, write
-from .verbs import HELP, RESUMABLE, VERBS, Verbs
+from .verbs import RESUMABLE, VERBS, load, resolve
 
 # A command line that is longer is not said again.
 _SHOWN = 200
 
 _HOOK = re.compile("--(alert-url|on-[a-z]+)")
-
-# What `typer` raises for a wrong command line; it exports only the subclass.
-_UsageError = cast(type[Exception], typer.BadParameter.__mro__[1])
-
-
-app = typer.Typer(
-    name="ftckpt",
-    cls=Verbs,
-    help="Checkpoint operations for large-model training.",
-    epilog="ftckpt VERB --help explains a verb, ftckpt help exit-codes what scripts can rely on.",
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    subcommand_metavar="VERB ...",
-    context_settings={"help_option_names": list(HELP)},
-)
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        write(sys.stdout, f"ftckpt {__version__}\n")
-        raise typer.Exit
-
-
-@app.callback()
-def options(
-    ctx: typer.Context,
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            "-V",
-            is_eager=True,
-            callback=_print_version,
-            help="Show the version and exit.",
-        ),
-    ] = False,
-    debug: Annotated[bool, switch("--debug", "Show tracebacks.")] = False,
-) -> None:
-    """Remember what stands before the verb."""
-    ctx.obj.debug |= debug
 
 
 class _Line(NamedTuple):
@@ -97,23 +53,39 @@ def scan(arguments: Sequence[str]) -> _Line:
 
 def execute(arguments: Sequence[str], invocation: Invocation) -> Result:
     """Run a command line and return how it ended; raises what the verb raises."""
-    root = typer.main.get_command(app)
     words = ["--version"] if list(arguments) == ["version"] else _without_secrets(arguments)
     invocation.words = words
-    if not words:
-        with root.make_context("ftckpt", ["--version"], resilient_parsing=True) as ctx:
-            write(sys.stderr, root.get_help(ctx) + "\n")
-        return Result(ExitCode.USAGE, "no verb was given", "see ftckpt --help")
+    first = next((at for at, word in enumerate(words) if not word.startswith("-")), len(words))
+    if not words or first == len(words) or set(words[:first]) - {"--debug"}:
+        return _without_verb(words)
+    invocation.debug |= first > 0
+    verb, rest = resolve(words[first:])
+    from click.exceptions import Exit
+
     try:
-        with root.make_context("ftckpt", words, obj=invocation, max_content_width=100) as ctx:
-            result = root.invoke(ctx)
-    except typer.Exit as asked:
+        with load(verb).make_context(f"ftckpt {verb}", rest, obj=invocation) as ctx:
+            result = ctx.command.invoke(ctx)
+    except Exit as asked:
         return Result(ExitCode(asked.exit_code))
     except OSError as error:
-        if not invocation.started:  # typer prints the help by itself
+        if not invocation.started:  # click prints the help by itself
             unwritable(sys.stdout, error)
         raise
     return result if isinstance(result, Result) else Result()
+
+
+def _without_verb(words: list[str]) -> Result:
+    from . import root
+
+    if not {*words} - {"--debug"}:
+        write(sys.stderr, root.help_text() + "\n")
+        return Result(ExitCode.USAGE, "no verb was given", "see ftckpt --help")
+    try:
+        root.answer(words)
+    except OSError as error:  # typer prints the help by itself
+        unwritable(sys.stdout, error)
+        raise
+    return Result()
 
 
 def _without_secrets(arguments: Sequence[str]) -> list[str]:
@@ -162,7 +134,7 @@ def _run(arguments: Sequence[str], invocation: Invocation) -> Result:
         return Result(ExitCode.INTERRUPTED, "interrupted")
     except BaseException as error:
         invocation.close()
-        if invocation.debug and not isinstance(error, _UsageError):
+        if invocation.debug and not _is_usage(error):
             import traceback
 
             write(sys.stderr, hidden(traceback.format_exc()))
@@ -190,7 +162,7 @@ def verdict(error: BaseException, verb: str = "") -> Result:
     """Return the exit code and the words for an exception."""
     if isinstance(error, FtckptError):
         return Result(error.exit_code, error_line(error), error.hint)
-    if isinstance(error, _UsageError):
+    if _is_usage(error):
         return _usage(" ".join(cast(Any, error).format_message().split()), verb)
     if isinstance(error, MemoryError) or _found_no_room(error):
         return Result(
@@ -231,6 +203,11 @@ def verdict(error: BaseException, verb: str = "") -> Result:
     )
 
 
+def _is_usage(error: BaseException) -> bool:
+    """Say whether click refuses a command line; it is imported where a verb is parsed."""
+    return hasattr(error, "format_message")
+
+
 def _lost_module(error: BaseException) -> str:
     """Return the name of a module that is installed and cannot be read, or ''."""
     if not isinstance(error, ImportError) or not error.name:
@@ -248,8 +225,8 @@ def _found_no_room(error: BaseException) -> bool:
 
 
 def _usage(message: str, verb: str) -> Result:
-    """Return what typer says of a command line, in our words where its own say too little."""
-    message = message.rstrip(".").replace("Value error, ", "")
+    """Return what click says of a command line, in our words where its own say too little."""
+    message = message.rstrip(".")
     hint = f"see ftckpt {verb} --help".replace("  ", " ")
     extra = re.fullmatch(r"Got unexpected extra arguments? *\(?s?\)? \((.*)\)", message)
     if extra:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-from ftckpt.commands.cli.parameters import option
-
-if TYPE_CHECKING:
-    from ftckpt.workers.limits import RateLimit
+from ftckpt import amounts
+from ftckpt.operations.definition import option
 
 MemoryOption = Annotated[str, option("SIZE", "Memory limit.", "--max-memory")]
 JobsOption = Annotated[int, option("N", "Workers; 0: one a processor.", "--jobs", "-j", min=0)]
@@ -22,7 +20,7 @@ def bound_memory(text: str) -> int:
     """
     from ftckpt.workers import budget, limits
 
-    nbytes = limits.parse_bytes(text)
+    nbytes = amounts.size(text)
     available = limits.memory()
     budget.set_budget(nbytes if available is None else min(nbytes, available))
     return nbytes
@@ -33,14 +31,3 @@ def job_count(jobs: int) -> int:
     from ftckpt.workers import limits
 
     return jobs or limits.jobs()
-
-
-def rate_limit(text: str) -> RateLimit | None:
-    """Return a limiter for `--limit-rate`, or None without a limit.
-
-    Raises:
-        UsageError: `text` is not a rate.
-    """
-    from ftckpt.workers.limits import RateLimit, parse_rate
-
-    return RateLimit(parse_rate(text)) if text else None

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from ftckpt.amounts import duration
-from ftckpt.commands.cli.parameters import option, switch
+from ftckpt.operations.definition import option, switch
 
 from .invocation import Invocation
 from .render import finding_line

@@ -43,6 +43,7 @@ NO_ENVIRONMENT = frozenset(
     }
 )
 
+HELP = ("--help", "-h")
 PREFIX = "FTCKPT_"
 # Every name shares the prefix, so that less likeness than this is none.
 _NEAR = 0.8

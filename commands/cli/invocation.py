@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from ftckpt.errors import ExitCode
+from ftckpt.observer import Observer
 from ftckpt.storage import StoreOptions
 
 from .codes import CommandCode
@@ -20,9 +21,8 @@ from .render import block, finding_line, printable
 from .terminal import coloured, is_terminal, same_place, write
 
 if TYPE_CHECKING:
-    from typer import Context
-
     from ftckpt.findings import Finding
+    from ftckpt.progress import Counter
 
     from .progress import ProgressCounter
 
@@ -52,8 +52,8 @@ class Result(NamedTuple):
 
 
 @dataclass
-class Invocation:
-    """One run of one verb.
+class Invocation(Observer):
+    """One run of one verb: what its operation tells is shown and reported.
 
     Attributes:
         verb: its name; "" before it is known.
@@ -67,6 +67,7 @@ class Invocation:
         settings: options that the user's file of settings has set.
         document: what was reported so far.
         groups: the values of option groups that the verb shares with others, by their dataclass.
+        screen: hears the operation: this, or the verb's own observer around it.
         started: whether the verb itself ran (it does not where only its help is shown).
         aside: whether `print` writes to stderr, because stdout takes one path alone.
         on_begin: called when the verb begins.
@@ -85,6 +86,7 @@ class Invocation:
     settings: Mapping[str, Any] = field(default_factory=dict)
     document: dict[str, Any] = field(default_factory=dict)
     groups: dict[type[Any], Any] = field(default_factory=dict)
+    screen: Any = None
     started: bool = False
     aside: bool = False
     on_begin: Callable[[], None] | None = None
@@ -93,7 +95,7 @@ class Invocation:
     _told: set[str] = field(default_factory=set)
     _kept: list[object] = field(default_factory=list)
 
-    def begin(self, *, watched: bool = True) -> None:
+    def start(self, *, watched: bool = True) -> None:
         """Note that the verb itself runs from now on; `watched`: signals are to end it in time."""
         self.started = True
         if watched and self.on_begin is not None:
@@ -109,6 +111,10 @@ class Invocation:
         """Return the values of an option group that the verb's `OPTIONS` name."""
         return cast(T, self.groups[group])
 
+    def open(self, url: str, name: str) -> None:
+        """Report which checkpoint it is."""
+        self.report(target=url, format=name)
+
     def report(self, **fields: Any) -> None:
         """Set fields of the JSON document: plain data, dataclasses, NamedTuples, enums."""
         self.document.update(fields)
@@ -122,13 +128,17 @@ class Invocation:
                 self._shown.clear()
             write(sys.stdout, coloured(sys.stdout, block(text)) + "\n")
 
-    def find(self, one: Finding) -> None:
+    def found(self, one: Finding) -> None:
         """Print a finding as a line of the answer, and count it where it is an error."""
         if one.severity == "error":
             self.errors += 1
             if not (self.json or self.aside):
                 self._told.add(one.message)
         self.print(finding_line(one))
+
+    def note(self, text: str) -> None:
+        """Print a remark on stderr, whatever a name in it holds; nothing under `--quiet`."""
+        self.say(text)
 
     def say(self, text: str) -> None:
         """Print a remark on stderr; nothing under `--quiet`."""
@@ -198,9 +208,48 @@ class Invocation:
             self._shown.line(text)
 
 
-def invoked(ctx: Context) -> Invocation:
-    """Return the invocation that `app` attached to the context of a verb."""
-    return cast(Invocation, ctx.obj)
+class Relay(Observer):
+    """Hands on to an invocation what a verb does not show in its own way."""
+
+    def __init__(self, invocation: Invocation) -> None:
+        self.invocation = invocation
+
+    @property
+    def counter(self) -> Counter:
+        """See `Observer`."""
+        return self.invocation.counter
+
+    def begin(self, url: str) -> None:
+        """See `Observer`."""
+        self.invocation.begin(url)
+
+    def open(self, url: str, name: str) -> None:
+        """See `Observer`."""
+        self.invocation.open(url, name)
+
+    def found(self, one: Finding) -> None:
+        """See `Observer`."""
+        self.invocation.found(one)
+
+    def end(self, report: Any) -> None:
+        """See `Observer`."""
+        self.invocation.end(report)
+
+    def note(self, text: str) -> None:
+        """See `Observer`."""
+        self.invocation.note(text)
+
+    def warn(self, text: str) -> None:
+        """See `Observer`."""
+        self.invocation.warn(text)
+
+    def report(self, **fields: Any) -> None:
+        """See `Observer`."""
+        self.invocation.report(**fields)
+
+    def keep(self, thing: T) -> T:
+        """See `Observer`."""
+        return self.invocation.keep(thing)
 
 
 def complain(message: str, hint: str = "") -> None:

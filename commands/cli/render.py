@@ -9,7 +9,7 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from ftckpt.amounts import human_bytes as human_bytes
 from ftckpt.amounts import human_count as human_count
 from ftckpt.amounts import human_duration as human_duration
 from ftckpt.errors import ExitCode, FtckptError
+from ftckpt.reports import document
 
 if TYPE_CHECKING:
     from ftckpt.findings import Finding
@@ -167,19 +168,9 @@ def branch(component: str, prefix: str, depth: int) -> str:
 
 def finding_line(finding: Finding) -> str:
     """Return one finding as one line: severity, kind, place, sentence."""
-    place = [finding.file] if finding.file else []
-    if finding.offset is not None:
-        end = "" if finding.length is None else f"-{finding.offset + finding.length}"
-        place.append(f"bytes {finding.offset}{end}")
-    if finding.tensor:
-        place.append(finding.tensor)
-    if finding.rank is not None:
-        place.append(f"rank {finding.rank}")
-    where = f" [{', '.join(place)}]" if place else ""
-    # The kind that says no more than the severity need not be said.
-    kind = f"{finding.kind}{where}" if finding.kind != finding.severity else where.strip()
-    said = [str(finding.severity), kind, finding.message]
-    return printable(": ".join(filter(None, said)))
+    from ftckpt.findings import described  # the help of all verbs needs none
+
+    return printable(described(finding))
 
 
 def error_line(error: FtckptError) -> str:
@@ -223,7 +214,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.hex()
     if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+        return {name: plain(one) for name, one in document(value).items()}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return plain(value._asdict())
     if isinstance(value, Mapping):

@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Annotated, ClassVar, cast
 
-import typer
+from ftckpt.errors import ExitCode
+from ftckpt.operations.definition import argument, option, switch
+from ftckpt.operations.many import Machines, PartReport, Session
+from ftckpt.operations.tables import read_rules as read_rules
+from ftckpt.operations.tables import read_text as read_text
+from ftckpt.reports import document
 
-from ftckpt.api.tables import read_rules as read_rules
-from ftckpt.api.tables import read_text as read_text
-from ftckpt.commands.cli.parameters import argument, option, switch
-from ftckpt.errors import ExitCode, UsageError
-from ftckpt.findings import KINDS, Severity
-
-from .bounds import JobsOption, MemoryOption, RateOption, job_count, rate_limit
+from .bounds import JobsOption, MemoryOption, RateOption
 from .invocation import Invocation, Result
-from .many import ManyOptions
-from .render import finding_line
-from .target import open_other
-from .transfer_report import show_plan, show_report
+from .parts import shown
+from .transfer_report import show_transfer
 
 if TYPE_CHECKING:
-    from ftckpt.api.writing import Means
     from ftckpt.checkpoint import Checkpoint
+    from ftckpt.operations.many.transferring import Measures
+    from ftckpt.operations.writing import Means
     from ftckpt.transfer.content import Content
     from ftckpt.transfer.layout import LayoutRequest
-    from ftckpt.verification import VerifyReport
-    from ftckpt.verification.seen import SeenBytes
 
-    from .many.transferring import Measures
 
-SourceArgument = Annotated[str, argument("SRC", "The checkpoint to read: path, URL or ROOT@STEP.")]
 DestinationArgument = Annotated[
     str, argument("DST", "Where the result goes; it must not exist yet.")
 ]
@@ -54,33 +47,6 @@ CODES: Mapping[ExitCode, str] = {
 }
 
 
-class OnlyChoice(StrEnum):
-    """Which part is wanted; the core's `Only`, spelled here so that help needs no core."""
-
-    MODEL = "model"
-    OPTIMIZER = "optimizer"
-    ADAPTER = "adapter"
-
-
-@dataclass(frozen=True, kw_only=True)
-class PartOptions:
-    """Which part of the source is written."""
-
-    TITLE: ClassVar[str] = "What is written"
-
-    only: Annotated[
-        OnlyChoice | None,
-        typer.Option(help="The weights, the optimizer's state, or a LoRA adapter alone."),
-    ] = None
-    drop: Annotated[
-        list[str] | None, option("NAME", "Leave out state by name or pattern. Repeatable.")
-    ] = None
-    rules: RulesOption = ""
-    true_vocab_size: Annotated[
-        int | None, option("N", "Rows of the vocabulary without padding.", min=1)
-    ] = None
-
-
 @dataclass(frozen=True, kw_only=True)
 class LayoutOptions:
     """For which job, and in files of which size."""
@@ -100,32 +66,17 @@ class LayoutOptions:
         str, option("EXAMPLE", "Use the layout of this checkpoint of the target job.")
     ] = ""
 
-    def request(self, invocation: Invocation, part: PartOptions) -> LayoutRequest:
+    def request(self, invocation: Invocation, rules: str = "") -> LayoutRequest:
         """Return what is asked of the layout; an example is opened.
 
         Raises:
             UsageError: a size is none, the table of rules cannot be read, or the example is a root.
             FtckptError: the example cannot be opened.
         """
-        from ftckpt.transfer.layout import LayoutRequest
-        from ftckpt.workers.limits import parse_bytes
+        from ftckpt.operations.transferring import LayoutFlags, layout_request
 
-        rules = read_rules(part.rules)
-        example = open_other(invocation, self.like, rules=rules) if self.like else None
-        if example is not None:
-            invocation.report(like=example.source.url)
-        return LayoutRequest(
-            tp=self.tp,
-            pp=self.pp,
-            vp=self.vp,
-            dp=self.dp,
-            ep=self.ep,
-            zero_stage=self.zero_stage,
-            max_shard_size=parse_bytes(self.max_shard_size) if self.max_shard_size else None,
-            rules=rules,
-            true_vocab_size=part.true_vocab_size,
-            like=example,
-        )
+        flags = cast(LayoutFlags, asdict(self))
+        return layout_request(flags, read_rules(rules), invocation.stores, on=invocation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,9 +88,9 @@ class RunOptions:
     dry_run: Annotated[
         bool, switch("--dry-run", "Print the files and the cost; write nothing.")
     ] = False
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="With --dry-run: print every copy too.")
-    ] = False
+    verbose: Annotated[bool, switch("--verbose", "With --dry-run: print every copy too.", "-v")] = (
+        False
+    )
     no_proof: Annotated[
         bool, switch("--no-proof", "Skip the checks of the source and of the result.")
     ] = False
@@ -152,25 +103,6 @@ class RunOptions:
     jobs: JobsOption = 0
     limit_rate: RateOption = ""
     max_memory: MemoryOption = "1GiB"
-
-
-def narrowed(content: Content, options: PartOptions, *, masters: bool = False) -> Content:
-    """Return the part of a content that the user wants, from its masters if asked.
-
-    Raises:
-        NotFoundError: it has nothing of that part, or a weight as its master alone.
-        UsageError: a name to drop matches nothing.
-    """
-    from ftckpt.transfer.request.narrowing import Only, drop, only
-
-    if options.only is OnlyChoice.ADAPTER:
-        from ftckpt.formats.lora.training_states import adapter_alone
-
-        content = drop(content, options.drop) if options.drop else content
-        return adapter_alone(content, masters=masters)
-    if options.only is not None:
-        content = only(content, Only(options.only.value), masters=masters)
-    return drop(content, options.drop) if options.drop else content
 
 
 def carry_out(
@@ -203,71 +135,19 @@ def carry_out(
             refused.
         measures: what is measured of values that are computed.
     """
-    from ftckpt.api.writing import prepare, verified
-    from ftckpt.workers import Work
+    from ftckpt.operations import transferring
 
-    prepared = prepare(
-        checkpoint, content, name, request, destination,
-        jobs=job_count(run.jobs), stores=invocation.stores, means=means, used=used,
+    flags: transferring.TransferFlags = {
+        "dry_run": run.dry_run, "no_proof": run.no_proof, "restart": run.restart,
+        "device": run.device, "jobs": run.jobs, "limit_rate": run.limit_rate,
+    }  # fmt: skip
+    division = replace(invocation.groups.get(Machines) or Machines(), line=tuple(invocation.words))
+    session = Session(invocation.verb, division, invocation.stores, invocation)
+    report = transferring.carry_out(
+        session, checkpoint, content, name, request, destination, flags, means, used=used,
+        measures=measures,
     )  # fmt: skip
-    layout = prepared.layout
-    invocation.report(
-        destination=destination,
-        to=name,
-        dropped=content.dropped,
-        notes=[note.message for note in layout.notes],
-        bytes=layout.nbytes,
-    )
-    for gone in content.dropped:
-        invocation.say(f"left out: {gone}")
-    for note in layout.notes:
-        invocation.say(f"note: {note.message}")
-    if run.dry_run:
-        plan = prepared.plan(proof=not run.no_proof)
-        return show_plan(invocation, layout, checkpoint, plan, verbose=run.verbose)
-    work = Work(
-        threads=prepared.jobs, processes=prepared.jobs, limiter=rate_limit(run.limit_rate),
-        counter=invocation.counter,
-    )  # fmt: skip
-
-    def check(how: Work, seen: SeenBytes | None = None) -> VerifyReport:
-        return verified(checkpoint, content, how, seen)
-
-    def checked(seen: SeenBytes | None = None) -> VerifyReport:
-        found = check(work, seen)
-        more = seen is not None and not seen.ended and found.code is ExitCode.OK
-        return found if more else told(found)  # the content comes later
-
-    def told(found: VerifyReport) -> VerifyReport:
-        invocation.report(evidence=found.evidence, findings=found.findings)
-        if found.code is ExitCode.OK:
-            invocation.say(f"the source: {found.message}")
-            for one in found.findings:
-                if one.severity is Severity.WARNING and KINDS[one.kind].severity is Severity.ERROR:
-                    invocation.warn(f"{finding_line(one)}; the first one is written")
-        else:
-            for one in found.findings:
-                invocation.find(one)
-        return found
-
-    held = f"equal the source{' merged with its adapters' if checkpoint.made_from else ''}"
-    many = invocation.groups.get(ManyOptions)
-    if many is not None and many.asked:
-        from .many.transferring import DividedTransfer
-
-        if run.restart:
-            raise UsageError(
-                "--restart would forget what other parts have built",
-                hint="remove the records and the staging place of the parts instead",
-            )
-        return DividedTransfer(
-            invocation, work, not run.no_proof, prepared.destination, prepared, name, run.device,
-            check, told, lambda report: show_report(invocation, report, held), measures,
-        ).run()  # fmt: skip
-    report = prepared.write(
-        check=None if run.no_proof else checked,
-        work=work,
-        device=run.device,
-        restart=run.restart,
-    )
-    return show_report(invocation, report, held)
+    if isinstance(report, PartReport):
+        return shown(invocation, report)
+    invocation.report(**document(report))
+    return show_transfer(invocation, report, verbose=run.verbose)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
+from ftckpt.operations.definition import switch
 
 from .invocation import Invocation, Result
 from .render import human_bytes, human_duration, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from ftckpt.checkpoint import Checkpoint
-    from ftckpt.transfer.layout import Layout
     from ftckpt.transfer.prove.against_source import Proof
-    from ftckpt.transfer.request.dry_run import Planned
+    from ftckpt.transfer.request.dry_run import BoxCopy, Planned
     from ftckpt.transfer.run import TransferReport
 
 
@@ -30,27 +30,33 @@ def _copies(count: int) -> str:
     return counted(count, "copy", "copies")
 
 
-def show_report(
-    invocation: Invocation, report: TransferReport, held: str = "equal the source"
-) -> Result:
-    """Report and print what a transfer did; `held` is what was found of the tensors."""
-    invocation.report(
-        files=report.files,
-        bytes=report.nbytes,
-        taken_over=report.taken_over,
-        extra_read=report.extra_read,
-        already_there=report.already_there,
-        proof=report.proof,
-        seconds=report.seconds,
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """How much is shown of what would be written."""
+
+    TITLE: ClassVar[str] = "How it is done"
+
+    verbose: Annotated[bool, switch("--verbose", "With --dry-run: print every copy too.", "-v")] = (
+        False
     )
+
+
+def show_transfer(
+    invocation: Invocation, report: TransferReport, *, verbose: bool | None = None
+) -> Result:
+    """Print what a transfer did, or would do."""
+    if report.plan is not None:
+        full = invocation.options(PlanOptions).verbose if verbose is None else verbose
+        return _show_plan(invocation, report.plan, report.copies, verbose=full)
     if report.already_there:
         return nothing_left(invocation, report.url)
+    merged = " merged with its adapters" if "adapters" in invocation.document else ""
     taking = report.seconds["write"]
     message = f"wrote {counted(report.files, 'file')}, {human_bytes(report.nbytes)}"
     speed = f"in {human_duration(taking)} ({human_bytes(int(report.nbytes / taking))}/s)"
     speed += taken_over(report.taken_over)
     invocation.print(printable(f"{message} as {report.format} {speed}: {report.url}"))
-    invocation.print(proof_line(report.proof, held, report.seconds))
+    invocation.print(proof_line(report.proof, f"equal the source{merged}", report.seconds))
     if report.extra_read > max(_LEAST_SAID, _WORTH_SAYING * report.nbytes):
         invocation.say(f"check and proof read {human_bytes(report.extra_read)} of the source alone")
     proven = "not proven" if report.proof is None else "proven"
@@ -95,19 +101,12 @@ def proof_line(proof: Proof | None, held: str, seconds: Mapping[str, float]) -> 
     )
 
 
-def show_plan(
-    invocation: Invocation,
-    layout: Layout,
-    checkpoint: Checkpoint,
-    plan: Planned,
-    *,
-    verbose: bool,
+def _show_plan(
+    invocation: Invocation, plan: Planned, copies: Sequence[BoxCopy], *, verbose: bool
 ) -> Result:
     """Print the files and the cost, and every copy where that is asked for."""
     from ftckpt.checkpoint.coverage import show
-    from ftckpt.transfer.request.dry_run import box_copies
 
-    copies = list(box_copies(layout, checkpoint))
     for copy in copies if verbose else ():
         cast = f" as {copy.cast}" if copy.cast else ""
         invocation.print(
@@ -131,5 +130,4 @@ def show_plan(
         f"at most {human_bytes(plan.memory)} of memory{took}"
     )
     invocation.print(message)
-    invocation.report(plan=plan, copies=copies)
     return Result(ExitCode.OK, message)

@@ -7,23 +7,18 @@ is matched against two words first.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Annotated, Any, NamedTuple, cast, get_type_hints
+from typing import TYPE_CHECKING, Any
 
-import typer
-from typer.core import TyperCommand, TyperGroup, TyperOption
-
-from ftckpt.commands.cli.parameters import option, switch
-from ftckpt.storage.options import StoreOptions
+from ftckpt.errors import UsageError
 from ftckpt.storage.settings import read_settings
 
-from .codes import ALWAYS, MEANINGS
-from .environment import NO_ENVIRONMENT, environment_flags, environment_name, refuse_unknown
-from .invocation import Invocation, ProgressChoice
-from .parameters import lighten
+from .environment import refuse_unknown
+
+if TYPE_CHECKING:
+    from .derive import Verb
 
 # Summaries stand here so that the list of verbs needs no verb; a test holds them to the modules.
 VERBS: dict[str, str] = {
@@ -79,7 +74,6 @@ RESUMABLE = frozenset(
     | {"delta pack", "delta unpack", "delta rebase"}
 )
 
-HELP = ("--help", "-h")
 # Where a verb is as like a word as this, those that are less like it are not meant.
 _ALIKE = 0.75
 # What other tools call it. The command line says which of several was meant.
@@ -103,204 +97,6 @@ _MEANT = {
 }
 
 
-def _common(
-    json: Annotated[
-        bool, switch("--json", "Print one JSON document on stdout, errors included.")
-    ] = False,
-    quiet: Annotated[
-        bool,
-        typer.Option("--quiet", "-q", help="No progress and no remarks on stderr; warnings stay."),
-    ] = False,
-    progress: Annotated[
-        ProgressChoice,
-        typer.Option(help="auto: a bar, or a line now and then; json: a record a second."),
-    ] = ProgressChoice.AUTO,
-    debug: Annotated[bool, switch("--debug", "Show tracebacks.")] = False,
-) -> None:
-    """Options of every verb."""
-
-
-def _storage(
-    endpoint: Annotated[str, option("URL", "S3-compatible service (AWS_ENDPOINT_URL).")] = "",
-    profile: Annotated[str, option("NAME", "Profile of the AWS configuration.")] = "",
-    region: Annotated[str, option("NAME", "Region of the bucket.")] = "",
-    requester_pays: Annotated[
-        bool, switch("--requester-pays", "Pay for requests to another owner's bucket.")
-    ] = False,
-    anonymous: Annotated[bool, switch("--anonymous", "Send no credentials.")] = False,
-    retry_seconds: Annotated[
-        float, option("S", "Retry one request for this long.", min=0)
-    ] = StoreOptions().retry_seconds,
-) -> None:
-    """Options of every verb that opens a place."""
-
-
-# Names of the options that every verb has, and every verb that opens a place.
-COMMON = set(_common.__annotations__) - {"return"}
-STORAGE = set(_storage.__annotations__) - {"return"}
-
-
-def _evaluated(of: Any) -> Any:
-    """Evaluate the annotations of a function or dataclass once: typer does it four times."""
-    hints = get_type_hints(of, include_extras=True)
-    for one in (of, vars(of)["__init__"]) if isinstance(of, type) else (of,):
-        one.__annotations__ = {name: hints[name] for name in one.__annotations__ if name in hints}
-    return of
-
-
-def _parameters(function: Any) -> list[Any]:
-    app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command()(_evaluated(function))
-    return typer.main.get_command(app).params
-
-
-class OptionGroup(NamedTuple):
-    """Options that several verbs share, under a heading of their own in the help.
-
-    Attributes:
-        type: the dataclass whose fields are the options.
-        names: of its fields.
-        build: makes an instance from the parsed values.
-    """
-
-    type: type[Any]
-    names: frozenset[str]
-    build: Callable[..., Any]
-
-
-class Verb(TyperCommand):
-    """A verb with the options that every verb has, its examples and its exit codes."""
-
-    module: Any = None
-    groups: Sequence[OptionGroup] = ()
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the command line; an option that the module's `BARE` names may lack its value.
-
-        Such a value is joined by `=`: a word that follows is not a value of it.
-        """
-        bare: dict[str, str] = getattr(self.module, "BARE", {})
-        end = args.index("--") if "--" in args else len(args)
-        # `help` and `completions` must answer with a wrong file too, and `config` names the line.
-        settled = ctx.resilient_parsing or ctx.default_map is not None
-        if not settled and getattr(self.module, "STORAGE", True) and not {*HELP} & {*args[:end]}:
-            ctx.default_map = _settled(str(self.name))
-        given = [f"{word}={bare[word]}" if word in bare else word for word in args[:end]]
-        return super().parse_args(ctx, [*given, *args[end:]])
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the verb with an `Invocation` as the context's object."""
-        device = ctx.params.get("device")
-        common = {k: ctx.params.pop(k) for k in COMMON & ctx.params.keys()}
-        storage = {k: ctx.params.pop(k) for k in STORAGE & ctx.params.keys()}
-        invocation = cast(Invocation, ctx.find_root().obj)
-        invocation.json |= common["json"]
-        invocation.quiet |= common["quiet"]
-        invocation.debug |= common["debug"]
-        invocation.progress = common["progress"]
-        invocation.stores = StoreOptions(**storage)
-        invocation.environment = environment_flags(ctx)
-        invocation.settings = {
-            name: value
-            for name, value in (ctx.default_map or {}).items()
-            if (source := ctx.get_parameter_source(name)) and source.name == "DEFAULT_MAP"
-        }
-        for group in self.groups:
-            values = {k: ctx.params.pop(k) for k in group.names}
-            invocation.groups[group.type] = group.build(**values)
-        # A verb that passes signals on to a command ends after it, in its own time.
-        invocation.begin(watched=getattr(self.module, "WATCHED", True))
-        ctx.obj = invocation
-        # `help` and `completions` must answer so that the right name can be found.
-        if getattr(self.module, "STORAGE", True) and any(
-            n.startswith("FTCKPT_") for n in os.environ
-        ):
-            refuse_unknown(VERBS, load)
-        if device not in (None, "cpu", "auto"):
-            from ftckpt.transfer.device import torch_device
-
-            torch_device(device)  # before anything is read
-        return super().invoke(ctx)
-
-    def get_help_option(self, ctx: Any) -> Any:
-        """Return `--help`."""
-        return lighten(super().get_help_option(ctx))
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write arguments, the verb's own options, then those of every verb."""
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for param in self.get_params(ctx):
-            record = param.get_help_record(ctx)
-            if record is not None:
-                sections.setdefault(self.section_of(param), []).append(record)
-        for name in self.section_names():
-            if name in sections:
-                with formatter.section(name):
-                    formatter.write_dl(sections[name])
-
-    def section_names(self) -> list[str]:
-        """Return the headings of the help in their order; a verb need not have all."""
-        own = [str(group.type.TITLE) for group in self.groups]
-        return ["Arguments", *own, "Options", "Storage options", "Common options"]
-
-    def section_of(self, param: Any) -> str:
-        """Return the heading that a parameter stands below."""
-        if param.param_type_name == "argument":
-            return "Arguments"
-        if param.name in STORAGE:
-            return "Storage options"
-        for group in self.groups:
-            if param.name in group.names:
-                return str(group.type.TITLE)
-        return "Common options" if param.name in COMMON | {"help"} else "Options"
-
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the examples and the exit codes."""
-        with formatter.section("Examples"):
-            for line, does in self.module.EXAMPLES:
-                formatter.write(f"  {line}\n      {does}\n")
-        rows = dict.fromkeys(ALWAYS, "") | dict(self.module.CODES)
-        with formatter.section("Exit codes"):
-            formatter.write_dl(
-                [(str(int(c)), rows[c] or MEANINGS[c].meaning) for c in sorted(rows)], col_max=6
-            )
-
-
-class Verbs(TyperGroup):
-    """All verbs, each imported on demand."""
-
-    def get_help_option(self, ctx: Any) -> Any:
-        """Return `--help`."""
-        return lighten(super().get_help_option(ctx))
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Return the verbs in the order of the help."""
-        return list(VERBS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Import a verb; None for an unknown name."""
-        return load(cmd_name) if cmd_name in VERBS else None
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the verb that the command line names, or suggest what was meant."""
-        if " ".join(args[:2]) in VERBS:
-            args = [" ".join(args[:2]), *args[2:]]
-        name = args[0]
-        if name not in VERBS and not name.startswith("-"):
-            known = family(name)
-            if known:
-                ctx.fail(f"{name} is several verbs: {', '.join(known)}")
-            near = _near(name)
-            meant = f"; did you mean {' or '.join(near)}?" if near else ""
-            ctx.fail(f"unknown verb {name!r}{meant}")
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """List the verbs from the static table."""
-        with formatter.section("Verbs"):
-            formatter.write_dl(list(VERBS.items()))
-
-
 def family(first: str) -> list[str]:
     """Return the verbs that begin with a word: `delta pack` and its kin for `delta`."""
     return [verb for verb in VERBS if verb.partition(" ")[0] == first]
@@ -320,24 +116,30 @@ def _near(name: str) -> list[str]:
     return list(dict.fromkeys(verb for word in near for verb in known[word]))
 
 
+def resolve(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the verb that a command line begins with, and the words after it.
+
+    Raises:
+        UsageError: there is none of that name; it says what may be meant.
+    """
+    for length in (2, 1):
+        if (name := " ".join(words[:length])) in VERBS:
+            return name, list(words[length:])
+    name, hint = words[0], "see ftckpt --help"
+    known = family(name)
+    if known:
+        raise UsageError(f"{name} is several verbs: {', '.join(known)}", hint=hint)
+    near = _near(name)
+    meant = f"; did you mean {' or '.join(near)}?" if near else ""
+    raise UsageError(f"unknown verb {name!r}{meant}", hint=hint)
+
+
 def load(verb: str) -> Verb:
     """Import a verb's module and return its command."""
+    from .derive import Verb  # what stands before a verb needs no click
+
     module = import_module(f"ftckpt.commands.{verb.replace(' ', '.')}")
-    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    settings = {"help_option_names": list(HELP)} | getattr(module, "CONTEXT", {})
-    app.command(name=verb, cls=Verb, context_settings=settings)(_evaluated(module.command))
-    command = cast(Verb, typer.main.get_command(app))
-    command.module = module
-    command.groups = [_group(one, command) for one in getattr(module, "OPTIONS", ())]
-    if getattr(module, "STORAGE", True):
-        command.params += _parameters(_storage)
-    command.params += _parameters(_common)
-    for param in map(lighten, command.params):
-        if isinstance(param, TyperOption):
-            param.show_envvar = False  # one rule for all, told by `ftckpt help environment`
-            if param.name not in NO_ENVIRONMENT:
-                param.envvar = environment_name(verb, param.opts)
-    return command
+    return Verb(verb, module, _settled, lambda: refuse_unknown(VERBS, load))
 
 
 def _settled(verb: str) -> dict[str, Any]:
@@ -347,12 +149,3 @@ def _settled(verb: str) -> dict[str, Any]:
     from ftckpt.commands.config.defaults import defaults_of
 
     return defaults_of(verb, VERBS)
-
-
-def _group(of: type[Any], command: Verb) -> OptionGroup:
-    """Add the fields of a dataclass to a verb's options."""
-    app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command()(_evaluated(of))
-    made = typer.main.get_command(app)
-    command.params += made.params
-    return OptionGroup(of, frozenset(str(p.name) for p in made.params), cast(Any, made.callback))

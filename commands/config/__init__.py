@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 from typing import Annotated, Any
 
-import typer
-
 from ftckpt.commands.cli.environment import PREFIX, is_secret
-from ftckpt.commands.cli.invocation import Invocation, Result, invoked
-from ftckpt.commands.cli.parameters import argument
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.render import block, pairs, table
 from ftckpt.commands.cli.verbs import VERBS, load
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.findings import counted
+from ftckpt.operations.definition import argument
 from ftckpt.storage.remotes import remotes
 from ftckpt.storage.secrets import hidden
 from ftckpt.storage.settings import SettingsFile, read_settings
@@ -37,7 +35,7 @@ _NOT_SHOWN = "set, not shown"
 
 
 def command(
-    ctx: typer.Context,
+    invocation: Invocation,
     words: Annotated[
         list[str] | None, argument("[VERB [OPTIONS]]", "Explain the options of this verb.")
     ] = None,
@@ -48,12 +46,11 @@ def command(
     and that before the default. Nothing that deletes, overwrites or skips a check can be set in
     the file. docs/config.md explains what can.
     """
-    invocation = invoked(ctx)
     settings = read_settings()
     there = bool(settings.text) or os.path.exists(settings.path)
     invocation.report(target=settings.path, file=settings.path if there else None)
     if words:
-        return _of_verb(ctx, invocation, settings, words)
+        return _of_verb(invocation, settings, words)
     set_here = defaults(settings, VERBS)
     rows: list[list[Any]] = [
         [f"--{one.option}", one.value, one.verb or "every verb", f"line {one.line}"]
@@ -94,9 +91,7 @@ def _shown(name: str) -> str:
     return _NOT_SHOWN if is_secret(name) else hidden(os.environ[name])
 
 
-def _of_verb(
-    ctx: typer.Context, invocation: Invocation, settings: SettingsFile, words: list[str]
-) -> Result:
+def _of_verb(invocation: Invocation, settings: SettingsFile, words: list[str]) -> Result:
     size = 2 if " ".join(words[:2]) in VERBS else 1
     name = " ".join(words[:size])
     if name not in VERBS:
@@ -112,7 +107,7 @@ def _of_verb(
     lines = {one.option.replace("-", "_"): one.line for one in here}
     found = []
     with verb.make_context(
-        name, list(rest), parent=ctx.find_root(), resilient_parsing=True,
+        name, list(rest), resilient_parsing=True,
         default_map=defaults_of(name, VERBS),
     ) as its:  # fmt: skip
         for param in verb.params:

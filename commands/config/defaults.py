@@ -10,10 +10,10 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
+from ftckpt import amounts
 from ftckpt.commands.cli.environment import NO_ENVIRONMENT
 from ftckpt.errors import UsageError
 from ftckpt.storage.settings import SettingsFile, read_settings
-from ftckpt.workers.limits import parse_bytes, parse_rate
 
 
 class _Kind(NamedTuple):
@@ -48,8 +48,8 @@ def _one_of(*words: str) -> Callable[[Any], None]:
 
 _DEFAULTS = {
     "jobs": _Kind((int,), "a whole number", _at_least(0)),
-    "limit-rate": _Kind((str,), "a text such as '200MiB/s'", parse_rate),
-    "max-memory": _Kind((str,), "a text such as '1GiB'", parse_bytes),
+    "limit-rate": _Kind((str,), "a text such as '200MiB/s'", amounts.rate),
+    "max-memory": _Kind((str,), "a text such as '1GiB'", amounts.size),
     "retry-seconds": _Kind((int, float), "a number of seconds", _at_least(0)),
     "progress": _Kind((str,), "a text", _one_of("auto", "json")),
 }

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ftckpt.commands.cli.bounds import JobsOption, MemoryOption, bound_memory, job_count
-from ftckpt.commands.cli.invocation import Invocation, Result, invoked
-from ftckpt.commands.cli.parameters import argument, option, switch
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.render import human_bytes, table
 from ftckpt.commands.cli.target import open_checkpoint
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.findings import counted
+from ftckpt.operations.definition import argument, option, switch
 
 from .answer import share_table
 
@@ -43,7 +41,7 @@ CODES = {
 
 
 def command(
-    ctx: typer.Context,
+    invocation: Invocation,
     delta: Annotated[str, argument("DELTA", "The delta: path, URL or ROOT@STEP.")],
     base: Annotated[
         list[str] | None, option("PATH", "Where a base of the chain lies now. Repeatable.")
@@ -61,7 +59,6 @@ def command(
     """
     from ftckpt.api.deltas import delta_info, require_delta
 
-    invocation = invoked(ctx)
     bound_memory(max_memory)
     if storage_rate and not advise:
         raise UsageError("--storage-rate is for the advice", hint="add --advise")

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-import typer
-
 from ftckpt.commands.cli.bounds import bound_memory
-from ftckpt.commands.cli.invocation import Result, invoked
-from ftckpt.commands.cli.many import ManyOptions
-from ftckpt.commands.cli.parameters import argument, option
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.target import open_checkpoint, open_other
 from ftckpt.errors import UsageError
 from ftckpt.findings import counted
+from ftckpt.operations.definition import argument, option
+from ftckpt.operations.many import Machines
 
 from .packing import CODES as CODES
 from .packing import PackingOptions, pack_out
@@ -24,11 +22,11 @@ EXAMPLES = (
     ("ftckpt delta pack run/step-1000 archive/step-1000", "compressed whole, without a base"),
     ("ftckpt delta pack s3://b/run/step-1000 run/step-1010 s3://b/run/step-1010", "on S3"),
 )
-OPTIONS = (PackingOptions, ManyOptions)
+OPTIONS = (PackingOptions, Machines)
 
 
 def command(
-    ctx: typer.Context,
+    invocation: Invocation,
     paths: Annotated[
         list[str],
         argument(
@@ -47,7 +45,6 @@ def command(
     """
     from ftckpt.api.deltas import renamed_keys
 
-    invocation = invoked(ctx)
     before, path, out = _places(paths)
     if rename and not before:
         raise UsageError("--rename gives names to the parameters of BASE, and there is none")

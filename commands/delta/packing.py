@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from ftckpt import amounts
 from ftckpt.commands.cli.bounds import JobsOption, MemoryOption, RateOption, bound_memory
 from ftckpt.commands.cli.invocation import Invocation, Result
-from ftckpt.commands.cli.many import ManyOptions
-from ftckpt.commands.cli.parameters import option, switch
 from ftckpt.errors import ExitCode, UsageError
+from ftckpt.operations.definition import option, switch
+from ftckpt.operations.many import Machines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,13 +74,12 @@ def pack_out(
         renamed: key in the target -> key in the base, where they differ.
     """
     from ftckpt.api.deltas import pack
-    from ftckpt.workers.limits import parse_rate
 
     from .answer import show
 
     run = invocation.options(PackingOptions)
     bound_memory(run.max_memory)
-    storage = parse_rate(run.storage_rate) if run.storage_rate else None
+    storage = amounts.rate(run.storage_rate)
 
     def told(checkpoint: Checkpoint, found: VerifyReport) -> None:
         if found.code is ExitCode.OK:
@@ -87,7 +87,7 @@ def pack_out(
             return
         invocation.report(findings=found.findings)
         for one in found.findings:
-            invocation.find(one)
+            invocation.found(one)
 
     flags: PackingFlags = {
         "level": run.level,
@@ -102,7 +102,7 @@ def pack_out(
             _say_what_keeps(invocation, base, out)
         return show(invocation, report, storage)
 
-    many = invocation.groups.get(ManyOptions)
+    many = invocation.groups.get(Machines)
     if many is not None and many.asked:
         return _divided(invocation, target, base, out, renamed or {}, flags, told, ended)
     report = pack(
@@ -124,7 +124,8 @@ def _divided(
 ) -> Result:
     """Do a part of the packing, or finish it."""
     from ftckpt.api.deltas import packing, packing_work
-    from ftckpt.commands.cli.many.packing import DividedPack
+    from ftckpt.commands.cli.parts import session_of, shown
+    from ftckpt.operations.many.packing import DividedPack
     from ftckpt.verification import verify
 
     if flags["restart"]:
@@ -142,9 +143,22 @@ def _divided(
         return verify(source, work=replace(work, processes=work.threads))
 
     decided = {"level": flags["level"], "renamed": dict(renamed)}
-    return DividedPack(
-        invocation, work, not flags["no_proof"], out, target, base, decided, job, check, told, show
-    ).run()
+    return shown(
+        invocation,
+        DividedPack(
+            session_of(invocation),
+            work,
+            not flags["no_proof"],
+            out,
+            target,
+            base,
+            decided,
+            job,
+            check,
+            told,
+            show,
+        ).run(),
+    )
 
 
 def _say_what_keeps(invocation: Invocation, base: Checkpoint, out: str) -> None:

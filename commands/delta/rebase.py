@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ftckpt.commands.cli.bounds import bound_memory
-from ftckpt.commands.cli.invocation import Result, invoked
-from ftckpt.commands.cli.parameters import argument, option, switch
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.target import open_checkpoint, open_other
 from ftckpt.errors import ExitCode, UsageError
+from ftckpt.operations.definition import argument, option, switch
 
 from .packing import CODES as PACKING_CODES
 from .packing import PackingOptions, pack_out
@@ -33,7 +31,7 @@ OPTIONS = (PackingOptions,)
 
 
 def command(
-    ctx: typer.Context,
+    invocation: Invocation,
     delta: Annotated[str, argument("DELTA", "The delta: path, URL or ROOT@STEP.")],
     out: Annotated[str, argument("OUT", "Where the result goes; it must not exist yet.")],
     onto: Annotated[str, option("BASE", "New base of the result.")] = "",
@@ -50,7 +48,6 @@ def command(
     """
     from ftckpt.api.deltas import end_of_chain, require_delta
 
-    invocation = invoked(ctx)
     if onto and full:
         raise UsageError("--onto names a base and --full wants none")
     bound_memory(invocation.options(PackingOptions).max_memory)

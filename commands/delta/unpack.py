@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from ftckpt.commands.cli.bounds import bound_memory
-from ftckpt.commands.cli.invocation import Result, invoked
-from ftckpt.commands.cli.many import ManyOptions
-from ftckpt.commands.cli.parameters import OneOf, argument, option
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.target import open_checkpoint
 from ftckpt.commands.cli.transfer_options import CODES as TRANSFER_CODES
 from ftckpt.commands.cli.transfer_options import (
     DestinationArgument,
     LayoutOptions,
-    PartOptions,
     RunOptions,
     carry_out,
 )
 from ftckpt.errors import ExitCode
 from ftckpt.formats.support import WRITTEN
+from ftckpt.operations.definition import argument, option
+from ftckpt.operations.many import Machines
 
 EXAMPLES = (
     ("ftckpt delta unpack deltas/step-1010 restored/step-1010", "in the format it was packed from"),
@@ -35,11 +32,11 @@ CODES = dict(TRANSFER_CODES) | {
     ExitCode.CORRUPT: "DELTA is damaged, a base is another, or the proof failed",
     ExitCode.NOT_FOUND: "DELTA or a base is not there",
 }
-OPTIONS = (LayoutOptions, RunOptions, ManyOptions)
+OPTIONS = (LayoutOptions, RunOptions, Machines)
 
 
 def command(
-    ctx: typer.Context,
+    invocation: Invocation,
     delta: Annotated[str, argument("DELTA", "The delta to read: path, URL or ROOT@STEP.")],
     destination: DestinationArgument,
     base: Annotated[
@@ -47,8 +44,7 @@ def command(
     ] = None,
     to: Annotated[
         str,
-        option("FORMAT", f"{', '.join(WRITTEN)}; without it what it was."),
-        OneOf(WRITTEN),
+        option("FORMAT", f"{', '.join(WRITTEN)}; without it what it was.", words=WRITTEN),
     ] = "",
 ) -> Result:
     """Write a delta as a full checkpoint, every tensor proven by its digest.
@@ -61,8 +57,7 @@ def command(
     from ftckpt.formats.writers import format_and_writer
     from ftckpt.transfer.content import Content
 
-    invocation = invoked(ctx)
-    request = invocation.options(LayoutOptions).request(invocation, PartOptions())
+    request = invocation.options(LayoutOptions).request(invocation)
     if to:
         # What cannot be written under that name is known before the source is opened.
         format_and_writer(to, request.rules, destination)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from ftckpt.commands.cli.invocation import Invocation, Result, invoked
-from ftckpt.commands.cli.parameters import argument, option
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.render import block, table
 from ftckpt.commands.cli.transfer_options import read_text
 from ftckpt.errors import ExitCode, UsageError
 from ftckpt.findings import counted
+from ftckpt.operations.definition import argument, option
 
 if TYPE_CHECKING:
     from ftckpt.formats.families.check import CheckedSide
@@ -29,7 +27,7 @@ CODES = {
 
 
 def command(
-    ctx: typer.Context,
+    invocation: Invocation,
     family: Annotated[str, argument("[TABLE]", "A built-in table, or a TOML file; else all.")] = "",
     config: Annotated[str, option("FILE", "config.json of a model to try the table on.")] = "",
     names: Annotated[
@@ -42,7 +40,6 @@ def command(
     tensors that config.json describes, translates them to each side of the table and back, and
     prints the names and shapes.
     """
-    invocation = invoked(ctx)
     invocation.report(target=family or None, config=config or None)
     if not family:
         if config:

@@ -6,13 +6,11 @@ from dataclasses import asdict, fields
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, cast
 
-import typer
-
 from ftckpt.commands.cli.alerts import AlertOptions, Alerts
-from ftckpt.commands.cli.invocation import Invocation, Result, invoked
-from ftckpt.commands.cli.parameters import argument, option, switch
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.pins_and_tags import RootArgument, open_place
 from ftckpt.errors import ExitCode, UsageError
+from ftckpt.operations.definition import argument, option, switch
 from ftckpt.retention.document import dump_plan
 
 from .options import RULES, KeepOptions, LimitOptions
@@ -72,7 +70,7 @@ CODES = {
 
 
 def command(
-    ctx: typer.Context,
+    invocation: Invocation,
     root: RootArgument,
     plan: Annotated[
         str, argument("PLAN", "A plan that --json printed: show it, or --apply exactly it.")
@@ -104,7 +102,6 @@ def command(
         trash_seconds,
     )
 
-    invocation = invoked(ctx)
     alerts = invocation.options(AlertOptions).begin(invocation, "gc", root)
     ttl = trash_seconds(trash_ttl, apply=apply, purge_now=purge_now, yes=yes)
     check = survivor_check(invocation.counter) if apply else None

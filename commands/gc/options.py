@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from ftckpt.commands.cli.parameters import option, switch
+from ftckpt.operations.definition import option, switch
 
 RULES = "--keep-last 3 --keep-every 1000"
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from ftckpt.commands.cli.invocation import Result, invoked
-from ftckpt.commands.cli.parameters import option, switch
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.pins_and_tags import RootArgument
 from ftckpt.commands.cli.render import block
 from ftckpt.errors import ExitCode
+from ftckpt.operations.definition import option, switch
 
 from .outcome import ended, purged_lines, purged_record
 
@@ -33,7 +31,7 @@ CODES = {
 
 
 def command(
-    ctx: typer.Context,
+    invocation: Invocation,
     root: RootArgument,
     trash_ttl: Annotated[str, option("T", "Leave what was dropped less than so long ago.")] = "24h",
     yes: Annotated[bool, switch("--yes", "Confirm a --trash-ttl under one day.")] = False,
@@ -45,7 +43,6 @@ def command(
     """
     from ftckpt.api.retaining import gc_purge
 
-    invocation = invoked(ctx)
     invocation.report(target=root)
     purged = gc_purge(
         root, trash_ttl=trash_ttl, yes=yes, stores=invocation.stores, counter=invocation.counter

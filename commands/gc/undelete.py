@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from ftckpt.amounts import shown_duration
-from ftckpt.commands.cli.invocation import Result, invoked
-from ftckpt.commands.cli.parameters import argument, switch
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.pins_and_tags import RootArgument
 from ftckpt.commands.cli.render import printable, table
 from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
+from ftckpt.operations.definition import argument, switch
 
 from .outcome import ended, rest_record, trashed_record
 
@@ -41,7 +39,7 @@ CODES = {
 
 
 def command(
-    ctx: typer.Context,
+    invocation: Invocation,
     root: RootArgument,
     names: Annotated[
         list[str] | None,
@@ -58,7 +56,6 @@ def command(
     """
     from ftckpt.api.retaining import gc_undelete
 
-    invocation = invoked(ctx)
     invocation.report(target=root)
     answer = gc_undelete(root, names or (), all_=everything, stores=invocation.stores)
     things, undeleted = answer.trash, answer.undeleted

@@ -6,16 +6,14 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ftckpt.amounts import duration
 from ftckpt.commands.cli.choose_checkpoint import CheckLevel, ChoiceOptions
 from ftckpt.commands.cli.codes import CommandCode
-from ftckpt.commands.cli.invocation import Result, invoked
-from ftckpt.commands.cli.option_values import check_file
-from ftckpt.commands.cli.parameters import argument, option, switch
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.render import printable
 from ftckpt.errors import ExitCode
+from ftckpt.operations.definition import argument, option, switch
+from ftckpt.storage.local.writable import check_file
 
 from .options import (
     NoticeOptions,
@@ -69,7 +67,7 @@ OPTIONS = (ChoiceOptions, WorldOptions, RestartOptions, NoticeOptions, WatchOpti
 
 
 def command(
-    ctx: typer.Context,
+    invocation: Invocation,
     root: Annotated[str, argument("ROOT", "Directory or URL that holds the checkpoints.")],
     words: Annotated[
         list[str], argument("-- COMMAND...", "The training; {} is the checkpoint's path.")
@@ -78,7 +76,7 @@ def command(
         list[str] | None, option("URL", "Another place of the run: damage is mended from there.")
     ] = None,
     verify: Annotated[
-        CheckLevel, typer.Option(help="How deep each checkpoint is checked.")
+        CheckLevel, option("", "How deep each checkpoint is checked.")
     ] = CheckLevel.CONTENT,
     timeout: Annotated[str, option("T", "Wait for a save in flight, or for a store.")] = "10m",
     allow_missing_tier: Annotated[
@@ -106,7 +104,6 @@ def command(
     from ftckpt.api.guarding import guard
     from ftckpt.guard.nodes import node_place
 
-    invocation = invoked(ctx)
     choice = invocation.options(ChoiceOptions)
     watch = invocation.options(WatchOptions)
     invocation.report(target=root, path=None, step=None, restarts=0, command=words, decisions=[])

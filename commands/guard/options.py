@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-import typer
-
 from ftckpt.amounts import duration
 from ftckpt.commands.cli.bounds import RateOption
 from ftckpt.commands.cli.choose_checkpoint import CheckLevel
 from ftckpt.commands.cli.invocation import Invocation
-from ftckpt.commands.cli.parameters import option, switch
+from ftckpt.operations.definition import option, switch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,7 +69,7 @@ class NoticeOptions:
     notices: Annotated[str, option("CLOUDS", "Ask metadata services: aws,gcp,azure.")] = ""
     notice: Annotated[str, option("COMMAND", "Ask this: it ends with 0 if there is a notice.")] = ""
     notice_every: Annotated[str, option("T", "How often both are asked.")] = "5s"
-    metadata_url: Annotated[str, typer.Option(hidden=True)] = ""
+    metadata_url: Annotated[str, option("URL", "", hidden=True)] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +82,7 @@ class WatchOptions:
     settled: Annotated[str, option("T", "Verify a save that does not pass again after T.")] = "30s"
     limit_rate: RateOption = ""
     max_age: Annotated[str, option("T", "A newest save of this age is a hang (3 intervals).")] = ""
-    on_hang: Annotated[HangPolicy, typer.Option(help="Warn; kill and restart; or end with 75.")] = (
+    on_hang: Annotated[HangPolicy, option("", "Warn; kill and restart; or end with 75.")] = (
         HangPolicy.WARN
     )
     on_alert: Annotated[str, option("COMMAND", "Run for hangs, damage, restarts, notices.")] = ""

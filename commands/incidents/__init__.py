@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from ftckpt.amounts import duration
-from ftckpt.commands.cli.invocation import Result, invoked
-from ftckpt.commands.cli.option_values import check_file
-from ftckpt.commands.cli.parameters import argument, option, switch
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
+from ftckpt.operations.definition import argument, option, switch
+from ftckpt.storage.local.writable import check_file
 
 STORAGE = False
 EXAMPLES = (
@@ -42,7 +40,7 @@ CODES = {
 
 
 def command(
-    ctx: typer.Context,
+    invocation: Invocation,
     logs: Annotated[list[str], argument("LOG...", "Logs of one run, in any order; - is stdin.")],
     job: Annotated[str, option("NAME", "The job in Slurm's accounting: its name or ID.")] = "",
     timezone: Annotated[
@@ -66,7 +64,6 @@ def command(
     from .json_document import document
     from .text import headline, text_of
 
-    invocation = invoked(ctx)
     for flag, path in (("--html", html), ("--prometheus", prometheus)):
         if path:
             check_file(flag, path)

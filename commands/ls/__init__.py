@@ -6,13 +6,11 @@ import time
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from ftckpt.commands.cli.invocation import Result, invoked
-from ftckpt.commands.cli.parameters import argument, switch
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.render import brief_duration, human_bytes, table
 from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
+from ftckpt.operations.definition import argument, switch
 
 if TYPE_CHECKING:
     from ftckpt.api.surveying import ListedCheckpoint
@@ -32,7 +30,7 @@ CODES = {
 
 
 def command(
-    ctx: typer.Context,
+    invocation: Invocation,
     path: Annotated[str, argument("[PATH]", "Directory or URL that holds the checkpoints.")] = ".",
     all_: Annotated[bool, switch("--all", "Foreign names and the trash, too.")] = False,
 ) -> Result:
@@ -44,7 +42,6 @@ def command(
     """
     from ftckpt.api.surveying import ls
 
-    invocation = invoked(ctx)
     invocation.report(target=path)
     found = ls(path, all_=all_, stores=invocation.stores, counter=invocation.counter)
     invocation.report(

@@ -43,13 +43,13 @@ def verb_help(verb: str) -> VerbHelp:
             if record is not None:
                 found.setdefault(command.section_of(param), []).append(record)
     sections = [(n, tuple(found[n])) for n in command.section_names() if n in found]
-    said = dict.fromkeys(ALWAYS, "") | dict(command.module.CODES)
+    said = dict.fromkeys(ALWAYS, "") | dict(command.codes)
     return VerbHelp(
         summary=summary.rstrip("."),
         text=rest.strip(),
         usage=usage,
         sections=tuple(sections),
-        examples=tuple(command.module.EXAMPLES),
+        examples=tuple(command.examples),
         codes=tuple((code, said[code] or MEANINGS[code].meaning) for code in sorted(said)),
         others=tuple(one for one in family(verb.split()[0]) if one != verb),
     )

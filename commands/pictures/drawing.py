@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
-from ftckpt.commands.cli.option_values import check_file
 from ftckpt.commands.cli.render import block
 from ftckpt.errors import ExistsError, UsageError
 from ftckpt.packages import needing
+from ftckpt.storage.local.writable import check_file
 
 from .palette import DARK, FAINT, GROUND, INK, LINE
 from .webpage import page, safe, scrolled, table

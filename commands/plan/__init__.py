@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from ftckpt.commands.cli.invocation import Invocation, Result, invoked
-from ftckpt.commands.cli.parameters import option, switch
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.render import block, terminal_width
 from ftckpt.commands.pictures.drawing import check_path
 from ftckpt.errors import ExitCode, UsageError
+from ftckpt.operations.definition import option, switch
 from ftckpt.planning import IntervalRule, Plan, answer, around
 
 from .curve import draw, in_terminal
@@ -72,9 +70,9 @@ CODES = {
 
 
 def command(
-    ctx: typer.Context,
+    invocation: Invocation,
     model: Annotated[
-        IntervalRule, typer.Option(help="The formula of the interval and of the predicted goodput.")
+        IntervalRule, option("", "The formula of the interval and of the predicted goodput.")
     ] = IntervalRule.EXACT,
     interval: Annotated[
         str, option("T", "Use this interval between saves, not the best: 20m.")
@@ -114,7 +112,6 @@ def command(
     Every quantity needs its unit: s, m, h, d; GB, GiB, TB; GB/s, Gb/s. Error bars of failures that
     were counted are carried through to the interval.
     """
-    invocation = invoked(ctx)
     if presets:
         return show_presets(invocation)
     if plot not in ("", "-"):

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from ftckpt.amounts import decimal_bytes
-from ftckpt.commands.cli.invocation import Result, invoked
-from ftckpt.commands.cli.parameters import option
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.render import brief_duration, table
 from ftckpt.errors import ExitCode, UsageError
+from ftckpt.operations.definition import option
 from ftckpt.planning import quantities
 from ftckpt.planning.models import compression
 
@@ -29,7 +27,7 @@ CODES = {ExitCode.OK: "printed", ExitCode.USAGE: "an option without its unit, or
 
 
 def command(
-    ctx: typer.Context,
+    invocation: Invocation,
     size: Annotated[str, option("SIZE", "Size of the checkpoint: 5.7TB.")],
     ratio: Annotated[str, option("X", "Size before over size after compression: 1.5.")],
     codec_bw: Annotated[str, option("RATE", "Input rate of the codec, all ranks together.")],
@@ -40,7 +38,6 @@ def command(
     Compressed first and written then, it wins where storage is slower than codec x (1 - 1/ratio);
     with both at once, where storage is slower than the codec itself.
     """
-    invocation = invoked(ctx)
     inputs = {
         "bytes": quantities.size(size, "--size"),
         "ratio": quantities.factor(ratio, "--ratio"),

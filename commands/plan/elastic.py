@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from ftckpt.commands.cli.invocation import Result, invoked
-from ftckpt.commands.cli.parameters import option
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.render import brief_duration, table
 from ftckpt.errors import ExitCode, UsageError
+from ftckpt.operations.definition import option
 from ftckpt.planning import quantities
 from ftckpt.planning.models import elastic
 
@@ -32,7 +30,7 @@ CODES = {ExitCode.OK: "printed", ExitCode.USAGE: "a number is none, or the batch
 
 
 def command(
-    ctx: typer.Context,
+    invocation: Invocation,
     from_gpus: Annotated[str, option("N", "Data-parallel GPUs so far.")],
     to_gpus: Annotated[str, option("N", "Data-parallel GPUs from now on.")],
     batch: Annotated[str, option("N", "Global batch so far, in samples.")],
@@ -45,7 +43,6 @@ def command(
     No way keeps everything. The learning rate follows the batch linearly (SGD) or with its square
     root (Adam and its kin); which holds for a model is for an experiment to say.
     """
-    invocation = invoked(ctx)
     before = quantities.count(from_gpus, "--from-gpus", kilo=1024)
     after = quantities.count(to_gpus, "--to-gpus", kilo=1024)
     samples = quantities.count(batch, "--batch", kilo=1024)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from ftckpt.commands.cli.parameters import option
+from ftckpt.operations.definition import option
 
 
 @dataclass(frozen=True, kw_only=True)

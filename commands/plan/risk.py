@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from typing import Annotated
 
-import typer
-
 from ftckpt.amounts import DAY, YEAR
-from ftckpt.commands.cli.invocation import Result, invoked
-from ftckpt.commands.cli.parameters import option
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.render import brief_duration, pairs
 from ftckpt.errors import ExitCode, UsageError
+from ftckpt.operations.definition import option
 from ftckpt.planning import quantities, risk
 
 STORAGE = False
@@ -26,7 +24,7 @@ CODES = {ExitCode.OK: "printed", ExitCode.USAGE: "an option without its unit, or
 
 
 def command(
-    ctx: typer.Context,
+    invocation: Invocation,
     gpus: Annotated[str, option("N", "GPUs of the job: 16384 or 16k.")],
     afr: Annotated[str, option("RATE", "Failures of one GPU: 9% a year, 50000h, 2300FIT.")],
     days: Annotated[float, option("N", "Days of work in the run.")],
@@ -37,7 +35,6 @@ def command(
     Without checkpoints every failure begins the run anew, and the mean time to finish soon has more
     digits than seconds have names; it is computed as a logarithm.
     """
-    invocation = invoked(ctx)
     number = quantities.count(gpus, "--gpus", kilo=1024)
     rate = number * quantities.failure_rate(afr, "--afr", annual=True)
     if not 0 < days < math.inf:

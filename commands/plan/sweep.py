@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from ftckpt.commands.cli.invocation import Invocation, Result, invoked
-from ftckpt.commands.cli.parameters import option
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.render import block, brief_duration, table
 from ftckpt.errors import ExitCode, UsageError
+from ftckpt.operations.definition import option
 from ftckpt.planning import Plain, solve
 
 from .axes import AXES, Axis, read_axis
@@ -54,7 +52,7 @@ _FINE = 41
 
 
 def command(
-    ctx: typer.Context,
+    invocation: Invocation,
     over: Annotated[list[str], option("NAME=LOW..HIGH", f"One or two of {', '.join(AXES)}.")],
     number: Annotated[
         int, option("N", "Points of a range; 0: doublings, or 13.", "--points", min=0)
@@ -67,7 +65,6 @@ def command(
     number of hosts, the time to write a checkpoint) follows it. Points are spaced evenly on a
     logarithmic scale.
     """
-    invocation = invoked(ctx)
     if plot:
         from ftckpt.commands.pictures.drawing import check_path
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from ftckpt.commands.cli.bounds import MemoryOption, bound_memory
-from ftckpt.commands.cli.invocation import Result, invoked
-from ftckpt.commands.cli.parameters import option, switch
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.render import pairs, table
 from ftckpt.commands.cli.target import PathArgument, open_checkpoint, open_other
 from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
 from ftckpt.inspection.resume import Presence
+from ftckpt.operations.definition import option, switch
 from ftckpt.replay.audit import RemarkWeight
 
 EXAMPLES = (
@@ -39,7 +37,7 @@ CODES = {
 
 
 def command(
-    ctx: typer.Context,
+    invocation: Invocation,
     path: PathArgument,
     against: Annotated[str, option("NEXT", "The next checkpoint of the same run.")] = "",
     strict: Annotated[bool, switch("--strict", "Treat an absent component as a verdict.")] = False,
@@ -54,7 +52,6 @@ def command(
     """
     from ftckpt.api.replaying import replay_audit
 
-    invocation = invoked(ctx)
     bound_memory(max_memory)
     checkpoint = open_checkpoint(invocation, path)
     following = open_other(invocation, against) if against else ""

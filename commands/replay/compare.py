@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from ftckpt.commands.cli.invocation import Result, invoked
-from ftckpt.commands.cli.option_values import check_file
-from ftckpt.commands.cli.parameters import argument, option
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.errors import ExitCode
+from ftckpt.operations.definition import argument, option
+from ftckpt.storage.local.writable import check_file
 
 from .answer import record, result, text
 from .page import write_page
@@ -40,7 +38,7 @@ CODES = {
 
 
 def command(
-    ctx: typer.Context,
+    invocation: Invocation,
     log_a: Annotated[str, argument("LOG_A", "Directory, JSON lines, or text.")],
     log_b: Annotated[str, argument("LOG_B", "The log of another run.")],
     reference: Annotated[
@@ -60,7 +58,6 @@ def command(
     """
     from ftckpt.api.replaying import replay_compare
 
-    invocation = invoked(ctx)
     invocation.report(target=log_a)
     if html:
         check_file("--html", html)

@@ -9,16 +9,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from ftckpt.commands.cli.invocation import Invocation, Result, invoked
-from ftckpt.commands.cli.option_values import check_file
-from ftckpt.commands.cli.parameters import argument, option
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.render import human_bytes
 from ftckpt.commands.cli.target import open_checkpoint
 from ftckpt.errors import ExitCode, UnsupportedError
+from ftckpt.operations.definition import argument, option
 from ftckpt.replay.run.one_run import PINNED
 from ftckpt.replay.run.trial import Tried, remove_left_copies
+from ftckpt.storage.local.writable import check_file
 
 from .answer import record, result, text
 from .page import write_page
@@ -55,7 +53,7 @@ CODES = {
 
 
 def command(
-    ctx: typer.Context,
+    invocation: Invocation,
     words: Annotated[
         list[str],
         argument("-- COMMAND...", "The training; {checkpoint}, {steps}, {log} are filled in."),
@@ -91,7 +89,6 @@ def command(
     """
     from ftckpt.api.replaying import replay_run
 
-    invocation = invoked(ctx)
     if checkpoint and not at:
         at = _step_of(invocation, checkpoint)
     folder = Path(directory or f"ftckpt-replay-{datetime.now(UTC):%Y%m%d-%H%M%S}")

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ftckpt.amounts import duration
 from ftckpt.commands.cli.alerts import AlertOptions
-from ftckpt.commands.cli.invocation import Result, invoked
-from ftckpt.commands.cli.option_values import check_file
-from ftckpt.commands.cli.parameters import argument, option
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.errors import ExitCode, FtckptError, UsageError
 from ftckpt.findings import counted
+from ftckpt.operations.definition import argument, option
+from ftckpt.storage.local.writable import check_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,7 +57,7 @@ CODES = {
 
 
 def command(
-    ctx: typer.Context,
+    invocation: Invocation,
     root: Annotated[str, argument("ROOT", "Directory or URL that holds the checkpoints.")] = "",
     parts: Annotated[
         str,
@@ -97,7 +95,6 @@ def command(
     from .json_document import document
     from .text import show
 
-    invocation = invoked(ctx)
     if parts:
         from .divided import show_parts
 

@@ -17,7 +17,7 @@ from setuptools import build_meta
 from setuptools.build_meta import *  # noqa: F403 (the other hooks are setuptools' own)
 
 # What the help is made with; a build without it (`--no-build-isolation`) needs it installed.
-_NEEDED = ["typer>=0.24"]
+_NEEDED = ["typer>=0.24", "click>=8.2"]
 _LINKS = ("ftckpt/commands", "ftckpt/formats")
 _PAGES = "build/man"
 

@@ -17,78 +17,49 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .checking import cat, diff, du, inspect, seal, verify
     from .choosing import latest
     from .deltas import delta_info, delta_pack, delta_rebase, delta_unpack
     from .in_memory import load
     from .learning import families, incidents
-    from .marking import pin, pins, tag, unpin, untag
-    from .opening import open_checkpoint
-    from .opening import open_checkpoint as open  # noqa: A004
     from .promoting import promote
     from .replaying import replay_audit, replay_compare, replay_run
-    from .replicating import copy, repair, sync
     from .restarting import restart
     from .retaining import gc, gc_purge, gc_undelete
     from .surveying import doctor, ls, status
-    from .transferring import convert, reshard
 
 __all__ = [
-    "cat",
-    "convert",
-    "copy",
     "delta_info",
     "delta_pack",
     "delta_rebase",
     "delta_unpack",
-    "diff",
     "doctor",
-    "du",
     "families",
     "gc",
     "gc_purge",
     "gc_undelete",
     "incidents",
-    "inspect",
     "latest",
     "load",
     "ls",
-    "open",
-    "open_checkpoint",
-    "pin",
-    "pins",
     "promote",
-    "repair",
     "replay_audit",
     "replay_compare",
     "replay_run",
-    "reshard",
     "restart",
-    "seal",
     "status",
-    "sync",
-    "tag",
-    "unpin",
-    "untag",
-    "verify",
 ]
 
 # The functions of each module of this package: a verb loads what it needs and no more.
 _FUNCTIONS = {
-    "checking": ("cat", "diff", "du", "inspect", "seal", "verify"),
     "choosing": ("latest",),
     "deltas": ("delta_info", "delta_pack", "delta_rebase", "delta_unpack"),
     "in_memory": ("load",),
     "learning": ("families", "incidents"),
-    "marking": ("pin", "pins", "tag", "unpin", "untag"),
-    "opening": ("open_checkpoint",),
     "promoting": ("promote",),
     "replaying": ("replay_audit", "replay_compare", "replay_run"),
-    "replicating": ("copy", "repair", "sync"),
     "restarting": ("restart",),
     "retaining": ("gc", "gc_purge", "gc_undelete"),
     "surveying": ("doctor", "ls", "status"),
-    "transferring": ("convert", "reshard"),
 }
 _HOMES = {name: home for home, names in _FUNCTIONS.items() for name in names}
 
@@ -155,7 +126,10 @@ def _named(given: Any) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    own = "open_checkpoint" if name == "open" else name
-    if own in _HOMES:
-        return _function(_HOMES[own], own)
+    if name in _HOMES:
+        return _function(_HOMES[name], name)
+    from ftckpt import operations
+
+    if name in operations.HOMES:
+        return getattr(import_module(f"ftckpt.operations.{operations.HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

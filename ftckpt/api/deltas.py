@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Unpack, overload
 
+from ftckpt.amounts import rate
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import UsageError
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.workers import Work
-from ftckpt.workers.limits import parse_rate
 
 from .opening import STORES, RunFlags, job_count, opened, rate_limit
 
@@ -22,13 +22,12 @@ if TYPE_CHECKING:
     from ftckpt.formats.delta.pack import PackJob
     from ftckpt.formats.delta.rates import DecodeRates
     from ftckpt.formats.delta.survey import ChainSurvey
+    from ftckpt.operations.transferring import WritingFlags
+    from ftckpt.operations.writing import Means
     from ftckpt.transfer.layout import LayoutRequest
     from ftckpt.transfer.request.dry_run import Planned
     from ftckpt.transfer.run import TransferReport
     from ftckpt.verification import VerifyReport
-
-    from .transferring import WritingFlags
-    from .writing import Means
 
     # Is told what the verification of a source found, before anything is written.
     Told = Callable[[Checkpoint, VerifyReport], None]
@@ -177,10 +176,9 @@ def delta_unpack(
         UsageError: it is not a delta.
         FtckptError: as `convert` does.
     """
+    from ftckpt.operations.transferring import layout_request, write
+    from ftckpt.operations.writing import prepare
     from ftckpt.transfer.content import Content
-
-    from .transferring import layout_request, plan, write
-    from .writing import prepare
 
     request = layout_request(flags, None, stores)
     checkpoint = require_delta(
@@ -191,7 +189,9 @@ def delta_unpack(
         checkpoint, Content.of(checkpoint), restored.name, request, destination,
         jobs=job_count(flags.get("jobs", 0)), stores=stores, means=restored.means,
     )  # fmt: skip
-    return plan(prepared, flags) if dry_run else write(prepared, flags, counter)
+    if dry_run:
+        return prepared.plan(proof=not flags.get("no_proof", False))
+    return write(prepared, flags, counter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,8 +258,7 @@ def _advice(
     if not any(tensor.nbytes for tensor in delta.index.tensors):
         raise UsageError(f"{delta.source.url} has no tensors to measure with")
     rates = measure(delta, jobs)
-    given = parse_rate(storage_rate) if isinstance(storage_rate, str) and storage_rate else None
-    written = given or float(storage_rate or rates.read)
+    written = rate(storage_rate) or rates.read
     advice = advise(
         ratio=found.links[0].ratio or 1.0,
         encode_rate=rates.encode,
@@ -382,10 +381,9 @@ def renamed_keys(base: Checkpoint, table: str) -> dict[str, str]:
     Raises:
         UsageError: the table cannot be read, or does not fit the base.
     """
+    from ftckpt.operations.tables import read_renames
     from ftckpt.transfer.content import Content
     from ftckpt.transfer.request.renaming import rename
-
-    from .tables import read_renames
 
     made = rename(Content.of(base), read_renames(table))
     return {key: wanted.copies[0].key for key, wanted in made.tensors.items() if wanted.copies}
@@ -456,10 +454,9 @@ def restoration(
     from ftckpt.formats.delta.prove_original import OriginalProof
     from ftckpt.formats.state.same_object import SameObject
     from ftckpt.formats.writers import format_and_writer
+    from ftckpt.operations.writing import Means
     from ftckpt.transfer.layout import LayoutRequest
     from ftckpt.transfer.prove.against_digests import DigestProof
-
-    from .writing import Means
 
     name = to or delta.source_format
     if not to and request == LayoutRequest() and has_original(delta):

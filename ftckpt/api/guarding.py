@@ -28,6 +28,8 @@ from ftckpt.guard.nodes import NodePlace, team_of
 from ftckpt.guard.run import Guard
 from ftckpt.guard.terms import Ended, GuardSettings, StartPoint
 from ftckpt.guard.watch import CheckedSave, NewSave, SaveWatcher, Shown, Verifier, shown
+from ftckpt.observer import Observer
+from ftckpt.operations.transferring import LayoutFlags, layout_flags
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
 from ftckpt.verification import Level
@@ -42,7 +44,6 @@ from .choosing import (
     selection_rules,
 )
 from .opening import STORES
-from .transferring import LayoutFlags, layout_flags
 
 if TYPE_CHECKING:
     from ftckpt.discovery.checks import Checks
@@ -129,7 +130,7 @@ def guard(
         say: is told what happens.
         warn: is told what must be seen.
         told: is given the log, whose `own` events are this guard's.
-        flags: see `ChoiceFlags` and `ftckpt.api.transferring.LayoutFlags`.
+        flags: see `ChoiceFlags` and `ftckpt.operations.transferring.LayoutFlags`.
 
     Raises:
         MissingError: the root is not there, or not known to be one.
@@ -359,7 +360,7 @@ class _Place:
 
     def _repair(self, path: str) -> bool:
         """Mend a damaged checkpoint of the root from the first tier that can."""
-        from .replicating import repair
+        from ftckpt.operations.replicating import repair
 
         name = self._entry(path) if self.choice.tiers else ""
         if not name:
@@ -367,7 +368,7 @@ class _Place:
         for tier in self.choice.tiers:
             replica = f"{tier.rstrip('/')}/{name}"
             try:
-                report = repair(path, replica, stores=self.stores, counter=self.counter)
+                report = repair(path, replica, stores=self.stores, on=Observer(self.counter))
             except FtckptError as error:
                 self.warn(f"guard: {path} is not mended from {replica}: {error.message}")
                 continue

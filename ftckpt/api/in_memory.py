@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import NotFoundError, UnsupportedError, UsageError
+from ftckpt.operations.tables import read_rules
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
 from ftckpt.workers import Work
@@ -23,7 +24,6 @@ from .loading import (
     verify_used,
 )
 from .opening import STORES
-from .tables import read_rules
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint.dtypes import DType

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ftckpt.errors import UnavailableError, UsageError
+from ftckpt.operations.tables import read_text
 from ftckpt.progress import NULL, Counter
 
 from .opening import seconds
-from .tables import read_text
 
 if TYPE_CHECKING:
     from ftckpt.formats.families.check import CheckedSide

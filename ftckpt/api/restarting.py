@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import NamedTuple, Unpack, cast
 
+from ftckpt.amounts import size as size_in_bytes
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.discovery.resolve import open_target
 from ftckpt.discovery.select import Note, Selection, select
@@ -19,18 +20,23 @@ from ftckpt.errors import (
     UsageError,
 )
 from ftckpt.formats.catalog import FORMATS
+from ftckpt.operations.tables import read_rules
+from ftckpt.operations.transferring import (
+    LayoutFlags,
+    WritingFlags,
+    layout_flags,
+    layout_request,
+    write,
+)
+from ftckpt.operations.writing import prepare
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
 from ftckpt.verification import Level, VerifyOptions, VerifyReport
 from ftckpt.verification import verify as check_one
 from ftckpt.workers import Work
-from ftckpt.workers.limits import parse_bytes
 
 from .choosing import ChoiceFlags, checks_of, condition_of, quiet, read_root, selection_rules
 from .opening import STORES, chosen, job_count, open_checkpoint
-from .tables import read_rules
-from .transferring import LayoutFlags, WritingFlags, layout_flags, layout_request, write
-from .writing import prepare
 
 
 class Restart(NamedTuple):
@@ -83,7 +89,7 @@ def restart(
         stores: how to reach object stores.
         counter: is told of the work.
         note: is told why a newer one was not taken, and what is made.
-        flags: see `ChoiceFlags` and `ftckpt.api.transferring.LayoutFlags`.
+        flags: see `ChoiceFlags` and `ftckpt.operations.transferring.LayoutFlags`.
 
     Raises:
         MissingError: the root is not there.
@@ -226,7 +232,7 @@ def _plain(value: object) -> object:
         return value.source.url
     if isinstance(value, str):
         with suppress(UsageError):
-            return parse_bytes(value)
+            return size_in_bytes(value)
     return value
 
 

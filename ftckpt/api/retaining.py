@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 from ftckpt.amounts import DAY
 from ftckpt.errors import DeniedError, NoResourceError, UnavailableError, UsageError
 from ftckpt.formats.catalog import FORMATS
+from ftckpt.operations.tables import read_text
 from ftckpt.progress import NULL, Counter
 from ftckpt.retention.policy import DeleteLimit, Metric, Policy, flag
 from ftckpt.retention.records.who import actor
 from ftckpt.storage import StoreOptions
 
 from .opening import STORES, root_at, seconds
-from .tables import read_text
 
 if TYPE_CHECKING:
     from ftckpt.discovery.resolve import Place

@@ -16,11 +16,10 @@ from .opening import STORES, job_count, opened
 if TYPE_CHECKING:
     from ftckpt.checkpoint import Checkpoint
     from ftckpt.manifest import ThinnedFrom
+    from ftckpt.operations.writing import LaidOut
     from ftckpt.retention.scan.entry import ScannedEntry
     from ftckpt.transfer.content import Content
     from ftckpt.verification.seen import SeenBytes
-
-    from .writing import LaidOut
 
 # What the weights of a format become. A job of DCP loads a DCP of its model with its own names, for
 # any number of ranks. Of any other format they are a folder of safetensors: every framework's
@@ -151,9 +150,8 @@ class WeightsAlone:
         return checkpoint, only(Content.of(checkpoint), Only.MODEL)
 
     def _laid_out(self, found: ScannedEntry, path: str) -> tuple[Checkpoint, LaidOut]:
+        from ftckpt.operations.writing import prepare
         from ftckpt.transfer.layout import LayoutRequest
-
-        from .writing import prepare
 
         checkpoint, content = self._content(found)
         source = checkpoint.source_format

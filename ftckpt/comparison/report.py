@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 from ftckpt.checkpoint import Kind
 from ftckpt.checkpoint.dtypes import DTYPES
@@ -132,6 +132,8 @@ class DiffReport:
         seconds: wall time.
     """
 
+    SAID: ClassVar = ("equal",)
+
     total: Summary
     tensors: Sequence[TensorDifference]
     components: Sequence[Summary]
@@ -145,6 +147,11 @@ class DiffReport:
     bytes_read: int
     findings: Sequence[Finding]
     seconds: float
+
+    @property
+    def equal(self) -> bool:
+        """Whether all that was compared is equal, or close."""
+        return self.code is ExitCode.OK
 
     @property
     def code(self) -> ExitCode:

@@ -7,9 +7,7 @@ from collections.abc import Iterable
 from math import prod
 from typing import NamedTuple
 
-from ftckpt.checkpoint import Checkpoint, TensorInfo
-
-from . import matching
+from ftckpt.checkpoint import TensorInfo
 
 _NUMBER = re.compile(r"(\d+)")
 
@@ -34,47 +32,8 @@ class PrefixSum(NamedTuple):
     bytes: int
 
 
-class BytesHeld(NamedTuple):
-    """Where the bytes of a checkpoint are.
-
-    Attributes:
-        sums: each component, the largest first, and below it its prefixes in the order of layers.
-        tensors: number of the tensors counted.
-        bytes: of them.
-        files: bytes of all files: those of tensors, replicas, other state and headers.
-    """
-
-    sums: tuple[PrefixSum, ...]
-    tensors: int
-    bytes: int
-    files: int
-
-
-def usage(checkpoint: Checkpoint, *, depth: int = 2, match: str = "") -> BytesHeld:
-    """Sum the tensors of a checkpoint by component and by the first parts of their names.
-
-    Args:
-        checkpoint: opened.
-        depth: how many parts of a name make the longest prefix; 0 for components alone.
-        match: only tensors whose key or name it matches, `*` any text; "" for all.
-
-    Raises:
-        NotFoundError: nothing matches.
-    """
-    aliases = checkpoint.aliases
-    infos = [info for info in matching(checkpoint, match) if info.key not in aliases]
-    sums = prefix_sums(infos, depth)
-    whole = [one for one in sums if not one.depth]
-    return BytesHeld(
-        tuple(sums),
-        sum(one.tensors for one in whole),
-        sum(one.bytes for one in whole),
-        checkpoint.source.nbytes,
-    )
-
-
 def prefix_sums(infos: Iterable[TensorInfo], depth: int) -> list[PrefixSum]:
-    """Return the sums of tensors by component and prefix (see `BytesHeld.sums`)."""
+    """Return the sums by component, the largest first, and by prefix, in the order of layers."""
     found: dict[tuple[str, tuple[str, ...]], list[int]] = {}
     for info in infos:
         parts = tuple(info.name.split("."))

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from ftckpt.amounts import BARE, DAY, DURATION, HOUR, NUMBER, SECONDS, YEAR, refused, within
 from ftckpt.amounts import duration as duration
 from ftckpt.amounts import shown_duration as shown_duration
+from ftckpt.amounts import size as size_in_bytes
 from ftckpt.errors import UsageError
-from ftckpt.workers import limits
 
 # The upper bound of any plan.
 _MOST_BYTES = 1e24
@@ -34,10 +34,10 @@ def size(text: str, flag: str) -> float:
     """Return bytes for `512MB`, `1.5GiB`, `5.7TB`; bits are refused."""
     text = text.strip()
     try:
-        # `limits` also accepts `512M`, and small b as B; here both would hide a mistake.
+        # `size_in_bytes` also accepts `512M`, and small b as B; here both would hide a mistake.
         if text[-1:] != "B":
             raise UsageError(text)
-        return within(float(limits.parse_bytes(text)), _MOST_BYTES, text, flag)
+        return within(float(size_in_bytes(text)), _MOST_BYTES, text, flag)
     except UsageError:
         raise refused(text, flag, "a size", lambda n: f"{n}GB, {n}GiB or {n}TB") from None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, CommitState
 from ftckpt.discovery.shared_state import notes_of_shared_state
@@ -14,6 +15,7 @@ from ftckpt.manifest import Manifest, PassedCheck
 from ftckpt.manifest.locate import find
 from ftckpt.manifest.seal import utc_now
 from ftckpt.progress import NULL, expect_files
+from ftckpt.reports import UNSAID, said_as
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.source import Source, followed_links
 from ftckpt.transfer.places import name_of, require_names, require_outside
@@ -43,6 +45,18 @@ _OPTIONS = ReplicationOptions()
 _STORES = StoreOptions()
 
 
+class CopiedBase(NamedTuple):
+    """A base of a delta that was copied with it.
+
+    Attributes:
+        destination: where it stands.
+        already_there: whether it stood there before.
+    """
+
+    destination: str
+    already_there: bool
+
+
 @dataclass(frozen=True)
 class CopyReport:
     """What copying did.
@@ -61,22 +75,24 @@ class CopyReport:
         taken_over: bytes that an earlier, killed run had carried.
         left: names beside the source that were not carried.
         notes: links that were followed, and state of the step that lies elsewhere.
+        bases: what a delta depends on, copied before it.
         seconds: how long each stage took.
     """
 
-    url: str
-    format: str
+    url: str = field(metadata=UNSAID)
+    format: str = field(metadata=UNSAID)
     step: int | None
     files: int
-    nbytes: int
+    nbytes: int = field(metadata=said_as("bytes"))
     evidence: str
-    covered: int
+    covered: int = field(metadata=said_as("bytes_covered"))
     proven: bool
     sealed: bool
     already_there: bool = False
     taken_over: int = 0
     left: Sequence[str] = ()
-    notes: Sequence[Finding] = ()
+    notes: Sequence[Finding] = field(default=(), metadata=said_as("findings"))
+    bases: Sequence[CopiedBase] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from ftckpt.errors import (
     CorruptError,
@@ -23,6 +24,7 @@ from ftckpt.findings import counted
 from ftckpt.manifest import Manifest
 from ftckpt.own_files import MANIFEST
 from ftckpt.progress import expect_files
+from ftckpt.reports import said_as
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.source import Source
 from ftckpt.transfer.layout import Layout
@@ -75,14 +77,16 @@ class RepairReport:
         seconds: how long each stage took.
     """
 
-    url: str
+    SAID: ClassVar = ("bytes_damaged",)
+
+    url: str = field(metadata=said_as("destination"))
     evidence: str
     blocks: Sequence[BadBlock]
-    long: Sequence[str]
-    manifest: bool
+    long: Sequence[str] = field(metadata=said_as("long_files"))
+    manifest: bool = field(metadata=said_as("manifest_damaged"))
     fetched: int = 0
     files: int = 0
-    nbytes: int = 0
+    nbytes: int = field(default=0, metadata=said_as("bytes"))
     kept: str = ""
     proven: bool = False
     taken_over: int = 0
@@ -91,14 +95,14 @@ class RepairReport:
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
+    def bytes_damaged(self) -> int:
+        """Bytes of the bad blocks."""
+        return sum(block.length for block in self.blocks)
+
+    @property
     def sound(self) -> bool:
         """Whether nothing is wrong."""
         return not (self.blocks or self.long or self.manifest)
-
-    @property
-    def bad_bytes(self) -> int:
-        """Bytes of the bad blocks."""
-        return sum(block.length for block in self.blocks)
 
 
 def repair(

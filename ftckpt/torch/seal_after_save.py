@@ -48,9 +48,9 @@ def seal_after(
     place = os.fspath(path)
 
     def seal() -> SealReport:
-        from ftckpt.api import open_checkpoint
         from ftckpt.manifest import FileDigest, rank_digests
         from ftckpt.manifest import seal as sealing
+        from ftckpt.operations.opening import open_checkpoint
 
         checkpoint = open_checkpoint(place)
         left = rank_digests.left_in(checkpoint.source)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from posixpath import basename
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ftckpt.checkpoint import Checkpoint, Topology
 from ftckpt.checkpoint.read_ahead import reading_ahead
@@ -25,6 +25,7 @@ from ftckpt.findings import listed
 from ftckpt.manifest import FileDigest, Manifest, PassedCheck, ThinnedFrom
 from ftckpt.manifest.seal import utc_now
 from ftckpt.manifest.thinned import thinned_from
+from ftckpt.reports import UNSAID, said_as
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.store import Store
 from ftckpt.transfer.prove.against_source import Proof, Prover, SameObjects, prove
@@ -47,6 +48,9 @@ from .layout import Layout, OutputFile
 from .places import absolute, around, name_of, require_apart_from_all, require_names, staging_name
 from .request import source_changes as changes
 from .staging import Staging
+
+if TYPE_CHECKING:
+    from .request.dry_run import BoxCopy, Planned
 
 _CHUNK = 8 << 20  # bytes of a source that are read at once where only their sum is wanted
 _SUM_SLOT = 6
@@ -100,18 +104,27 @@ class TransferReport:
             were read for the writing and served them too.
         seconds: how long each stage took.
         manifest: as written; None where an earlier run had finished.
+        plan: what it would cost, where nothing was to be written.
+        copies: every box that would be copied, then.
     """
 
-    url: str
-    format: str
+    url: str = field(metadata=UNSAID)
+    format: str = field(metadata=UNSAID)
     files: int
-    nbytes: int
+    nbytes: int = field(metadata=said_as("bytes"))
     taken_over: int = 0
     already_there: bool = False
     proof: Proof | None = None
     extra_read: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict)
-    manifest: Manifest | None = None
+    manifest: Manifest | None = field(default=None, metadata=UNSAID)
+    plan: Planned | None = field(default=None, metadata=UNSAID)
+    copies: Sequence[BoxCopy] = field(default=(), metadata=UNSAID)
+
+    @property
+    def reported(self) -> bool:
+        """Whether the document has all of it already."""
+        return self.plan is not None
 
 
 def transfer(

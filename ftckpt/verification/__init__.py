@@ -18,7 +18,6 @@ from collections import Counter as Count
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from ftckpt.checkpoint import Checkpoint
@@ -26,6 +25,7 @@ from ftckpt.errors import ExitCode, FtckptError, NotFoundError, worst
 from ftckpt.findings import (
     KINDS,
     Finding,
+    Level,
     Severity,
     Strictness,
     counted,
@@ -35,6 +35,7 @@ from ftckpt.findings import (
 )
 from ftckpt.manifest import Manifest
 from ftckpt.own_files import is_own
+from ftckpt.reports import UNSAID
 from ftckpt.storage.source import Source
 from ftckpt.workers import ALONE, Work
 
@@ -48,15 +49,6 @@ if TYPE_CHECKING:
     from .used_bytes import UsedBytes
 
 __all__ = ["Level", "VerifyOptions", "VerifyReport", "check_structure", "failed", "verify"]
-
-
-class Level(StrEnum):
-    """The depth of a verification."""
-
-    AUTO = "auto"
-    STRUCTURE = "structure"
-    CONTENT = "content"
-    VALUES = "values"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +103,16 @@ class VerifyReport:
 
     level: Level
     evidence: str
-    code: ExitCode
-    message: str
-    hint: str
+    code: ExitCode = field(metadata=UNSAID)
+    message: str = field(metadata=UNSAID)
+    hint: str = field(metadata=UNSAID)
     findings: tuple[Finding, ...]
     bytes_read: int
     bytes_covered: int
     bytes_uncovered: int
     sampled: float | None
     seconds: float
-    whole: bool = False
+    whole: bool = field(default=False, metadata=UNSAID)
 
 
 Emit = Callable[[Finding], None]

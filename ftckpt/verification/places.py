@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,9 @@ from ftckpt.errors import (
     UsageError,
     worst,
 )
-from ftckpt.findings import Finding, finding, listed, parse_strictness
+from ftckpt.findings import Finding, finding, listed
+from ftckpt.observer import SILENT, Observer
+from ftckpt.reports import IF_ANY, IF_SOME, said_as
 from ftckpt.storage import StoreOptions
 from ftckpt.storage.store import EntryKind, Store
 from ftckpt.verification import Level, VerifyOptions, VerifyReport, failed, verify
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
     from ftckpt.discovery.ledger import CheckedPlace, Remembered
     from ftckpt.discovery.neighbours import Lacking
     from ftckpt.discovery.roots import Child, Root
-    from ftckpt.manifest import Manifest
 
     from .scrub import Scrub, ScrubSummary
 
@@ -54,44 +55,19 @@ class PlaceReport(VerifyReport):
         url: the place, as a user would type it.
         format: of the checkpoint; None if several differ, or nothing was recognised.
         step: by its content; None if several differ, or without one.
+        strict: the classes of warnings that counted as errors.
         checkpoints: the steps of a root that was checked whole, or scrubbed.
         scrub: how far a scrub has come.
 
     Findings of checkpoints stand in their own reports; those of a root are about its pointers.
     """
 
-    url: str = ""
+    url: str = field(default="", metadata=said_as("target"))
     format: str | None = None
     step: int | None = None
-    checkpoints: tuple[PlaceReport, ...] = ()
-    scrub: ScrubSummary | None = None
-
-
-class Watcher:
-    """Receives events while places are checked; this one ignores them."""
-
-    def begin(self, url: str) -> None:
-        """The next checkpoint of a root is `url`."""
-
-    def open(self, url: str, name: str) -> None:
-        """A checkpoint of the format `name` is being opened, or is open."""
-
-    def found(self, one: Finding) -> None:
-        """A finding on a checkpoint or on the pointers of a root."""
-
-    def end(self, report: PlaceReport) -> None:
-        """A single checkpoint was checked."""
-
-    def note(self, text: str) -> None:
-        """A newer checkpoint is not committed, or a verdict could not be kept."""
-
-
-def placed(
-    report: VerifyReport, url: str, name: str | None = None, step: int | None = None
-) -> PlaceReport:
-    """Return a report on an opened checkpoint as one on its place."""
-    values = {one.name: getattr(report, one.name) for one in fields(VerifyReport)}
-    return PlaceReport(**values, url=url, format=name, step=step)
+    strict: tuple[str, ...] = ()
+    checkpoints: tuple[PlaceReport, ...] = field(default=(), metadata=IF_SOME)
+    scrub: ScrubSummary | None = field(default=None, metadata=IF_ANY)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,60 +89,7 @@ class PlaceCheck:
     ledger: str | None = None
     stores: StoreOptions
     work: Work = ALONE
-    watcher: Watcher
-
-    @classmethod
-    def asked(
-        cls,
-        level: Level,
-        *,
-        hostile: Callable[[Store, UnopenedPart], Iterable[Finding]],
-        stores: StoreOptions,
-        work: Work,
-        watcher: Watcher,
-        require_content: bool = False,
-        also: Sequence[str] = (),
-        against: Checkpoint | None = None,
-        manifest: Manifest | str = "",
-        sample: float | str = "",
-        strict: Sequence[str] = (),
-        fail_fast: bool = False,
-        remember: bool = False,
-        ledger: str = "",
-        scrub: bool = False,
-    ) -> PlaceCheck:
-        """Return the check that the flags of `verify` ask for; see there what each means.
-
-        Raises:
-            UsageError: flags that do not go together, or a value that is not understood.
-            NotFoundError, CorruptError: the manifest's path names none, or it is damaged.
-        """
-        from ftckpt.manifest.locate import read_at
-        from ftckpt.workers.limits import parse_fraction
-
-        if remember and (level is Level.STRUCTURE or sample):
-            raise UsageError("--remember needs a check of the whole content")
-        if ledger and not (remember or scrub):
-            raise UsageError("--ledger needs --remember or --oldest-first")
-        if also and remember:
-            raise UsageError("--remember is for a checkpoint in one place, and --also names more")
-        options = VerifyOptions(
-            level=level,
-            require_content=require_content or remember,
-            strict=parse_strictness(strict),
-            fail_fast=fail_fast,
-            sample=parse_fraction(str(sample)) if sample else None,
-            manifest=read_at(manifest, stores) if isinstance(manifest, str) else manifest,
-            against=against,
-        )
-        return cls(
-            options=options,
-            hostile=hostile,
-            ledger=ledger if remember or scrub else None,
-            stores=stores,
-            work=work,
-            watcher=watcher,
-        )
+    watcher: Observer = SILENT
 
     def target(
         self, target: Target, *, everything: bool = False, scrub: Scrub | None = None
@@ -198,7 +121,7 @@ class PlaceCheck:
                 return itself()
             if not everything:
                 names = listed([one.path for one in below.candidates], 3)
-                self.watcher.note(
+                self.watcher.warn(
                     f"{target.place.url} is a checkpoint, and holds {names}, which --all checks"
                 )
                 return itself()
@@ -210,7 +133,7 @@ class PlaceCheck:
         if target.place.which:
             from ftckpt.discovery.candidates import choose_child
 
-            child = choose_child(target.root, target.place.which, self.watcher.note)
+            child = choose_child(target.root, target.place.which, self.watcher.warn)
             return self._child(target.root, child)
         if scrub is not None:
             return self._scrub(target.root, target.place.url, scrub)
@@ -238,9 +161,20 @@ class PlaceCheck:
             report = verify(checkpoint, self.options, work=self.work, emit=emit)
         else:
             report = keeper.check(checkpoint, part, self.work, emit)
-        made = placed(report, checkpoint.source.url, checkpoint.format, checkpoint.known_step)
+        made = self._placed(report, checkpoint.source.url, checkpoint.format, checkpoint.known_step)
         self.watcher.end(made)
         return made
+
+    def _placed(
+        self, report: VerifyReport, url: str, name: str | None = None, step: int | None = None
+    ) -> PlaceReport:
+        values = {one.name: getattr(report, one.name) for one in fields(VerifyReport)}
+        return PlaceReport(**values, url=url, format=name, step=step, strict=self.strict)
+
+    @property
+    def strict(self) -> tuple[str, ...]:
+        """The classes of warnings that count as errors."""
+        return tuple(sorted(self.options.strict))
 
     def _keeper(self, part: CheckedPlace, root: Root | None) -> tuple[Keeper, CheckedPlace]:
         """Return what keeps the verdict on a checkpoint in the ledger of its root."""
@@ -253,7 +187,7 @@ class PlaceCheck:
         else:
             ledger, place = Ledger.around(part.store, part.place, self.ledger or "", self.stores)
             part = part._replace(known_as=place)
-        return Keeper(ledger, self.options, self.watcher.note), part
+        return Keeper(ledger, self.options, self.watcher.warn), part
 
     def unopened(self, error: FtckptError, url: str) -> PlaceReport:
         """Return the report on a place where nothing can be opened."""
@@ -267,12 +201,12 @@ class PlaceCheck:
         if everything:
             chosen = self._counted(root)
         else:
-            chosen = [choose_child(root, "", self.watcher.note)]
+            chosen = [choose_child(root, "", self.watcher.warn)]
         reports = []
         for child in chosen:
             report = self._begun(root, child)
             if everything and report.code is not ExitCode.OK and has_gone(root, child.candidate):
-                self.watcher.note(f"{report.url} was removed meanwhile, and was passed over")
+                self.watcher.warn(f"{report.url} was removed meanwhile, and was passed over")
                 continue
             reports.append(report)
         if not reports:
@@ -296,7 +230,7 @@ class PlaceCheck:
                 counted.append(child)
             else:
                 where, why = root.url_of(child.candidate), child.part.recognition.reason
-                self.watcher.note(
+                self.watcher.warn(
                     f"{where} was passed over, because it does not count as a save: {why}"
                 )
         return counted
@@ -309,17 +243,17 @@ class PlaceCheck:
         for child in scrub.turns(root):
             report = self._begun(root, child)
             if report.code is not ExitCode.OK and has_gone(root, child.candidate):
-                self.watcher.note(f"{report.url} was removed meanwhile, and was passed over")
+                self.watcher.warn(f"{report.url} was removed meanwhile, and was passed over")
                 scrub.gone(child)
                 continue
             scrub.done(child, report)
             reports.append(report)
         for name in scrub.passed_over:
-            self.watcher.note(f"{name} is not committed, and was passed over")
+            self.watcher.warn(f"{name} is not committed, and was passed over")
         if not reports:
             raise NotFoundError(f"{url} holds no committed checkpoint")
         for child, known in scrub.remembered():
-            report = _remembered(root.url_of(child.candidate), known)
+            report = replace(_remembered(root.url_of(child.candidate), known), strict=self.strict)
             self.watcher.begin(report.url)
             self.watcher.end(report)
             reports.append(report)
@@ -398,7 +332,7 @@ class PlaceCheck:
         report = failed(error, more, seconds=time.monotonic() - began)
         for one in report.findings:
             self.watcher.found(one)
-        made = placed(report, url, name)
+        made = self._placed(report, url, name)
         self.watcher.end(made)
         return made
 
@@ -504,5 +438,6 @@ def _joined(
         url=url,
         format=formats.pop() if len(formats) == 1 else None,
         step=steps.pop() if len(steps) == 1 else None,
+        strict=reports[0].strict,
         checkpoints=tuple(reports),
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from ftckpt import amounts
 from ftckpt.progress import NULL, Counter
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Work:
         return self.division is not None and self.division.partial
 
     @classmethod
-    def of(cls, jobs: int = 0, rate: float | str = "", counter: Counter = NULL) -> Work:
+    def of(cls, jobs: int = 0, rate: amounts.Rate = "", counter: Counter = NULL) -> Work:
         """Return what a user asks for.
 
         Args:
@@ -87,8 +88,8 @@ class Work:
         """
         from . import limits
 
-        number = limits.parse_rate(rate) if isinstance(rate, str) and rate else rate
-        limiter = limits.RateLimit(float(number)) if number else None
+        number = amounts.rate(rate)
+        limiter = limits.RateLimit(number) if number else None
         count = jobs or limits.jobs()
         return cls(threads=count, processes=count, limiter=limiter, counter=counter)
 

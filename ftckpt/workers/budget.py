@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ftckpt import amounts
 from ftckpt.errors import NoResourceError
 
 # Memory that a copy of this process takes for itself beside what its work holds: pages of the
@@ -113,3 +117,26 @@ def own_of_a_copy() -> int:
 
 def _room(reserved: int, *, decoding: bool = False, mapped: bool = False) -> int:
     return _budget // (_DECODING if decoding else 1) - held(mapped=mapped) - reserved
+
+
+@contextmanager
+def bounded(size: amounts.Size) -> Iterator[int]:
+    """Let what runs inside hold so much memory and no more, and yield it in bytes.
+
+    What the machine or its limits have left is the most. The budget is one for the process.
+
+    Args:
+        size: in bytes, or a text: "1GiB".
+
+    Raises:
+        UsageError: the text is not a size.
+    """
+    from . import limits
+
+    nbytes = amounts.size(size)
+    available, before = limits.memory(), _budget
+    set_budget(nbytes if available is None else min(nbytes, available))
+    try:
+        yield nbytes
+    finally:
+        set_budget(before)

@@ -4,67 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import threading
 import time
 from collections.abc import Iterator
-
-from ftckpt.errors import UsageError
-
-_UNITS = {"": 1, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([kmgtp]?)(i?b?)\s*", re.IGNORECASE)
-
-
-def parse_bytes(text: str) -> int:
-    """Return the number of bytes that `text` says: `4096`, `512M`, `1GiB`, `1.5GB`.
-
-    `MB` counts in thousands; `MiB` and a bare `M` in 1024s, as other storage tools do.
-
-    Raises:
-        UsageError: it is not a size.
-    """
-    match = _SIZE.fullmatch(text)
-    if match is None or (match[3].lower() == "i"):
-        raise UsageError(f"{text!r} is not a size in bytes", hint="write 512M, 1GiB or 1.5GB")
-    number, unit, suffix = float(match[1]), match[2].lower(), match[3].lower()
-    if not unit:
-        if suffix == "ib":
-            raise UsageError(f"{text!r} is not a size in bytes", hint="write 512M, 1GiB or 1.5GB")
-        return int(number)
-    power = _UNITS[unit]
-    scale = 1000 ** (power // 10) if suffix == "b" else 1 << power
-    return int(number * scale)
-
-
-def parse_rate(text: str) -> float:
-    """Return bytes a second for `200MiB/s`, `1GiB` or `50M/s`.
-
-    Raises:
-        UsageError: it is not a rate, or zero, or lacks a unit: 200 would mean a few bytes a second.
-    """
-    if re.fullmatch(r"\s*[\d.]+\s*(/s|ps)?\s*", text, flags=re.IGNORECASE):
-        raise UsageError(f"{text!r}: a rate needs its unit", hint="write 200MiB/s or 500B/s")
-    rate = parse_bytes(re.sub(r"\s*(/s|ps)\s*$", "", text, flags=re.IGNORECASE))
-    if rate <= 0:
-        raise UsageError(f"{text!r} allows nothing to be read", hint="write a rate: 200MiB/s")
-    return float(rate)
-
-
-def parse_fraction(text: str) -> float:
-    """Return a share in (0, 1] for `5%` or `0.05`.
-
-    Raises:
-        UsageError: it is none.
-    """
-    stripped = text.strip()
-    percent = stripped.endswith("%")
-    try:
-        value = float(stripped.removesuffix("%")) / (100 if percent else 1)
-    except ValueError:
-        value = math.nan
-    if not 0 < value <= 1:
-        raise UsageError(f"{text!r} is not a share between 0 and 100 %", hint="write 5% or 0.05")
-    return value
 
 
 def processors() -> int:

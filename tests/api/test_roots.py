@@ -11,6 +11,8 @@ import pytest
 import ftckpt
 from ftckpt.commands.cli.render import plain
 from ftckpt.errors import ExitCode, MissingError, NotFoundError, RefusedError, UsageError
+from ftckpt.observer import Observer
+from ftckpt.replication.sync import SyncItem
 from tests.commands.saves import HOUR, answer, save, tree
 
 
@@ -185,7 +187,12 @@ def test_sync_answers_as_the_verb_does(root: Path, tmp_path: Path) -> None:
     ]
     assert list(tier.iterdir()) == []
     told: list[str] = []
-    report = ftckpt.sync(str(root), str(tier), newest=2, told=lambda item: told.append(item.name))
+
+    class Ears(Observer):
+        def end(self, report: SyncItem) -> None:
+            told.append(report.name)
+
+    report = ftckpt.sync(str(root), str(tier), newest=2, on=Ears())
     assert (report.code, told) == (ExitCode.OK, ["checkpoint-300", "checkpoint-400"])
     assert names(tier) == told
     assert [str(i.state) for i in ftckpt.sync(str(root), str(tier), newest=2).items] == [

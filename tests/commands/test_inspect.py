@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt import api
+import ftckpt as api
 from tests.commands.golden import check_golden, ftckpt
 from tests.commands.saves import answer
 from tests.faults.test_semantic import placed

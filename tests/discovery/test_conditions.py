@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ftckpt import api
+import ftckpt as api
 from ftckpt.checkpoint import Topology
 from ftckpt.discovery.conditions import Part, grid_for, lacking, not_at_world, parse_parts
 from ftckpt.errors import UsageError

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ftckpt import api
+import ftckpt as api
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.checkpoint.rules import parse_rules
 from ftckpt.errors import ExitCode, UnsupportedError, UsageError

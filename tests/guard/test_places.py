@@ -47,7 +47,7 @@ def run(
 
 @pytest.mark.s3
 def test_a_bucket_has_a_lease_and_a_log(s3_url: str, supply: Path, tmp_path: Path) -> None:
-    from ftckpt.api.replicating import copy
+    from ftckpt.operations.replicating import copy
 
     root_marker.create_root(s3_url, StoreOptions())
     for step in (1, 2):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ftckpt import api
+import ftckpt as api
 from ftckpt.digests.blocks import Block, BlockDigest
 from ftckpt.digests.files import BlockFailure, hash_or_fail
 from ftckpt.errors import CorruptError, ExitCode, FtckptError, UnsafeError

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from ftckpt.commands.cli.many import cluster
-from ftckpt.commands.cli.many.share_process import ShareEnd, ShareFailedError, ShareTask, do_share
 from ftckpt.errors import ExitCode, UnavailableError
+from ftckpt.operations.many import cluster
+from ftckpt.operations.many.share_process import ShareEnd, ShareFailedError, ShareTask, do_share
 from tests.commands.golden import DATA
 from tests.replay.test_running import alive
 
@@ -211,7 +211,7 @@ def test_a_share_ends_with_its_worker(tmp_path: Path) -> None:
     words = ["convert", str(SOURCE), str(out), *CONVERT]
     words += ["--limit-rate", "1KB/s", "--json", "--part", "0/2"]
     code = (
-        "from ftckpt.commands.cli.many.share_process import ShareTask, do_share;"
+        "from ftckpt.operations.many.share_process import ShareTask, do_share;"
         f"do_share(ShareTask(0, 2, {words!r}, {{}}, '/'))"
     )
     worker = subprocess.Popen([sys.executable, "-c", code])
@@ -334,7 +334,7 @@ def _part(words: Sequence[Any], number: int) -> ExitCode:
 
 def test_no_scheduler_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed", reason="needs distributed: pip install distributed")
-    from ftckpt.commands.cli.many import dask_engine
+    from ftckpt.operations.many import dask_engine
 
     monkeypatch.setattr(dask_engine, "_ANSWER", 1)
     line = ("verify", SOURCE, "--parts", tmp_path, "--cluster", f"tcp://127.0.0.1:{_free_port()}")

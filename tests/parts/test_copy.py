@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from ftckpt.commands.cli.many.copying import _spans
 from ftckpt.errors import ExitCode
+from ftckpt.operations.many.copying import _spans
 from ftckpt.parts import WorkPart, proofs
 from ftckpt.parts.plan import WorkPlan
 from ftckpt.parts.proofs import Neighbours

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ftckpt.commands.cli.many import ray_driver, ray_engine
-from ftckpt.commands.cli.many.ray_engine import RayEngine, settings_of
-from ftckpt.commands.cli.many.share_process import ShareEnd, ShareFailedError, ShareTask
 from ftckpt.errors import ExitCode, MissingPackageError, UnavailableError, UsageError
+from ftckpt.operations.many import ray_driver, ray_engine
+from ftckpt.operations.many.ray_engine import RayEngine, settings_of
+from ftckpt.operations.many.share_process import ShareEnd, ShareFailedError, ShareTask
 from tests.servers.process import free_ports
 
 from .answers import answer

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftckpt.commands.cli.many.stages import AllWritten
 from ftckpt.errors import CorruptError, IncompleteError, RefusedError, TruncatedError
 from ftckpt.findings import finding
+from ftckpt.operations.many.stages import AllWritten
 from ftckpt.parts import WorkPart
 from ftckpt.parts.check_tasks import dump_finding, load_finding
 from ftckpt.parts.error_records import dump_error, load_error

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt import api
+import ftckpt as api
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.formats.orbax.checkpoint import OrbaxCheckpoint
 from ftckpt.formats.orbax.writer import OrbaxWriter

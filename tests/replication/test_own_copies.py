@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt import api
+import ftckpt as api
 from ftckpt.checkpoint.replicas import copies_of
 from ftckpt.errors import CorruptError, ExitCode, UnverifiedError, UsageError
 from ftckpt.extents import Extent

@@ -156,7 +156,7 @@ def test_a_dry_run_lists_and_fetches_nothing(source: Path, replica: Path) -> Non
     flip(source / VICTIM, INSIDE)
     before = state(source.parent)
     report = repaired(source, replica, dry_run=True)
-    assert (len(report.blocks), report.bad_bytes, report.done) == (1, 4096, False)
+    assert (len(report.blocks), report.bytes_damaged, report.done) == (1, 4096, False)
     assert state(source.parent) == before
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt.api import convert, diff, open_checkpoint, seal, verify
+from ftckpt import convert, diff, open_checkpoint, seal, verify
 from ftckpt.delta.pack.assemble import PackOptions
 from ftckpt.formats.delta.pack import pack_checkpoint
 from ftckpt.storage import StoreOptions

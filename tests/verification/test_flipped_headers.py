@@ -20,7 +20,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from ftckpt.api import open_checkpoint, verify
+from ftckpt import open_checkpoint, verify
 from ftckpt.errors import ExitCode, FtckptError
 from tests import campaign
 from tests.formats.dcp.writing import save

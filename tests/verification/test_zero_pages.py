@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ftckpt.api import verify
+from ftckpt import verify
 from ftckpt.checkpoint import Box, Extent, Piece
 from ftckpt.checkpoint.dtypes import DType
 from ftckpt.errors import ExitCode

@@ -5,9 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 
 from ftckpt.commands.cli import verbs
+from ftckpt.commands.cli.derive import Verb
 
 _load = verbs.load
-_loaded: dict[str, tuple[object, verbs.Verb]] = {}
+_loaded: dict[str, tuple[object, Verb]] = {}
 
 
 def load_once() -> None:
@@ -15,8 +16,9 @@ def load_once() -> None:
     verbs.load = _kept
 
 
-def _kept(verb: str) -> verbs.Verb:
+def _kept(verb: str) -> Verb:
     module = import_module(f"ftckpt.commands.{verb.replace(' ', '.')}")
-    if verb not in _loaded or _loaded[verb][0] is not module.command:  # a test may put its own
-        _loaded[verb] = (module.command, _load(verb))
+    own = getattr(module, "operation", None) or module.command  # a test may put its own
+    if verb not in _loaded or _loaded[verb][0] is not own:
+        _loaded[verb] = (own, _load(verb))
     return _loaded[verb][1]

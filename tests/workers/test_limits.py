@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ftckpt import amounts
 from ftckpt.errors import UsageError
 from ftckpt.workers import limits
 
@@ -28,37 +29,37 @@ from ftckpt.workers import limits
     ],
 )
 def test_sizes(text: str, nbytes: int) -> None:
-    assert limits.parse_bytes(text) == nbytes
+    assert amounts.size(text) == nbytes
 
 
 @pytest.mark.parametrize("text", ["", "M", "1X", "-1", "1e9", "1MI", "1 i", "3iB", "1.2.3"])
 def test_no_sizes(text: str) -> None:
     with pytest.raises(UsageError):
-        limits.parse_bytes(text)
+        amounts.size(text)
 
 
 @pytest.mark.parametrize(
     ("text", "rate"), [("200MB/s", 2e8), ("1GiB", 2**30), ("5k/s", 5120), ("200B/s", 200)]
 )
 def test_rates(text: str, rate: float) -> None:
-    assert limits.parse_rate(text) == rate
+    assert amounts.rate(text) == rate
 
 
 @pytest.mark.parametrize("text", ["0", "0B/s", "fast", "/s", "200", "1.5/s", " 200 ps"])
 def test_no_rates(text: str) -> None:
     with pytest.raises(UsageError):
-        limits.parse_rate(text)
+        amounts.rate(text)
 
 
 @pytest.mark.parametrize(("text", "share"), [("5%", 0.05), ("0.25", 0.25), ("100%", 1), ("1", 1)])
 def test_fractions(text: str, share: float) -> None:
-    assert limits.parse_fraction(text) == share
+    assert amounts.share(text) == share
 
 
 @pytest.mark.parametrize("text", ["0", "101%", "nan", "", "half", "-1"])
 def test_no_fractions(text: str) -> None:
     with pytest.raises(UsageError):
-        limits.parse_fraction(text)
+        amounts.share(text)
 
 
 def machine(root: Path, files: dict[str, str]) -> str:

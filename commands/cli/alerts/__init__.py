@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from ftckpt.commands.cli.parameters import option
 from ftckpt.errors import ExitCode
+from ftckpt.operations.definition import option
 
 if TYPE_CHECKING:
     from ftckpt.alerting import AlertHook, Condition

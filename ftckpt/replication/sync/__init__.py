@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import ClassVar
 
 from ftckpt.discovery.roots import Root
 from ftckpt.errors import (
@@ -21,6 +22,7 @@ from ftckpt.errors import (
 )
 from ftckpt.replication.copy import CopyReport, copy
 from ftckpt.replication.options import ReplicationOptions
+from ftckpt.reports import UNSAID, said_as
 from ftckpt.retention.apply.check import surveyed
 from ftckpt.retention.locks.claim import leased
 from ftckpt.retention.policy import Policy
@@ -83,13 +85,25 @@ class SyncItem:
         report: of the copy, where one was made.
     """
 
+    SAID: ClassVar = ("destination", "evidence")
+
     name: str
     step: int | None
     state: SyncState
     why: str = ""
     code: ExitCode = ExitCode.OK
-    nbytes: int = 0
-    report: CopyReport | None = None
+    nbytes: int = field(default=0, metadata=said_as("bytes"))
+    report: CopyReport | None = field(default=None, metadata=UNSAID)
+
+    @property
+    def destination(self) -> str | None:
+        """Where the copy stands."""
+        return None if self.report is None else self.report.url
+
+    @property
+    def evidence(self) -> str | None:
+        """What the bytes of the source were held to."""
+        return None if self.report is None else self.report.evidence
 
 
 @dataclass(frozen=True)
@@ -103,14 +117,37 @@ class SyncReport:
         seconds: how long it took.
     """
 
-    source: str
-    destination: str
+    SAID: ClassVar = ("shipped", "bytes", "missing", "newest")
+
+    source: str = field(metadata=UNSAID)
+    destination: str = field(metadata=UNSAID)
     items: tuple[SyncItem, ...]
     seconds: float
 
     def of(self, *states: SyncState) -> tuple[SyncItem, ...]:
         """Return the items of some states."""
         return tuple(item for item in self.items if item.state in states)
+
+    @property
+    def shipped(self) -> int:
+        """Number of checkpoints that were copied."""
+        return len(self.of(SyncState.SHIPPED))
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of them."""
+        return sum(item.nbytes for item in self.of(SyncState.SHIPPED))
+
+    @property
+    def missing(self) -> int:
+        """Number of those that the tier lacks."""
+        return len(self.of(SyncState.PLANNED, SyncState.FAILED))
+
+    @property
+    def newest(self) -> int | None:
+        """The highest step on the tier."""
+        held = self.of(SyncState.SHIPPED, SyncState.THERE)
+        return max((item.step for item in held if item.step is not None), default=None)
 
     @property
     def code(self) -> ExitCode:

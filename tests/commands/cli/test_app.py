@@ -32,15 +32,14 @@ DATA = Path(__file__).parents[2] / "data"
 
 # Verbs that only exist in the process of a test: what a verb can do to the app.
 FAKE = """
-import sys, types, typer
+import sys, types
 from ftckpt import errors
 from ftckpt.commands.cli import app, environment, verbs
-from ftckpt.commands.cli.invocation import Result, invoked
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.errors import ExitCode
 
-def command(ctx: typer.Context) -> Result | None:
+def command(invocation: Invocation) -> Result | None:
     "A verb of a test."
-    invocation = invoked(ctx)
     invocation.report(target="here", number=float("nan"))
 {body}
 

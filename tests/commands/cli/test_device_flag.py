@@ -20,8 +20,8 @@ def with_flag() -> list[str]:
 
 def example(verb: str) -> list[str]:
     """Return the words of the first example of a verb that has no device of its own."""
-    module: Any = load(verb).module
-    line = next(line for line, _ in module.EXAMPLES if "--device" not in line)
+    module: Any = load(verb)
+    line = next(line for line, _ in module.examples if "--device" not in line)
     words = shlex.split(line)
     assert words[0] == "ftckpt"
     return words[1:]
@@ -50,4 +50,4 @@ def test_no_name_of_a_device(verb: str) -> None:
 
 def test_every_verb_with_the_flag_has_the_code_in_its_help() -> None:
     for verb in with_flag():
-        assert 12 in load(verb).module.CODES
+        assert 12 in load(verb).codes

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt import api
+import ftckpt as api
 from ftckpt.commands.cli.app import run
 from ftckpt.commands.cli.invocation import Invocation
 from ftckpt.commands.cli.target import open_checkpoint, open_target

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ftckpt import api
+import ftckpt as api
 from ftckpt.storage import open_store
 from tests.builders.checkpoints import flip, save_dcp
 from tests.builders.real_sets import real_set

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ftckpt import api
+import ftckpt as api
 from tests.formats.families.test_native import MODELS, held
 
 CONFIG = MODELS["llama4_text"]["config"]

@@ -30,7 +30,7 @@ import torch
 import typing_extensions
 from torch import nn
 
-from ftckpt import api
+import ftckpt as api
 from tests.formats.families.test_native import MODELS, ROTARY, save_folder, tensors_of
 from tests.peers.mcore_job import without_cuda
 

@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from ftckpt import api, open_checkpoint
+import ftckpt as api
+from ftckpt import open_checkpoint
 from ftckpt.errors import ExitCode
 from ftckpt.inspection.resume import Presence, resume_check
 from tests.builders.jobs import run_job

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftckpt.api import seal
+from ftckpt import seal
 from ftckpt.delta import NAME
 from ftckpt.delta.index import HEAD
 from ftckpt.delta.index.base_path import recorded_path, resolved

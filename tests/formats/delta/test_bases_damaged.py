@@ -11,7 +11,7 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from ftckpt import api
+import ftckpt as api
 from ftckpt.errors import ExitCode, FtckptError, NotFoundError
 from ftckpt.own_files import MANIFEST
 from ftckpt.verification import Level, VerifyOptions, verify

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ftckpt import api
+import ftckpt as api
 from ftckpt.delta import NAME
 from ftckpt.delta.pack.assemble import PackOptions
 from ftckpt.errors import ExitCode

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from ftckpt import api
+import ftckpt as api
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.delta import NAME
@@ -143,7 +143,7 @@ def test_where_else_helpers_may_lie_is_asked_of_the_last_link_and_for_a_while(
 class TestOperations:
     def test_inspect_shows_the_chain(self, run: Path) -> None:
         seen = api.inspect(str(run / "step-3"))
-        assert (seen.format, seen.step, seen.tensors) == ("delta", 3, 5)
+        assert (seen.checkpoint.format, seen.step, seen.tensors.count) == ("delta", 3, 5)
         (note,) = seen.notes
         assert note.message.count("which depends on") == 2
         assert "step-0 (safetensors)" in note.message

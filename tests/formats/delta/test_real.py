@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ftckpt import api
+import ftckpt as api
 from ftckpt.delta.pack.assemble import PackOptions
 from ftckpt.errors import ExitCode
 from ftckpt.formats.delta.pack import pack_checkpoint

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ftckpt import api
+import ftckpt as api
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import FtckptError, UnsupportedError, UsageError
 from tests.builders.checkpoints import open_checkpoint

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ftckpt import api
+import ftckpt as api
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.formats.families import to_hugging_face, to_native
 from ftckpt.formats.families.tables import family

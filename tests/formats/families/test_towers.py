@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ftckpt import api
+import ftckpt as api
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.formats.families import to_hugging_face
 from ftckpt.formats.families.check import check_family

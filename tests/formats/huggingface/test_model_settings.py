@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ftckpt import api
+import ftckpt as api
 from ftckpt.comparison import DiffReport
 from ftckpt.errors import ExitCode
 from ftckpt.formats.huggingface.model_settings import shared_settings

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftckpt import api
+import ftckpt as api
 from ftckpt.errors import FtckptError, IncompleteError, UnsupportedError, UsageError
 from ftckpt.formats.megatron.writer import MegatronWriter
 from ftckpt.transfer.content import Content

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ftckpt import api
+import ftckpt as api
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import UnsupportedError
 from ftckpt.formats.megatron.job.optimizer_tree import is_muon

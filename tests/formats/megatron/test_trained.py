@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftckpt import api
+import ftckpt as api
 from ftckpt.checkpoint import Topology
 from ftckpt.errors import UnsupportedError, UsageError
 from ftckpt.formats.megatron.optimizer import write_distrib_optim as megatron_distrib_writer

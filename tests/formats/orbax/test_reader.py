@@ -12,7 +12,7 @@ import pytest
 import zstandard
 
 import ftckpt
-from ftckpt import api
+import ftckpt as api
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import CorruptError, ExitCode
 from ftckpt.formats.orbax import Orbax

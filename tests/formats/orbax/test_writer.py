@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import ftckpt
-from ftckpt import api
+import ftckpt as api
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.comparison import Field

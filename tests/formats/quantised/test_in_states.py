@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from ftckpt import api
+import ftckpt as api
 from ftckpt.checkpoint import Kind
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import CorruptError, ExitCode, UnsupportedError

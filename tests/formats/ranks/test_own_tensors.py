@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ftckpt import api
+import ftckpt as api
 from ftckpt.formats.state.paths import recorded_paths
 from tests.builders.checkpoints import open_checkpoint
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from ftckpt import api
+import ftckpt as api
 from ftckpt.checkpoint import Kind
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import ExitCode, FtckptError

@@ -15,7 +15,7 @@ from typing import Self
 
 import pytest
 
-from ftckpt import api
+import ftckpt as api
 from ftckpt.checkpoint import read_ahead
 from ftckpt.checkpoint.read_ahead import read_again, reading_ahead
 from ftckpt.delta.pack.assemble import PackOptions

@@ -20,9 +20,9 @@ import ftckpt.transfer.read.copies_plan as planning
 import ftckpt.transfer.read.elements as gathering
 import ftckpt.transfer.write.blocks as making
 from ftckpt import open_checkpoint
-from ftckpt.api.transferring import convert, reshard
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import FtckptError
+from ftckpt.operations.transferring import convert, reshard
 from ftckpt.storage.local import write_in_place as writing
 from ftckpt.transfer.layout import Elements, Layout, OutputFile, Segment
 from ftckpt.transfer.read.copies_plan import ElementMove
@@ -239,7 +239,7 @@ def _swapped(draw: random.Random, layout: Layout) -> Layout | None:
 def test_a_layout_that_mixes_tensors_up_is_found(
     name: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import ftckpt.api.writing as api
+    import ftckpt.operations.writing as api
 
     draw = random.Random(f"layouts of {name}")
     good: dict[str, bytes] = {}

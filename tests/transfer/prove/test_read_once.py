@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ftckpt import open_checkpoint, seal
-from ftckpt.api.transferring import convert
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import CorruptError
+from ftckpt.operations.transferring import convert
 from ftckpt.storage.local.store import LocalReader
 from ftckpt.transfer.run import TransferReport
 from ftckpt.verification import Level, VerifyOptions, verify
@@ -167,7 +167,7 @@ def test_a_seal_reads_each_byte_once(tmp_path: Path, reads: Reads) -> None:
     report = seal(str(source))
     assert reads.below(source) < 1.03 * size + 300_000
     assert report.bytes_read == size
-    assert report.manifest.checks[0].evidence == "crc32"
+    assert report.content.checks[0].evidence == "crc32"
     assert verify(open_checkpoint(str(source)), VerifyOptions(level=Level.CONTENT)).code == 0
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ftckpt import api
+import ftckpt as api
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import (
     CorruptError,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt import api
+import ftckpt as api
 from ftckpt.commands.cli.app import run
 from ftckpt.commands.cli.invocation import Invocation
 from ftckpt.errors import ExitCode, RefusedError

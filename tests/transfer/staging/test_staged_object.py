@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ftckpt.api import convert
+from ftckpt import convert
 from ftckpt.errors import (
     CorruptError,
     DeniedError,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt import api
+import ftckpt as api
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.formats.megatron.torch_dist.names import CHAINED
 from ftckpt.formats.megatron.torch_dist.reader import MegatronDistCheckpoint

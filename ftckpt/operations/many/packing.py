@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.errors import FtckptError, RefusedError
 from ftckpt.findings import Severity, as_error
 from ftckpt.parts import WorkPart
@@ -16,6 +15,7 @@ from ftckpt.parts.shared_folder import Heartbeat
 from ftckpt.parts.shares import ByteRow
 from ftckpt.transfer.content import Content
 
+from . import Session, Whole
 from .building import DividedBuild, share_of
 from .stages import AllWritten, Keep, blocks_of, units_of
 
@@ -42,7 +42,7 @@ class DividedPack(DividedBuild):
     """A delta that is packed, divided.
 
     Attributes:
-        invocation: of the verb.
+        session: of the operation.
         work: of this process.
         proof: whether sources and result are checked.
         destination: where it goes.
@@ -55,7 +55,7 @@ class DividedPack(DividedBuild):
         show: renders what the whole did.
     """
 
-    invocation: Invocation
+    session: Session
     work: Work
     proof: bool
     destination: str
@@ -65,7 +65,7 @@ class DividedPack(DividedBuild):
     job: Callable[[Callable[[Checkpoint], VerifyReport]], PackJob]
     check: Check
     told: Callable[[Checkpoint, VerifyReport], None]
-    show: Callable[[PackReport], Result]
+    show: Callable[[PackReport], Whole]
 
     @property
     def nbytes(self) -> int:
@@ -76,7 +76,7 @@ class DividedPack(DividedBuild):
         """Return the plan, given the destination however it was spelled."""
         flags = {**self.flags, "destination": destination, "proof": self.proof}
         others = [] if self.base is None else [self.base]
-        return plan_of(self.target, self.invocation.verb, flags, *others)
+        return plan_of(self.target, self.session.verb, flags, *others)
 
     def write(
         self,
@@ -131,7 +131,7 @@ class DividedPack(DividedBuild):
         versions = job.prove_share(packed, replace(self.work, division=own, counter=beating))
         return None if versions is None else (own.results, versions)
 
-    def whole(self, written: AllWritten, known: Mapping[str, Any]) -> Result:
+    def whole(self, written: AllWritten, known: Mapping[str, Any]) -> Whole:
         """Prove what nobody has, and show the result."""
         divisions = {word: FromRecords(_beginning(written, word)) for word, _ in self._sources()}
 

@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Protocol
 
-from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.errors import ExitCode, FtckptError, RefusedError, UnavailableError, UsageError
 from ftckpt.findings import counted
 from ftckpt.parts import as_array
 from ftckpt.parts.proofs import PROOF
 from ftckpt.parts.shared_folder import PartsPlace
 
-from . import ManyOptions
+from . import Session, Whole
 from .share_process import ShareEnd, ShareTask
 
 # Shares for each worker: one that is lost costs little, and slow workers get fewer.
@@ -75,16 +74,16 @@ def open_engine(text: str) -> Engine:
 
 
 def on_cluster(
-    invocation: Invocation,
+    session: Session,
     place: PartsPlace,
     nbytes: int,
     stages: Sequence[str],
-    finish: Callable[[int], Result],
-) -> Result:
+    finish: Callable[[int], Whole],
+) -> Whole:
     """Have all shares done by a cluster, and finish.
 
     Args:
-        invocation: of the verb.
+        session: of the operation.
         place: of the records.
         nbytes: that are read, roughly.
         stages: of which each share leaves a record, in order.
@@ -96,18 +95,18 @@ def on_cluster(
         UnavailableError: the cluster is gone, or a share fails wherever it is tried.
         FtckptError: what ended a share.
     """
-    many = invocation.options(ManyOptions)
+    many = session.division
     if many.part or many.finish or many.finish_last:
         raise UsageError("--cluster does all parts and finishes: without --part and --finish")
     with closing(open_engine(many.cluster)) as engine:
         watched = f", watch it at {engine.dashboard}" if engine.dashboard else ""
-        invocation.say(f"cluster {engine.name}{watched}")
+        session.on.note(f"cluster {engine.name}{watched}")
         number = _shares(place, many.shares, nbytes, engine)
-        invocation.report(cluster={"name": engine.name, "shares": number})
+        session.on.report(cluster={"name": engine.name, "shares": number})
         for stage in stages:
             missing = _missing(place, number, stage)
             if missing:
-                _carry_out(invocation, place, engine, number, stage, missing)
+                _carry_out(session, place, engine, number, stage, missing)
     return finish(number)
 
 
@@ -137,28 +136,28 @@ def _missing(place: PartsPlace, number: int, stage: str) -> list[int]:
 
 
 def _carry_out(
-    invocation: Invocation,
+    session: Session,
     place: PartsPlace,
     engine: Engine,
     number: int,
     stage: str,
     missing: Sequence[int],
 ) -> None:
-    words, environment = line_of_share(invocation.words), _variables()
+    words, environment = line_of_share(session.division.line), _variables()
     tasks = [
         ShareTask(one, number, _with_part(words, one, number), environment, os.getcwd())
         for one in missing
     ]
     if len(missing) < number and stage != PROOF:
-        invocation.say(f"{number - len(missing)} of {counted(number, 'part')} were done before")
-    invocation.counter.start("proving" if stage == PROOF else "sharing out", number, "shares")
-    invocation.counter.add(number - len(missing))
+        session.on.note(f"{number - len(missing)} of {counted(number, 'part')} were done before")
+    session.on.counter.start("proving" if stage == PROOF else "sharing out", number, "shares")
+    session.on.counter.add(number - len(missing))
     left = set(missing)
     try:
         for end in engine.run(tasks):
             _require_good(end, place, number)
             left.discard(end.number)
-            invocation.counter.add(1)
+            session.on.counter.add(1)
     except UnavailableError as error:
         array = as_array(sorted(left))
         error.hint = (

@@ -5,40 +5,23 @@ from __future__ import annotations
 import json
 import struct
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-import typer
-
-from ftckpt.commands.cli.bounds import MemoryOption, bound_memory
-from ftckpt.commands.cli.invocation import Invocation, Result, invoked
-from ftckpt.commands.cli.parameters import argument, option
+from ftckpt import amounts
+from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.render import block, human_bytes, pairs, plain, table
-from ftckpt.commands.cli.target import AlsoOption, PathArgument, open_checkpoint
 from ftckpt.commands.cli.terminal import is_terminal, write_bytes
-from ftckpt.errors import ExitCode, NoResourceError, UsageError
+from ftckpt.errors import NoResourceError, UsageError
+from ftckpt.operations import looking
+from ftckpt.operations.definition import option
 
 if TYPE_CHECKING:
     from ftckpt.comparison.part import TensorPart
 
-EXAMPLES = (
-    ("ftckpt cat run@1000 model.norm.weight --slice 0:8", "the first eight elements"),
-    ("ftckpt cat run@1000 lm_head.weight --format hist", "how its values lie"),
-    ("ftckpt cat s3://run7/ckpt@1000 exp_avg:lm_head.weight --format stats", "mean, norm, NaNs"),
-    ("ftckpt cat run@1000 lm_head.weight --slice 0:4,: --format npy > x.npy", "for numpy.load"),
-    ("ftckpt cat run@1000 optimizer.param_groups", "a subtree of other state, as JSON"),
-)
-CODES = {
-    ExitCode.OK: "printed; the content was not checked",
-    ExitCode.CORRUPT: "it is damaged, as far as it was read",
-    ExitCode.INCOMPLETE: "not committed, or still being written",
-    ExitCode.UNSAFE: "hostile or ambiguous content; nothing was executed",
-    ExitCode.NOT_FOUND: "no checkpoint there, or nothing of that name",
-    ExitCode.UNAVAILABLE: "",
-    ExitCode.DENIED: "",
-    ExitCode.NO_RESOURCE: "it does not fit into --max-memory: take a slice, stats, hist or npy",
-    ExitCode.UNSUPPORTED: "a format that is not read, or elements that are no numbers",
-}
+operation = looking.cat
 
 _SHOWN = 8  # elements along an axis, where no slice was chosen
 _BINS, _BAR = 20, 40
@@ -55,47 +38,53 @@ class FormatChoice(StrEnum):
     HIST = "hist"
 
 
-def command(
-    ctx: typer.Context,
-    path: PathArgument,
-    tensor: Annotated[str, argument("TENSOR", "A tensor, an object, or a subtree of state.")],
-    slice_: Annotated[str, option("SLICE", "A part, as numpy: 0:4,: or -1.", "--slice")] = "",
+@dataclass(frozen=True, kw_only=True)
+class CatOptions:
+    """What is shown of it."""
+
+    TITLE: ClassVar[str] = "Options"
+
     format_: Annotated[
-        FormatChoice,
-        typer.Option("--format", help="npy goes to a file or pipe; hist draws the values."),
-    ] = FormatChoice.TEXT,
-    also: AlsoOption = None,
-    max_memory: MemoryOption = "1GiB",
-) -> Result:
-    """Print a tensor, a part of it, or other state, reading only what that needs.
+        FormatChoice, option("", "npy goes to a file or pipe; hist draws the values.")
+    ] = FormatChoice.TEXT
 
-    Without a slice, text shows the beginning along each axis. bfloat16 and 8-bit floats are shown
-    by their values, and written to npy, which has no such types, as float32, which holds all of
-    them. Other state is printed as JSON. Nothing is checked: that is for verify.
+
+OPTIONS = (CatOptions,)
+
+
+def check(invocation: Invocation, given: Mapping[str, Any]) -> None:
+    """Refuse npy inside a JSON document.
+
+    Raises:
+        UsageError: both take stdout.
     """
-    from ftckpt.comparison.part import state_at, view_of
-
-    invocation = invoked(ctx)
-    budget = bound_memory(max_memory)
-    if format_ is FormatChoice.NPY and invocation.json:
+    shown = invocation.options(CatOptions).format_
+    if shown is FormatChoice.NPY and invocation.json:
         raise UsageError("npy and --json both take stdout", hint="choose one of them")
-    checkpoint = open_checkpoint(invocation, path, also=also)
-    usage = checkpoint.source.store.usage
-    view = view_of(checkpoint, tensor, slice_)
-    if view is None:
-        if slice_ or format_ not in (FormatChoice.TEXT, FormatChoice.JSON):
-            state_at(checkpoint, tensor)
-            raise UsageError(f"{tensor} is other state: only JSON is printed of it")
-        state = plain(state_at(checkpoint, tensor))
-        invocation.report(name=tensor, state=state, bytes_read=usage().bytes_read)
-        invocation.print(block(*json.dumps(state, indent=2).split("\n")))
-        return Result(ExitCode.OK, f"{tensor}, other state")
-    info = view.info
-    if format_ is FormatChoice.TEXT and not slice_:
+
+
+def render(invocation: Invocation, report: TensorPart | Any, given: Mapping[str, Any]) -> Result:
+    """Print the values, or numbers about them.
+
+    Raises:
+        UsageError: other state has no values.
+        NoResourceError: they do not fit into memory as text.
+    """
+    from ftckpt.comparison.part import TensorPart
+
+    format_, sliced = invocation.options(CatOptions).format_, bool(given["slice_"])
+    if not isinstance(report, TensorPart):
+        if sliced or format_ not in (FormatChoice.TEXT, FormatChoice.JSON):
+            raise UsageError(f"{given['name']} is other state: only JSON is printed of it")
+        invocation.print(block(*json.dumps(plain(report), indent=2).split("\n")))
+        return Result(message=f"{given['name']}, other state")
+    view, info = report, report.info
+    if format_ is FormatChoice.TEXT and not sliced:
         view = view.first(_SHOWN)
         if view.box.sizes != info.shape:
             invocation.say(f"the beginning of {list(info.shape)}; --slice chooses another part")
-    if format_ in (FormatChoice.TEXT, FormatChoice.JSON) and view.box.volume * _WIDE > budget:
+    as_text = format_ in (FormatChoice.TEXT, FormatChoice.JSON)
+    if as_text and view.box.volume * _WIDE > amounts.size(given["max_memory"]):
         raise NoResourceError(
             f"{view.box.volume} elements do not fit into --max-memory",
             hint="take a --slice, or --format stats, hist or npy",
@@ -105,8 +94,8 @@ def command(
         shape=view.shape,
     )  # fmt: skip
     _PRINTERS[format_](invocation, view)
-    invocation.report(bytes_read=usage().bytes_read)
-    return Result(ExitCode.OK, f"{_head(view)}, {human_bytes(view.nbytes)}")
+    invocation.report(bytes_read=view.checkpoint.source.store.usage().bytes_read)
+    return Result(message=f"{_head(view)}, {human_bytes(view.nbytes)}")
 
 
 def _head(view: TensorPart) -> str:

@@ -22,7 +22,7 @@ from ftckpt.packages import needing
 
 from .share_process import ShareEnd, ShareTask
 
-_DRIVER = "ftckpt.commands.cli.many.ray_driver"
+_DRIVER = "ftckpt.operations.many.ray_driver"
 _LEAVE = 5.0  # seconds for the driver to say goodbye to its cluster
 _LAST_WORDS = 500  # characters
 _INSTEAD = "--part I/N by any scheduler"

@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from ftckpt.errors import NotFoundError, UsageError
+from ftckpt.errors import ExitCode, NotFoundError, UsageError
+from ftckpt.observer import SILENT, Observer
 from ftckpt.storage import StoreOptions
 
+from .definition import argument, operation, option, switch
 from .opening import STORES, runs_at
 
 if TYPE_CHECKING:
     from ftckpt.discovery.roots import Root
     from ftckpt.retention.policy.select import Chosen
     from ftckpt.retention.scan.entries import Pin
+
+
+_Root = Annotated[str, argument("ROOT", "Directory or URL that holds the checkpoints.")]
+_Step = Annotated["int | str", argument("STEP", "A step, a name in the root, or latest.")]
+_Words = Annotated[Sequence[str], argument("TAG...", "The words.")]
+
+_CODES = {
+    ExitCode.UNSAFE: "the root's .ftckpt is a link",
+    ExitCode.NOT_FOUND: "no such root or checkpoint",
+    ExitCode.UNAVAILABLE: "",
+    ExitCode.DENIED: "the root cannot be written",
+    ExitCode.NO_RESOURCE: "",
+}
 
 
 class Pinned(NamedTuple):
@@ -54,17 +69,29 @@ class Marks(NamedTuple):
     tags: tuple[Tagged, ...]
 
 
+@operation(
+    examples=(
+        (
+            'ftckpt pin /ckpt/run7 120000 --reason "paper, figure 3"',
+            "gc keeps it until unpinned",
+        ),
+        ("ftckpt pin s3://run7/ckpt latest --reason release --owner team-x", "for somebody else"),
+    ),
+    codes={ExitCode.OK: "pinned", **_CODES},
+)
 def pin(
-    root: str, step: int | str, reason: str, *, owner: str = "", stores: StoreOptions = STORES
+    root: _Root,
+    step: _Step,
+    reason: Annotated[str, option("TEXT", "Why; shown to anyone who finds a full disk.")],
+    *,
+    owner: Annotated[str, option("NAME", "Who wants it kept; by default the login name.")] = "",
+    stores: StoreOptions = STORES,
+    on: Observer = SILENT,
 ) -> tuple[Pinned, ...]:
     """Keep a checkpoint until it is unpinned, against all retention rules.
 
-    Args:
-        root: directory or URL that holds the checkpoints.
-        step: a step, a name in the root, or `latest`.
-        reason: why.
-        owner: who wants it kept; "" for the login name. Pinning again replaces the reason.
-        stores: how to reach object stores.
+    Each owner has a pin of their own, and pinning again replaces the reason. What a pinned delta is
+    built on is kept with it.
 
     Returns:
         A pin for each checkpoint of the step.
@@ -78,29 +105,35 @@ def pin(
     from ftckpt.retention.records import pins as records
     from ftckpt.retention.records.who import login_name
 
+    on.report(target=root)
     chosen = choose_entries(runs_at(root, stores), str(step))
     who = owner or login_name()
     made = [records.pin(c.root, c.name, owner=who, reason=reason, now=time.time()) for c in chosen]
     _log(chosen, "pinned", owner=who, reason=reason, by=login_name())
-    return tuple(_pinned(c.root, one) for c, one in zip(chosen, made, strict=True))
+    found = tuple(_pinned(c.root, one) for c, one in zip(chosen, made, strict=True))
+    on.report(pins=[one.pin._asdict() | {"path": one.path} for one in found])
+    return found
 
 
+@operation(
+    examples=(
+        ("ftckpt unpin /ckpt/run7 120000", "take your own pin away"),
+        ("ftckpt unpin /ckpt/run7 120000 --owner alice", "take away the pin of somebody else"),
+    ),
+    codes={ExitCode.OK: "unpinned", **_CODES, ExitCode.NOT_FOUND: "no such root or pin"},
+)
 def unpin(
-    root: str,
-    step: int | str,
+    root: _Root,
+    step: _Step,
     *,
-    owner: str = "",
-    everybody: bool = False,
+    owner: Annotated[str, option("NAME", "Whose pin; by default the login name's.")] = "",
+    everybody: Annotated[bool, switch("--everybody", "Take away the pins of all owners.")] = False,
     stores: StoreOptions = STORES,
+    on: Observer = SILENT,
 ) -> tuple[Pinned, ...]:
-    """Unpin a checkpoint, which need not be there any more; return the pins that were taken away.
+    """Unpin a checkpoint, so that retention rules apply to it again.
 
-    Args:
-        root: directory or URL that holds the checkpoints.
-        step: a step, a name in the root, or `latest`.
-        owner: whose pin; "" for the login name's.
-        everybody: take away the pins of all owners.
-        stores: how to reach object stores.
+    The checkpoint need not be there any more.
 
     Raises:
         NotFoundError: no such root or pin.
@@ -111,6 +144,7 @@ def unpin(
     from ftckpt.retention.records import pins as records
     from ftckpt.retention.records.who import login_name
 
+    on.report(target=root)
     if owner and everybody:
         raise UsageError("--owner and --everybody contradict each other")
     roots = runs_at(root, stores)
@@ -129,15 +163,27 @@ def unpin(
     gone = [(c, p) for c in held for p in records.unpin(c.root, c.name, owner=who)]
     for where, one in gone:
         _log([where], "unpinned", owner=one.owner, reason=one.reason, by=login_name())
-    return tuple(_pinned(c.root, one) for c, one in gone)
+    found = tuple(_pinned(c.root, one) for c, one in gone)
+    on.report(pins=[one.pin._asdict() | {"path": one.path} for one in found])
+    return found
 
 
-def pins(root: str, *, stores: StoreOptions = STORES) -> Marks:
-    """Return the pins and tags of a root, also of checkpoints that are not there any more.
+@operation(
+    examples=(
+        ("ftckpt pins /ckpt/run7", "every pin and tag, with owner and reason"),
+        ("ftckpt pins /ckpt/run7 --json | jq -r '.pins[].path'", "only the checkpoints"),
+    ),
+    codes={
+        ExitCode.OK: "listed, also where there is none",
+        **_CODES,
+        ExitCode.NOT_FOUND: "no such root",
+        ExitCode.DENIED: "",
+    },
+)
+def pins(root: _Root, *, stores: StoreOptions = STORES, on: Observer = SILENT) -> Marks:
+    """List the pins and tags of a root.
 
-    Args:
-        root: directory or URL that holds the checkpoints.
-        stores: how to reach object stores.
+    Those of checkpoints that are not there any more are listed too.
 
     Raises:
         NotFoundError: no such root.
@@ -145,8 +191,9 @@ def pins(root: str, *, stores: StoreOptions = STORES) -> Marks:
     from ftckpt.retention.records import pins as pin_records
     from ftckpt.retention.records import tags as tag_records
 
+    on.report(target=root)
     roots = runs_at(root, stores)
-    return Marks(
+    marks = Marks(
         tuple(_pinned(one, each) for one in roots for each in pin_records.pins(one)),
         tuple(
             _tagged(one, entry, words)
@@ -154,18 +201,32 @@ def pins(root: str, *, stores: StoreOptions = STORES) -> Marks:
             for entry, words in tag_records.tags(one).items()
         ),
     )
+    on.report(
+        pins=[p.pin._asdict() | {"path": p.path, "present": p.present} for p in marks.pins],
+        tags=marks.tags,
+    )
+    return marks
 
 
+@operation(
+    examples=(
+        ("ftckpt tag /ckpt/run7 120000 milestone", "gc --keep-tag milestone keeps it"),
+        ("ftckpt tag s3://run7/ckpt latest before-annealing released", "several at once"),
+    ),
+    codes={ExitCode.OK: "tagged", **_CODES},
+)
 def tag(
-    root: str, step: int | str, words: Sequence[str], *, stores: StoreOptions = STORES
+    root: _Root,
+    step: _Step,
+    words: _Words,
+    *,
+    stores: StoreOptions = STORES,
+    on: Observer = SILENT,
 ) -> tuple[Tagged, ...]:
-    """Tag a checkpoint, for `gc(keep_tag=...)`.
+    """Tag a checkpoint, for example to keep it with gc --keep-tag.
 
-    Args:
-        root: directory or URL that holds the checkpoints.
-        step: a step, a name in the root, or `latest`.
-        words: the tags; one may be given as it is.
-        stores: how to reach object stores.
+    A pin keeps a checkpoint whatever the policy says. A tag keeps it where a policy asks for it, so
+    that one tier can keep its milestones and another need not.
 
     Raises:
         NotFoundError: no such root or checkpoint.
@@ -176,25 +237,33 @@ def tag(
     from ftckpt.retention.records import tags as records
     from ftckpt.retention.records.who import login_name
 
+    on.report(target=root)
     chosen = choose_entries(runs_at(root, stores), str(step))
-    who, given = login_name(), _several(words)
+    who, given = login_name(), tuple(words)
     for one in chosen:
         for word in given:
             records.tag(one.root, one.name, word, owner=who, now=time.time())
             _log([one], "tagged", tag=word, by=who)
-    return tuple(_tagged(one.root, one.name, given) for one in chosen)
+    found = tuple(_tagged(one.root, one.name, given) for one in chosen)
+    on.report(tags=[{"entry": t.entry, "path": t.path, "tags": t.tags} for t in found])
+    return found
 
 
+@operation(
+    examples=(("ftckpt untag /ckpt/run7 120000 milestone", "gc --keep-tag milestone lets it go"),),
+    codes={ExitCode.OK: "untagged", **_CODES, ExitCode.NOT_FOUND: "no such root or tag"},
+)
 def untag(
-    root: str, step: int | str, words: Sequence[str], *, stores: StoreOptions = STORES
+    root: _Root,
+    step: _Step,
+    words: _Words,
+    *,
+    stores: StoreOptions = STORES,
+    on: Observer = SILENT,
 ) -> tuple[Tagged, ...]:
-    """Remove tags from a checkpoint, which need not be there any more; return what was removed.
+    """Remove tags from a checkpoint, so that retention rules apply to it again.
 
-    Args:
-        root: directory or URL that holds the checkpoints.
-        step: a step, a name in the root, or `latest`.
-        words: the tags; one may be given as it is.
-        stores: how to reach object stores.
+    The checkpoint need not be there any more.
 
     Raises:
         NotFoundError: no such root or tag.
@@ -205,7 +274,8 @@ def untag(
     from ftckpt.retention.records import tags as records
     from ftckpt.retention.records.who import login_name
 
-    roots, given = runs_at(root, stores), _several(words)
+    on.report(target=root)
+    roots, given = runs_at(root, stores), tuple(words)
     known = [(Chosen(r, entry), has) for r in roots for entry, has in records.tags(r).items()]
     chosen = choose_marked(roots, str(step), [where for where, _ in known])
     has = {where.path: set(tagged) for where, tagged in known}
@@ -217,11 +287,11 @@ def untag(
         for word in found:
             records.untag(one.root, one.name, word)
             _log([one], "untagged", tag=word, by=login_name())
-    return tuple(_tagged(one.root, one.name, found) for one, found in taken if found)
-
-
-def _several(words: Sequence[str]) -> tuple[str, ...]:
-    return (words,) if isinstance(words, str) else tuple(words)
+    gone = tuple(_tagged(one.root, one.name, found) for one, found in taken if found)
+    on.report(
+        tags=[{"entry": t.entry, "path": t.path, "tag": word} for t in gone for word in t.tags]
+    )
+    return gone
 
 
 def _pinned(root: Root, one: Pin) -> Pinned:

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from ftckpt.commands.cli.invocation import Invocation, Result
-from ftckpt.commands.cli.render import human_bytes, human_duration, printable
 from ftckpt.errors import (
     ExitCode,
     FtckptError,
@@ -19,7 +17,7 @@ from ftckpt.errors import (
     UsageError,
     worst,
 )
-from ftckpt.findings import Severity, as_error, counted, finding
+from ftckpt.findings import Severity, as_error, finding
 from ftckpt.manifest.seal import utc_now
 from ftckpt.parts import WorkPart, parse_part
 from ftckpt.parts.division import OF_THE_MACHINE, VERDICTS, FromRecords, OwnShare
@@ -30,10 +28,11 @@ from ftckpt.parts.record import ShareRecord
 from ftckpt.parts.shared_folder import Heartbeat, PartsPlace, host, parts_place
 from ftckpt.parts.shares import Divisible, Shares
 
-from . import ManyOptions
+from . import Machines, PartDone, PartReport, Session, Whole
 
 if TYPE_CHECKING:
     from ftckpt.findings import Finding
+    from ftckpt.observer import Observer
     from ftckpt.workers import Work
 
 
@@ -42,7 +41,7 @@ class Divided:
     """One operation on a checkpoint, divided.
 
     Attributes:
-        invocation: of the verb.
+        session: of the operation.
         checkpoint: that is read, or its files.
         plan: what is divided.
         names: of the files that are read.
@@ -51,15 +50,15 @@ class Divided:
         whole: gives the verb's whole answer.
     """
 
-    invocation: Invocation
+    session: Session
     checkpoint: Divisible
     plan: WorkPlan
     names: Iterable[str]
     work: Work
     share: Callable[[Work], tuple[Sequence[Finding], int]]
-    whole: Callable[[Work], Result]
+    whole: Callable[[Work], Whole]
 
-    def run(self) -> Result:
+    def run(self) -> Whole:
         """Do what the options of the verb ask for.
 
         Raises:
@@ -67,11 +66,11 @@ class Divided:
             IncompleteError: parts are missing, or the source changed.
             RefusedError: a record is not whole, too old, or of another plan.
         """
-        options, source = self.invocation.options(ManyOptions), self.checkpoint.source
+        options, source = self.session.division, self.checkpoint.source
         sizes = (source.entries[name].size for name in self.names if name in source.entries)
         return carry_out(
-            self.invocation,
-            lambda: parts_place(source, self.plan, options.parts, self.invocation.stores),
+            self.session,
+            lambda: parts_place(source, self.plan, options.parts, self.session.stores),
             [""], lambda: sum(sizes), self._own, self._finish,
         )  # fmt: skip
 
@@ -81,7 +80,7 @@ class Divided:
         if record is None:
             require_same_number(place, part)
             record = self._made(place, part)
-        asked = self.invocation.options(ManyOptions).finish_last
+        asked = self.session.division.finish_last
         return OwnPart(record, again, asked and is_complete(place, part.of))
 
     def _made(self, place: PartsPlace, part: WorkPart) -> ShareRecord:
@@ -112,11 +111,11 @@ class Divided:
         )  # fmt: skip
         return place.create(made)
 
-    def _finish(self, place: PartsPlace, number: int | None) -> Result:
+    def _finish(self, place: PartsPlace, number: int | None) -> Whole:
         gathered = gather(place, number)
         division = FromRecords(gathered.results, sum(one.seconds for one in gathered.records))
         result = self.whole(replace(self.work, division=division))
-        use_up(self.invocation, place, gathered, result)
+        use_up(self.session, place, gathered, result)
         return result
 
 
@@ -135,17 +134,17 @@ class OwnPart(NamedTuple):
 
 
 def carry_out(
-    invocation: Invocation,
+    session: Session,
     place: Callable[[], PartsPlace],
     stages: Sequence[str],
     nbytes: Callable[[], int],
     own: Callable[[PartsPlace, WorkPart], OwnPart],
-    finish: Callable[[PartsPlace, int | None], Result],
-) -> Result:
+    finish: Callable[[PartsPlace, int | None], Whole],
+) -> Whole:
     """Do what the options of a verb ask for: all parts by a cluster, one of them, or the end.
 
     Args:
-        invocation: of the verb.
+        session: of the operation.
         place: returns the place of the records.
         stages: of which each part leaves a record, in order; [""] if there is one.
         nbytes: returns the bytes that are read, roughly.
@@ -156,27 +155,27 @@ def carry_out(
     Raises:
         UsageError: options contradict each other, or no scheduler says which part this is.
     """
-    options = invocation.options(ManyOptions)
+    options = session.division
     finish = partial(_finish_once, finish)
     if options.cluster:
         from .cluster import on_cluster
 
         where = place()
-        return on_cluster(invocation, where, nbytes(), stages, partial(finish, where))
+        return on_cluster(session, where, nbytes(), stages, partial(finish, where))
     if _finishes(options):
         return finish(place(), _named_count(options.part))
-    part = _named_part(invocation, options.part)
+    part = _named_part(session, options.part)
     where = place()
     record, again, ready = own(where, part)
-    if options.finish_last and ready and _is_last(invocation, where, part, again=again):
+    if options.finish_last and ready and _is_last(session, where, part, again=again):
         return finish(where, part.of)
     stage = f".{stages[0]}" if stages[0] else ""
-    return _tell_part(invocation, where, record, again=again, stage=stage)
+    return _part_report(where, record, again=again, stage=stage)
 
 
 def _finish_once(
-    finish: Callable[[PartsPlace, int | None], Result], place: PartsPlace, parts: int | None
-) -> Result:
+    finish: Callable[[PartsPlace, int | None], Whole], place: PartsPlace, parts: int | None
+) -> Whole:
     """Finish, and say so where another process has done it meanwhile, and has cleaned up.
 
     A store without conditions does not keep a second one away.
@@ -197,7 +196,7 @@ def _finish_once(
         ) from error
 
 
-def _finishes(options: ManyOptions) -> bool:
+def _finishes(options: Machines) -> bool:
     """Say whether the whole is to be finished, and no part done.
 
     Raises:
@@ -210,22 +209,23 @@ def _finishes(options: ManyOptions) -> bool:
     return options.finish
 
 
-def _is_last(invocation: Invocation, place: PartsPlace, part: WorkPart, *, again: bool) -> bool:
+def _is_last(session: Session, place: PartsPlace, part: WorkPart, *, again: bool) -> bool:
     """Say whether this process, which saw that all is done, is the one that finishes."""
     if not elected(place, part, again=again):
         return False
-    invocation.say(f"part {part} is the last to end, and finishes")
+    session.on.note(f"part {part} is the last to end, and finishes")
     return True
 
 
-def use_up(invocation: Invocation, place: PartsPlace, gathered: Gathered, result: Result) -> None:
+def use_up(session: Session, place: PartsPlace, gathered: Gathered, result: Whole) -> None:
     """Remove the records that have given a good answer; what is left is a warning."""
-    if result.code not in (ExitCode.OK, ExitCode.DIFFERENT):
+    code = getattr(result, "code", ExitCode.OK)
+    if code not in (ExitCode.OK, ExitCode.DIFFERENT):
         return
     try:
-        consume(place, gathered, {"code": int(result.code), "message": result.message})
+        consume(place, gathered, {"code": int(code), "message": getattr(result, "message", "done")})
     except FtckptError as error:
-        invocation.warn(f"the records could not be removed: {error}")
+        session.on.warn(f"the records could not be removed: {error}")
 
 
 def require_same_number(place: PartsPlace, part: WorkPart) -> None:
@@ -243,60 +243,43 @@ def require_same_number(place: PartsPlace, part: WorkPart) -> None:
         )
 
 
-def _tell_part(
-    invocation: Invocation, place: PartsPlace, record: ShareRecord, *, again: bool, stage: str = ""
-) -> Result:
-    """Say what a part did, which says nothing of the whole.
+def _part_report(
+    place: PartsPlace, record: ShareRecord, *, again: bool, stage: str = ""
+) -> PartReport:
+    """Return what a part did, which says nothing of the whole.
 
     Args:
-        invocation: of the verb.
         place: of the records.
         record: of the part.
         again: whether it was there before.
         stage: of the record.
     """
-    options = invocation.options(ManyOptions)
-    url = place.store.describe(place.path(record.part, stage))
-    invocation.report(
-        part={
-            "number": record.part.number, "of": record.part.of, "plan": record.plan.digest,
-            "record": url, "tasks": len(record.units), "errors": record.errors,
-            "host": record.host, "done_before": again,
-        },
+    part = PartDone(
+        record.part.number, record.part.of, record.plan.digest,
+        place.store.describe(place.path(record.part, stage)), len(record.units), record.errors,
+        record.host, again,
     )  # fmt: skip
     if stage:
-        invocation.report(bytes=record.nbytes, seconds={"copy": record.seconds})
-    else:
-        invocation.report(bytes_read=record.nbytes, seconds=record.seconds)
-    did = f"{counted(len(record.units), 'task')}, {human_bytes(record.nbytes)}"
-    when = f"done before, by {record.host}" if again else human_duration(record.seconds)
-    message = f"part {record.part}: {did}, {when}"
-    if record.raised is not None:
-        message += f"; ended by an error: {record.raised.get('message')}"
-    elif record.errors:
-        message += f"; {counted(record.errors, 'error')} found"
-    invocation.print(printable(f"{message}: {url}"))
-    if options.finish_last:
-        # Launchers end all processes where one fails; who is last gives the verdict.
-        return Result(ExitCode.OK, message)
-    hint = "the answer is that of the same line with --finish"
-    if record.code is not ExitCode.OK:
-        return invocation.fail(record.code, message, hint)
-    invocation.say(f"hint: {hint}")
-    return Result(ExitCode.OK, message)
+        return PartReport(
+            part=part, bytes=record.nbytes, seconds={"copy": record.seconds}, code=record.code,
+            made=record,
+        )  # fmt: skip
+    return PartReport(
+        part=part, bytes_read=record.nbytes, seconds=record.seconds, code=record.code, made=record
+    )
 
 
-def errors_of(invocation: Invocation) -> Callable[[Finding], None]:
+def errors_of(on: Observer) -> Callable[[Finding], None]:
     """Return what tells of the errors of a part: remarks are for who sees the whole."""
 
     def tell(found: Finding) -> None:
         if found.severity is Severity.ERROR:
-            invocation.find(found)
+            on.found(found)
 
     return tell
 
 
-def _named_part(invocation: Invocation, text: str) -> WorkPart:
+def _named_part(session: Session, text: str) -> WorkPart:
     """Return the part that `--part` names, and say who named it where the environment did.
 
     Raises:
@@ -310,7 +293,7 @@ def _named_part(invocation: Invocation, text: str) -> WorkPart:
     from ftckpt.parts.environment import part_of
 
     part = part_of(parts=_number(number) if number else None)
-    invocation.say(f"part {part}, by {part.found}")
+    session.on.note(f"part {part}, by {part.found}")
     return part
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.manifest.seal import utc_now
 from ftckpt.parts import WorkPart
 from ftckpt.parts.division import OwnShare
@@ -23,7 +22,7 @@ from ftckpt.transfer.places import absolute
 from ftckpt.transfer.staging.local import built_below
 from ftckpt.transfer.staging.marks import marks_of, same
 
-from . import ManyOptions
+from . import Session, Whole
 from .run import OwnPart, carry_out, require_same_number, use_up
 from .stages import POLL, AllWritten, Keep, all_written, place_of, write_once
 
@@ -41,13 +40,13 @@ class DividedBuild(ABC):
     """Something that is built by parts, divided.
 
     Attributes:
-        invocation: of the verb.
+        session: of the operation.
         work: of this process.
         proof: whether sources and result are checked.
         destination: where the result goes.
     """
 
-    invocation: Invocation
+    session: Session
     work: Work
     proof: bool
     destination: str
@@ -90,19 +89,19 @@ class DividedBuild(ABC):
         """
 
     @abstractmethod
-    def whole(self, written: AllWritten, known: Mapping[str, Any]) -> Result:
+    def whole(self, written: AllWritten, known: Mapping[str, Any]) -> Whole:
         """Finish from what was written, and what is known to be proven."""
 
-    def run(self) -> Result:
+    def run(self) -> Whole:
         """Do what the options of the verb ask for.
 
         Raises:
             FtckptError: what the verb raises, and `Divided.run`.
         """
-        elsewhere = self.invocation.options(ManyOptions).parts
+        elsewhere = self.session.division.parts
         return carry_out(
-            self.invocation,
-            lambda: place_of(self.destination, elsewhere, self.invocation.stores, self.plan),
+            self.session,
+            lambda: place_of(self.destination, elsewhere, self.session.stores, self.plan),
             [WRITE, PROOF] if self.proof else [WRITE],
             lambda: self.nbytes, self._part, self._finish,
         )  # fmt: skip
@@ -155,12 +154,12 @@ class DividedBuild(ABC):
             time.sleep(pause)
             pause = min(2 * pause, most)
 
-    def _finish(self, place: PartsPlace, number: int | None) -> Result:
+    def _finish(self, place: PartsPlace, number: int | None) -> Whole:
         written = all_written(
-            place, number, proof=self.proof, done="proven", say=self.invocation.say
+            place, number, proof=self.proof, done="proven", say=self.session.on.note
         )
         result = self.whole(written, self._proven(written.records, written.proofs))
-        use_up(self.invocation, place, written.all, result)
+        use_up(self.session, place, written.all, result)
         return result
 
     def _proven(
@@ -169,7 +168,7 @@ class DividedBuild(ABC):
         """Return what was proven of what stands there now; of anything else nothing is known."""
         now = written_digest(written)
         proofs = [one for one in proofs if one.units.get("written") == now]
-        store = open_store(self.destination, self.invocation.stores)
+        store = open_store(self.destination, self.session.stores)
         if store.traits.local:
             store = built_below(absolute(store))
         standing = marks_of(store, (file for one in proofs for file in one.units.get("marks", ())))

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.errors import RefusedError
 from ftckpt.findings import Severity, as_error
 from ftckpt.parts import WorkPart
@@ -19,13 +18,13 @@ from ftckpt.transfer.run import BuiltByParts, FilesOfPart
 from ftckpt.transfer.write.files import Built
 from ftckpt.transfer.write.journal import layout_digest
 
+from . import Session, Whole
 from .building import DividedBuild, share_of
 from .stages import AllWritten, Keep, units_of
 
 if TYPE_CHECKING:
-    from ftckpt.api.writing import LaidOut
+    from ftckpt.operations.writing import LaidOut
     from ftckpt.parts.finish import Gathered
-    from ftckpt.transfer.run import TransferReport
     from ftckpt.verification import VerifyReport
     from ftckpt.verification.seen import SeenBytes
     from ftckpt.workers import Work
@@ -52,7 +51,7 @@ class DividedTransfer(DividedBuild):
     """A conversion, divided.
 
     Attributes:
-        invocation: of the verb.
+        session: of the operation.
         work: of this process.
         proof: whether source and result are checked.
         destination: where it goes.
@@ -61,11 +60,10 @@ class DividedTransfer(DividedBuild):
         device: where elements are placed.
         check: verifies the source.
         told: tells what the whole check of the source found, and returns it.
-        show: renders what the whole did.
         measures: of computed values; each part's record keeps what it has measured.
     """
 
-    invocation: Invocation
+    session: Session
     work: Work
     proof: bool
     destination: str
@@ -74,7 +72,6 @@ class DividedTransfer(DividedBuild):
     device: str
     check: Check
     told: Callable[[VerifyReport], VerifyReport]
-    show: Callable[[TransferReport], Result]
     measures: Sequence[Measures] = ()
 
     @property
@@ -91,7 +88,7 @@ class DividedTransfer(DividedBuild):
             "proof": self.proof,
         }
         checkpoint = self.prepared.checkpoint
-        return plan_of(checkpoint.as_stored, self.invocation.verb, flags, *checkpoint.made_from)
+        return plan_of(checkpoint.as_stored, self.session.verb, flags, *checkpoint.made_from)
 
     def write(
         self,
@@ -134,7 +131,7 @@ class DividedTransfer(DividedBuild):
         versions = self.prepared.prove_share(work=work, device=self.device)
         return {**own.results, **self._measured()}, versions
 
-    def whole(self, written: AllWritten, known: Mapping[str, Any]) -> Result:
+    def whole(self, written: AllWritten, known: Mapping[str, Any]) -> Whole:
         """Prove what nobody has, and show the result."""
         self._hear([*written.records, *written.proofs])
         checked = FromRecords(written.all.results)
@@ -151,7 +148,7 @@ class DividedTransfer(DividedBuild):
         )
         seconds = written.taken(report.seconds, "write")
         taken_over = max(0, report.taken_over - written.nbytes)
-        return self.show(replace(report, seconds=seconds, taken_over=taken_over))
+        return replace(report, seconds=seconds, taken_over=taken_over)
 
     def _measured(self) -> dict[str, Any]:
         return {MEASURED: [one.told() for one in self.measures]} if self.measures else {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import socket
 import subprocess
 import sys
@@ -97,13 +98,12 @@ def do_share(task: ShareTask) -> ShareEnd:
 
 def main(arguments: Sequence[str]) -> None:
     """Run a command line, and end with the process that has started this one."""
-    from ftckpt.commands.cli.app import main as run
     from ftckpt.workers.child import die_with
 
     parent, *words = arguments
     sys.argv = ["ftckpt", *words]
     die_with(int(parent))
-    run()
+    runpy.run_module("ftckpt", run_name="__main__")
 
 
 if __name__ == "__main__":

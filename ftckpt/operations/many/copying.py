@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.digests.blocks import block_count, block_length
 from ftckpt.errors import UsageError
 from ftckpt.manifest.seal import utc_now
@@ -19,12 +18,12 @@ from ftckpt.parts.proofs import PROOF, WRITE, Neighbours
 from ftckpt.parts.record import ShareRecord
 from ftckpt.parts.shared_folder import Heartbeat, PartsPlace, host
 from ftckpt.parts.shares import ByteRow, Shares
-from ftckpt.replication.copy import CopyJob, CopyReport, copy, prepare
+from ftckpt.replication.copy import CopyJob, copy, prepare
 from ftckpt.replication.share import CopiedShare, copy_share, prove_share
 from ftckpt.transfer.staging.marks import marks_of
 from ftckpt.transfer.write.blocks import BlockMade
 
-from . import ManyOptions
+from . import Session, Whole
 from .run import OwnPart, carry_out, require_same_number, use_up
 from .stages import POLL, Keep, all_written, blocks_of, place_of, units_of, write_once
 
@@ -38,36 +37,34 @@ class DividedCopy:
     """A copy, divided.
 
     Attributes:
-        invocation: of the verb.
+        session: of the operation.
         checkpoint: that is copied.
         destination: where to.
         options: of the copy.
-        show: renders what the whole copy did.
     """
 
-    invocation: Invocation
+    session: Session
     checkpoint: Checkpoint
     destination: str
     options: ReplicationOptions
-    show: Callable[[CopyReport], Result]
 
-    def run(self) -> Result:
+    def run(self) -> Whole:
         """Do what the options of the verb ask for.
 
         Raises:
             FtckptError: see `copy`, and `Divided.run`.
         """
-        many = self.invocation.options(ManyOptions)
+        many = self.session.division
         if self.options.restart:
             raise UsageError(
                 "--restart would forget what other parts have copied",
                 hint="remove the records and the staging place of the parts instead",
             )
         job = prepare(
-            self.checkpoint, self.destination, self.options, self.invocation.stores, by_parts=True
+            self.checkpoint, self.destination, self.options, self.session.stores, by_parts=True
         )
         return carry_out(
-            self.invocation,
+            self.session,
             lambda: self._place(job, many.parts),
             [WRITE, PROOF] if self.options.proof else [WRITE],
             lambda: sum(job.sizes.values()), partial(self._own, job), partial(self._finish, job),
@@ -84,7 +81,7 @@ class DividedCopy:
             }
             return plan_of(self.checkpoint, "copy", flags, sealed=job.manifest)
 
-        return place_of(job.destination, elsewhere, self.invocation.stores, plan)
+        return place_of(job.destination, elsewhere, self.session.stores, plan)
 
     def _own(self, job: CopyJob, place: PartsPlace, part: WorkPart) -> OwnPart:
         """Copy a part and read back others'."""
@@ -178,19 +175,19 @@ class DividedCopy:
             )
         )  # fmt: skip
 
-    def _finish(self, job: CopyJob, place: PartsPlace, number: int | None) -> Result:
+    def _finish(self, job: CopyJob, place: PartsPlace, number: int | None) -> Whole:
         written = all_written(
-            place, number, proof=self.options.proof, done="read back", say=self.invocation.say
+            place, number, proof=self.options.proof, done="read back", say=self.session.on.note
         )
         known = FromRecords(_results(job, written.records, written.proofs))
         report = copy(
             self.checkpoint, self.destination, options=self.options,
-            stores=self.invocation.stores, made=written.blocks, built=written.built, known=known,
+            stores=self.session.stores, made=written.blocks, built=written.built, known=known,
         )  # fmt: skip
         taken = max(0, report.taken_over - written.nbytes)
         seconds = written.taken(report.seconds, "copy")
-        result = self.show(replace(report, seconds=seconds, taken_over=taken))
-        use_up(self.invocation, place, written.all, result)
+        result = replace(report, seconds=seconds, taken_over=taken)
+        use_up(self.session, place, written.all, result)
         return result
 
 

@@ -1,4 +1,4 @@
-"""What the values of options must be: files that can be written."""
+"""Whether a file that an option names can be written."""
 
 from __future__ import annotations
 

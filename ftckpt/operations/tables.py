@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from ftckpt.errors import UsageError
+from ftckpt.operations.definition import option
 
 if TYPE_CHECKING:
     from ftckpt.checkpoint.rules import Rules
     from ftckpt.transfer.request.renaming import Rename
+
+
+RulesFile = Annotated[
+    str,
+    option("FILE.toml", "Table of how tensors divide over ranks, or a name: llama, …", "--rules"),
+]
 
 
 def read_rules(path: str) -> Rules | None:

@@ -1,0 +1,366 @@
+"""A verb's command line, made of the annotations of its operation (`ftckpt.operations`).
+
+click parses. Every value is what the annotation says: text, a number, a word of an enum, a list.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass, replace
+from enum import StrEnum
+from inspect import Parameter, cleandoc, signature
+from types import ModuleType
+from typing import Annotated, Any, ForwardRef, NamedTuple, get_args
+
+import click
+
+from ftckpt.errors import ExitCode
+from ftckpt.operations.definition import (
+    Opt,
+    Taken,
+    definition_of,
+    groups,
+    option,
+    switch,
+    taken,
+)
+from ftckpt.reports import document
+from ftckpt.storage.options import StoreOptions
+
+from .bounds import bound_memory
+from .codes import ALWAYS, MEANINGS
+from .environment import HELP, NO_ENVIRONMENT, environment_flags, environment_name
+from .invocation import Invocation, ProgressChoice
+
+# What is asked for least stands last of a verb's own headings.
+RARE = "How it is done"
+
+
+def _common(
+    json: Annotated[
+        bool, switch("--json", "Print one JSON document on stdout, errors included.")
+    ] = False,
+    quiet: Annotated[
+        bool, switch("--quiet", "No progress and no remarks on stderr; warnings stay.", "-q")
+    ] = False,
+    progress: Annotated[
+        ProgressChoice, option("", "auto: a bar, or a line now and then; json: a record a second.")
+    ] = ProgressChoice.AUTO,
+    debug: Annotated[bool, switch("--debug", "Show tracebacks.")] = False,
+) -> None:
+    """Options of every verb."""
+
+
+def _storage(
+    endpoint: Annotated[str, option("URL", "S3-compatible service (AWS_ENDPOINT_URL).")] = "",
+    profile: Annotated[str, option("NAME", "Profile of the AWS configuration.")] = "",
+    region: Annotated[str, option("NAME", "Region of the bucket.")] = "",
+    requester_pays: Annotated[
+        bool, switch("--requester-pays", "Pay for requests to another owner's bucket.")
+    ] = False,
+    anonymous: Annotated[bool, switch("--anonymous", "Send no credentials.")] = False,
+    retry_seconds: Annotated[
+        float, option("S", "Retry one request for this long.", min=0)
+    ] = StoreOptions().retry_seconds,
+) -> None:
+    """Options of every verb that opens a place."""
+
+
+# Names of the options that every verb has, and every verb that opens a place.
+COMMON = set(_common.__annotations__) - {"return"}
+STORAGE = set(_storage.__annotations__) - {"return"}
+
+
+class Whole(click.IntRange):
+    """A whole number; click would say `integer range` of one that is none."""
+
+    name = "integer"
+
+
+class Number(click.FloatRange):
+    """A number."""
+
+    name = "number"
+
+
+class VerbOption(click.Option):
+    """An option, the words that it takes, and what its definition says beside."""
+
+    def __init__(
+        self, names: Sequence[str], words: tuple[str, ...], opt: Opt, **settings: Any
+    ) -> None:
+        super().__init__(names, **settings)
+        self.words, self.bare, self.under = words, opt.bare, opt.under
+
+
+class VerbArgument(click.Argument):
+    """An argument with a line of its own in the help, and the words that it takes."""
+
+    def __init__(self, name: str, words: tuple[str, ...], text: str, **settings: Any) -> None:
+        super().__init__([name], **settings)
+        self.words, self.about = words, text
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
+        """Return what stands for it, and what it is."""
+        default = self.get_default(ctx, call=False)
+        more = "required" if self.required else f"default: {default}" if default else ""
+        return self.make_metavar(ctx), f"{self.about}  [{more}]" if more else self.about
+
+
+def parameter(one: Taken, verb: str) -> click.Parameter:
+    """Return what click has for a parameter of an operation."""
+    opt, kind = one.opt, _plain(one.kind)
+    several = isinstance(kind, Several)
+    enum = kind if isinstance(kind, type) and issubclass(kind, StrEnum) else None
+    words = opt.words if enum is None else tuple(str(word) for word in enum)
+    typed: click.ParamType[Any] = click.STRING
+    if enum is not None:
+        typed = click.Choice(words)
+    elif kind in (int, float):
+        typed = click.INT if kind is int else click.FLOAT
+        if (opt.min, opt.max) != (None, None):
+            typed = Whole(opt.min, opt.max) if kind is int else Number(opt.min, opt.max)
+    required = one.default is Parameter.empty
+    default = None if required or several else one.default
+    if enum is not None and default is not None:
+        default = str(default)
+
+    def value(_: click.Context, __: click.Parameter, given: Any) -> Any:
+        if several:
+            return list(given) if given else one.default
+        return enum(given) if enum is not None and given is not None else given
+
+    settings: dict[str, Any] = {"type": typed, "callback": value, "metavar": opt.metavar or None}
+    if not required:  # None would be a value
+        settings["default"] = default
+    if opt.argument:
+        return VerbArgument(
+            one.name, words, opt.help, required=required,
+            nargs=-1 if several else 1, **settings,
+        )  # fmt: skip
+    named = list(opt.names) or [f"--{one.name.rstrip('_').replace('_', '-')}"]
+    name = next(n for n in named if n.startswith("--")).lstrip("-").replace("-", "_")
+    if kind is bool:
+        settings |= {"is_flag": True, "type": click.BOOL, "metavar": None}
+    return VerbOption(
+        [one.name, *named], words, opt, multiple=several, required=required,
+        help=opt.help, hidden=opt.hidden,
+        show_default=not (default is None or default is False or default == ""),
+        envvar=None if one.name in NO_ENVIRONMENT or name in NO_ENVIRONMENT
+        else environment_name(verb, named),
+        **settings,
+    )  # fmt: skip
+
+
+def _itself(invocation: Invocation, _: Mapping[str, Any]) -> Invocation:
+    return invocation
+
+
+class Several(NamedTuple):
+    """A list of texts."""
+
+
+def _plain(kind: Any) -> Any:
+    """Return what one value on a command line is, of what an annotation allows."""
+    if isinstance(kind, (str, ForwardRef)):
+        return str  # a place, or what Python callers have opened
+    kinds = [one for one in get_args(kind) if one is not type(None)] or [kind]
+    name = getattr(getattr(kind, "__origin__", None), "__name__", "")
+    if name in ("list", "Sequence", "tuple"):
+        return Several()
+    if len(kinds) > 1:  # a word, or a number with its unit
+        enums = [one for one in kinds if isinstance(one, type) and issubclass(one, StrEnum)]
+        return enums[0] if enums else str
+    return kinds[0] if kinds[0] is kind else _plain(kinds[0])
+
+
+class OptionGroup(NamedTuple):
+    """Options that several verbs share, under a heading of their own in the help.
+
+    Attributes:
+        type: the dataclass whose fields are the options.
+        names: of its fields.
+    """
+
+    type: type[Any]
+    names: frozenset[str]
+
+
+class Verb(click.Command):
+    """A verb with the options that every verb has, its examples and its exit codes.
+
+    Args:
+        name: of the verb.
+        module: of `ftckpt.commands`, see there.
+        settled: returns what the user's file of settings has for the options of a verb.
+        refuse: raises UsageError for a variable of the environment that sets nothing.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: ModuleType,
+        settled: Callable[[str], Mapping[str, Any]],
+        refuse: Callable[[], None],
+    ) -> None:
+        self.module, self._settled, self._refuse = module, settled, refuse
+        self.operation: Callable[..., Any] | None = getattr(module, "operation", None)
+        function = self.operation or module.command
+        self.groups: list[OptionGroup] = []
+        self.examples: Sequence[tuple[str, str]] = ()
+        self.codes: Mapping[ExitCode, str] = {}
+        if self.operation is None:
+            self.examples, self.codes = module.EXAMPLES, module.CODES
+            text = cleandoc(module.command.__doc__ or "")
+        else:
+            said = definition_of(self.operation)
+            self.examples, self.codes, text = said.examples, said.codes, said.help
+            self._known = signature(self.operation).parameters.keys()
+        params = [parameter(one, name) for one in taken(function)]
+        self._held = {} if self.operation is None else groups(self.operation)
+        for group in (*self._held.values(), *getattr(module, "OPTIONS", ())):
+            made = [parameter(one, name) for one in taken(group)]
+            self.groups.append(OptionGroup(group, frozenset(str(one.name) for one in made)))
+            params += made
+        if self.opens_places:
+            params += [parameter(one, name) for one in taken(_storage)]
+        params += [parameter(one, name) for one in taken(_common)]
+        settings = {"help_option_names": list(HELP), "max_content_width": 100}
+        super().__init__(
+            name, params=params, help=text,
+            context_settings=settings | getattr(module, "CONTEXT", {}),
+        )  # fmt: skip
+
+    @property
+    def opens_places(self) -> bool:
+        """Whether it has the options of object stores."""
+        if self.operation is not None:
+            return "stores" in self._known
+        return bool(getattr(self.module, "STORAGE", True))
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the command line; some options may lack their value (`Opt.bare`).
+
+        Such a value is joined by `=`: a word that follows is not a value of it.
+        """
+        bare = {n: p.bare for p in self.params if isinstance(p, VerbOption) and p.bare
+                for n in p.opts}  # fmt: skip
+        end = args.index("--") if "--" in args else len(args)
+        # `help` and `completions` must answer with a wrong file too, and `config` names the line.
+        settled = ctx.resilient_parsing or ctx.default_map is not None
+        if not settled and self.opens_places and not {*HELP} & {*args[:end]}:
+            ctx.default_map = dict(self._settled(str(self.name)))
+        given = [f"{word}={bare[word]}" if word in bare else word for word in args[:end]]
+        return super().parse_args(ctx, [*given, *args[end:]])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb, and return what it returns."""
+        given, invocation = ctx.params, ctx.obj
+        assert isinstance(invocation, Invocation)
+        common = {name: given.pop(name) for name in COMMON & given.keys()}
+        storage = {name: given.pop(name) for name in STORAGE & given.keys()}
+        invocation.json |= common["json"]
+        invocation.quiet |= common["quiet"]
+        invocation.debug |= common["debug"]
+        invocation.progress = common["progress"]
+        invocation.stores = StoreOptions(**storage)
+        invocation.environment = environment_flags(ctx)
+        invocation.settings = {
+            name: value
+            for name, value in (ctx.default_map or {}).items()
+            if (source := ctx.get_parameter_source(name)) and source.name == "DEFAULT_MAP"
+        }
+        device = given.get("device")
+        for group in self.groups:
+            values = {name: given.pop(name) for name in group.names}
+            device = values.get("device", device)
+            invocation.groups[group.type] = group.type(**values)
+        # A verb that passes signals on to a command ends after it, in its own time.
+        invocation.start(watched=getattr(self.module, "WATCHED", True))
+        # `help` and `completions` must answer so that the right name can be found.
+        if self.opens_places and any(name.startswith("FTCKPT_") for name in os.environ):
+            self._refuse()
+        if device not in (None, "cpu", "auto"):
+            from ftckpt.transfer.device import torch_device
+
+            torch_device(device)  # before anything is read
+        if self.operation is None:
+            return self.module.command(invocation, **given)
+        return self._operate(invocation, given)
+
+    def _operate(self, invocation: Invocation, given: Mapping[str, Any]) -> Any:
+        """Call the operation, report what it returns, and let the module show it."""
+        assert self.operation is not None
+        if "max_memory" in given:
+            bound_memory(given["max_memory"])  # what is shown is read under it, too
+        if hasattr(self.module, "check"):
+            self.module.check(invocation, given)
+        invocation.screen = getattr(self.module, "observer", _itself)(invocation, given)
+        ours = {"on": invocation.screen, "stores": invocation.stores}
+        ours |= {name: invocation.options(group) for name, group in self._held.items()}
+        if "division" in ours:
+            ours["division"] = replace(ours["division"], line=tuple(invocation.words))
+        report = self.operation(**given, **{k: v for k, v in ours.items() if k in self._known})
+        if is_dataclass(report):
+            invocation.report(**document(report))
+        if "division" in ours and ours["division"].asked:
+            from ftckpt.operations.many import PartReport
+
+            from .parts import show_part
+
+            if isinstance(report, PartReport):
+                return show_part(invocation, report, ours["division"])
+        return self.module.render(invocation, report, given)
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the usage, what the verb does, and its tables."""
+        self.format_usage(ctx, formatter)
+        self.format_help_text(ctx, formatter)
+        self.format_options(ctx, formatter)
+        self.format_epilog(ctx, formatter)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write arguments, the verb's own options, then those of every verb."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                sections.setdefault(self.section_of(param), []).append(record)
+        for name in self.section_names():
+            if name in sections:
+                with formatter.section(name):
+                    formatter.write_dl(sections[name])
+
+    def section_names(self) -> list[str]:
+        """Return the headings of the help in their order; a verb need not have all."""
+        own = [one.under for one in self.params if isinstance(one, VerbOption) and one.under]
+        own += [str(group.type.TITLE) for group in self.groups]
+        own.sort(key=lambda title: title == RARE)
+        names = ["Arguments", *own, "Options", "Storage options", "Common options"]
+        return list(dict.fromkeys(names))
+
+    def section_of(self, param: click.Parameter) -> str:
+        """Return the heading that a parameter stands below."""
+        if isinstance(param, click.Argument):
+            return "Arguments"
+        if param.name in STORAGE:
+            return "Storage options"
+        if isinstance(param, VerbOption) and param.under:
+            return param.under
+        for group in self.groups:
+            if param.name in group.names:
+                return str(group.type.TITLE)
+        common = param.name in COMMON or set(param.opts) <= {*HELP}
+        return "Common options" if common else "Options"
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples and the exit codes."""
+        with formatter.section("Examples"):
+            for line, does in self.examples:
+                formatter.write(f"  {line}\n      {does}\n")
+        rows = dict.fromkeys(ALWAYS, "") | dict(self.codes)
+        with formatter.section("Exit codes"):
+            formatter.write_dl(
+                [(str(int(c)), rows[c] or MEANINGS[c].meaning) for c in sorted(rows)], col_max=6
+            )

@@ -1,0 +1,20 @@
+"""The operations of ftckpt: each is one function, and both the shell and Python call it.
+
+An operation's module holds the function with its parameters, what its report is, its exit codes
+and its examples (`definition.operation`). `ftckpt.X` is the function; `ftckpt.commands` derives
+its command line from it and renders its report.
+"""
+
+from __future__ import annotations
+
+# The operations of each module: a caller loads what it needs and nothing more.
+MODULES = {
+    "checking": ("seal", "verify"),
+    "comparing": ("diff",),
+    "looking": ("cat", "du", "inspect"),
+    "marking": ("pin", "pins", "tag", "unpin", "untag"),
+    "opening": ("open_checkpoint",),
+    "transferring": ("convert", "reshard"),
+    "replicating": ("copy", "repair", "sync"),
+}
+HOMES = {name: home for home, names in MODULES.items() for name in names}

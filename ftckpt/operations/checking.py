@@ -1,0 +1,516 @@
+"""Whether a checkpoint can be trusted: `verify`, and `seal` for what is found later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+from ftckpt import amounts
+from ftckpt.errors import (
+    CorruptError,
+    ExitCode,
+    FtckptError,
+    NotFoundError,
+    UnsafeError,
+    UsageError,
+    error_of,
+)
+from ftckpt.findings import Level, parse_strictness
+from ftckpt.observer import SILENT, Observer
+from ftckpt.own_files import MANIFEST
+from ftckpt.reports import UNSAID
+from ftckpt.storage import StoreOptions
+from ftckpt.workers import Work
+
+from .definition import operation, option, switch
+from .many import ALONE, Machines, Session
+from .opening import (
+    STORES,
+    Also,
+    Jobs,
+    Memory,
+    Opened,
+    Rate,
+    chosen,
+    open_from,
+    open_target,
+    opened,
+)
+
+if TYPE_CHECKING:
+    from ftckpt.checkpoint import Checkpoint
+    from ftckpt.discovery.resolve import Target
+    from ftckpt.findings import Finding
+    from ftckpt.manifest import Manifest, PassedCheck
+    from ftckpt.storage.store import Store
+    from ftckpt.verification import VerifyOptions, VerifyReport
+    from ftckpt.verification.places import PlaceCheck, PlaceReport
+    from ftckpt.verification.scrub import Scrub
+
+
+_Replica = Annotated[
+    "Checkpoint | str", option("OTHER", "A replica to compare with, byte by byte.")
+]
+_Kept = Annotated["Manifest | str", option("FILE", "A manifest that is kept elsewhere.")]
+
+
+class Requirement(StrEnum):
+    """What must not be missing."""
+
+    CONTENT = "content"
+
+
+@operation(
+    examples=(
+        ("ftckpt verify /ckpt/run7/step-1000", "by the best evidence that there is"),
+        ("ftckpt verify /ckpt/run7 --all --level structure", "every checkpoint of a root"),
+        (
+            "ftckpt verify /ckpt/run7 --oldest-first --budget 1h",
+            "every night: each in turn",
+        ),
+        (
+            "ftckpt verify s3://run7/ckpt@1000 --require content",
+            "exit 6 without evidence",
+        ),
+        ("ftckpt verify /nvme/step-9 --against s3://run7/ckpt/step-9", "compare with a replica"),
+        ("ftckpt verify /n0/step-9 --also /n1/step-9", "whose shards lie on two nodes' disks"),
+        ("ftckpt verify run/step-9 --remember", "so that `latest`, `gc` and `status` know of it"),
+        (
+            "ftckpt verify big/ --sample 5% --limit-rate 200MiB/s",
+            "a share, beside a trainer",
+        ),
+        (
+            "ftckpt verify step-9 --level values --strict=replicas,masters",
+            "unequal copies fail",
+        ),
+        ("srun ftckpt verify step-9 --part auto --finish-last", "by all nodes of a job"),
+    ),
+    codes={
+        ExitCode.OK: "everything that the evidence allows was checked and passed",
+        ExitCode.CORRUPT: "proven damage; the findings name file, tensor, rank and bytes",
+        ExitCode.INCOMPLETE: "not committed, in writing, or changed meanwhile; parts missing",
+        ExitCode.UNVERIFIED: "content was demanded and no evidence covers it",
+        ExitCode.UNSAFE: "hostile or ambiguous content; nothing was executed",
+        ExitCode.REFUSED: "parts do not fit together: another plan, or a record that is not whole",
+        ExitCode.NOT_FOUND: "no checkpoint there",
+        ExitCode.UNAVAILABLE: "",
+        ExitCode.DENIED: "",
+        ExitCode.NO_RESOURCE: "",
+        ExitCode.UNSUPPORTED: "recognised, but not readable by this version",
+    },
+)
+def verify(
+    checkpoint: Opened,
+    *,
+    level: Annotated[
+        Level | str,
+        option("", "structure: headers; content: every byte; values: the numbers too."),
+    ] = Level.AUTO,
+    require: Annotated[
+        Requirement | str | None, option("", "Exit 6 where this evidence is missing.")
+    ] = None,
+    all_: Annotated[
+        bool, switch("--all", "Every checkpoint of a root; the worst code wins.")
+    ] = False,
+    oldest_first: Annotated[
+        bool,
+        switch(
+            "--oldest-first",
+            "Scrub a root: read first what was not read for longest, and remember it.",
+        ),
+    ] = False,
+    budget: Annotated[
+        amounts.Duration, option("TIME", "Begin no further checkpoint of a scrub after it.")
+    ] = "",
+    also: Also = (),
+    against: _Replica = "",
+    manifest: _Kept = "",
+    sample: Annotated[
+        amounts.Share, option("SHARE", "Read only this share of the content: 5%.")
+    ] = "",
+    strict: Annotated[
+        Sequence[str],
+        option(
+            "[=CLASS,...]",
+            "Treat warnings as errors, or those alone of replicas, masters, values, stale, "
+            "steps, names, pointers, counts, sizes, links, opaque, odd.",
+            bare="all",
+        ),
+    ] = (),
+    fail_fast: Annotated[bool, switch("--fail-fast", "Stop at the first error.")] = False,
+    remember: Annotated[
+        bool,
+        switch(
+            "--remember", "Keep the verdict in the ledger of the root; implies --require content."
+        ),
+    ] = False,
+    ledger: Annotated[
+        str, option("DIR", "Where verdicts are remembered; else .ftckpt/ in the root.")
+    ] = "",
+    jobs: Jobs = 0,
+    limit_rate: Rate = "",
+    max_memory: Memory = "1GiB",
+    division: Machines = ALONE,
+    stores: StoreOptions = STORES,
+    on: Observer = SILENT,
+) -> PlaceReport:
+    """Check a checkpoint, and name the evidence for the verdict.
+
+    Structure first: missing, truncated, swapped and stray files, holes and overlaps, mixed steps.
+    Then the content, by the manifest that `ftckpt seal` wrote, else by the CRC-32s that torch puts
+    into its files and never checks. What nothing covers is named.
+
+    Returns:
+        The verdict: damage is its code and findings, also where nothing can be opened. Of a
+        `division` that has its part done here: a `many.PartReport`.
+
+    Raises:
+        NotFoundError, UsageError: the path names nothing, or an argument is not understood.
+        UnavailableError, DeniedError, NoResourceError: the check could not be made.
+    """
+    from ftckpt.formats.unsupported import hostile_in
+    from ftckpt.manifest.locate import read_at
+    from ftckpt.verification import VerifyOptions
+    from ftckpt.verification.places import PlaceCheck
+
+    depth = chosen(Level, level, "--level")
+    if require:
+        chosen(Requirement, require, "--require")
+    if division.asked and (all_ or oldest_first or fail_fast or remember):
+        # A verdict says that all bytes were read just now.
+        raise UsageError(
+            "--part is for one checkpoint that is read whole: not with --all, --oldest-first,"
+            " --fail-fast or --remember"
+        )
+    scrub = _scrub(budget, ledger, stores, oldest_first=oldest_first)
+    if remember and (depth is Level.STRUCTURE or sample):
+        raise UsageError("--remember needs a check of the whole content")
+    if ledger and not (remember or oldest_first):
+        raise UsageError("--ledger needs --remember or --oldest-first")
+    if also and remember:
+        raise UsageError("--remember is for a checkpoint in one place, and --also names more")
+    options = VerifyOptions(
+        level=depth,
+        require_content=bool(require) or remember,
+        strict=parse_strictness(strict),
+        fail_fast=fail_fast,
+        sample=amounts.share(sample) if sample else None,
+        manifest=read_at(manifest, stores) if isinstance(manifest, str) else manifest,
+        against=opened(against, stores) if against else None,
+    )
+    check = PlaceCheck(
+        options=options,
+        hostile=hostile_in,
+        ledger=ledger if remember or oldest_first else None,
+        stores=stores,
+        work=Work.of(jobs, limit_rate, on.counter),
+        watcher=on,
+    )
+    on.report(
+        level=depth, evidence="none", strict=check.strict, bytes_read=0, seconds=0.0, findings=[]
+    )
+    if not isinstance(checkpoint, str):
+        if scrub is not None:
+            raise UsageError("oldest_first is for the path of a root")
+        held = opened(checkpoint, stores, also=also)
+        if division.asked:
+            return _divided(held, check, division, on)
+        return check.checkpoint(held)
+    try:
+        target = open_target(checkpoint, stores, on, also=also)
+    except (CorruptError, UnsafeError) as error:
+        return check.unopened(error, checkpoint)
+    if not division.asked:
+        return check.target(target, everything=all_, scrub=scrub)
+    return _verify_part(target, check, division, on)
+
+
+def _scrub(
+    budget: amounts.Duration, ledger: str, stores: StoreOptions, *, oldest_first: bool
+) -> Scrub | None:
+    if not oldest_first and budget == "":
+        return None
+    from ftckpt.verification.scrub import scrubbing
+
+    left = amounts.seconds(budget, "--budget") if budget != "" else None
+    return scrubbing(oldest_first, left, stores, ledger)
+
+
+def _verify_part(
+    target: Target, check: PlaceCheck, division: Machines, on: Observer
+) -> PlaceReport:
+    """Do a part of a check, or finish it; what no part can open is the whole answer at once."""
+    try:
+        held = open_from(target, on)
+    except (UsageError, NotFoundError):
+        raise
+    except FtckptError:
+        return check.target(target)
+    return _divided(held, check, division, on)
+
+
+def _divided(held: Checkpoint, check: PlaceCheck, division: Machines, on: Observer) -> PlaceReport:
+    from ftckpt.manifest.locate import find
+    from ftckpt.parts.plan import identity_of, names_of, plan_of
+    from ftckpt.verification import verify as verified
+
+    from .many.run import Divided, errors_of
+
+    options = check.options
+    sealed = options.manifest
+    with suppress(FtckptError):  # the check reports it
+        sealed = sealed or find(held.source)
+    others = [] if options.against is None else [options.against]
+    flags = {
+        "level": options.level.value,
+        "require": options.require_content,
+        "strict": sorted(options.strict),
+        "sample": options.sample,
+        "against": [identity_of(one.source) for one in others],
+        "given": options.manifest is not None,
+    }
+
+    def share(work: Work) -> tuple[Sequence[Finding], int]:
+        report = verified(held, options, work=work, emit=errors_of(on))
+        return report.findings, report.bytes_read
+
+    def whole(work: Work) -> PlaceReport:
+        return replace(check, work=work).checkpoint(held)
+
+    session = Session("verify", division, check.stores, on)
+    plan = plan_of(held, "verify", flags, *others, sealed=sealed)
+    names = names_of(held, sealed)
+    done: PlaceReport = Divided(session, held, plan, names, check.work, share, whole).run()
+    return done
+
+
+@dataclass(frozen=True)
+class SealedFiles:
+    """Files under a manifest.
+
+    Attributes:
+        count: number of them.
+        bytes: of all.
+    """
+
+    count: int
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SealedCheckpoint:
+    """What was sealed.
+
+    Attributes:
+        step: by content.
+        findings: of the check before.
+        manifest: path or URL of it.
+        written: False if an equal one stood there.
+        files: under it.
+        checks: which passed.
+        bytes_read: that were hashed.
+        content: the manifest.
+        verdict: of the check before.
+    """
+
+    step: int | None
+    findings: tuple[Finding, ...]
+    manifest: str
+    written: bool
+    files: SealedFiles
+    checks: Sequence[PassedCheck]
+    bytes_read: int
+    content: Manifest = field(metadata=UNSAID)
+    verdict: VerifyReport = field(metadata=UNSAID)
+
+
+@operation(
+    examples=(
+        ("ftckpt seal /ckpt/run7/step-1000", "check it, then write ftckpt.manifest.json beside it"),
+        ("ftckpt seal s3://run7/ckpt/step-1000", "the same on object storage"),
+        ("ftckpt seal /ro/step-9 --manifest /var/seals/step-9.json", "keep the manifest elsewhere"),
+        ("ftckpt seal run/iter_0001000 --integrity", "for Megatron's --verify-integrity too"),
+        ("srun ftckpt seal /ckpt/step-9 --part auto --finish-last", "by all nodes of a job"),
+    ),
+    codes={
+        ExitCode.OK: "sealed, or sealed before with the same content",
+        ExitCode.CORRUPT: "the check before sealing found damage; nothing was written",
+        ExitCode.INCOMPLETE: "not committed, changed meanwhile, or parts missing",
+        ExitCode.UNSAFE: "hostile or ambiguous content; nothing was written",
+        ExitCode.REFUSED: "another manifest or integrity.json stands there, or parts do not fit",
+        ExitCode.NOT_FOUND: "no checkpoint there",
+        ExitCode.UNAVAILABLE: "",
+        ExitCode.DENIED: "the place cannot be written; --manifest names another",
+        ExitCode.NO_RESOURCE: "",
+        ExitCode.UNSUPPORTED: "",
+    },
+)
+def seal(
+    checkpoint: Opened,
+    *,
+    manifest: Annotated[str, option("ELSEWHERE", "Write the manifest to this path or URL.")] = "",
+    force: Annotated[
+        bool, switch("--force", "Replace a manifest that says something else.")
+    ] = False,
+    level: Annotated[Level | str, option("", "What to check before sealing.")] = Level.AUTO,
+    integrity: Annotated[
+        bool, switch("--integrity", "Write Megatron's integrity.json (SHA-256) too.")
+    ] = False,
+    jobs: Jobs = 0,
+    limit_rate: Rate = "",
+    max_memory: Memory = "1GiB",
+    division: Machines = ALONE,
+    stores: StoreOptions = STORES,
+    on: Observer = SILENT,
+) -> SealedCheckpoint:
+    """Record digests of a checkpoint, so that any later change is found.
+
+    The checkpoint is verified first and a damaged one is not sealed. The manifest is written last
+    and at once. Sealing does not prove the checkpoint good: the manifest says which checks passed.
+
+    Raises:
+        CorruptError, UnsafeError, UnverifiedError: it does not pass, and is not sealed.
+        IncompleteError: not committed, or a file changed meanwhile.
+        RefusedError: another manifest, or a shorter `integrity.json`, stands there.
+        UsageError: a root; or `integrity`, and it is not of Megatron's `torch_dist`.
+        DeniedError: the place cannot be written.
+    """
+    from ftckpt.manifest.seal import hash_share, locate
+    from ftckpt.parts.plan import names_of, plan_of
+    from ftckpt.storage import open_store
+    from ftckpt.verification import VerifyOptions
+    from ftckpt.verification import verify as verified
+
+    here = open_store(manifest, stores).local_path() if manifest else None
+    if here is not None:
+        from ftckpt.storage.local.writable import check_file
+
+        check_file("--manifest", here)
+    work = Work.of(jobs, limit_rate, on.counter)
+    held = opened(checkpoint, stores, on)
+    place = locate(manifest, held.source.name, stores) if manifest else None
+    # An old manifest is not evidence here: whether the content still fits it is for `seal` to say.
+    options = VerifyOptions(level=chosen(Level, level, "--level"), use_manifest=False)
+    if integrity:
+        from ftckpt.formats.dcp.integrity import require_checked
+
+        require_checked(held.format)
+    if integrity and division.asked:
+        raise UsageError(
+            "--integrity is not divided into parts", hint="seal with --integrity in one process"
+        )
+
+    def whole(work: Work) -> SealedCheckpoint:
+        return _sealed(held, options, place, work, stores, on, force=force, integrity=integrity)
+
+    if not division.asked:
+        return whole(work)
+    from .many.run import Divided, errors_of
+
+    def share(work: Work) -> tuple[Sequence[Finding], int]:
+        report = verified(held, options, work=work, emit=errors_of(on))
+        return report.findings, report.bytes_read + hash_share(held, place=place, work=work)
+
+    plan = plan_of(held, "seal", {"level": options.level.value})
+    session = Session("seal", division, stores, on)
+    done: SealedCheckpoint = Divided(session, held, plan, names_of(held), work, share, whole).run()
+    return done
+
+
+def _sealed(
+    held: Checkpoint,
+    options: VerifyOptions,
+    place: tuple[Store, str] | None,
+    work: Work,
+    stores: StoreOptions,
+    on: Observer,
+    *,
+    force: bool,
+    integrity: bool,
+) -> SealedCheckpoint:
+    """Check and seal a checkpoint."""
+    from ftckpt.manifest import PassedCheck
+    from ftckpt.manifest import seal as sealing
+    from ftckpt.verification.while_hashing import verify_while_hashing
+
+    checked = verify_while_hashing(held, options, work=work)
+    report = checked.report
+    on.report(step=held.known_step, findings=report.findings)
+    if report.code is not ExitCode.OK:
+        for found in report.findings:
+            on.found(found)
+        hint = report.hint or "ftckpt verify PATH"
+        raise error_of(report.code, f"not sealed: {report.message}", hint=hint)
+    checks = [PassedCheck(report.level, report.evidence, sealing.utc_now())]
+    if integrity:
+        listed, replaces = _record_integrity(held, checks, stores, work, beside=place is None)
+        force |= replaces
+        if listed is not held:
+            held, checked = listed, checked.of_another_listing()
+    sealed = sealing.seal(
+        held, place=place, force=force, checks=checks, known=checked.digests, work=work
+    )
+    if place is None and not work.partial:  # else nothing was to be written beside the data
+        _remember_seal(held, options, report, stores)
+    files = sealed.manifest.files
+    return SealedCheckpoint(
+        step=held.known_step,
+        findings=report.findings,
+        manifest=sealed.url,
+        written=sealed.written,
+        files=SealedFiles(len(files), sum(f.size for f in files)),
+        checks=sealed.manifest.checks,
+        bytes_read=sealed.bytes_read + checked.nbytes,
+        content=sealed.manifest,
+        verdict=report,
+    )
+
+
+def _record_integrity(
+    target: Checkpoint,
+    checks: Sequence[PassedCheck],
+    stores: StoreOptions,
+    work: Work,
+    *,
+    beside: bool,
+) -> tuple[Checkpoint, bool]:
+    """Write Megatron's `integrity.json`; return the checkpoint that has it.
+
+    Where it is sealed already, its manifest is first held to the content as it is, so that nothing
+    is added to a checkpoint whose manifest says something else. Then it may be replaced.
+
+    Returns:
+        The checkpoint, and whether the manifest beside it lacks the record alone.
+
+    Raises:
+        RefusedError: its manifest is of other content, or a record of fewer files stands there.
+    """
+    from ftckpt.formats.dcp.integrity import write_integrity
+    from ftckpt.manifest.seal import seal
+
+    sealed_before = beside and MANIFEST in target.source.entries
+    if sealed_before:
+        seal(target, checks=checks, work=work)
+    written = write_integrity(target.source, work=work)
+    return (opened(target.source.url, stores) if written else target), sealed_before and written
+
+
+def _remember_seal(
+    sealed: Checkpoint, options: VerifyOptions, report: VerifyReport, stores: StoreOptions
+) -> None:
+    """Keep the verdict of the check before a seal: it is about the files with their manifest now.
+
+    The ledger saves time and nothing else, so a place that cannot be written does not fail.
+    """
+    from ftckpt.discovery.checks import Keeper
+    from ftckpt.discovery.ledger import CheckedPlace, Ledger, place_of
+
+    source = sealed.source
+    with suppress(FtckptError):
+        ledger, place = Ledger.around(source.store, place_of(source), "", stores)
+        part = CheckedPlace(source.store, checkpoint=sealed, known_as=place)
+        keeper = Keeper(ledger, options)
+        keeper.end(part, keeper.begin(part), report)
