@@ -154,6 +154,15 @@ def paired(root: Root, looked: Sequence[Looked]) -> Looked | None:
     return one._replace(child=None, error=error)
 
 
+def newest_together(root: Root, looked: Sequence[Looked]) -> list[Looked]:
+    """Return the files that make the newest whole save, where each is half of one (`paired`)."""
+    by_series = _members(looked)
+    first = sorted(_first_together(root, by_series))
+    sound = [{n for n, one in by_series[s].items() if one.error is None} for s in first]
+    newest = max(set.intersection(*sound), default=None) if sound else None
+    return [] if newest is None else [by_series[name][newest] for name in first]
+
+
 def saved_together(root: Root, looked: Sequence[Looked]) -> frozenset[str]:
     """Return the series that are saved together (see `paired`); none if each stands alone."""
     return frozenset(_first_together(root, _members(looked)))

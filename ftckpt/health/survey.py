@@ -6,10 +6,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ftckpt.discovery.candidates import Walk
 from ftckpt.discovery.recognise import OrderedByRank
 from ftckpt.discovery.roots import Root, concurrently
 from ftckpt.discovery.step_names import is_put_aside
-from ftckpt.errors import FtckptError, NotFoundError
+from ftckpt.discovery.unordered import newest_together
+from ftckpt.errors import ExitCode, FtckptError, NotFoundError
 from ftckpt.own_files import SUFFIX, is_leftover, is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.retention.apply.check import checked, newest_verified
@@ -29,6 +31,8 @@ from .cadence import Save, while_saved
 _NOT_LISTED = frozenset({EntryClass.FOREIGN})
 # The most saves that are opened until one is whole.
 _MOST = 8
+# With these `latest` says why no save is the newest.
+_NO_ORDER = frozenset({ExitCode.UNVERIFIED, ExitCode.USAGE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,9 @@ class Survey:
         scrub: what is remembered of the content; None for nothing.
         dead_parts: paths of the records of divided operations that nobody went on with.
         uploads: keys of uploads that ftckpt began, and that nobody has finished for a day.
+        order: names of saves as `latest` orders them, the newest first; None where each has a step.
+        together: how many of the first of them make one save.
+        doubt: why no save is known to be the newest; "" where one is.
     """
 
     url: str
@@ -86,6 +93,9 @@ class Survey:
     scrub: ScrubHistory | None = None
     dead_parts: tuple[str, ...] = ()
     uploads: tuple[str, ...] = ()
+    order: tuple[str, ...] | None = None
+    together: int = 1
+    doubt: str = ""
 
     @property
     def leftovers(self) -> tuple[str, ...]:
@@ -139,6 +149,37 @@ def survey(root: Root, how: ScanOptions, *, counter: Counter = NULL) -> Survey:
     )  # fmt: skip
 
 
+def with_order(found: Survey) -> Survey:
+    """Return a survey with the order that `latest` finds, where the names of saves say no step.
+
+    Raises:
+        UnavailableError, DeniedError: one could not be read.
+    """
+    if found.run is None:
+        return found
+    root, saves = found.run.root, {h.entry.name: h for h in found.of(EntryClass.COMMITTED)}
+    if not any(c.step is None and c.entry.path in saves for c in root.candidates):
+        return found
+    walk, order, together, doubt = Walk(root), list[str](), 1, ""
+    for looked in walk.newest_first():
+        error = looked.error
+        if error is not None and looked.child is None and error.exit_code in _NO_ORDER:
+            if not order and error.exit_code is ExitCode.USAGE:
+                whole = newest_together(root, walk.looked)
+                order, together = [one.candidate.entry.path for one in whole], len(whole)
+            doubt = "" if order else error.message
+            break
+        if error is None and looked.candidate.entry.path in saves:
+            order.append(looked.candidate.entry.path)
+    first = (saves[name] for name in order if name in saves and saves[name].entry.content_passed)
+    passed = [h for h in saves.values() if h.entry.content_passed and h.finished is not None]
+    verified = next(first, None) or max(passed, key=lambda h: h.finished or 0, default=None)
+    return replace(
+        found, verified=verified or found.verified, order=tuple(order), together=together,
+        doubt=doubt,
+    )  # fmt: skip
+
+
 def with_newest(found: Survey, now: float) -> Survey:
     """Return a survey with the structure of its newest save checked, and of those before a bad one.
 
@@ -149,10 +190,12 @@ def with_newest(found: Survey, now: float) -> Survey:
         return found
     members = {one.entry.name: one for one in found.run.members}
     held = {one.entry.name: one for one in found.held}
-    newest_first = sorted(
-        found.of(EntryClass.COMMITTED), key=lambda h: h.entry.age_order, reverse=True
-    )
-    for one in newest_first[:_MOST]:
+    saves = found.of(EntryClass.COMMITTED)
+    newest_first = sorted(saves, key=lambda h: h.entry.age_order, reverse=True)
+    if found.order is not None:
+        by_name = {h.entry.name: h for h in saves}
+        newest_first = [by_name[name] for name in found.order if name in by_name]
+    for number, one in enumerate(newest_first[:_MOST], 1):
         if one.entry.thinned or is_put_aside(one.entry.name.rpartition("/")[2]):
             continue
         child = members[one.entry.name].child
@@ -160,6 +203,8 @@ def with_newest(found: Survey, now: float) -> Survey:
             break  # a node's own disk: the ranks that it lacks lie on others
         now_is = checked(members[one.entry.name], now, None)
         if now_is is None or now_is.entry.entry_class in (EntryClass.COMMITTED, EntryClass.FOREIGN):
+            if number < found.together:
+                continue
             break
         members[one.entry.name] = now_is
         held[one.entry.name] = replace(one, entry=now_is.entry)
