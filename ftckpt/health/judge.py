@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
@@ -232,6 +232,12 @@ def _torn(survey: Survey, now: float, interval: float | None) -> SurveyedEntry |
         opened = held.entry.looked is ScanDepth.STRUCTURE
         if opened and held.finished is not None and now - held.finished > wait:
             return held
+    for held in survey.of(EntryClass.COMMITTED):
+        if held.entry.name in survey.halves and (
+            held.finished is None or now - held.finished > wait
+        ):
+            why = "the other files of its save are not there, or cannot be read"
+            return replace(held, entry=replace(held.entry, why=why))
     top = max((h.entry.step or 0 for h in survey.of(EntryClass.COMMITTED)), default=None)
     for held in survey.of(EntryClass.FOREIGN):
         step, time = held.entry.step, held.entry.time

@@ -81,6 +81,7 @@ class Survey:
         uploads: keys of uploads that ftckpt began, and that nobody has finished for a day.
         order: names of saves as `latest` orders them, the newest first; None where each has a step.
         together: how many of the first of them make one save.
+        halves: names of later files, of which the other half of a save is not there.
         doubt: why no save is known to be the newest; "" where one is.
     """
 
@@ -95,6 +96,7 @@ class Survey:
     uploads: tuple[str, ...] = ()
     order: tuple[str, ...] | None = None
     together: int = 1
+    halves: tuple[str, ...] = ()
     doubt: str = ""
 
     @property
@@ -161,11 +163,13 @@ def with_order(found: Survey) -> Survey:
     if not any(c.step is None and c.entry.path in saves for c in root.candidates):
         return found
     walk, order, together, doubt = Walk(root), list[str](), 1, ""
+    halves: tuple[str, ...] = ()
     for looked in walk.newest_first():
         error = looked.error
         if error is not None and looked.child is None and error.exit_code in _NO_ORDER:
             if not order and error.exit_code is ExitCode.USAGE:
-                whole = newest_together(root, walk.looked)
+                whole, later = newest_together(root, walk.looked)
+                halves = tuple(one.candidate.entry.path for one in later)
                 order, together = [one.candidate.entry.path for one in whole], len(whole)
             doubt = "" if order else error.message
             break
@@ -176,7 +180,7 @@ def with_order(found: Survey) -> Survey:
     verified = next(first, None) or max(passed, key=lambda h: h.finished or 0, default=None)
     return replace(
         found, verified=verified or found.verified, order=tuple(order), together=together,
-        doubt=doubt,
+        halves=halves, doubt=doubt,
     )  # fmt: skip
 
 
