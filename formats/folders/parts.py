@@ -113,14 +113,14 @@ def _tell_parts(places: Sequence[str]) -> bool:
 def _is_of_two_models(listing: Listing) -> bool:
     """Whether two folders hold a model each, and one is trained for the other.
 
-    audiotools saves `dac/` (the class in small letters) beside `discriminator/`, each with the same
-    files.
+    audiotools saves `dac/` (the class in small letters) beside `discriminator/`, each with files of
+    the same names, an optimizer's among them. Exports side by side have none.
     """
     folders = _folders(listing)
     if len(folders) != 2 or len({bool(words(one) & set(COMPANIONS)) for one in folders}) != 2:
         return False
     one, other = (parts_among(listing.inside(folder).files) for folder in folders)
-    return len(one & other) > 1
+    return bool(one & other) and any(role(name) == "optimizer" for name in one | other)
 
 
 def _folders(listing: Listing) -> list[str]:

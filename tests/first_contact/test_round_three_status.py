@@ -7,6 +7,8 @@ Implicitron's pairs, diffusion_policy's `latest.ckpt`.
 from __future__ import annotations
 
 import json
+import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -69,3 +71,153 @@ def test_a_text_about_saves_is_no_pointer(tmp_path: Path, name: str, text: str) 
         save(tmp_path / f"model_{step:08}.pth", step, step=step)
     (tmp_path / name).write_text(text)
     assert "names it" not in reasons(tmp_path)["model_00020000.pth"]
+
+
+# ---------------------------------------------------------------------------------------------
+# Archives of other programs
+
+
+def archive(path: Path, names: tuple[str, ...], method: int = zipfile.ZIP_STORED) -> None:
+    with zipfile.ZipFile(path, "w", method) as held:
+        for name in names:
+            held.writestr(name, name.encode() * 40)
+
+
+@pytest.mark.parametrize(
+    ("names", "method"),
+    [
+        (("model.pt", "args.json", "metadata.json"), zipfile.ZIP_STORED),
+        (("data", "policy.pth", "_stable_baselines3_version"), zipfile.ZIP_STORED),
+        (("config.json", "model.weights.h5"), zipfile.ZIP_DEFLATED),
+        (("w.npy", "b.npy"), zipfile.ZIP_STORED),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["pt", "ckpt"])
+def test_another_programs_zip_is_refused_by_name(
+    tmp_path: Path, names: tuple[str, ...], method: int, suffix: str
+) -> None:
+    path = tmp_path / f"FourCastNet.0.10.{suffix}"
+    archive(path, names, method)
+    for words in (("verify", str(path)), ("inspect", str(path))):
+        answer = json.dumps(ftckpt_json(*words))
+        assert "that torch.save did not write" in answer
+        assert names[0] in answer
+        assert code(*words) == 13
+
+
+def test_a_zip_with_a_sign_of_torch_is_still_ambiguous(tmp_path: Path) -> None:
+    archive(tmp_path / "step_10.pt", ("model.pt", "x/data.pkl"))
+    assert code("verify", str(tmp_path / "step_10.pt")) == 7
+
+
+def test_a_folder_of_other_archives_promises_nothing(tmp_path: Path) -> None:
+    for step in (5, 10):
+        archive(tmp_path / f"FourCastNet.0.{step}.mdlus", ("model.pt", "args.json"))
+    answer = ftckpt_json("latest", str(tmp_path))
+    assert answer["result"]["code"] == 13
+    assert "can be read by itself" not in json.dumps(answer)
+
+
+# ---------------------------------------------------------------------------------------------
+# Two models of one save
+
+
+def audio(root: Path) -> None:
+    for number, tag in enumerate(("10k", "50k", "100k", "latest")):
+        for model in ("dac", "discriminator"):
+            torch.manual_seed(number)
+            net = torch.nn.Linear(4, 4 if model == "dac" else 2)
+            optimizer = torch.optim.AdamW(net.parameters())
+            net(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+            folder = root / tag / model
+            folder.mkdir(parents=True)
+            torch.save(net.state_dict(), folder / "weights.pth")
+            torch.save(optimizer.state_dict(), folder / "optimizer.pth")
+            if model == "dac":
+                torch.save({"step": 10000 * (number + 1)}, folder / "tracker.pth")
+
+
+def test_two_models_are_one_save(tmp_path: Path) -> None:
+    audio(tmp_path)
+    latest = str(tmp_path / "latest")
+    answer = ftckpt_json("verify", latest, "--level", "content")
+    assert answer["result"]["code"] == 0
+    assert "discriminator" in json.dumps(ftckpt_json("inspect", latest))
+    assert ftckpt_json("latest", str(tmp_path))["path"].endswith("/latest")
+    damage = tmp_path / "latest" / "discriminator" / "weights.pth"
+    damage.write_bytes(damage.read_bytes()[:-200])
+    assert code("verify", latest) == 4
+    assert ftckpt_json("latest", str(tmp_path))["path"].endswith("/100k")
+
+
+@pytest.mark.parametrize("lost", ["dac/optimizer.pth", "discriminator/weights.pth"])
+def test_what_all_others_have_is_named(tmp_path: Path, lost: str) -> None:
+    audio(tmp_path)
+    (tmp_path / "latest" / lost).unlink()
+    answer = ftckpt_json("verify", str(tmp_path / "latest"))
+    assert answer["result"]["code"] == 5
+    assert f"lacks {lost}" in json.dumps(answer)
+    assert ftckpt_json("latest", str(tmp_path))["path"].endswith("/100k")
+
+
+# ---------------------------------------------------------------------------------------------
+# What status says is what latest says
+
+
+def run_of(root: Path) -> Any:
+    return ftckpt_json("status", str(root))["runs"][0]
+
+
+def pairs(root: Path) -> None:
+    for epoch in (7, 8, 9):
+        torch.manual_seed(epoch)
+        net = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(net.parameters(), momentum=0.9)
+        net(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        torch.save(net.state_dict(), root / f"model_epoch_{epoch:08}.pth")
+        torch.save(optimizer.state_dict(), root / f"model_epoch_{epoch:08}_opt.pth")
+
+
+def test_status_names_the_pair_that_latest_names(tmp_path: Path) -> None:
+    pairs(tmp_path)
+    assert code("latest", str(tmp_path)) == 2
+    run = run_of(tmp_path)
+    assert run["newest"]["name"] == "model_epoch_00000009.pth"
+    assert run["newest_with"] == ["model_epoch_00000009_opt.pth"]
+    assert run["interval"]["reason"] == "several files are one save"
+
+
+def test_a_lost_half_is_unfinished(tmp_path: Path) -> None:
+    pairs(tmp_path)
+    (tmp_path / "model_epoch_00000009_opt.pth").unlink()
+    for path in tmp_path.iterdir():
+        os.utime(path, (1e9, 1e9))
+    run = run_of(tmp_path)
+    assert run["newest"]["name"] == "model_epoch_00000008.pth"
+    said = [alert for alert in run["alerts"] if alert["kind"] == "unfinished"]
+    assert [alert["about"] for alert in said] == [["model_epoch_00000009.pth"]]
+
+
+def test_status_and_latest_name_the_same_newest(tmp_path: Path) -> None:
+    for epoch in (0, 50, 100):
+        save(tmp_path / f"epoch={epoch:04}-test_mean_score=0.{epoch}.ckpt", epoch)
+    save(tmp_path / "latest.ckpt", 120)
+    assert ftckpt_json("latest", str(tmp_path), "--verify", "content")["path"].endswith(
+        "/latest.ckpt"
+    )
+    run = run_of(tmp_path)
+    assert run["newest"]["name"] == "latest.ckpt"
+    assert run["verified"]["name"] == "latest.ckpt"
+    assert run["interval"]["reason"] == "no save says its step"
+
+
+def test_status_does_not_call_an_unknown_order_ok(tmp_path: Path) -> None:
+    for version in ("0.5", "0.10"):
+        save(tmp_path / f"checkpoint.{version}.pt", float(version))
+    assert code("latest", str(tmp_path)) == 6
+    answer = ftckpt_json("status", str(tmp_path))
+    assert answer["result"]["code"] == 6
+    assert answer["runs"][0]["newest"] is None
+    assert answer["runs"][0]["doubt"]
