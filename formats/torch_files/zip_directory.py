@@ -221,7 +221,7 @@ def _require_torch(directory: bytes, count: int, file: str) -> None:
     """
     if not count or any(sign in directory for sign in _OF_TORCH):
         return
-    names, at = [], 0
+    names, at = list[str](), 0
     while at + _CENTRAL.size <= len(directory) and len(names) < _SHOWN:
         sig, *_, length, extra, comment, _, _, _, _ = _CENTRAL.unpack_from(directory, at)
         if sig != b"PK\1\2":

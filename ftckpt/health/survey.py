@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ftckpt.discovery.candidates import Walk
 from ftckpt.discovery.recognise import OrderedByRank
 from ftckpt.discovery.roots import Root, concurrently
-from ftckpt.discovery.step_names import is_put_aside
+from ftckpt.discovery.step_names import is_file_of_step, is_put_aside, step_in_name
+from ftckpt.discovery.step_sets import set_member
 from ftckpt.discovery.unordered import newest_together
 from ftckpt.errors import ExitCode, FtckptError, NotFoundError
 from ftckpt.own_files import SUFFIX, is_leftover, is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.retention.apply.check import checked, newest_verified
 from ftckpt.retention.scan.contents import list_entry, sum_up
-from ftckpt.retention.scan.entries import EntryClass, EntryContents, RootEntry
+from ftckpt.retention.scan.entries import SHARED, EntryClass, EntryContents, RootEntry
 from ftckpt.retention.scan.entry import Run, ScannedEntry, ScanOptions
 from ftckpt.retention.scan.leftovers import dead_plans
 from ftckpt.retention.scan.read import read_entries
 from ftckpt.retention.scan.uploads import dead_uploads
 from ftckpt.storage.local.oserror import translate
-from ftckpt.storage.store import Entry
+from ftckpt.storage.store import Entry, relative
 from ftckpt.verification.scrub import ScrubHistory
 
 from .cadence import Save, while_saved
 
 # What nobody here wrote may be a data set of any size: it is counted and not listed.
 _NOT_LISTED = frozenset({EntryClass.FOREIGN})
+_SIDE_BY_SIDE = "files of steps side by side"
 # The most saves that are opened until one is whole.
 _MOST = 8
 # With these `latest` says why no save is the newest.
@@ -205,12 +208,14 @@ def with_newest(found: Survey, now: float) -> Survey:
         child = members[one.entry.name].child
         if child is None or isinstance(child.part.format, OrderedByRank):
             break  # a node's own disk: the ranks that it lacks lie on others
-        now_is = checked(members[one.entry.name], now, None)
+        shares = one.entry.why == SHARED
+        member = members[one.entry.name]
+        now_is = checked(member.now(entry_class=one.entry.entry_class), now, None)
         if now_is is None or now_is.entry.entry_class in (EntryClass.COMMITTED, EntryClass.FOREIGN):
             if number < found.together:
                 continue
             break
-        members[one.entry.name] = now_is
+        members[one.entry.name] = member if shares else now_is
         held[one.entry.name] = replace(one, entry=now_is.entry)
     run = Run(found.run.root, list(members.values()))
     return replace(found, held=tuple(held.values()), run=run)
@@ -228,17 +233,31 @@ def _uploads(root: Root, now: float) -> tuple[str, ...]:
 def _listed(root: Root, found: ScannedEntry) -> tuple[ScannedEntry, SurveyedEntry] | None:
     """Return an entry with its files summed up; None where it was removed meanwhile."""
     url = root.store.describe(found.place.path)
-    if found.entry.entry_class in _NOT_LISTED:
+    shares = found.entry.why == SHARED
+    if found.entry.entry_class in _NOT_LISTED and not shares:
         return found, SurveyedEntry(found.entry, url)
     try:
-        files = list_entry(root.store, found.place)
+        files = _of_step(root, found) if shares else list_entry(root.store, found.place)
     except NotFoundError:
         return None
     times = _times(files, found.place.path)
     found = found.now(contents=sum_up(files))
-    return found, SurveyedEntry(
-        found.entry, url, min(times, default=None), max(times, default=None)
-    )
+    entry = replace(found.entry, entry_class=EntryClass.COMMITTED) if shares else found.entry
+    return found, SurveyedEntry(entry, url, min(times, default=None), max(times, default=None))
+
+
+def _of_step(root: Root, found: ScannedEntry) -> list[Entry]:
+    """Return the files of a step that shares its directory with others; gc judges none of them."""
+    steps: dict[int, list[Entry]] | None = root.memo.get(_SIDE_BY_SIDE)
+    if steps is None:
+        steps = defaultdict(list)
+        for entry in root.store.children(root.base):
+            name = relative(root.base, entry.path)
+            step, member = step_in_name(name), set_member(name)
+            if is_file_of_step(name) and (member or step is not None):
+                steps[int(member.digits) if member else step or 0].append(entry)
+        root.memo[_SIDE_BY_SIDE] = steps
+    return steps.get(found.entry.step or 0) or list_entry(root.store, found.place)
 
 
 def _times(files: Sequence[Entry], base: str) -> list[float]:

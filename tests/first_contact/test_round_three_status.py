@@ -221,3 +221,15 @@ def test_status_does_not_call_an_unknown_order_ok(tmp_path: Path) -> None:
     assert answer["result"]["code"] == 6
     assert answer["runs"][0]["newest"] is None
     assert answer["runs"][0]["doubt"]
+
+
+def test_status_counts_steps_that_lie_side_by_side(tmp_path: Path) -> None:
+    for step in (100, 200, 300):
+        for rank in range(2):
+            save(tmp_path / f"ckpt_step{step}_rank{rank}.pt", step + rank, step=step)
+    assert ftckpt_json("latest", str(tmp_path))["path"].endswith("/ckpt_step300_rank0.pt")
+    run = run_of(tmp_path)
+    assert run["newest"]["step"] == 300
+    assert run["newest"]["files"] == 2
+    assert run["counts"] == {"COMMITTED": 3}
+    assert "expired" not in json.dumps(reasons(tmp_path))
