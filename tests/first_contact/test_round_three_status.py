@@ -6,7 +6,9 @@ Implicitron's pairs, diffusion_policy's `latest.ckpt`.
 
 from __future__ import annotations
 
+import gzip
 import json
+import lzma
 import os
 import zipfile
 from pathlib import Path
@@ -108,6 +110,24 @@ def test_another_programs_zip_is_refused_by_name(
 def test_a_zip_with_a_sign_of_torch_is_still_ambiguous(tmp_path: Path) -> None:
     archive(tmp_path / "step_10.pt", ("model.pt", "x/data.pkl"))
     assert code("verify", str(tmp_path / "step_10.pt")) == 7
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (gzip.compress(b"weights" * 200), "gzip"),
+        (lzma.compress(b"weights" * 200), "xz"),
+        (b"\x93NUMPY\x01\0" + bytes(500), "NumPy"),
+        (b"\x89HDF\r\n\x1a\n" + bytes(500), "HDF5"),
+    ],
+)
+def test_a_sound_file_of_another_kind_is_not_damaged(
+    tmp_path: Path, content: bytes, kind: str
+) -> None:
+    (tmp_path / "model_10.pt").write_bytes(content)
+    answer = ftckpt_json("verify", str(tmp_path / "model_10.pt"))
+    assert answer["result"]["code"] == 13
+    assert kind in json.dumps(answer)
 
 
 def test_a_folder_of_other_archives_promises_nothing(tmp_path: Path) -> None:
