@@ -181,6 +181,13 @@ def test_what_all_others_have_is_named(tmp_path: Path, lost: str) -> None:
     assert ftckpt_json("latest", str(tmp_path))["path"].endswith("/100k")
 
 
+def test_what_is_not_understood_is_not_known_to_be_bad(tmp_path: Path) -> None:
+    audio(tmp_path)
+    archive(tmp_path / "latest" / "dac" / "package.pth", ("model.pt", "args.json"))
+    assert code("latest", str(tmp_path), "--verify", "content") in (6, 13)
+    assert "corrupt" not in {alert["kind"] for alert in run_of(tmp_path)["alerts"]}
+
+
 # ---------------------------------------------------------------------------------------------
 # What status says is what latest says
 
