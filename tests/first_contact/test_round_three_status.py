@@ -120,6 +120,7 @@ def test_a_zip_with_a_sign_of_torch_is_still_ambiguous(tmp_path: Path) -> None:
         (b"\x93NUMPY\x01\0" + bytes(500), "NumPy"),
         (b"\x89HDF\r\n\x1a\n" + bytes(500), "HDF5"),
     ],
+    ids=["gzip", "xz", "numpy", "hdf5"],
 )
 def test_a_sound_file_of_another_kind_is_not_damaged(
     tmp_path: Path, content: bytes, kind: str
