@@ -195,12 +195,12 @@ def small_texts(store: Store, entries: Mapping[str, Entry]) -> dict[str, frozens
     A value is a string of JSON, what follows a key in YAML, or a line. A path counts by its last
     name. Texts whose names differ in numbers alone are those of saves, and no pointers.
 
-    `entries` lie directly in the root, by name.
+    `entries` are those of which `may_name` is true, by name.
 
     Raises:
         UnavailableError, DeniedError: one could not be read.
     """
-    texts = [(entry.size, name) for name, entry in entries.items() if _may_name(name, entry)]
+    texts = [(entry.size, name) for name, entry in entries.items()]
     alike = Counter(without_numbers(name) for _, name in texts)
     found = {}
     for size, name in sorted(one for one in texts if alike[without_numbers(one[1])] == 1)[:_TEXTS]:
@@ -213,7 +213,8 @@ def small_texts(store: Store, entries: Mapping[str, Entry]) -> dict[str, frozens
     return found
 
 
-def _may_name(name: str, entry: Entry) -> bool:
+def may_name(name: str, entry: Entry) -> bool:
+    """Say whether what lies in a root is a small text, in which a trainer may name a save."""
     plain = entry.kind is EntryKind.FILE and entry.link is None and not entry.archived
     suffix = name.rpartition(".")[2].lower() if "." in name else ""
     known = name in FILES or name == SNAPSHOT or is_own(name) or name.endswith(SUFFIX)

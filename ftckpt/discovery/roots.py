@@ -14,17 +14,17 @@ from typing import Any, NamedTuple, TypeVar
 from ftckpt.checkpoint import CommitState
 from ftckpt.errors import FtckptError, NotFoundError, UsageError
 from ftckpt.own_files import weights_of
-from ftckpt.storage.store import Entry, EntryKind, Store, join, relative
+from ftckpt.storage.store import Entry, EntryKind, Store, join
 
 from .dropped import Tomb, read_tombs
-from .pointers import Pointer, is_pointer, links_beside, read_pointers, small_texts, stem
+from .pointers import Pointer, is_pointer, links_beside, may_name, read_pointers, small_texts, stem
 from .recognise import UnopenedPart
 from .series import newest_first
 from .shared_state import is_shared_state
 from .step_names import FILE_OF_STEP, SUFFIXES, finished_name, step_in_name, unfinished_marker
 from .step_sets import sets_among
 
-_TEXTS = "texts"
+_TEXTS, _VALUES = "small texts", "values of small texts"
 # A text with more names is a list of what was saved.
 _MOST_NAMED = 8
 
@@ -107,12 +107,11 @@ class Root:
         Raises:
             UnavailableError, DeniedError: something could not be read.
         """
-        if _TEXTS not in self.memo:
-            entries = {relative(self.base, e.path): e for e in self.store.children(self.base)}
-            self.memo[_TEXTS] = small_texts(self.store, entries)
+        if _VALUES not in self.memo:
+            self.memo[_VALUES] = small_texts(self.store, self.memo.get(_TEXTS, {}))
         known = {
             text: tuple(sorted(n for n in said & set(names) if stem(n) != stem(text)))
-            for text, said in self.memo[_TEXTS].items()
+            for text, said in self.memo[_VALUES].items()
         }
         return {text: told for text, told in known.items() if 0 < len(told) <= _MOST_NAMED}
 
@@ -324,7 +323,9 @@ def _read_level(store: Store, base: str, ask: Callable[[Entry], UnopenedPart | N
     steps = {c.path: c.step for c in candidates}
     pointers = read_pointers(store, base, entries, links, steps, ask)
     tombs = read_tombs(store, base, entries)
-    return Root(store, base, tuple(candidates), tuple(pointers), tuple(foreign), ask, tombs)
+    found = Root(store, base, tuple(candidates), tuple(pointers), tuple(foreign), ask, tombs)
+    found.memo[_TEXTS] = {n: entries[n] for n in foreign if may_name(n, entries[n])}
+    return found
 
 
 def _one_of_each_step(candidates: list[Candidate]) -> list[Candidate]:
