@@ -46,6 +46,7 @@ EXAMPLES = (
 CODES = {
     ExitCode.OK: "nothing that somebody should look at",
     ExitCode.PARTIAL: "something that somebody should look at: it is listed",
+    ExitCode.UNVERIFIED: "nothing says which save is the newest",
     ExitCode.UNSAFE: "the root's .ftckpt is a link",
     ExitCode.REFUSED: "another file stands where the picture's numbers would go",
     ExitCode.NOT_FOUND: "no such root, or nothing in it that a format knows",
@@ -143,6 +144,9 @@ def command(
         first, *rest = found.alerts
         more = f" (and {len(rest)} more)" if rest else ""
         return Result(ExitCode.PARTIAL, f"{first.kind}: {first.message}{more}", first.hint)
+    doubt = next((r.survey.doubt for r in found.runs if r.newest is None and r.survey.doubt), "")
+    if doubt:
+        return Result(ExitCode.UNVERIFIED, f"cannot tell which save is the newest: {doubt}")
     return Result(ExitCode.OK, f"{counted(len(found.runs), 'run')}, nothing to look at")
 
 

@@ -23,6 +23,8 @@ def _run(run: Health, found: Status) -> dict[str, Any]:
     return {
         "root": run.survey.url,
         "newest": _held(run.newest),
+        "newest_with": (run.survey.order or ())[1 : run.survey.together],
+        "doubt": run.survey.doubt,
         "last": _held(run.last),
         "age_s": run.age_s,
         "verified": _held(run.survey.verified),

@@ -31,13 +31,16 @@ def show(invocation: Invocation, found: Status, guard: Mapping[str, object] | No
         for alert in run.alerts:
             invocation.print(f"{alert.kind}: {alert.message}")
             invocation.print(f"  {alert.hint}")
-    if not found.alerts:
+    unknown = [run for run in found.runs if run.newest is None and run.survey.doubt]
+    for run in unknown:
+        invocation.print(f"cannot tell which save is the newest: {run.survey.doubt}")
+    if not found.alerts and not unknown:
         invocation.print("ok: nothing to look at")
 
 
 def _rows(run: Health, found: Status) -> Iterator[tuple[str, object]]:
     kept = found.kept
-    yield "newest", _save(run.newest, run.age_s if run.newest is run.last else None)
+    yield "newest", _newest(run)
     if run.last is not run.newest:
         yield "last written", _save(run.last, run.age_s)
     verified = run.survey.verified
@@ -78,6 +81,14 @@ def _rows(run: Health, found: Status) -> Iterator[tuple[str, object]]:
         yield "policy", f"keeps {stay}{thinned}, drops {go}"
     if run.durable is not None:
         yield "second tier", _durable(run)
+
+
+def _newest(run: Health) -> str:
+    if run.newest is None and run.survey.doubt:
+        return "not known"
+    said = _save(run.newest, run.age_s if run.newest is run.last else None)
+    others = (run.survey.order or ())[1 : run.survey.together]
+    return f"{said}; with {', '.join(others)}" if others else said
 
 
 def _decision(guard: Mapping[str, object], now: float) -> str:
@@ -155,7 +166,9 @@ def _line(values: Sequence[float]) -> str:
 def _amount(entry_class: EntryClass, count: int, run: Health) -> str:
     if entry_class not in run.nbytes:
         return str(count)
-    return f"{count}, {human_bytes(run.nbytes[entry_class])}"
+    halves = entry_class is EntryClass.COMMITTED and run.survey.together > 1
+    files = f" files, {run.survey.together} of which make a save" if halves else ""
+    return f"{count}{files}, {human_bytes(run.nbytes[entry_class])}"
 
 
 def _durable(run: Health) -> str:

@@ -15,7 +15,7 @@ from ftckpt.formats.state.side_by_side import alike, saves_beside
 from ftckpt.own_files import MANIFEST, is_own
 from ftckpt.storage.state_files import is_marker, may_hold_tensors, parts_among, without_numbers
 
-from .names import OWNERS, is_one_of_many, is_version, role
+from .names import COMPANIONS, OWNERS, is_one_of_many, is_version, role, words
 
 # Levels below a folder at which a part may lie: `policy/optimizer/optim` is three.
 _DEPTH = 3
@@ -48,7 +48,8 @@ def recognised(listing: Listing, formats: Sequence[Format]) -> Recognition | Non
         return None
     parts = find_parts(listing, formats)
     places = [part.place for part in parts]
-    if not parts or not (_is_named(listing) or _tell_parts(places) or _is_rest(listing, places)):
+    named = _is_named(listing) or _is_rest(listing, places) or _is_of_two_models(listing)
+    if not parts or not (named or _tell_parts(places)):
         return None
     commits = {part.commit for part in parts}
     commit = CommitState.NO_MARKER
@@ -80,7 +81,7 @@ def _may_be_one(listing: Listing) -> bool:
     if any(name.isdecimal() for name in listing.directories):
         return False
     places = [*_folders(listing), *loose_files(listing, any_name=False)]
-    return _tell_parts(places) or _is_rest(listing, places)
+    return _tell_parts(places) or _is_rest(listing, places) or _is_of_two_models(listing)
 
 
 def _is_rest(listing: Listing, places: Sequence[str]) -> bool:
@@ -107,6 +108,19 @@ def _tell_parts(places: Sequence[str]) -> bool:
         and len(roles) > 1
         and (bool(told & {"optimizer", "state"}) or len(models) > 1)
     )
+
+
+def _is_of_two_models(listing: Listing) -> bool:
+    """Whether two folders hold a model each, and one is trained for the other.
+
+    audiotools saves `dac/` (the class in small letters) beside `discriminator/`, each with files of
+    the same names, an optimizer's among them. Exports side by side have none.
+    """
+    folders = _folders(listing)
+    if len(folders) != 2 or len({bool(words(one) & set(COMPANIONS)) for one in folders}) != 2:
+        return False
+    one, other = (parts_among(listing.inside(folder).files) for folder in folders)
+    return bool(one & other) and any(role(name) == "optimizer" for name in one | other)
 
 
 def _folders(listing: Listing) -> list[str]:

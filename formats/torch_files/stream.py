@@ -34,6 +34,15 @@ __all__ = [
 
 _ZIP = b"PK\3\4"
 _LITTLE = crc32_of(b"little")
+# How files of other programs begin: long enough that no damage looks so.
+_OTHERS = {
+    b"\x1f\x8b\x08": "a gzip stream",
+    b"\xfd7zXZ\0": "an xz stream",
+    b"\x28\xb5\x2f\xfd": "a zstd stream",
+    b"\x93NUMPY": "a NumPy array",
+    b"\x89HDF\r\n\x1a\n": "an HDF5 file",
+    b"GGUF": "a GGUF file",
+}
 _LOOK = 64 << 10  # bytes at the beginning and at the end that show whether a file is text
 
 
@@ -157,6 +166,9 @@ def _refuse_others(read: Read, size: int, head: bytes, file: str, base: int) -> 
                 f"{file} holds text, and no torch.save stream: what it means is its trainer's",
                 file=file,
             )
+        other = next((kind for magic, kind in _OTHERS.items() if head.startswith(magic)), "")
+        if other:
+            raise UnsupportedError(f"{file} is {other}, and no torch.save stream", file=file)
         raise CorruptError(
             f"{file} does not begin as a torch.save stream: neither a zip nor the legacy magic",
             kind="bad-zip",

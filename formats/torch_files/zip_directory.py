@@ -31,6 +31,10 @@ _U16, _U32 = 0xFFFF, 0xFFFFFFFF
 _DESCRIPTOR_FLAG, _UTF8_FLAG = 0x0008, 0x0800
 _FLAGS = frozenset((0, _DESCRIPTOR_FLAG, _UTF8_FLAG, _DESCRIPTOR_FLAG | _UTF8_FLAG))
 _ALIGNMENTS = tuple(1 << bits for bits in range(6, 21))
+# Torch's reader needs `PREFIX/version` and `PREFIX/data.pkl`; a flipped bit leaves some of these.
+_OF_TORCH = (b"data.pkl", b"/data/", b"/.data/", b"/version", b"/byteorder", b"/constants.pkl")
+# Names of another program's archive that are shown.
+_SHOWN = 3
 _CUT = "the file ends early or its end was overwritten: it was cut while being written or copied"
 
 
@@ -126,7 +130,7 @@ def read_archive(read: Read, size: int, *, file: str, base: int = 0, tail: int =
     Raises:
         CorruptError: it ends early, or its directory is damaged (kind `bad-zip`).
         UnsafeError: it is ambiguous or uses what torch never writes (kind `unsafe-zip`).
-        UnsupportedError: it is a TorchScript program.
+        UnsupportedError: it is a TorchScript program, or no record is one that torch writes.
     """
     place = _Place(file, base, size)
     if size < _EOCD.size:
@@ -136,6 +140,7 @@ def read_archive(read: Read, size: int, *, file: str, base: int = 0, tail: int =
     count, start, stop = _directory(end, size, place, odd)
     first = size - len(end)
     directory = end[start - first : stop - first] if start >= first else read(start, stop - start)
+    _require_torch(directory, count, file)
     entries = _entries(directory, count, start, place, odd)
     return _placed(entries, start, read, place)._replace(odd=tuple(odd))
 
@@ -206,6 +211,30 @@ def _no_end(end: bytes, size: int, place: _Place) -> NoReturn:
             place.unsafe(f"{after} bytes follow its end", stop + _EOCD.size, after)
         at = end.rfind(b"PK\5\6", 0, at + 3)
     place.damaged(_CUT)
+
+
+def _require_torch(directory: bytes, count: int, file: str) -> None:
+    """Refuse the archive of another program: torch reads nothing of it, so nobody is misled.
+
+    Raises:
+        UnsupportedError: it is one.
+    """
+    if not count or any(sign in directory for sign in _OF_TORCH):
+        return
+    names, at = list[str](), 0
+    while at + _CENTRAL.size <= len(directory) and len(names) < _SHOWN:
+        sig, *_, length, extra, comment, _, _, _, _ = _CENTRAL.unpack_from(directory, at)
+        if sig != b"PK\1\2":
+            return
+        at += _CENTRAL.size
+        names.append(_show(directory[at : at + length]))
+        at += length + extra + comment
+    more = f" and {count - len(names)} more" if count > len(names) else ""
+    raise UnsupportedError(
+        f"{file} is a zip that torch.save did not write: it holds {', '.join(names)}{more}",
+        hint="the program that wrote it reads it",
+        file=file,
+    )
 
 
 class _Entry(NamedTuple):

@@ -200,7 +200,7 @@ def status(
     """
     from ftckpt.health import Thresholds, judge, metrics
     from ftckpt.health.prometheus import unreadable
-    from ftckpt.health.survey import with_newest
+    from ftckpt.health.survey import with_newest, with_order
     from ftckpt.storage.local.atomic import write_over
 
     expected = _positive(expect_interval, "--expect-interval")
@@ -208,7 +208,9 @@ def status(
     now = time.time()
     try:
         place, surveys = _surveys(root, now, stores, counter)
-        surveys = _with_scrubs([with_newest(one, now) for one in surveys], ledger, stores)
+        surveys = _with_scrubs(
+            [with_newest(with_order(one), now) for one in surveys], ledger, stores
+        )
         urls = [one.url for one in surveys]
         second = _second(tier, urls, now, stores, counter) if tier else {}
     except FtckptError:

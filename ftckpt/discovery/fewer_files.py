@@ -28,6 +28,7 @@ from .neighbours import Lacking, lacking, series
 from .open_part import files_of, open_part, recognise_at
 from .recognise import Format, UnopenedPart
 from .roots import Candidate, Child, Root, read_root
+from .series import roles_in
 from .small_files import may_lack_some
 
 # Steps on each side that are asked.
@@ -98,7 +99,7 @@ def lacking_alone(
     here = checkpoint.source.store.local_path(part.entry.path)
     linked = here is not None and os.path.islink(here)
     above, name = split(os.path.realpath(here) if linked and here else url.rstrip("/"))
-    if not re.search(r"\d", name):
+    if not (re.search(r"\d", name) or (part.recognition.by_names and roles_in(name))):
         return None
     if not (part.recognition.parts or checkpoint.implied):
         folder = part.entry.kind is EntryKind.DIRECTORY

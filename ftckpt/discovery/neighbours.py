@@ -21,10 +21,13 @@ from ftckpt.storage.store import EntryKind
 
 from .open_part import files_of
 from .roots import Candidate, Child, Root
+from .series import roles_in
 from .small_files import lost_small_files
 
 # Steps on each side that are asked until two of them show their parts.
 _TRIED = 3
+# What a trainer calls its newest save.
+_LAST = frozenset({"last", "latest"})
 
 
 class Lacking(NamedTuple):
@@ -77,6 +80,8 @@ def lacking(
     """
     if child.part.entry.kind is not EntryKind.DIRECTORY:
         return None
+    if not (child.candidate.step is not None or _numbers(child.candidate.path)):
+        return _of_all(root, child, every)
     older, newer = series(child.candidate, step, every)
     part = _part(root, child, step, older, newer)
     if part is not None and part.certain:
@@ -124,6 +129,31 @@ def _part(
     pointed = _is_pointed_at(root, child.candidate, step)
     if still and (tracker or others) and not pointed:
         return Lacking(f"{what}{said}: its save was not finished, or it was lost", certain=True)
+    return Lacking(f"{what}: it was lost, or is not saved every time", certain=False)
+
+
+def _of_all(root: Root, child: Child, every: Sequence[Candidate]) -> Lacking | None:
+    """Return what a folder of parts without a number (`latest`) lacks, and all others have.
+
+    What a trainer calls the last one has all of them; a best one may be saved without.
+    """
+    mine = set(child.part.recognition.parts)
+    others = [c for c in every if not c.staging and c.path != child.candidate.path]
+    roles = roles_in(child.candidate.path)
+    if not (mine and roles and child.part.recognition.by_names):
+        return None
+    shown = _shown(root, others[:_TRIED], _TRIED, by_names=True)
+    if len(shown) < 2:
+        return None
+    lost = set.intersection(*(parts for _, parts in shown))
+    lost = {one for one in lost if not _is_held(one, mine)}
+    if not lost or _is_thinned(root, child):
+        return None
+    names = listed(sorted({_shown_as(one, mine) for one in lost}), 3)
+    having = listed([candidate.path for candidate, _ in shown], 3)
+    what = f"{root.url_of(child.candidate)} lacks {names}, which {having} have"
+    if roles & _LAST:
+        return Lacking(f"{what}: its save was not finished, or it was lost", certain=True)
     return Lacking(f"{what}: it was lost, or is not saved every time", certain=False)
 
 

@@ -10,17 +10,24 @@ Megatron-Bridge `checkpointing.py` (`latest_train_state.pt`: a copy of the check
 path); nanotron `serialize/main.py` (`latest.txt`: the name of a step); composer
 `checkpoint_saver.py` (`latest-rank0.pt.symlink`: a path); Ray Train `checkpoint_manager.py`
 (`checkpoint_manager_snapshot.json`).
+
+A run may have a pointer under any other name (k-diffusion `train.py`: `model_state.json`; DeePMD:
+`checkpoint`). It orders nothing, and gc keeps what it names (`small_texts`).
 """
 
 from __future__ import annotations
 
 import os
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
 from ftckpt.checkpoint.dtypes import decode_scalar
-from ftckpt.errors import CorruptError, FtckptError, UnsafeError
+from ftckpt.errors import CorruptError, FtckptError, NotFoundError, UnsafeError
+from ftckpt.own_files import SUFFIX, is_own
+from ftckpt.storage.state_files import is_text, without_numbers
 from ftckpt.storage.store import Entry, EntryKind, Store
 from ftckpt.strict_json import JsonError, decode
 
@@ -48,6 +55,11 @@ _MAX_BYTES = 4096
 # No filesystem has a longer name; a longer text, or one of several lines, is not a pointer's.
 _LONGEST = 255
 _MAX_SNAPSHOT = 1 << 20
+# Texts that may be a pointer of any name: the smallest of a root, and no larger ones.
+_TEXTS, _MAX_TEXT = 64, 1 << 14
+_TEXT_SUFFIXES = frozenset({"", "json", "txt", "yaml", "yml"})
+# A string, and the colon behind one that is a key.
+_QUOTED = re.compile(r"""(["'])([^"'\\\n]+)\1(\s*:)?""")
 
 
 class Pointer(NamedTuple):
@@ -175,6 +187,50 @@ def named_in_snapshot(store: Store, entry: Entry) -> list[str]:
     results += others if isinstance(others, list) else []
     names = (one.get("checkpoint_dir_name") for one in results if isinstance(one, dict))
     return list(dict.fromkeys(_base_name(n) for n in names if isinstance(n, str) and n))
+
+
+def small_texts(store: Store, entries: Mapping[str, Entry]) -> dict[str, frozenset[str]]:
+    """Return the values of the small texts of a root, in each of which a trainer may name a save.
+
+    A value is a string of JSON, what follows a key in YAML, or a line. A path counts by its last
+    name. Texts whose names differ in numbers alone are those of saves, and no pointers.
+
+    `entries` are those of which `may_name` is true, by name.
+
+    Raises:
+        UnavailableError, DeniedError: one could not be read.
+    """
+    texts = [(entry.size, name) for name, entry in entries.items()]
+    alike = Counter(without_numbers(name) for _, name in texts)
+    found = {}
+    for size, name in sorted(one for one in texts if alike[without_numbers(one[1])] == 1)[:_TEXTS]:
+        try:
+            raw = store.read(entries[name].path, 0, size)
+        except (CorruptError, NotFoundError, UnsafeError):  # it is being written anew
+            continue
+        if is_text(raw):
+            found[name] = frozenset(_values(raw.decode("utf-8", "replace")))
+    return found
+
+
+def may_name(name: str, entry: Entry) -> bool:
+    """Say whether what lies in a root is a small text, in which a trainer may name a save."""
+    plain = entry.kind is EntryKind.FILE and entry.link is None and not entry.archived
+    suffix = name.rpartition(".")[2].lower() if "." in name else ""
+    known = name in FILES or name == SNAPSHOT or is_own(name) or name.endswith(SUFFIX)
+    return plain and not known and suffix in _TEXT_SUFFIXES and 0 < entry.size <= _MAX_TEXT
+
+
+def _values(text: str) -> set[str]:
+    values = {said for _, said, key in _QUOTED.findall(text) if not key}
+    for line in text.splitlines():
+        values |= {line, re.split(r"[:=]\s|^\s*-\s", line)[-1]}
+    return {_base_name(value.strip()) for value in values}
+
+
+def stem(name: str) -> str:
+    """Return a name without its suffix."""
+    return name.rpartition(".")[0] or name
 
 
 def _base_name(path: str) -> str:

@@ -7,7 +7,7 @@ gives a checkpoint's step.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,12 +17,16 @@ from ftckpt.own_files import weights_of
 from ftckpt.storage.store import Entry, EntryKind, Store, join
 
 from .dropped import Tomb, read_tombs
-from .pointers import Pointer, is_pointer, links_beside, read_pointers
+from .pointers import Pointer, is_pointer, links_beside, may_name, read_pointers, small_texts, stem
 from .recognise import UnopenedPart
 from .series import newest_first
 from .shared_state import is_shared_state
 from .step_names import FILE_OF_STEP, SUFFIXES, finished_name, step_in_name, unfinished_marker
 from .step_sets import sets_among
+
+_TEXTS, _VALUES = "small texts", "values of small texts"
+# A text with more names is a list of what was saved.
+_MOST_NAMED = 8
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -94,6 +98,22 @@ class Root:
     def url_of(self, candidate: Candidate) -> str:
         """Return the path or URL of a candidate, as the user would type it."""
         return self.store.describe(join(self.base, candidate.path))
+
+    def named_in_texts(self, names: Collection[str]) -> dict[str, tuple[str, ...]]:
+        """Return the small texts that name one of some names, with these names (see `small_texts`).
+
+        The text that describes one save (`step_3.json`) is none, nor is a list of many.
+
+        Raises:
+            UnavailableError, DeniedError: something could not be read.
+        """
+        if _VALUES not in self.memo:
+            self.memo[_VALUES] = small_texts(self.store, self.memo.get(_TEXTS, {}))
+        known = {
+            text: tuple(sorted(n for n in said & set(names) if stem(n) != stem(text)))
+            for text, said in self.memo[_VALUES].items()
+        }
+        return {text: told for text, told in known.items() if 0 < len(told) <= _MOST_NAMED}
 
     def is_dropped(self, candidate: Candidate) -> bool:
         """Whether a candidate is trash whose data still exist in an object store."""
@@ -303,7 +323,9 @@ def _read_level(store: Store, base: str, ask: Callable[[Entry], UnopenedPart | N
     steps = {c.path: c.step for c in candidates}
     pointers = read_pointers(store, base, entries, links, steps, ask)
     tombs = read_tombs(store, base, entries)
-    return Root(store, base, tuple(candidates), tuple(pointers), tuple(foreign), ask, tombs)
+    found = Root(store, base, tuple(candidates), tuple(pointers), tuple(foreign), ask, tombs)
+    found.memo[_TEXTS] = {n: entries[n] for n in foreign if may_name(n, entries[n])}
+    return found
 
 
 def _one_of_each_step(candidates: list[Candidate]) -> list[Candidate]:

@@ -14,6 +14,8 @@ from ftckpt.own_files import is_own
 from ftckpt.storage.state_files import is_harmless, is_text
 from ftckpt.storage.store import Entry, EntryKind, Store
 
+from .open_part import open_part
+from .recognise import UnopenedPart
 from .roots import Root, is_never_one
 from .step_names import SUFFIXES
 
@@ -61,14 +63,14 @@ def _readable(root: Root, entry: Entry) -> str:
         for _ in range(_DEPTH):
             part = root.ask(entry)
             if part is not None:
-                return entry.path if part.recognition.supported else ""
+                return entry.path if _opens(root, part) else ""
             if entry.kind is not EntryKind.DIRECTORY:
                 return ""
             inside = sorted(root.store.children(entry.path), key=lambda one: one.path)
             files = [one for one in inside if one.kind is EntryKind.FILE]
             for one in [f for f in files if f.path.endswith(SUFFIXES)][:_LISTED]:
                 part = root.ask(one)
-                if part is not None and part.recognition.supported:
+                if part is not None and _opens(root, part):
                     return one.path
             folders = [one for one in inside if one.kind is EntryKind.DIRECTORY][:_SEARCHED]
             left = [_MOST_NAMES]
@@ -79,6 +81,14 @@ def _readable(root: Root, entry: Entry) -> str:
     except FtckptError:
         return ""
     return ""
+
+
+def _opens(root: Root, part: UnopenedPart) -> bool:
+    """Whether a format reads it, which its name only promises."""
+    try:
+        return part.recognition.supported and open_part(root.store, part) is not None
+    except FtckptError:
+        return False
 
 
 def _strangers(root: Root) -> Iterable[tuple[str, Entry]]:

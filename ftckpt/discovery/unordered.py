@@ -136,8 +136,7 @@ def paired(root: Root, looked: Sequence[Looked]) -> Looked | None:
     first = _first_together(root, by_series)
     if not first:
         return None
-    sound = [{n for n, one in by_series[s].items() if one.error is None} for s in first]
-    newest = max(set.intersection(*sound), default=None)
+    newest = _newest_whole([by_series[name] for name in first])
     hint = "none of their numbers has all of them"
     if newest is not None:
         hint = "the newest that are there together, by their headers: " + ", ".join(
@@ -152,6 +151,25 @@ def paired(root: Root, looked: Sequence[Looked]) -> Looked | None:
         hint=hint,
     )
     return one._replace(child=None, error=error)
+
+
+def newest_together(root: Root, looked: Sequence[Looked]) -> tuple[list[Looked], list[Looked]]:
+    """Return what makes the newest whole save, where each file is half of one (`paired`).
+
+    Returns:
+        its files; and the later ones, of which the other half is not there or cannot be read.
+    """
+    by_series = _members(looked)
+    first = sorted(_first_together(root, by_series))
+    newest = _newest_whole([by_series[name] for name in first])
+    whole = [] if newest is None else [by_series[name][newest] for name in first]
+    every = (pair for name in first for pair in by_series[name].items())
+    return whole, [one for n, one in every if newest is None or n > newest]
+
+
+def _newest_whole(halves: Sequence[Mapping[tuple[int, ...], Looked]]) -> tuple[int, ...] | None:
+    sound = [{n for n, one in own.items() if one.error is None} for own in halves]
+    return max(set.intersection(*sound), default=None) if sound else None
 
 
 def saved_together(root: Root, looked: Sequence[Looked]) -> frozenset[str]:

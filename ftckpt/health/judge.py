@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
-from ftckpt.discovery.series import members
 from ftckpt.discovery.step_names import is_put_aside
 from ftckpt.retention.scan.classify import PENDING
 from ftckpt.retention.scan.entries import EntryClass, ScanDepth
@@ -78,7 +77,8 @@ class Health:
 
     Attributes:
         survey: what lies there.
-        newest: the committed save of the highest step; None where there is none.
+        newest: the committed save that `latest` names, the first of its files where several make
+            one; None where there is none, or none is known to be (`Survey.doubt`).
         last: the committed save that was written last: another one after a restart from an earlier
             step.
         age_s: seconds since `last` was written; None where the store keeps no times, or where they
@@ -164,8 +164,12 @@ def _health(survey: Survey, now: float, wanted: Thresholds, second: Survey | Non
         for h in committed
         if not h.entry.thinned and not is_put_aside(h.entry.name.rpartition("/")[2])
     )
-    stepped = [h for h in committed if h.entry.step is not None] or _one_series(committed)
-    newest = max(stepped, key=lambda h: h.entry.age_order, default=None)
+    if survey.order is None:
+        stepped = [h for h in committed if h.entry.step is not None]
+        newest = max(stepped, key=lambda h: h.entry.age_order, default=None)
+    else:  # as `latest` has it
+        by_name = {h.entry.name: h for h in committed}
+        newest = next((by_name[name] for name in survey.order if name in by_name), None)
     timed = [h for h in committed if h.finished is not None]
     last = max(timed, key=_finished, default=newest)
     age = _age(last, now)
@@ -212,13 +216,6 @@ def _health(survey: Survey, now: float, wanted: Thresholds, second: Survey | Non
     )
 
 
-def _one_series(committed: Sequence[SurveyedEntry]) -> Sequence[SurveyedEntry]:
-    """Return those of the only series, where no content says a step; none without one."""
-    places = members({h.entry.name: None for h in committed})
-    only = len({place.series for place in places.values()}) == 1
-    return [h for h in committed if only and h.entry.name in places]
-
-
 def _news(held: Sequence[SurveyedEntry], scrub: Scrubbed | None) -> tuple[SurveyedEntry, ...]:
     """Return those of which no remembered verdict tells."""
     told = {url for url, _ in scrub.bad} if scrub is not None else set()
@@ -235,6 +232,12 @@ def _torn(survey: Survey, now: float, interval: float | None) -> SurveyedEntry |
         opened = held.entry.looked is ScanDepth.STRUCTURE
         if opened and held.finished is not None and now - held.finished > wait:
             return held
+    for held in survey.of(EntryClass.COMMITTED):
+        if held.entry.name in survey.halves and (
+            held.finished is None or now - held.finished > wait
+        ):
+            why = "the other files of its save are not there, or cannot be read"
+            return replace(held, entry=replace(held.entry, why=why))
     top = max((h.entry.step or 0 for h in survey.of(EntryClass.COMMITTED)), default=None)
     for held in survey.of(EntryClass.FOREIGN):
         step, time = held.entry.step, held.entry.time
@@ -267,8 +270,15 @@ def _rhythm(
 ) -> tuple[Rhythm, float | None]:
     """Return how regular saves are, and how many bytes a day they add."""
     saves = [save for save in (h.save for h in committed) if save is not None]
-    if not saves:
-        return Rhythm(None, None, None, None, expected, "no save is finished"), None
+    reason = "" if committed else "no save is finished"
+    if survey.together > 1:
+        reason = "several files are one save"
+    elif survey.doubt:
+        reason = "the order of the saves is not known"
+    elif not saves:
+        reason = reason or "no save says its step"
+    if reason:
+        return Rhythm(None, None, None, None, expected, reason), None
     known: Cadence = cadence(saves, survey.url)
     if known.every_s is None:
         return Rhythm(None, None, None, known.every_steps, expected, known.reason), None

@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ftckpt.discovery.ledger import KeptVerdict
+from ftckpt.errors import ExitCode
 from ftckpt.verification.scrub import ScrubHistory, failure, is_blind
+
+# Verdicts that say what could not be checked, and of no damage.
+_NOT_BAD = frozenset({ExitCode.UNVERIFIED, ExitCode.UNSUPPORTED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +25,8 @@ class Scrubbed:
         unread_s: seconds since it was read, or since it was written if it never was; None if the
             store keeps no times.
         bad: the saves that were found bad and are unchanged, with their verdicts.
-        unproven: the saves whose content no evidence covers: a scrub can open them, and no more.
+        unproven: the saves whose content no evidence covers, or that hold what is not understood: a
+            scrub can open them, and no more.
     """
 
     ledger: str
@@ -41,18 +46,19 @@ def scrubbed(history: ScrubHistory, written: Mapping[str, float | None], now: fl
         written: when each save was written, in seconds since the epoch, by its path or URL.
         now: seconds since the epoch.
     """
+    failed = {url: one for url, k in history.checks.items() if (one := failure(k)) is not None}
+    unknown = {url for url, one in failed.items() if one.verdict.code in _NOT_BAD}
+    blind = tuple(url for url, k in history.checks.items() if is_blind(k) or url in unknown)
     waits: dict[str, float | None] = {}
     for url, known in history.checks.items():
         since = written.get(url)
-        if known.last is not None and not is_blind(known):
+        if known.last is not None and url not in blind:
             since = known.last.verdict.checked
         waits[url] = None if since is None else max(0.0, now - since)
     # What nobody knows the age of may have waited for ever.
     longest = max(waits, key=lambda url: _or_ever(waits[url]), default="")
-    failed = {url: one for url, k in history.checks.items() if (one := failure(k)) is not None}
-    blind = tuple(url for url, known in history.checks.items() if is_blind(known))
     read = sum(known.last is not None and url not in blind for url, known in history.checks.items())
-    bad = tuple((url, one.verdict) for url, one in failed.items())
+    bad = tuple((url, one.verdict) for url, one in failed.items() if url not in unknown)
     return Scrubbed(
         history.ledger, len(history.checks), read, longest, waits.get(longest), bad, blind
     )

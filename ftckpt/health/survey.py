@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ftckpt.discovery.candidates import Walk
 from ftckpt.discovery.recognise import OrderedByRank
 from ftckpt.discovery.roots import Root, concurrently
-from ftckpt.discovery.step_names import is_put_aside
-from ftckpt.errors import FtckptError, NotFoundError
+from ftckpt.discovery.step_names import is_file_of_step, is_put_aside, step_in_name
+from ftckpt.discovery.step_sets import set_member
+from ftckpt.discovery.unordered import newest_together
+from ftckpt.errors import ExitCode, FtckptError, NotFoundError
 from ftckpt.own_files import SUFFIX, is_leftover, is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.retention.apply.check import checked, newest_verified
 from ftckpt.retention.scan.contents import list_entry, sum_up
-from ftckpt.retention.scan.entries import EntryClass, EntryContents, RootEntry
+from ftckpt.retention.scan.entries import SHARED, EntryClass, EntryContents, RootEntry
 from ftckpt.retention.scan.entry import Run, ScannedEntry, ScanOptions
 from ftckpt.retention.scan.leftovers import dead_plans
 from ftckpt.retention.scan.read import read_entries
 from ftckpt.retention.scan.uploads import dead_uploads
 from ftckpt.storage.local.oserror import translate
-from ftckpt.storage.store import Entry
+from ftckpt.storage.store import Entry, relative
 from ftckpt.verification.scrub import ScrubHistory
 
 from .cadence import Save, while_saved
 
 # What nobody here wrote may be a data set of any size: it is counted and not listed.
 _NOT_LISTED = frozenset({EntryClass.FOREIGN})
+_SIDE_BY_SIDE = "files of steps side by side"
 # The most saves that are opened until one is whole.
 _MOST = 8
+# With these `latest` says why no save is the newest.
+_NO_ORDER = frozenset({ExitCode.UNVERIFIED, ExitCode.USAGE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,10 @@ class Survey:
         scrub: what is remembered of the content; None for nothing.
         dead_parts: paths of the records of divided operations that nobody went on with.
         uploads: keys of uploads that ftckpt began, and that nobody has finished for a day.
+        order: names of saves as `latest` orders them, the newest first; None where each has a step.
+        together: how many of the first of them make one save.
+        halves: names of later files, of which the other half of a save is not there.
+        doubt: why no save is known to be the newest; "" where one is.
     """
 
     url: str
@@ -86,6 +97,10 @@ class Survey:
     scrub: ScrubHistory | None = None
     dead_parts: tuple[str, ...] = ()
     uploads: tuple[str, ...] = ()
+    order: tuple[str, ...] | None = None
+    together: int = 1
+    halves: tuple[str, ...] = ()
+    doubt: str = ""
 
     @property
     def leftovers(self) -> tuple[str, ...]:
@@ -139,6 +154,39 @@ def survey(root: Root, how: ScanOptions, *, counter: Counter = NULL) -> Survey:
     )  # fmt: skip
 
 
+def with_order(found: Survey) -> Survey:
+    """Return a survey with the order that `latest` finds, where the names of saves say no step.
+
+    Raises:
+        UnavailableError, DeniedError: one could not be read.
+    """
+    if found.run is None:
+        return found
+    root, saves = found.run.root, {h.entry.name: h for h in found.of(EntryClass.COMMITTED)}
+    if not any(c.step is None and c.entry.path in saves for c in root.candidates):
+        return found
+    walk, order, together, doubt = Walk(root), list[str](), 1, ""
+    halves: tuple[str, ...] = ()
+    for looked in walk.newest_first():
+        error = looked.error
+        if error is not None and looked.child is None and error.exit_code in _NO_ORDER:
+            if not order and error.exit_code is ExitCode.USAGE:
+                whole, later = newest_together(root, walk.looked)
+                halves = tuple(one.candidate.entry.path for one in later)
+                order, together = [one.candidate.entry.path for one in whole], len(whole)
+            doubt = "" if order else error.message
+            break
+        if error is None and looked.candidate.entry.path in saves:
+            order.append(looked.candidate.entry.path)
+    first = (saves[name] for name in order if name in saves and saves[name].entry.content_passed)
+    passed = [h for h in saves.values() if h.entry.content_passed and h.finished is not None]
+    verified = next(first, None) or max(passed, key=lambda h: h.finished or 0, default=None)
+    return replace(
+        found, verified=verified or found.verified, order=tuple(order), together=together,
+        halves=halves, doubt=doubt,
+    )  # fmt: skip
+
+
 def with_newest(found: Survey, now: float) -> Survey:
     """Return a survey with the structure of its newest save checked, and of those before a bad one.
 
@@ -149,19 +197,25 @@ def with_newest(found: Survey, now: float) -> Survey:
         return found
     members = {one.entry.name: one for one in found.run.members}
     held = {one.entry.name: one for one in found.held}
-    newest_first = sorted(
-        found.of(EntryClass.COMMITTED), key=lambda h: h.entry.age_order, reverse=True
-    )
-    for one in newest_first[:_MOST]:
+    saves = found.of(EntryClass.COMMITTED)
+    newest_first = sorted(saves, key=lambda h: h.entry.age_order, reverse=True)
+    if found.order is not None:
+        by_name = {h.entry.name: h for h in saves}
+        newest_first = [by_name[name] for name in found.order if name in by_name]
+    for number, one in enumerate(newest_first[:_MOST], 1):
         if one.entry.thinned or is_put_aside(one.entry.name.rpartition("/")[2]):
             continue
         child = members[one.entry.name].child
         if child is None or isinstance(child.part.format, OrderedByRank):
             break  # a node's own disk: the ranks that it lacks lie on others
-        now_is = checked(members[one.entry.name], now, None)
+        shares = one.entry.why == SHARED
+        member = members[one.entry.name]
+        now_is = checked(member.now(entry_class=one.entry.entry_class), now, None)
         if now_is is None or now_is.entry.entry_class in (EntryClass.COMMITTED, EntryClass.FOREIGN):
+            if number < found.together:
+                continue
             break
-        members[one.entry.name] = now_is
+        members[one.entry.name] = member if shares else now_is
         held[one.entry.name] = replace(one, entry=now_is.entry)
     run = Run(found.run.root, list(members.values()))
     return replace(found, held=tuple(held.values()), run=run)
@@ -179,17 +233,31 @@ def _uploads(root: Root, now: float) -> tuple[str, ...]:
 def _listed(root: Root, found: ScannedEntry) -> tuple[ScannedEntry, SurveyedEntry] | None:
     """Return an entry with its files summed up; None where it was removed meanwhile."""
     url = root.store.describe(found.place.path)
-    if found.entry.entry_class in _NOT_LISTED:
+    shares = found.entry.why == SHARED
+    if found.entry.entry_class in _NOT_LISTED and not shares:
         return found, SurveyedEntry(found.entry, url)
     try:
-        files = list_entry(root.store, found.place)
+        files = _of_step(root, found) if shares else list_entry(root.store, found.place)
     except NotFoundError:
         return None
     times = _times(files, found.place.path)
     found = found.now(contents=sum_up(files))
-    return found, SurveyedEntry(
-        found.entry, url, min(times, default=None), max(times, default=None)
-    )
+    entry = replace(found.entry, entry_class=EntryClass.COMMITTED) if shares else found.entry
+    return found, SurveyedEntry(entry, url, min(times, default=None), max(times, default=None))
+
+
+def _of_step(root: Root, found: ScannedEntry) -> list[Entry]:
+    """Return the files of a step that shares its directory with others; gc judges none of them."""
+    steps: dict[int, list[Entry]] | None = root.memo.get(_SIDE_BY_SIDE)
+    if steps is None:
+        steps = defaultdict(list)
+        for entry in root.store.children(root.base):
+            name = relative(root.base, entry.path)
+            step, member = step_in_name(name), set_member(name)
+            if is_file_of_step(name) and (member or step is not None):
+                steps[int(member.digits) if member else step or 0].append(entry)
+        root.memo[_SIDE_BY_SIDE] = steps
+    return steps.get(found.entry.step or 0) or list_entry(root.store, found.place)
 
 
 def _times(files: Sequence[Entry], base: str) -> list[float]:

@@ -160,6 +160,7 @@ class _Work:
         self.verified: dict[str, bool] = {}
         self.weighed: dict[str, RootEntry] = {}
         self.best: dict[str, tuple[str, ...]] = {}
+        self.named: list[tuple[Root, str, tuple[str, ...]]] | None = None
         for run in runs:
             self._take(run)
         if not any(f.child or f.entry.entry_class in _OURS for f in self.found.values()):
@@ -307,7 +308,7 @@ class _Work:
                         self.found[first.entry.name] = first.now(verified=True)
 
     def _hold_best(self) -> bool:
-        """Hold what the newest saves name as the best so far, and what Ray's snapshot names.
+        """Hold what the newest saves name as the best so far, and what texts in the root name.
 
         Returns:
             whether one was not held before.
@@ -327,6 +328,10 @@ class _Work:
         asked = [(root, path) for root, path in states if path not in self.best]
         said = concurrently(self.place.store, lambda one: self._told(*one), asked)
         self.best |= zip((path for _, path in asked), said, strict=True)
+        if self.named is None:
+            self.named = self._named_in_texts()
+        self.best |= {path: names for _, path, names in self.named}
+        states += [(root, path) for root, path, _ in self.named]
         news = False
         for root, path in states:
             pointer = relative(root.base, path)
@@ -339,6 +344,14 @@ class _Work:
                     self.found[target.entry.name] = target.now(pointers=pointers)
                     news = True
         return news
+
+    def _named_in_texts(self) -> list[tuple[Root, str, tuple[str, ...]]]:
+        """Return the texts of the roots that name an entry of theirs, with the names."""
+        return [
+            (root, join(root.base, text), names)
+            for root in self.roots
+            for text, names in root.named_in_texts({c.path for c in root.candidates}).items()
+        ]
 
     def _told(self, root: Root, path: str) -> tuple[str, ...]:
         """Return the names that the file of a trainer or the newest save names."""

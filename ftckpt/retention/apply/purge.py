@@ -252,6 +252,8 @@ def _wanted(root: Root, thing: Trashed, now: float) -> Iterator[Reason]:
         dangling = pointer.dangling or pointer.target == thing.name
         if dangling and (same or _last(pointer.says) == thing.name):
             yield Reason("pointer", f"{pointer.name} names it")
+    for text in root.named_in_texts({thing.name}):
+        yield Reason("pointer", f"{text} names it")
 
 
 def _log(root: Root, purged: Purged, actor: str, now: float) -> None:
