@@ -30,6 +30,9 @@ R = TypeVar("R")
 # Number of directories without a step in their name that are searched for `checkpoint/step-N`.
 _DEEPER = 16
 
+# Common at the top of mounted volumes, and not readable.
+LOST_AND_FOUND = "lost+found"
+
 # Number of children that are listed at once.
 _BATCH = 64
 
@@ -323,17 +326,11 @@ def _one_of_each_step(candidates: list[Candidate]) -> list[Candidate]:
 
 def _may_be_checkpoint(name: str, entry: Entry, step: int | None) -> bool:
     """Judge by name alone: the heads of ten thousand log files are not worth a request each."""
-    if is_never_one(name, entry):
+    if entry.kind is EntryKind.SPECIAL or name.startswith((".", "__")) or name == LOST_AND_FOUND:
         return False
     if entry.kind is EntryKind.DIRECTORY:
         return True
     return name.endswith(SUFFIXES) or (step is not None and not name.isdecimal())
-
-
-def is_never_one(name: str, entry: Entry) -> bool:
-    """Say whether a name or a kind alone shows that something cannot be a checkpoint."""
-    # `lost+found` is common at the top of mounted volumes, and not readable.
-    return entry.kind is EntryKind.SPECIAL or name.startswith((".", "__")) or name == "lost+found"
 
 
 def _named_first(candidates: Iterable[Candidate]) -> list[Candidate]:
