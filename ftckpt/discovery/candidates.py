@@ -145,8 +145,11 @@ class Walk:
         steps |= {c.path: None for c in candidates if c.path in foreign}
         places = among_siblings(steps)
         for candidate in candidates:
-            place = places.get(candidate.path) if candidate.path in foreign else None
-            if place is not None and place.rank is not None:
+            if candidate.path not in foreign:
+                continue
+            place = places.get(candidate.path)
+            is_placed = place is not None and place.rank is not None
+            if is_placed or self.root.parted_sibling(candidate) is not None:
                 self.foreign.remove(candidate.path)
                 yield _of_no_format(self.root, candidate)
 

@@ -24,7 +24,8 @@ _STEP_NAMES = (
     # torchtitan, DeepSpeed, verl; scripts write the epoch before it
     rf"{_ROLE}(?:epoch[-_]?[0-9]+[-_])?(?:global_?)?steps?[-_=]?([0-9]+)",
     rf"{_ROLE}iter_([0-9]+)",  # Megatron
-    rf"{_ROLE}(?:checkpoint|ckpt)[-_]([0-9]+)",  # transformers, accelerate
+    # transformers, accelerate; TensorFlow, and TorchEasyRec after it
+    rf"{_ROLE}(?:model\.)?(?:checkpoint|ckpt)[-_]([0-9]+)",
     rf"{_ROLE}(?:{_LOGGED}-)*(?:global_)?step=([0-9]+)(?:-{_LOGGED})*(?:-v[0-9]+)?",  # Lightning
     r"([0-9]+)",
 )
