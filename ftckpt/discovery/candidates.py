@@ -24,6 +24,7 @@ from ftckpt.errors import (
     NotFoundError,
     UnavailableError,
     UnsupportedError,
+    UnverifiedError,
     UsageError,
 )
 from ftckpt.manifest.thinned import is_thinned
@@ -34,7 +35,7 @@ from .lone_manifests import HINT, alone
 from .looked import NO_STEP, Looked
 from .open_part import files_of, open_part
 from .roots import Candidate, Child, Root, concurrently, newest_names_first
-from .series import newest_first
+from .series import newest_first, place_of
 from .siblings import among_siblings, with_steps
 from .step_names import finished_name, is_put_aside
 from .strangers import not_understood
@@ -375,6 +376,11 @@ def nothing_known(root: Root, hint: str = "") -> FtckptError:
     return NotFoundError(f"{root.url} holds no checkpoint of any known format", hint=hint)
 
 
+def _has_number(looked: Looked, step: int) -> bool:
+    place = place_of(looked.candidate.path)
+    return place is not None and step in place.numbers
+
+
 def _is_alone(looked: Looked) -> bool:
     return looked.child is None and isinstance(looked.error, CorruptError)
 
@@ -385,6 +391,8 @@ def child_of_step(root: Root, step: int) -> Child:
     Raises:
         NotFoundError: there is none of this step.
         UsageError: what holds it is saved in several series.
+        UnverifiedError: one without a step has the number in its name.
+        UnsupportedError: one that says no step cannot be read.
     """
     for candidate in root.candidates:
         if candidate.step == step and not candidate.staging:
@@ -392,13 +400,26 @@ def child_of_step(root: Root, step: int) -> Child:
             if child is not None:
                 return child
     half: FtckptError | None = None
-    for looked in Walk(root).newest_first(_ANY_STEP):
+    walk = Walk(root)
+    for looked in walk.newest_first(_ANY_STEP):
         if isinstance(looked.error, UsageError):
             half = looked.error
         if looked.step == step and looked.child is not None:
             if half is not None:
                 raise half
             return looked.child
+    stepless = [one for one in walk.looked if one.known_step is None]
+    for one in stepless:  # it may be of this step
+        if isinstance(one.error, UnsupportedError) and one.child is not None:
+            raise one.error
+    called = [one for one in stepless if _has_number(one, step)]
+    if called:
+        url = root.url_of(called[0].candidate)
+        raise UnverifiedError(
+            f"whether {url} is of step {step} is not known: nothing but the number in its name"
+            " says so",
+            hint=f"name {url}",
+        )
     steps = sorted(
         {c.step for c in root.candidates if c.step is not None}, key=lambda s: abs(s - step)
     )

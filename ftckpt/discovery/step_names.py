@@ -24,8 +24,7 @@ _STEP_NAMES = (
     # torchtitan, DeepSpeed, verl; scripts write the epoch before it
     rf"{_ROLE}(?:epoch[-_]?[0-9]+[-_])?(?:global_?)?steps?[-_=]?([0-9]+)",
     rf"{_ROLE}iter_([0-9]+)",  # Megatron
-    # transformers, accelerate; TensorFlow, and TorchEasyRec after it
-    rf"{_ROLE}(?:model\.)?(?:checkpoint|ckpt)[-_]([0-9]+)",
+    rf"{_ROLE}(?:checkpoint|ckpt)[-_]([0-9]+)",  # transformers, accelerate
     rf"{_ROLE}(?:{_LOGGED}-)*(?:global_)?step=([0-9]+)(?:-{_LOGGED})*(?:-v[0-9]+)?",  # Lightning
     r"([0-9]+)",
 )
