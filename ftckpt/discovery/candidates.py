@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import re
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +36,7 @@ from .lone_manifests import HINT, alone
 from .looked import NO_STEP, Looked
 from .open_part import files_of, open_part
 from .roots import Candidate, Child, Root, concurrently, newest_names_first
-from .series import newest_first, place_of
+from .series import newest_first
 from .siblings import among_siblings, with_steps
 from .step_names import finished_name, is_put_aside
 from .strangers import not_understood
@@ -377,8 +378,7 @@ def nothing_known(root: Root, hint: str = "") -> FtckptError:
 
 
 def _has_number(looked: Looked, step: int) -> bool:
-    place = place_of(looked.candidate.path)
-    return place is not None and step in place.numbers
+    return step in map(int, re.findall(r"\d{1,18}", looked.candidate.path))
 
 
 def _is_alone(looked: Looked) -> bool:

@@ -1,4 +1,4 @@
-"""Third round: what is taken for nothing, for a step, for the model, and for the whole of a save."""
+"""Third round: what is taken for nothing, a step, the model, and the whole of a save."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from ftckpt.errors import ExitCode
+from tests.faults.cli import here
 
 from .lines import printed
 
@@ -51,7 +52,7 @@ def test_dcp_files_below_two_folders_are_not_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path, content",
+    ("path", "content"),
     [
         ("run/a/.metadata", b"\x80\x04\x00\x01"),
         ("run/a/__0_0.distcp", b""),
@@ -86,3 +87,82 @@ def test_what_tools_leave_is_nothing(tmp_path: Path) -> None:
     (root / "a" / ".hydra" / "overrides").write_text("- lr=1\n")
     (root / "a" / "run.log").write_text("epoch 1\n")
     assert printed("latest", str(root)).code == ExitCode.NOT_FOUND
+
+
+# --- a step that lost a part
+
+
+def steps_of_parts(root: Path) -> Path:
+    """Write steps as TorchEasyRec does, under words of no trainer; return the newest."""
+    for hours, step in enumerate((1000, 2000, 3712)):
+        save = root / f"tower.v-{step}"
+        weights = {"mlp.weight": torch.full((4, 4), float(step)), "mlp.bias": torch.ones(4)}
+        stored(save / "model", weights)
+        stored(save / "optimizer", {"state": {"mlp.weight": {"exp_avg": torch.ones(4, 4)}}})
+        stored(save / "dense_ema", {name: one * 0.5 for name, one in weights.items()})
+        aged(save, hours)
+    return root / "tower.v-3712"
+
+
+def test_siblings_tell_that_a_step_lost_its_parts(tmp_path: Path) -> None:
+    newest = steps_of_parts(tmp_path / "R")
+    assert here("latest", tmp_path / "R").document["path"] == str(newest)
+    for part in ("optimizer", "dense_ema"):
+        shutil.rmtree(newest / part)
+        told = here("latest", tmp_path / "R").document
+        assert told["path"].endswith("tower.v-2000")
+        assert [Path(one["path"]).name for one in told["skipped"]] == ["tower.v-3712"]
+        assert printed("verify", str(newest)).code == ExitCode.INCOMPLETE
+
+
+def test_a_number_in_a_name_is_no_absent_step(tmp_path: Path) -> None:
+    steps_of_parts(tmp_path / "R")
+    told = printed("verify", f"{tmp_path / 'R'}@3712")
+    assert told.code == ExitCode.UNVERIFIED
+    assert "tower.v-3712" in told.err
+
+
+def test_an_average_is_never_the_model(tmp_path: Path) -> None:
+    newest = steps_of_parts(tmp_path / "R")
+    shutil.rmtree(newest / "model")
+    assert printed("verify", str(newest)).code == ExitCode.INCOMPLETE
+    told = printed("convert", str(newest), str(tmp_path / "o"), "--to=safetensors", "--only=model")
+    assert told.code == ExitCode.NOT_FOUND
+    assert not (tmp_path / "o").exists()
+
+
+# --- one rank's file is no save
+
+
+def test_a_step_that_its_root_refuses_is_no_root(tmp_path: Path) -> None:
+    for step in (100, 200):
+        (tmp_path / "R" / str(step)).mkdir(parents=True)
+        for tp in range(2):
+            for pp in range(2):
+                name = f"weights_tp_rank_world_size={tp}_2_pp_rank_world_size={pp}_2.pth"
+                state = {"model": {f"layer{pp}.weight": torch.ones(2, 2)}, "trained_steps": step}
+                torch.save(state, tmp_path / "R" / str(step) / name)
+    for verb in ("latest", "verify", "ls"):
+        assert printed(verb, str(tmp_path / "R" / "200")).code == ExitCode.UNSUPPORTED, verb
+    (tmp_path / "R" / "200").rename(tmp_path / "final")
+    assert printed("latest", str(tmp_path / "final")).code == ExitCode.UNVERIFIED
+
+
+def test_a_numbered_folder_of_a_series_is_a_root(tmp_path: Path) -> None:
+    (tmp_path / "R" / "7").mkdir(parents=True)
+    for epoch in (1, 2):
+        torch.save({"w": torch.ones(2)}, tmp_path / "R" / "7" / f"epoch_{epoch}.pt")
+    assert here("latest", tmp_path / "R" / "7").document["path"].endswith("epoch_2.pt")
+
+
+@pytest.mark.parametrize(("axis", "whole"), [("h", False), ("data", True)])
+def test_a_file_of_a_grid_is_one_of_several(tmp_path: Path, axis: str, whole: bool) -> None:
+    for rank in range(2):
+        grid = {axis: {"size": 2, "rank": rank}, "w": {"size": 1, "rank": 0}}
+        state = {"model_state": {"w": torch.ones(2, 2)}, "comm_grid": grid, "iters": 10}
+        torch.save(state, tmp_path / f"ckpt_mp{rank}_v0.tar")
+    out = tmp_path / "o"
+    one = str(tmp_path / "ckpt_mp0_v0.tar")
+    told = printed("convert", one, str(out), "--to=safetensors", "--only=model")
+    assert told.code == (ExitCode.OK if whole else ExitCode.UNSUPPORTED)
+    assert out.exists() == whole
