@@ -3,8 +3,8 @@
 A world size beside a model says nothing: one rank saves a whole model for all. It is a part where a
 mapping for all tensors gives one a larger shape; and where the file records a mesh, or a job of
 several ranks, and places a tensor on it, or keeps its tensors under a word for shards and no model.
-So it is where the file records its own place in a grid of several ranks that share a model (makani's
-`comm_grid`: `{axis: {"size": 2, "rank": 0}}`, utils/driver.py), whatever it calls the grid.
+So it is where the file records its own place in a grid of several ranks that share a model, under
+any name (makani's utils/driver.py: `comm_grid`, `{axis: {"size": 2, "rank": 0}}`).
 Shards that say where they lie are merged before (`rank_inside`). The others must not pass for the
 whole.
 """

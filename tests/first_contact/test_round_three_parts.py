@@ -93,15 +93,15 @@ def test_what_tools_leave_is_nothing(tmp_path: Path) -> None:
 
 
 def steps_of_parts(root: Path) -> Path:
-    """Write steps as TorchEasyRec does, under words of no trainer; return the newest."""
+    """Write steps as TorchEasyRec does; return the newest."""
     for hours, step in enumerate((1000, 2000, 3712)):
-        save = root / f"tower.v-{step}"
+        save = root / f"tower.ckpt-{step}"
         weights = {"mlp.weight": torch.full((4, 4), float(step)), "mlp.bias": torch.ones(4)}
         stored(save / "model", weights)
         stored(save / "optimizer", {"state": {"mlp.weight": {"exp_avg": torch.ones(4, 4)}}})
         stored(save / "dense_ema", {name: one * 0.5 for name, one in weights.items()})
         aged(save, hours)
-    return root / "tower.v-3712"
+    return root / "tower.ckpt-3712"
 
 
 def test_siblings_tell_that_a_step_lost_its_parts(tmp_path: Path) -> None:
@@ -110,8 +110,8 @@ def test_siblings_tell_that_a_step_lost_its_parts(tmp_path: Path) -> None:
     for part in ("optimizer", "dense_ema"):
         shutil.rmtree(newest / part)
         told = here("latest", tmp_path / "R").document
-        assert told["path"].endswith("tower.v-2000")
-        assert [Path(one["path"]).name for one in told["skipped"]] == ["tower.v-3712"]
+        assert told["path"].endswith("tower.ckpt-2000")
+        assert [Path(one["path"]).name for one in told["skipped"]] == ["tower.ckpt-3712"]
         assert printed("verify", str(newest)).code == ExitCode.INCOMPLETE
 
 
@@ -119,7 +119,7 @@ def test_a_number_in_a_name_is_no_absent_step(tmp_path: Path) -> None:
     steps_of_parts(tmp_path / "R")
     told = printed("verify", f"{tmp_path / 'R'}@3712")
     assert told.code == ExitCode.UNVERIFIED
-    assert "tower.v-3712" in told.err
+    assert "tower.ckpt-3712" in told.err
 
 
 def test_an_average_is_never_the_model(tmp_path: Path) -> None:
