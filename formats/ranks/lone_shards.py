@@ -129,13 +129,13 @@ def _sharing(value: Any) -> int:
     value = value.state if isinstance(value, Inert) else value
     if not isinstance(value, dict) or not 0 < len(value) <= _AXES:
         return 1
-    places = [(place.get("size"), place.get("rank")) if isinstance(place, dict) else (0, 0)
-              for place in value.values()]  # fmt: skip
-    if not all(type(size) is int and type(rank) is int and 0 <= rank < size
-               for size, rank in places):  # fmt: skip
-        return 1
-    return prod(size for axis, (size, _) in zip(value, places, strict=True)
-                if not _OF_DATA.fullmatch(str(axis)))  # fmt: skip
+    ranks = 1
+    for axis, place in value.items():
+        size, rank = (place.get("size"), place.get("rank")) if isinstance(place, dict) else (0, 0)
+        if type(size) is not int or type(rank) is not int or not 0 <= rank < size:
+            return 1
+        ranks *= 1 if _OF_DATA.fullmatch(str(axis)) else size
+    return ranks
 
 
 def _named(tree: Mapping[Any, Any], name: str) -> Iterator[tuple[str, TensorRef]]:

@@ -6,10 +6,11 @@ import os
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
+import torch.distributed.checkpoint.state_dict_saver as dcp
 
 from ftckpt.errors import ExitCode
 from tests.faults.cli import here
@@ -27,7 +28,7 @@ def aged(path: Path, hours: float = 0) -> None:
         os.utime(one, (at, at))
 
 
-def stored(folder: Path, state: dict[str, object]) -> None:
+def stored(folder: Path, state: dict[str, Any]) -> None:
     """Write a DCP store as torch does."""
     dcp.save(state, checkpoint_id=str(folder), no_dist=True)
 
