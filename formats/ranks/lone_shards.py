@@ -122,7 +122,7 @@ def _by_grid(tree: Mapping[Any, Any]) -> Iterator[LoneShard]:
 
 
 def _sharing(value: Any) -> int:
-    """Return how many ranks of a grid share a model; 1 for what is none.
+    """Return how many ranks of a grid share a model; 1 for anything else.
 
     Ranks along an axis of the data have the whole model each.
     """

@@ -132,7 +132,7 @@ def test_an_average_is_never_the_model(tmp_path: Path) -> None:
     assert not (tmp_path / "o").exists()
 
 
-# --- one rank's file is no save
+# --- the file of one rank
 
 
 def test_a_step_that_its_root_refuses_is_no_root(tmp_path: Path) -> None:
