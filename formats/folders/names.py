@@ -16,8 +16,10 @@ from ftckpt.formats.trainer_dirs.names import TRAINED
 
 # What a job trains beside its model, or for it.
 COMPANIONS = ("critic", "value", "ref", "reference", "discriminator", "teacher", "target")
+# What is made of a model that is trained: without it, nobody trained it as a model.
+AVERAGES = ("ema",)
 # Models that one job trains side by side; the trained one first, and last what may be either.
-OWNERS = (*TRAINED, *COMPANIONS, "reward", "ema")
+OWNERS = (*TRAINED, *COMPANIONS, "reward", *AVERAGES)
 _MODELS = frozenset(
     {
         "model", "models", "module", "weights", "net", "network", "params", "pretrained",

@@ -64,7 +64,9 @@ def recognised(listing: Listing, formats: Sequence[Format]) -> Recognition | Non
 
 def _is_named(listing: Listing) -> bool:
     """Whether something says that the folder is one checkpoint, whatever its parts are called."""
-    return step_in_name(listing.called) is not None or MANIFEST in listing.files
+    if listing.is_sibling or MANIFEST in listing.files:
+        return True
+    return step_in_name(listing.called) is not None
 
 
 def _may_be_one(listing: Listing) -> bool:

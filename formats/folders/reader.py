@@ -40,7 +40,7 @@ from ftckpt.storage.source import Source
 from ftckpt.storage.state_files import is_harmless, is_text, may_hold_tensors, without_numbers
 from ftckpt.storage.store import EntryKind
 
-from .names import COMPANIONS, implied_by, owner, role, words
+from .names import AVERAGES, COMPANIONS, implied_by, owner, role, words
 from .parts import FolderPart, find_parts
 
 # A trainer's small file of counters, whose fields say the step (`counters_in`).
@@ -101,7 +101,7 @@ class FolderCheckpoint(BundleCheckpoint):
         models = {
             _owner(p) for p in self.parts if any(map(_is_weight, p.checkpoint.tensors.values()))
         }
-        if not known and models and models <= set(COMPANIONS):
+        if not known and models and models <= {*COMPANIONS, *AVERAGES}:
             what = (
                 f"{self.source.url} holds {listed(sorted(models))}, and no model that is trained"
                 " with it"
@@ -292,7 +292,7 @@ def _by_model(parts: Sequence[OpenedPart]) -> list[OpenedPart]:
         if any(_is_weight(info) for info in part.checkpoint.tensors.values())
     }
     first = "" if "" in held else next((one for one in TRAINED if one in held), "")
-    if not first and len(held) == 1 and held.isdisjoint(COMPANIONS):
+    if not first and len(held) == 1 and held.isdisjoint({*COMPANIONS, *AVERAGES}):
         (first,) = held
     if "" in held:
         found |= _nobody_tells([part for part in parts if not found[id(part)]])

@@ -3,12 +3,15 @@
 A world size beside a model says nothing: one rank saves a whole model for all. It is a part where a
 mapping for all tensors gives one a larger shape; and where the file records a mesh, or a job of
 several ranks, and places a tensor on it, or keeps its tensors under a word for shards and no model.
+So it is where the file records its own place in a grid of several ranks that share a model, under
+any name (makani's utils/driver.py: `comm_grid`, `{axis: {"size": 2, "rank": 0}}`).
 Shards that say where they lie are merged before (`rank_inside`). The others must not pass for the
 whole.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any, NamedTuple
@@ -42,6 +45,9 @@ _SHARDS = (
     "shard", "shards", "model_shard", "model_shards", "local_shard", "local_shards",
     "param_shards", "weight_shards", "rank_shards", "local_state_dict", "local_tensors",
 )  # fmt: skip
+# More axes than any grid has.
+_AXES = 16
+_OF_DATA = re.compile(r"d|dp|(?:.*_)?(?:data|batch|ensemble|replica|ddp|dp)(?:_.*)?", re.IGNORECASE)
 
 
 class LoneShard(NamedTuple):
@@ -62,7 +68,8 @@ def part_in(tree: Any) -> LoneShard | None:
         return None
     alone = _ranks(tree) < 2
     found = next(_by_mapping(tree, alone=alone), None) or next(_by_entry(tree, alone=alone), None)
-    return found or (None if alone else next(_by_word(tree), None))
+    found = found or (None if alone else next(_by_word(tree), None))
+    return found or next(_by_grid(tree), None)
 
 
 def _ranks(tree: Mapping[Any, Any]) -> int:
@@ -104,6 +111,31 @@ def _by_mapping(tree: Mapping[Any, Any], *, alone: bool) -> Iterator[LoneShard]:
             for path, value in leaves({k: tree[k] for k in _MODELS if k in tree}):
                 if type(value) is TensorRef and _cut(whole):
                     yield LoneShard(dotted(path), False)
+
+
+def _by_grid(tree: Mapping[Any, Any]) -> Iterator[LoneShard]:
+    """Yield tensors of a file that records its place in a grid of several ranks."""
+    if any(_sharing(value) > 1 for value in tree.values()):
+        for path, ref in leaves(tree):
+            if type(ref) is TensorRef and ref.shape != ():
+                yield LoneShard(dotted(path), False)
+
+
+def _sharing(value: Any) -> int:
+    """Return how many ranks of a grid share a model; 1 for anything else.
+
+    Ranks along an axis of the data have the whole model each.
+    """
+    value = value.state if isinstance(value, Inert) else value
+    if not isinstance(value, dict) or not 0 < len(value) <= _AXES:
+        return 1
+    ranks = 1
+    for axis, place in value.items():
+        size, rank = (place.get("size"), place.get("rank")) if isinstance(place, dict) else (0, 0)
+        if type(size) is not int or type(rank) is not int or not 0 <= rank < size:
+            return 1
+        ranks *= 1 if _OF_DATA.fullmatch(str(axis)) else size
+    return ranks
 
 
 def _named(tree: Mapping[Any, Any], name: str) -> Iterator[tuple[str, TensorRef]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import re
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ from ftckpt.errors import (
     NotFoundError,
     UnavailableError,
     UnsupportedError,
+    UnverifiedError,
     UsageError,
 )
 from ftckpt.manifest.thinned import is_thinned
@@ -145,8 +147,11 @@ class Walk:
         steps |= {c.path: None for c in candidates if c.path in foreign}
         places = among_siblings(steps)
         for candidate in candidates:
-            place = places.get(candidate.path) if candidate.path in foreign else None
-            if place is not None and place.rank is not None:
+            if candidate.path not in foreign:
+                continue
+            place = places.get(candidate.path)
+            is_placed = place is not None and place.rank is not None
+            if is_placed or self.root.parted_sibling(candidate) is not None:
                 self.foreign.remove(candidate.path)
                 yield _of_no_format(self.root, candidate)
 
@@ -372,6 +377,10 @@ def nothing_known(root: Root, hint: str = "") -> FtckptError:
     return NotFoundError(f"{root.url} holds no checkpoint of any known format", hint=hint)
 
 
+def _has_number(looked: Looked, step: int) -> bool:
+    return step in map(int, re.findall(r"\d{1,18}", looked.candidate.path))
+
+
 def _is_alone(looked: Looked) -> bool:
     return looked.child is None and isinstance(looked.error, CorruptError)
 
@@ -382,6 +391,8 @@ def child_of_step(root: Root, step: int) -> Child:
     Raises:
         NotFoundError: there is none of this step.
         UsageError: what holds it is saved in several series.
+        UnverifiedError: one without a step has the number in its name.
+        UnsupportedError: one that says no step cannot be read.
     """
     for candidate in root.candidates:
         if candidate.step == step and not candidate.staging:
@@ -389,13 +400,26 @@ def child_of_step(root: Root, step: int) -> Child:
             if child is not None:
                 return child
     half: FtckptError | None = None
-    for looked in Walk(root).newest_first(_ANY_STEP):
+    walk = Walk(root)
+    for looked in walk.newest_first(_ANY_STEP):
         if isinstance(looked.error, UsageError):
             half = looked.error
         if looked.step == step and looked.child is not None:
             if half is not None:
                 raise half
             return looked.child
+    stepless = [one for one in walk.looked if one.known_step is None]
+    for one in stepless:  # it may be of this step
+        if isinstance(one.error, UnsupportedError) and one.child is not None:
+            raise one.error
+    called = [one for one in stepless if _has_number(one, step)]
+    if called:
+        url = root.url_of(called[0].candidate)
+        raise UnverifiedError(
+            f"whether {url} is of step {step} is not known: nothing but the number in its name"
+            " says so",
+            hint=f"name {url}",
+        )
     steps = sorted(
         {c.step for c in root.candidates if c.step is not None}, key=lambda s: abs(s - step)
     )

@@ -8,15 +8,19 @@ nothing but a step of a run, or a user's own folder, is not.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
+from functools import partial
 
 from ftckpt.checkpoint import CommitState
-from ftckpt.storage import open_store
+from ftckpt.errors import FtckptError, UnsupportedError
+from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.remotes import split
 from ftckpt.storage.store import Store
 
 from .listing import listing_of_directory
-from .recognise import Format, Listing, recognise
+from .open_part import recognise_at
+from .recognise import Format, Listing, UnopenedPart, recognise
 
 # DeepSpeed's universal checkpoints keep a parameter's files two levels below.
 _LEVELS = 2
@@ -48,6 +52,36 @@ def enclosing(url: str, store: Store, formats: Sequence[Format]) -> str:
             is_relative = local is not None and not url.startswith(("/", "file:"))
             return os.path.relpath(path) if is_relative else path or "/"
     return ""
+
+
+def as_its_root_says(
+    url: str, formats: Sequence[Format], options: StoreOptions
+) -> UnopenedPart | FtckptError | None:
+    """Return what a directory that no format knows is in the root around it; None if nothing.
+
+    Its siblings may tell that it is one of them, and has lost a part. What is named as a step and
+    is none that is understood is an error there, and no root.
+    """
+    above, name = split(url.rstrip("/"))
+    if not re.search(r"\d", name):
+        return None
+    from .candidates import look
+    from .roots import names_in
+
+    try:
+        store = open_store(above, options)
+        root = names_in(store, partial(recognise_at, store, formats=formats))
+        own = next((c for c in root.candidates if c.path == name and not c.staging), None)
+        if own is None or (own.step is None and root.parted_sibling(own) is None):
+            return None
+        child = root.recognise(own)
+        if child is not None:
+            return child.part
+        looked = look(root, own)
+    except FtckptError:
+        return None  # the directory itself is there, and nobody asked for more
+    error = None if looked is None else looked.error
+    return error if isinstance(error, UnsupportedError) else None
 
 
 def _holding(name: str, below: Listing, called: str) -> Listing:

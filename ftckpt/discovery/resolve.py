@@ -51,12 +51,14 @@ class Place(NamedTuple):
         store: opened at the directory, or at the directory of the file.
         entry: the directory (path "") or the one file.
         which: "latest", a step in decimal, or "" without a selector.
+        stores: how the stores around it are reached.
     """
 
     url: str
     store: Store
     entry: Entry
     which: str = ""
+    stores: StoreOptions = _STORES
 
 
 @dataclass(frozen=True)
@@ -162,14 +164,14 @@ def _at(url: str, options: StoreOptions) -> Place:
             below = snapshot_of(store, url)
             if below:
                 return _at(f"{url.rstrip('/')}/{below}", options)
-        return Place(url, store, entry._replace(path=""))
+        return Place(url, store, entry._replace(path=""), stores=options)
     here = store.local_path("") if entry.link else None
     if here is not None and is_file_of_step(os.path.basename(os.path.realpath(here))):
         url = os.path.realpath(here)  # the other files of the step lie beside the link's target
     # A store is a place with names below it, so a file is opened through its directory.
     parent, name = split(url)
     store = open_store(parent, options)
-    return Place(url, store, entry._replace(path=name))
+    return Place(url, store, entry._replace(path=name), stores=options)
 
 
 def open_target(
@@ -204,6 +206,9 @@ def open_target(
         raise UnsupportedError(
             f"{url} is not a checkpoint of any known format", hint=whole and f"name {whole}"
         )
+    part = None if place.which else _among_siblings(place, formats)
+    if part is not None:
+        return Target(place, part=part, formats=formats, stores=options)
     root = open_root(place, formats)
     if not root.holds_checkpoints():
         from .candidates import nothing_known
@@ -305,6 +310,7 @@ def _as_root(place: Place, root: Root, formats: Sequence[Format]) -> Root:
     if recognise_at(place.store, place.entry, formats) is None:
         if not root.pointers and all(c.step is None for c in root.candidates):
             _require_whole(place, formats)
+            _require_root(place, root, formats)
         return root
     steps = tuple(
         c
@@ -328,6 +334,36 @@ def _require_whole(place: Place, formats: Sequence[Format]) -> None:
     whole = enclosing(place.url, place.store, formats)
     if whole:
         raise UsageError(f"{place.url} is one part of the checkpoint {whole}", hint=f"name {whole}")
+
+
+def _among_siblings(place: Place, formats: Sequence[Format]) -> UnopenedPart | None:
+    """Return what a directory is by its siblings, if no format knows it by itself."""
+    from .parent_checkpoint import as_its_root_says
+
+    said = as_its_root_says(place.url, formats, place.stores)
+    return said._replace(entry=place.entry) if isinstance(said, UnopenedPart) else None
+
+
+def _require_root(place: Place, root: Root, formats: Sequence[Format]) -> None:
+    """Refuse a step whose layout is not known: what lies in it are its parts, and no checkpoints.
+
+    A name with a number may be a run's too: then its files are a series, or it is marked as a root.
+
+    Raises:
+        UsageError: it is a checkpoint that has lost a part, as its siblings tell.
+        UnsupportedError: it is a step by its name, and the root around it refuses it.
+    """
+    from .parent_checkpoint import as_its_root_says
+    from .root_marker import is_marked
+    from .series import counts_up
+
+    if any(counts_up(c.path) for c in root.candidates) or not root.holds_checkpoints():
+        return
+    said = None if is_marked(root.store, "") else as_its_root_says(place.url, formats, place.stores)
+    if isinstance(said, UnopenedPart):
+        raise UsageError(f"{place.url} is a checkpoint, not a root", hint=_NO_ROOT)
+    if said is not None:
+        raise said
 
 
 def files_at(url: str, formats: Sequence[Format], options: StoreOptions) -> Source:

@@ -7,16 +7,19 @@ gives a checkpoint's step.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 from ftckpt.checkpoint import CommitState
 from ftckpt.errors import FtckptError, NotFoundError, UsageError
 from ftckpt.own_files import weights_of
+from ftckpt.storage.state_files import without_numbers
 from ftckpt.storage.store import Entry, EntryKind, Store, join
 
 from .dropped import Tomb, read_tombs
+from .listing import listing_of_directory
 from .pointers import Pointer, is_pointer, links_beside, may_name, read_pointers, small_texts, stem
 from .recognise import UnopenedPart
 from .series import newest_first
@@ -33,6 +36,12 @@ R = TypeVar("R")
 
 # Number of directories without a step in their name that are searched for `checkpoint/step-N`.
 _DEEPER = 16
+
+# Siblings that are asked what they are, for one that no format knows.
+_SIBLINGS = 8
+
+# Common at the top of mounted volumes, and not readable.
+LOST_AND_FOUND = "lost+found"
 
 # Number of children that are listed at once.
 _BATCH = 64
@@ -146,8 +155,44 @@ class Root:
         """
         if self.is_dropped(candidate) or self.whole(candidate) is not None:
             return None
-        part = self.ask(candidate.entry)
+        part = self.ask(candidate.entry) or self._as_sibling(candidate)
         return None if part is None else Child(candidate, part)
+
+    def _as_sibling(self, candidate: Candidate) -> UnopenedPart | None:
+        """Return what a directory is by what its siblings are: it may have lost a part."""
+        sibling = self.parted_sibling(candidate)
+        if sibling is None:
+            return None
+        listing = listing_of_directory(self.store, candidate.entry.path)
+        found = sibling.format.recognise(replace(listing, is_sibling=True))
+        return None if found is None else sibling._replace(entry=candidate.entry, recognition=found)
+
+    def parted_sibling(self, candidate: Candidate) -> UnopenedPart | None:
+        """Return one of several parts whose name differs from a directory's in numbers alone.
+
+        A few of the siblings are asked, those with the longest and highest names first.
+        """
+        shape = without_numbers(candidate.path)
+        if candidate.entry.kind is not EntryKind.DIRECTORY or shape == candidate.path:
+            return None
+        siblings = self._of_shapes().get(shape, [])
+        for other in [c for c in siblings if c.path != candidate.path][:_SIBLINGS]:
+            part = self.ask(other.entry)
+            if part is not None and part.recognition.by_names:
+                return part
+        return None
+
+    def _of_shapes(self) -> Mapping[str, list[Candidate]]:
+        """Return the directories that may be checkpoints, by their names without numbers."""
+        found: dict[str, list[Candidate]] | None = self.memo.get("shapes")
+        if found is None:
+            found = defaultdict(list)
+            names = sorted(self.candidates, key=lambda c: (len(c.path), c.path), reverse=True)
+            for one in names:
+                if one.entry.kind is EntryKind.DIRECTORY and not one.staging:
+                    found[without_numbers(one.path)].append(one)
+            self.memo["shapes"] = found
+        return found
 
     def recognise_all(self, candidates: Iterable[Candidate]) -> list[Child | FtckptError | None]:
         """Recognise many candidates at once; an error stands in the place of its candidate."""
@@ -296,6 +341,11 @@ def stands_now(root: Root, path: str) -> bool:
     return same is not None and not now.is_dropped(same)
 
 
+def names_in(store: Store, ask: Callable[[Entry], UnopenedPart | None]) -> Root:
+    """Return the names and pointers of one level, whatever lies there."""
+    return _read_level(store, "", ask)
+
+
 def _read_level(store: Store, base: str, ask: Callable[[Entry], UnopenedPart | None]) -> Root:
     skip = len(base) + 1 if base else 0
     entries = {e.path[skip:]: e for e in store.children(base)}
@@ -345,17 +395,11 @@ def _one_of_each_step(candidates: list[Candidate]) -> list[Candidate]:
 
 def _may_be_checkpoint(name: str, entry: Entry, step: int | None) -> bool:
     """Judge by name alone: the heads of ten thousand log files are not worth a request each."""
-    if is_never_one(name, entry):
+    if entry.kind is EntryKind.SPECIAL or name.startswith((".", "__")) or name == LOST_AND_FOUND:
         return False
     if entry.kind is EntryKind.DIRECTORY:
         return True
     return name.endswith(SUFFIXES) or (step is not None and not name.isdecimal())
-
-
-def is_never_one(name: str, entry: Entry) -> bool:
-    """Say whether a name or a kind alone shows that something cannot be a checkpoint."""
-    # `lost+found` is common at the top of mounted volumes, and not readable.
-    return entry.kind is EntryKind.SPECIAL or name.startswith((".", "__")) or name == "lost+found"
 
 
 def _named_first(candidates: Iterable[Candidate]) -> list[Candidate]:

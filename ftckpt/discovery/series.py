@@ -141,6 +141,12 @@ def roles_in(name: str) -> frozenset[str]:
     return _ROLES & _words(stem_of(saved_name(name)))
 
 
+def counts_up(name: str) -> bool:
+    """Whether a name says when or why something was saved: by a counter's number, or a role."""
+    place = place_of(name)
+    return bool(roles_in(name)) or (place is not None and place.counter)
+
+
 def is_trainers(name: str) -> bool:
     """Whether a name is made of the words that trainers name their saves with, roles among them."""
     name = saved_name(name)

@@ -1,22 +1,25 @@
 """What lies in a root that no format knows: it may be a trainer's state, so the root is not empty.
 
 A job starts from scratch beside an empty root. So only what surely holds no checkpoint counts as
-nothing: our own files, logs, text, pictures, empty folders. Everything else is named.
+nothing: our own files, logs, text, pictures, empty folders, and what desktops and tools leave under
+names of their own. Everything else is named, whatever it is called: that no checkpoint has such a
+name says nothing about what is in it (DCP's own files are `.metadata` and `__0_0.distcp`).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from ftckpt.errors import FtckptError, UnsupportedError
 from ftckpt.findings import listed
-from ftckpt.own_files import is_own
-from ftckpt.storage.state_files import is_harmless, is_text
+from ftckpt.own_files import MANIFEST, SUFFIX, is_own
+from ftckpt.storage.state_files import is_harmless, is_text, may_hold_tensors
 from ftckpt.storage.store import Entry, EntryKind, Store
 
 from .open_part import open_part
 from .recognise import UnopenedPart
-from .roots import Root, is_never_one
+from .roots import LOST_AND_FOUND, Root
 from .step_names import SUFFIXES
 
 # A folder with more names than these, or deeper ones, is not searched to its end.
@@ -28,6 +31,13 @@ _HEAD = 4096
 _LISTED = 3
 # Folders of one level that are searched for something to read.
 _SEARCHED = 8
+# Hidden names of version control, editors, desktops and caches; and of a storage's own snapshots.
+_TOOLS = re.compile(
+    r"\.(?:git|svn|hg|venv|cache|vscode|idea|ipynb_checkpoints|pytest_cache|mypy_cache|ruff_cache"
+    r"|Trash.*|snapshots?|zfs|DS_Store|_.*|.*\.sw[a-p]|nfs[0-9a-f]+|fuse_hidden[0-9a-f]+)"
+)
+# What tells of a save by its name alone, whose data may lie elsewhere or be lost.
+_INDEX = ".index.json"
 
 
 def not_understood(root: Root, hint: str = "") -> UnsupportedError | None:
@@ -102,10 +112,15 @@ def _strangers(root: Root) -> Iterable[tuple[str, Entry]]:
 def _is_nothing(store: Store, entry: Entry, depth: int, left: list[int]) -> bool:
     """Whether a file, or all that lies below a folder, is surely not a checkpoint's state."""
     name = entry.path.rpartition("/")[2]
-    if is_never_one(name, entry):
+    if entry.dangling:
+        return False  # to a disk that is not mounted, perhaps
+    if entry.kind is EntryKind.SPECIAL or name == LOST_AND_FOUND or _TOOLS.fullmatch(name):
         return True
     if entry.kind is EntryKind.FILE:
-        return is_harmless(name) or not entry.size or _is_text(store, entry)
+        if may_hold_tensors(name) or name == MANIFEST or name.endswith((SUFFIX, _INDEX)):
+            return False
+        harmless = is_harmless(name) and not name.startswith(".")
+        return harmless or not entry.size or _is_text(store, entry)
     if not depth:
         return False
     inside = store.children(entry.path)

@@ -7,7 +7,8 @@ answer is that nobody knows.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import groupby
 
 from ftckpt.errors import FtckptError, UnverifiedError, UsageError
 from ftckpt.findings import listed
@@ -48,7 +49,18 @@ def in_order(root: Root, looked: Sequence[Looked]) -> Iterator[Looked]:
             yield every[0]._replace(child=None, error=_unknown(url, groups))
             return
         for group in groups.values():
-            yield from group
+            for _, beside in groupby(group, lambda one: series.newest_first(one.candidate.path)):
+                at_one_place = list(beside)
+                if len(at_one_place) == 1:
+                    yield at_one_place[0]
+                    continue
+                first = [one for one in at_one_place if one.candidate.path in pointed]
+                if len(first) == 1:
+                    yield first[0]
+                url = root.url_of(at_one_place[0].candidate)
+                names = [one.candidate.path for one in at_one_place]
+                yield at_one_place[0]._replace(child=None, error=_unknown(url, names))
+                return
 
 
 def outside(looked: Sequence[Looked]) -> list[Looked]:
@@ -116,7 +128,7 @@ def _rank(name: str) -> int:
     return 1 if series.place_of(name) is not None else 2
 
 
-def _unknown(url: str, groups: Mapping[str, Sequence[Looked]]) -> FtckptError:
+def _unknown(url: str, groups: Collection[str]) -> FtckptError:
     names = listed(sorted(groups), _NAMED)
     return UnverifiedError(
         f"whether {url} is the newest is not known: no step is in {names}, and their names give no "
