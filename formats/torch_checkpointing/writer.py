@@ -116,6 +116,6 @@ def _metadata(placed: Sequence[Placed], world: int) -> dict[str, Any]:
         name = json.dumps(list(path), separators=(",", ":"))
         item["nested_path_to_metadata"][name] = [
             # Each has a list of its own, as the package writes it.
-            {"sharding_metadata": sharding, "ranks": tuple([*everyone])}
+            {"sharding_metadata": sharding, "ranks": (*everyone,)}
         ]
     return {"metadata": items, "world_size": world, "version": "2.0"}

@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ftckpt import verify
 from ftckpt.checkpoint.dtypes import DTYPES
+from ftckpt.discovery.resolve import locate
 from ftckpt.errors import ExitCode, FtckptError, NewerWriterError
+from ftckpt.formats.catalog import FORMATS
 from ftckpt.formats.pickles.write import dumps
+from ftckpt.formats.ranks.writer import Placed
 from ftckpt.formats.torch_checkpointing.metadata import read_metadata
 from ftckpt.formats.torch_checkpointing.names import METADATA
 from ftckpt.formats.torch_checkpointing.writer import _ITEMS, _metadata
-from ftckpt.storage import open_store
+from ftckpt.retention.apply.prepare import prepare
+from ftckpt.retention.policy import DAY, Policy
+from ftckpt.retention.scan.entries import EntryClass
+from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.source import Source
+from tests.builders.checkpoints import open_checkpoint, save_dcp
 from tests.first_contact.test_second_attack import ends_within
 
 DATA = Path(__file__).parents[1] / "data" / "torch_checkpointing"
 
 
-def changed(kind: str, to: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+@pytest.fixture
+def files_as_old_as_they_say() -> None:
+    """Let an inode say when a file came, in place of the fixture of all other tests."""
+
+
+def changed(kind: str, to: Path, change: Callable[[dict[str, Any]], object]) -> Path:
     """Copy a sample, with other metadata."""
     step = to / "step-10"
     shutil.copytree(DATA / kind / "step-10", step)
@@ -90,15 +105,15 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], object], ExitCode]] = {
 @pytest.mark.parametrize("case", WRONG)
 def test_what_the_package_does_not_load_is_not_ok(case: str, tmp_path: Path) -> None:
     change, code = WRONG[case]
-    step = changed("fsdp", tmp_path, lambda record: change(record) and None)
-    assert verify(step, level="content").code == code
+    step = changed("fsdp", tmp_path, change)
+    assert verify(str(step), level="content").code == code
 
 
 def test_an_item_alone_is_no_path(tmp_path: Path) -> None:
     def old(record: dict[str, Any]) -> None:
         record.update(version="1.0", metadata={"[]": []}, rank_to_layout_info_mappings={})
 
-    assert verify(changed("fsdp", tmp_path, old)).code == ExitCode.UNSUPPORTED
+    assert verify(str(changed("fsdp", tmp_path, old))).code == ExitCode.UNSUPPORTED
 
 
 def test_a_mesh_of_a_million_axes_ends(tmp_path: Path) -> None:
@@ -109,7 +124,7 @@ def test_a_mesh_of_a_million_axes_ends(tmp_path: Path) -> None:
 
     step = changed("fsdp", tmp_path, large)
     with ends_within(30):
-        assert verify(step).code == ExitCode.CORRUPT
+        assert verify(str(step)).code == ExitCode.CORRUPT
 
 
 def test_what_is_quoted_has_an_end() -> None:
@@ -121,7 +136,35 @@ def test_what_is_quoted_has_an_end() -> None:
 def test_a_save_for_many_ranks_is_read_back(tmp_path: Path) -> None:
     """Its tensors shared one list of ranks, and the reader took that for a bomb."""
     role = next(iter(_ITEMS))
-    placed = [(role, ("layers", n, "w"), (64, 8), DTYPES["float32"], 0) for n in range(1500)]
+    placed = [Placed(role, ("layers", n, "w"), (64, 8), DTYPES["float32"], 0) for n in range(1500)]
     world = 512
     (tmp_path / METADATA).write_bytes(dumps(_metadata(placed, world)))
     assert read_metadata(Source.directory(open_store(str(tmp_path)))).world_size == world
+
+
+@pytest.mark.usefixtures("files_as_old_as_they_say")
+def test_a_save_that_arrives_with_old_times_is_not_abandoned(tmp_path: Path) -> None:
+    """`rsync -a` gives a file its time of last week as soon as it is there."""
+    for step in (1, 2, 3):
+        save_dcp(tmp_path / f"step-{step}", step=step)
+    arriving = tmp_path / "step-1"
+    (arriving / ".metadata").unlink()
+    for path in (*arriving.iterdir(), arriving):
+        os.utime(path, (time.time() - 9 * DAY,) * 2)
+
+    def class_at(now: float) -> EntryClass:
+        place = locate(str(tmp_path), StoreOptions())
+        return prepare(place, FORMATS, Policy(keep_last=2), now).found["step-1"].entry.entry_class
+
+    assert class_at(time.time()) is EntryClass.STAGING
+    assert class_at(time.time() + 2 * DAY) is EntryClass.ABANDONED
+
+
+@pytest.mark.parametrize(
+    "member", [{"a": torch.ones(2)}, {"state": {}, "param_groups": [{"params": [0], "lr": 1.0}]}]
+)
+def test_a_tuple_of_many_states_takes_one_pass(member: object, tmp_path: Path) -> None:
+    """Each member was looked for among all: 50,000 took minutes."""
+    torch.save(tuple([member] * 30_000), tmp_path / "many.pt")
+    with ends_within(60):
+        open_checkpoint(tmp_path / "many.pt")
