@@ -231,6 +231,7 @@ class UnsupportedError(FtckptError):
     default_kind = "unsupported"
 
 
+_SHOWN = 255  # a text out of a file may have any length
 _Newer = TypeVar("_Newer", bound="NewerWriterError")
 
 
@@ -263,6 +264,7 @@ class NewerWriterError(UnsupportedError):
             tensor: key of the tensor or object concerned.
         """
         said = found if type(found) is str else _type_of(found)
+        said = said if len(said) <= _SHOWN else f"{said[:_SHOWN]}…"
         return cls(
             f"{what}: expected {expected}, found {said}",
             hint="a newer release of its writer may have made it; a newer ftckpt may read it",

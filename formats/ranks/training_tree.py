@@ -186,7 +186,7 @@ class TrainingTree:
         """
         members = list(_members(tree, at))
         marked = any(type(m) is TensorRef and m.parameter for _, m in members)
-        models = [path for path, m in members if _is_state_dict(m) and not is_optimizer(m)]
+        models = {path for path, m in members if _is_state_dict(m) and not is_optimizer(m)}
         rest: list[tuple[Path, Any]] = []
         for path, member in members:
             label = "" if len(models) == 1 else dotted(path)
@@ -198,9 +198,9 @@ class TrainingTree:
                 self._model(member, path, "model", dotted(path))
             else:
                 rest.append((path, member))
+        many = sum(is_optimizer(one) for _, one in rest) > 1
         for path, member in rest:  # the optimizer's names come from the weights
             if is_optimizer(member):
-                many = sum(is_optimizer(one) for _, one in rest) > 1
                 self._optimizers(member, path, dotted(path) if many else "")
             else:
                 self._state(member, path, f"item.{dotted(path)}")

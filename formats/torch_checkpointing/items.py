@@ -60,7 +60,8 @@ class ItemFiles:
         }
         for name in sorted(source.entries):
             found = None if name == METADATA or name in files else item_file(name)
-            if found is not None:
+            known = metadata.items.get(found.item) if found is not None else None
+            if found is not None and (known is None or found.rank not in known.files):
                 kind = _BY_SUFFIX.get(name.rpartition(".")[2], RAW)
                 files[name] = found._replace(kind=kind)
         items = dict.fromkeys(file.item for file in files.values())

@@ -7,6 +7,7 @@ Versions 1.0 and 2.0 of torch_checkpointing 0.1.1: `distributed_metadata.py`, `d
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
@@ -17,13 +18,15 @@ from ftckpt.checkpoint.dtypes import DTYPES, DType
 from ftckpt.errors import CorruptError, NewerWriterError
 from ftckpt.formats.pickles.unpickle import BUILTINS, load
 from ftckpt.formats.torch_files.dtensor import How, Patch, Placement
-from ftckpt.own_files import own_path
+from ftckpt.own_files import is_own, own_path
 from ftckpt.storage.source import Source
 
 from .names import METADATA, ItemFile, default_name
 
 _MOST = 1 << 30  # bytes; 100,000 ranks and a million tensors are fewer
 _MOST_RANKS = 1_000_000
+_MOST_AXES = 64  # torch itself allows no more
+_MESH = frozenset({"device_type", "mesh_shape", "mesh_data", "mesh_dim_names"})
 _PLACEMENTS = {"Shard": How.SHARD, "StridedShard": How.STRIDED, "Replicate": How.REPLICATE}
 
 
@@ -101,7 +104,8 @@ class _Parser:
 
     def __init__(self) -> None:
         self._meshes: dict[int, MeshSpec] = {}
-        self._ranks: dict[int, frozenset[int]] = {}
+        self._ranks: dict[tuple[int, ...], frozenset[int]] = {}
+        self._paths: dict[str, tuple[str, int]] = {}
         self._world = 0
 
     def metadata(self, tree: Any) -> Metadata:
@@ -128,7 +132,7 @@ class _Parser:
                 self._files(name, item, record.get("rank_to_layout_info"))
         else:
             for path, groups in records.items():
-                own, *inner = _path(path)
+                own, *inner = _path(path) or _unknown("a path", "an item and more", path)
                 self._tensor(items.setdefault(str(own), RecordedItem()), tuple(inner), groups)
             layouts = _dict(tree.get("rank_to_layout_info_mappings"), "the layouts")
             for name, item in items.items():
@@ -142,7 +146,14 @@ class _Parser:
             _unknown(f"the groups of {name}", "a list", groups)
         if name in item.tensors:
             _wrong(f"records {name} twice")
-        item.tensors[name] = [self._sharding(name, _dict(one, name)) for one in groups]
+        found = [self._sharding(name, _dict(one, name)) for one in groups]
+        # A load looks for each tensor in the file of one rank that the metadata name.
+        if not found or not all(one.ranks for one in found):
+            _wrong(f"names no rank that holds {name}")
+        held = frozenset[int]().union(*(one.ranks for one in found)) if len(found) > 1 else ()
+        if len(found) > 1 and len(held) < sum(len(one.ranks) for one in found):
+            _wrong(f"says twice how a rank holds {name}")
+        item.tensors[name] = found
 
     def _sharding(self, name: str, record: Mapping[Any, Any]) -> Sharding:
         packed = _dict(record.get("sharding_metadata"), name)
@@ -151,9 +162,12 @@ class _Parser:
         dtype = DTYPES.get(said.removeprefix("torch.")) if isinstance(said, str) else None
         if dtype is None:
             _unknown(f"the type of {name}", "a type of torch", said)
-        shape = _numbers(data.get("global_shape"), f"the shape of {name}")
+        shape = _axes(data.get("global_shape"), f"the shape of {name}")
         ranks = self._all(record.get("ranks"), name)
         if kind == "DTensorShardingMetadata":
+            # A load fails without it, although it says nothing of the file.
+            if len(_axes(data.get("stride"), f"the stride of {name}")) != len(shape):
+                _wrong(f"has a stride of another number of axes than {name}")
             mesh = self._mesh(data.get("mesh_spec"), name)
             cuts = data.get("placements")
             if type(cuts) not in (list, tuple):
@@ -173,31 +187,53 @@ class _Parser:
         known = self._meshes.get(id(record))
         if known is not None:
             return known
-        spec = _dict(record, f"the mesh of {name}")
-        sizes = _numbers(spec.get("mesh_shape"), f"the mesh of {name}")
-        ranks = _numbers(spec.get("mesh_data"), f"the mesh of {name}")
-        names = spec.get("mesh_dim_names") or ("",) * len(sizes)
+        spec, what = _dict(record, f"the mesh of {name}"), f"the mesh of {name}"
+        if unknown := sorted(str(key) for key in spec.keys() - _MESH):
+            _unknown(what, ", ".join(sorted(_MESH)), unknown[0])
+        _text(spec.get("device_type"), f"the device of {what}")
+        sizes = _axes(spec.get("mesh_shape"), what)
+        ranks = _numbers(spec.get("mesh_data"), what)
+        names = spec.get("mesh_dim_names")
+        if names is None:
+            names = ("",) * len(sizes)
+        elif type(names) not in (list, tuple) or any(type(one) is not str for one in names):
+            _unknown(f"the axes of {what}", "names", names)
         if len(ranks) != prod(sizes) or len(set(ranks)) != len(ranks) or len(names) != len(sizes):
             _wrong(f"has a mesh of {list(sizes)} with {len(ranks)} ranks, for {name}")
         if max(ranks, default=0) >= self._world:
             _wrong(f"has rank {max(ranks)} in a mesh, and a world of {self._world}")
-        found = MeshSpec(sizes, tuple(map(str, names)), {r: n for n, r in enumerate(ranks)})
+        found = MeshSpec(sizes, tuple(names), {r: n for n, r in enumerate(ranks)})
         self._meshes[id(record)] = found
         return found
 
     def _all(self, ranks: Any, name: str) -> frozenset[int]:
-        known = self._ranks.get(id(ranks))
-        if known is None:
-            known = self._ranks[id(ranks)] = frozenset(_numbers(ranks, f"the ranks of {name}"))
+        numbers = _numbers(ranks, f"the ranks of {name}")
+        known = self._ranks.get(numbers)
+        if known is None:  # all tensors of a mesh have the same, each as a list of its own
+            known = self._ranks[numbers] = frozenset(numbers)
+            if len(known) != len(numbers):
+                _wrong(f"names a rank of {name} twice")
             if max(known, default=0) >= self._world:
                 _wrong(f"has {name} on rank {max(known)}, and a world of {self._world}")
         return known
 
+    def _by_rank(self, layouts: Mapping[Any, Any], name: str) -> dict[int, Any]:
+        """Return what is recorded of each rank; a load refuses an item that lacks one."""
+        found: dict[int, Any] = {}
+        for key, one in layouts.items():
+            rank = int(key) if isinstance(key, str) and re.fullmatch("[0-9]{1,7}", key) else key
+            if type(rank) is not int:
+                _unknown(f"a rank in the layouts of {name}", "a number", key)
+            found[rank] = one
+        if len(found) != self._world or not all(0 <= rank < self._world for rank in found):
+            _wrong(f"has the layouts of {len(found)} ranks of {name}, and a world of {self._world}")
+        return found
+
     def _files(self, name: str, item: RecordedItem, layouts: Any) -> None:
-        layouts = _dict(layouts, f"the layouts of {name}")
-        holders = {r for groups in item.tensors.values() for one in groups for r in one.ranks}
-        for rank in sorted(holders):
-            layout = layouts.get(rank, layouts.get(str(rank)))
+        layouts = self._by_rank(_dict(layouts, f"the layouts of {name}"), name)
+        sets = {id(one.ranks): one.ranks for groups in item.tensors.values() for one in groups}
+        holders = frozenset[int]().union(*sets.values())
+        for rank, layout in sorted(layouts.items()):
             if layout is None:
                 path, kind = default_name(name, rank), "TorchSerialization"
             else:
@@ -205,7 +241,16 @@ class _Parser:
                 written = _dict(layout.get("serialization_format"), f"the layout of {name}")
                 path = own_path(layout.get("file_path"), "", named_by=METADATA)
                 kind = _text(written.get("type"), f"the layout of {name}")
-            item.files[rank] = ItemFile(path, name, rank, kind)
+                if is_own(path) or path == METADATA:
+                    _wrong(f"names {path} as the file of {name} of rank {rank}")
+            if layout is None and rank not in holders:
+                continue
+            other, whose = self._paths.setdefault(path, (name, rank))
+            if (other, whose) != (name, rank):
+                _wrong(f"names {path} as the file of {name} of rank {rank}, and of {other} of"
+                       f" rank {whose}")  # fmt: skip
+            if rank in holders:
+                item.files[rank] = ItemFile(path, name, rank, kind)
 
 
 def _boxes(data: Mapping[Any, Any], shape: tuple[int, ...], name: str) -> Iterator[Patch]:
@@ -215,7 +260,7 @@ def _boxes(data: Mapping[Any, Any], shape: tuple[int, ...], name: str) -> Iterat
     if len({len(one) for one in lists if one is not None}) > 1:
         _wrong(f"has other numbers of offsets and sizes of {name}")
     for row in zip(*(one or () for one in lists), strict=True):
-        begin, local, sizes = (_numbers(one, f"a box of {name}") for one in row)
+        begin, local, sizes = (_axes(one, f"a box of {name}") for one in row)
         inside = len(begin) == len(local) == len(sizes) == len(shape)
         if not inside or any(b + s > n for b, s, n in zip(begin, sizes, shape, strict=True)):
             _wrong(f"has a box of {name} at {list(begin)} of {list(sizes)} outside of it")
@@ -228,10 +273,10 @@ def _placement(record: Mapping[Any, Any], name: str) -> Placement:
         _unknown(f"a placement of {name}", ", ".join(_PLACEMENTS), record.get("type"))
     if how is How.REPLICATE:
         return Placement(how)
-    dim, factor = record.get("dim"), record.get("split_factor", 1)
+    dim, factor = record.get("dim"), record.get("split_factor") if how is How.STRIDED else 1
     if type(dim) is not int or type(factor) is not int:
         _unknown(f"a placement of {name}", "numbers", (dim, factor))
-    return Placement(how, dim, factor if how is How.STRIDED else 1)
+    return Placement(how, dim, factor)
 
 
 def _path(text: Any) -> tuple[str | int, ...]:
@@ -245,11 +290,17 @@ def _path(text: Any) -> tuple[str | int, ...]:
 
 
 def _numbers(value: Any, what: str) -> tuple[int, ...]:
-    if type(value) not in (list, tuple) or any(type(one) is not int for one in value):
+    if type(value) not in (list, tuple) or not set(map(type, value)) <= {int}:
         _unknown(what, "numbers", value)
-    if any(not 0 <= one < 1 << 62 for one in value):
+    if value and not 0 <= min(value) <= max(value) < 1 << 62:
         _wrong(f"has a number in {what} that none can be")
     return tuple(value)
+
+
+def _axes(value: Any, what: str) -> tuple[int, ...]:
+    if isinstance(value, list | tuple) and len(value) > _MOST_AXES:
+        _wrong(f"has {len(value)} axes in {what}")
+    return _numbers(value, what)
 
 
 def _dict(value: Any, what: str) -> Mapping[Any, Any]:

@@ -114,5 +114,8 @@ def _metadata(placed: Sequence[Placed], world: int) -> dict[str, Any]:
             {"nested_path_to_metadata": {}, "rank_to_layout_info": dict.fromkeys(everyone)},
         )
         name = json.dumps(list(path), separators=(",", ":"))
-        item["nested_path_to_metadata"][name] = [{"sharding_metadata": sharding, "ranks": everyone}]
+        item["nested_path_to_metadata"][name] = [
+            # Each has a list of its own, as the package writes it.
+            {"sharding_metadata": sharding, "ranks": (*everyone,)}
+        ]
     return {"metadata": items, "world_size": world, "version": "2.0"}

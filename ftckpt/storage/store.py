@@ -102,6 +102,16 @@ class Entry(NamedTuple):
             and not self._is_other_inode(other)
         )
 
+    @property
+    def touched(self) -> float | None:
+        """When anything last happened to the file, in seconds since the epoch; None if unknown.
+
+        `rsync -a`, `cp -p` and `tar x` give a file its old time while it arrives.
+        """
+        if self.mtime is None or self.inode is None:
+            return self.mtime
+        return max(self.mtime, self.inode[1] / 1e9)
+
     def _is_other_inode(self, other: Entry) -> bool:
         """Whether a file was renamed over the other, with its size and its times.
 

@@ -61,7 +61,7 @@ def sum_up(files: Sequence[Entry]) -> EntryContents:
         unshared=unshared,
         shared=shared,
         linked=sum(f.size for f in files if f.link is not None),
-        newest=max((f.mtime for f in files if f.mtime is not None), default=None),
+        newest=max((t for f in files if (t := f.touched) is not None), default=None),
         fingerprint=fingerprint_of(files),
     )
 

@@ -81,8 +81,8 @@ class EntryContents:
         nbytes: sum of the sizes; a file with several names counts once.
         unshared: the part of `nbytes` in files without other names.
         shared: the other files.
-        newest: modification time of the newest file, in seconds since the epoch; None if the store
-            keeps none.
+        newest: when the last of its files came or changed, in seconds since the epoch; None if the
+            store keeps no times.
         fingerprint: digest over names, kinds, sizes, times and versions
             (`contents.fingerprint_of`).
         run: the path of another run's checkpoint or root among them (`inside.with_run`); "" if
