@@ -477,9 +477,14 @@ def _is_state_dict(value: Any) -> bool:
     return (isinstance(value, dict) or _is_module(value)) and _holds_tensors(value)
 
 
+_OF_ONE_RANK = r"rank_?\d{1,7}"
+
+
 def _is_unnamed_model(key: Any, value: Any) -> bool:
     """Whether a key that no list has holds a model, as its content shows and its name allows."""
     if not _is_state_dict(value) or about(str(step_of(key)))[0] != "other":
+        return False
+    if re.fullmatch(_OF_ONE_RANK, str(key)):  # what the writer keeps of one rank alone
         return False
     return any(_is_weight(member) for _, member in _model_leaves(value))
 

@@ -24,7 +24,7 @@ from ftckpt.storage.source import Source
 from ftckpt.strict_json import JsonLimits, parse
 
 from .metadata import Metadata
-from .names import METADATA, ItemFile, item_file
+from .names import METADATA, REST, ItemFile, item_file
 
 TORCH, JSON, RAW, SAFETENSORS = (
     f"{name}Serialization" for name in ("Torch", "Json", "Raw", "Safetensors")
@@ -152,7 +152,8 @@ class ItemFiles:
 
     def _under(self, path: str, tree: Any) -> Any:
         item = self.files[path].item
-        return {item: tree} if self.roles[item] is Role.EXTRA else tree
+        wrapped = self.roles[item] is Role.EXTRA and item != REST
+        return {item: tree} if wrapped else tree
 
 
 def _tensors(header: Header) -> dict[str, TensorRef]:

@@ -6,6 +6,8 @@ import re
 from typing import NamedTuple
 
 METADATA = "metadata.pkl"
+# An item of state whose keys cannot be names of items: it stands at the top, as its job had it.
+REST = "extra_state"
 # Items have such names (`checkpoint_base.py`, `CheckpointInfo`).
 _DEFAULT = re.compile(r"(?P<item>[A-Za-z0-9_-]+?)_(?P<rank>\d{1,7})\.(?P<suffix>\w+)")
 

@@ -25,7 +25,7 @@ from ftckpt.workers.memory import no_gc
 from .checkpoint import TorchCheckpointingCheckpoint
 from .items import ItemFiles
 from .metadata import Metadata, RecordedItem, Sharding, read_metadata
-from .names import METADATA, default_name
+from .names import METADATA, REST, default_name
 
 
 def open_torch_checkpointing(source: Source) -> TorchCheckpointingCheckpoint:
@@ -79,7 +79,8 @@ class _Reader(RanksReader):
         item = self._metadata.items.get(item_file.item)
         if item is None:
             return
-        prefix = f"{item_file.item}." if contents.file.role is Role.EXTRA else ""
+        wrapped = contents.file.role is Role.EXTRA and item_file.item != REST
+        prefix = f"{item_file.item}." if wrapped else ""
         placed: list[RankTensor] = []
         seen: set[str] = set()
         for tensor in contents.tensors:

@@ -27,12 +27,10 @@ from ftckpt.formats.torch_files.write_tree import save
 from ftckpt.transfer.content import Content
 from ftckpt.transfer.layout import Layout, LayoutRequest, Literal, OutputFile
 
-from .names import METADATA, default_name
+from .names import METADATA, REST, default_name
 
 _ITEMS = {Role.MODEL: "model", Role.OPTIMIZER: "optimizer"}
 _ITEM = re.compile(r"[A-Za-z0-9_-]+")
-# Where a key cannot be the name of an item.
-_REST = "extra_state"
 _MESH = MeshForm()
 
 
@@ -76,7 +74,7 @@ def _items(role: Role, tree: dict[str | int, Any]) -> Iterator[tuple[str, Any]]:
     if role in _ITEMS:
         yield _ITEMS[role], tree
         return
-    taken = {*_ITEMS.values(), _REST}
+    taken = {*_ITEMS.values(), REST}
     rest = {}
     for key, value in tree.items():
         if isinstance(key, str) and _ITEM.fullmatch(key) and key not in taken:
@@ -84,7 +82,7 @@ def _items(role: Role, tree: dict[str | int, Any]) -> Iterator[tuple[str, Any]]:
         else:
             rest[key] = value
     if rest:
-        yield _REST, rest
+        yield REST, rest
 
 
 def _metadata(placed: Sequence[Placed], world: int) -> dict[str, Any]:

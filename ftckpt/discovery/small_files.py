@@ -27,6 +27,7 @@ _TRIED = 3
 # A step of more names is one of a large job: not all of them are at hand.
 _NAMES = 4096
 _DIGITS = 18
+_MEMO, _KNOWN = "small-files", "checkpoints"
 
 
 class SmallFiles(NamedTuple):
@@ -102,7 +103,7 @@ def _lost(
     if not sides:
         return None
     steps = (child.candidate, *sides)
-    mine, *theirs = (_names(root.store, one.entry.path) for one in steps)
+    mine, *theirs = (_names_in(root, one.entry.path) for one in steps)
     if len(mine) >= _NAMES:
         return None
     absent = frozenset.intersection(*theirs) - mine
@@ -122,7 +123,22 @@ def _lost(
 def _saved(root: Root, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Return the first two of these steps that are checkpoints."""
     folders = (one for one in candidates[:_TRIED] if one.entry.kind is EntryKind.DIRECTORY)
-    return [one for one in folders if root.recognise(one) is not None][:2]
+    return [one for one in folders if _is_checkpoint(root, one)][:2]
+
+
+def _is_checkpoint(root: Root, candidate: Candidate) -> bool:
+    known: dict[str, bool] = root.memo.setdefault(_KNOWN, {})
+    if candidate.path not in known:
+        known[candidate.path] = root.recognise(candidate) is not None
+    return known[candidate.path]
+
+
+def _names_in(root: Root, path: str) -> frozenset[str]:
+    """Return the names of a step of a root, which several of its neighbours ask for."""
+    known: dict[str, frozenset[str]] = root.memo.setdefault(_MEMO, {})
+    if path not in known:
+        known[path] = _names(root.store, path)
+    return known[path]
 
 
 def _names(store: Store, path: str) -> frozenset[str]:
