@@ -16,7 +16,7 @@ from typing import Any
 
 from ftckpt.checkpoint.read_tensor import dense_strides
 from ftckpt.formats.pickles.write import dumps
-from ftckpt.formats.ranks.division import require_divisible, wish_for_ranks
+from ftckpt.formats.ranks.division import require_divisible
 from ftckpt.formats.ranks.names import Role
 from ftckpt.formats.ranks.naming import Dialect
 from ftckpt.formats.ranks.writer import Placed, RankFolder
@@ -48,7 +48,7 @@ class TorchCheckpointingWriter:
             UsageError: a wish for another division than over one world.
             UnsupportedError: a tensor of a type that torch.save cannot write.
         """
-        world = world_of(content, wish_for_ranks(content, request))
+        world = world_of(content, request)
         content = with_aliases(content)
         require_divisible(content, world)
         coded = coded_in(content)

@@ -47,6 +47,7 @@ GRANTED = {
     "orbax": set(),
     "ranks": {"tp", "dp"},
     "safetensors": {"max_shard_size"},
+    "torch-checkpointing": {"dp"},
     "torchsave": set(),
 }
 EVERY = [make() for make in (*WRITERS.values(), *(one.make for one in FILE_WRITERS.values()))]

@@ -17,6 +17,7 @@ USUAL = (
     "trainer_dirs/accelerate_two", "ranks/tp_fsdp2/actor", "by_hand/stages",
     "deepspeed/z1/global_step2", "deepspeed/z3/global_step2",
     "deepspeed/universal_tp/global_step2_universal", "orbax/everything", "delta",
+    "torch_checkpointing/fsdp_tp/step-10",
 )  # fmt: skip
 
 
