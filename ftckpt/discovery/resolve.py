@@ -355,9 +355,9 @@ def _require_root(place: Place, root: Root, formats: Sequence[Format]) -> None:
     """
     from .parent_checkpoint import as_its_root_says
     from .root_marker import is_marked
-    from .series import counts_up
+    from .series import are_saves
 
-    if any(counts_up(c.path) for c in root.candidates) or not root.holds_checkpoints():
+    if are_saves(c.path for c in root.candidates) or not root.holds_checkpoints():
         return
     said = None if is_marked(root.store, "") else as_its_root_says(place.url, formats, place.stores)
     if isinstance(said, UnopenedPart):

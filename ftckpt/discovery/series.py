@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
@@ -145,6 +145,19 @@ def counts_up(name: str) -> bool:
     """Whether a name says when or why something was saved: by a counter's number, or a role."""
     place = place_of(name)
     return bool(roles_in(name)) or (place is not None and place.counter)
+
+
+def are_saves(names: Iterable[str]) -> bool:
+    """Whether siblings are saves of one run: one counts up, or their numbers are those of steps.
+
+    Ranks and shards are counted from 0 or 1: `model_0` and `model_1` may be parts of one save,
+    `model_100` and `model_200` are two.
+    """
+    every = list(names)
+    if any(counts_up(name) for name in every):
+        return True
+    numbers = {place.numbers[0] for place in members(dict.fromkeys(every)).values()}
+    return len(numbers) > 1 and min(numbers) > len(numbers)
 
 
 def is_trainers(name: str) -> bool:

@@ -82,10 +82,10 @@ def test_a_release_beside_a_model_of_hugging_face(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("weights", "state", "name"),
     [
-        ("model.safetensors", ("rng_state_rank_0.pt", "optimizer_rank_0.pt"), "safetensors"),
-        ("diffusion_pytorch_model.safetensors", ("random_states_rank_0.pt",), "safetensors"),
-        ("model.safetensors", ("lr_scheduler_rank_0.pt", "rng_rank_0.pt"), "safetensors"),
-        ("a.safetensors", ("optim_world_size_1_rank_0.pt",), "safetensors"),
+        ("model.safetensors", ("rng_state_rank_0.pt", "optimizer_rank_0.pt"), "bundle"),
+        ("diffusion_pytorch_model.safetensors", ("random_states_rank_0.pt",), "bundle"),
+        ("model.safetensors", ("lr_scheduler_rank_0.pt", "rng_rank_0.pt"), "bundle"),
+        ("a.safetensors", ("optim_world_size_1_rank_0.pt",), "bundle"),
         ("model.safetensors", ("rng_state_rank_0.pt", "model_rank_0.pt"), "ranks"),
         ("model.safetensors", ("optimizer_rank_0.pt", "rank_0.pt"), "ranks"),
         ("config.json", ("optimizer_rank_0.pt",), "ranks"),

@@ -17,7 +17,6 @@ from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.checkpoint.read_tensor import read_tensor
 from ftckpt.errors import CorruptError, ExitCode, NoResourceError, UnsupportedError, UsageError
 from ftckpt.formats.quantised import encoding
-from ftckpt.workers import budget
 from tests.parts.answers import answer, in_parts
 
 from .weights import (
@@ -328,11 +327,11 @@ def test_other_models_have_no_mxfp4(model: Path, tmp_path: Path) -> None:
 
 
 def test_memory_that_is_too_small_is_said_before_anything_is_written(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(budget, "_budget", 1 << 20)
+    out = str(tmp_path / "out")
     with pytest.raises(NoResourceError, match="quantising"):
-        ftckpt.convert(str(model), str(tmp_path / "out"), "safetensors", dtype="fp8-block")
+        ftckpt.convert(str(model), out, "safetensors", dtype="fp8-block", max_memory="1MiB")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -26,7 +26,9 @@ NAMES = ("trainer", "trainer_peft", "accelerate", "accelerate_two")
 
 def _require_truth(path: Path, truth: Path) -> None:
     checkpoint = open_checkpoint(path)
-    assert checkpoint.step == 3
+    assert checkpoint.optimizer_count == 3
+    # accelerate records no step of its own.
+    assert checkpoint.step == (None if truth.stem.startswith("accelerate") else 3)
     expected = load_file(truth)
     for key, tensor in expected.items():
         data = read_tensor(checkpoint, key)
