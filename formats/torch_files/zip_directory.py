@@ -32,7 +32,10 @@ _DESCRIPTOR_FLAG, _UTF8_FLAG = 0x0008, 0x0800
 _FLAGS = frozenset((0, _DESCRIPTOR_FLAG, _UTF8_FLAG, _DESCRIPTOR_FLAG | _UTF8_FLAG))
 _ALIGNMENTS = tuple(1 << bits for bits in range(6, 21))
 # Torch's reader needs `PREFIX/version` and `PREFIX/data.pkl`; a flipped bit leaves some of these.
-_OF_TORCH = (b"data.pkl", b"/data/", b"/.data/", b"/version", b"/byteorder", b"/constants.pkl")
+_OF_TORCH = (
+    b"data.pkl", b"/data/", b"/.data/", b"/version", b"/byteorder", b"/constants.pkl",
+    b".format_version", b".storage_alignment", b"serialization_id",
+)  # fmt: skip
 # Names of another program's archive that are shown.
 _SHOWN = 3
 _CUT = "the file ends early or its end was overwritten: it was cut while being written or copied"

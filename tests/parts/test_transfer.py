@@ -72,7 +72,10 @@ def test_bytes_and_answer_are_those_of_one_machine(
         assert not target.exists()
     result, document = answer(*words(verb, source, target), "--finish")
     assert result == alone[0]
-    assert {**document, "destination": ""} == {**alone[1], "destination": ""}
+    for one in (document, alone[1]):
+        # One machine proves by sums of what it read to write; parts read the source again.
+        del one["destination"], one["extra_read"], one["proof"]["source_bytes"]
+    assert document == alone[1]
     if target.is_file():
         assert target.read_bytes() == alone_at.read_bytes()
     else:

@@ -23,7 +23,7 @@ from tests.workers.serving import serve, serve_program
 TIMEOUT = 400.0
 # What the interpreter itself reads as it starts.
 _OF_THE_START = ("PYTHON", "LANG", "LC_", "LD_")
-_OF_TRAINERS = ("ftckpt.torch", "ftckpt.trainers")
+_OF_TRAINERS = ("ftckpt.torch", "ftckpt.trainers", "ftckpt.loading.tensors")
 
 
 def _modules() -> Iterator[str]:

@@ -316,7 +316,8 @@ def test_threads_at_places_of_their_own_do_not_drop_each_others_windows(
 def test_whoever_reads_says_how_many_threads_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What earlier tests of this process hold or have bounded must not leave one thread alone.
+    # What earlier tests of this process hold or have bounded must not leave one thread alone; an
+    # operation is bounded by its own `max_memory`.
     monkeypatch.setattr(budget, "_budget", 64 << 30)
     said: list[int] = []
     real = read_ahead._ahead_of
@@ -335,12 +336,13 @@ def test_whoever_reads_says_how_many_threads_do(
         act()
         return [jobs for jobs in said if jobs > 1]
 
-    assert heard(lambda: api.verify(step, jobs=3)) == [3]
+    assert heard(lambda: api.verify(step, jobs=3, max_memory="64GiB")) == [3]
     out = f"{tmp_path}/out"
     # The check, the building, the sums of the result, and both sides of what has no sums.
-    assert heard(lambda: api.convert(step, out, to="safetensors", jobs=3)) == [3] * 5
+    convert = partial(api.convert, to="safetensors", jobs=3, max_memory="64GiB")
+    assert heard(lambda: convert(step, out)) == [3] * 5
     # Both sides, for tensors and for what is small.
-    assert heard(lambda: api.diff(step, out, jobs=3)) == [3] * 4
+    assert heard(lambda: api.diff(step, out, jobs=3, max_memory="64GiB")) == [3] * 4
     target, base = api.open_checkpoint(step), api.open_checkpoint(copy)
     packing = PackOptions(work=Work(threads=3), proof=False)
     pack = partial(pack_checkpoint, options=packing, store_options=StoreOptions())
