@@ -38,7 +38,8 @@ from ftckpt.__main__ import main
 if len(commands) > 9:  # else each would import what all need
     import importlib, pkgutil, ftckpt
     for module in pkgutil.walk_packages(ftckpt.__path__, "ftckpt."):
-        if not (module.name + ".").startswith(("ftckpt.torch.", "ftckpt.trainers.")):
+        of_torch = ("ftckpt.torch.", "ftckpt.trainers.", "ftckpt.loading.tensors.")
+        if not (module.name + ".").startswith(of_torch):
             importlib.import_module(module.name)
     import numpy, xxhash, zstandard
 

@@ -47,7 +47,7 @@ SWITCHES = frozenset(
         "--from-master", "--full", "-h", "--help", "--include-bases", "--no-check",
         "--integrity", "--json",
         "--layout-state", "--no-lock", "--no-proof", "--oldest-first", "--or-reshard",
-        "--presets", "--purge-now", "-q", "--quiet", "--remember", "--requester-pays",
+        "--presets", "--purge-now", "-q", "--quiet", "--reader", "--remember", "--requester-pays",
         "--restart", "--resume", "--retry-suspected", "--signal-group", "--simulate",
         "--skip-unverified", "--stat", "--stop-at-unsafe", "--strict", "--tensors",
         "--trust-recorded", "--unmanaged", "-v", "--verbose", "--wait",

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial, reduce
 from itertools import islice
 from operator import and_
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, ImpliedCount
 from ftckpt.errors import FtckptError, IncompleteError
@@ -27,9 +27,11 @@ from ftckpt.storage.store import EntryKind
 from .neighbours import Lacking, lacking, series
 from .open_part import files_of, open_part, recognise_at
 from .recognise import Format, UnopenedPart
-from .roots import Candidate, Child, Root, read_root
 from .series import roles_in
 from .small_files import may_lack_some
+
+if TYPE_CHECKING:
+    from .roots import Candidate, Child, Root
 
 # Steps on each side that are asked.
 _ASKED = 2
@@ -105,6 +107,8 @@ def lacking_alone(
         folder = part.entry.kind is EntryKind.DIRECTORY
         if not folder or not may_lack_some(url, options):
             return None
+    from .roots import Child, read_root  # most steps lack nothing
+
     named = {name}
     if part.entry.kind is EntryKind.FILE:  # another file of the step may stand for it
         named |= set(checkpoint.source.entries)

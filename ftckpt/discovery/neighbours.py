@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, Kind
 from ftckpt.findings import Finding, finding, listed
@@ -20,9 +20,11 @@ from ftckpt.storage.state_files import is_marker, may_hold_tensors, without_numb
 from ftckpt.storage.store import EntryKind
 
 from .open_part import files_of
-from .roots import Candidate, Child, Root
 from .series import roles_in
 from .small_files import lost_small_files
+
+if TYPE_CHECKING:
+    from .roots import Candidate, Child, Root
 
 # Steps on each side that are asked until two of them show their parts.
 _TRIED = 3

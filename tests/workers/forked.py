@@ -29,7 +29,7 @@ _OF_TRAINERS = ("ftckpt.torch", "ftckpt.trainers", "ftckpt.loading.tensors")
 def _modules() -> Iterator[str]:
     """Yield the names of all that a verb may import before it knows what it needs.
 
-    What trainers import needs torch, which no verb does: three times the memory to fork.
+    What trainers load with needs torch, which no verb does: three times the memory to fork.
     """
     yield from _below(ftckpt.__path__, "ftckpt.")
     yield "tests.workers.serving"
