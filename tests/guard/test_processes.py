@@ -138,8 +138,7 @@ def test_the_training_dies_with_its_guard(job: Job) -> None:
     guard = forked(lambda: job.run(3, faults={1: {"hang": 2, "fork": 1}}))
     until(lambda: len(job.events("saved")) == 2)
     trainer = job.events("start")[0]["pid"]
-    assert sleepers("sleep 300")
-    assert sleepers("sleep 301")
+    until(lambda: sleepers("sleep 300") and sleepers("sleep 301"))  # the daemon starts by itself
     os.kill(guard, signal.SIGKILL)
     os.waitpid(guard, 0)
     ended = job.run(3, wait_lock=60.0)  # waits for the keeper to end everything
