@@ -16,6 +16,7 @@ from ftckpt.findings import Finding, counted, finding, from_error
 from ftckpt.formats.deepspeed.job.objects import FileObjects, read_layer, read_number, read_objects
 from ftckpt.formats.ranks.parse_files import NamedFile, read_streams
 from ftckpt.formats.state.tied import aliases_of
+from ftckpt.formats.torch_files.parse_files import opaque_notes
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.storage.source import Source
 
@@ -30,8 +31,6 @@ from .states import BASES, ModelState, read_model, read_weights
 from .tensors import FlatTensor, rank_tensor
 from .weights import Weights
 
-# Opaque names that are told one by one.
-SHOWN = 20
 # Files that are not one rank's own.
 _OF_NO_RANK = (FileRole.LAYER, FileRole.EXPERT)
 # What one parameter can be: its weight, its master, its moments.
@@ -282,9 +281,7 @@ class DeepSpeedParser:
                 yield rank_tensor(name, FlatTensor(one.path, one.rank, ref, storages))
 
     def _opaque_names(self) -> Iterator[Finding]:
-        for name, path in list(self._opaque.items())[:SHOWN]:
-            what = f"{path} names {name}, a class outside the allow-list; kept inert"
-            yield finding("opaque-object", what, file=path)
+        yield from opaque_notes(self._opaque)
 
     def _check_names(self) -> Iterator[Finding]:
         grid = self.grid

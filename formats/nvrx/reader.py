@@ -41,6 +41,7 @@ from ftckpt.formats.pickles.inert import Inert
 from ftckpt.formats.pickles.walk import MOST_NAMES, leaves
 from ftckpt.formats.ranks.parse_files import read_streams
 from ftckpt.formats.state.stored_names import StoredName, place
+from ftckpt.formats.torch_files.parse_files import opaque_notes
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.formats.torch_files.values import Composite, SubclassRef, TensorRef
 from ftckpt.storage.source import Source
@@ -149,9 +150,7 @@ class _Reader:
                 " as stored and not given to parameters"
             )
             self.notes.append(finding("note", told, tensor=buckets[0]))
-        for name, path in list(self.opaque.items())[:_SHOWN]:
-            what = f"{path} names {name}, a class outside the allow-list; kept inert"
-            self.notes.append(finding("opaque-object", what, file=path))
+        self.notes += opaque_notes(self.opaque)
         return NvrxCheckpoint(
             source=self.source,
             tensors=self.tensors,

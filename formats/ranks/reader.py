@@ -29,6 +29,7 @@ from ftckpt.formats.huggingface.config import parsed_json
 from ftckpt.formats.state.coded_shards import CodedParts
 from ftckpt.formats.state.stored_names import StoredName
 from ftckpt.formats.state.tied import aliases_of
+from ftckpt.formats.torch_files.parse_files import opaque_notes
 from ftckpt.formats.torch_files.sharded import Distributed, Held, Listed
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.storage.source import Source
@@ -64,8 +65,6 @@ from .tensors import (
 FLAT = "extra:flat"
 # verl's dataloader state beside them.
 DATA = "data.pt"
-# Opaque names that are told one by one.
-SHOWN = 20
 
 
 def open_ranks(source: Source, rules: Rules | None) -> RanksCheckpoint:
@@ -116,9 +115,7 @@ class RanksReader:
         if not self.streams and self.broken:
             raise self.broken[0]
         self._beside(chosen)
-        for name, path in list(self.opaque.items())[:SHOWN]:
-            what = f"{path} names {name}, a class outside the allow-list; kept inert"
-            self.notes.append(finding("opaque-object", what, file=path))
+        self.notes += opaque_notes(self.opaque)
         return RanksCheckpoint(
             **self.parts(),
             dialect="verl" if chosen != [""] or self._verl("") else "",

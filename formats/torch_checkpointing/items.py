@@ -152,8 +152,11 @@ class ItemFiles:
 
     def _under(self, path: str, tree: Any) -> Any:
         item = self.files[path].item
-        wrapped = self.roles[item] is Role.EXTRA and item != REST
-        return {item: tree} if wrapped else tree
+        return {item: tree} if self.is_wrapped(item) else tree
+
+    def is_wrapped(self, item: str) -> bool:
+        """Whether what an item's files hold stands under its name."""
+        return self.roles[item] is Role.EXTRA and item != REST
 
 
 def _tensors(header: Header) -> dict[str, TensorRef]:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ftckpt.checkpoint import Box, Commit, CommitState
+from ftckpt.checkpoint import Commit, CommitState
 from ftckpt.errors import CorruptError
 from ftckpt.findings import Finding, finding, listed
 from ftckpt.formats.ranks.contents import Contents, RankTensor
-from ftckpt.formats.ranks.names import RankFile, Role
+from ftckpt.formats.ranks.names import RankFile
 from ftckpt.formats.ranks.parse_files import RecordedConfig
-from ftckpt.formats.ranks.reader import SHOWN, RanksReader
+from ftckpt.formats.ranks.reader import RanksReader
 from ftckpt.formats.torch_files.dtensor import Patch
+from ftckpt.formats.torch_files.parse_files import opaque_notes
 from ftckpt.formats.torch_files.sharded import Distributed, Held, Listed, Mesh
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.formats.torch_files.values import TensorRef
@@ -25,7 +26,7 @@ from ftckpt.workers.memory import no_gc
 from .checkpoint import TorchCheckpointingCheckpoint
 from .items import ItemFiles
 from .metadata import Metadata, RecordedItem, Sharding, read_metadata
-from .names import METADATA, REST, default_name
+from .names import METADATA, default_name
 
 
 def open_torch_checkpointing(source: Source) -> TorchCheckpointingCheckpoint:
@@ -41,7 +42,6 @@ class _Reader(RanksReader):
         super().__init__(source, None)
         self._metadata = read_metadata(source)
         self._items = ItemFiles.of(source, self._metadata)
-        self._boxes: dict[int, tuple[Box, ...]] = {}
 
     def parsed(
         self, files: Sequence[RankFile]
@@ -54,22 +54,18 @@ class _Reader(RanksReader):
         world = self._metadata.world_size
         self.world_size, self.evidence = world, METADATA
         self.found += _missing(self._items, self._metadata)
-        self.members = set(self._items.files)
         contents = self._read(self._items.rank_files(world), "")
         if not self.streams and self.broken:
             raise self.broken[0]
         for one, _ in contents:
             self._place(one)
         self._merge(contents, "model", RecordedConfig(), world)
-        for name, path in list(self.opaque.items())[:SHOWN]:
-            what = f"{path} names {name}, a class outside the allow-list; kept inert"
-            self.notes.append(finding("opaque-object", what, file=path))
-        there = (path for path in self._items.files if path in self.source.entries)
+        self.notes += opaque_notes(self.opaque)
         self.commit = Commit(CommitState.COMMITTED, METADATA)
         return TorchCheckpointingCheckpoint(
             **self.parts(),
             dialect="torch_checkpointing",
-            files=sorted({*there, *self._items.files, METADATA}),
+            files=sorted({*self._items.files, METADATA}),
             item_files=self._items,
         )
 
@@ -79,8 +75,7 @@ class _Reader(RanksReader):
         item = self._metadata.items.get(item_file.item)
         if item is None:
             return
-        wrapped = contents.file.role is Role.EXTRA and item_file.item != REST
-        prefix = f"{item_file.item}." if wrapped else ""
+        prefix = f"{item_file.item}." if self._items.is_wrapped(item_file.item) else ""
         placed: list[RankTensor] = []
         seen: set[str] = set()
         for tensor in contents.tensors:

@@ -18,6 +18,9 @@ from .local_headers import check_local_headers, local_extents
 from .stream import TorchStream, parse_stream
 from .zip_directory import Archive, serialization_id
 
+# Opaque names that are told one by one.
+_SHOWN = 20
+
 # Local headers of a remote file cost a request each where they lie far apart.
 _REMOTE_RECORDS = 1024
 _ID = ".data/serialization_id"
@@ -163,3 +166,15 @@ def _check_id(source: Source, file: str, archive: Archive) -> Iterator[Finding]:
             offset=member.offset,
             length=member.size,
         )
+
+
+def opaque_notes(first: Mapping[str, str]) -> list[Finding]:
+    """Return a note for each class outside the allow-list: its name and which file names it."""
+    return [
+        finding(
+            "opaque-object",
+            f"{path} names {name}, a class outside the allow-list; kept inert",
+            file=path,
+        )
+        for name, path in list(first.items())[:_SHOWN]
+    ]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import re
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +29,7 @@ from ftckpt.errors import (
 )
 from ftckpt.manifest.thinned import is_thinned
 from ftckpt.own_files import FOLDER, GO_ON, TRANSFER, under_way
+from ftckpt.storage.state_files import numbers_in
 from ftckpt.storage.store import Entry, EntryKind, join
 
 from .lone_manifests import HINT, alone
@@ -378,7 +378,7 @@ def nothing_known(root: Root, hint: str = "") -> FtckptError:
 
 
 def _has_number(looked: Looked, step: int) -> bool:
-    return step in map(int, re.findall(r"\d{1,18}", looked.candidate.path))
+    return step in numbers_in(looked.candidate.path)
 
 
 def _is_alone(looked: Looked) -> bool:

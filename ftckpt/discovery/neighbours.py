@@ -9,14 +9,13 @@ A run may change what it saves: what the next step lacks as well proves nothing.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.checkpoint import Checkpoint, Kind
 from ftckpt.findings import Finding, finding, listed
 from ftckpt.manifest.thinned import is_thinned
-from ftckpt.storage.state_files import is_marker, may_hold_tensors, without_numbers
+from ftckpt.storage.state_files import is_marker, may_hold_tensors, numbers_in, without_numbers
 from ftckpt.storage.store import EntryKind
 
 from .open_part import files_of
@@ -82,7 +81,7 @@ def lacking(
     """
     if child.part.entry.kind is not EntryKind.DIRECTORY:
         return None
-    if not (child.candidate.step is not None or _numbers(child.candidate.path)):
+    if not (child.candidate.step is not None or numbers_in(child.candidate.path)):
         return _of_all(root, child, every)
     older, newer = series(child.candidate, step, every)
     part = _part(root, child, step, older, newer)
@@ -182,15 +181,11 @@ def series(
     else:
         shape = without_numbers(candidate.path)
         alike = [c for c in others if c.step is None and without_numbers(c.path) == shape]
-        placed = [(c, _numbers(c.path)) for c in alike]
-        own = _numbers(candidate.path)
+        placed = [(c, numbers_in(c.path)) for c in alike]
+        own = numbers_in(candidate.path)
     placed.sort(key=lambda one: one[1])
     older = [c for c, place in reversed(placed) if place < own]
     return older, [c for c, place in placed if place > own]
-
-
-def _numbers(name: str) -> tuple[int, ...]:
-    return tuple(int(n) for n in re.findall(r"\d{1,18}", name))
 
 
 def _shown(

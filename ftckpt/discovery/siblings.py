@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from ftckpt.storage.state_files import without_numbers
+from ftckpt.storage.state_files import numbers_in, without_numbers
 
 from . import series
 from .looked import Looked
@@ -118,7 +118,7 @@ def among_siblings(steps: Mapping[str, int | None]) -> dict[str, PlaceAmongSibli
             shapes[without_numbers(name)].append(name)
     found = {}
     for names in shapes.values():
-        told = [(_numbers(name), step) for name in names if (step := steps[name]) is not None]
+        told = [(numbers_in(name), step) for name in names if (step := steps[name]) is not None]
         if not told:
             continue
         for name in names:
@@ -140,7 +140,7 @@ def _counted(
 
 
 def _place(name: str, told: Sequence[tuple[tuple[int, ...], int]]) -> PlaceAmongSiblings:
-    own = _numbers(name)
+    own = numbers_in(name)
     # One sibling alone may have its number by chance one beside its step.
     apart = _APART if len({step for _, step in told}) > 1 else (0,)
     exact = {
@@ -177,7 +177,3 @@ def _between(
     at = bisect([numbers for numbers, _ in placed], own)
     rank = placed[at - 1][1] + 0.5 if at else placed[0][1] - 0.5
     return PlaceAmongSiblings(None, rank, at == len(placed))
-
-
-def _numbers(name: str) -> tuple[int, ...]:
-    return tuple(int(n) for n in re.findall(r"\d{1,18}", name))

@@ -112,7 +112,8 @@ def copy(
 
     checkpoint = opened(source, stores, on, also=also)
     destination = destination_of(checkpoint.source, destination)
-    on.report(destination=destination, step=checkpoint.known_step)
+    if on is not SILENT:  # finding a step may read files
+        on.report(destination=destination, step=checkpoint.known_step)
     options = _options(
         jobs, limit_rate, near=checkpoint.source.store.traits.local,
         writes_local=is_local(destination, stores), proof=not no_proof, restart=restart,

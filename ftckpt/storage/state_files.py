@@ -110,6 +110,11 @@ def is_text(head: bytes) -> bool:
     return head != b"" and head.translate(None, _BINARY) == head
 
 
+def numbers_in(name: str) -> tuple[int, ...]:
+    """Return the numbers in a name, in their order; of more than 18 digits, in pieces of 18."""
+    return tuple(map(int, re.findall(r"\d{1,18}", name)))
+
+
 def without_numbers(name: str) -> str:
     """Return a name with `#` for each number: the same for all ranks, shards and steps."""
     return _NUMBER.sub("#", name)

@@ -15,15 +15,13 @@ from ftckpt.errors import (
 )
 from ftckpt.findings import Finding, finding, from_error
 from ftckpt.formats.megatron.names import directory_ranks, is_copy
-from ftckpt.formats.torch_files.parse_files import parse_files
+from ftckpt.formats.torch_files.parse_files import opaque_notes, parse_files
 from ftckpt.formats.torch_files.stream import TorchStream
 from ftckpt.storage.source import Source
 
 from .grid import OPTIMIZER, WEIGHTS, Arguments, Coordinate, MegatronGrid, grid_of
 from .tensor_names import LocalTensor, local_tensors
 
-# Opaque names that are told one by one.
-_SHOWN = 20
 # A checkpoint that lacks more files than this is told of the rest in one sentence.
 _MISSING = 64
 LAYER_WISE = "layer_wise_optimizer_{}.pt"
@@ -332,11 +330,4 @@ def _opaque(parsed: Mapping[str, TorchStream]) -> list[Finding]:
     for path, stream in parsed.items():
         for name in stream.opaque:
             first.setdefault(name, path)
-    return [
-        finding(
-            "opaque-object",
-            f"{path} names {name}, a class outside the allow-list; kept inert",
-            file=path,
-        )
-        for name, path in list(first.items())[:_SHOWN]
-    ]
+    return opaque_notes(first)
