@@ -20,10 +20,6 @@ from .version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .api import (
-        delta_info,
-        delta_pack,
-        delta_rebase,
-        delta_unpack,
         doctor,
         families,
         gc,
@@ -32,7 +28,6 @@ if TYPE_CHECKING:
         incidents,
         latest,
         ls,
-        promote,
         replay_audit,
         replay_compare,
         replay_run,
@@ -45,6 +40,8 @@ if TYPE_CHECKING:
     from .operations.marking import pin, pins, tag, unpin, untag
     from .operations.opening import open_checkpoint
     from .operations.opening import open_checkpoint as open  # noqa: A004
+    from .operations.packing import delta_info, delta_pack, delta_rebase, delta_unpack
+    from .operations.promoting import promote
     from .operations.replicating import copy, repair, sync
     from .operations.transferring import convert, reshard
 

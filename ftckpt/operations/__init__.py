@@ -14,6 +14,8 @@ MODULES = {
     "looking": ("cat", "du", "inspect"),
     "marking": ("pin", "pins", "tag", "unpin", "untag"),
     "opening": ("open_checkpoint",),
+    "packing": ("delta_info", "delta_pack", "delta_rebase", "delta_unpack"),
+    "promoting": ("promote",),
     "transferring": ("convert", "reshard"),
     "replicating": ("copy", "repair", "sync"),
 }
