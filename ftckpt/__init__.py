@@ -28,9 +28,6 @@ if TYPE_CHECKING:
         incidents,
         latest,
         ls,
-        replay_audit,
-        replay_compare,
-        replay_run,
         restart,
         status,
     )
@@ -42,6 +39,7 @@ if TYPE_CHECKING:
     from .operations.opening import open_checkpoint as open  # noqa: A004
     from .operations.packing import delta_info, delta_pack, delta_rebase, delta_unpack
     from .operations.promoting import promote
+    from .operations.replaying import replay_audit, replay_compare, replay_run
     from .operations.replicating import copy, repair, sync
     from .operations.transferring import convert, reshard
 

@@ -209,6 +209,20 @@ promote STEP
 promote nowhere@1
 promote ROOT@1 --verify values --limit-rate 5
 promote ILL@1
+replay audit STEP
+replay audit STEP --strict
+replay audit STEP --against OTHER
+replay audit ROOT
+replay audit nowhere
+replay compare a.log b.log
+replay compare a.log c.log
+replay compare a.log b.log --reference c.log --from 2 --to 3
+replay compare a.log nowhere
+replay compare a.log words.log
+replay run --dir trial --checkpoint STEP -- true
+replay run --dir trial --timeout 5 -- true
+replay run --dir trial -- no-such-program
+replay run --dir trial --runs 1 --timeout 20s -- true
 pin ROOT 1 --reason why
 pin ROOT 7 --reason why
 unpin ROOT 1
@@ -299,6 +313,10 @@ def supply(tmp_path_factory: pytest.TempPathFactory) -> Path:
     flip(file, file.stat().st_size // 2)
     ftckpt.delta_pack(str(place / "OTHER"), str(place / "STEP"), str(place / "DELTA"))
     shutil.copytree(place / "BAD", place / "ILL" / "step-1")
+    for name, losses in (("a", "321"), ("b", "321"), ("c", "323")):
+        lines = (f"step {n} loss {loss}.5" for n, loss in enumerate(losses, 1))
+        (place / f"{name}.log").write_text("\n".join(lines))
+    (place / "words.log").write_text("no step here")
     (place / "tier").mkdir()
     return place
 

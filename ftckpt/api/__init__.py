@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from .choosing import latest
     from .in_memory import load
     from .learning import families, incidents
-    from .replaying import replay_audit, replay_compare, replay_run
     from .restarting import restart
     from .retaining import gc, gc_purge, gc_undelete
     from .surveying import doctor, ls, status
@@ -35,9 +34,6 @@ __all__ = [
     "latest",
     "load",
     "ls",
-    "replay_audit",
-    "replay_compare",
-    "replay_run",
     "restart",
     "status",
 ]
@@ -47,7 +43,6 @@ _FUNCTIONS = {
     "choosing": ("latest",),
     "in_memory": ("load",),
     "learning": ("families", "incidents"),
-    "replaying": ("replay_audit", "replay_compare", "replay_run"),
     "restarting": ("restart",),
     "retaining": ("gc", "gc_purge", "gc_undelete"),
     "surveying": ("doctor", "ls", "status"),

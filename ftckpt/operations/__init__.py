@@ -16,6 +16,7 @@ MODULES = {
     "opening": ("open_checkpoint",),
     "packing": ("delta_info", "delta_pack", "delta_rebase", "delta_unpack"),
     "promoting": ("promote",),
+    "replaying": ("replay_audit", "replay_compare", "replay_run"),
     "transferring": ("convert", "reshard"),
     "replicating": ("copy", "repair", "sync"),
 }
