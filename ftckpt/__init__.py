@@ -25,7 +25,6 @@ if TYPE_CHECKING:
         gc,
         gc_purge,
         gc_undelete,
-        incidents,
         latest,
         ls,
         restart,
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     )
     from .operations.checking import seal, verify
     from .operations.comparing import diff
+    from .operations.learning import incidents
     from .operations.looking import cat, du, inspect
     from .operations.marking import pin, pins, tag, unpin, untag
     from .operations.opening import open_checkpoint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import inspect
 import json
 import shutil
@@ -98,6 +99,14 @@ def test_the_memory_limit_holds_while_the_source_is_opened(
 # One line of each kind for every operation that has one definition, right and wrong ones. STEP and
 # OTHER are saves, BAD is one with a changed byte, DELTA packs STEP against OTHER, ROOT holds saves.
 LINES = """
+incidents job.log --nodes 4
+incidents job.log --prometheus metrics.json --run run7
+incidents job.log words.log --together 0s
+incidents words.log
+incidents nowhere
+incidents cut.log.gz job.log
+incidents job.log --together 15
+incidents job.log --timezone Nowhere/Land
 inspect STEP
 inspect STEP --tensors --files --sort bytes
 inspect STEP --tensor *
@@ -317,6 +326,11 @@ def supply(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lines = (f"step {n} loss {loss}.5" for n, loss in enumerate(losses, 1))
         (place / f"{name}.log").write_text("\n".join(lines))
     (place / "words.log").write_text("no step here")
+    failed = (
+        "2026-01-01T00:00:00Z n1 kernel: NVRM: Xid (PCI:0000:65:00): 79, GPU has fallen off the bus"
+    )
+    (place / "job.log").write_text(f"{failed}\n")
+    (place / "cut.log.gz").write_bytes(gzip.compress(failed.encode() * 9)[:-12])
     (place / "tier").mkdir()
     return place
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .choosing import latest
     from .in_memory import load
-    from .learning import families, incidents
+    from .learning import families
     from .restarting import restart
     from .retaining import gc, gc_purge, gc_undelete
     from .surveying import doctor, ls, status
@@ -30,7 +30,6 @@ __all__ = [
     "gc",
     "gc_purge",
     "gc_undelete",
-    "incidents",
     "latest",
     "load",
     "ls",
@@ -42,7 +41,7 @@ __all__ = [
 _FUNCTIONS = {
     "choosing": ("latest",),
     "in_memory": ("load",),
-    "learning": ("families", "incidents"),
+    "learning": ("families",),
     "restarting": ("restart",),
     "retaining": ("gc", "gc_purge", "gc_undelete"),
     "surveying": ("doctor", "ls", "status"),

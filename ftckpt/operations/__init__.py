@@ -11,6 +11,7 @@ from __future__ import annotations
 MODULES = {
     "checking": ("seal", "verify"),
     "comparing": ("diff",),
+    "learning": ("incidents",),
     "looking": ("cat", "du", "inspect"),
     "marking": ("pin", "pins", "tag", "unpin", "untag"),
     "opening": ("open_checkpoint",),
