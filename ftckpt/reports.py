@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-# What a field is: of Python alone; of the document where it is not None; or where it is not empty.
+# What a field is: of Python alone; of the document where it is not None; or where it is not empty;
+# a report whose fields the document has.
 UNSAID: Mapping[str, str] = {"said": "never"}
 IF_ANY: Mapping[str, str] = {"said": "if any"}
 IF_SOME: Mapping[str, str] = {"said": "if some"}
+INLINE: Mapping[str, str] = {"said": "inline"}
 
 
 def said_as(name: str) -> Mapping[str, str]:
@@ -20,7 +22,8 @@ def said_as(name: str) -> Mapping[str, str]:
 def document(report: Any) -> dict[str, Any]:
     """Return the fields of a report that a JSON document has.
 
-    A class names its properties that the document has, too, in `SAID`.
+    A class names its properties that the document has, too, in `SAID`, which may give them the
+    names of fields.
     """
     found: dict[str, Any] = {}
     if getattr(report, "reported", False):  # while it was made
@@ -29,7 +32,8 @@ def document(report: Any) -> dict[str, Any]:
         value, said = getattr(report, one.name), one.metadata.get("said")
         if said == "never" or (said and value is None) or (said == "if some" and not value):
             continue
-        found[one.metadata.get("as", one.name)] = value
-    for name in getattr(report, "SAID", ()):
-        found[name] = getattr(report, name)
+        found |= document(value) if said == "inline" else {one.metadata.get("as", one.name): value}
+    more = getattr(report, "SAID", ())
+    for name in more:
+        found[name] = getattr(report, more[name] if isinstance(more, Mapping) else name)
     return found

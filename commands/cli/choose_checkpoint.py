@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from ftckpt.amounts import duration
+from ftckpt.findings import CheckLevel as CheckLevel
 from ftckpt.operations.definition import option, switch
 
 from .invocation import Invocation
@@ -19,14 +19,6 @@ if TYPE_CHECKING:
     from ftckpt.discovery.conditions import Part
     from ftckpt.discovery.roots import Root
     from ftckpt.discovery.select import Selection
-
-
-class CheckLevel(StrEnum):
-    """How deep a checkpoint is checked; spelled here so that help needs no core."""
-
-    STRUCTURE = "structure"
-    CONTENT = "content"
-    VALUES = "values"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,13 @@ from __future__ import annotations
 MODULES = {
     "checking": ("seal", "verify"),
     "comparing": ("diff",),
+    "learning": ("incidents",),
     "looking": ("cat", "du", "inspect"),
     "marking": ("pin", "pins", "tag", "unpin", "untag"),
     "opening": ("open_checkpoint",),
+    "packing": ("delta_info", "delta_pack", "delta_rebase", "delta_unpack"),
+    "promoting": ("promote",),
+    "replaying": ("replay_audit", "replay_compare", "replay_run"),
     "transferring": ("convert", "reshard"),
     "replicating": ("copy", "repair", "sync"),
 }
