@@ -24,20 +24,16 @@ if TYPE_CHECKING:
         delta_pack,
         delta_rebase,
         delta_unpack,
-        doctor,
-        families,
         gc,
         gc_purge,
         gc_undelete,
         incidents,
         latest,
-        ls,
         promote,
         replay_audit,
         replay_compare,
         replay_run,
         restart,
-        status,
     )
     from .operations.checking import seal, verify
     from .operations.comparing import diff
@@ -46,6 +42,8 @@ if TYPE_CHECKING:
     from .operations.opening import open_checkpoint
     from .operations.opening import open_checkpoint as open  # noqa: A004
     from .operations.replicating import copy, repair, sync
+    from .operations.surveying import doctor, ls, status
+    from .operations.tables import families
     from .operations.transferring import convert, reshard
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""What the logs of a run and the tables of families say: `incidents`, `families`."""
+"""What the logs of a run say: `incidents`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ftckpt.errors import UnavailableError, UsageError
-from ftckpt.operations.tables import read_text
 from ftckpt.progress import NULL, Counter
 
 from .opening import seconds
 
 if TYPE_CHECKING:
-    from ftckpt.formats.families.check import CheckedSide
     from ftckpt.joblogs import IncidentReport
     from ftckpt.joblogs.sources import Read
 
@@ -93,24 +91,3 @@ def write_metrics(path: str, report: IncidentReport, name: str) -> None:
     from ftckpt.storage.local.atomic import write_over
 
     write_over(path, metrics(report, name, time.time()).encode())
-
-
-def families(family: str, *, config: str, names: str = "") -> tuple[CheckedSide, ...]:
-    """Try a table of a model family on a model: names and shapes there and back.
-
-    Args:
-        family: a built-in table, or the path of a TOML file.
-        config: the path of a model's `config.json`.
-        names: one side of the table; "" for all that it has.
-
-    Returns:
-        Each side with its rows, and its problems where the table does not fit.
-
-    Raises:
-        UsageError: the table or the configuration cannot be read, or says too little.
-        UnsupportedError: the configuration is of a model that the table is not for.
-    """
-    from ftckpt.formats.families.check import check_family
-    from ftckpt.formats.huggingface.config import parsed_config
-
-    return tuple(check_family(family, parsed_config(read_text(config), config), names))

@@ -14,7 +14,9 @@ MODULES = {
     "looking": ("cat", "du", "inspect"),
     "marking": ("pin", "pins", "tag", "unpin", "untag"),
     "opening": ("open_checkpoint",),
+    "tables": ("families",),
     "transferring": ("convert", "reshard"),
     "replicating": ("copy", "repair", "sync"),
+    "surveying": ("doctor", "ls", "status"),
 }
 HOMES = {name: home for home, names in MODULES.items() for name in names}
