@@ -240,7 +240,7 @@ class _Place:
 
     def interval(self) -> float | None:
         """Return the usual seconds between saves; None if too few show."""
-        from .surveying import status
+        from ftckpt.operations.surveying import status
 
         with suppress(FtckptError):
             runs = status(self.choice.root, stores=self.stores).runs

@@ -18,7 +18,9 @@ MODULES = {
     "packing": ("delta_info", "delta_pack", "delta_rebase", "delta_unpack"),
     "promoting": ("promote",),
     "replaying": ("replay_audit", "replay_compare", "replay_run"),
+    "tables": ("families",),
     "transferring": ("convert", "reshard"),
     "replicating": ("copy", "repair", "sync"),
+    "surveying": ("doctor", "ls", "status"),
 }
 HOMES = {name: home for home, names in MODULES.items() for name in names}
