@@ -30,7 +30,6 @@ if TYPE_CHECKING:
         gc_purge,
         gc_undelete,
         incidents,
-        latest,
         ls,
         promote,
         replay_audit,
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
         status,
     )
     from .operations.checking import seal, verify
+    from .operations.choosing import latest
     from .operations.comparing import diff
     from .operations.looking import cat, du, inspect
     from .operations.marking import pin, pins, tag, unpin, untag

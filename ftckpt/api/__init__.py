@@ -17,7 +17,6 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .choosing import latest
     from .deltas import delta_info, delta_pack, delta_rebase, delta_unpack
     from .in_memory import load
     from .learning import families, incidents
@@ -38,7 +37,6 @@ __all__ = [
     "gc_purge",
     "gc_undelete",
     "incidents",
-    "latest",
     "load",
     "ls",
     "promote",
@@ -51,7 +49,6 @@ __all__ = [
 
 # The functions of each module of this package: a verb loads what it needs and no more.
 _FUNCTIONS = {
-    "choosing": ("latest",),
     "deltas": ("delta_info", "delta_pack", "delta_rebase", "delta_unpack"),
     "in_memory": ("load",),
     "learning": ("families", "incidents"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 # The operations of each module: a caller loads what it needs and nothing more.
 MODULES = {
     "checking": ("seal", "verify"),
+    "choosing": ("latest",),
     "comparing": ("diff",),
     "looking": ("cat", "du", "inspect"),
     "marking": ("pin", "pins", "tag", "unpin", "untag"),
