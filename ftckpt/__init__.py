@@ -23,10 +23,10 @@ if TYPE_CHECKING:
         gc,
         gc_purge,
         gc_undelete,
-        latest,
         restart,
     )
     from .operations.checking import seal, verify
+    from .operations.choosing import latest
     from .operations.comparing import diff
     from .operations.learning import incidents
     from .operations.looking import cat, du, inspect

@@ -7,6 +7,7 @@ import inspect
 import json
 import shutil
 from dataclasses import fields, is_dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,32 @@ repair BAD --from STEP
 repair STEP --from OTHER
 repair STEP
 repair nowhere --from STEP
+latest ROOT
+latest ROOT --verify content --reuse 1h
+latest ROOT --reuse 1h
+latest ROOT --reuse soon --verify content
+latest ROOT --verify values
+latest ROOT --step-at-most 0
+latest ROOT --step-at-most 1
+latest ROOT --require model,nothing
+latest ROOT --require model,rng
+latest ROOT --world-size 3 --or-reshard
+latest ROOT --or-reshard
+latest ROOT --wait --timeout 1s
+latest ROOT --pointer nothing
+latest ROOT --pointer nothing --wait
+latest ROOT --series nothing
+latest ROOT --also tier
+latest ROOT --allow-missing-tier
+latest tier ROOT
+latest ROOT nowhere
+latest ROOT nowhere --allow-missing-tier
+latest ROOT tier --wait
+latest STEP
+latest tier
+latest tier --create-root
+latest nowhere
+latest nowhere --create-root
 sync ROOT tier --newest 1
 sync ROOT tier --dry-run
 sync ROOT tier --tag nothing
@@ -300,12 +327,12 @@ def untimed(value: Any, place: Path) -> Any:
     return value.replace(str(place), "@") if isinstance(value, str) else value
 
 
-def files_below(place: Path) -> dict[str, bytes]:
-    """Return the files; of what says when it was made, the name alone."""
+def files_below(place: Path) -> dict[str, str]:
+    """Return the files by digests; of what says when it was made, the name alone."""
     return {
-        str(path.relative_to(place)): b""
+        str(path.relative_to(place)): ""
         if path.suffix in (".json", ".jsonl")
-        else path.read_bytes()
+        else sha256(path.read_bytes()).hexdigest()
         for path in sorted(place.rglob("*"))
         if path.is_file()
     }
@@ -396,6 +423,7 @@ def test_both_doors_do_and_say_the_same(
         ("seal", "level", "deep"),
         ("inspect", "sort", "size"),
         ("promote", "verify", "auto"),
+        ("latest", "verify", "auto"),
     ],
 )
 def test_a_word_that_is_none_of_the_choices_is_refused_behind_both_doors(

@@ -17,7 +17,6 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .choosing import latest
     from .in_memory import load
     from .restarting import restart
     from .retaining import gc, gc_purge, gc_undelete
@@ -26,14 +25,12 @@ __all__ = [
     "gc",
     "gc_purge",
     "gc_undelete",
-    "latest",
     "load",
     "restart",
 ]
 
 # The functions of each module of this package: a verb loads what it needs and no more.
 _FUNCTIONS = {
-    "choosing": ("latest",),
     "in_memory": ("load",),
     "restarting": ("restart",),
     "retaining": ("gc", "gc_purge", "gc_undelete"),

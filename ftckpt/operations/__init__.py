@@ -10,6 +10,7 @@ from __future__ import annotations
 # The operations of each module: a caller loads what it needs and nothing more.
 MODULES = {
     "checking": ("seal", "verify"),
+    "choosing": ("latest",),
     "comparing": ("diff",),
     "learning": ("incidents",),
     "looking": ("cat", "du", "inspect"),
