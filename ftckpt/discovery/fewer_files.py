@@ -51,14 +51,15 @@ class _Beside(NamedTuple):
 
 
 def open_child(root: Root, child: Child) -> Checkpoint:
-    """Open a checkpoint of a root; a note says which files it lacks that nothing in it counts.
+    """Open a checkpoint of a root; a note says which parts or files it lacks.
 
     Raises:
         FtckptError: see `open_part`; or a neighbour cannot be listed.
     """
     checkpoint = open_part(root.store, child.part)
     step = child.candidate.step
-    lost = lacking_files(root, child, step, root.candidates, checkpoint)
+    look = lacking_when_open if child.part.recognition.by_names else lacking_files
+    lost = look(root, child, step, root.candidates, checkpoint)
     if lost is not None:
         lost.noted_in(checkpoint)
     return checkpoint
@@ -101,7 +102,7 @@ def lacking_alone(
     here = checkpoint.source.store.local_path(part.entry.path)
     linked = here is not None and os.path.islink(here)
     above, name = split(os.path.realpath(here) if linked and here else url.rstrip("/"))
-    if not (re.search(r"\d", name) or (part.recognition.by_names and roles_in(name))):
+    if not (re.search(r"\d", name) or roles_in(name)):
         return None
     if not (part.recognition.parts or checkpoint.implied):
         folder = part.entry.kind is EntryKind.DIRECTORY
@@ -145,10 +146,10 @@ def lacking_files(
     doubt: Lacking | None = None  # of several kinds, the first
     if not checkpoint.implied:
         return None
-    older, newer = series(child.candidate, step, every)
+    beside = series(root, child, step, every)
     for implied in _of_each_kind(checkpoint.implied):
         held = max(_numbers(implied, checkpoint.source.entries).values(), default=0)
-        before, after = (_beside(root, side, implied) for side in (older, newer))
+        before, after = (_beside(root, side, implied) for side in beside[:2])
         more = [one for one in (*before, *after) if one.files > held]
         if not held or not more:
             continue
@@ -156,9 +157,9 @@ def lacking_files(
         if shown.cut_anew:  # the job went on with fewer ranks
             return None
         found = _judged(root, child, implied, held, before, after, shown)
-        if found.certain:
+        if found.certain and beside.same:
             return found
-        doubt = doubt or found
+        doubt = doubt or found._replace(certain=False)
     return doubt
 
 
