@@ -6,11 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ftckpt.discovery.ledger import KeptVerdict
-from ftckpt.errors import ExitCode
 from ftckpt.verification.scrub import ScrubHistory, failure, is_blind
-
-# Verdicts that say what could not be checked, and of no damage.
-_NOT_BAD = frozenset({ExitCode.UNVERIFIED, ExitCode.UNSUPPORTED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +43,7 @@ def scrubbed(history: ScrubHistory, written: Mapping[str, float | None], now: fl
         now: seconds since the epoch.
     """
     failed = {url: one for url, k in history.checks.items() if (one := failure(k)) is not None}
-    unknown = {url for url, one in failed.items() if one.verdict.code in _NOT_BAD}
-    blind = tuple(url for url, k in history.checks.items() if is_blind(k) or url in unknown)
+    blind = tuple(url for url, k in history.checks.items() if is_blind(k))
     waits: dict[str, float | None] = {}
     for url, known in history.checks.items():
         since = written.get(url)
@@ -58,7 +53,7 @@ def scrubbed(history: ScrubHistory, written: Mapping[str, float | None], now: fl
     # What nobody knows the age of may have waited for ever.
     longest = max(waits, key=lambda url: _or_ever(waits[url]), default="")
     read = sum(known.last is not None and url not in blind for url, known in history.checks.items())
-    bad = tuple((url, one.verdict) for url, one in failed.items() if url not in unknown)
+    bad = tuple((url, one.verdict) for url, one in failed.items() if url not in blind)
     return Scrubbed(
         history.ledger, len(history.checks), read, longest, waits.get(longest), bad, blind
     )

@@ -181,3 +181,25 @@ def test_a_file_that_contradicts_itself_is_no_other_programs(
     path = tmp_path / "model_10.pt"
     path.write_bytes(content)
     assert code("verify", str(path)) == verdict
+
+
+# ---------------------------------------------------------------------------------------------
+# An optimizer's count is no step
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_count_beside_moments_is_the_optimizers(tmp_path: Path, deep: bool) -> None:
+    moments = {"exp_avg": torch.ones(4, 4), "exp_avg_sq": torch.ones(4, 4)}
+    adam = {"layer.weight": {**moments, "step": torch.tensor(9.0)}}
+    state: dict[str, object] = {"model": {"layer.weight": torch.ones(4, 4)}}
+    path = tmp_path / "run.pt"
+    for loop, said in (({}, "cannot tell"), ({"loop": {"step": 7}}, "present")):
+        held = {"trainer": {"adam": adam}} if deep else {"adam": adam}
+        torch.save({**state, **held, **loop}, path)
+        for verb in (("inspect", "--resume"), ("replay", "audit")):
+            items = ftckpt_json(*verb, str(path))["resume"]
+            step = next(one for one in items if one["key"] == "step")
+            assert step["presence"] == said
+            assert ("optimizer's own count" in step["reason"]) is not loop
+        wanted = code("latest", str(tmp_path), "--require", "step")
+        assert wanted == (0 if loop else 6)
