@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial, reduce
 from itertools import islice
 from operator import and_
@@ -21,10 +22,10 @@ from ftckpt.errors import FtckptError, IncompleteError
 from ftckpt.findings import Finding, counted, finding, listed
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.remotes import split
-from ftckpt.storage.state_files import without_numbers
+from ftckpt.storage.state_files import numbers_in, without_numbers
 from ftckpt.storage.store import EntryKind
 
-from .neighbours import Lacking, lacking, series
+from .neighbours import Beside, Lacking, lacking, series
 from .open_part import files_of, open_part, recognise_at
 from .recognise import Format, UnopenedPart
 from .series import roles_in
@@ -41,6 +42,17 @@ _SMALL = 0.25
 # Of what all ranks hold alike: a rank may have small state of its own besides.
 _COPIES = 0.02
 _COUNT = "count-unknown"
+# Words in the names of what a rank saves of its own; and of shards, whose number is recorded or
+# implied (`Checkpoint.implied`).
+_OF_STATE = frozenset(
+    {
+        "rng", "random", "state", "states", "dataloader", "loader", "sampler", "trainer",
+        "training", "train", "extra", "client",
+    }
+)  # fmt: skip
+_OF_SHARDS = frozenset(
+    {"model", "optim", "optimizer", "weights", "zero", "mp", "tp", "pp", "ep", "shard", "layer"}
+)
 
 
 class _Beside(NamedTuple):
@@ -144,7 +156,8 @@ def lacking_files(
         FtckptError: a neighbour cannot be listed.
     """
     doubt: Lacking | None = None  # of several kinds, the first
-    if not checkpoint.implied:
+    names = _kinds_of_ranks(checkpoint.source.entries)
+    if not (checkpoint.implied or any(map(_is_of_state, names))):
         return None
     beside = series(root, child, step, every)
     for implied in _of_each_kind(checkpoint.implied):
@@ -160,7 +173,66 @@ def lacking_files(
         if found.certain and beside.same:
             return found
         doubt = doubt or found._replace(certain=False)
-    return doubt
+    return doubt or _state_of_ranks(root, child, beside, names)
+
+
+def _state_of_ranks(
+    root: Root, child: Child, beside: Beside, mine: Mapping[str, int]
+) -> Lacking | None:
+    """Return the small files of state that a step has of fewer ranks than the steps beside it.
+
+    Each rank of a job saves its own. Files of another kind in the step may show how many ranks
+    there are; else a step on each side does. The job may have gone on with other ranks.
+    """
+    sides = [_first_kinds(root, side) for side in beside[:2]]
+    shown = [one for one in sides if one is not None]
+    for kind, held in sorted(mine.items()):
+        more = [(one, kinds[kind]) for one, kinds in shown if kinds.get(kind, 0) > held]
+        if not more or not _is_of_state(kind):
+            continue
+        other, ranks = more[0]
+        what = (
+            f"{root.url_of(child.candidate)} has {counted(held, 'file')} {kind.replace('#', 'R')},"
+            f" and {other.path} has {ranks}"
+        )
+        same_ranks = any(count == ranks for name, count in mine.items() if name != kind)
+        if beside.same and (same_ranks or len(more) == len(sides)):
+            return Lacking(
+                f"{what}: its save was not finished, or it lost the others", True, _COUNT
+            )
+        what = (
+            f"{what}: the job had fewer ranks, or the others were lost, and nothing records which"
+        )
+        return Lacking(what, certain=False, doubt=_COUNT)
+    return None
+
+
+def _is_of_state(kind: str) -> bool:
+    """Whether a kind of file holds the state of a rank, and no shard of what all have together."""
+    words = frozenset(re.findall(r"[a-z]+", kind.rpartition("/")[2].lower()))
+    return bool(words & _OF_STATE) and not words & _OF_SHARDS
+
+
+def _first_kinds(
+    root: Root, candidates: Sequence[Candidate]
+) -> tuple[Candidate, Mapping[str, int]] | None:
+    """Return the files of ranks in the first of these steps that can be listed."""
+    for one in candidates[:_ASKED]:
+        if one.entry.kind is EntryKind.DIRECTORY:
+            with suppress(IncompleteError):  # one that is being written shows nothing
+                return one, _kinds_of_ranks(files_of(root.store, one.entry).entries)
+    return None
+
+
+def _kinds_of_ranks(names: Iterable[str]) -> dict[str, int]:
+    """Return how many files there are of each kind that is numbered from 0 without a gap."""
+    numbers: dict[str, set[int]] = defaultdict(set)
+    for name in names:
+        folder, slash, own = name.rpartition("/")
+        found = numbers_in(own)
+        if len(found) == 1:
+            numbers[f"{folder}{slash}{without_numbers(own)}"].add(found[0])
+    return {kind: len(own) for kind, own in numbers.items() if own == set(range(len(own)))}
 
 
 def _beside(root: Root, candidates: Sequence[Candidate], implied: ImpliedCount) -> list[_Beside]:

@@ -203,3 +203,69 @@ def test_a_count_beside_moments_is_the_optimizers(tmp_path: Path, deep: bool) ->
             assert ("optimizer's own count" in step["reason"]) is not loop
         wanted = code("latest", str(tmp_path), "--require", "step")
         assert wanted == (0 if loop else 6)
+
+
+# ---------------------------------------------------------------------------------------------
+# A verdict of 6 or 13 is no failure
+
+
+def test_what_was_not_proven_is_not_called_failed(tmp_path: Path) -> None:
+    for step in (10, 20):
+        folder = tmp_path / f"step-{step}"
+        folder.mkdir()
+        torch.save({"step": step, "model": {"layer.weight": torch.ones(4)}}, folder / "model.pt")
+        optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(4))])
+        torch.save(optimizer.state_dict(), folder / "optimizer.pt")
+    (tmp_path / "step-10" / "package.pth").write_bytes(archive())
+    scrub = ("verify", str(tmp_path), "--oldest-first")
+    for budget in ((), ("--budget", "1ms")):
+        for _ in range(2):  # the second time it is remembered
+            answer = ftckpt_json(*scrub, *budget)
+            assert answer["result"]["code"] == 6
+            assert "failed" not in answer["result"]["message"]
+            assert answer["scrub"]["unproven"] == 1
+    damaged = tmp_path / "step-20" / "model.pt"
+    damaged.write_bytes(damaged.read_bytes()[:-100])
+    message = ftckpt_json(*scrub)["result"]["message"]
+    assert message.startswith("1 of 2 checkpoints failed")
+    assert message.endswith("and 1 are not proven")
+
+
+# ---------------------------------------------------------------------------------------------
+# The state of the last rank
+
+
+def of_ranks(folder: Path, ranks: int, **more: int) -> None:
+    """Write a save of accelerate without a record of the number of processes."""
+    folder.mkdir(parents=True)
+    save_file({"layer.weight": torch.ones(4, 4)}, folder / "model.safetensors")
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(4, 4))])
+    torch.save(optimizer.state_dict(), folder / "optimizer.bin")
+    for name, count in {"random_states": ranks, **more}.items():
+        for rank in range(count):
+            state = {"torch_manual_seed": torch.get_rng_state(), "step": 3}
+            torch.save(state, folder / f"{name}_{rank}.pkl")
+
+
+def test_the_state_of_the_last_rank_is_missed(tmp_path: Path) -> None:
+    for step in (10, 20, 30):
+        of_ranks(tmp_path / f"checkpoint-{step}", 4)
+    for step, said in ((20, ["missing-part"]), (30, ["count-unknown"])):
+        lost = tmp_path / f"checkpoint-{step}" / "random_states_3.pkl"
+        assert kinds("verify", str(lost.parent)) == []
+        content = lost.read_bytes()
+        lost.unlink()
+        assert kinds("verify", str(lost.parent)) == said
+        lost.write_bytes(content)
+
+
+def test_another_kind_in_the_save_shows_the_number_of_ranks(tmp_path: Path) -> None:
+    for step in (10, 20):
+        of_ranks(tmp_path / f"checkpoint-{step}", 4, custom_checkpoint=4)
+    last = tmp_path / "checkpoint-20"
+    (last / "random_states_3.pkl").unlink()
+    assert "missing-part" in kinds("verify", str(last))
+    # A job that went on with fewer ranks has fewer of all kinds.
+    of_ranks(tmp_path / "checkpoint-30", 2, custom_checkpoint=2)
+    assert kinds("verify", str(tmp_path / "checkpoint-30")) == ["count-unknown"]
+    assert ftckpt_json("latest", str(tmp_path))["path"].endswith("checkpoint-30")
