@@ -76,7 +76,12 @@ class Lacking(NamedTuple):
 
 
 def lacking(
-    root: Root, child: Child, step: int | None, every: Sequence[Candidate]
+    root: Root,
+    child: Child,
+    step: int | None,
+    every: Sequence[Candidate],
+    *,
+    small: bool = True,
 ) -> Lacking | None:
     """Return what a step lacks although all in it is whole; None if nothing says so.
 
@@ -85,6 +90,7 @@ def lacking(
         child: the step.
         step: by its content, else by its name.
         every: all candidates, where the root shows some of them alone.
+        small: whether to look for small files, too, which costs a listing of each.
 
     Raises:
         FtckptError: a neighbour cannot be listed.
@@ -93,14 +99,14 @@ def lacking(
         return None
     beside = series(root, child, step, every)
     part = _part(root, child, step, beside)
-    if part is not None and part.certain:
+    if not small or (part is not None and part.certain):
         return part
-    small = lost_small_files(root, child, beside.older, beside.newer)
-    if small is None or (part is not None and not small.certain) or _is_thinned(root, child):
+    lost = lost_small_files(root, child, beside.older, beside.newer)
+    if lost is None or (part is not None and not lost.certain) or _is_thinned(root, child):
         return part
     # What the trainer's own pointer calls finished may have been saved without it from then on.
     pointed = _is_pointed_at(root, child.candidate, step)
-    return Lacking(small.message, small.certain and beside.same and not pointed, small=True)
+    return Lacking(lost.message, lost.certain and beside.same and not pointed, small=True)
 
 
 def _part(

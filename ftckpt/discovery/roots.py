@@ -29,6 +29,8 @@ from .step_names import FILE_OF_STEP, SUFFIXES, finished_name, step_in_name, unf
 from .step_sets import sets_among
 
 _TEXTS, _VALUES = "small texts", "values of small texts"
+# In the memo of a root: children that were recognised as they were listed, by path.
+RECOGNISED = "recognised"
 # A text with more names is a list of what was saved.
 _MOST_NAMED = 8
 
@@ -154,6 +156,9 @@ class Root:
 
         Candidates that were dropped give None, and so do the weights of one that stands whole.
         """
+        known: Mapping[str, Child] = self.memo.get(RECOGNISED, {})
+        if candidate.path in known:
+            return known[candidate.path]
         if self.is_dropped(candidate) or self.whole(candidate) is not None:
             return None
         part = self.ask(candidate.entry) or self.as_sibling(candidate)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import bz2
 import io
 import json
+import os
 import pickle
 import shutil
+import time
 import zipfile
 from pathlib import Path
 
@@ -269,3 +271,50 @@ def test_another_kind_in_the_save_shows_the_number_of_ranks(tmp_path: Path) -> N
     of_ranks(tmp_path / "checkpoint-30", 2, custom_checkpoint=2)
     assert kinds("verify", str(tmp_path / "checkpoint-30")) == ["count-unknown"]
     assert ftckpt_json("latest", str(tmp_path))["path"].endswith("checkpoint-30")
+
+
+# ---------------------------------------------------------------------------------------------
+# An older save that lacks a part
+
+
+def of_parts(root: Path, steps: int, *, now: float, hours: float = 10) -> None:
+    for step in range(10, 10 * steps + 10, 10):
+        folder = root / f"step-{step}"
+        folder.mkdir(parents=True)
+        torch.save({"layer.weight": torch.ones(4, 4)}, folder / "model.pt")
+        optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(4, 4))])
+        torch.save(optimizer.state_dict(), folder / "optimizer.pt")
+        (folder / "trainer.json").write_text(f'{{"step": {step}}}')
+        at = now - hours * 360 * (10 * steps - step)
+        for path in (*folder.iterdir(), folder):
+            os.utime(path, (at, at))
+
+
+def test_ls_and_status_say_of_an_older_save_what_verify_says(tmp_path: Path) -> None:
+    of_parts(tmp_path, 6, now=time.time())
+    whole = {Path(one["path"]).name for one in ftckpt_json("ls", str(tmp_path))["checkpoints"]}
+    run = ftckpt_json("status", str(tmp_path))["runs"][0]
+    assert (run["counts"], run["alerts"]) == ({"COMMITTED": 6}, [])
+    for step, lost in ((30, "optimizer.pt"), (40, "trainer.json")):
+        folder = tmp_path / f"step-{step}"
+        times = folder.stat().st_atime, folder.stat().st_mtime
+        (folder / lost).unlink()
+        os.utime(folder, times)
+        assert code("verify", str(folder)) == 5
+    listed = ftckpt_json("ls", str(tmp_path))["checkpoints"]
+    assert {Path(one["path"]).name for one in listed} == whole
+    torn = {Path(one["path"]).name: one for one in listed if "lacks" in one["why"]}
+    assert set(torn) == {"step-30", "step-40"}
+    assert {one["class"] for one in torn.values()} <= {"STAGING", "CORRUPT"}
+    run = ftckpt_json("status", str(tmp_path))["runs"][0]
+    assert run["counts"]["COMMITTED"] == 4
+    assert run["newest"]["step"] == 60
+
+
+def test_a_run_that_saves_less_from_a_step_on_is_whole(tmp_path: Path) -> None:
+    of_parts(tmp_path, 6, now=time.time())
+    for step in (40, 50, 60):
+        (tmp_path / f"step-{step}" / "optimizer.pt").unlink()
+    # The next save lacks it as well, so that nothing is known to be lost.
+    listed = ftckpt_json("ls", str(tmp_path))["checkpoints"]
+    assert [one["path"] for one in listed if "lacks" in one["why"]] == []
