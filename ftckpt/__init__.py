@@ -20,17 +20,13 @@ from .version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .api import (
-        doctor,
-        families,
         gc,
         gc_purge,
         gc_undelete,
-        latest,
-        ls,
         restart,
-        status,
     )
     from .operations.checking import seal, verify
+    from .operations.choosing import latest
     from .operations.comparing import diff
     from .operations.learning import incidents
     from .operations.looking import cat, du, inspect
@@ -41,6 +37,8 @@ if TYPE_CHECKING:
     from .operations.promoting import promote
     from .operations.replaying import replay_audit, replay_compare, replay_run
     from .operations.replicating import copy, repair, sync
+    from .operations.surveying import doctor, ls, status
+    from .operations.tables import families
     from .operations.transferring import convert, reshard
 
 __all__ = [

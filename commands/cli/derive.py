@@ -296,7 +296,7 @@ class Verb(click.Command):
         if "max_memory" in given:
             bound_memory(given["max_memory"])  # what is shown is read under it, too
         if hasattr(self.module, "check"):
-            self.module.check(invocation, given)
+            given = self.module.check(invocation, given) or given
         invocation.screen = getattr(self.module, "observer", _itself)(invocation, given)
         ours = {"on": invocation.screen, "stores": invocation.stores}
         ours |= {name: invocation.options(group) for name, group in self._held.items()}

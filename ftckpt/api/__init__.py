@@ -17,34 +17,23 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .choosing import latest
     from .in_memory import load
-    from .learning import families
     from .restarting import restart
     from .retaining import gc, gc_purge, gc_undelete
-    from .surveying import doctor, ls, status
 
 __all__ = [
-    "doctor",
-    "families",
     "gc",
     "gc_purge",
     "gc_undelete",
-    "latest",
     "load",
-    "ls",
     "restart",
-    "status",
 ]
 
 # The functions of each module of this package: a verb loads what it needs and no more.
 _FUNCTIONS = {
-    "choosing": ("latest",),
     "in_memory": ("load",),
-    "learning": ("families",),
     "restarting": ("restart",),
     "retaining": ("gc", "gc_purge", "gc_undelete"),
-    "surveying": ("doctor", "ls", "status"),
 }
 _HOMES = {name: home for home, names in _FUNCTIONS.items() for name in names}
 
