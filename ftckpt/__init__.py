@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .operations.checking import seal, verify
     from .operations.choosing import latest
     from .operations.comparing import diff
+    from .operations.estimating import plan_compress, plan_elastic, plan_risk
     from .operations.learning import incidents
     from .operations.looking import cat, du, inspect
     from .operations.marking import pin, pins, tag, unpin, untag
@@ -66,6 +67,9 @@ __all__ = [
     "open_checkpoint",
     "pin",
     "pins",
+    "plan_compress",
+    "plan_elastic",
+    "plan_risk",
     "promote",
     "repair",
     "replay_audit",

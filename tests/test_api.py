@@ -276,7 +276,7 @@ def test_the_planning_of_the_page_runs() -> None:
 # Verbs for people at a terminal, and one that takes its process over; planning has functions of
 # numbers, in ftckpt.planning.
 ONLY_VERBS = {"demo", "completions", "config", "help", "guard"}
-ONLY_VERBS |= {one for one in verbs.VERBS if one[:4] == "plan"}
+ONLY_VERBS |= {"plan", "plan sweep"}
 # What a verb prints or draws, how it ends, and what its process may take, is no matter of a
 # function. A function that measures gives the rates of which the advice is made.
 OF_THE_SCREEN = {"html", "plot", "top", "stat", "tensor", "tensors", "files", "strict", "match",

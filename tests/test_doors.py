@@ -235,6 +235,16 @@ delta rebase DELTA made --onto STEP --storage-rate 2GB/s
 delta rebase DELTA made --onto STEP --full
 delta rebase DELTA made
 delta rebase STEP made
+plan risk --gpus 1k --afr 9% --days 30
+plan risk --gpus 1k --afr 9% --days 0
+plan risk --gpus many --afr 9% --days 30
+plan elastic --from-gpus 64 --to-gpus 48 --batch 2048 --lr 1e-3
+plan elastic --from-gpus 48 --to-gpus 64 --batch 1920 --lr 1e-3 --reshard 6m
+plan elastic --from-gpus 64 --to-gpus 64 --batch 2048 --lr 1e-3 --reshard 6m
+plan elastic --from-gpus 64 --to-gpus 48 --batch 2048 --lr fast
+plan compress --size 100GB --ratio 2.5 --codec-bw 4GB/s --storage-bw 10GB/s
+plan compress --size 0GB --ratio 2.5 --codec-bw 4GB/s --storage-bw 10GB/s
+plan compress --size 100 --ratio 2.5 --codec-bw 4GB/s --storage-bw 10GB/s
 promote ROOT@1
 promote ROOT@2 --dry-run
 promote ROOT/step-1 --pointer last-known-good --verify structure --backwards

@@ -12,6 +12,7 @@ MODULES = {
     "checking": ("seal", "verify"),
     "choosing": ("latest",),
     "comparing": ("diff",),
+    "estimating": ("plan_compress", "plan_elastic", "plan_risk"),
     "learning": ("incidents",),
     "looking": ("cat", "du", "inspect"),
     "marking": ("pin", "pins", "tag", "unpin", "untag"),

@@ -171,6 +171,8 @@ def test_a_broken_package_is_named_and_breaks_no_other_verb(place: Path, tmp_pat
         found = ftckpt(place, *words)
         others = [one for one in found.stderr.splitlines() if not one.startswith(warning)]
         assert (found.returncode, others) == (0, []), words
+    checks = json.loads(ftckpt(place, "doctor", "--json").stdout)["checks"]
+    assert [one["means"] for one in checks if one["name"] == "dtypes"] == [verb]
     unread = ftckpt(place, "inspect", ours)
     assert unread.returncode in (9, 13)
     assert unread.stderr.splitlines().count(f"{warning}ValueError: a b") == 1
