@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .operations.opening import open_checkpoint
     from .operations.opening import open_checkpoint as open  # noqa: A004
     from .operations.packing import delta_info, delta_pack, delta_rebase, delta_unpack
+    from .operations.planning import plan, plan_sweep
     from .operations.promoting import promote
     from .operations.replaying import replay_audit, replay_compare, replay_run
     from .operations.replicating import copy, repair, sync
@@ -67,9 +68,11 @@ __all__ = [
     "open_checkpoint",
     "pin",
     "pins",
+    "plan",
     "plan_compress",
     "plan_elastic",
     "plan_risk",
+    "plan_sweep",
     "promote",
     "repair",
     "replay_audit",

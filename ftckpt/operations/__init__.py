@@ -18,6 +18,7 @@ MODULES = {
     "marking": ("pin", "pins", "tag", "unpin", "untag"),
     "opening": ("open_checkpoint",),
     "packing": ("delta_info", "delta_pack", "delta_rebase", "delta_unpack"),
+    "planning": ("plan", "plan_sweep"),
     "promoting": ("promote",),
     "replaying": ("replay_audit", "replay_compare", "replay_run"),
     "tables": ("families",),
