@@ -19,8 +19,7 @@ from ftckpt.commands.cli.invocation import Invocation
 from ftckpt.commands.cli.render import json_text
 from ftckpt.errors import ExitCode, FtckptError, NotFoundError, UsageError
 from ftckpt.observer import Observer
-from ftckpt.operations.definition import call, taken
-from ftckpt.operations.many import Machines
+from ftckpt.operations.definition import call, groups, taken
 from ftckpt.reports import document
 from ftckpt.workers import budget
 from tests.builders.checkpoints import flip, save_dcp
@@ -235,6 +234,34 @@ delta rebase DELTA made --onto STEP --storage-rate 2GB/s
 delta rebase DELTA made --onto STEP --full
 delta rebase DELTA made
 delta rebase STEP made
+plan --mtbf 3h --save 60s
+plan --gpus 16k --gpu-mtbf 50000h --params 405B --storage-bw 2TB/s --max-loss 5m --gpu-hour 2.33
+plan --failures 419/54d --snapshot 1.5s --flush 40s --simulate --runs 4 --failures-per-run 20
+plan --mtbf 3h --tier name=ram,cost=1s,restore=10s,covers=80% --tier name=shared,cost=60s
+plan --mtbf 3h --save 60s --weights-between 2 --weights-save 8s --rewarm 1h --interval 20m
+plan --from ROOT --mtbf 3h --save 60s
+plan --from nowhere --mtbf 3h
+plan --from-log words.log --save 60s
+plan --mtbf 3h
+plan --mtbf 3 --save 60s
+plan --save 60s
+plan --mtbf 3h --save 60s --law weibull:0.7
+plan --presets
+plan sweep --over gpus=1k..4k --gpu-mtbf 50000h --save 60s
+plan sweep --over mtbf=30m..2d --over save=1s..10m --points 3
+plan sweep --over speed=1..2 --mtbf 3h
+plan sweep --over save=1s..10m --over save=1s..10m --mtbf 3h
+plan sweep --over save=1s..10m --mtbf 3h --weights-between 1
+plan risk --gpus 1k --afr 9% --days 30
+plan risk --gpus 1k --afr 9% --days 0
+plan risk --gpus many --afr 9% --days 30
+plan elastic --from-gpus 64 --to-gpus 48 --batch 2048 --lr 1e-3
+plan elastic --from-gpus 48 --to-gpus 64 --batch 1920 --lr 1e-3 --reshard 6m
+plan elastic --from-gpus 64 --to-gpus 64 --batch 2048 --lr 1e-3 --reshard 6m
+plan elastic --from-gpus 64 --to-gpus 48 --batch 2048 --lr fast
+plan compress --size 100GB --ratio 2.5 --codec-bw 4GB/s --storage-bw 10GB/s
+plan compress --size 0GB --ratio 2.5 --codec-bw 4GB/s --storage-bw 10GB/s
+plan compress --size 100 --ratio 2.5 --codec-bw 4GB/s --storage-bw 10GB/s
 promote ROOT@1
 promote ROOT@2 --dry-run
 promote ROOT/step-1 --pointer last-known-good --verify structure --backwards
@@ -359,9 +386,9 @@ def by_python(words: list[str], place: Path) -> tuple[int, str, Any]:
             known = {one.name for one in taken(operation)}
             known |= inspect.signature(operation).parameters.keys()
             given = {k: v for k, v in ctx.params.items() if k in known}
-            if "division" in known:
-                names = {one.name for one in fields(Machines)} & ctx.params.keys()
-                given["division"] = Machines(**{name: ctx.params[name] for name in names})
+            for group, kind in groups(operation).items():
+                names = {one.name for one in fields(kind)} & ctx.params.keys()
+                given[group] = kind(**{name: ctx.params[name] for name in names})
         report = call(getattr(ftckpt, name.replace(" ", "_")), given | {"on": heard})
     except FtckptError as error:
         message, code = error.message, error.exit_code

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn, cast
 
+from ftckpt import plugins
 from ftckpt.errors import DeniedError, ExitCode, FtckptError, NoResourceError
 from ftckpt.storage.remotes import named_in
 from ftckpt.storage.secrets import hidden, withheld
@@ -23,7 +24,7 @@ from .invocation import Invocation, Result, complain
 from .render import error_line, json_text, printable, result_record
 from .shutdown import SignalError, answer_signals, leave, signals_caught
 from .terminal import ClosedPipeError, unwritable, write
-from .verbs import RESUMABLE, VERBS, load, resolve
+from .verbs import RESUMABLE, VERBS, load, named, resolve
 
 # A command line that is longer is not said again.
 _SHOWN = 200
@@ -44,8 +45,7 @@ def scan(arguments: Sequence[str]) -> _Line:
     words = list(arguments)
     flags = words[: words.index("--")] if "--" in words else words
     first = next((i for i, w in enumerate(words) if not w.startswith("-")), len(words))
-    named = (" ".join(words[first : first + length]) for length in (2, 1))
-    verb = next((name for name in named if name in VERBS), "")
+    verb = named(words[first : first + 2])
     variable = os.environ.get(environment_name(verb, ["--json"]), "").strip().lower()
     wanted = "--json" in flags or variable in ("1", "true", "t", "yes", "y", "on")
     return _Line(verb, wanted, "--debug" in flags)
@@ -113,6 +113,9 @@ def _without_secrets(arguments: Sequence[str]) -> list[str]:
 def run(arguments: Sequence[str], invocation: Invocation) -> Result:
     """Run a command line; every failure becomes a Result, with its words on stderr."""
     result = _run(arguments, invocation)
+    for sentence in plugins.failures():
+        if sentence != result.message:
+            invocation.warn(f"warning: {printable(sentence)}")
     if invocation.on_end is not None:
         try:
             invocation.on_end(result)
@@ -194,6 +197,14 @@ def verdict(error: BaseException, verb: str = "") -> Result:
             ExitCode.UNAVAILABLE,
             f"{lost} of ftckpt itself cannot be read: {error}",
             "the filesystem that ftckpt is installed on is away, or it was just installed anew",
+        )
+    added = plugins.plugins(plugins.VERBS).get(verb) if verb and verb not in VERBS else None
+    if added is not None:
+        return Result(
+            ExitCode.INTERNAL,
+            f"the verb {verb!r} of the package {added.package} failed: "
+            f"{type(error).__name__}: {error}",
+            "this says nothing about the checkpoint; please tell those who made the package",
         )
     return Result(
         ExitCode.INTERNAL,

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
-from ftckpt.commands.cli.render import block
+from ftckpt.commands.cli.render import escaped
 from ftckpt.errors import ExistsError, UsageError
 from ftckpt.packages import needing
 from ftckpt.storage.local.writable import check_file
@@ -138,7 +138,7 @@ def save(
         # A date would make every picture of the same plan another file.
         figure.savefig(picture, format="svg", dpi=100, metadata={"Date": None})
         # Letters that matplotlib took over from a name: XML has no control characters.
-        drawn = block(*picture.getvalue().decode().split("\n"))
+        drawn = "\n".join(map(escaped, picture.getvalue().decode().split("\n")))
         text = told(drawn, title, said)
         data = (text if kind == "svg" else _page(text, shown or numbers, title, said)).encode()
     table = _table_beside(path)
