@@ -182,9 +182,7 @@ def _running(store: Store, one: ListedRecord, now: float) -> RunningShare:
     nbytes = said.get("bytes", 0)
     nbytes = nbytes if type(nbytes) is int and 0 <= nbytes < _MOST else 0
     silent = now - (one.entry.mtime if one.entry.mtime is not None else now)
-    return RunningShare(
-        one.part.number, str(said.get("host", "")), nbytes, silent
-    )
+    return RunningShare(one.part.number, str(said.get("host", "")), nbytes, silent)
 
 
 def _small(store: Store, path: str) -> Mapping[str, Any] | None:
