@@ -130,12 +130,11 @@ def _is_cut(scheme: str, host: str, rest: str) -> bool:
 
 
 def _unusable(scheme: str) -> UsageError:
-    s3 = scheme in _S3
+    hint = "/, ?, # and @ in a password are %2F, %3F, %23, %40; a token is for the environment"
+    if scheme in _S3:
+        hint = "AWS_PROFILE, or the AWS credentials file"
     return UsageError(
-        f"a URL of {scheme}: was typed with credentials in it, which are not used there",
-        hint="AWS_PROFILE, or the AWS credentials file"
-        if s3
-        else "/, ?, # and @ in a password are %2F, %3F, %23 and %40; tokens go into the environment",
+        f"a URL of {scheme}: was typed with credentials in it, which are not used there", hint=hint
     )
 
 
