@@ -68,6 +68,9 @@ def _storage(
     """Options of every verb that opens a place."""
 
 
+# No step, size or count of anything is larger, and no float or array takes every larger one.
+_MOST = 1 << 63
+
 # Names of the options that every verb has, and every verb that opens a place.
 COMMON = set(_common.__annotations__) - {"return"}
 STORAGE = set(_storage.__annotations__) - {"return"}
@@ -127,7 +130,9 @@ def parameter(one: Taken, verb: str) -> click.Parameter:
     if enum is not None and default is not None:
         default = str(default)
 
-    def value(_: click.Context, __: click.Parameter, given: Any) -> Any:
+    def value(ctx: click.Context, param: click.Parameter, given: Any) -> Any:
+        if type(given) is int and abs(given) >= _MOST:
+            raise click.BadParameter(f"{str(given)[:20]}… is beyond any use.", ctx, param)
         if several:
             return list(given) if given else one.default
         return enum(given) if enum is not None and given is not None else given

@@ -6,6 +6,7 @@ import shlex
 from collections import defaultdict
 from collections.abc import Sequence
 
+from ftckpt.commands.cli.environment import said_again
 from ftckpt.commands.cli.render import block, human_bytes, table
 from ftckpt.retention.document import Row, rows
 from ftckpt.retention.policy.plan import RetentionPlan
@@ -71,6 +72,6 @@ def short_of(plan: RetentionPlan) -> str:
 
 def command_to_apply(words: Sequence[str]) -> str:
     """Return the command line that carries out what this one has planned."""
-    own = [word for word in words if word not in ("--json", "--quiet", "-q")]
+    own = [word for word in said_again(words) if word not in ("--json", "--quiet", "-q")]
     end = own.index("--") if "--" in own else len(own)
     return shlex.join(["ftckpt", *own[:end], "--apply", *own[end:]])

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import (
+    CorruptError,
     FtckptError,
+    IncompleteError,
     MissingError,
     NotFoundError,
     UnsafeError,
@@ -88,10 +90,21 @@ class Target:
 
         Raises:
             UsageError: it is a root.
+            NotFoundError: it lacks what gc has taken away when it dropped it.
         """
         if self.part is None:
             raise UsageError(f"{self.place.url} is a root, not one checkpoint")
-        checkpoint = open_part(self.place.store, self.part)
+        try:
+            checkpoint = open_part(self.place.store, self.part)
+        except (CorruptError, IncompleteError) as error:
+            if self.place.store.traits.local:
+                raise
+            from .dropped import dropped_instead
+
+            dropped = dropped_instead(self.place.url, self.stores)
+            if dropped is None:
+                raise
+            raise dropped from error
         if checkpoint.implied or self.part.recognition.by_names:
             from .fewer_files import lacking_alone
 

@@ -77,6 +77,24 @@ class Watch:
         near = replace(near, store=store, pointers=tuple(pointers))
         return EntryHolds.of(near, now, name).added_to(found).entry, self._news()
 
+    def come(self) -> list[ScannedEntry]:
+        """Return entries that have come since the last look; one listing where none has.
+
+        Raises:
+            NotFoundError, UnavailableError, DeniedError, UnsafeError: as `look`.
+        """
+        names = _names(self._root)
+        come = names - self._names
+        if not come:
+            return []
+        shown = self._around("", names, come)
+        near = read_again(
+            replace(self._root, store=_Glimpse(self._root.store, self._root.base, shown))
+        )
+        self._take_in(near, shown, come)
+        self._names |= come
+        return self._news()
+
     def forget(self, found: ScannedEntry) -> None:
         """Mark an entry as gone: a later entry of its name is another one."""
         self._names.discard(self._name_of(found.place))
