@@ -204,7 +204,7 @@ def test_a_count_beside_moments_is_the_optimizers(tmp_path: Path, deep: bool) ->
             items = ftckpt_json(*verb, str(path))["resume"]
             step = next(one for one in items if one["key"] == "step")
             assert step["presence"] == said
-            assert ("optimizer's own count" in step["reason"]) is not loop
+            assert ("optimizer's own count" in step["reason"]) is (not loop)
         wanted = code("latest", str(tmp_path), "--require", "step")
         assert wanted == (0 if loop else 6)
 
