@@ -6,7 +6,8 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from ftckpt.discovery.candidates import Walk
 from ftckpt.discovery.neighbours import lacking
@@ -18,6 +19,7 @@ from ftckpt.discovery.unordered import newest_together
 from ftckpt.errors import ExitCode, FtckptError, NotFoundError
 from ftckpt.own_files import SUFFIX, is_leftover, is_own
 from ftckpt.progress import NULL, Counter
+from ftckpt.reports import IF_ANY, UNSAID
 from ftckpt.retention.apply.check import as_damaged, checked, newest_verified
 from ftckpt.retention.scan.contents import list_entry, sum_up
 from ftckpt.retention.scan.entries import SHARED, EntryClass, EntryContents, RootEntry
@@ -51,12 +53,42 @@ class SurveyedEntry:
         began: modification time of its first file in seconds since the epoch; None where the store
             keeps none. What ftckpt wrote beside the data does not count in times.
         finished: modification time of its last file; files that came long after it do not count.
+        keep: whether a retention policy keeps it; None where none was named.
+        thin: whether it keeps the weights alone.
     """
 
-    entry: RootEntry
-    url: str
+    SAID: ClassVar = {
+        "name": "entry.name", "step": "entry.step", "class": "entry.entry_class",
+        "format": "entry.format", "bytes": "nbytes", "files": "files", "pinned": "pinned",
+        "thinned": "thinned",
+    }  # fmt: skip
+
+    entry: RootEntry = field(metadata=UNSAID)
+    url: str = field(metadata=UNSAID)
     began: float | None = None
     finished: float | None = None
+    keep: bool | None = field(default=None, metadata=IF_ANY)
+    thin: bool | None = field(default=None, metadata=IF_ANY)
+
+    @property
+    def nbytes(self) -> int | None:
+        """Return the bytes of its files; None where they were not listed."""
+        return None if self.entry.contents is None else self.entry.contents.nbytes
+
+    @property
+    def files(self) -> int | None:
+        """Return the number of its files; None where they were not listed."""
+        return None if self.entry.contents is None else self.entry.contents.files
+
+    @property
+    def pinned(self) -> bool:
+        """Whether somebody has pinned it."""
+        return bool(self.entry.pins)
+
+    @property
+    def thinned(self) -> bool:
+        """Whether gc has left its weights alone."""
+        return bool(self.entry.thinned)
 
     @property
     def save(self) -> Save | None:
