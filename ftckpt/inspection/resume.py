@@ -410,6 +410,14 @@ def _moments(checkpoint: Checkpoint, tensors: _Tensors) -> ResumeItem:
         return _item(MOMENTS, Presence.CANNOT_TELL,
                      "the moments stand under names that no weight has", first)  # fmt: skip
     if missing:
+        from ftckpt.checkpoint.optimizer_groups import given
+
+        if given(checkpoint) == len(kept):  # so nothing of what it had is lost
+            what = (
+                f"for each of {len(kept)} parameters that the optimizer has; {len(missing)} more"
+                f" tensors are none of them ({listed(missing, 3)}): buffers, or frozen"
+            )
+            return _item(MOMENTS, Presence.PRESENT, what, first)
         return _item(
             MOMENTS, Presence.CANNOT_TELL,
             f"{len(missing)} of {len(trainable)} parameters have no moments "

@@ -383,3 +383,26 @@ def test_the_folder_of_one_rank_is_not_the_run(tmp_path: Path) -> None:
             assert code(verb, str(tmp_path / place)) == 13, (verb, place)
     assert code("latest", str(tmp_path / "sweep" / "gpu0")) == 0
     assert code("latest", str(tmp_path / "node" / "rank_0")) == 0
+
+
+# ---------------------------------------------------------------------------------------------
+# Buffers are no parameters that lost their moments
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_what_the_optimizer_never_had_is_not_lost(tmp_path: Path, lost: bool) -> None:
+    net = torch.nn.Linear(4, 4)
+    net.register_buffer("returns_mean", torch.zeros(4))
+    optimizer = torch.optim.AdamW(net.parameters())
+    net(torch.randn(8, 4)).sum().backward()
+    optimizer.step()
+    state = optimizer.state_dict()
+    if lost:
+        del state["state"][1]
+    path = tmp_path / "model.pt"
+    torch.save({"model": net.state_dict(), "optimizer": state}, path)
+    items = ftckpt_json("inspect", "--resume", str(path))["resume"]
+    moments = next(one for one in items if one["key"] == "moments")
+    assert moments["presence"] == ("cannot tell" if lost else "present")
+    assert "returns_mean" in moments["reason"]
+    assert ("or lost" in moments["reason"]) is lost
