@@ -407,3 +407,39 @@ def test_what_the_optimizer_never_had_is_not_lost(tmp_path: Path, lost: bool, si
     assert moments["presence"] == ("cannot tell" if lost else "present")
     if size == 3 and not lost:  # of its own shape, so that the numbers are those of the others
         assert "returns_mean" in moments["reason"]
+
+
+# ---------------------------------------------------------------------------------------------
+# Counters of other names
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "step"),
+    [
+        ("checkpoint_000003908_16007168.pth", {"train_step": 3908, "env_steps": 16007168}, 3908),
+        ("best_000003908_16007168_r_3.1.pth", {"train_step": 3908, "env_steps": 16007168}, 3908),
+        ("latest.pth", {"train_step": 3908, "env_steps": 16007168}, 3908),
+        ("model_512.pt", {"agent_step": 512}, 512),
+        ("model_512.pt", {"num_timesteps": 512, "n_steps": 2048}, 512),
+        ("model_512.pt", {"step": 7, "train_step": 512}, 7),
+        # A setting of the run, or a count of another clock.
+        ("model_512.pt", {"train_steps": 100000}, None),
+        ("model_512.pt", {"total_timesteps": 1000000}, None),
+        ("latest.pth", {"env_steps": 16007168}, None),
+        ("model_7_9.pt", {"env_steps": 7, "agent_steps": 9}, None),
+    ],
+)
+def test_the_name_bears_a_counter_out(
+    tmp_path: Path, name: str, state: dict[str, int], step: int | None
+) -> None:
+    torch.save({"model": {"layer.weight": torch.ones(4, 4)}, **state}, tmp_path / name)
+    assert ftckpt_json("inspect", str(tmp_path / name))["step"] == step
+
+
+def test_a_counter_of_an_unsure_name_accuses_no_file(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for rank in range(2):
+        state = {"model": {"layer.weight": torch.ones(4, 4)}, "step": 5, "env_steps": 10 + rank}
+        torch.save(state, folder / f"rank_{rank}.pt")
+    assert "mixed-steps" not in kinds("verify", str(folder))
