@@ -21,7 +21,7 @@ from ftckpt.checkpoint import (
     TensorInfo,
 )
 from ftckpt.checkpoint.dtypes import decode_scalar
-from ftckpt.checkpoint.steps import role_of, step_of
+from ftckpt.checkpoint.steps import READ_FIRST, SCALARS_A_FILE, role_of, step_of_save
 from ftckpt.errors import (
     CorruptError,
     FtckptError,
@@ -231,17 +231,27 @@ class TorchSaveCheckpoint(Checkpoint):
 
     def scalars(self, limit: int) -> Iterator[Scalar]:
         """Yield step counters: those in the pickle, then the optimizer's tensors."""
-        order = {StepRole.ITERATION: 0, StepRole.SCHEDULER: 1, StepRole.OPTIMIZER: 2}
         for file, tree in self.trees.items():
-            found = [
-                Scalar(file, n.name, n.value, role)
-                for n in tree.numbers
-                if (role := n.role or role_of(n.name, optimizer=n.optimizer)) is not None
-            ]
-            found.sort(key=lambda scalar: order[scalar.role])
+            found = self._in_pickle(file, tree)
             yield from found[:limit]
             if len(found) < limit:
                 yield from self._step_tensors(file, tree, limit - len(found))
+
+    def counters(self) -> Iterator[Scalar]:
+        """Yield the first counter of the trainer's in each pickle, else those that may be one."""
+        for file, tree in self.trees.items():
+            found = self._in_pickle(file, tree)
+            sure = bool(found) and found[0].role is StepRole.ITERATION
+            yield from found[: 1 if sure else SCALARS_A_FILE]
+
+    @staticmethod
+    def _in_pickle(file: str, tree: TrainingTree) -> list[Scalar]:
+        found = [
+            Scalar(file, n.name, n.value, role)
+            for n in tree.numbers
+            if (role := n.role or role_of(n.name, optimizer=n.optimizer)) is not None
+        ]
+        return sorted(found, key=lambda scalar: READ_FIRST[scalar.role])
 
     def _step_tensors(self, file: str, tree: TrainingTree, limit: int) -> Iterator[Scalar]:
         steps = [f for f in tree.tensors if _is_step(f)][:limit]
@@ -342,7 +352,7 @@ def open_files(
         index=index,
         open_findings=damage,
     )
-    checkpoint.step = step_of(checkpoint.scalars(1))
+    checkpoint.step = step_of_save(tuple(checkpoint.counters()), source.name)
     if any(map(is_of_bitsandbytes, tensors)):
         from ftckpt.formats.quantised.beside_codes import paired
 

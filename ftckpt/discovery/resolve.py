@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from .roots import Root
 
 _NO_ROOT = "ftckpt verify checks a single checkpoint"
+# Names beside a rank's folder that are looked at.
+_BESIDE = 4096
 _FROM_HUB = "s--"  # models--ORG--NAME, datasets--..., spaces--...
 _DIRECTORY = Entry("", 0, None, EntryKind.DIRECTORY)
 _STORES = StoreOptions()
@@ -321,6 +323,8 @@ def _as_root(place: Place, root: Root, formats: Sequence[Format]) -> Root:
     if root.base:
         return root
     if recognise_at(place.store, place.entry, formats) is None:
+        if root.candidates:
+            _require_all_ranks(place)
         if not root.pointers and all(c.step is None for c in root.candidates):
             _require_whole(place, formats)
             _require_root(place, root, formats)
@@ -347,6 +351,29 @@ def _require_whole(place: Place, formats: Sequence[Format]) -> None:
     whole = enclosing(place.url, place.store, formats)
     if whole:
         raise UsageError(f"{place.url} is one part of the checkpoint {whole}", hint=f"name {whole}")
+
+
+def _require_all_ranks(place: Place) -> None:
+    """Refuse the folder of one rank beside those of others: the newest step may lack a piece.
+
+    Raises:
+        UnsupportedError: it is one.
+    """
+    from .pieces import folders_of_ranks, is_folder_of_rank
+
+    local = place.store.local_path("")
+    above, name = split(os.path.abspath(local) if local is not None else place.url.rstrip("/"))
+    if not is_folder_of_rank(name):
+        return
+    try:
+        beside = open_store(above, place.stores).names("", _BESIDE)
+    except FtckptError:
+        return  # the directory itself is there, and nobody asked for more
+    ranks = folders_of_ranks(n for n, kind in beside.items() if kind is EntryKind.DIRECTORY)
+    if name in ranks:
+        from .roots import of_each_rank
+
+        raise of_each_rank(above, ranks)
 
 
 def _among_siblings(place: Place, formats: Sequence[Format]) -> UnopenedPart | None:

@@ -14,13 +14,15 @@ from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from ftckpt.checkpoint import CommitState
-from ftckpt.errors import FtckptError, NotFoundError, UsageError
+from ftckpt.errors import FtckptError, NotFoundError, UnsupportedError, UsageError
+from ftckpt.findings import listed
 from ftckpt.own_files import weights_of
 from ftckpt.storage.state_files import without_numbers
 from ftckpt.storage.store import Entry, EntryKind, Store, join
 
 from .dropped import Tomb, read_tombs
 from .listing import listing_of_directory
+from .pieces import folders_of_ranks, pieces_among
 from .pointers import Pointer, is_pointer, links_beside, may_name, read_pointers, small_texts, stem
 from .recognise import Listing, UnopenedPart
 from .series import newest_first, roles_in
@@ -29,6 +31,8 @@ from .step_names import FILE_OF_STEP, SUFFIXES, finished_name, step_in_name, unf
 from .step_sets import sets_among
 
 _TEXTS, _VALUES = "small texts", "values of small texts"
+# In the memo of a root: names of files that are pieces of a save.
+PIECES = "pieces"
 # In the memo of a root: children that were recognised as they were listed, by path.
 RECOGNISED = "recognised"
 # A text with more names is a list of what was saved.
@@ -341,6 +345,9 @@ def read_runs(
     """Return the root at a place, or else every directory in it that holds steps.
 
     `most` limits the number of directories that are searched; None: all.
+
+    Raises:
+        UnsupportedError: each rank has a directory with its pieces of the steps.
     """
     root = _read_level(store, "", ask)
     if any(c.step is not None for c in root.candidates) or root.pointers:
@@ -348,7 +355,20 @@ def read_runs(
     if any(root.recognise(c) is not None for c in root.candidates[:_DEEPER]):
         return [root]
     plain = [c for c in root.candidates if c.entry.kind is EntryKind.DIRECTORY]
-    return _with_steps(store, [c.entry.path for c in plain[:most]], ask) or [root]
+    found = _with_steps(store, [c.entry.path for c in plain[:most]], ask)
+    ranks = folders_of_ranks(run.base for run in found)
+    if ranks and len(ranks) == len(found):
+        raise of_each_rank(store.url, ranks)
+    return found or [root]
+
+
+def of_each_rank(url: str, ranks: Sequence[str]) -> UnsupportedError:
+    """Return the error for a place where each rank has a folder, in no layout that is known."""
+    return UnsupportedError(
+        f"{url} holds a folder of each rank ({listed(ranks, 3)}): what lies in one is a piece of"
+        " each save, in a layout that is not known",
+        hint="docs/formats.md lists the formats; the program that wrote them reads them",
+    )
 
 
 def _with_steps(
@@ -405,6 +425,7 @@ def _read_level(store: Store, base: str, ask: Callable[[Entry], UnopenedPart | N
     candidates, foreign = [], []
     sets = sets_among(entries)
     marks = {marker for name in entries if (marker := unfinished_marker(name, entries))}
+    pieces = pieces_among(n for n, e in entries.items() if e.kind is EntryKind.FILE) - set(sets)
     for name, entry in entries.items():
         if name in sets:
             first, step_ = sets[name]
@@ -417,7 +438,7 @@ def _read_level(store: Store, base: str, ask: Callable[[Entry], UnopenedPart | N
             continue
         staging = finished_name(name) != name or bool(unfinished_marker(name, entries))
         step = step_in_name(finished_name(name))
-        if _may_be_checkpoint(name, entry, step):
+        if name not in pieces and _may_be_checkpoint(name, entry, step):
             candidates.append(Candidate(name, entry, step, staging))
         else:
             foreign.append(name)
@@ -426,6 +447,7 @@ def _read_level(store: Store, base: str, ask: Callable[[Entry], UnopenedPart | N
     pointers = read_pointers(store, base, entries, links, steps, ask)
     tombs = read_tombs(store, base, entries)
     found = Root(store, base, tuple(candidates), tuple(pointers), tuple(foreign), ask, tombs)
+    found.memo[PIECES] = pieces
     found.memo[_TEXTS] = {n: entries[n] for n in foreign if may_name(n, entries[n])}
     return found
 

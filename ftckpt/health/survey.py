@@ -210,8 +210,8 @@ def with_order(found: Survey) -> Survey:
                 order, together = [one.candidate.entry.path for one in whole], len(whole)
             doubt = "" if order else error.message
             break
-        torn = looked.child is not None and error is not None
-        torn = torn and error.exit_code is ExitCode.INCOMPLETE
+        code = ExitCode.OK if error is None else error.exit_code
+        torn = looked.child is not None and code is ExitCode.INCOMPLETE
         if (error is None or torn) and looked.candidate.entry.path in saves:
             order.append(looked.candidate.entry.path)
     first = (saves[name] for name in order if name in saves and saves[name].entry.content_passed)
