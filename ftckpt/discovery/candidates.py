@@ -21,6 +21,7 @@ from ftckpt.errors import (
     ExitCode,
     FtckptError,
     IncompleteError,
+    NoStateError,
     NotFoundError,
     UnavailableError,
     UnsupportedError,
@@ -187,6 +188,8 @@ def look(root: Root, candidate: Candidate) -> Looked | None:
         if child.is_aside:
             return Looked(candidate, child)
         return _with_content(Looked(candidate, child), open_part(root.store, child.part))
+    except NoStateError:
+        return None
     except NotFoundError as error:
         return Looked(candidate, child, error=gone(root, candidate, error))
     except FtckptError as error:
