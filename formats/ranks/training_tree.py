@@ -252,7 +252,8 @@ class TrainingTree:
                 }
                 self._object((*at, *path), ".".join(map(str, (*at, *path))))
             elif not parts and path:
-                self._object((*at, *path), ".".join(map(str, path)))
+                beside = (*at, *path) if component == "ema" else path
+                self._object((*at, *path), ".".join(map(str, beside)))
                 if any(str(key).endswith("_extra_state") for key in path):
                     # What a module's get_extra_state returned: DeePMD keeps its step there
                     # (deepmd/pt/train/wrapper.py).

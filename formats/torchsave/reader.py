@@ -122,9 +122,11 @@ def _open_single(source: Source) -> Checkpoint:
         if hidden := _hidden(stream, opened.trees[stream.file]):
             raise UnsupportedError(hidden, file=stream.file)
     if not opened.tensors:
-        what = "a plain pickle (pickle.dump)" if any(
-            one.plain for one in opened.streams.values()
-        ) else "a file of torch.save"
+        what = (
+            "a plain pickle (pickle.dump)"
+            if any(one.plain for one in opened.streams.values())
+            else "a file of torch.save"
+        )
         raise NoStateError(
             f"{source.url} is {what} without a tensor: nothing says that it is a checkpoint",
         )

@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 
-_WORDS = frozenset({"ema", "swa", "avg", "average", "averaged", "polyak"})
+WORDS = frozenset({"ema", "swa", "avg", "average", "averaged", "polyak"})
 # An average may have its decay in its name (guided diffusion: `ema_0.9999_010000.pt`).
 _DECAY = re.compile(r"(?<=ema)[-_]?0?\.\d+|(?<=ema)[-_]?0\d{2,}(?=[-_])", re.IGNORECASE)
 # What the weights may be called where the average has its own word instead.
@@ -31,7 +31,7 @@ def averages_among(names: Iterable[str]) -> dict[str, str]:
     found: list[tuple[str, _Key]] = []
     for name in names:
         own = _key(_DECAY.sub("", name))
-        plain = tuple(word for word in own if word not in _WORDS)
+        plain = tuple(word for word in own if word not in WORDS)
         if plain != own:
             found.append((name, plain))
         else:

@@ -15,8 +15,9 @@ from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import FtckptError
 
 from . import series
+from .averages import WORDS
 from .looked import Looked
-from .step_names import is_put_aside, step_in_name, stem_of
+from .step_names import is_put_aside, stem_of, step_in_name
 
 _COUNTS = re.compile(
     r"(?:cur|curr|current|last|start|next|finished|completed|trained|global|i|train|training)?_?"
@@ -40,6 +41,8 @@ def counts_in(checkpoint: Checkpoint) -> dict[str, int]:
     for name in checkpoint.objects:
         word = name.rpartition(".")[2]
         if len(found) >= _GIVEN or not (_COUNTS.fullmatch(word) or word in _RECORDS):
+            continue
+        if not WORDS.isdisjoint(re.split(r"[._]", name)):  # an average counts its own updates
             continue
         try:
             value = checkpoint.load_object(name)
@@ -131,9 +134,7 @@ def _shared(
     return ""
 
 
-def _tells(
-    asked: Sequence[Looked], key: str, counts: Mapping[str, Mapping[str, int]]
-) -> bool:
+def _tells(asked: Sequence[Looked], key: str, counts: Mapping[str, Mapping[str, int]]) -> bool:
     values: dict[str, list[int]] = defaultdict(list)
     steps = defaultdict[int, set[int | None]](set)
     for one in asked:

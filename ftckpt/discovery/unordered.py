@@ -29,9 +29,9 @@ def in_order(root: Root, looked: Sequence[Looked]) -> Iterator[Looked]:
 
     First what a trainer calls the last, then its series by the numbers in the names, then others,
     and what it calls the final, the best or the initial one. What has the name of a series without
-    a number, or what the series holds, stands beside the series: it may be older or newer. Where several stand at one place in
-    this order, the one that a pointer names comes first; without a pointer an error comes instead,
-    and nothing after it.
+    a number, or what the series holds, stands beside the series: it may be older or newer. Where
+    several stand at one place in this order, the one that a pointer names comes first; without a
+    pointer an error comes instead, and nothing after it.
     """
     ranks: dict[int, dict[str, list[Looked]]] = defaultdict(lambda: defaultdict(list))
     for one in looked:
