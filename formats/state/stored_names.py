@@ -26,8 +26,6 @@ _BUFFER_LEAVES = ("running_mean", "running_var", "num_batches_tracked")
 # Looked up once: an enum's members are found by a slow search, and there are many tensors.
 _BUFFER, _PARAM = Kind.BUFFER, Kind.PARAM
 
-_STATES = OPTIMIZERS | AVERAGES
-
 
 class StoredName(NamedTuple):
     """Component, kind and name of one tensor."""
@@ -45,8 +43,6 @@ def place(stored: str, path: Sequence[str | int], dtype: DType) -> StoredName:
         path: its `planner_data` path; empty where the planner kept none.
         dtype: its element type: integers and booleans are never trained.
     """
-    while len(path) > 2 and path[0] in MODELS and path[1] in _STATES:
-        path = path[1:]  # a whole state under a word for the model; parameters have dotted names
     if len(path) > 1 and path[0] in MODELS:  # most of a checkpoint
         name = ".".join(map(str, path[1:]))
         return StoredName("model", weight_kind(name, dtype), name)
