@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -26,6 +27,7 @@ from ftckpt.errors import (
     CorruptError,
     FtckptError,
     IncompleteError,
+    NoStateError,
     NotFoundError,
     UnsupportedError,
 )
@@ -39,6 +41,7 @@ from ftckpt.formats.huggingface.index import (
 from ftckpt.formats.huggingface.names import is_beside, shard_name
 from ftckpt.formats.huggingface.weights import check_not_empty, check_pairs, zero_at_first
 from ftckpt.formats.pickles.walk import at
+from ftckpt.formats.ranks.lone_shards import flat_weight
 from ftckpt.formats.ranks.nested_shards import ranks_inside
 from ftckpt.formats.ranks.training_tree import TrainingTree, TreeTensor
 from ftckpt.formats.state.stored_names import StoredName, is_of_bitsandbytes
@@ -103,16 +106,75 @@ def _open_single(source: Source) -> Checkpoint:
                 from ftckpt.formats.ranks.one_file import open_one_file
 
                 return open_one_file(source, stream, inside)
+    for stream in parsed.values():
+        name = flat_weight(stream.tree) if isinstance(stream, TorchStream) else ""
+        other = _rank_beside(source) if name else ""
+        if other:
+            raise UnsupportedError(
+                f"{names[0]} holds one rank's piece of {name}: its tensors have one dimension, and"
+                f" {other} is of another rank",
+                hint="have its trainer gather the model: nothing in the files says the shapes",
+                file=names[0],
+                tensor=name,
+            )
     opened = open_files(source, names, parsed=parsed)
     for stream in opened.streams.values() if not opened.tensors else ():
         if hidden := _hidden(stream, opened.trees[stream.file]):
             raise UnsupportedError(hidden, file=stream.file)
-    if not opened.tensors and any(one.plain for one in opened.streams.values()):
-        raise UnsupportedError(
-            f"{source.url} is a plain pickle (pickle.dump) without a tensor: nothing says that it"
-            " is a checkpoint",
+    if not opened.tensors:
+        what = (
+            "a plain pickle (pickle.dump)"
+            if any(one.plain for one in opened.streams.values())
+            else "a file of torch.save"
+        )
+        raise NoStateError(
+            f"{source.url} is {what} without a tensor: nothing says that it is a checkpoint",
+        )
+    if results := _results(opened):
+        raise NoStateError(
+            f"{source.url} holds {listed(results, 3)} and nothing of a model or an optimizer:"
+            " results, and no checkpoint",
         )
     return opened
+
+
+def _rank_beside(source: Source) -> str:
+    """Return the file of another rank, as the names say; the file itself if its name has a rank.
+
+    audiocraft's `checkpoint_name` gives rank 0 no number: `checkpoint.th`, `checkpoint.th.1`.
+    """
+    (name,) = source.entries
+    if re.search(r"(?:^|[-_.])rank[-_]?\d{1,7}(?!\d)", name, re.IGNORECASE):
+        return name
+    numbered = re.fullmatch(r"(.+\.[A-Za-z]\w*)\.(\d{1,7})", name)
+    other = numbered[1] if numbered else f"{name}.1"
+    try:
+        source.store.stat(source.path(other))
+    except (NotFoundError, NotADirectoryError):
+        return name if numbered else ""
+    return other
+
+
+# What an evaluation gives; a parameter has no such name (pycocotools' `COCOeval.accumulate`).
+_RESULTS = re.compile(
+    r"(?:\w+_)?(?:precisions?|recalls?|scores?|counts|accuracy|acc|ious?|aps?|mAP|losses|loss|errors?"
+    r"|metrics?|results?|preds?|predictions?|predicted|logits|probs?|probabilities|labels?|targets?"
+    r"|ground_truths?|gts?|boxes|bboxes|masks|keypoints|detections|confusion(?:_matrix)?|image_ids?"
+    r"|img_ids?|evals?|evalImgs|outputs?|samples?|generations?)(?:_per_\w+|_\d+)?",
+    re.IGNORECASE,
+)
+
+
+def _results(opened: TorchSaveCheckpoint) -> list[str]:
+    """Return the tensors of a file if each is an evaluation's by its name; [] if one is not."""
+    names = []
+    for tree in opened.trees.values():
+        for one in tree.tensors:
+            if one.ref.parameter or one.where.component != "model":
+                return []
+            names.append(one.where.name)
+    at_top = [name.split(".")[0] for name in names]
+    return names if all(map(_RESULTS.fullmatch, at_top)) else []
 
 
 @dataclass(kw_only=True, repr=False)

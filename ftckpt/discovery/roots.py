@@ -14,7 +14,13 @@ from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from ftckpt.checkpoint import CommitState
-from ftckpt.errors import FtckptError, NotFoundError, UnsupportedError, UsageError
+from ftckpt.errors import (
+    FtckptError,
+    NoStateError,
+    NotFoundError,
+    UnsupportedError,
+    UsageError,
+)
 from ftckpt.findings import listed
 from ftckpt.own_files import weights_of
 from ftckpt.storage.state_files import without_numbers
@@ -22,6 +28,7 @@ from ftckpt.storage.store import Entry, EntryKind, Store, join
 
 from .dropped import Tomb, read_tombs
 from .listing import listing_of_directory
+from .open_part import open_part
 from .pieces import folders_of_ranks, pieces_among
 from .pointers import Pointer, is_pointer, links_beside, may_name, read_pointers, small_texts, stem
 from .recognise import Listing, UnopenedPart
@@ -278,6 +285,9 @@ class Root:
     def holds_checkpoints(self) -> bool:
         """Whether any child is recognised; lists as few of them as possible.
 
+        A file that holds no state of a training is none: results of an evaluation have numbers,
+        too.
+
         Raises:
             FtckptError: none is, and one could not be listed.
         """
@@ -286,13 +296,26 @@ class Root:
         # Usually the first is one; if not, one request after the other would take minutes.
         for size in (1, *([_BATCH] * (len(waiting) // _BATCH + 1))):
             found = self.recognise_all(waiting[:size])
-            if any(isinstance(child, Child) for child in found):
+            if any(isinstance(child, Child) and self._holds_state(child) for child in found):
                 return True
             errors += [child for child in found if isinstance(child, FtckptError)]
             waiting = waiting[size:]
         if errors:
             raise errors[0]
         return False
+
+    def _holds_state(self, child: Child) -> bool:
+        """Whether what was recognised is a checkpoint, as far as its content can be read."""
+        is_file = child.candidate.entry.kind is EntryKind.FILE
+        if not is_file or not child.part.recognition.supported:
+            return True
+        try:
+            open_part(self.store, child.part)
+        except NoStateError:
+            return False
+        except FtckptError:
+            return True
+        return True
 
 
 def saves_among(children: Sequence[Child]) -> list[Child]:
@@ -314,9 +337,13 @@ def read_root(store: Store, ask: Callable[[Entry], UnopenedPart | None]) -> Root
     if len(found) == 1 and not found[0].base:
         found += _beside(found[0])
     if len(found) > 1:
+        below = [root.url for root in found if root.base]
+        saves = [found[0].url_of(c) for c in found[0].candidates if c.entry.kind is EntryKind.FILE]
+        own = [] if found[0].base else saves
+        what = f"saves of its own ({listed(own, 3)}) and roots" if own else "several roots"
         raise UsageError(
-            f"{store.url} holds several roots",
-            hint="name one of them: " + ", ".join([r.url for r in found if r.base][:8]),
+            f"{store.url} holds {what}",
+            hint="name one of them: " + ", ".join([*below[:8], *own[:3]]),
         )
     return found[0]
 

@@ -247,6 +247,10 @@ def with_newest(found: Survey, now: float) -> Survey:
         shares = one.entry.why == SHARED
         member = members[one.entry.name]
         now_is = checked(member.now(entry_class=one.entry.entry_class), now, None)
+        if now_is is not None and now_is.entry.no_state:
+            members[one.entry.name] = now_is
+            held[one.entry.name] = replace(one, entry=now_is.entry)
+            continue
         if now_is is None or now_is.entry.entry_class in (EntryClass.COMMITTED, EntryClass.FOREIGN):
             if number < found.together:
                 continue
