@@ -35,7 +35,6 @@ if TYPE_CHECKING:
         replay_audit,
         replay_compare,
         replay_run,
-        restart,
         status,
     )
     from .operations.checking import seal, verify
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from .operations.opening import open_checkpoint
     from .operations.opening import open_checkpoint as open  # noqa: A004
     from .operations.replicating import copy, repair, sync
+    from .operations.restarting import restart
     from .operations.transferring import convert, reshard
 
 __all__ = [

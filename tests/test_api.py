@@ -16,12 +16,12 @@ import pytest
 
 import ftckpt
 from ftckpt import api
-from ftckpt.api import deltas, restarting, retaining
+from ftckpt.api import deltas, retaining
 from ftckpt.commands.cli import derive, verbs
 from ftckpt.errors import CorruptError, ExitCode, NotFoundError, UsageError
 from ftckpt.findings import Finding
 from ftckpt.observer import Observer
-from ftckpt.operations import choosing, transferring
+from ftckpt.operations import choosing, restarting, transferring
 from ftckpt.verification.places import PlaceReport
 from tests.builders.checkpoints import flip, save_dcp
 

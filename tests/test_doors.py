@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import shutil
 from dataclasses import fields, is_dataclass
 from hashlib import sha256
@@ -23,6 +24,8 @@ from ftckpt.operations.many import Machines
 from ftckpt.reports import document
 from ftckpt.workers import budget
 from tests.builders.checkpoints import flip, save_dcp
+
+DATA = Path(__file__).parent / "data"
 
 
 def said_by(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
@@ -97,7 +100,7 @@ def test_the_memory_limit_holds_while_the_source_is_opened(
 
 
 # One line of each kind for every operation that has one definition, right and wrong ones. STEP and
-# OTHER are saves, BAD is one with a changed byte, and ROOT holds them.
+# OTHER are saves, BAD is one with a changed byte, and ROOT holds them; ZERO is of two ranks.
 LINES = """
 inspect STEP
 inspect STEP --tensors --files --sort bytes
@@ -178,6 +181,17 @@ latest tier
 latest tier --create-root
 latest nowhere
 latest nowhere --create-root
+restart ROOT --world 3
+restart ROOT --world 3 --verify structure --require rng
+restart ROOT --gpus 3 --step-at-most 0
+restart ROOT --gpus 3 --reuse soon
+restart STEP --world 2
+restart nowhere --world 2
+restart ZERO --world 4
+restart ZERO --world 4 --reader
+restart ZERO --world 4 --scratch made
+restart ZERO --world 4 --scratch made --dp 3
+restart ZERO --world 4 --scratch made --rules nowhere.toml
 sync ROOT tier --newest 1
 sync ROOT tier --dry-run
 sync ROOT tier --tag nothing
@@ -214,6 +228,10 @@ untag ROOT 1 a
 TIMED = {"seconds", "time", "created", "bytes_read", "requests", "oldest", "mtime", "checked"}
 
 
+# What `restart` makes is named after the very files that it was made of.
+_SCRATCH = re.compile("(?<=world4-)[0-9a-f]{8}")
+
+
 class Recorder(Observer):
     """Keeps what an operation has reported."""
 
@@ -233,13 +251,13 @@ def untimed(value: Any, place: Path) -> Any:
         return found
     if isinstance(value, list):
         return [untimed(one, place) for one in value]
-    return value.replace(str(place), "@") if isinstance(value, str) else value
+    return _SCRATCH.sub("", value.replace(str(place), "@")) if isinstance(value, str) else value
 
 
 def files_below(place: Path) -> dict[str, str]:
     """Return the files by digests; of what says when it was made, the name alone."""
     return {
-        str(path.relative_to(place)): ""
+        _SCRATCH.sub("", str(path.relative_to(place))): ""
         if path.suffix in (".json", ".jsonl")
         else sha256(path.read_bytes()).hexdigest()
         for path in sorted(place.rglob("*"))
@@ -286,6 +304,7 @@ def supply(tmp_path_factory: pytest.TempPathFactory) -> Path:
         save_dcp(place / name, step=number % 3 + 1)
     file = place / "BAD" / "__0_0.distcp"
     flip(file, file.stat().st_size // 2)
+    shutil.copytree(DATA / "deepspeed" / "z2" / "global_step2", place / "ZERO" / "global_step2")
     (place / "tier").mkdir()
     return place
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from .learning import families, incidents
     from .promoting import promote
     from .replaying import replay_audit, replay_compare, replay_run
-    from .restarting import restart
     from .retaining import gc, gc_purge, gc_undelete
     from .surveying import doctor, ls, status
 
@@ -43,7 +42,6 @@ __all__ = [
     "replay_audit",
     "replay_compare",
     "replay_run",
-    "restart",
     "status",
 ]
 
@@ -54,7 +52,6 @@ _FUNCTIONS = {
     "learning": ("families", "incidents"),
     "promoting": ("promote",),
     "replaying": ("replay_audit", "replay_compare", "replay_run"),
-    "restarting": ("restart",),
     "retaining": ("gc", "gc_purge", "gc_undelete"),
     "surveying": ("doctor", "ls", "status"),
 }
@@ -107,7 +104,7 @@ def _require_known(function: Callable[..., Any], words: Set[str]) -> None:
     if not unknown or not more:
         return  # without such flags Python itself asks
     name = own[more[0]][len("Unpack[") : -1]
-    homes = (function.__module__, *(f"ftckpt.api.{home}" for home in _FUNCTIONS))
+    homes = (function.__module__, "ftckpt.operations.transferring")
     flags = next(found for home in homes if (found := getattr(import_module(home), name, None)))
     unknown -= flags.__annotations__.keys()
     if unknown:

@@ -15,7 +15,8 @@ MODULES = {
     "looking": ("cat", "du", "inspect"),
     "marking": ("pin", "pins", "tag", "unpin", "untag"),
     "opening": ("open_checkpoint",),
-    "transferring": ("convert", "reshard"),
     "replicating": ("copy", "repair", "sync"),
+    "restarting": ("restart",),
+    "transferring": ("convert", "reshard"),
 }
 HOMES = {name: home for home, names in MODULES.items() for name in names}
