@@ -8,7 +8,8 @@ core does (`ftckpt.operations`), and holds
 - `render(invocation, report, given)`: prints the report, which is the JSON document already, and
   returns a `Result`. `given` has the values of the parameters.
 - `observer(invocation, given)`, where something is to be printed while the operation runs.
-- `check(invocation, given)`, where the screen has something to refuse before it begins.
+- `check(invocation, given)`, where the screen has something to refuse before it begins, or takes
+  another value than the one given: then it returns all of them.
 - `OPTIONS`: dataclasses of what the screen alone is told, such as `--plot`.
 
 Verbs that are no operations of the core yet, and those about the program itself, hold instead

@@ -16,12 +16,12 @@ import pytest
 
 import ftckpt
 from ftckpt import api
-from ftckpt.api import deltas, retaining
+from ftckpt.api import retaining
 from ftckpt.commands.cli import derive, verbs
 from ftckpt.errors import CorruptError, ExitCode, NotFoundError, UsageError
 from ftckpt.findings import Finding
 from ftckpt.observer import Observer
-from ftckpt.operations import choosing, restarting, transferring
+from ftckpt.operations import choosing, packing, restarting, transferring
 from ftckpt.verification.places import PlaceReport
 from tests.builders.checkpoints import flip, save_dcp
 
@@ -288,7 +288,7 @@ OF_MANY = {"part", "parts", "finish", "finish_last", "cluster", "shares"}
 OF_WHO_IS_TOLD = {"on_alert", "alert_url", "alert_state"}
 FLAGS = {
     name: flags
-    for module in (choosing, deltas, restarting, retaining, transferring)
+    for module in (choosing, packing, restarting, retaining, transferring)
     for name, flags in vars(module).items()
     if name.endswith("Flags")
 }

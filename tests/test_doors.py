@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import inspect
 import json
 import re
@@ -19,7 +20,7 @@ from ftckpt.commands.cli.invocation import Invocation
 from ftckpt.commands.cli.render import json_text
 from ftckpt.errors import ExitCode, FtckptError, NotFoundError, UsageError
 from ftckpt.observer import Observer
-from ftckpt.operations.definition import taken
+from ftckpt.operations.definition import call, taken
 from ftckpt.operations.many import Machines
 from ftckpt.reports import document
 from ftckpt.workers import budget
@@ -100,8 +101,17 @@ def test_the_memory_limit_holds_while_the_source_is_opened(
 
 
 # One line of each kind for every operation that has one definition, right and wrong ones. STEP and
-# OTHER are saves, BAD is one with a changed byte, and ROOT holds them; ZERO is of two ranks.
+# OTHER are saves, BAD is one with a changed byte, DELTA packs STEP against OTHER, ROOT holds saves;
+# ZERO holds one of two ranks.
 LINES = """
+incidents job.log --nodes 4
+incidents job.log --prometheus metrics.json --run run7
+incidents job.log words.log --together 0s
+incidents words.log
+incidents nowhere
+incidents cut.log.gz job.log
+incidents job.log --together 15
+incidents job.log --timezone Nowhere/Land
 inspect STEP
 inspect STEP --tensors --files --sort bytes
 inspect STEP --tensor *
@@ -215,6 +225,55 @@ reshard STEP made --tp 2
 reshard STEP made --only adapter
 reshard STEP made --like nowhere
 reshard ROOT made --dp 2
+delta pack STEP made
+delta pack OTHER STEP made --level 1
+delta pack OTHER STEP made --rename nowhere.toml
+delta pack OTHER STEP made --no-proof --storage-rate 2GB/s
+delta pack STEP made --rename nowhere.toml
+delta pack STEP
+delta pack nowhere STEP made
+delta pack BAD made
+delta pack STEP made --storage-rate 2
+delta pack STEP made --restart --part 0/2
+delta unpack DELTA made
+delta unpack DELTA made --to safetensors --dry-run
+delta unpack DELTA made --dp 2 --no-proof
+delta unpack STEP made
+delta unpack DELTA made --to pdf
+delta info DELTA
+delta info DELTA --advise
+delta info DELTA --base nowhere
+delta info DELTA --storage-rate 2GB/s
+delta info STEP
+delta rebase DELTA made --full
+delta rebase DELTA made --onto STEP --storage-rate 2GB/s
+delta rebase DELTA made --onto STEP --full
+delta rebase DELTA made
+delta rebase STEP made
+promote ROOT@1
+promote ROOT@2 --dry-run
+promote ROOT/step-1 --pointer last-known-good --verify structure --backwards
+promote ROOT@1 --pointer nothing
+promote ROOT
+promote ROOT@7
+promote STEP
+promote nowhere@1
+promote ROOT@1 --verify values --limit-rate 5
+promote ILL@1
+replay audit STEP
+replay audit STEP --strict
+replay audit STEP --against OTHER
+replay audit ROOT
+replay audit nowhere
+replay compare a.log b.log
+replay compare a.log c.log
+replay compare a.log b.log --reference c.log --from 2 --to 3
+replay compare a.log nowhere
+replay compare a.log words.log
+replay run --dir trial --checkpoint STEP -- true
+replay run --dir trial --timeout 5 -- true
+replay run --dir trial -- no-such-program
+replay run --dir trial --runs 1 --timeout 20s -- true
 pin ROOT 1 --reason why
 pin ROOT 7 --reason why
 unpin ROOT 1
@@ -223,9 +282,41 @@ pins nowhere
 tag ROOT latest a b
 tag ROOT 7 a
 untag ROOT 1 a
+families
+families llama
+families llama --config nowhere.json
+families --config nowhere.json
+families llama --config config.json
+families gpt2 --config config.json
+ls ROOT
+ls ROOT@1
+ls STEP
+ls ROOT --all
+ls tier
+ls nowhere
+status ROOT --late 1000000
+status ROOT --expect-interval 22m --policy retention.toml --tier tier --scrub-every 1d
+status ROOT --expect-interval 5
+status ROOT --scrub-every 0s
+status ROOT --policy nowhere.toml
+status ROOT --tier nowhere
+status ROOT --late 1000000 --prometheus m.json
+status ROOT --prometheus STEP
+status ROOT@1
+status nowhere
+status
+status --parts ROOT
+doctor tier
+doctor nowhere
+doctor ROOT/step-1/__0_0.distcp
 """.strip().splitlines()
+CONFIG = """
+{"model_type": "llama", "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 2,
+ "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 32, "tie_word_embeddings": false}
+"""
 # What may differ from one run to the next.
 TIMED = {"seconds", "time", "created", "bytes_read", "requests", "oldest", "mtime", "checked"}
+TIMED |= {"advice", "break_even", "rates", "age_s", "free", "now"}
 
 
 # What `restart` makes is named after the very files that it was made of.
@@ -245,7 +336,8 @@ class Recorder(Observer):
 
 def untimed(value: Any, place: Path) -> Any:
     if isinstance(value, dict):
-        found = {k: untimed(v, place) for k, v in value.items() if k not in TIMED}
+        measured = {"found", "means"} if "area" in value else ()  # by the doctor
+        found = {k: untimed(v, place) for k, v in value.items() if k not in {*TIMED, *measured}}
         if isinstance(found.get("findings"), list):  # threads find them in any order
             found["findings"].sort(key=repr)
         return found
@@ -266,7 +358,8 @@ def files_below(place: Path) -> dict[str, str]:
 
 
 def by_shell(words: list[str], place: Path) -> tuple[int, str, Any]:
-    invocation = Invocation(verb=words[0], words=words, json=True, quiet=True)
+    verb = verbs.resolve(words)[0]
+    invocation = Invocation(verb=verb, words=words, json=True, quiet=True)
     result = app.run(words, invocation)
     invocation.close()
     document = json.loads(json_text(invocation.document))
@@ -275,19 +368,20 @@ def by_shell(words: list[str], place: Path) -> tuple[int, str, Any]:
 
 def by_python(words: list[str], place: Path) -> tuple[int, str, Any]:
     heard = Recorder()
-    verb = verbs.load(words[0])
+    name, rest = verbs.resolve(words)
+    verb = verbs.load(name)
     operation = verb.operation
     assert operation is not None
     message, code = "", ExitCode.OK
     try:
-        with verb.make_context(words[0], words[1:], obj=Invocation()) as ctx:
+        with verb.make_context(name, rest, obj=Invocation()) as ctx:
             known = {one.name for one in taken(operation)}
             known |= inspect.signature(operation).parameters.keys()
             given = {k: v for k, v in ctx.params.items() if k in known}
             if "division" in known:
                 names = {one.name for one in fields(Machines)} & ctx.params.keys()
                 given["division"] = Machines(**{name: ctx.params[name] for name in names})
-        report = getattr(ftckpt, words[0])(**given, on=heard)
+        report = call(getattr(ftckpt, name.replace(" ", "_")), given | {"on": heard})
     except FtckptError as error:
         message, code = error.message, error.exit_code
     else:
@@ -305,7 +399,20 @@ def supply(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = place / "BAD" / "__0_0.distcp"
     flip(file, file.stat().st_size // 2)
     shutil.copytree(DATA / "deepspeed" / "z2" / "global_step2", place / "ZERO" / "global_step2")
+    ftckpt.delta_pack(str(place / "OTHER"), str(place / "STEP"), str(place / "DELTA"))
+    shutil.copytree(place / "BAD", place / "ILL" / "step-1")
+    for name, losses in (("a", "321"), ("b", "321"), ("c", "323")):
+        lines = (f"step {n} loss {loss}.5" for n, loss in enumerate(losses, 1))
+        (place / f"{name}.log").write_text("\n".join(lines))
+    (place / "words.log").write_text("no step here")
+    failed = (
+        "2026-01-01T00:00:00Z n1 kernel: NVRM: Xid (PCI:0000:65:00): 79, GPU has fallen off the bus"
+    )
+    (place / "job.log").write_text(f"{failed}\n")
+    (place / "cut.log.gz").write_bytes(gzip.compress(failed.encode() * 9)[:-12])
     (place / "tier").mkdir()
+    (place / "config.json").write_text(CONFIG)
+    (place / "retention.toml").write_text('[[tier]]\nname = "x"\nroots = ["*"]\nkeep-last = 1\n')
     return place
 
 
@@ -335,6 +442,7 @@ def test_both_doors_do_and_say_the_same(
         ("verify", "require", "crc"),
         ("seal", "level", "deep"),
         ("inspect", "sort", "size"),
+        ("promote", "verify", "auto"),
         ("latest", "verify", "auto"),
     ],
 )

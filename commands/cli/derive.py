@@ -19,6 +19,7 @@ from ftckpt.errors import ExitCode
 from ftckpt.operations.definition import (
     Opt,
     Taken,
+    call,
     definition_of,
     groups,
     option,
@@ -295,13 +296,15 @@ class Verb(click.Command):
         if "max_memory" in given:
             bound_memory(given["max_memory"])  # what is shown is read under it, too
         if hasattr(self.module, "check"):
-            self.module.check(invocation, given)
+            given = self.module.check(invocation, given) or given
         invocation.screen = getattr(self.module, "observer", _itself)(invocation, given)
         ours = {"on": invocation.screen, "stores": invocation.stores}
         ours |= {name: invocation.options(group) for name, group in self._held.items()}
         if "division" in ours:
             ours["division"] = replace(ours["division"], line=tuple(invocation.words))
-        report = self.operation(**given, **{k: v for k, v in ours.items() if k in self._known})
+        report = call(
+            self.operation, {**given, **{k: v for k, v in ours.items() if k in self._known}}
+        )
         if is_dataclass(report):
             invocation.report(**document(report))
         if "division" in ours and ours["division"].asked:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ftckpt.commands.cli.invocation import Result
 from ftckpt.commands.cli.render import human_bytes, human_duration, printable
-from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
 
 if TYPE_CHECKING:
@@ -16,26 +15,14 @@ if TYPE_CHECKING:
     from ftckpt.parts.watch import DividedState
 
 
-def show_parts(invocation: Invocation, place: str) -> Result:
-    """Report and print the state of every divided operation in a place."""
-    from ftckpt.parts.watch import watch
-
-    invocation.report(target=place)
-    found = watch(place, invocation.stores)
-    invocation.report(divided=found)
-    for one in found:
+def show_parts(invocation: Invocation, report: Any) -> Result:
+    """Print the state of every divided operation: a `DividedWork`."""
+    for one in report.divided:
         for line in _lines(one):
             invocation.print(printable(line))
-    lost = [one for state in found for one in state.lost if not state.dead]
-    if lost:
-        first = lost[0]
-        return invocation.fail(
-            ExitCode.PARTIAL,
-            f"{counted(len(lost), 'part')} that ran said nothing for a while: part {first.number}"
-            f" on {first.host} first",
-            "run the same line again for them",
-        )
-    return Result(ExitCode.OK, counted(len(found), "divided operation"))
+    if report.code:
+        return invocation.fail(report.code, report.message, report.hint)
+    return Result(report.code, report.message)
 
 
 def _lines(state: DividedState) -> Iterator[str]:

@@ -19,15 +19,15 @@ _NEWEST = 40  # saves in the line of write latencies
 _NAMED = 5
 
 
-def show(invocation: Invocation, found: Status, guard: Mapping[str, object] | None = None) -> None:
+def show(invocation: Invocation, found: Status) -> None:
     """Print what was found, run by run, alerts last: they are what was asked for."""
     for number, run in enumerate(found.runs):
         if number:
             invocation.print()
         if len(found.runs) > 1:
             invocation.print(run.survey.url)
-        last = [] if guard is None or number else [("guard", _decision(guard, found.now))]
-        invocation.print(pairs([*_rows(run, found), *last]))
+        guard = [] if number or not found.guard else [("guard", _decision(found.guard, found.now))]
+        invocation.print(pairs([*_rows(run), *guard]))
         for alert in run.alerts:
             invocation.print(f"{alert.kind}: {alert.message}")
             invocation.print(f"  {alert.hint}")
@@ -38,8 +38,7 @@ def show(invocation: Invocation, found: Status, guard: Mapping[str, object] | No
         invocation.print("ok: nothing to look at")
 
 
-def _rows(run: Health, found: Status) -> Iterator[tuple[str, object]]:
-    kept = found.kept
+def _rows(run: Health) -> Iterator[tuple[str, object]]:
     yield "newest", _newest(run)
     if run.last is not run.newest:
         yield "last written", _save(run.last, run.age_s)
@@ -72,11 +71,10 @@ def _rows(run: Health, found: Status) -> Iterator[tuple[str, object]]:
         yield "left behind", f"{uploads} that nobody has finished for a day: gc purge aborts them"
     if run.survey.free is not None:
         yield "free", human_bytes(run.survey.free)
-    if kept is not None:
-        names = [held.entry.name for held in run.survey.held]
-        stay = sum(kept.get(name) is True for name in names)
-        go = sum(kept.get(name) is False for name in names)
-        thins = sum(name in found.thins for name in names)
+    if any(held.keep is not None for held in run.survey.held):
+        stay = sum(held.keep is True for held in run.survey.held)
+        go = sum(held.keep is False for held in run.survey.held)
+        thins = sum(held.thin is True for held in run.survey.held)
         thinned = f", {thins} of them as weights alone" if thins else ""
         yield "policy", f"keeps {stay}{thinned}, drops {go}"
     if run.durable is not None:
@@ -87,8 +85,7 @@ def _newest(run: Health) -> str:
     if run.newest is None and run.survey.doubt:
         return "not known"
     said = _save(run.newest, run.age_s if run.newest is run.last else None)
-    others = (run.survey.order or ())[1 : run.survey.together]
-    return f"{said}; with {', '.join(others)}" if others else said
+    return f"{said}; with {', '.join(run.newest_with)}" if run.newest_with else said
 
 
 def _decision(guard: Mapping[str, object], now: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -57,7 +57,7 @@ def draw(found: Status, path: str) -> str:
     with canvas(figsize=(11.0, 6.4)) as figure:
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
         _silences(above, found)
-        _sizes(above, shown, found.kept)
+        _sizes(above, shown)
         _writes(below, found)
         above.set_title(printable(f"Saves of {found.url}"))
         above.axvline(_date(found.now), color=INK, lw=1, ls=(0, (2, 3)))
@@ -67,13 +67,13 @@ def draw(found: Status, path: str) -> str:
         dates: Any = ConciseDateFormatter  # matplotlib does not say its types
         below.xaxis.set_major_formatter(dates(below.xaxis.get_major_locator()))
         figure.legend(loc="outside lower center", ncols=3)
-        numbers = _numbers(shown, found.kept)
+        numbers = _numbers(shown)
         return save(figure, path, numbers, f"Saves of {found.url}", _said(shown, found))
 
 
 def _said(shown: Sequence[SurveyedEntry], found: Status) -> str:
     """Return in words what the picture shows."""
-    counts = Counter(_words(held, found.kept) for held in shown)
+    counts = Counter(_words(held) for held in shown)
     listed = "; ".join(f"{count} {words}" for words, count in counts.items())
     return (
         f"Saves by the time at which they finished, {_date(shown[0].finished):%Y-%m-%d %H:%M} to"
@@ -82,14 +82,14 @@ def _said(shown: Sequence[SurveyedEntry], found: Status) -> str:
     )
 
 
-def _words(held: SurveyedEntry, kept: Mapping[str, bool] | None) -> str:
+def _words(held: SurveyedEntry) -> str:
     words = held.entry.entry_class.lower()
-    if kept is not None and held.entry.entry_class is EntryClass.COMMITTED:
-        words += ", kept" if _stays(held, kept) else ", dropped"
+    if held.keep is not None and held.entry.entry_class is EntryClass.COMMITTED:
+        words += ", kept" if held.keep else ", dropped"
     return words
 
 
-def _sizes(axes: Axes, shown: Sequence[SurveyedEntry], kept: Mapping[str, bool] | None) -> None:
+def _sizes(axes: Axes, shown: Sequence[SurveyedEntry]) -> None:
     """One mark a save: its class by colour and shape, hollow where a policy drops it."""
     unit, name = (_GIB, "GiB") if max(map(_nbytes, shown)) >= _GIB else (_MIB, "MiB")
     for entry_class in _COLORS:
@@ -97,12 +97,12 @@ def _sizes(axes: Axes, shown: Sequence[SurveyedEntry], kept: Mapping[str, bool] 
             chosen = [
                 held
                 for held in shown
-                if held.entry.entry_class is entry_class and _stays(held, kept) is stays
+                if held.entry.entry_class is entry_class and (held.keep is not False) is stays
             ]
             if not chosen:
                 continue
             color = _COLORS[entry_class]
-            if kept is not None and stays and entry_class is EntryClass.COMMITTED:
+            if chosen[0].keep and entry_class is EntryClass.COMMITTED:
                 color = GREEN
             fill: Any = color if stays else GROUND
             axes.plot(
@@ -113,7 +113,7 @@ def _sizes(axes: Axes, shown: Sequence[SurveyedEntry], kept: Mapping[str, bool] 
                 color=color,
                 markerfacecolor=fill,
                 markersize=7 if len(shown) < _MANY else 3,
-                label=f"{_words(chosen[0], kept)} ({len(chosen)})",
+                label=f"{_words(chosen[0])} ({len(chosen)})",
             )
     axes.set_ylabel(f"size, {name}")
     axes.set_ylim(0, 1.25 * max(map(_nbytes, shown)) / unit or 1)
@@ -155,9 +155,7 @@ def _writes(axes: Axes, found: Status) -> None:
     axes.set_ylim(bottom=0)
 
 
-def _numbers(
-    shown: Sequence[SurveyedEntry], kept: Mapping[str, bool] | None
-) -> dict[str, list[object]]:
+def _numbers(shown: Sequence[SurveyedEntry]) -> dict[str, list[object]]:
     columns: dict[str, list[object]] = {
         "name": [held.entry.name for held in shown],
         "step": [held.entry.step for held in shown],
@@ -166,17 +164,13 @@ def _numbers(
         "finished": [held.finished for held in shown],
         "bytes": [_nbytes(held) for held in shown],
     }
-    if kept is not None:
-        columns["keep"] = [int(_stays(held, kept)) for held in shown]
+    if any(held.keep is not None for held in shown):
+        columns["keep"] = [int(held.keep is not False) for held in shown]
     return columns
 
 
-def _stays(held: SurveyedEntry, kept: Mapping[str, bool] | None) -> bool:
-    return kept is None or kept.get(held.entry.name, True)
-
-
 def _nbytes(held: SurveyedEntry) -> int:
-    return 0 if held.entry.contents is None else held.entry.contents.nbytes
+    return held.nbytes or 0
 
 
 def _date(seconds: float | None) -> Any:

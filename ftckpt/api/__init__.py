@@ -17,43 +17,20 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .deltas import delta_info, delta_pack, delta_rebase, delta_unpack
     from .in_memory import load
-    from .learning import families, incidents
-    from .promoting import promote
-    from .replaying import replay_audit, replay_compare, replay_run
     from .retaining import gc, gc_purge, gc_undelete
-    from .surveying import doctor, ls, status
 
 __all__ = [
-    "delta_info",
-    "delta_pack",
-    "delta_rebase",
-    "delta_unpack",
-    "doctor",
-    "families",
     "gc",
     "gc_purge",
     "gc_undelete",
-    "incidents",
     "load",
-    "ls",
-    "promote",
-    "replay_audit",
-    "replay_compare",
-    "replay_run",
-    "status",
 ]
 
 # The functions of each module of this package: a verb loads what it needs and no more.
 _FUNCTIONS = {
-    "deltas": ("delta_info", "delta_pack", "delta_rebase", "delta_unpack"),
     "in_memory": ("load",),
-    "learning": ("families", "incidents"),
-    "promoting": ("promote",),
-    "replaying": ("replay_audit", "replay_compare", "replay_run"),
     "retaining": ("gc", "gc_purge", "gc_undelete"),
-    "surveying": ("doctor", "ls", "status"),
 }
 _HOMES = {name: home for home, names in _FUNCTIONS.items() for name in names}
 

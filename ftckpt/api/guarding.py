@@ -21,6 +21,7 @@ from ftckpt.errors import (
     RefusedError,
     UsageError,
 )
+from ftckpt.findings import CheckLevel
 from ftckpt.guard.alarm import Alarm
 from ftckpt.guard.journal import GuardJournal, log_of, of_place
 from ftckpt.guard.lock import WAIT, Hold, held
@@ -30,7 +31,6 @@ from ftckpt.guard.terms import Ended, GuardSettings, StartPoint
 from ftckpt.guard.watch import CheckedSave, NewSave, SaveWatcher, Shown, Verifier, shown
 from ftckpt.observer import Observer
 from ftckpt.operations.choosing import (
-    CheckLevel,
     ChoiceFlags,
     checks_of,
     condition_of,
@@ -240,7 +240,7 @@ class _Place:
 
     def interval(self) -> float | None:
         """Return the usual seconds between saves; None if too few show."""
-        from .surveying import status
+        from ftckpt.operations.surveying import status
 
         with suppress(FtckptError):
             runs = status(self.choice.root, stores=self.stores).runs

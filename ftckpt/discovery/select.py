@@ -8,6 +8,7 @@ is passed over, too: a flipped bit can look hostile, and nothing of it was execu
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -29,6 +30,10 @@ from .step_names import is_put_aside, says_other_step
 
 Check = Callable[[Checkpoint, Root], tuple[ExitCode, str]]
 Note = Callable[[str], None]
+
+
+# Reasons that have a line each: a root may hold thousands of damaged checkpoints.
+_MOST_NOTED = 50
 
 
 @dataclass(frozen=True)
@@ -199,6 +204,7 @@ def select(
     remarks: list[Finding] = []
     chosen: Looked | None = None
     end: tuple[ExitCode, str, str] | None = None
+    more: Counter[ExitCode] = Counter()
     for looked in walk.newest_first(rules.step_at_most):
         path = root.url_of(looked.candidate)
         if is_put_aside(looked.candidate.path):  # these come last, and are no fallback
@@ -219,7 +225,10 @@ def select(
         if not (looked.unknown or lacks or rules.walks_over(code)):
             end = (code, _placed(path, message), hint or _flag(code))
             break
-        note(f"skipped ({code.name}): {_placed(path, message)}")
+        if len(skipped) <= _MOST_NOTED:
+            note(f"skipped ({code.name}): {_placed(path, message)}")
+        else:
+            more[code] += 1
         # Files of unknown layout are a save in flight only if no save was begun after them.
         if code is ExitCode.INCOMPLETE or (looked.unknown and len(skipped) == 1):
             pending.append(looked.candidate)
@@ -232,6 +241,8 @@ def select(
                 "",
             )
             break
+    for code, number in more.items():
+        note(f"skipped ({code.name}): {number} more (--json has them all)")
     if end is None:
         end = _nothing(root, walk, skipped, rules)
     pointers = tuple(_pointers(root, walk.looked, chosen))

@@ -206,13 +206,13 @@ def _scrubbed(facts: Facts, wanted: Thresholds) -> Iterator[Alert]:
             yield Alert(AlertKind.UNREAD, "no scrub has read any of the saves", _SCRUB)
         return
     if held.bad:
-        name, check = held.bad[0]
+        worst = held.bad[0]
         more = f"; {counted(len(held.bad) - 1, 'more')}" if held.bad[1:] else ""
         yield Alert(
             AlertKind.CORRUPT,
-            f"{name} is known to be bad: {check.reason} ({check.code}){more}",
-            f"ftckpt verify {shlex.quote(name)} says where",
-            tuple(url.rstrip("/").rpartition("/")[2] for url, _ in held.bad),
+            f"{worst.path} is known to be bad: {worst.message} ({worst.code}){more}",
+            f"ftckpt verify {shlex.quote(worst.path)} says where",
+            tuple(one.path.rstrip("/").rpartition("/")[2] for one in held.bad),
         )
     waits = held.unread_s
     if wanted.unread_s is not None and waits is not None and waits > wanted.unread_s:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
+from ftckpt.reports import UNSAID, said_as
 from ftckpt.retention.scan.entries import EntryClass
 
 from .survey import Survey, SurveyedEntry
@@ -21,10 +23,22 @@ class Durable:
         unfinished: of those, the ones that the second tier holds a part of.
     """
 
-    url: str
+    SAID: ClassVar = {"missing": "missing_names", "unfinished": "unfinished_names"}
+
+    url: str = field(metadata=said_as("root"))
     newest: SurveyedEntry | None
-    missing: tuple[SurveyedEntry, ...]
-    unfinished: tuple[SurveyedEntry, ...]
+    missing: tuple[SurveyedEntry, ...] = field(metadata=UNSAID)
+    unfinished: tuple[SurveyedEntry, ...] = field(metadata=UNSAID)
+
+    @property
+    def missing_names(self) -> list[str]:
+        """Return the names of those that are missing."""
+        return [held.entry.name for held in self.missing]
+
+    @property
+    def unfinished_names(self) -> list[str]:
+        """Return the names of those that are there in part."""
+        return [held.entry.name for held in self.unfinished]
 
 
 def durable(first: Survey, second: Survey) -> Durable:

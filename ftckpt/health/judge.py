@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
+from typing import ClassVar
 
 from ftckpt.discovery.step_names import is_put_aside
+from ftckpt.errors import ExitCode
+from ftckpt.findings import counted
+from ftckpt.reports import UNSAID, said_as
 from ftckpt.retention.scan.classify import PENDING
 from ftckpt.retention.scan.entries import EntryClass, ScanDepth
 
@@ -95,20 +99,41 @@ class Health:
         alerts: what somebody should look at, the worst first.
     """
 
-    survey: Survey
+    SAID: ClassVar = {
+        "root": "survey.url", "newest_with": "newest_with", "doubt": "survey.doubt",
+        "verified": "survey.verified", "thinned": "weights_alone", "leftovers": "leftovers",
+        "free": "survey.free", "saves": "survey.held",
+    }  # fmt: skip
+
+    survey: Survey = field(metadata=UNSAID)
     newest: SurveyedEntry | None
     last: SurveyedEntry | None
     age_s: float | None
     verified_age_s: float | None
-    rhythm: Rhythm
+    rhythm: Rhythm = field(metadata=said_as("interval"))
     writing: Writing
-    growth: float | None
-    nbytes: Mapping[EntryClass, int]
+    growth: float | None = field(metadata=said_as("growth_bytes_per_day"))
+    nbytes: Mapping[EntryClass, int] = field(metadata=said_as("bytes"))
     counts: Mapping[EntryClass, int]
-    thinned: tuple[SurveyedEntry, ...]
-    durable: Durable | None
-    scrubbed: Scrubbed | None
+    thinned: tuple[SurveyedEntry, ...] = field(metadata=UNSAID)
+    durable: Durable | None = field(metadata=said_as("tier"))
+    scrubbed: Scrubbed | None = field(metadata=said_as("scrub"))
     alerts: tuple[Alert, ...]
+
+    @property
+    def newest_with(self) -> tuple[str, ...]:
+        """Return the names of the other files that make the newest save."""
+        return (self.survey.order or ())[1 : self.survey.together]
+
+    @property
+    def weights_alone(self) -> int:
+        """Return how many hold weights alone."""
+        return len(self.thinned)
+
+    @property
+    def leftovers(self) -> tuple[str, ...]:
+        """Return what killed runs of ftckpt have left: files, records of parts, uploads."""
+        return self.survey.leftovers + self.survey.dead_parts + self.survey.uploads
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,20 +144,47 @@ class Status:
         url: as the user typed it.
         now: when it was looked at, in seconds since the epoch.
         runs: one a run.
-        kept: by name, whether a retention policy keeps an entry; None where none was named.
-        thins: names of those of which it keeps the weights alone.
+        guard: the last decision of the root's guard; None without one.
     """
 
-    url: str
+    SAID: ClassVar = ("alerts",)
+
+    url: str = field(metadata=UNSAID)
     now: float
     runs: tuple[Health, ...]
-    kept: Mapping[str, bool] | None = None
-    thins: frozenset[str] = frozenset()
+    guard: Mapping[str, object] | None = None
 
     @property
     def alerts(self) -> tuple[Alert, ...]:
         """Return the alerts of all runs."""
         return tuple(alert for run in self.runs for alert in run.alerts)
+
+    @property
+    def doubt(self) -> str:
+        """Say why no save of a run is known to be the newest; "" where one is."""
+        return next((r.survey.doubt for r in self.runs if r.newest is None and r.survey.doubt), "")
+
+    @property
+    def code(self) -> ExitCode:
+        """Return PARTIAL where there is something to look at, UNVERIFIED where there is a doubt."""
+        if self.alerts:
+            return ExitCode.PARTIAL
+        return ExitCode.UNVERIFIED if self.doubt else ExitCode.OK
+
+    @property
+    def message(self) -> str:
+        """Say in one sentence what is to be looked at."""
+        if not self.alerts:
+            if self.doubt:
+                return f"cannot tell which save is the newest: {self.doubt}"
+            return f"{counted(len(self.runs), 'run')}, nothing to look at"
+        first, *rest = self.alerts
+        return f"{first.kind}: {first.message}" + (f" (and {len(rest)} more)" if rest else "")
+
+    @property
+    def hint(self) -> str:
+        """Say what to do about it."""
+        return self.alerts[0].hint if self.alerts else ""
 
 
 def judge(
@@ -218,7 +270,7 @@ def _health(survey: Survey, now: float, wanted: Thresholds, second: Survey | Non
 
 def _news(held: Sequence[SurveyedEntry], scrub: Scrubbed | None) -> tuple[SurveyedEntry, ...]:
     """Return those of which no remembered verdict tells."""
-    told = {url for url, _ in scrub.bad} if scrub is not None else set()
+    told = {one.path for one in scrub.bad} if scrub is not None else set()
     return tuple(one for one in held if one.url not in told)
 
 

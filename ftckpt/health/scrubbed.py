@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from ftckpt.discovery.ledger import KeptVerdict
-from ftckpt.errors import ExitCode
 from ftckpt.verification.scrub import ScrubHistory, failure, is_blind
 
-# Verdicts that say what could not be checked, and of no damage.
-_NOT_BAD = frozenset({ExitCode.UNVERIFIED, ExitCode.UNSUPPORTED})
+
+class BadSave(NamedTuple):
+    """A save that was found bad.
+
+    Attributes:
+        path: or URL.
+        code: the exit code of the check.
+        message: what is wrong, in a sentence.
+    """
+
+    path: str
+    code: int
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +34,7 @@ class Scrubbed:
         longest: path or URL of the save that waits for longest; "" without a save.
         unread_s: seconds since it was read, or since it was written if it never was; None if the
             store keeps no times.
-        bad: the saves that were found bad and are unchanged, with their verdicts.
+        bad: the saves that were found bad and are unchanged.
         unproven: the saves whose content no evidence covers, or that hold what is not understood: a
             scrub can open them, and no more.
     """
@@ -34,7 +44,7 @@ class Scrubbed:
     read: int
     longest: str
     unread_s: float | None
-    bad: tuple[tuple[str, KeptVerdict], ...]
+    bad: tuple[BadSave, ...]
     unproven: tuple[str, ...] = ()
 
 
@@ -47,8 +57,7 @@ def scrubbed(history: ScrubHistory, written: Mapping[str, float | None], now: fl
         now: seconds since the epoch.
     """
     failed = {url: one for url, k in history.checks.items() if (one := failure(k)) is not None}
-    unknown = {url for url, one in failed.items() if one.verdict.code in _NOT_BAD}
-    blind = tuple(url for url, k in history.checks.items() if is_blind(k) or url in unknown)
+    blind = tuple(url for url, k in history.checks.items() if is_blind(k))
     waits: dict[str, float | None] = {}
     for url, known in history.checks.items():
         since = written.get(url)
@@ -58,7 +67,11 @@ def scrubbed(history: ScrubHistory, written: Mapping[str, float | None], now: fl
     # What nobody knows the age of may have waited for ever.
     longest = max(waits, key=lambda url: _or_ever(waits[url]), default="")
     read = sum(known.last is not None and url not in blind for url, known in history.checks.items())
-    bad = tuple((url, one.verdict) for url, one in failed.items() if url not in unknown)
+    bad = tuple(
+        BadSave(url, one.verdict.code, one.verdict.reason)
+        for url, one in failed.items()
+        if url not in blind
+    )
     return Scrubbed(
         history.ledger, len(history.checks), read, longest, waits.get(longest), bad, blind
     )

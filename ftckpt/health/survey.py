@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from ftckpt.discovery.candidates import Walk
+from ftckpt.discovery.neighbours import lacking
 from ftckpt.discovery.recognise import OrderedByRank
-from ftckpt.discovery.roots import Root, concurrently
+from ftckpt.discovery.roots import RECOGNISED, Root, concurrently
 from ftckpt.discovery.step_names import is_file_of_step, is_put_aside, step_in_name
 from ftckpt.discovery.step_sets import set_member
 from ftckpt.discovery.unordered import newest_together
 from ftckpt.errors import ExitCode, FtckptError, NotFoundError
 from ftckpt.own_files import SUFFIX, is_leftover, is_own
 from ftckpt.progress import NULL, Counter
-from ftckpt.retention.apply.check import checked, newest_verified
+from ftckpt.reports import IF_ANY, UNSAID
+from ftckpt.retention.apply.check import as_damaged, checked, newest_verified
 from ftckpt.retention.scan.contents import list_entry, sum_up
 from ftckpt.retention.scan.entries import SHARED, EntryClass, EntryContents, RootEntry
 from ftckpt.retention.scan.entry import Run, ScannedEntry, ScanOptions
@@ -49,12 +53,42 @@ class SurveyedEntry:
         began: modification time of its first file in seconds since the epoch; None where the store
             keeps none. What ftckpt wrote beside the data does not count in times.
         finished: modification time of its last file; files that came long after it do not count.
+        keep: whether a retention policy keeps it; None where none was named.
+        thin: whether it keeps the weights alone.
     """
 
-    entry: RootEntry
-    url: str
+    SAID: ClassVar = {
+        "name": "entry.name", "step": "entry.step", "class": "entry.entry_class",
+        "format": "entry.format", "bytes": "nbytes", "files": "files", "pinned": "pinned",
+        "thinned": "thinned",
+    }  # fmt: skip
+
+    entry: RootEntry = field(metadata=UNSAID)
+    url: str = field(metadata=UNSAID)
     began: float | None = None
     finished: float | None = None
+    keep: bool | None = field(default=None, metadata=IF_ANY)
+    thin: bool | None = field(default=None, metadata=IF_ANY)
+
+    @property
+    def nbytes(self) -> int | None:
+        """Return the bytes of its files; None where they were not listed."""
+        return None if self.entry.contents is None else self.entry.contents.nbytes
+
+    @property
+    def files(self) -> int | None:
+        """Return the number of its files; None where they were not listed."""
+        return None if self.entry.contents is None else self.entry.contents.files
+
+    @property
+    def pinned(self) -> bool:
+        """Whether somebody has pinned it."""
+        return bool(self.entry.pins)
+
+    @property
+    def thinned(self) -> bool:
+        """Whether gc has left its weights alone."""
+        return bool(self.entry.thinned)
 
     @property
     def save(self) -> Save | None:
@@ -143,7 +177,7 @@ def survey(root: Root, how: ScanOptions, *, counter: Counter = NULL) -> Survey:
 
     listed = [each for each in concurrently(root.store, one, found) if each is not None]
     run = Run(root, [each for each, _ in listed])
-    held = sorted((each for _, each in listed), key=lambda each: each.entry.age_order)
+    held = sorted(_with_parts(run, listed, how.now), key=lambda each: each.entry.age_order)
     newest = newest_verified(run.members, how.now)
     verified = next((h for h in held if newest and h.entry.name == newest.entry.name), None)
     dangling = tuple((p.name, p.says) for p in root.pointers if p.dangling)
@@ -162,7 +196,7 @@ def with_order(found: Survey) -> Survey:
     """
     if found.run is None:
         return found
-    root, saves = found.run.root, {h.entry.name: h for h in found.of(EntryClass.COMMITTED)}
+    root, saves = found.run.root, {h.entry.name: h for h in _saves(found)}
     if not any(c.step is None and c.entry.path in saves for c in root.candidates):
         return found
     walk, order, together, doubt = Walk(root), list[str](), 1, ""
@@ -176,7 +210,9 @@ def with_order(found: Survey) -> Survey:
                 order, together = [one.candidate.entry.path for one in whole], len(whole)
             doubt = "" if order else error.message
             break
-        if error is None and looked.candidate.entry.path in saves:
+        torn = looked.child is not None and error is not None
+        torn = torn and error.exit_code is ExitCode.INCOMPLETE
+        if (error is None or torn) and looked.candidate.entry.path in saves:
             order.append(looked.candidate.entry.path)
     first = (saves[name] for name in order if name in saves and saves[name].entry.content_passed)
     passed = [h for h in saves.values() if h.entry.content_passed and h.finished is not None]
@@ -197,7 +233,7 @@ def with_newest(found: Survey, now: float) -> Survey:
         return found
     members = {one.entry.name: one for one in found.run.members}
     held = {one.entry.name: one for one in found.held}
-    saves = found.of(EntryClass.COMMITTED)
+    saves = _saves(found)
     newest_first = sorted(saves, key=lambda h: h.entry.age_order, reverse=True)
     if found.order is not None:
         by_name = {h.entry.name: h for h in saves}
@@ -219,6 +255,44 @@ def with_newest(found: Survey, now: float) -> Survey:
         held[one.entry.name] = replace(one, entry=now_is.entry)
     run = Run(found.run.root, list(members.values()))
     return replace(found, held=tuple(held.values()), run=run)
+
+
+def _saves(found: Survey) -> list[SurveyedEntry]:
+    """Return what the names of its files call a finished save, whole or not."""
+    run = found.run
+    named = {f.entry.name: f.entry.entry_class for f in run.members} if run is not None else {}
+    return [
+        one
+        for one in found.held
+        if EntryClass.COMMITTED in (one.entry.entry_class, named.get(one.entry.name))
+    ]
+
+
+def _with_parts(
+    run: Run, listed: Sequence[tuple[ScannedEntry, SurveyedEntry]], now: float
+) -> Iterator[SurveyedEntry]:
+    """Yield the entries; a save that lacks what the saves beside it have is none that is whole.
+
+    The names that were listed tell it. The small files of each save would be one more request each
+    on an object store, where they are left to `verify`.
+    """
+    root = run.root
+    skip = len(root.base) + 1 if root.base else 0
+    members = [(f.place.path[skip:], f, held) for f, held in listed]
+    root.memo[RECOGNISED] = {path: f.child for path, f, _ in members if f.child is not None}
+    by_path = {candidate.path: candidate for candidate in root.candidates}
+    for path, member, held in members:
+        lost = None
+        if member.entry.entry_class is EntryClass.COMMITTED and path in by_path:
+            assert member.child is not None
+            with suppress(FtckptError):  # `verify` says that a save beside it cannot be listed
+                lost = lacking(
+                    root, member.child, member.entry.step, root.candidates,
+                    small=root.store.traits.local,
+                )  # fmt: skip
+        if lost is not None and lost.certain:
+            held = replace(held, entry=as_damaged(member, lost.message, now).entry)
+        yield held
 
 
 def _uploads(root: Root, now: float) -> tuple[str, ...]:

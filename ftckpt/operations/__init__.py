@@ -12,11 +12,17 @@ MODULES = {
     "checking": ("seal", "verify"),
     "choosing": ("latest",),
     "comparing": ("diff",),
+    "learning": ("incidents",),
     "looking": ("cat", "du", "inspect"),
     "marking": ("pin", "pins", "tag", "unpin", "untag"),
     "opening": ("open_checkpoint",),
+    "packing": ("delta_info", "delta_pack", "delta_rebase", "delta_unpack"),
+    "promoting": ("promote",),
+    "replaying": ("replay_audit", "replay_compare", "replay_run"),
     "replicating": ("copy", "repair", "sync"),
     "restarting": ("restart",),
+    "surveying": ("doctor", "ls", "status"),
+    "tables": ("families",),
     "transferring": ("convert", "reshard"),
 }
 HOMES = {name: home for home, names in MODULES.items() for name in names}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, TypedDict, Unpack
 
@@ -19,7 +18,7 @@ from ftckpt.errors import (
     UnavailableError,
     UsageError,
 )
-from ftckpt.findings import described
+from ftckpt.findings import CheckLevel, described
 from ftckpt.observer import SILENT, Observer
 from ftckpt.reports import document
 from ftckpt.storage import StoreOptions
@@ -36,14 +35,6 @@ if TYPE_CHECKING:
     from ftckpt.discovery.tiers import Tier
 
 _WHICH = "Which checkpoint is taken"
-
-
-class CheckLevel(StrEnum):
-    """How deep a checkpoint of a root is checked."""
-
-    STRUCTURE = "structure"
-    CONTENT = "content"
-    VALUES = "values"
 
 
 class ChoiceFlags(TypedDict, total=False):

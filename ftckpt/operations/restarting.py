@@ -17,13 +17,13 @@ from ftckpt.errors import (
     UnsupportedError,
     UsageError,
 )
+from ftckpt.findings import CheckLevel
 from ftckpt.observer import SILENT, Observer
 from ftckpt.reports import UNSAID, document
 from ftckpt.storage import StoreOptions
 from ftckpt.workers import Work
 
 from .choosing import (
-    CheckLevel,
     ChoiceFlags,
     checks_of,
     condition_of,

@@ -146,8 +146,6 @@ def test_pins_and_tags(root: Path) -> None:
 
 
 def test_status_answers_as_the_verb_does(root: Path, tmp_path: Path) -> None:
-    from ftckpt.commands.status.json_document import document as document_of
-
     tier, policy = tmp_path / "tier", tmp_path / "retention.toml"
     save(tier, "checkpoint-100", HOUR)
     policy.write_text(f'[[tier]]\nname = "here"\nroots = ["{root}"]\nkeep-last = 2\n')
@@ -161,9 +159,10 @@ def test_status_answers_as_the_verb_does(root: Path, tmp_path: Path) -> None:
         str(policy),
     )  # fmt: skip
     moving = ("now", "age_s", "verified_age_s", "free", "message")
-    mine = without(json.loads(json.dumps(plain(document_of(found)))), *moving)
+    mine = without(json.loads(json.dumps(plain(found))), *moving)
     assert mine == without({key: verb[key] for key in mine}, *(m for m in moving if m != "now"))
-    assert found.kept == {"checkpoint-100": False, "checkpoint-200": False,
+    kept = {held.entry.name: held.keep for held in found.runs[0].survey.held}
+    assert kept == {"checkpoint-100": False, "checkpoint-200": False,
                           "checkpoint-300": True, "checkpoint-400": True}  # fmt: skip
     assert "ftckpt_status_up" in metrics.read_text()
     assert found.alerts

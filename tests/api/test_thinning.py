@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt.api.deltas import delta_pack, delta_unpack
+from ftckpt import delta_pack, delta_unpack
 from ftckpt.api.thinning import require_weights
 from ftckpt.checkpoint import Kind
 from ftckpt.errors import UnsupportedError

@@ -277,7 +277,9 @@ class _Candidate:
 
     def _recognise(self, listing: Listing) -> Child | None:
         known = recognise(self.how.formats, listing)
-        return None if known is None else Child(self.candidate, UnopenedPart(self.place, *known))
+        part = UnopenedPart(self.place, *known) if known is not None else None
+        part = part or self.root.as_sibling(self.candidate, listing)
+        return None if part is None else Child(self.candidate, part)
 
 
 def _in_transfer(listing: Listing) -> bool:

@@ -4,61 +4,36 @@ from __future__ import annotations
 
 import time
 from itertools import groupby
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
 from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.render import brief_duration, human_bytes, table
 from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
-from ftckpt.operations.definition import argument, switch
+from ftckpt.operations import surveying
 
 if TYPE_CHECKING:
-    from ftckpt.api.surveying import ListedCheckpoint
+    from collections.abc import Mapping, Sequence
 
-EXAMPLES = (
-    ("ftckpt ls", "what the working directory holds"),
-    ("ftckpt ls /ckpt/run7", "steps, ages, sizes, classes, and what keeps each"),
-    ("ftckpt ls s3://run7/ckpt --all", "the trash and foreign names too"),
-    ("ftckpt ls /ckpt/run7@latest", "one checkpoint"),
-)
-CODES = {
-    ExitCode.OK: "listed; no content was checked",
-    ExitCode.NOT_FOUND: "no such root, or nothing in it that a format knows",
-    ExitCode.UNAVAILABLE: "",
-    ExitCode.DENIED: "",
-}
+    from ftckpt.operations.surveying import ListedCheckpoint
+
+operation = surveying.ls
 
 
-def command(
-    invocation: Invocation,
-    path: Annotated[str, argument("[PATH]", "Directory or URL that holds the checkpoints.")] = ".",
-    all_: Annotated[bool, switch("--all", "Foreign names and the trash, too.")] = False,
+def render(
+    invocation: Invocation, report: Sequence[ListedCheckpoint], given: Mapping[str, Any]
 ) -> Result:
-    """List the checkpoints of a root: step, age, size, class, verified or not, pins.
-
-    Told by listings and manifests; no checkpoint is opened, except for a step that its name does
-    not show. The newest comes first; several runs below PATH are listed apart. Of one checkpoint,
-    ROOT@STEP too, the row of it alone is shown.
-    """
-    from ftckpt.api.surveying import ls
-
-    invocation.report(target=path)
-    found = ls(path, all_=all_, stores=invocation.stores, counter=invocation.counter)
-    invocation.report(
-        checkpoints=[
-            {("class" if name == "entry_class" else name): value for name, value in row}
-            for row in (one._asdict().items() for one in found)
-        ]
-    )
-    runs = [(root, list(rows)) for root, rows in groupby(found, key=lambda one: one.root)]
+    """Print a table a run, and the sum."""
+    runs = [(root, list(rows)) for root, rows in groupby(report, key=lambda one: one.root)]
     for number, (root, rows) in enumerate(runs):
         if len(runs) > 1:
             if number:
                 invocation.print()
             invocation.print(f"{root}:")
         invocation.print(_table(root, rows))
-    total = sum(one.bytes or 0 for one in found)
-    message = f"{counted(len(found), 'checkpoint' if not all_ else 'name')}, {human_bytes(total)}"
+    total = sum(one.bytes or 0 for one in report)
+    name = "checkpoint" if not given["all_"] else "name"
+    message = f"{counted(len(report), name)}, {human_bytes(total)}"
     invocation.print()
     invocation.print(message)
     return Result(ExitCode.OK, message)
