@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         gc,
         gc_purge,
         gc_undelete,
-        restart,
     )
     from .operations.checking import seal, verify
     from .operations.choosing import latest
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from .operations.promoting import promote
     from .operations.replaying import replay_audit, replay_compare, replay_run
     from .operations.replicating import copy, repair, sync
+    from .operations.restarting import restart
     from .operations.surveying import doctor, ls, status
     from .operations.tables import families
     from .operations.transferring import convert, reshard

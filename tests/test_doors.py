@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import inspect
 import json
+import re
 import shutil
 from dataclasses import fields, is_dataclass
 from hashlib import sha256
@@ -23,6 +24,8 @@ from ftckpt.operations.definition import call, groups, taken
 from ftckpt.reports import document
 from ftckpt.workers import budget
 from tests.builders.checkpoints import flip, save_dcp
+
+DATA = Path(__file__).parent / "data"
 
 
 def said_by(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
@@ -97,7 +100,8 @@ def test_the_memory_limit_holds_while_the_source_is_opened(
 
 
 # One line of each kind for every operation that has one definition, right and wrong ones. STEP and
-# OTHER are saves, BAD is one with a changed byte, DELTA packs STEP against OTHER, ROOT holds saves.
+# OTHER are saves, BAD is one with a changed byte, DELTA packs STEP against OTHER, ROOT holds saves;
+# ZERO holds one of two ranks.
 LINES = """
 incidents job.log --nodes 4
 incidents job.log --prometheus metrics.json --run run7
@@ -186,6 +190,17 @@ latest tier
 latest tier --create-root
 latest nowhere
 latest nowhere --create-root
+restart ROOT --world 3
+restart ROOT --world 3 --verify structure --require rng
+restart ROOT --gpus 3 --step-at-most 0
+restart ROOT --gpus 3 --reuse soon
+restart STEP --world 2
+restart nowhere --world 2
+restart ZERO --world 4
+restart ZERO --world 4 --reader
+restart ZERO --world 4 --scratch made
+restart ZERO --world 4 --scratch made --dp 3
+restart ZERO --world 4 --scratch made --rules nowhere.toml
 sync ROOT tier --newest 1
 sync ROOT tier --dry-run
 sync ROOT tier --tag nothing
@@ -331,6 +346,10 @@ TIMED = {"seconds", "time", "created", "bytes_read", "requests", "oldest", "mtim
 TIMED |= {"advice", "break_even", "rates", "age_s", "free", "now"}
 
 
+# What `restart` makes is named after the very files that it was made of.
+_SCRATCH = re.compile("(?<=world4-)[0-9a-f]{8}")
+
+
 class Recorder(Observer):
     """Keeps what an operation has reported."""
 
@@ -351,13 +370,13 @@ def untimed(value: Any, place: Path) -> Any:
         return found
     if isinstance(value, list):
         return [untimed(one, place) for one in value]
-    return value.replace(str(place), "@") if isinstance(value, str) else value
+    return _SCRATCH.sub("", value.replace(str(place), "@")) if isinstance(value, str) else value
 
 
 def files_below(place: Path) -> dict[str, str]:
     """Return the files by digests; of what says when it was made, the name alone."""
     return {
-        str(path.relative_to(place)): ""
+        _SCRATCH.sub("", str(path.relative_to(place))): ""
         if path.suffix in (".json", ".jsonl")
         else sha256(path.read_bytes()).hexdigest()
         for path in sorted(place.rglob("*"))
@@ -406,6 +425,7 @@ def supply(tmp_path_factory: pytest.TempPathFactory) -> Path:
         save_dcp(place / name, step=number % 3 + 1)
     file = place / "BAD" / "__0_0.distcp"
     flip(file, file.stat().st_size // 2)
+    shutil.copytree(DATA / "deepspeed" / "z2" / "global_step2", place / "ZERO" / "global_step2")
     ftckpt.delta_pack(str(place / "OTHER"), str(place / "STEP"), str(place / "DELTA"))
     shutil.copytree(place / "BAD", place / "ILL" / "step-1")
     for name, losses in (("a", "321"), ("b", "321"), ("c", "323")):

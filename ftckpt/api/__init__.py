@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .in_memory import load
-    from .restarting import restart
     from .retaining import gc, gc_purge, gc_undelete
 
 __all__ = [
@@ -26,13 +25,11 @@ __all__ = [
     "gc_purge",
     "gc_undelete",
     "load",
-    "restart",
 ]
 
 # The functions of each module of this package: a verb loads what it needs and no more.
 _FUNCTIONS = {
     "in_memory": ("load",),
-    "restarting": ("restart",),
     "retaining": ("gc", "gc_purge", "gc_undelete"),
 }
 _HOMES = {name: home for home, names in _FUNCTIONS.items() for name in names}
@@ -84,7 +81,7 @@ def _require_known(function: Callable[..., Any], words: Set[str]) -> None:
     if not unknown or not more:
         return  # without such flags Python itself asks
     name = own[more[0]][len("Unpack[") : -1]
-    homes = (function.__module__, *(f"ftckpt.api.{home}" for home in _FUNCTIONS))
+    homes = (function.__module__, "ftckpt.operations.transferring")
     flags = next(found for home in homes if (found := getattr(import_module(home), name, None)))
     unknown -= flags.__annotations__.keys()
     if unknown:

@@ -21,9 +21,10 @@ MODULES = {
     "planning": ("plan", "plan_sweep"),
     "promoting": ("promote",),
     "replaying": ("replay_audit", "replay_compare", "replay_run"),
+    "replicating": ("copy", "repair", "sync"),
+    "restarting": ("restart",),
+    "surveying": ("doctor", "ls", "status"),
     "tables": ("families",),
     "transferring": ("convert", "reshard"),
-    "replicating": ("copy", "repair", "sync"),
-    "surveying": ("doctor", "ls", "status"),
 }
 HOMES = {name: home for home, names in MODULES.items() for name in names}
