@@ -24,9 +24,6 @@ if TYPE_CHECKING:
         delta_pack,
         delta_rebase,
         delta_unpack,
-        gc,
-        gc_purge,
-        gc_undelete,
         incidents,
         latest,
         promote,
@@ -42,6 +39,7 @@ if TYPE_CHECKING:
     from .operations.opening import open_checkpoint
     from .operations.opening import open_checkpoint as open  # noqa: A004
     from .operations.replicating import copy, repair, sync
+    from .operations.retaining import gc, gc_purge, gc_undelete
     from .operations.surveying import doctor, ls, status
     from .operations.tables import families
     from .operations.transferring import convert, reshard

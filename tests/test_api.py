@@ -16,12 +16,12 @@ import pytest
 
 import ftckpt
 from ftckpt import api
-from ftckpt.api import choosing, deltas, restarting, retaining
+from ftckpt.api import choosing, deltas, restarting
 from ftckpt.commands.cli import derive, verbs
 from ftckpt.errors import CorruptError, ExitCode, NotFoundError, UsageError
 from ftckpt.findings import Finding
 from ftckpt.observer import Observer
-from ftckpt.operations import transferring
+from ftckpt.operations import retaining, transferring
 from ftckpt.verification.places import PlaceReport
 from tests.builders.checkpoints import flip, save_dcp
 

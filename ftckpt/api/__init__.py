@@ -24,16 +24,12 @@ if TYPE_CHECKING:
     from .promoting import promote
     from .replaying import replay_audit, replay_compare, replay_run
     from .restarting import restart
-    from .retaining import gc, gc_purge, gc_undelete
 
 __all__ = [
     "delta_info",
     "delta_pack",
     "delta_rebase",
     "delta_unpack",
-    "gc",
-    "gc_purge",
-    "gc_undelete",
     "incidents",
     "latest",
     "load",
@@ -53,13 +49,12 @@ _FUNCTIONS = {
     "promoting": ("promote",),
     "replaying": ("replay_audit", "replay_compare", "replay_run"),
     "restarting": ("restart",),
-    "retaining": ("gc", "gc_purge", "gc_undelete"),
 }
 _HOMES = {name: home for home, names in _FUNCTIONS.items() for name in names}
 
 
 # The flags that `**flags` may bring and that are sequences of strings.
-_OF_FLAGS = frozenset(("also", "drop", "keep_tag", "bases", "adapter", "spelling"))
+_OF_FLAGS = frozenset(("also", "drop", "bases", "adapter", "spelling"))
 
 
 @cache

@@ -17,6 +17,7 @@ MODULES = {
     "tables": ("families",),
     "transferring": ("convert", "reshard"),
     "replicating": ("copy", "repair", "sync"),
+    "retaining": ("gc", "gc_purge", "gc_undelete"),
     "surveying": ("doctor", "ls", "status"),
 }
 HOMES = {name: home for home, names in MODULES.items() for name in names}

@@ -424,9 +424,10 @@ def _second(
 
 def _judged_by(policy: str, found: Status, place: Place, counter: Counter) -> Status:
     """Add which saves a policy keeps, and which it thins, as `gc` would plan it."""
-    from ftckpt.api.retaining import policy_of_file
     from ftckpt.formats.catalog import FORMATS
     from ftckpt.retention.apply.prepare import prepare
+
+    from .retaining import policy_of_file
 
     chosen = policy_of_file(policy, found.url)
     runs = [run.survey.run for run in found.runs if run.survey.run is not None]
