@@ -10,7 +10,6 @@ from ftckpt.errors import ExitCode
 from ftckpt.operations.definition import argument, option, switch
 from ftckpt.operations.many import Machines, PartReport, Session
 from ftckpt.operations.tables import read_rules as read_rules
-from ftckpt.operations.tables import read_text as read_text
 from ftckpt.reports import document
 
 from .bounds import JobsOption, MemoryOption, RateOption

@@ -21,12 +21,12 @@ from ftckpt.errors import (
     worst,
 )
 from ftckpt.observer import SILENT, Observer
-from ftckpt.progress import NULL, Counter
 from ftckpt.reports import IF_ANY, UNSAID, document
 from ftckpt.retention.policy import DeleteLimit, Metric, Policy, flag
 from ftckpt.retention.records.who import actor
 from ftckpt.retention.scan.entries import EntryClass
 from ftckpt.storage import StoreOptions
+from ftckpt.workers import Work
 
 from .definition import argument, operation, option, switch
 from .opening import STORES, root_at
@@ -285,34 +285,40 @@ def gc(
     """
     from ftckpt.retention.document import dump_plan
 
-    ttl = trash_seconds(trash_ttl, apply=apply, purge_now=purge_now, yes=yes)
-    check = survivor_check(on.counter) if apply else None
+    ttl = _trash_seconds(trash_ttl, apply=apply, purge_now=purge_now, yes=yes)
+    check = None
+    if apply:
+        from ftckpt.retention.apply.prove import ContentCheck
+
+        check = ContentCheck(Work.of(counter=on.counter))
     if plan:
-        require_no_policy(flags)
-        planned = read_plan(plan) if isinstance(plan, str) else plan
+        if any(flags.values()):
+            raise UsageError(
+                "a plan holds its rules and limits, and more of them were given",
+                hint="make a new plan with them",
+            )
+        planned = _read_plan(plan) if isinstance(plan, str) else plan
         on.report(target=root)
         place = root_at(root, stores)
     else:
         policy = asked_policy(root, flags)
         on.report(target=root)
         place = root_at(root, stores)
-        planned = make_plan(
-            place, policy, check=check, most_files=most_files, stores=stores, counter=on.counter
-        )
+        planned = _plan(place, policy, check, most_files, stores, on)
     on.report(
         plan=dump_plan(planned), keeps=kept_saves(planned), drops=len(planned.drop),
         frees=planned.frees, thins=len(planned.thin), wins=planned.wins,
     )  # fmt: skip
     on.end(planned)
-    if not apply:
+    if check is None:
         return RetentionAnswer(plan=planned)
     planned.require()
-    applied = carry_out(place, planned, ttl, check, purge_now=purge_now, counter=on.counter)
-    thinned = thin_out(place, planned, purge_now=purge_now, stores=stores, counter=on.counter)
+    applied = _drop(place, planned, ttl, check, on, purge_now=purge_now)
+    thinned = _thin(place, planned, stores, on, purge_now=purge_now)
     return RetentionAnswer(plan=planned, applied=applied, thinned=thinned)
 
 
-def trash_seconds(trash_ttl: float | str, *, apply: bool, purge_now: bool, yes: bool) -> float:
+def _trash_seconds(trash_ttl: Duration, *, apply: bool, purge_now: bool, yes: bool) -> float:
     """Return for how long the trash is kept; what cannot be undone has to be confirmed.
 
     Raises:
@@ -330,19 +336,6 @@ def trash_seconds(trash_ttl: float | str, *, apply: bool, purge_now: bool, yes: 
     if yes and not final:
         raise UsageError("--yes is for --purge-now or a --trash-ttl of less than a day")
     return ttl
-
-
-def require_no_policy(flags: KeepFlags) -> None:
-    """Refuse rules and limits beside a plan, which holds its own.
-
-    Raises:
-        UsageError: there are some.
-    """
-    if any(flags.values()):
-        raise UsageError(
-            "a plan holds its rules and limits, and more of them were given",
-            hint="make a new plan with them",
-        )
 
 
 def asked_policy(root: str, flags: KeepFlags) -> Policy:
@@ -431,11 +424,8 @@ def policy_of_file(path: str, root: str, tier: str | None = None) -> Policy:
     return tier_of(parse_policy_file(read_text(path).encode(), path), absolute, path, tier).policy
 
 
-def read_plan(path: str) -> RetentionPlan:
-    """Return the plan of a document: what `ftckpt gc --json` printed, or its `plan` alone.
-
-    Args:
-        path: of the file; `-` is standard input.
+def _read_plan(path: str) -> RetentionPlan:
+    """Return the plan of a document: what `ftckpt gc --json` printed; `-` is standard input.
 
     Raises:
         UsageError: it cannot be read, or is not a plan of this version, or was changed.
@@ -464,41 +454,24 @@ def _inner(data: bytes) -> bytes:
     return json.dumps(inner).encode() if isinstance(inner, dict) else data
 
 
-def make_plan(
+def _plan(
     place: Place,
     policy: Policy,
-    *,
     check: ContentCheck | None,
-    most_files: int | None = None,
-    stores: StoreOptions = STORES,
-    counter: Counter = NULL,
+    most_files: int | None,
+    stores: StoreOptions,
+    on: Observer,
 ) -> RetentionPlan:
-    """Read a root and plan.
-
-    Args:
-        place: the root.
-        policy: what to keep.
-        check: reads survivors where none is known to be good, if the plan is to be carried out, and
-            what was checked is remembered. None for a plan that is only looked at.
-        most_files: files of what goes whose sizes are asked for; None for all.
-        stores: how to reach object stores.
-        counter: is told of the work.
-
-    Raises:
-        NotFoundError: no checkpoint in it.
-        UnavailableError, DeniedError: something could not be read.
-    """
+    """Read a root and plan; what `check` reads, where the plan is carried out, is remembered."""
     from ftckpt.formats.catalog import FORMATS
     from ftckpt.retention.apply.prepare import prepare, remember
 
-    weigh = None
-    if policy.thins:
-        from .thinning import WeightsAlone
+    from .thinning import WeightsAlone
 
-        weigh = WeightsAlone(stores).weigh
+    weigh = WeightsAlone(stores).weigh if policy.thins else None
     prepared = prepare(
         place, FORMATS, policy, time.time(), most_files=most_files, weigh=weigh, check=check,
-        counter=counter,
+        counter=on.counter,
     )  # fmt: skip
     if check is not None:
         check.asked = True
@@ -508,44 +481,33 @@ def make_plan(
     return prepared.plan
 
 
-def survivor_check(counter: Counter = NULL) -> ContentCheck:
-    """Return what reads the content of survivors (see `ftckpt.retention.apply.prove`)."""
-    from ftckpt.retention.apply.prove import ContentCheck
-    from ftckpt.workers import Work
-
-    return ContentCheck(Work.of(counter=counter))
-
-
-def carry_out(
+def _drop(
     place: Place,
     plan: RetentionPlan,
     ttl: float,
-    check: ContentCheck | None,
+    check: ContentCheck,
+    on: Observer,
     *,
-    purge_now: bool = False,
-    counter: Counter = NULL,
+    purge_now: bool,
 ) -> Applied:
     """Drop what a plan drops (see `ftckpt.retention.apply`)."""
     from ftckpt.formats.catalog import FORMATS
     from ftckpt.retention.apply.prepare import prepare
     from ftckpt.retention.apply.run import apply
 
-    if check is not None and not check.asked and plan.drop:
+    if not check.asked and plan.drop:
         # A plan of a file: reading may take hours, and no root is locked for them.
-        prepare(place, FORMATS, plan.policy, time.time(), known=plan, check=check, counter=counter)
+        prepare(
+            place, FORMATS, plan.policy, time.time(), known=plan, check=check, counter=on.counter
+        )
     return apply(
         plan, place, FORMATS, actor=actor(), now=time.time, purge_now=purge_now, trash_ttl=ttl,
-        check=check, counter=counter,
+        check=check, counter=on.counter,
     )  # fmt: skip
 
 
-def thin_out(
-    place: Place,
-    plan: RetentionPlan,
-    *,
-    purge_now: bool = False,
-    stores: StoreOptions = STORES,
-    counter: Counter = NULL,
+def _thin(
+    place: Place, plan: RetentionPlan, stores: StoreOptions, on: Observer, *, purge_now: bool
 ) -> Thinned:
     """Leave the weights of what a plan thins (see `ftckpt.retention.apply.thin`)."""
     from ftckpt.retention.apply.outcome import Thinned
@@ -554,11 +516,10 @@ def thin_out(
         return Thinned()
     from ftckpt.formats.catalog import FORMATS
     from ftckpt.retention.apply.thin import thin
-    from ftckpt.workers import Work
 
     from .thinning import WeightsAlone
 
-    work = Work.of(counter=counter)
+    work = Work.of(counter=on.counter)
     weights = WeightsAlone(stores, work)
     return thin(
         plan, place, FORMATS, weights.take, actor=actor(), now=time.time, purge_now=purge_now,
