@@ -186,6 +186,22 @@ def survey(root: Root, how: ScanOptions, *, counter: Counter = NULL) -> Survey:
     )  # fmt: skip
 
 
+def survey_one(root: Root, how: ScanOptions, name: str, *, counter: Counter = NULL) -> Survey:
+    """List one entry of a run alone, by its name; nothing where it is no checkpoint by itself.
+
+    What says no step has its place among the others, so that these would have to be read too.
+
+    Raises:
+        UnavailableError, DeniedError: it could not be listed.
+        UnsafeError: the root's `.ftckpt` is a link.
+    """
+    found = read_entries(root, how, only=name, counter=counter)
+    every = [_listed(root, each) for each in found if each.entry.step is not None]
+    listed = [one for one in every if one is not None]
+    held = tuple(each for _, each in listed if each.entry.is_listed)
+    return Survey(root.url, held, None, (), None, Run(root, [each for each, _ in listed]))
+
+
 def with_order(found: Survey) -> Survey:
     """Return a survey with the order that `latest` finds, where the names of saves say no step.
 
