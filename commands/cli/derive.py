@@ -172,8 +172,8 @@ def _plain(kind: Any) -> Any:
     if isinstance(kind, (str, ForwardRef)):
         return str  # a place, or what Python callers have opened
     kinds = [one for one in get_args(kind) if one is not type(None)] or [kind]
-    name = getattr(getattr(kind, "__origin__", None), "__name__", "")
-    if name in ("list", "Sequence", "tuple"):
+    names = {getattr(getattr(one, "__origin__", None), "__name__", "") for one in (kind, *kinds)}
+    if names & {"list", "Sequence", "tuple"}:
         return Several()
     if len(kinds) > 1:  # a word, or a number with its unit
         enums = [one for one in kinds if isinstance(one, type) and issubclass(one, StrEnum)]

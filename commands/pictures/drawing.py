@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
-from ftckpt.commands.cli.render import escaped
+from ftckpt.commands.cli.render import block, escaped
 from ftckpt.errors import ExistsError, UsageError
 from ftckpt.packages import needing
 from ftckpt.storage.local.writable import check_file

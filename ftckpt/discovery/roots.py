@@ -10,7 +10,9 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
+from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
 from ftckpt.checkpoint import CommitState
@@ -40,13 +42,39 @@ from .step_sets import sets_among
 _TEXTS, _VALUES = "small texts", "values of small texts"
 # In the memo of a root: names of files that are pieces of a save.
 PIECES = "pieces"
-# In the memo of a root: children that were recognised as they were listed, by path.
-RECOGNISED = "recognised"
+# What is asked of a candidate: what it is in its root, and by itself.
+_IS, _ALONE = "is", "is by itself"
 # A text with more names is a list of what was saved.
 _MOST_NAMED = 8
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+class Answers:
+    """What was asked of the candidates of one listing: each question is answered once.
+
+    Threads that ask the same at the same time wait for one of them. An error is no answer.
+    """
+
+    def __init__(self) -> None:
+        self._answers: dict[tuple[str, str], Any] = {}
+        self._finding: dict[tuple[str, str], Lock] = {}
+
+    def answer(self, question: str, path: str, find: Callable[[], T]) -> T:
+        """Return what is known, or else what `find` returns."""
+        key = question, path
+        if key not in self._answers:
+            with self._finding.setdefault(key, Lock()):
+                if key not in self._answers:
+                    self._answers[key] = find()
+        found: T = self._answers[key]
+        return found
+
+    def told(self, question: str, path: str, answer: object) -> None:
+        """Note what somebody has found by the way."""
+        self._answers[question, path] = answer
+
 
 # Number of directories without a step in their name that are searched for `checkpoint/step-N`.
 _DEEPER = 16
@@ -101,6 +129,8 @@ class Root:
         foreign: other names; reported, never touched.
         ask: recognises one directory or file.
         tombs: of candidates that were dropped in place, by path; see `is_dropped`.
+        known: what candidates are, as they were first looked at. To look anew, read the root again
+            or give it new `Answers`.
         memo: what was read of this listing and is asked for more than once, by who asks.
     """
 
@@ -111,6 +141,7 @@ class Root:
     foreign: tuple[str, ...]
     ask: Callable[[Entry], UnopenedPart | None]
     tombs: Mapping[str, Tomb] = field(default_factory=dict)
+    known: Answers = field(default_factory=Answers, compare=False, repr=False)
     memo: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -163,16 +194,21 @@ class Root:
         return None if torn else whole
 
     def recognise(self, candidate: Candidate) -> Child | None:
-        """List one candidate and return it if a format knows it, else None.
+        """List one candidate, once, and return it if a format knows it, else None.
 
         Candidates that were dropped give None, and so do the weights of one that stands whole.
         """
-        known: Mapping[str, Child] = self.memo.get(RECOGNISED, {})
-        if candidate.path in known:
-            return known[candidate.path]
+        return self.known.answer(_IS, candidate.path, lambda: self._recognised(candidate))
+
+    def tell(self, candidate: Candidate, part: UnopenedPart | None) -> None:
+        """Note what a candidate is by itself, which somebody has listed."""
+        self.known.told(_ALONE, candidate.path, part)
+
+    def _recognised(self, candidate: Candidate) -> Child | None:
         if self.is_dropped(candidate) or self.whole(candidate) is not None:
             return None
-        part = self.ask(candidate.entry) or self.as_sibling(candidate)
+        part = self.known.answer(_ALONE, candidate.path, lambda: self.ask(candidate.entry))
+        part = part or self.as_sibling(candidate)
         return None if part is None else Child(candidate, part)
 
     def as_sibling(
@@ -235,14 +271,10 @@ class Root:
     def _parted(
         self, candidate: Candidate, siblings: Iterable[Candidate]
     ) -> Iterator[UnopenedPart]:
-        known: dict[str, UnopenedPart | None] = self.memo.setdefault("parted", {})
         others = (c for c in siblings if c.path != candidate.path)
         for other in islice(others, _SIBLINGS):
-            if other.path not in known:
-                part = self.ask(other.entry)
-                is_parted = part is not None and part.recognition.by_names
-                known[other.path] = part if is_parted else None
-            if (part := known[other.path]) is not None:
+            part = self.known.answer(_ALONE, other.path, partial(self.ask, other.entry))
+            if part is not None and part.recognition.by_names:
                 yield part
 
     def _of_shapes(self) -> Mapping[str, list[Candidate]]:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ftckpt.checkpoint import CommitState
-from ftckpt.discovery.roots import Candidate, Root, read_again
+from ftckpt.discovery.roots import Answers, Candidate, Root, read_again
 from ftckpt.errors import NotFoundError
 from ftckpt.own_files import FOLDER, is_own
 from ftckpt.retention.scan.classify import classify
@@ -134,9 +134,10 @@ class Watch:
     def _news(self) -> list[ScannedEntry]:
         """Return unsettled entries as they are now; forget those that are gone."""
         news, unsettled = [], []
+        root = replace(self._root, known=Answers())  # what was unfinished may be whole by now
         for candidate in self._unsettled:
             with suppress(NotFoundError):
-                found = classify(self._root, candidate, self._how)
+                found = classify(root, candidate, self._how)
                 news.append(found)
                 # Without a marker nothing says that no more links will come.
                 open_ended = found.entry.commit is CommitState.NO_MARKER

@@ -13,6 +13,7 @@ from ftckpt.discovery.open_part import open_part
 from ftckpt.discovery.recognise import Listing, UnopenedPart, recognise
 from ftckpt.discovery.roots import Candidate, Child, Root
 from ftckpt.discovery.series import roles_in
+from ftckpt.discovery.small_files import tell_names
 from ftckpt.discovery.step_names import finished_name
 from ftckpt.errors import (
     CorruptError,
@@ -125,6 +126,7 @@ class _Candidate:
         whole = self.root.whole(self.candidate)
         listing = self._listing()
         child = self._recognise(listing)
+        self.root.tell(self.candidate, child and child.part)  # for those beside it
         if child is None:
             if self._is_transfer_alone(listing):
                 return self._unfinished(_TRANSFER, None)
@@ -277,6 +279,7 @@ class _Candidate:
             from ftckpt.storage.listed import ListedStore
 
             store = ListedStore(store, self.files)
+            tell_names(self.root, self.candidate, store)
         return listing_of_directory(store, self.place.path)
 
     def _recognise(self, listing: Listing) -> Child | None:
