@@ -44,7 +44,7 @@ _LONG_WORD = re.compile(rf"\S{{{_MOST_WORD + 1},}}+")
 
 
 def printable(text: str) -> str:
-    """Return `text` for one line: control characters escaped, a word that is no name cut.
+    """Return `text` for one line: control characters escaped, a word longer than any name cut.
 
     What is longer than any name or line is said to be: how many characters were left out.
     """

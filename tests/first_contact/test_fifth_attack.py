@@ -209,7 +209,7 @@ def test_a_flipped_bit_in_a_configuration(config: dict[str, Any], tmp_path: Path
 )
 def test_a_size_that_is_none_is_told(config: dict[str, Any], tmp_path: Path) -> None:
     found = verify(str(hugging_face(tmp_path / "odd", config)))
-    assert any("which is no size" in one.message for one in found.findings)
+    assert any("which is not a size" in one.message for one in found.findings)
 
 
 @pytest.mark.parametrize(
