@@ -17,7 +17,7 @@ from ftckpt.discovery.step_names import is_file_of_step, is_put_aside, step_in_n
 from ftckpt.discovery.step_sets import set_member
 from ftckpt.discovery.unordered import newest_together
 from ftckpt.errors import ExitCode, FtckptError, NotFoundError
-from ftckpt.own_files import SUFFIX, is_leftover, is_own
+from ftckpt.own_files import SUFFIX, is_leftover, is_own, weights_of
 from ftckpt.progress import NULL, Counter
 from ftckpt.reports import IF_ANY, UNSAID
 from ftckpt.retention.apply.check import as_damaged, checked, newest_verified
@@ -279,7 +279,8 @@ def _with_parts(
     root = run.root
     skip = len(root.base) + 1 if root.base else 0
     members = [(f.place.path[skip:], f, held) for f, held in listed]
-    root.memo[RECOGNISED] = {path: f.child for path, f, _ in members if f.child is not None}
+    known = {path: f.child for path, f, _ in members if f.child is not None}
+    root.memo[RECOGNISED] = {p: child for p, child in known.items() if not weights_of(p)}
     by_path = {candidate.path: candidate for candidate in root.candidates}
     for path, member, held in members:
         lost = None
