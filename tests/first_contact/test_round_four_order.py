@@ -50,8 +50,8 @@ def code(*words: str) -> int:
 
 def newest(root: Path) -> tuple[int, str]:
     """Return the code of `latest` and the name that it prints."""
-    said = answer("latest", str(root))
-    return int(said["code"]), Path(said.get("path") or "").name
+    said = ftckpt_json("latest", str(root))
+    return int(said["result"]["code"]), Path(said.get("path") or "").name
 
 
 def plan(root: Path, *words: str) -> dict[str, bool]:
