@@ -10,6 +10,7 @@ from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.render import printable
 from ftckpt.commands.cli.terminal import write_bytes
 from ftckpt.errors import ExitCode
+from ftckpt.findings import CheckLevel
 from ftckpt.operations import choosing
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def render(invocation: Invocation, report: LatestReport, given: Mapping[str, Any
     if not invocation.json:
         # The bytes of the path, whatever the locale: the shell hands them on to the trainer.
         write_bytes(sys.stdout, os.fsencode(report.path) + b"\n")
-    if given["verify"] is choosing.CheckLevel.STRUCTURE:
+    if given["verify"] is CheckLevel.STRUCTURE:
         invocation.say(
             "note: only names, sizes and headers were checked; --verify content reads every byte"
         )

@@ -19,12 +19,6 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from .api import (
-        gc,
-        gc_purge,
-        gc_undelete,
-        restart,
-    )
     from .operations.checking import seal, verify
     from .operations.choosing import latest
     from .operations.comparing import diff
@@ -39,6 +33,8 @@ if TYPE_CHECKING:
     from .operations.promoting import promote
     from .operations.replaying import replay_audit, replay_compare, replay_run
     from .operations.replicating import copy, repair, sync
+    from .operations.restarting import restart
+    from .operations.retaining import gc, gc_purge, gc_undelete
     from .operations.surveying import doctor, ls, status
     from .operations.tables import families
     from .operations.transferring import convert, reshard

@@ -17,12 +17,11 @@ import pytest
 
 import ftckpt
 from ftckpt import api
-from ftckpt.api import restarting, retaining
 from ftckpt.commands.cli import derive, verbs
 from ftckpt.errors import CorruptError, ExitCode, NotFoundError, UsageError
 from ftckpt.findings import Finding
 from ftckpt.observer import Observer
-from ftckpt.operations import choosing, packing, transferring
+from ftckpt.operations import choosing, packing, restarting, retaining, transferring
 from ftckpt.operations.definition import groups
 from ftckpt.verification.places import PlaceReport
 from tests.builders.checkpoints import flip, save_dcp

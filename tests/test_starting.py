@@ -152,7 +152,6 @@ def test_what_few_commands_need_the_others_do_not_import(
     few = {
         "ftckpt.delta",
         "ftckpt.transfer",
-        "ftckpt.commands.cli.transfer_options",
         "secrets",
         "tomllib",
     }

@@ -19,7 +19,7 @@ from ftckpt.version import __version__
 from ftckpt.workers.memory import spare_addresses
 
 from . import watchdog
-from .environment import environment_name, is_secret
+from .environment import environment_name, is_secret, said_again
 from .invocation import Invocation, Result, complain
 from .render import error_line, json_text, printable, result_record
 from .shutdown import SignalError, answer_signals, leave, signals_caught
@@ -101,7 +101,7 @@ def _without_secrets(arguments: Sequence[str]) -> list[str]:
     for number, word in enumerate(words[:end]):
         flag, mark, value = word.partition("=")
         before = words[number - 1] if number else ""
-        if "://" not in word or _HOOK.fullmatch(flag if mark else before):
+        if ":" not in word or _HOOK.fullmatch(flag if mark else before):
             kept.append(word)
         elif flag.startswith("--") and mark:
             kept.append(f"{flag}={withheld(value)}")
@@ -141,7 +141,8 @@ def _run(arguments: Sequence[str], invocation: Invocation) -> Result:
             import traceback
 
             write(sys.stderr, hidden(traceback.format_exc()))
-        result = verdict(error, invocation.verb)
+        code, message, hint = verdict(error, invocation.verb)
+        result = Result(code, hidden(message), hidden(hint))
         invocation.complain(result.code, printable(result.message), printable(result.hint))
         return result
 
@@ -155,7 +156,7 @@ def _ended(signalled: SignalError, invocation: Invocation) -> Result:
 
 def _again(invocation: Invocation) -> str:
     """Say which command goes on where this one was; URLs may hold what is not for a log."""
-    typed = shlex.join(["ftckpt", *invocation.words])
+    typed = shlex.join(["ftckpt", *said_again(invocation.words)])
     if "://" in typed or len(typed) > _SHOWN:
         return f"the same ftckpt {invocation.verb} goes on where this one was"
     return f"the same command goes on where this one was: {typed}"

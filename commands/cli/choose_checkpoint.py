@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, cast
 
-from ftckpt.operations.choosing import CheckLevel as CheckLevel
+from ftckpt.findings import CheckLevel as CheckLevel
 from ftckpt.operations.choosing import ChoiceFlags, remembered
 from ftckpt.operations.definition import option, switch
 

@@ -67,6 +67,20 @@ def is_secret(name: str) -> bool:
     return re.fullmatch(_SECRET, name) is not None
 
 
+def said_again(words: Sequence[str]) -> list[str]:
+    """Return a command line as it may be printed: without the alerts, whose values are secret."""
+    kept: list[str] = []
+    end = words.index("--") if "--" in words else len(words)
+    skip = False
+    for word in words[:end]:
+        flag, valued, _ = word.partition("=")
+        secret = not skip and word.startswith("--") and is_secret(flag)
+        if not skip and not secret:
+            kept.append(word)
+        skip = secret and not valued
+    return [*kept, *words[end:]]
+
+
 def refuse_unknown(
     verbs: Collection[str],
     load: Callable[[str], Any],

@@ -41,12 +41,10 @@ class PlanOptions:
     )
 
 
-def show_transfer(
-    invocation: Invocation, report: TransferReport, *, verbose: bool | None = None
-) -> Result:
+def show_transfer(invocation: Invocation, report: TransferReport) -> Result:
     """Print what a transfer did, or would do."""
     if report.plan is not None:
-        full = invocation.options(PlanOptions).verbose if verbose is None else verbose
+        full = invocation.options(PlanOptions).verbose
         return _show_plan(invocation, report.plan, report.copies, verbose=full)
     if report.already_there:
         return nothing_left(invocation, report.url)

@@ -18,28 +18,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .in_memory import load
-    from .restarting import restart
-    from .retaining import gc, gc_purge, gc_undelete
 
 __all__ = [
-    "gc",
-    "gc_purge",
-    "gc_undelete",
     "load",
-    "restart",
 ]
 
 # The functions of each module of this package: a verb loads what it needs and no more.
 _FUNCTIONS = {
     "in_memory": ("load",),
-    "restarting": ("restart",),
-    "retaining": ("gc", "gc_purge", "gc_undelete"),
 }
 _HOMES = {name: home for home, names in _FUNCTIONS.items() for name in names}
 
 
 # The flags that `**flags` may bring and that are sequences of strings.
-_OF_FLAGS = frozenset(("also", "drop", "keep_tag", "bases", "adapter", "spelling"))
+_OF_FLAGS = frozenset(("also", "drop", "bases", "adapter", "spelling"))
 
 
 @cache
@@ -84,7 +76,7 @@ def _require_known(function: Callable[..., Any], words: Set[str]) -> None:
     if not unknown or not more:
         return  # without such flags Python itself asks
     name = own[more[0]][len("Unpack[") : -1]
-    homes = (function.__module__, *(f"ftckpt.api.{home}" for home in _FUNCTIONS))
+    homes = (function.__module__, "ftckpt.operations.transferring")
     flags = next(found for home in homes if (found := getattr(import_module(home), name, None)))
     unknown -= flags.__annotations__.keys()
     if unknown:

@@ -21,6 +21,7 @@ from ftckpt.errors import (
     RefusedError,
     UsageError,
 )
+from ftckpt.findings import CheckLevel
 from ftckpt.guard.alarm import Alarm
 from ftckpt.guard.journal import GuardJournal, log_of, of_place
 from ftckpt.guard.lock import WAIT, Hold, held
@@ -30,7 +31,6 @@ from ftckpt.guard.terms import Ended, GuardSettings, StartPoint
 from ftckpt.guard.watch import CheckedSave, NewSave, SaveWatcher, Shown, Verifier, shown
 from ftckpt.observer import Observer
 from ftckpt.operations.choosing import (
-    CheckLevel,
     ChoiceFlags,
     checks_of,
     condition_of,
@@ -394,7 +394,7 @@ class _Place:
         )
 
     def _start(self, found: Selection, looked: _Looks, repaired: Sequence[str]) -> StartPoint:
-        from .restarting import loadable
+        from ftckpt.operations.restarting import loadable
 
         assert found.path is not None
         entry = self._entry(found.path)
@@ -403,10 +403,10 @@ class _Place:
         path, environment = found.path, {}
         if self.choice.world is not None:
             environment = self._elastic(found.path)
-            path, _ = loadable(
-                found.path, self.choice.world, scratch=self.choice.scratch,
-                reader=self.choice.reader, stores=self.stores, counter=self.counter, note=self.say,
-                **layout_flags(self.flags),
+            path, *_ = loadable(
+                found.path, self.choice.world, layout_flags(self.flags),
+                scratch=self.choice.scratch, reader=self.choice.reader, stores=self.stores,
+                on=_Told(self.counter, self.say),
             )  # fmt: skip
         return StartPoint(
             ExitCode.OK, found.message, "", path, found.step, found.path,

@@ -21,9 +21,11 @@ MODULES = {
     "planning": ("plan", "plan_sweep"),
     "promoting": ("promote",),
     "replaying": ("replay_audit", "replay_compare", "replay_run"),
+    "replicating": ("copy", "repair", "sync"),
+    "restarting": ("restart",),
+    "retaining": ("gc", "gc_purge", "gc_undelete"),
+    "surveying": ("doctor", "ls", "status"),
     "tables": ("families",),
     "transferring": ("convert", "reshard"),
-    "replicating": ("copy", "repair", "sync"),
-    "surveying": ("doctor", "ls", "status"),
 }
 HOMES = {name: home for home, names in MODULES.items() for name in names}

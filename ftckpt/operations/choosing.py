@@ -309,7 +309,7 @@ def condition_of(flags: ChoiceFlags, on: Observer) -> Condition:
     """Return the condition that a checkpoint has the parts that `require` names.
 
     Raises:
-        UsageError: it names no part of one.
+        UsageError: a part is not known.
     """
     from ftckpt.discovery.conditions import lacking, parse_parts
     from ftckpt.formats.state import state_contents

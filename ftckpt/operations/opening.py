@@ -119,6 +119,10 @@ def opened(
     return open_from(target, on, newest=newest)
 
 
+# Names beside a file that are looked at.
+_NAMES_BESIDE = 4096
+
+
 def open_target(
     path: str,
     stores: StoreOptions = STORES,
@@ -135,6 +139,7 @@ def open_target(
     """
     from ftckpt.discovery import resolve
     from ftckpt.discovery.parent_checkpoint import enclosing
+    from ftckpt.discovery.pieces import pieces_among
     from ftckpt.formats.catalog import formats
     from ftckpt.storage.store import EntryKind
 
@@ -151,6 +156,10 @@ def open_target(
             what, whole = "part", enclosing(place.url, place.store, known)
         if whole:
             on.note(f"{path} is one {what} of the checkpoint {whole}: this is about it alone")
+        elif what == "file" and place.entry.path in pieces_among(
+            place.store.names("", _NAMES_BESIDE)
+        ):
+            on.note(f"{path} is one rank's piece of a save, by its name: this is about it alone")
     return target
 
 

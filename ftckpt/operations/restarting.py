@@ -1,0 +1,355 @@
+"""What a job of another number of ranks restarts from: `restart`, which `guard` shares."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, NamedTuple, Unpack, cast
+
+from ftckpt import amounts
+from ftckpt.errors import (
+    ExitCode,
+    FtckptError,
+    NotFoundError,
+    RefusedError,
+    UnsupportedError,
+    UsageError,
+)
+from ftckpt.findings import CheckLevel
+from ftckpt.observer import SILENT, Observer
+from ftckpt.reports import UNSAID, document
+from ftckpt.storage import StoreOptions
+from ftckpt.workers import Work
+
+from .choosing import (
+    ChoiceFlags,
+    checks_of,
+    condition_of,
+    read_root,
+    remembered,
+    selection_rules,
+    warn_of,
+)
+from .definition import argument, operation, option, switch
+from .many import ALONE, Session
+from .opening import STORES, Jobs, Memory, Rate, chosen, opened
+from .tables import RulesFile, read_rules
+from .transferring import LayoutFlags, carry_out, layout_flags, layout_request
+
+if TYPE_CHECKING:
+    from ftckpt.checkpoint import Checkpoint
+    from ftckpt.discovery.select import Selection
+    from ftckpt.transfer.run import TransferReport
+    from ftckpt.verification import VerifyReport
+
+
+class RestartFlags(ChoiceFlags, LayoutFlags, total=False):
+    """Which checkpoint is taken, and for which job it is laid out."""
+
+
+class Loadable(NamedTuple):
+    """What a job loads of a checkpoint.
+
+    Attributes:
+        path: the checkpoint itself, or a resharded copy.
+        grid: sizes of the groups of ranks that it was resharded for; empty where it was not.
+        made: what was written now; None where nothing was.
+    """
+
+    path: str
+    grid: Mapping[str, int] = {}
+    made: TransferReport | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestartReport:
+    """What a job restarts from.
+
+    Attributes:
+        target: the root.
+        path: what it loads; None where nothing passes.
+        step: of it.
+        format: of it.
+        grid: see `Loadable`.
+        selection: the checkpoint that was chosen, or why none.
+        made: see `Loadable`.
+    """
+
+    target: str
+    path: str | None
+    step: int | None
+    format: str | None
+    grid: Mapping[str, int]
+    selection: Selection = field(metadata=UNSAID)
+    made: TransferReport | None = field(default=None, metadata=UNSAID)
+
+    @property
+    def code(self) -> ExitCode:
+        """OK, or why nothing was chosen."""
+        return self.selection.code
+
+
+@operation(
+    examples=(
+        (
+            'CKPT=$(ftckpt restart "$ROOT" --world 64 --scratch /nvme/restart) || exit $?',
+            "in a job script: the newest good checkpoint, resharded if it was written by others",
+        ),
+        (
+            "ftckpt restart /ckpt/run7 --world 16 --tp 4 --pp 1 --scratch /nvme/restart",
+            "on another grid",
+        ),
+        (
+            'CKPT=$(ftckpt restart "$ROOT" --world 64 --reader) || exit $?',
+            "the job loads with ftckpt.torch.Reader, which needs no files for its ranks",
+        ),
+        (
+            "ftckpt restart s3://run7/ckpt --gpus 64 --scratch /nvme/restart --reuse 24h",
+            "what was checked in the last day is not read again, unless a file has changed",
+        ),
+    ),
+    codes={
+        ExitCode.OK: "one path on stdout: a checkpoint that N ranks load",
+        ExitCode.CORRUPT: "all checkpoints are damaged or gone, or the proof of the resharding "
+        "failed",
+        ExitCode.INCOMPLETE: "there are checkpoints, and none is committed",
+        ExitCode.UNVERIFIED: "the newest has no evidence for its content, or each lacks a part",
+        ExitCode.UNSAFE: "the newest is hostile or ambiguous",
+        ExitCode.REFUSED: "another run is resharding it now, or it went meanwhile",
+        ExitCode.NOT_FOUND: "a root made by `latest --create-root` without a checkpoint: a first "
+        "start",
+        ExitCode.UNAVAILABLE: "",
+        ExitCode.DENIED: "",
+        ExitCode.NO_RESOURCE: "the scratch place is full; run it again to go on",
+        ExitCode.UNSUPPORTED: "a format that is not read, or cannot be resharded",
+        ExitCode.MISSING: "no such root, or an unmarked one without a checkpoint: never a first "
+        "start",
+    },
+)
+def restart(
+    root: Annotated[str, argument("ROOT", "Directory or URL that holds the checkpoints.")],
+    world: Annotated[int, option("N", "Ranks of the job to restart.", "--world", "--gpus", min=1)],
+    *,
+    scratch: Annotated[
+        str, option("DIR", "Where a checkpoint is resharded to, if it must be.")
+    ] = "",
+    verify: Annotated[
+        CheckLevel | str, option("", "How deep each checkpoint is checked.")
+    ] = CheckLevel.CONTENT,
+    rules: RulesFile = "",
+    reader: Annotated[
+        bool, switch("--reader", "The job loads with ftckpt.torch.Reader: reshard nothing.")
+    ] = False,
+    jobs: Jobs = 0,
+    limit_rate: Rate = "",
+    max_memory: Memory = "1GiB",
+    stores: StoreOptions = STORES,
+    on: Observer = SILENT,
+    **flags: Unpack[RestartFlags],
+) -> RestartReport:
+    """Print a checkpoint that a job of N ranks loads: find, check, reshard if needed.
+
+    The newest that passes is chosen as `latest` does it. If N ranks load it as it is, its path is
+    printed; DCP and safetensors load at any N. Otherwise it is resharded below --scratch, proven,
+    and the path of the result is printed. tp and pp stay unless flags say otherwise, dp changes.
+    Killed and run again, it goes on; what an earlier run has made of the same files is checked and
+    taken. A job that loads with ftckpt.torch.Reader takes any checkpoint as it is: --reader. The
+    code is that of the step that failed; 9 is a first start and nothing else.
+
+    Raises:
+        MissingError: the root is not there.
+        UsageError: the grid does not make up the world, or `scratch` is not given.
+        RefusedError: the chosen checkpoint went meanwhile, or an earlier result is damaged.
+        FtckptError: the resharding failed (see `reshard`).
+    """
+    from ftckpt.discovery.select import select
+
+    level = chosen(CheckLevel, verify, "--verify")
+    on.report(target=root, path=None, step=None, source=None, level=level, grid={})
+    on.report(world_size=world, skipped=[], pointers=[], findings=[])
+    choice = cast(ChoiceFlags, flags)
+    condition = condition_of(choice, on)
+    checks = checks_of(level, choice, stores, on)
+    found = select(read_root(root, stores), checks, selection_rules(choice, condition), on.warn)
+    on.report(**document(found) | {"path": None, "source": found.path})
+    taken = remembered(checks, found)
+    if taken is not None:
+        on.report(remembered=taken)
+    warn_of(found, on)
+    made = None
+    if found.path is not None:
+        made = loadable(
+            found.path, world, layout_flags(flags), scratch=scratch, rules=rules, reader=reader,
+            jobs=jobs, limit_rate=limit_rate, stores=stores, on=on,
+        )  # fmt: skip
+        if made.made is not None:
+            on.report(**document(made.made))
+    return RestartReport(
+        target=root, path=made and made.path, step=found.step, format=found.format,
+        grid=made.grid if made else {}, selection=found, made=made and made.made,
+    )  # fmt: skip
+
+
+def loadable(
+    path: str,
+    world: int,
+    layout: LayoutFlags,
+    *,
+    scratch: str,
+    rules: str = "",
+    reader: bool = False,
+    jobs: int = 0,
+    limit_rate: amounts.Rate = "",
+    stores: StoreOptions = STORES,
+    on: Observer = SILENT,
+) -> Loadable:
+    """Return what a job of `world` ranks loads of a checkpoint, after it was made where needed.
+
+    The arguments are those of `restart`.
+
+    Raises:
+        UsageError: the grid does not make up the world, or `scratch` is not given.
+        RefusedError: the checkpoint went meanwhile, or an earlier result is damaged.
+        FtckptError: the resharding failed (see `reshard`).
+    """
+    try:
+        return _loadable(path, world, layout, scratch, rules, reader, jobs, limit_rate, stores, on)
+    except NotFoundError as error:  # 9 would start the run from scratch
+        raise RefusedError(f"{path} went while it was read: {error.message}") from error
+
+
+def _loadable(
+    path: str,
+    world: int,
+    layout: LayoutFlags,
+    scratch: str,
+    rules: str,
+    reader: bool,
+    jobs: int,
+    limit_rate: amounts.Rate,
+    stores: StoreOptions,
+    on: Observer,
+) -> Loadable:
+    from ftckpt.discovery.conditions import grid_of, not_at_grid
+    from ftckpt.transfer.content import Content
+
+    given = {"tp": layout.get("tp"), "pp": layout.get("pp"), "dp": layout.get("dp")}
+    sizes = {name: size for name, size in given.items() if size is not None}
+    table = read_rules(rules)
+    checkpoint = opened(path, stores, on, rules=table)
+    reason = not_at_grid(checkpoint, world, sizes)
+    if not reason:
+        return Loadable(path)
+    if reader:
+        on.note(f"{path} {reason}; the job's Reader loads it as it is, and nothing is resharded")
+        return Loadable(path)
+    grid = {} if layout.get("like") else grid_of(checkpoint.topology, world, sizes)
+    shown = " ".join(f"--{name} {size}" for name, size in grid.items())
+    if not scratch:
+        raise UsageError(f"{path} {reason}", hint=f"--scratch DIR: it is resharded there ({shown})")
+    place = scratch_place(checkpoint, world, grid, layout, scratch, stores)
+    on.report(grid=grid)
+    on.note(f"{path} {reason}: resharding to {place} ({shown})")
+    earlier = made_before(place, stores, on)
+    if earlier is not None:
+        on.note(f"an earlier run has made {place}: {earlier.message}")
+        return Loadable(place, grid)
+    layout |= cast(LayoutFlags, {n: grid[n] for n in ("tp", "pp", "dp") if n in grid})
+    request = layout_request(layout, table, stores, on=on)
+    made = carry_out(
+        Session("restart", ALONE, stores, on), checkpoint, Content.of(checkpoint),
+        checkpoint.source_format, request, place, {"jobs": jobs, "limit_rate": limit_rate},
+    )  # fmt: skip
+    return Loadable(place, grid, made)
+
+
+def scratch_place(
+    checkpoint: Checkpoint,
+    world: int,
+    grid: Mapping[str, int],
+    layout: Mapping[str, object],
+    scratch: str,
+    stores: StoreOptions,
+) -> str:
+    """Return where the resharded checkpoint goes: one folder for each source as it is, and grid.
+
+    The name of the checkpoint stays, because some trainers read the step from it. A local folder
+    around it is made.
+
+    Args:
+        checkpoint: the source.
+        world: ranks of the job.
+        grid: sizes of the groups of ranks.
+        layout: what else is asked of the layout, as `LayoutFlags`.
+        scratch: the folder or URL around all of them.
+        stores: how to reach object stores.
+
+    Raises:
+        DeniedError, NoResourceError: the folder cannot be made.
+    """
+    import xxhash
+
+    from ftckpt.discovery.ledger import identity_of_files
+    from ftckpt.storage import open_store
+    from ftckpt.storage.local.oserror import translate
+
+    source = checkpoint.source
+    try:
+        identity = identity_of_files(source)
+    except UnsupportedError:  # a store without ETags
+        identity = repr(sorted((n, e.size, e.mtime) for n, e in source.entries.items()))
+    asked = sorted((name, _plain(value)) for name, value in layout.items() if value)
+    told = [identity, source.url, world, sorted(grid.items()), asked]
+    digest = xxhash.xxh3_64_hexdigest(repr(told).encode("utf-8", "surrogateescape"))
+    folder = f"world{world}-{digest[:8]}"
+    place = f"{scratch.rstrip('/') or '/'}/{folder}"
+    store = open_store(place, stores)
+    local = store.local_path()
+    if local is not None:
+        try:
+            os.makedirs(local, exist_ok=True)
+        except OSError as error:
+            raise translate(error, local, "make", place) from error
+    return f"{place}/{source.name}"
+
+
+def _plain(value: object) -> object:
+    """Return one form of what can be said in two: a size, an example of the layout."""
+    source = getattr(value, "source", None)
+    if source is not None:
+        return source.url
+    if isinstance(value, str):
+        with suppress(UsageError):
+            return amounts.size(value)
+    return value
+
+
+def made_before(destination: str, stores: StoreOptions, on: Observer) -> VerifyReport | None:
+    """Return the check of a result that an earlier run made; None where there is none.
+
+    Raises:
+        RefusedError: it is damaged.
+    """
+    from ftckpt.discovery.resolve import open_target
+    from ftckpt.formats.catalog import FORMATS
+    from ftckpt.own_files import MANIFEST
+    from ftckpt.verification import Level, VerifyOptions, verify
+
+    try:
+        target = open_target(destination, FORMATS, stores)
+    except FtckptError:
+        return None  # absent or unfinished: the transfer says what stands in its way
+    if target.part is None:
+        return None
+    made = target.open()
+    if MANIFEST not in made.source.entries:
+        return None
+    report = verify(made, VerifyOptions(Level.CONTENT), work=Work(counter=on.counter))
+    if report.code is not ExitCode.OK:
+        raise RefusedError(
+            f"{destination} was made by an earlier run and does not pass: {report.message}",
+            hint=f"remove {destination} and run the same command again",
+        )
+    return report
