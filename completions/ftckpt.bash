@@ -123,7 +123,7 @@ _ftckpt() {
         "plan risk --gpus"|"plan risk --afr"|"plan risk --days"|"plan risk --restart") return ;;
         "status --progress") words="auto json" ;;
         "status --tier") ask=1 ;;
-        "status --parts"|"status --expect-interval"|"status --late"|"status --slower"|"status --policy"|"status --scrub-every"|"status --ledger"|"status --prometheus"|"status --plot"|"status --on-alert"|"status --alert-url"|"status --alert-state"|"status --endpoint"|"status --profile"|"status --region"|"status --retry-seconds") return ;;
+        "status --parts"|"status --expect-interval"|"status --late"|"status --slower"|"status --policy"|"status --scrub-every"|"status --ledger"|"status --prometheus"|"status --on-alert"|"status --alert-url"|"status --alert-state"|"status --plot"|"status --endpoint"|"status --profile"|"status --region"|"status --retry-seconds") return ;;
         "incidents --progress") words="auto json" ;;
         "incidents --job"|"incidents --timezone"|"incidents --together"|"incidents --nodes"|"incidents --run"|"incidents --prometheus"|"incidents --html") return ;;
         "guard --verify") words="structure content values" ;;
@@ -186,7 +186,7 @@ _ftckpt() {
             "plan elastic") words="--from-gpus --to-gpus --batch --lr --accumulation --reshard --json --quiet -q --progress --debug --help -h" ;;
             "plan compress") words="--size --ratio --codec-bw --storage-bw --json --quiet -q --progress --debug --help -h" ;;
             "plan risk") words="--gpus --afr --days --restart --json --quiet -q --progress --debug --help -h" ;;
-            "status") words="--parts --expect-interval --late --slower --tier --policy --scrub-every --ledger --prometheus --plot --on-alert --alert-url --alert-state --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
+            "status") words="--parts --expect-interval --late --slower --tier --policy --scrub-every --ledger --prometheus --on-alert --alert-url --alert-state --plot --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "incidents") words="--job --timezone --together --nodes --run --prometheus --all --html --json --quiet -q --progress --debug --help -h" ;;
             "guard") words="--tier --verify --timeout --allow-missing-tier --skip-unverified --wait-lock --nodes --job --no-lock --require --step-at-most --max-fallback --reuse --ledger --stop-at-unsafe --reshard-to-world --scratch --reader --batch --lr --accumulation --max-restarts --backoff --max-backoff --grace --signal-group --zero-is-done --retry-suspected --save-signal --notice-signal --notice-time --notices --notice --notice-every --every --settled --limit-rate --max-age --on-hang --on-alert --alert-url --prometheus --iteration-file --endpoint --profile --region --requester-pays --anonymous --retry-seconds --json --quiet -q --progress --debug --help -h" ;;
             "replay") words="--help -h" ;;

@@ -93,7 +93,7 @@ def test_the_memory_limit_holds_while_the_source_is_opened(
         raise NotFoundError("nothing is opened here")
 
     before = budget.budget()
-    monkeypatch.setattr("ftckpt.operations.opening.resolve.open_target", opens)
+    monkeypatch.setattr("ftckpt.discovery.resolve.open_target", opens)
     try:
         said_by(capfd, *words, "--max-memory", "123MiB")
     finally:

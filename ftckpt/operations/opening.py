@@ -10,7 +10,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from ftckpt import amounts
-from ftckpt.discovery import resolve
 from ftckpt.errors import UsageError
 from ftckpt.observer import SILENT, Observer
 from ftckpt.operations.attaching import loads_itself
@@ -138,6 +137,7 @@ def open_target(
     Raises:
         NotFoundError, UnsupportedError, UnsafeError: see `ftckpt.discovery.resolve.open_target`.
     """
+    from ftckpt.discovery import resolve
     from ftckpt.discovery.parent_checkpoint import enclosing
     from ftckpt.discovery.pieces import pieces_among
     from ftckpt.formats.catalog import formats
@@ -206,6 +206,8 @@ def root_at(path: str, stores: StoreOptions) -> Place:
         NotFoundError: nothing is there.
         UsageError: one checkpoint of a root is selected.
     """
+    from ftckpt.discovery import resolve
+
     place = resolve.locate(path, stores)
     if place.which:
         raise UsageError(f"{path} selects one checkpoint of a root", hint="name the root alone")
@@ -219,6 +221,7 @@ def runs_at(path: str, stores: StoreOptions) -> list[Root]:
         NotFoundError: nothing is there.
         UsageError: it is not a root.
     """
+    from ftckpt.discovery import resolve
     from ftckpt.formats.catalog import FORMATS
 
     return resolve.open_runs(root_at(path, stores), FORMATS)

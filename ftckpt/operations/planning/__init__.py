@@ -163,10 +163,10 @@ class PlanReport:
     @property
     def simulation(self) -> Mapping[str, Any] | None:
         """What the simulation says of the advised interval."""
-        from ftckpt.planning.simulation import agreement
-
         if not self.simulated:
             return None
+        from ftckpt.planning.simulation import agreement
+
         found = self.simulated[0]
         return _simulation(found, agreement(float(self.plan.outcome.useful), found))
 
