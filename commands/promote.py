@@ -2,125 +2,42 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
-from ftckpt.commands.cli.bounds import JobsOption, MemoryOption, RateOption, bound_memory
-from ftckpt.commands.cli.choose_checkpoint import CheckLevel
 from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.render import finding_line, printable
 from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
-from ftckpt.operations.definition import argument, option, switch
+from ftckpt.operations import promoting
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
     from ftckpt.discovery.promotion import PointerMove
-    from ftckpt.verification import VerifyReport
+    from ftckpt.operations.promoting import Promotion
 
-EXAMPLES = (
-    ("ftckpt promote /ckpt/run7/step-1000", "verify every byte, then move the root's pointers"),
-    (
-        'ftckpt promote "$ROOT@latest" --pointer last-known-good && '
-        'ftckpt latest "$ROOT" --pointer last-known-good',
-        "a pointer of ftckpt's own, which no trainer moves",
-    ),
-    (
-        "ftckpt promote s3://run7/ckpt@900 --pointer latest --backwards",
-        "go back to before a loss spike, by one conditional PUT",
-    ),
-)
-CODES = {
-    ExitCode.OK: "every pointer says the checkpoint, which passed",
-    ExitCode.CORRUPT: "the checkpoint is damaged; no pointer was moved",
-    ExitCode.INCOMPLETE: "the checkpoint is not committed; no pointer was moved",
-    ExitCode.UNVERIFIED: "it has no evidence for --verify content: ftckpt seal it after the save",
-    ExitCode.UNSAFE: "the checkpoint is hostile or ambiguous; no pointer was moved",
-    ExitCode.REFUSED: "a pointer says a later step (--backwards), or was changed meanwhile",
-    ExitCode.NOT_FOUND: "no such checkpoint",
-    ExitCode.UNAVAILABLE: "",
-    ExitCode.DENIED: "the root cannot be written",
-    ExitCode.NO_RESOURCE: "",
-    ExitCode.UNSUPPORTED: "",
-}
+operation = promoting.promote
 
 
-def command(
-    invocation: Invocation,
-    checkpoint: Annotated[str, argument("CHECKPOINT", "A checkpoint, ROOT@STEP or ROOT@latest.")],
-    pointer: Annotated[
-        list[str] | None,
-        option("NAME", "latest, a tracker, last-known-good, or a link that is there. Repeatable."),
-    ] = None,
-    verify: Annotated[
-        CheckLevel, option("", "Check names and sizes, every byte, or the numbers too.")
-    ] = CheckLevel.CONTENT,
-    backwards: Annotated[
-        bool, switch("--backwards", "Also move a pointer that names a later step.")
-    ] = False,
-    dry_run: Annotated[
-        bool, switch("--dry-run", "Show what would be moved, without verifying; write nothing.")
-    ] = False,
-    jobs: JobsOption = 0,
-    limit_rate: RateOption = "",
-    max_memory: MemoryOption = "1GiB",
-) -> Result:
-    """Point a root at a checkpoint, after verifying it.
-
-    Without --pointer all pointers that the root has are moved, and where it has none,
-    last-known-good is made. Each is written in the form that its framework reads, by one act. What
-    it said before is in the root's log. gc keeps what a pointer names.
-    """
-    from ftckpt.api.promoting import promote
-
-    bound_memory(max_memory)
-    invocation.report(target=checkpoint)
-
-    def found(url: str, name: str) -> None:
-        invocation.report(target=url, format=name, dry_run=dry_run)
-
-    done = promote(
-        checkpoint, pointer=pointer or (), verify=verify.value, backwards=backwards,
-        dry_run=dry_run, jobs=jobs, limit_rate=limit_rate, stores=invocation.stores,
-        counter=invocation.counter, found=found,
-    )  # fmt: skip
+def render(invocation: Invocation, report: Promotion, _: Mapping[str, Any]) -> Result:
+    """Print each pointer, or why none was moved."""
     invocation.close()
-    if done.reports:
-        last, evidence = done.reports[-1], [one.evidence for one in done.reports]
-        invocation.report(findings=last.findings, level=verify, evidence=evidence)
-        if last.code is not ExitCode.OK:
-            return _not_passed(invocation, done.url, last)
-    moved = () if dry_run else [one.name for one in done.moves if one.changes]
-    _report(invocation, done.moves, done.step, moved)
-    would = "would move" if dry_run else "moved"
-    for one in done.moves:
-        invocation.print(printable(f"{would} {_line(one)}" if one.changes else _line(one)))
-    changing = sum(one.changes for one in done.moves)
-    if dry_run:
-        return Result(ExitCode.OK, f"{counted(changing, 'pointer')} to move")
-    message = f"{counted(changing, 'pointer')} moved to {done.url}"
-    return Result(ExitCode.OK, message if moved else f"every pointer says {done.url} already")
-
-
-def _not_passed(invocation: Invocation, url: str, report: VerifyReport) -> Result:
-    for one in report.findings:
-        invocation.say(finding_line(one))
-    hint = "no pointer was moved"
-    if report.code is ExitCode.UNVERIFIED:
-        hint = "ftckpt seal records digests; --verify structure moves it without them"
-    return invocation.fail(report.code, f"{url} does not pass: {report.message}", hint)
-
-
-def _report(
-    invocation: Invocation, wanted: Sequence[PointerMove], step: int | None, moved: Sequence[str]
-) -> None:
-    invocation.report(
-        step=step,
-        pointers=[
-            {"name": m.name, "before": m.before, "after": m.after, "moved": m.name in moved}
-            for m in wanted
-        ],
-    )
+    if report.code is not ExitCode.OK:
+        for one in report.reports[-1].findings:
+            invocation.say(finding_line(one))
+        hint = "no pointer was moved"
+        if report.code is ExitCode.UNVERIFIED:
+            hint = "ftckpt seal records digests; --verify structure moves it without them"
+        return invocation.fail(report.code, report.message, hint)
+    would = "would move" if report.dry_run else "moved"
+    for move in report.moves:
+        invocation.print(printable(f"{would} {_line(move)}" if move.changes else _line(move)))
+    changing = counted(sum(move.changes for move in report.moves), "pointer")
+    if report.dry_run:
+        return Result(ExitCode.OK, f"{changing} to move")
+    moved = any(one.moved for one in report.pointers)
+    said = f"{changing} moved to" if moved else "every pointer says"
+    return Result(ExitCode.OK, f"{said} {report.url}{'' if moved else ' already'}")
 
 
 def _line(one: PointerMove) -> str:

@@ -11,11 +11,7 @@ from ftckpt.commands.cli.bounds import JobsOption, MemoryOption, RateOption, bou
 from ftckpt.commands.cli.choose_checkpoint import (
     CheckLevel,
     ChoiceOptions,
-    checks_of,
-    read_root,
     report_choice,
-    report_remembered,
-    warn_about,
 )
 from ftckpt.commands.cli.invocation import Invocation, Result
 from ftckpt.commands.cli.render import printable
@@ -118,8 +114,8 @@ def command(
     taken. A job that loads with ftckpt.torch.Reader takes any checkpoint as it is: --reader. The
     code is that of the step that failed; 9 is a first start and nothing else.
     """
-    from ftckpt.api.choosing import requiring
-    from ftckpt.discovery.select import SelectionRules, select
+    from ftckpt.discovery.select import select
+    from ftckpt.operations import choosing
 
     invocation.aside = True  # stdout takes one path or nothing
     layout = invocation.options(LayoutOptions)
@@ -130,20 +126,16 @@ def command(
     bound_memory(max_memory)
     run = RunOptions(jobs=jobs, limit_rate=limit_rate, max_memory=max_memory)
     job = _Job(world, sizes, layout, scratch, rules, run, reader)
-    condition = requiring(choice.parts, invocation.say)
-    checks = checks_of(invocation, verify, choice)
+    checks = choosing.checks_of(verify, choice.flags, invocation.stores, invocation)
     found = select(
-        read_root(invocation, root),
+        choosing.read_root(root, invocation.stores),
         checks,
-        SelectionRules(
-            choice.step_at_most, choice.max_fallback, False, choice.stop_at_unsafe, condition
-        ),
-        lambda line: invocation.warn(printable(line)),
+        choosing.selection_rules(choice.flags, choosing.condition_of(choice.flags, invocation)),
+        invocation.warn,
     )
     invocation.report(source=found.path)
-    report_choice(invocation, found)
-    report_remembered(invocation, checks, found)
-    warn_about(invocation, found)
+    report_choice(invocation, checks, found)
+    choosing.warn_of(found, invocation)
     if found.path is None:
         return invocation.fail(found.code, printable(found.message), printable(found.hint))
     try:

@@ -282,14 +282,17 @@ def hostile(source: Source) -> Iterator[Finding]:
 
 
 def _look(source: Source, name: str, size: int) -> None:
+    from ftckpt.formats.pickles.sniff import refuse_hostile
     from ftckpt.formats.pickles.unpickle import BUILTINS, load
     from ftckpt.formats.torch_files.plain_pickle import begins_plain, parse_plain
-    from ftckpt.formats.torch_files.stream import parse_stream
+    from ftckpt.formats.torch_files.stream import other_kind, parse_stream
 
     with source.open(name) as reader:
         head = reader.read(0, min(size, 16))
         if head.startswith(_STREAM):
             parse_stream(reader.read, size, file=name)
+        elif other_kind(head):  # it may be a pickle as well, and what is noise in one is its own
+            refuse_hostile(reader.read, size, file=name)
         elif re.match(_PICKLE, head) or name.endswith(_PICKLED):
             if begins_plain(head):
                 parse_plain(reader.read, size, file=name)

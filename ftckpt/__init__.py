@@ -20,24 +20,19 @@ from .version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .api import (
-        delta_info,
-        delta_pack,
-        delta_rebase,
-        delta_unpack,
-        incidents,
-        latest,
-        promote,
-        replay_audit,
-        replay_compare,
-        replay_run,
         restart,
     )
     from .operations.checking import seal, verify
+    from .operations.choosing import latest
     from .operations.comparing import diff
+    from .operations.learning import incidents
     from .operations.looking import cat, du, inspect
     from .operations.marking import pin, pins, tag, unpin, untag
     from .operations.opening import open_checkpoint
     from .operations.opening import open_checkpoint as open  # noqa: A004
+    from .operations.packing import delta_info, delta_pack, delta_rebase, delta_unpack
+    from .operations.promoting import promote
+    from .operations.replaying import replay_audit, replay_compare, replay_run
     from .operations.replicating import copy, repair, sync
     from .operations.retaining import gc, gc_purge, gc_undelete
     from .operations.surveying import doctor, ls, status

@@ -82,6 +82,10 @@ PRECEDENCE: tuple[ExitCode, ...] = (
 )
 
 
+# Verdicts that say what could not be checked or understood, and of no damage.
+UNPROVEN = frozenset({ExitCode.UNVERIFIED, ExitCode.UNSUPPORTED})
+
+
 def worst(codes: Iterable[ExitCode]) -> ExitCode:
     """Return the code that wins by `PRECEDENCE`; OK for no codes at all."""
     return min(codes, key=PRECEDENCE.index, default=ExitCode.OK)

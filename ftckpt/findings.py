@@ -27,6 +27,14 @@ class Level(StrEnum):
     VALUES = "values"
 
 
+class CheckLevel(StrEnum):
+    """How deep a checkpoint of a root is checked."""
+
+    STRUCTURE = "structure"
+    CONTENT = "content"
+    VALUES = "values"
+
+
 class Strictness(StrEnum):
     """What `--strict` may treat as errors: every warning, and some notes, is of one class."""
 

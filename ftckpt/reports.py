@@ -7,10 +7,13 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any
 
-# What a field is: of Python alone; of the document where it is not None; or where it is not empty.
+# What a field is: of Python alone; of the document where it is not None; or where it is not empty;
+# a report whose fields the document has; an exit code as its number, with its `name` beside it.
 UNSAID: Mapping[str, str] = {"said": "never"}
 IF_ANY: Mapping[str, str] = {"said": "if any"}
 IF_SOME: Mapping[str, str] = {"said": "if some"}
+INLINE: Mapping[str, str] = {"said": "inline"}
+CODED: Mapping[str, str] = {"said": "coded"}
 
 
 def said_as(name: str) -> Mapping[str, str]:
@@ -31,7 +34,12 @@ def document(report: Any) -> dict[str, Any]:
         value, said = getattr(report, one.name), one.metadata.get("said")
         if said == "never" or (said and value is None) or (said == "if some" and not value):
             continue
-        found[one.metadata.get("as", one.name)] = value
+        if said == "inline":
+            found |= document(value)
+        elif said == "coded":
+            found |= {"code": int(value), "name": value.name}
+        else:
+            found[one.metadata.get("as", one.name)] = value
     also = getattr(report, "SAID", ())
     for name in also:
         found[name] = attrgetter(also[name] if isinstance(also, Mapping) else name)(report)

@@ -16,12 +16,12 @@ import pytest
 
 import ftckpt
 from ftckpt import api
-from ftckpt.api import choosing, deltas, restarting
+from ftckpt.api import restarting
 from ftckpt.commands.cli import derive, verbs
 from ftckpt.errors import CorruptError, ExitCode, NotFoundError, UsageError
 from ftckpt.findings import Finding
 from ftckpt.observer import Observer
-from ftckpt.operations import retaining, transferring
+from ftckpt.operations import choosing, packing, retaining, transferring
 from ftckpt.verification.places import PlaceReport
 from tests.builders.checkpoints import flip, save_dcp
 
@@ -172,6 +172,21 @@ def test_diff(root: Path, tmp_path: Path) -> None:
     assert renamed.total.counts == {"missing": 4, "added": 4}
 
 
+class Heard(Observer):
+    """Keeps what was told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: list[str] = []
+        self.warned: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.noted.append(text)
+
+    def warn(self, text: str) -> None:
+        self.warned.append(text)
+
+
 def test_a_verdict_is_returned_not_raised(tmp_path: Path) -> None:
     save_dcp(tmp_path / "step-7")
     file = tmp_path / "step-7" / "__0_0.distcp"
@@ -179,10 +194,10 @@ def test_a_verdict_is_returned_not_raised(tmp_path: Path) -> None:
     assert ftckpt.verify(f"{tmp_path}/step-7").code is ExitCode.CORRUPT
     with pytest.raises(CorruptError, match="not sealed"):
         ftckpt.seal(f"{tmp_path}/step-7")
-    said: list[str] = []
-    found = ftckpt.latest(str(tmp_path), verify="content", wait=True, timeout=1, note=said.append)
+    heard = Heard()
+    found = ftckpt.latest(str(tmp_path), verify="content", wait=True, timeout=1, on=heard)
     assert (found.code, found.path) == (ExitCode.CORRUPT, None)
-    assert len(said) == 1
+    assert len(heard.warned) == 1
 
 
 def test_copy_and_repair(root: Path, tmp_path: Path) -> None:
@@ -273,7 +288,7 @@ OF_MANY = {"part", "parts", "finish", "finish_last", "cluster", "shares"}
 OF_WHO_IS_TOLD = {"on_alert", "alert_url", "alert_state"}
 FLAGS = {
     name: flags
-    for module in (choosing, deltas, restarting, retaining, transferring)
+    for module in (choosing, packing, restarting, retaining, transferring)
     for name, flags in vars(module).items()
     if name.endswith("Flags")
 }

@@ -283,7 +283,7 @@ def complaint(words: Sequence[str]) -> str:
 
 def wrong_values(command: Any, given: dict[str, Any]) -> Iterator[str]:
     """Yield what the verb itself would refuse of values that parse as texts."""
-    from ftckpt.api.choosing import require_one_root
+    from ftckpt.operations.choosing import require_one_root
 
     for parameter in command.params:
         value: Any = given.get(parameter.name)
@@ -295,10 +295,10 @@ def wrong_values(command: Any, given: dict[str, Any]) -> Iterator[str]:
         told = parameter.metavar == "T" and value and not PLACEHOLDER.match(value)
         if told and not (DURATION.fullmatch(value) or value.isdecimal()):
             yield f"{parameter.opts[0]} {value} cannot be a duration"
-    if "roots" in given:
+    if isinstance(given.get("root"), (list, tuple)):
         one_root = ("wait", "pointer", "series", "create_root", "allow_missing_tier")
         try:
-            require_one_root(given["roots"] or (), **{name: given[name] for name in one_root})
+            require_one_root(given["root"] or (), **{name: given[name] for name in one_root})
         except UsageError as error:
             yield str(error)
 

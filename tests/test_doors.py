@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import inspect
 import json
 import os
 import re
 import shutil
 from dataclasses import fields, is_dataclass
+from hashlib import sha256
 from pathlib import Path
 from time import time
 from typing import Any
@@ -20,7 +22,7 @@ from ftckpt.commands.cli.invocation import Invocation
 from ftckpt.commands.cli.render import json_text
 from ftckpt.errors import ExitCode, FtckptError, NotFoundError, UsageError
 from ftckpt.observer import Observer
-from ftckpt.operations.definition import taken
+from ftckpt.operations.definition import call, taken
 from ftckpt.operations.many import Machines
 from ftckpt.reports import document
 from ftckpt.workers import budget
@@ -99,8 +101,16 @@ def test_the_memory_limit_holds_while_the_source_is_opened(
 
 
 # One line of each kind for every operation that has one definition, right and wrong ones. STEP and
-# OTHER are saves, BAD is one with a changed byte, and ROOT holds them.
+# OTHER are saves, BAD is one with a changed byte, DELTA packs STEP against OTHER, ROOT holds saves.
 LINES = """
+incidents job.log --nodes 4
+incidents job.log --prometheus metrics.json --run run7
+incidents job.log words.log --together 0s
+incidents words.log
+incidents nowhere
+incidents cut.log.gz job.log
+incidents job.log --together 15
+incidents job.log --timezone Nowhere/Land
 inspect STEP
 inspect STEP --tensors --files --sort bytes
 inspect STEP --tensor *
@@ -154,6 +164,32 @@ repair BAD --from STEP
 repair STEP --from OTHER
 repair STEP
 repair nowhere --from STEP
+latest ROOT
+latest ROOT --verify content --reuse 1h
+latest ROOT --reuse 1h
+latest ROOT --reuse soon --verify content
+latest ROOT --verify values
+latest ROOT --step-at-most 0
+latest ROOT --step-at-most 1
+latest ROOT --require model,nothing
+latest ROOT --require model,rng
+latest ROOT --world-size 3 --or-reshard
+latest ROOT --or-reshard
+latest ROOT --wait --timeout 1s
+latest ROOT --pointer nothing
+latest ROOT --pointer nothing --wait
+latest ROOT --series nothing
+latest ROOT --also tier
+latest ROOT --allow-missing-tier
+latest tier ROOT
+latest ROOT nowhere
+latest ROOT nowhere --allow-missing-tier
+latest ROOT tier --wait
+latest STEP
+latest tier
+latest tier --create-root
+latest nowhere
+latest nowhere --create-root
 sync ROOT tier --newest 1
 sync ROOT tier --dry-run
 sync ROOT tier --tag nothing
@@ -177,6 +213,55 @@ reshard STEP made --tp 2
 reshard STEP made --only adapter
 reshard STEP made --like nowhere
 reshard ROOT made --dp 2
+delta pack STEP made
+delta pack OTHER STEP made --level 1
+delta pack OTHER STEP made --rename nowhere.toml
+delta pack OTHER STEP made --no-proof --storage-rate 2GB/s
+delta pack STEP made --rename nowhere.toml
+delta pack STEP
+delta pack nowhere STEP made
+delta pack BAD made
+delta pack STEP made --storage-rate 2
+delta pack STEP made --restart --part 0/2
+delta unpack DELTA made
+delta unpack DELTA made --to safetensors --dry-run
+delta unpack DELTA made --dp 2 --no-proof
+delta unpack STEP made
+delta unpack DELTA made --to pdf
+delta info DELTA
+delta info DELTA --advise
+delta info DELTA --base nowhere
+delta info DELTA --storage-rate 2GB/s
+delta info STEP
+delta rebase DELTA made --full
+delta rebase DELTA made --onto STEP --storage-rate 2GB/s
+delta rebase DELTA made --onto STEP --full
+delta rebase DELTA made
+delta rebase STEP made
+promote ROOT@1
+promote ROOT@2 --dry-run
+promote ROOT/step-1 --pointer last-known-good --verify structure --backwards
+promote ROOT@1 --pointer nothing
+promote ROOT
+promote ROOT@7
+promote STEP
+promote nowhere@1
+promote ROOT@1 --verify values --limit-rate 5
+promote ILL@1
+replay audit STEP
+replay audit STEP --strict
+replay audit STEP --against OTHER
+replay audit ROOT
+replay audit nowhere
+replay compare a.log b.log
+replay compare a.log c.log
+replay compare a.log b.log --reference c.log --from 2 --to 3
+replay compare a.log nowhere
+replay compare a.log words.log
+replay run --dir trial --checkpoint STEP -- true
+replay run --dir trial --timeout 5 -- true
+replay run --dir trial -- no-such-program
+replay run --dir trial --runs 1 --timeout 20s -- true
 pin ROOT 1 --reason why
 pin ROOT 7 --reason why
 unpin ROOT 1
@@ -242,8 +327,8 @@ CONFIG = """
  "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 32, "tie_word_embeddings": false}
 """
 # What may differ from one run to the next.
-TIMED = {"seconds", "time", "created", "bytes_read", "requests", "oldest", "mtime", "checked",
-         "age_s", "free", "now", "fingerprint"}  # fmt: skip
+TIMED = {"seconds", "time", "created", "bytes_read", "requests", "oldest", "mtime", "checked"}
+TIMED |= {"advice", "break_even", "rates", "age_s", "free", "now", "fingerprint"}
 STAMP = re.compile(r"\d{8}T\d{6}\.\d{6}Z")
 
 
@@ -272,19 +357,19 @@ def untimed(value: Any, place: Path) -> Any:
     return STAMP.sub("", value.replace(str(place), "@")) if isinstance(value, str) else value
 
 
-def files_below(place: Path) -> dict[str, bytes]:
-    """Return the files; of what says when it was made, the name alone."""
+def files_below(place: Path) -> dict[str, str]:
+    """Return the files by digests; of what says when it was made, the name alone."""
     return {
-        STAMP.sub("", str(path.relative_to(place))): b""
+        STAMP.sub("", str(path.relative_to(place))): ""
         if path.suffix in (".json", ".jsonl")
-        else path.read_bytes()
+        else sha256(path.read_bytes()).hexdigest()
         for path in sorted(place.rglob("*"))
         if path.is_file()
     }
 
 
 def by_shell(words: list[str], place: Path) -> tuple[int, str, Any]:
-    verb, _ = verbs.resolve(words)
+    verb = verbs.resolve(words)[0]
     invocation = Invocation(verb=verb, words=words, json=True, quiet=True)
     result = app.run(words, invocation)
     invocation.close()
@@ -294,20 +379,20 @@ def by_shell(words: list[str], place: Path) -> tuple[int, str, Any]:
 
 def by_python(words: list[str], place: Path) -> tuple[int, str, Any]:
     heard = Recorder()
-    name, words = verbs.resolve(words)
+    name, rest = verbs.resolve(words)
     verb = verbs.load(name)
     operation = verb.operation
     assert operation is not None
     message, code = "", ExitCode.OK
     try:
-        with verb.make_context(name, words, obj=Invocation()) as ctx:
+        with verb.make_context(name, rest, obj=Invocation()) as ctx:
             known = {one.name for one in taken(operation)}
             known |= inspect.signature(operation).parameters.keys()
             given = {k: v for k, v in ctx.params.items() if k in known}
             if "division" in known:
                 names = {one.name for one in fields(Machines)} & ctx.params.keys()
                 given["division"] = Machines(**{name: ctx.params[name] for name in names})
-        report = getattr(ftckpt, name.replace(" ", "_"))(**given, on=heard)
+        report = call(getattr(ftckpt, name.replace(" ", "_")), given | {"on": heard})
     except FtckptError as error:
         message, code = error.message, error.exit_code
     else:
@@ -327,6 +412,17 @@ def supply(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in (1, 2, 3):
         save_dcp(place / "MANY" / f"step-{number}", step=number)
         os.utime(place / "MANY" / f"step-{number}" / ".metadata", (0, time() - 3600 + number))
+    ftckpt.delta_pack(str(place / "OTHER"), str(place / "STEP"), str(place / "DELTA"))
+    shutil.copytree(place / "BAD", place / "ILL" / "step-1")
+    for name, losses in (("a", "321"), ("b", "321"), ("c", "323")):
+        lines = (f"step {n} loss {loss}.5" for n, loss in enumerate(losses, 1))
+        (place / f"{name}.log").write_text("\n".join(lines))
+    (place / "words.log").write_text("no step here")
+    failed = (
+        "2026-01-01T00:00:00Z n1 kernel: NVRM: Xid (PCI:0000:65:00): 79, GPU has fallen off the bus"
+    )
+    (place / "job.log").write_text(f"{failed}\n")
+    (place / "cut.log.gz").write_bytes(gzip.compress(failed.encode() * 9)[:-12])
     (place / "tier").mkdir()
     (place / "config.json").write_text(CONFIG)
     (place / "retention.toml").write_text('[[tier]]\nname = "x"\nroots = ["*"]\nkeep-last = 1\n')
@@ -359,6 +455,8 @@ def test_both_doors_do_and_say_the_same(
         ("verify", "require", "crc"),
         ("seal", "level", "deep"),
         ("inspect", "sort", "size"),
+        ("promote", "verify", "auto"),
+        ("latest", "verify", "auto"),
     ],
 )
 def test_a_word_that_is_none_of_the_choices_is_refused_behind_both_doors(

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar, cast
 
-from ftckpt.amounts import duration
+from ftckpt.operations.choosing import CheckLevel as CheckLevel
+from ftckpt.operations.choosing import ChoiceFlags, remembered
 from ftckpt.operations.definition import option, switch
 
 from .invocation import Invocation
-from .render import finding_line
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ftckpt.discovery.checks import Checks
-    from ftckpt.discovery.conditions import Part
-    from ftckpt.discovery.roots import Root
     from ftckpt.discovery.select import Selection
-
-
-class CheckLevel(StrEnum):
-    """How deep a checkpoint is checked; spelled here so that help needs no core."""
-
-    STRUCTURE = "structure"
-    CONTENT = "content"
-    VALUES = "values"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,84 +47,21 @@ class ChoiceOptions:
     ] = False
 
     @property
-    def parts(self) -> tuple[Part, ...]:
-        """The parts of the training state that `--require` names.
-
-        Raises:
-            UsageError: the part does not exist.
-        """
-        from ftckpt.discovery.conditions import parse_parts
-
-        return parse_parts(self.require) if self.require else ()
+    def flags(self) -> ChoiceFlags:
+        """The same as keywords."""
+        return cast(ChoiceFlags, asdict(self))
 
 
-def read_root(
-    invocation: Invocation, path: str, *, create: bool = False, also: Sequence[str] | None = ()
-) -> Root:
-    """Read the root; with `create`, one without checkpoints is made or marked first.
-
-    `also` are further places with files of its checkpoints.
-
-    Raises:
-        MissingError: it is not there.
-        UsageError: it is a checkpoint, or one step of a root.
-    """
-    from ftckpt.api import choosing
-
-    return choosing.read_root(path, invocation.stores, create=create, also=also or ())
-
-
-def checks_of(invocation: Invocation, level: CheckLevel, choice: ChoiceOptions) -> Checks:
-    """Return the check of each checkpoint.
-
-    Raises:
-        UsageError: `--reuse` is not a duration, or there is nothing that it could save.
-    """
-    from ftckpt import verification
-    from ftckpt.api import choosing
-
-    reuse = duration(choice.reuse, "--reuse") if choice.reuse else ""
-    return choosing.checks_of(
-        verification.Level(level.value), reuse, choice.ledger, invocation.stores,
-        invocation.counter, invocation.warn,
-    )  # fmt: skip
-
-
-def report_choice(invocation: Invocation, found: Selection) -> None:
+def report_choice(invocation: Invocation, checks: Checks, found: Selection) -> None:
     """Report what was chosen and what was passed over; the verb names the field of the path."""
     invocation.report(
         format=found.format,
         step=found.step,
-        skipped=[s._asdict() | {"code": int(s.code), "name": s.code.name} for s in found.skipped],
+        skipped=found.skipped,
         pointers=found.pointers,
         findings=found.findings,
         foreign=found.foreign,
     )
-
-
-def report_remembered(invocation: Invocation, checks: Checks, found: Selection) -> None:
-    """Report which remembered verdicts stand for a check of the chosen checkpoint."""
-    taken = [
-        {"url": url, "verdict": one.url, "checked": one.verdict.checked, "by": one.verdict.by}
-        | {"level": one.verdict.level, "evidence": one.verdict.evidence}
-        for url, one in checks.taken.items()
-        if found.path is not None and (url + "/").startswith(found.path + "/")
-    ]
-    if checks.reuse is not None:
+    taken = remembered(checks, found)
+    if taken is not None:
         invocation.report(remembered=taken)
-
-
-def warn_about(invocation: Invocation, found: Selection) -> None:
-    """Print what disagrees; of names that say another step, only the chosen one's.
-
-    Some trainers number saves or epochs, so that every name of a root disagrees.
-    """
-    names = 0
-    for one in found.findings:
-        chosen = found.path is not None and found.path.endswith("/" + (one.file or ""))
-        if one.kind == "step-name" and not chosen:
-            names += 1
-        else:
-            invocation.warn(finding_line(one))
-    if names:
-        invocation.say(f"note: {names} other names say another step than their content (--json)")

@@ -19,6 +19,7 @@ from ftckpt.errors import ExitCode
 from ftckpt.operations.definition import (
     Opt,
     Taken,
+    call,
     definition_of,
     groups,
     option,
@@ -301,7 +302,9 @@ class Verb(click.Command):
         ours |= {name: invocation.options(group) for name, group in self._held.items()}
         if "division" in ours:
             ours["division"] = replace(ours["division"], line=tuple(invocation.words))
-        report = self.operation(**given, **{k: v for k, v in ours.items() if k in self._known})
+        report = call(
+            self.operation, {**given, **{k: v for k, v in ours.items() if k in self._known}}
+        )
         if is_dataclass(report):
             invocation.report(**document(report))
         if "division" in ours and ours["division"].asked:

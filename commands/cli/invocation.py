@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# Findings of one kind that have a line each: a checkpoint may lack 300,000 files.
+_MOST_ALIKE = 100
+
 
 class ProgressChoice(StrEnum):
     """How progress is shown on stderr."""
@@ -93,6 +96,7 @@ class Invocation(Observer):
     on_end: Callable[[Result], None] | None = None
     errors: int = 0
     _told: set[str] = field(default_factory=set)
+    _alike: dict[tuple[str, str], int] = field(default_factory=dict)
     _kept: list[object] = field(default_factory=list)
 
     def start(self, *, watched: bool = True) -> None:
@@ -121,6 +125,10 @@ class Invocation(Observer):
 
     def print(self, text: str = "") -> None:
         """Print one line of the answer on stdout, or `Lines`; nothing under `--json`."""
+        self._tell_rest()
+        self._print(text)
+
+    def _print(self, text: str) -> None:
         if self.aside:
             self.say(text)
         elif not self.json:
@@ -129,12 +137,26 @@ class Invocation(Observer):
             write(sys.stdout, coloured(sys.stdout, block(text)) + "\n")
 
     def found(self, one: Finding) -> None:
-        """Print a finding as a line of the answer, and count it where it is an error."""
+        """Print a finding as a line of the answer, and count it where it is an error.
+
+        Very many of one kind are counted instead of printed; the JSON document has all.
+        """
         if one.severity == "error":
             self.errors += 1
-            if not (self.json or self.aside):
+        alike = str(one.severity), one.kind
+        self._alike[alike] = self._alike.get(alike, 0) + 1
+        if self._alike[alike] <= _MOST_ALIKE:
+            if one.severity == "error" and not (self.json or self.aside):
                 self._told.add(one.message)
-        self.print(finding_line(one))
+            self._print(finding_line(one))
+
+    def _tell_rest(self) -> None:
+        """Say how many findings had no line of their own, once those of a checkpoint are told."""
+        alike, self._alike = self._alike, {}
+        for (severity, kind), number in alike.items():
+            if number > _MOST_ALIKE:
+                more = number - _MOST_ALIKE
+                self._print(f"{severity}: {kind}: {more} more of this kind (--json has them all)")
 
     def note(self, text: str) -> None:
         """Print a remark on stderr, whatever a name in it holds; nothing under `--quiet`."""
@@ -159,6 +181,7 @@ class Invocation(Observer):
 
         What a finding has said just above, in the same terminal or log, is not said again.
         """
+        self._tell_rest()
         if self._told and same_place(sys.stdout, sys.stderr):
             shorter = message
             for said in self._told:

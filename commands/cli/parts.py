@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
-from ftckpt.operations.many import Machines, PartReport, Session
+from ftckpt.operations.many import Machines, PartReport
 from ftckpt.reports import document
 
 from .invocation import Result
@@ -15,12 +14,6 @@ from .render import human_bytes, human_duration, printable
 
 if TYPE_CHECKING:
     from .invocation import Invocation
-
-
-def session_of(invocation: Invocation) -> Session:
-    """Return the session of a verb that is not derived yet."""
-    division = replace(invocation.options(Machines), line=tuple(invocation.words))
-    return Session(invocation.verb, division, invocation.stores, invocation)
 
 
 def shown(invocation: Invocation, answer: Any) -> Result:

@@ -35,11 +35,27 @@ _CONTROL = re.compile(
 
 # Columns below which words are not wrapped: a name would stand alone on every line.
 _FEWEST = 20
+# A path has at most 4,096 bytes, a key of an object store 1,024. A file may record a longer name,
+# of megabytes; a line that joins many names has spaces between them.
+_MOST_WORD = 4096
+_MOST_LINE = 1 << 20
+_SHOWN = 256  # characters of what is cut
+_LONG_WORD = re.compile(rf"\S{{{_MOST_WORD + 1},}}+")
 
 
 def printable(text: str) -> str:
-    """Return `text` with control characters and undecodable bytes written as escapes."""
+    """Return `text` for one line: control characters escaped, a word that is no name cut.
+
+    What is longer than any name or line is said to be: how many characters were left out.
+    """
+    if len(text) > _MOST_WORD:
+        text = _LONG_WORD.sub(lambda word: _cut(word[0]), text)
+        text = _cut(text) if len(text) > _MOST_LINE else text
     return _CONTROL.sub(_escape, _SURROGATE.sub(_escape, text))
+
+
+def _cut(text: str) -> str:
+    return f"{text[:_SHOWN]}[... {len(text) - _SHOWN} characters more]"
 
 
 def _escape(match: re.Match[str]) -> str:
@@ -72,7 +88,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Lines:
 
     A column heading that ends in `>` is aligned to the right. On a terminal that is too narrow a
     last column of words goes on below itself, and columns that do not fit stand on lines of their
-    own. Nothing is ever cut: a cell that is wider than the terminal runs on.
+    own. A cell that is wider than the terminal runs on.
     """
     right = [name.endswith(">") for name in columns]
     head = [printable(name.rstrip(">")) for name in columns]

@@ -1,4 +1,4 @@
-"""The answer of the verbs that make deltas, as JSON and as text."""
+"""The answer of the verbs that make deltas, as text."""
 
 from __future__ import annotations
 
@@ -14,39 +14,11 @@ if TYPE_CHECKING:
 
     from ftckpt.delta.pack.report import PackedShare, PackReport
 
-_ANY_STORAGE = 1e9  # bytes a second; what pays below which bandwidth does not depend on it
 
-
-def show(invocation: Invocation, report: PackReport, storage: float | None) -> Result:
-    """Report and print what packing did.
-
-    Args:
-        invocation: told of it.
-        report: what was done.
-        storage: bytes a second that the storage takes in, for the advice; None where not known.
-    """
-    invocation.report(
-        destination=report.url,
-        base=report.base,
-        already_there=report.already_there,
-        taken_over=report.taken_over,
-        proof=report.proof,
-        seconds=report.seconds,
-    )
+def render(invocation: Invocation, report: PackReport, _: Mapping[str, Any]) -> Result:
+    """Print what packing did, and when it is worth it."""
     if report.already_there:
         return nothing_left(invocation, report.url)
-    invocation.report(
-        tensors=report.tensors,
-        objects=report.objects,
-        files=report.files,
-        bytes_in=report.bytes_in,
-        bytes_out=report.bytes_out,
-        ratio=report.ratio,
-        components=report.components,
-        methods=report.methods,
-        index_bytes=report.index_bytes,
-        content=report.content,
-    )
     if not invocation.json:
         invocation.print(share_table("component", report.components))
         invocation.print()
@@ -66,10 +38,14 @@ def show(invocation: Invocation, report: PackReport, storage: float | None) -> R
         )
     invocation.print(f"content {report.content}")
     invocation.print(proof_line(report.proof, "decode to the source", report.seconds))
-    if report.proof is None:
-        return Result(ExitCode.OK, f"{message}, not proven")
-    _advise(invocation, report, storage)
-    return Result(ExitCode.OK, f"{message}, proven")
+    if report.advice is not None:
+        invocation.print(report.advice.sentence)
+    elif report.break_even is not None:
+        invocation.print(
+            f"on storage slower than {human_bytes(int(report.break_even))}/s this saves time too; "
+            "--storage-rate RATE says how often to save"
+        )
+    return Result(ExitCode.OK, f"{message}, {'not ' if report.proof is None else ''}proven")
 
 
 def share_table(title: str, shares: Mapping[Any, PackedShare]) -> str:
@@ -80,26 +56,3 @@ def share_table(title: str, shares: Mapping[Any, PackedShare]) -> str:
         for name, share in shares.items()
     ]  # fmt: skip
     return table([title, "before>", "stored>", "ratio>"], rows)
-
-
-def _advise(invocation: Invocation, report: PackReport, storage: float | None) -> None:
-    """Say when it is worth it, by what was just measured."""
-    from ftckpt.delta.pack.advice import advise
-
-    if not report.ratio:
-        return
-    advice = advise(
-        ratio=report.ratio,
-        encode_rate=report.bytes_in / report.seconds["encode"],
-        decode_rate=report.bytes_in / report.seconds["prove"],
-        storage_write=storage or _ANY_STORAGE,
-    )
-    if storage is not None:
-        invocation.report(advice=advice)
-        invocation.print(advice.sentence)
-    elif advice.break_even:
-        invocation.report(break_even=advice.break_even)
-        invocation.print(
-            f"on storage slower than {human_bytes(int(advice.break_even))}/s this saves time too; "
-            "--storage-rate RATE says how often to save"
-        )

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from ftckpt.amounts import brief_duration
 from ftckpt.commands.pictures import webpage
 from ftckpt.commands.pictures.webpage import safe as _safe
+from ftckpt.joblogs.grouping import iso_time
 
-from .json_document import iso_time
 from .text import UNKNOWN, between, headline, notes_of, rows_of, seconds_of
 
 if TYPE_CHECKING:
     from ftckpt.joblogs.grouping import Incident
     from ftckpt.joblogs.report import IncidentReport, Rate
-    from ftckpt.joblogs.sources import Read
 
 _MOST_ROWS = 2000  # of the table of incidents; --json has all
 _MOST_MARKS = 1500
@@ -101,7 +100,7 @@ class _Point(NamedTuple):
     component: str
 
 
-def write_page(path: str, report: IncidentReport, read: Read, name: str) -> None:
+def write_page(path: str, report: IncidentReport, name: str) -> None:
     """Write the page to a file, replacing what is there.
 
     Raises:
@@ -109,18 +108,18 @@ def write_page(path: str, report: IncidentReport, read: Read, name: str) -> None
     """
     from ftckpt.storage.local.atomic import write_over
 
-    write_over(path, page(report, read, name).encode("utf-8", "backslashreplace"))
+    write_over(path, page(report, name).encode("utf-8", "backslashreplace"))
 
 
-def page(report: IncidentReport, read: Read, name: str) -> str:
+def page(report: IncidentReport, name: str) -> str:
     """Return the page."""
     said = headline(report)
     parts = [
         f"<h1>Incidents of {_safe(name)}</h1><p>{_safe(said)}.</p><dl>",
-        *(f"<dt>{_safe(row)}<dd>{_safe(words)}" for row, words in rows_of(report, read)),
+        *(f"<dt>{_safe(row)}<dd>{_safe(words)}" for row, words in rows_of(report)),
         "</dl>",
     ]
-    notes = list(notes_of(report, read, "the zone that was given, or UTC"))
+    notes = list(notes_of(report, "the zone that was given, or UTC"))
     if notes:
         parts += ["<h2>To know</h2><ul>", *(f"<li>{_safe(note)}." for note in notes), "</ul>"]
     if report.incidents:
@@ -300,7 +299,7 @@ def _table(incidents: Sequence[Incident]) -> Iterator[str]:
                "lines", "signs")  # fmt: skip
     rows = [
         (
-            UNKNOWN if one.time is None else iso_time(one.time),
+            one.utc or UNKNOWN,
             one.fault.name,
             one.fault.component,
             one.node or UNKNOWN,

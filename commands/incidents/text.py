@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 from ftckpt.amounts import brief_duration
 from ftckpt.commands.cli.render import block, pairs, table
 from ftckpt.findings import counted, listed
-
-from .json_document import iso_time
+from ftckpt.joblogs.grouping import iso_time
 
 if TYPE_CHECKING:
     from ftckpt.joblogs.grouping import Incident
     from ftckpt.joblogs.report import IncidentReport, Rate
-    from ftckpt.joblogs.sources import Read
 
 _NEWEST = 20
 _NODES = 10
@@ -47,9 +45,9 @@ def between(rate: Rate) -> str:
     return f"{brief_duration(1 / rate.high)} to {longest}"
 
 
-def text_of(report: IncidentReport, read: Read, zone: str, *, everything: bool) -> str:
+def text_of(report: IncidentReport, zone: str, *, everything: bool) -> str:
     """Return the whole answer; `zone` is that of times without one."""
-    parts: list[str] = [headline(report), pairs([*rows_of(report, read)])]
+    parts: list[str] = [headline(report), pairs([*rows_of(report)])]
     if report.incidents:
         parts.append(
             _rates("class", report.classes, [_component(report, one) for one in report.classes])
@@ -63,15 +61,15 @@ def text_of(report: IncidentReport, read: Read, zone: str, *, everything: bool) 
         if len(report.incidents) > _NEWEST and not everything:
             more = f"and {len(report.incidents) - _NEWEST} before them (--all)"
             parts[-1] = block(parts[-1], more)
-    notes = [*notes_of(report, read, zone)]
+    notes = [*notes_of(report, zone)]
     return block(*parts, *([block(*notes)] if notes else []), between="\n\n")
 
 
-def rows_of(report: IncidentReport, read: Read) -> Iterator[tuple[str, str]]:
+def rows_of(report: IncidentReport) -> Iterator[tuple[str, str]]:
     """Yield what is known besides the counts, as names and words."""
-    lines = sum(log.lines for log in read.logs)
-    kinds = listed(list(dict.fromkeys(log.kind for log in read.logs)))
-    yield "logs", f"{counted(len(read.logs), 'file')} ({kinds}), {lines:,} lines"
+    lines = sum(log.lines for log in report.logs)
+    kinds = listed(list(dict.fromkeys(log.kind for log in report.logs)))
+    yield "logs", f"{counted(len(report.logs), 'file')} ({kinds}), {lines:,} lines"
     if report.began is None or report.ended is None:
         yield "time", UNKNOWN
     else:
@@ -146,7 +144,7 @@ def _rates(what: str, rates: Sequence[Rate], extra: Sequence[str] = ()) -> str:
 def _list(incidents: Sequence[Incident]) -> str:
     rows = [
         (
-            UNKNOWN if one.time is None else iso_time(one.time),
+            one.utc or UNKNOWN,
             one.fault.name,
             one.node or UNKNOWN,
             UNKNOWN if one.recovery_s is None else brief_duration(one.recovery_s),
@@ -159,7 +157,7 @@ def _list(incidents: Sequence[Incident]) -> str:
     return table(["time", "class", "node", "recovery>", "steps again>", "lines>", "signs"], rows)
 
 
-def notes_of(report: IncidentReport, read: Read, zone: str) -> Iterator[str]:
+def notes_of(report: IncidentReport, zone: str) -> Iterator[str]:
     """Yield what a reader of the numbers must know."""
     for lemon in report.lemons:
         yield (
@@ -176,17 +174,17 @@ def notes_of(report: IncidentReport, read: Read, zone: str) -> Iterator[str]:
         yield f"{down} of the incidents struck a job that was down already: no rate counts them"
     if report.planned:
         yield f"{counted(report.planned, 'end')} by a person, a time limit or the end of the work"
-    if any(log.zoneless for log in read.logs):
+    if any(log.zoneless for log in report.logs):
         yield f"times without a zone were read as {zone} (--timezone)"
-    if any(log.yearless for log in read.logs):
+    if any(log.yearless for log in report.logs):
         yield "times without a year are of the year before their file was last written"
-    long = sum(log.long for log in read.logs)
+    long = sum(log.long for log in report.logs)
     if long:
         yield f"{counted(long, 'line')} longer than 64 KiB: only the beginning was looked at"
-    if read.ignored:
-        yield f"{counted(read.ignored, 'event')} of other kinds not used"
-    if len(read.collections) > 1:
-        yield f"{len(read.collections)} jobs ran side by side: their times add up"
-    for log in read.logs:
+    if report.ignored:
+        yield f"{counted(report.ignored, 'event')} of other kinds not used"
+    if report.side_by_side > 1:
+        yield f"{report.side_by_side} jobs ran side by side: their times add up"
+    for log in report.logs:
         if not log.entries:
             yield f"{log.path}: no line says anything that is known"

@@ -7,20 +7,55 @@ loads nothing, so that it can be kept with a failed job and opened anywhere.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from ftckpt.commands.pictures import webpage
 from ftckpt.commands.pictures.webpage import safe as _safe
 from ftckpt.findings import counted
+from ftckpt.operations.definition import option
 from ftckpt.replay.compare.verdict import Verdict
 from ftckpt.replay.record.events import BY_KEY, EVENTS
+from ftckpt.storage.local.writable import check_file
 
 from .answer import remarks
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ftckpt.commands.cli.invocation import Invocation
     from ftckpt.replay.compare.differences import Difference
     from ftckpt.replay.compare.logs import Comparison
     from ftckpt.replay.compare.verdict import Judgement
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageOptions:
+    """How the answer is drawn."""
+
+    TITLE: ClassVar[str] = "Options"
+
+    html: Annotated[str, option("FILE", "Write the timeline as a page.")] = ""
+
+
+def check(invocation: Invocation, _: Mapping[str, Any]) -> None:
+    """Refuse a page that cannot be written, before anything is done.
+
+    Raises:
+        UsageError, RefusedError, DeniedError: what is wrong with the file.
+    """
+    html = invocation.options(PageOptions).html
+    if html:
+        check_file("--html", html)
+
+
+def draw(invocation: Invocation, judgement: Judgement) -> None:
+    """Write the page, where one is asked for."""
+    html = invocation.options(PageOptions).html
+    if html:
+        write_page(html, judgement)
+        invocation.report(html=html)
+
 
 # More steps than fit side by side are put together where they are alike.
 _SIDE_BY_SIDE = 40
@@ -100,7 +135,7 @@ def _remarks(judgement: Judgement) -> Iterator[str]:
 def _differing(comparison: Comparison) -> Iterator[str]:
     first = comparison.differences[0]
     yield f"<h2>{_title(comparison)}: differs from step {first.step}</h2>"
-    unequal = comparison.at_first_step()
+    unequal = comparison.at_first_step
     yield webpage.table(
         {
             f"first, at step {first.step}": [BY_KEY[one.event].title for one in unequal],

@@ -16,7 +16,7 @@ from .checkpoint import DeepSpeedCheckpoint
 from .expert_names import group_ep
 from .names import DeepSpeedFile, FileRole, deepspeed_files, refuse_unread
 from .parse_files import DeepSpeedParser
-from .states import read_expert_optimizer, read_optimizer
+from .states import OptimizerState, read_expert_optimizer, read_optimizer
 from .tensors import Partitions, rank_tensor
 from .weights import Weights
 
@@ -54,9 +54,19 @@ def _open(opening: DeepSpeedParser) -> DeepSpeedCheckpoint:
 def _partitions(opening: DeepSpeedParser, weights: Weights) -> Partitions:
     grid, experts = opening.grid, opening.experts
     partitions = Partitions(weights.placed, grid, experts, opening.found.append)
+    first: OptimizerState | None = None
 
     def optimizer(file: DeepSpeedFile, stream: TorchStream) -> None:
         state = read_optimizer(file, stream.tree, stream.storages)
+        nonlocal first
+        first = first or state
+        other = first.other_optimizer(state)
+        if other:
+            raise CorruptError(
+                f"{file.path} is of another optimizer than {first.file.path}: {other}",
+                kind="bad-metadata",
+                file=file.path,
+            )
         opening.keep_objects(file, stream)
         model = opening.models.get(file.mp)
         groups = () if model is None or state.stage == 3 else model.groups

@@ -38,6 +38,7 @@ LAYOUT_OF_OPTIMIZER = frozenset({
 })  # fmt: skip
 MASTERS = ("single_partition_of_fp32_groups", "fp32_flat_groups")
 BASES = ("base_optimizer_state", OPTIMIZER)
+_NEEDED = ("zero_stage", "partition_count", *MASTERS, *BASES)
 
 # What torch's activation checkpointing adds to names of parameters, and keeps out of state_dicts.
 _WRAPPER = "_checkpoint_wrapped_module."
@@ -123,6 +124,7 @@ class OptimizerState:
         groups: the base optimizer's parameter groups, as far as they are recorded.
         slices: name of each parameter of which it holds elements -> how many, and where the first
             lies in its flat tensor, of each group; None where that is not told.
+        recorded: which of the keys are there that a load needs; all ranks have the same.
         masters: flat fp32 weights of each group, or sub-group of stage 3.
         states: state name -> value of each group: flat tensors, counters.
         gaps: elements after each parameter of each group, where they were recorded.
@@ -136,10 +138,18 @@ class OptimizerState:
     partitions: tuple[int, ...]
     groups: tuple[Any, ...]
     slices: tuple[Mapping[str, tuple[int, int] | None], ...]
+    recorded: frozenset[str]
     masters: tuple[TensorRef, ...]
     states: tuple[Mapping[str, Any], ...]
     gaps: tuple[tuple[int, ...], ...]
     ranks: tuple[tuple[object, tuple[object, ...]], ...]
+
+    def other_optimizer(self, other: OptimizerState) -> str:
+        """Return in words what another rank's file cannot have of one optimizer; "" for nothing."""
+        if self.stage != other.stage:
+            return f"it records ZeRO stage {other.stage}, not {self.stage}"
+        odd = sorted(self.recorded ^ other.recorded)
+        return f"one of them has no {odd[0]}" if odd else ""
 
 
 def read_model(file: DeepSpeedFile, tree: Any, storages: Storages) -> ModelState:
@@ -175,8 +185,11 @@ def read_model(file: DeepSpeedFile, tree: Any, storages: Storages) -> ModelState
         _unknown(path, "num_experts", "numbers", "other values")
     weights = read_weights(path, tree[MODULE])
     groups = [_shapes(path, group) for group in shapes]
-    frozen = _shapes(path, tree.get("frozen_param_shapes") or {})
-    buffers = [n for n in listed(tree.get("buffer_names")) if isinstance(n, str)]
+    told = tree.get("frozen_param_shapes")
+    frozen = _shapes(path, {} if told is None else told)
+    buffers = tree.get("buffer_names") or ()
+    if not isinstance(buffers, (list, tuple)) or not all(isinstance(n, str) for n in buffers):
+        _unknown(path, "buffer_names", "names", buffers)
     bare = _bare((*chain(*groups), *frozen, *chain(*shared.items()), *buffers), weights)
     fragments = read_weights(path, tree.get("frozen_param_fragments"))
     return ModelState(
@@ -251,6 +264,8 @@ def read_optimizer(file: DeepSpeedFile, tree: Any, storages: Storages) -> Optimi
     if not isinstance(masters, (list, tuple)) or not all(type(m) is TensorRef for m in masters):
         _unknown(path, f"{' or '.join(MASTERS)}", "a list of flat tensors", masters)
     groups = base.get("param_groups") if isinstance(base, dict) else None
+    if groups is not None and not (listed(groups) and all(isinstance(g, dict) for g in groups)):
+        _unknown(path, "param_groups", "a list of dicts", groups)
     counts = inner.get("partition_count")
     counts = counts if isinstance(counts, (list, tuple)) else [counts]
     gaps = listed(inner.get("param_alignment_paddings"))
@@ -267,6 +282,7 @@ def read_optimizer(file: DeepSpeedFile, tree: Any, storages: Storages) -> Optimi
             for group in listed(inner.get("param_slice_mappings"))
             if isinstance(group, dict)
         ),
+        recorded=frozenset(key for key in _NEEDED if key in inner),
         masters=tuple(masters),
         states=tuple(
             {k: v for k, v in group_state(base, number).items() if isinstance(k, str)}

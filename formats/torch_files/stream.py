@@ -42,6 +42,14 @@ _OTHERS = {
     b"\x93NUMPY": "a NumPy array",
     b"\x89HDF\r\n\x1a\n": "an HDF5 file",
     b"GGUF": "a GGUF file",
+    b"\x04\x22\x4d\x18": "an lz4 stream",
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive",
+    b"Rar!\x1a\x07": "a RAR archive",
+    b"SQLite format 3\0": "an SQLite database",
+    b"ARROW1\0\0": "an Arrow file",
+    b"PAR1": "a Parquet file",
+    # One for each size of its blocks; then the digits of pi, or of its root where it is empty.
+    **{b"BZh%d" % n + m: "a bzip2 stream" for n in range(1, 10) for m in (b"1AY&SY", b"\x17rE8P")},
 }
 _LOOK = 64 << 10  # bytes at the beginning and at the end that show whether a file is text
 
@@ -166,7 +174,7 @@ def _refuse_others(read: Read, size: int, head: bytes, file: str, base: int) -> 
                 f"{file} holds text, and no torch.save stream: what it means is its trainer's",
                 file=file,
             )
-        other = next((kind for magic, kind in _OTHERS.items() if head.startswith(magic)), "")
+        other = other_kind(head)
         if other:
             raise UnsupportedError(f"{file} is {other}, and no torch.save stream", file=file)
         raise CorruptError(
@@ -175,6 +183,11 @@ def _refuse_others(read: Read, size: int, head: bytes, file: str, base: int) -> 
             file=file,
             offset=base,
         )
+
+
+def other_kind(head: bytes) -> str:
+    """Return what a file of another program is by its first bytes; "" for none that is known."""
+    return next((kind for magic, kind in _OTHERS.items() if head.startswith(magic)), "")
 
 
 def _is_text(read: Read, size: int) -> bool:

@@ -36,6 +36,8 @@ _OF_TORCH = (
     b"data.pkl", b"/data/", b"/.data/", b"/version", b"/byteorder", b"/constants.pkl",
     b".format_version", b".storage_alignment", b"serialization_id",
 )  # fmt: skip
+# More of a first record's name is not looked at.
+_HEAD_NAME = 256
 # Names of another program's archive that are shown.
 _SHOWN = 3
 _CUT = "the file ends early or its end was overwritten: it was cut while being written or copied"
@@ -140,7 +142,11 @@ def read_archive(read: Read, size: int, *, file: str, base: int = 0, tail: int =
         place.damaged(_CUT)
     end = read(size - min(size, tail), min(size, tail))
     odd: dict[str, None] = {}
-    count, start, stop = _directory(end, size, place, odd)
+    try:
+        count, start, stop = _directory(end, size, place, odd)
+    except (CorruptError, UnsafeError):
+        _refuse_foreign(read, size, file)
+        raise
     first = size - len(end)
     directory = end[start - first : stop - first] if start >= first else read(start, stop - start)
     _require_torch(directory, count, file)
@@ -209,11 +215,37 @@ def _no_end(end: bytes, size: int, place: _Place) -> NoReturn:
         # Tensor bytes may look like an end record; a real one points back at its directory.
         if start + length + ends == stop or (ends and _U32 in (start, length)):
             after = len(end) - at - _EOCD.size
+            if comment > after:
+                place.damaged(_CUT)
             if comment:
                 place.unsafe(f"a comment of {after} bytes follows its end", stop, after)
             place.unsafe(f"{after} bytes follow its end", stop + _EOCD.size, after)
         at = end.rfind(b"PK\5\6", 0, at + 3)
     place.damaged(_CUT)
+
+
+def _refuse_foreign(read: Read, size: int, file: str) -> None:
+    """Refuse another program's archive by name, where something follows its directory.
+
+    Its first record must be another's too: the end of a torch.save archive may be overwritten.
+
+    Raises:
+        UnsupportedError: it is one, and whole.
+    """
+    begins = read(0, min(size, LOCAL_HEADER.size + _HEAD_NAME))
+    if begins[:4] not in (b"PK\3\4", b"PK\5\6") or any(sign in begins for sign in _OF_TORCH):
+        return
+    length = min(size, _EOCD.size + _U16 + _ENDS)
+    tail, first = read(size - length, length), size - length
+    at = tail.rfind(b"PK\5\6", 0, length - _EOCD.size + 4)
+    while at >= 0:
+        *_, count, nbytes, start, comment = _EOCD.unpack_from(tail, at)
+        if start + nbytes == first + at and comment <= length - at - _EOCD.size:
+            directory = read(start, nbytes)
+            names = _names_in(directory)
+            if names is not None and len(names) == count:
+                _require_torch(directory, count, file)
+        at = tail.rfind(b"PK\5\6", 0, at + 3)
 
 
 def _require_torch(directory: bytes, count: int, file: str) -> None:
@@ -222,22 +254,31 @@ def _require_torch(directory: bytes, count: int, file: str) -> None:
     Raises:
         UnsupportedError: it is one.
     """
-    if not count or any(sign in directory for sign in _OF_TORCH):
+    if any(sign in directory for sign in _OF_TORCH):
         return
-    names, at = list[str](), 0
-    while at + _CENTRAL.size <= len(directory) and len(names) < _SHOWN:
-        sig, *_, length, extra, comment, _, _, _, _ = _CENTRAL.unpack_from(directory, at)
-        if sig != b"PK\1\2":
-            return
-        at += _CENTRAL.size
-        names.append(_show(directory[at : at + length]))
-        at += length + extra + comment
-    more = f" and {count - len(names)} more" if count > len(names) else ""
+    names = _names_in(directory)
+    if names is None:
+        return
+    more = f" and {count - _SHOWN} more" if count > _SHOWN else ""
+    held = ", ".join(_show(name) for name in names[:_SHOWN]) or "nothing"
     raise UnsupportedError(
-        f"{file} is a zip that torch.save did not write: it holds {', '.join(names)}{more}",
+        f"{file} is a zip that torch.save did not write: it holds {held}{more}",
         hint="the program that wrote it reads it",
         file=file,
     )
+
+
+def _names_in(directory: bytes) -> list[bytes] | None:
+    """Return the names of all records of a directory; None if it is not a directory alone."""
+    names, at = list[bytes](), 0
+    while at + _CENTRAL.size <= len(directory):
+        sig, *_, length, extra, comment, _, _, _, _ = _CENTRAL.unpack_from(directory, at)
+        if sig != b"PK\1\2":
+            return None
+        at += _CENTRAL.size
+        names.append(directory[at : at + length])
+        at += length + extra + comment
+    return names if at == len(directory) else None
 
 
 class _Entry(NamedTuple):

@@ -17,37 +17,17 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .choosing import latest
-    from .deltas import delta_info, delta_pack, delta_rebase, delta_unpack
     from .in_memory import load
-    from .learning import incidents
-    from .promoting import promote
-    from .replaying import replay_audit, replay_compare, replay_run
     from .restarting import restart
 
 __all__ = [
-    "delta_info",
-    "delta_pack",
-    "delta_rebase",
-    "delta_unpack",
-    "incidents",
-    "latest",
     "load",
-    "promote",
-    "replay_audit",
-    "replay_compare",
-    "replay_run",
     "restart",
 ]
 
 # The functions of each module of this package: a verb loads what it needs and no more.
 _FUNCTIONS = {
-    "choosing": ("latest",),
-    "deltas": ("delta_info", "delta_pack", "delta_rebase", "delta_unpack"),
     "in_memory": ("load",),
-    "learning": ("incidents",),
-    "promoting": ("promote",),
-    "replaying": ("replay_audit", "replay_compare", "replay_run"),
     "restarting": ("restart",),
 }
 _HOMES = {name: home for home, names in _FUNCTIONS.items() for name in names}

@@ -29,20 +29,20 @@ from ftckpt.guard.run import Guard
 from ftckpt.guard.terms import Ended, GuardSettings, StartPoint
 from ftckpt.guard.watch import CheckedSave, NewSave, SaveWatcher, Shown, Verifier, shown
 from ftckpt.observer import Observer
+from ftckpt.operations.choosing import (
+    CheckLevel,
+    ChoiceFlags,
+    checks_of,
+    condition_of,
+    read_root,
+    read_tiers,
+    selection_rules,
+)
 from ftckpt.operations.transferring import LayoutFlags, layout_flags
 from ftckpt.progress import NULL, Counter
 from ftckpt.storage import StoreOptions
 from ftckpt.verification import Level
 
-from .choosing import (
-    ChoiceFlags,
-    checks_of,
-    condition_of,
-    quiet,
-    read_root,
-    read_tiers,
-    selection_rules,
-)
 from .opening import STORES
 
 if TYPE_CHECKING:
@@ -110,8 +110,8 @@ def guard(
     retry_suspected: bool = False,
     stores: StoreOptions = STORES,
     counter: Counter = NULL,
-    say: Note = quiet,
-    warn: Note = quiet,
+    say: Note = lambda _: None,
+    warn: Note = lambda _: None,
     told: Callable[[GuardJournal], None] = lambda _: None,
     **flags: Unpack[GuardFlags],
 ) -> Ended:
@@ -276,15 +276,13 @@ class _Place:
 
     def _choose(self, suspected: frozenset[str]) -> StartPoint:
         looked = _Looks(suspected)
-        check = checks_of(
-            self.choice.verify, self.flags.get("reuse", ""), self.flags.get("ledger", ""),
-            self.stores, self.counter, self.say,
-        )  # fmt: skip
+        told = _Told(self.counter, self.say)
+        check = checks_of(CheckLevel(self.choice.verify.value), self.flags, self.stores, told)
         looked.check = check
         rules = replace(
             selection_rules(
                 self.flags,
-                condition_of(self.flags, self.say),
+                condition_of(self.flags, told),
                 skip_unverified=self.choice.skip_unverified,
             ),
             passed_over=looked.passed_over,
@@ -321,7 +319,7 @@ class _Place:
             return root
 
         # With tiers the second look says what was passed over.
-        note = quiet if self.choice.tiers else self.warn
+        note: Note = (lambda _: None) if self.choice.tiers else self.warn
         # After its own command no save is in flight: every process of it has ended.
         left = 0.0 if self.started else self.choice.timeout
         notes: list[str] = []
@@ -443,6 +441,12 @@ class _Place:
                 )
             told["options"] = [asdict(way) for way in ways]
         return {"FTCKPT_ELASTIC": json.dumps(told)}
+
+
+class _Told(Observer):
+    def __init__(self, counter: Counter, note: Note) -> None:
+        super().__init__(counter)
+        self.note = self.warn = note  # type: ignore[assignment,method-assign]
 
 
 @dataclass

@@ -20,6 +20,15 @@ from ftckpt.errors import (
     UsageError,
 )
 from ftckpt.formats.catalog import FORMATS
+from ftckpt.observer import Observer
+from ftckpt.operations.choosing import (
+    CheckLevel,
+    ChoiceFlags,
+    checks_of,
+    condition_of,
+    read_root,
+    selection_rules,
+)
 from ftckpt.operations.tables import read_rules
 from ftckpt.operations.transferring import (
     LayoutFlags,
@@ -35,7 +44,6 @@ from ftckpt.verification import Level, VerifyOptions, VerifyReport
 from ftckpt.verification import verify as check_one
 from ftckpt.workers import Work
 
-from .choosing import ChoiceFlags, checks_of, condition_of, quiet, read_root, selection_rules
 from .opening import STORES, chosen, job_count, open_checkpoint
 
 
@@ -69,7 +77,7 @@ def restart(
     limit_rate: float | str = "",
     stores: StoreOptions = STORES,
     counter: Counter = NULL,
-    note: Note = quiet,
+    note: Note = lambda _: None,
     **flags: Unpack[RestartFlags],
 ) -> Restart:
     """Find a checkpoint that a job of `world` ranks loads: choose, check, reshard if needed.
@@ -97,11 +105,10 @@ def restart(
         RefusedError: the chosen checkpoint went meanwhile, or an earlier result is damaged.
         FtckptError: the resharding failed (see `reshard`).
     """
-    check = checks_of(
-        chosen(Level, verify, "--verify"), flags.get("reuse", ""), flags.get("ledger", ""),
-        stores, counter, note,
-    )  # fmt: skip
-    which = selection_rules(flags, condition_of(flags, note))
+    on = _Noted(counter, note)
+    choice = cast(ChoiceFlags, {k: v for k, v in flags.items() if k in ChoiceFlags.__annotations__})
+    check = checks_of(chosen(CheckLevel, verify, "--verify"), choice, stores, on)
+    which = selection_rules(choice, condition_of(choice, on))
     found = select(read_root(root, stores), check, which, note)
     if found.path is None:
         return Restart(None, found, {})
@@ -124,7 +131,7 @@ def loadable(
     limit_rate: float | str = "",
     stores: StoreOptions = STORES,
     counter: Counter = NULL,
-    note: Note = quiet,
+    note: Note = lambda _: None,
     **layout: Unpack[LayoutFlags],
 ) -> tuple[str, Mapping[str, int]]:
     """Return what a job of `world` ranks loads of a checkpoint: itself, or a resharded copy.
@@ -169,6 +176,12 @@ def loadable(
     except NotFoundError as error:  # 9 would start the run from scratch
         raise RefusedError(f"{path} went while it was read: {error.message}") from error
     return place, grid
+
+
+class _Noted(Observer):
+    def __init__(self, counter: Counter, note: Note) -> None:
+        super().__init__(counter)
+        self.note = self.warn = note  # type: ignore[assignment,method-assign]
 
 
 def by_reader(path: str, reason: str) -> str:

@@ -34,6 +34,7 @@ from ftckpt.storage.store import Entry, EntryKind, join
 
 from .lone_manifests import HINT, alone
 from .looked import NO_STEP, Looked
+from .neighbours import lacking
 from .open_part import files_of, open_part
 from .roots import Candidate, Child, Root, concurrently, newest_names_first
 from .series import newest_first
@@ -116,7 +117,9 @@ class Walk:
                 # Names without a step are read first, and only those can be halves.
                 every = [] if begun else [entry[-1] for entry in pool]
                 half = paired(self.root, every) if every else None
-                apart = outside(every) if every and limit is None else apart
+                if every and limit is None:
+                    torn, apart = self._torn(outside(every))
+                    yield from torn
                 begun = True
                 if half is not None:
                     yield half
@@ -130,6 +133,21 @@ class Walk:
                 return
             if limit is None or 0 <= looked.rank <= limit or looked.rank == math.inf:
                 yield looked
+
+    def _torn(self, apart: Sequence[Looked]) -> tuple[list[Looked], list[Looked]]:
+        """Return those without a place that surely lack a part, perhaps their step; and others."""
+        torn, others = list[Looked](), list[Looked]()
+        for one in apart:
+            assert one.child is not None
+            try:
+                lost = lacking(self.root, one.child, None, self.root.candidates)
+            except FtckptError:
+                lost = None
+            if lost is not None and lost.certain:
+                torn.append(one._replace(error=IncompleteError(lost.message)))
+            else:
+                others.append(one)
+        return torn, others
 
     def _look_all(self, candidates: Sequence[Candidate]) -> Iterator[Looked]:
         found = [x for x in concurrently(self.root.store, self._look, candidates) if x is not None]

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial, reduce
 from itertools import islice
 from operator import and_
@@ -21,10 +22,10 @@ from ftckpt.errors import FtckptError, IncompleteError
 from ftckpt.findings import Finding, counted, finding, listed
 from ftckpt.storage import StoreOptions, open_store
 from ftckpt.storage.remotes import split
-from ftckpt.storage.state_files import without_numbers
+from ftckpt.storage.state_files import numbers_in, without_numbers
 from ftckpt.storage.store import EntryKind
 
-from .neighbours import Lacking, lacking, series
+from .neighbours import Beside, Lacking, lacking, series
 from .open_part import files_of, open_part, recognise_at
 from .recognise import Format, UnopenedPart
 from .series import roles_in
@@ -41,6 +42,17 @@ _SMALL = 0.25
 # Of what all ranks hold alike: a rank may have small state of its own besides.
 _COPIES = 0.02
 _COUNT = "count-unknown"
+# Words in the names of what a rank saves of its own; and of shards, whose number is recorded or
+# implied (`Checkpoint.implied`).
+_OF_STATE = frozenset(
+    {
+        "rng", "random", "state", "states", "dataloader", "loader", "sampler", "trainer",
+        "training", "train", "extra", "client",
+    }
+)  # fmt: skip
+_OF_SHARDS = frozenset(
+    {"model", "optim", "optimizer", "weights", "zero", "mp", "tp", "pp", "ep", "shard", "layer"}
+)
 
 
 class _Beside(NamedTuple):
@@ -51,14 +63,15 @@ class _Beside(NamedTuple):
 
 
 def open_child(root: Root, child: Child) -> Checkpoint:
-    """Open a checkpoint of a root; a note says which files it lacks that nothing in it counts.
+    """Open a checkpoint of a root; a note says which parts or files it lacks.
 
     Raises:
         FtckptError: see `open_part`; or a neighbour cannot be listed.
     """
     checkpoint = open_part(root.store, child.part)
     step = child.candidate.step
-    lost = lacking_files(root, child, step, root.candidates, checkpoint)
+    look = lacking_when_open if child.part.recognition.by_names else lacking_files
+    lost = look(root, child, step, root.candidates, checkpoint)
     if lost is not None:
         lost.noted_in(checkpoint)
     return checkpoint
@@ -101,7 +114,7 @@ def lacking_alone(
     here = checkpoint.source.store.local_path(part.entry.path)
     linked = here is not None and os.path.islink(here)
     above, name = split(os.path.realpath(here) if linked and here else url.rstrip("/"))
-    if not (re.search(r"\d", name) or (part.recognition.by_names and roles_in(name))):
+    if not (re.search(r"\d", name) or roles_in(name)):
         return None
     if not (part.recognition.parts or checkpoint.implied):
         folder = part.entry.kind is EntryKind.DIRECTORY
@@ -143,12 +156,13 @@ def lacking_files(
         FtckptError: a neighbour cannot be listed.
     """
     doubt: Lacking | None = None  # of several kinds, the first
-    if not checkpoint.implied:
+    names = _kinds_of_ranks(checkpoint.source.entries)
+    if not (checkpoint.implied or any(map(_is_of_state, names))):
         return None
-    older, newer = series(child.candidate, step, every)
+    beside = series(root, child, step, every)
     for implied in _of_each_kind(checkpoint.implied):
         held = max(_numbers(implied, checkpoint.source.entries).values(), default=0)
-        before, after = (_beside(root, side, implied) for side in (older, newer))
+        before, after = (_beside(root, side, implied) for side in beside[:2])
         more = [one for one in (*before, *after) if one.files > held]
         if not held or not more:
             continue
@@ -156,10 +170,69 @@ def lacking_files(
         if shown.cut_anew:  # the job went on with fewer ranks
             return None
         found = _judged(root, child, implied, held, before, after, shown)
-        if found.certain:
+        if found.certain and beside.same:
             return found
-        doubt = doubt or found
-    return doubt
+        doubt = doubt or found._replace(certain=False)
+    return doubt or _state_of_ranks(root, child, beside, names)
+
+
+def _state_of_ranks(
+    root: Root, child: Child, beside: Beside, mine: Mapping[str, int]
+) -> Lacking | None:
+    """Return the small files of state that a step has of fewer ranks than the steps beside it.
+
+    Each rank of a job saves its own. Files of another kind in the step may show how many ranks
+    there are; else a step on each side does. The job may have gone on with other ranks.
+    """
+    sides = [_first_kinds(root, side) for side in beside[:2]]
+    shown = [one for one in sides if one is not None]
+    for kind, held in sorted(mine.items()):
+        more = [(one, kinds[kind]) for one, kinds in shown if kinds.get(kind, 0) > held]
+        if not more or not _is_of_state(kind):
+            continue
+        other, ranks = more[0]
+        what = (
+            f"{root.url_of(child.candidate)} has {counted(held, 'file')} {kind.replace('#', 'R')},"
+            f" and {other.path} has {ranks}"
+        )
+        same_ranks = any(count == ranks for name, count in mine.items() if name != kind)
+        if beside.same and (same_ranks or len(more) == len(sides)):
+            return Lacking(
+                f"{what}: its save was not finished, or it lost the others", True, _COUNT
+            )
+        what = (
+            f"{what}: the job had fewer ranks, or the others were lost, and nothing records which"
+        )
+        return Lacking(what, certain=False, doubt=_COUNT)
+    return None
+
+
+def _is_of_state(kind: str) -> bool:
+    """Whether a kind of file holds the state of a rank, and no shard of what all have together."""
+    words = frozenset(re.findall(r"[a-z]+", kind.rpartition("/")[2].lower()))
+    return bool(words & _OF_STATE) and not words & _OF_SHARDS
+
+
+def _first_kinds(
+    root: Root, candidates: Sequence[Candidate]
+) -> tuple[Candidate, Mapping[str, int]] | None:
+    """Return the files of ranks in the first of these steps that can be listed."""
+    for one in candidates[:_ASKED]:
+        if one.entry.kind is EntryKind.DIRECTORY:
+            with suppress(IncompleteError):  # one that is being written shows nothing
+                return one, _kinds_of_ranks(files_of(root.store, one.entry).entries)
+    return None
+
+
+def _kinds_of_ranks(names: Iterable[str]) -> dict[str, int]:
+    """Return how many files there are of each kind that is numbered from 0 without a gap."""
+    numbers: dict[str, set[int]] = defaultdict(set)
+    for name in names:
+        folder, slash, own = name.rpartition("/")
+        found = numbers_in(own)
+        if len(found) == 1:
+            numbers[f"{folder}{slash}{without_numbers(own)}"].add(found[0])
+    return {kind: len(own) for kind, own in numbers.items() if own == set(range(len(own)))}
 
 
 def _beside(root: Root, candidates: Sequence[Candidate], implied: ImpliedCount) -> list[_Beside]:

@@ -19,7 +19,7 @@ from ftckpt.storage.state_files import is_marker, may_hold_tensors, numbers_in, 
 from ftckpt.storage.store import EntryKind
 
 from .open_part import files_of
-from .series import roles_in
+from .series import LAST, newest_first, roles_in
 from .small_files import lost_small_files
 
 if TYPE_CHECKING:
@@ -27,8 +27,18 @@ if TYPE_CHECKING:
 
 # Steps on each side that are asked until two of them show their parts.
 _TRIED = 3
-# What a trainer calls its newest save.
-_LAST = frozenset({"last", "latest"})
+
+
+class Beside(NamedTuple):
+    """The steps beside one, the nearest first.
+
+    Attributes:
+        same: whether its trainer saves the same in it as in these; a best one may have less.
+    """
+
+    older: Sequence[Candidate]
+    newer: Sequence[Candidate]
+    same: bool = True
 
 
 class Lacking(NamedTuple):
@@ -66,7 +76,12 @@ class Lacking(NamedTuple):
 
 
 def lacking(
-    root: Root, child: Child, step: int | None, every: Sequence[Candidate]
+    root: Root,
+    child: Child,
+    step: int | None,
+    every: Sequence[Candidate],
+    *,
+    small: bool = True,
 ) -> Lacking | None:
     """Return what a step lacks although all in it is whole; None if nothing says so.
 
@@ -75,47 +90,45 @@ def lacking(
         child: the step.
         step: by its content, else by its name.
         every: all candidates, where the root shows some of them alone.
+        small: whether to look for small files, too, which costs a listing of each.
 
     Raises:
         FtckptError: a neighbour cannot be listed.
     """
     if child.part.entry.kind is not EntryKind.DIRECTORY:
         return None
-    if not (child.candidate.step is not None or numbers_in(child.candidate.path)):
-        return _of_all(root, child, every)
-    older, newer = series(child.candidate, step, every)
-    part = _part(root, child, step, older, newer)
-    if part is not None and part.certain:
+    beside = series(root, child, step, every)
+    part = _part(root, child, step, beside)
+    if not small or (part is not None and part.certain):
         return part
-    small = lost_small_files(root, child, older, newer)
-    if small is None or (part is not None and not small.certain) or _is_thinned(root, child):
+    lost = lost_small_files(root, child, beside.older, beside.newer)
+    if lost is None or (part is not None and not lost.certain) or _is_thinned(root, child):
         return part
     # What the trainer's own pointer calls finished may have been saved without it from then on.
     pointed = _is_pointed_at(root, child.candidate, step)
-    return Lacking(small.message, small.certain and not pointed, small=True)
+    return Lacking(lost.message, lost.certain and beside.same and not pointed, small=True)
 
 
 def _part(
     root: Root,
     child: Child,
     step: int | None,
-    older: Sequence[Candidate],
-    newer: Sequence[Candidate],
+    beside: Beside,
 ) -> Lacking | None:
     """Return what a step lacks of the parts that hold state, and of the markers."""
     mine = set(child.part.recognition.parts)
     if not mine:
         return None
     by_names = child.part.recognition.by_names
-    before = _shown(root, older, 2, by_names=by_names)
-    if not before:
+    before = _shown(root, beside.older, 2, by_names=by_names)
+    if len(before) < (1 if beside.same else 2):
         return None
     first, theirs = before[0]
     lost, tracker = {one for one in theirs if not _is_held(one, mine)}, _tracker_of(root, first)
     if not lost:
         return None
     others = before[1:]
-    after = _shown(root, newer, 1, by_names=by_names)
+    after = _shown(root, beside.newer, 1, by_names=by_names)
     if others:
         lost &= others[0][1]
     still = {one for one in lost if not after or _is_held(one, after[0][1])}
@@ -128,33 +141,8 @@ def _part(
     what = f"{root.url_of(child.candidate)} lacks {names}, which {first.path} has"
     # What the trainer's own pointer calls finished may have been saved without it from then on.
     pointed = _is_pointed_at(root, child.candidate, step)
-    if still and (tracker or others) and not pointed:
+    if still and (tracker or others) and beside.same and not pointed:
         return Lacking(f"{what}{said}: its save was not finished, or it was lost", certain=True)
-    return Lacking(f"{what}: it was lost, or is not saved every time", certain=False)
-
-
-def _of_all(root: Root, child: Child, every: Sequence[Candidate]) -> Lacking | None:
-    """Return what a folder of parts without a number (`latest`) lacks, and all others have.
-
-    What a trainer calls the last one has all of them; a best one may be saved without.
-    """
-    mine = set(child.part.recognition.parts)
-    others = [c for c in every if not c.staging and c.path != child.candidate.path]
-    roles = roles_in(child.candidate.path)
-    if not (mine and roles and child.part.recognition.by_names):
-        return None
-    shown = _shown(root, others[:_TRIED], _TRIED, by_names=True)
-    if len(shown) < 2:
-        return None
-    lost = set.intersection(*(parts for _, parts in shown))
-    lost = {one for one in lost if not _is_held(one, mine)}
-    if not lost or _is_thinned(root, child):
-        return None
-    names = listed(sorted({_shown_as(one, mine) for one in lost}), 3)
-    having = listed([candidate.path for candidate, _ in shown], 3)
-    what = f"{root.url_of(child.candidate)} lacks {names}, which {having} have"
-    if roles & _LAST:
-        return Lacking(f"{what}: its save was not finished, or it was lost", certain=True)
     return Lacking(f"{what}: it was lost, or is not saved every time", certain=False)
 
 
@@ -166,26 +154,47 @@ def _shown_as(lost: str, mine: set[str]) -> str:
     return lost if any(one.startswith(f"{folder}/") for one in mine) else folder or lost
 
 
-def series(
-    candidate: Candidate, step: int | None, every: Sequence[Candidate]
-) -> tuple[list[Candidate], list[Candidate]]:
+def series(root: Root, child: Child, step: int | None, every: Sequence[Candidate]) -> Beside:
     """Return the candidates before and after one of their series, the nearest first.
 
-    The step orders them; names without one are of a series if they differ in numbers alone.
+    The step orders them; names without one are of a series if they differ in numbers alone. A name
+    that is a word (`latest`) says no place, nor does a number where all others are words: the saves
+    of the same format count as older.
     """
+    candidate = child.candidate
     others = [c for c in every if not c.staging and c.path != candidate.path]
+    placed: list[tuple[Candidate, tuple[int, ...]]]
     if candidate.step is not None and step is not None:
-        placed: list[tuple[Candidate, tuple[int, ...]]]
         placed = [(c, (c.step,)) for c in others if c.step is not None]
         own: tuple[int, ...] = (step,)
     else:
         shape = without_numbers(candidate.path)
         alike = [c for c in others if c.step is None and without_numbers(c.path) == shape]
+        roles = roles_in(candidate.path)
+        if not alike and (roles or child.part.recognition.by_names):
+            named = others if roles else [c for c in others if roles_in(c.path)]
+            return Beside(_of_format(root, child, named), [], bool(roles & LAST))
         placed = [(c, numbers_in(c.path)) for c in alike]
         own = numbers_in(candidate.path)
     placed.sort(key=lambda one: one[1])
     older = [c for c, place in reversed(placed) if place < own]
-    return older, [c for c, place in placed if place > own]
+    return Beside(older, [c for c, place in placed if place > own])
+
+
+def _of_format(root: Root, child: Child, others: Sequence[Candidate]) -> list[Candidate]:
+    """Return some saves of a save's format, those with the highest step in the name first."""
+
+    def order(other: Candidate) -> tuple[bool, int, bool, tuple[float, ...], str]:
+        step, name = other.step, other.path
+        return step is None, -(step or 0), bool(roles_in(name)), newest_first(name), name
+
+    folders = [c for c in others if c.entry.kind is EntryKind.DIRECTORY]
+    found: list[Candidate] = []
+    for other in sorted(folders, key=order)[: 2 * _TRIED]:
+        known = root.recognise(other)
+        if known is not None and known.part.format.name == child.part.format.name:
+            found.append(other)
+    return found[:_TRIED]
 
 
 def _shown(

@@ -21,6 +21,7 @@ from ftckpt.storage.store import Store
 from .listing import listing_of_directory
 from .open_part import recognise_at
 from .recognise import Format, Listing, UnopenedPart, recognise
+from .series import roles_in
 
 # DeepSpeed's universal checkpoints keep a parameter's files two levels below.
 _LEVELS = 2
@@ -63,7 +64,7 @@ def as_its_root_says(
     is none that is understood is an error there, and no root.
     """
     above, name = split(url.rstrip("/"))
-    if not re.search(r"\d", name):
+    if not (re.search(r"\d", name) or roles_in(name)):
         return None
     from .candidates import look
     from .roots import names_in
@@ -72,11 +73,11 @@ def as_its_root_says(
         store = open_store(above, options)
         root = names_in(store, partial(recognise_at, store, formats=formats))
         own = next((c for c in root.candidates if c.path == name and not c.staging), None)
-        if own is None or (own.step is None and root.parted_sibling(own) is None):
-            return None
-        child = root.recognise(own)
+        child = None if own is None else root.recognise(own)
         if child is not None:
             return child.part
+        if own is None or (own.step is None and root.parted_sibling(own) is None):
+            return None
         looked = look(root, own)
     except FtckptError:
         return None  # the directory itself is there, and nobody asked for more

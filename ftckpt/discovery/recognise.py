@@ -31,8 +31,8 @@ class Listing:
         beside: of one file: whether the directory that it lies in has a file of some name (one
             look-up each).
         called: the directory's own name; "" if nothing tells it.
-        is_sibling: whether directories beside it whose names differ in a number alone are each one
-            checkpoint of several parts: it is another, with all of its parts or not.
+        is_sibling: whether directories beside it with such a name are each one checkpoint of
+            several parts: it is another, with all of its parts or not.
     """
 
     files: Mapping[str, Entry]

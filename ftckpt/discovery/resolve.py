@@ -92,7 +92,7 @@ class Target:
         if self.part is None:
             raise UsageError(f"{self.place.url} is a root, not one checkpoint")
         checkpoint = open_part(self.place.store, self.part)
-        if checkpoint.implied:
+        if checkpoint.implied or self.part.recognition.by_names:
             from .fewer_files import lacking_alone
 
             lost = lacking_alone(self.place.url, self.part, checkpoint, self.formats, self.stores)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,8 +24,8 @@ from ftckpt.storage.store import Entry, EntryKind, Store, join
 from .dropped import Tomb, read_tombs
 from .listing import listing_of_directory
 from .pointers import Pointer, is_pointer, links_beside, may_name, read_pointers, small_texts, stem
-from .recognise import UnopenedPart
-from .series import newest_first
+from .recognise import Listing, UnopenedPart
+from .series import newest_first, roles_in
 from .shared_state import is_shared_state
 from .step_names import FILE_OF_STEP, SUFFIXES, finished_name, step_in_name, unfinished_marker
 from .step_sets import sets_among
@@ -188,25 +189,42 @@ class Root:
         """
         return self.known.answer(_IS, candidate.path, lambda: self._recognised(candidate))
 
-    def tell(self, candidate: Candidate, part: UnopenedPart | None) -> None:
-        """Note what a candidate is by itself, which somebody has listed."""
-        self.known.told(_ALONE, candidate.path, part)
+    def tell(self, candidate: Candidate, alone: UnopenedPart | None, child: Child | None) -> None:
+        """Note what a candidate is that somebody has listed: by itself, and in its root.
+
+        `child` is None where only the first is known.
+        """
+        self.known.told(_ALONE, candidate.path, alone)
+        if child is not None:
+            self.known.told(_IS, candidate.path, child)
 
     def _recognised(self, candidate: Candidate) -> Child | None:
         if self.is_dropped(candidate) or self.whole(candidate) is not None:
             return None
-        part = self.known.answer(_ALONE, candidate.path, lambda: self.ask(candidate.entry))
-        part = part or self._as_sibling(candidate)
+        part = self._alone(candidate) or self.as_sibling(candidate)
         return None if part is None else Child(candidate, part)
 
-    def _as_sibling(self, candidate: Candidate) -> UnopenedPart | None:
-        """Return what a directory is by what its siblings are: it may have lost a part."""
+    def as_sibling(
+        self, candidate: Candidate, listing: Listing | None = None
+    ) -> UnopenedPart | None:
+        """Return what a directory is by what its siblings are: it may have lost a part.
+
+        `listing` is the directory's, where it is at hand. One whose name says no more than that it
+        is a save (`latest`) must also have files of the same names as they have.
+        """
         sibling = self.parted_sibling(candidate)
-        if sibling is None:
+        alike = sibling is not None
+        known = [sibling] if sibling is not None else self._parted_saves(candidate)
+        if not known:
             return None
-        listing = listing_of_directory(self.store, candidate.entry.path)
-        found = sibling.format.recognise(replace(listing, is_sibling=True))
-        return None if found is None else sibling._replace(entry=candidate.entry, recognition=found)
+        if listing is None:
+            listing = listing_of_directory(self.store, candidate.entry.path)
+        listing = replace(listing, is_sibling=True)
+        for one in known:
+            found = one.format.recognise(listing)
+            if found is not None and (alike or set(found.parts) & set(one.recognition.parts)):
+                return one._replace(entry=candidate.entry, recognition=found)
+        return None
 
     def parted_sibling(self, candidate: Candidate) -> UnopenedPart | None:
         """Return one of several parts whose name differs from a directory's in numbers alone.
@@ -217,11 +235,44 @@ class Root:
         if candidate.entry.kind is not EntryKind.DIRECTORY or shape == candidate.path:
             return None
         siblings = self._of_shapes().get(shape, [])
-        for other in [c for c in siblings if c.path != candidate.path][:_SIBLINGS]:
-            part = self.known.answer(_ALONE, other.path, partial(self.ask, other.entry))
+        return next(self._parted(candidate, siblings), None)
+
+    def _parted_saves(self, candidate: Candidate) -> list[UnopenedPart]:
+        """Return some saves of several parts, for one that has a name as saves have it.
+
+        That is a name with a role or a number; one of both has a role.
+        """
+        if candidate.entry.kind is not EntryKind.DIRECTORY:
+            return []
+        named, numbered = self._saves()
+        if roles_in(candidate.path):
+            return list(self._parted(candidate, [*named, *numbered]))
+        is_numbered = re.search(r"\d", candidate.path) is not None
+        return list(self._parted(candidate, named)) if is_numbered else []
+
+    def _saves(self) -> tuple[list[Candidate], list[Candidate]]:
+        """Return the directories whose names have a role, and others with a number."""
+        found: tuple[list[Candidate], list[Candidate]] | None = self.memo.get("saves")
+        if found is None:
+            every = [one for siblings in self._of_shapes().values() for one in siblings]
+            named = [one for one in every if roles_in(one.path)]
+            plain = (one for one in every if not roles_in(one.path))
+            found = named, [one for one in plain if re.search(r"\d", one.path)]
+            self.memo["saves"] = found
+        return found
+
+    def _parted(
+        self, candidate: Candidate, siblings: Iterable[Candidate]
+    ) -> Iterator[UnopenedPart]:
+        others = (c for c in siblings if c.path != candidate.path)
+        for other in islice(others, _SIBLINGS):
+            part = self._alone(other)
             if part is not None and part.recognition.by_names:
-                return part
-        return None
+                yield part
+
+    def _alone(self, candidate: Candidate) -> UnopenedPart | None:
+        """Return what a candidate is by itself."""
+        return self.known.answer(_ALONE, candidate.path, partial(self.ask, candidate.entry))
 
     def _of_shapes(self) -> Mapping[str, list[Candidate]]:
         """Return the directories that may be checkpoints, by their names without numbers."""

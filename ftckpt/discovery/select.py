@@ -8,14 +8,16 @@ is passed over, too: a flipped bit can look hostile, and nothing of it was execu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ftckpt.checkpoint import Checkpoint
 from ftckpt.errors import ExitCode, FtckptError, NotFoundError, UnsafeError, worst
 from ftckpt.findings import Finding, finding
 from ftckpt.manifest.thinned import WEIGHTS_ALONE, is_thinned
+from ftckpt.reports import CODED, IF_ANY, IF_SOME, UNSAID
 from ftckpt.storage.source import Source
 
 from .candidates import WALKED_OVER, Walk, gone
@@ -30,7 +32,12 @@ Check = Callable[[Checkpoint, Root], tuple[ExitCode, str]]
 Note = Callable[[str], None]
 
 
-class Skipped(NamedTuple):
+# Reasons that have a line each: a root may hold thousands of damaged checkpoints.
+_MOST_NOTED = 50
+
+
+@dataclass(frozen=True)
+class Skipped:
     """A skipped newer checkpoint.
 
     Attributes:
@@ -42,7 +49,7 @@ class Skipped(NamedTuple):
 
     path: str
     step: int | None
-    code: ExitCode
+    code: ExitCode = field(metadata=CODED)
     message: str
 
 
@@ -81,9 +88,9 @@ class Selection:
         pending: the skipped ones that are not committed: `--wait` waits for them.
     """
 
-    code: ExitCode
-    message: str
-    hint: str = ""
+    code: ExitCode = field(metadata=UNSAID)
+    message: str = field(metadata=UNSAID)
+    hint: str = field(default="", metadata=UNSAID)
     path: str | None = None
     step: int | None = None
     format: str | None = None
@@ -91,7 +98,43 @@ class Selection:
     pointers: tuple[PointerReport, ...] = ()
     findings: tuple[Finding, ...] = ()
     foreign: tuple[str, ...] = ()
-    pending: tuple[Candidate, ...] = ()
+    pending: tuple[Candidate, ...] = field(default=(), metadata=UNSAID)
+
+
+@dataclass(frozen=True)
+class TierReport:
+    """What a tier had to give.
+
+    Attributes:
+        tier: as typed.
+        away: whether it could not be read, so that it may hold a newer step.
+        step: the newest step that its names and headers show; None where nothing does.
+        code: why it is away or empty, as an exit code; OK for neither.
+        message: why, in words.
+    """
+
+    tier: str
+    away: bool
+    step: int | None
+    code: ExitCode = field(metadata=CODED)
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatestReport(Selection):
+    """What `latest` answers.
+
+    Attributes:
+        target: the root, or the nearest tier.
+        tiers: what each of several tiers had to give.
+        remembered: the verdicts that stood for a check of what was chosen; None where none may.
+        reshard: the command after which it loads at the world size; None if it does as it is.
+    """
+
+    target: str
+    tiers: tuple[TierReport, ...] = field(default=(), metadata=IF_SOME)
+    remembered: Sequence[Mapping[str, object]] | None = field(default=None, metadata=IF_ANY)
+    reshard: Sequence[str] | None = field(default=None, metadata=IF_ANY)
 
 
 @dataclass(frozen=True)
@@ -161,6 +204,7 @@ def select(
     remarks: list[Finding] = []
     chosen: Looked | None = None
     end: tuple[ExitCode, str, str] | None = None
+    more: Counter[ExitCode] = Counter()
     for looked in walk.newest_first(rules.step_at_most):
         path = root.url_of(looked.candidate)
         if is_put_aside(looked.candidate.path):  # these come last, and are no fallback
@@ -181,7 +225,10 @@ def select(
         if not (looked.unknown or lacks or rules.walks_over(code)):
             end = (code, _placed(path, message), hint or _flag(code))
             break
-        note(f"skipped ({code.name}): {_placed(path, message)}")
+        if len(skipped) <= _MOST_NOTED:
+            note(f"skipped ({code.name}): {_placed(path, message)}")
+        else:
+            more[code] += 1
         # Files of unknown layout are a save in flight only if no save was begun after them.
         if code is ExitCode.INCOMPLETE or (looked.unknown and len(skipped) == 1):
             pending.append(looked.candidate)
@@ -194,6 +241,8 @@ def select(
                 "",
             )
             break
+    for code, number in more.items():
+        note(f"skipped ({code.name}): {number} more (--json has them all)")
     if end is None:
         end = _nothing(root, walk, skipped, rules)
     pointers = tuple(_pointers(root, walk.looked, chosen))

@@ -72,6 +72,8 @@ _MEASURED = frozenset(
 )  # fmt: skip
 # Names under which trainers load a checkpoint.
 _ROLES = frozenset({"last", "latest", "best", "final", "release", "initial"})
+# What a trainer calls its newest save.
+LAST = frozenset({"last", "latest"})
 
 # No trainer spells a name with other characters (`step-40 (copy)`).
 _PLAIN = re.compile(r"[A-Za-z0-9._=+-]+", re.ASCII)

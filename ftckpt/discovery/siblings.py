@@ -66,7 +66,23 @@ def with_steps(root: Root, looked: Iterable[Looked]) -> list[Looked]:
         known = place.rank is not None and not (place.last and place.rank < top)
         rank = place.rank if known else None
         found[n] = one._replace(step=place.step, place=rank, astray=not known)
-    return found
+    stepped = {_kind(one) for one in found if one.known_step is not None} - {""}
+    return [
+        one._replace(astray=True) if _is_last(one) and _kind(one) in stepped else one
+        for one in found
+    ]
+
+
+def _is_last(one: Looked) -> bool:
+    """Whether it is what a trainer calls its newest save, and nothing says its step."""
+    untold = one.known_step is None and one.child is not None and not one.damaged
+    return untold and bool(series.roles_in(one.candidate.path) & series.LAST)
+
+
+def _kind(one: Looked) -> str:
+    """Return the format of a save of several parts; "" for any other."""
+    part = None if one.child is None else one.child.part
+    return part.format.name if part is not None and part.recognition.by_names else ""
 
 
 def _is_told(one: Looked) -> bool:

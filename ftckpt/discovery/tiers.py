@@ -20,7 +20,7 @@ from ftckpt.findings import Finding
 from .candidates import Walk
 from .looked import Looked
 from .roots import Root
-from .select import Check, Note, Selection, SelectionRules, Skipped, select
+from .select import Check, Note, Selection, SelectionRules, Skipped, TierReport, select
 from .step_names import is_put_aside
 
 # A tier that was read and has nothing to give: it hides no newer step.
@@ -39,24 +39,6 @@ class Tier(NamedTuple):
     url: str
     root: Root | None
     error: FtckptError | None = None
-
-
-class TierReport(NamedTuple):
-    """What a tier had to give.
-
-    Attributes:
-        tier: as typed.
-        away: whether it could not be read, so that it may hold a newer step.
-        step: the newest step that its names and headers show; None where nothing does.
-        code: why it is away or empty, as an exit code; OK for neither.
-        message: why, in words.
-    """
-
-    tier: str
-    away: bool
-    step: int | None
-    code: ExitCode
-    message: str
 
 
 @dataclass(frozen=True)

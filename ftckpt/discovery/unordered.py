@@ -124,7 +124,7 @@ def _rank(name: str) -> int:
         return 2
     roles = series.roles_in(name)
     if roles:
-        return 0 if roles & {"last", "latest"} else 3 if "final" in roles else 4
+        return 0 if roles & series.LAST else 3 if "final" in roles else 4
     return 1 if series.place_of(name) is not None else 2
 
 

@@ -6,11 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ftckpt.errors import ExitCode
 from ftckpt.verification.scrub import ScrubHistory, failure, is_blind
-
-# Verdicts that say what could not be checked, and of no damage.
-_NOT_BAD = frozenset({ExitCode.UNVERIFIED, ExitCode.UNSUPPORTED})
 
 
 class BadSave(NamedTuple):
@@ -61,8 +57,7 @@ def scrubbed(history: ScrubHistory, written: Mapping[str, float | None], now: fl
         now: seconds since the epoch.
     """
     failed = {url: one for url, k in history.checks.items() if (one := failure(k)) is not None}
-    unknown = {url for url, one in failed.items() if one.verdict.code in _NOT_BAD}
-    blind = tuple(url for url, k in history.checks.items() if is_blind(k) or url in unknown)
+    blind = tuple(url for url, k in history.checks.items() if is_blind(k))
     waits: dict[str, float | None] = {}
     for url, known in history.checks.items():
         since = written.get(url)
@@ -75,7 +70,7 @@ def scrubbed(history: ScrubHistory, written: Mapping[str, float | None], now: fl
     bad = tuple(
         BadSave(url, one.verdict.code, one.verdict.reason)
         for url, one in failed.items()
-        if url not in unknown
+        if url not in blind
     )
     return Scrubbed(
         history.ledger, len(history.checks), read, longest, waits.get(longest), bad, blind

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from ftckpt.discovery.candidates import Walk
+from ftckpt.discovery.neighbours import lacking
 from ftckpt.discovery.recognise import OrderedByRank
 from ftckpt.discovery.roots import Root, concurrently
 from ftckpt.discovery.step_names import is_file_of_step, is_put_aside, step_in_name
@@ -18,7 +20,7 @@ from ftckpt.errors import ExitCode, FtckptError, NotFoundError
 from ftckpt.own_files import SUFFIX, is_leftover, is_own
 from ftckpt.progress import NULL, Counter
 from ftckpt.reports import IF_ANY, UNSAID
-from ftckpt.retention.apply.check import checked, newest_verified
+from ftckpt.retention.apply.check import as_damaged, checked, newest_verified
 from ftckpt.retention.scan.contents import list_entry, sum_up
 from ftckpt.retention.scan.entries import SHARED, EntryClass, EntryContents, RootEntry
 from ftckpt.retention.scan.entry import Run, ScannedEntry, ScanOptions
@@ -175,7 +177,7 @@ def survey(root: Root, how: ScanOptions, *, counter: Counter = NULL) -> Survey:
 
     listed = [each for each in concurrently(root.store, one, found) if each is not None]
     run = Run(root, [each for each, _ in listed])
-    held = sorted((each for _, each in listed), key=lambda each: each.entry.age_order)
+    held = sorted(_with_parts(run, listed, how.now), key=lambda each: each.entry.age_order)
     newest = newest_verified(run.members, how.now)
     verified = next((h for h in held if newest and h.entry.name == newest.entry.name), None)
     dangling = tuple((p.name, p.says) for p in root.pointers if p.dangling)
@@ -198,8 +200,9 @@ def survey_one(root: Root, how: ScanOptions, name: str, *, counter: Counter = NU
     found = read_entries(root, how, only=name, counter=counter)
     every = [_listed(root, each) for each in found if each.entry.step is not None]
     listed = [one for one in every if one is not None]
-    held = tuple(each for _, each in listed if each.entry.is_listed)
-    return Survey(root.url, held, None, (), None, Run(root, [each for each, _ in listed]))
+    run = Run(root, [each for each, _ in listed])
+    held = tuple(each for each in _with_parts(run, listed, how.now) if each.entry.is_listed)
+    return Survey(root.url, held, None, (), None, run)
 
 
 def with_order(found: Survey) -> Survey:
@@ -210,7 +213,7 @@ def with_order(found: Survey) -> Survey:
     """
     if found.run is None:
         return found
-    root, saves = found.run.root, {h.entry.name: h for h in found.of(EntryClass.COMMITTED)}
+    root, saves = found.run.root, {h.entry.name: h for h in _saves(found)}
     if not any(c.step is None and c.entry.path in saves for c in root.candidates):
         return found
     walk, order, together, doubt = Walk(root), list[str](), 1, ""
@@ -224,7 +227,9 @@ def with_order(found: Survey) -> Survey:
                 order, together = [one.candidate.entry.path for one in whole], len(whole)
             doubt = "" if order else error.message
             break
-        if error is None and looked.candidate.entry.path in saves:
+        torn = error is not None and error.exit_code is ExitCode.INCOMPLETE
+        torn = torn and looked.child is not None
+        if (error is None or torn) and looked.candidate.entry.path in saves:
             order.append(looked.candidate.entry.path)
     first = (saves[name] for name in order if name in saves and saves[name].entry.content_passed)
     passed = [h for h in saves.values() if h.entry.content_passed and h.finished is not None]
@@ -245,7 +250,7 @@ def with_newest(found: Survey, now: float) -> Survey:
         return found
     members = {one.entry.name: one for one in found.run.members}
     held = {one.entry.name: one for one in found.held}
-    saves = found.of(EntryClass.COMMITTED)
+    saves = _saves(found)
     newest_first = sorted(saves, key=lambda h: h.entry.age_order, reverse=True)
     if found.order is not None:
         by_name = {h.entry.name: h for h in saves}
@@ -267,6 +272,43 @@ def with_newest(found: Survey, now: float) -> Survey:
         held[one.entry.name] = replace(one, entry=now_is.entry)
     run = Run(found.run.root, list(members.values()))
     return replace(found, held=tuple(held.values()), run=run)
+
+
+def _saves(found: Survey) -> list[SurveyedEntry]:
+    """Return what the names of its files call a finished save, whole or not."""
+    run = found.run
+    named = {f.entry.name: f.entry.entry_class for f in run.members} if run is not None else {}
+    return [
+        one
+        for one in found.held
+        if EntryClass.COMMITTED in (one.entry.entry_class, named.get(one.entry.name))
+    ]
+
+
+def _with_parts(
+    run: Run, listed: Sequence[tuple[ScannedEntry, SurveyedEntry]], now: float
+) -> Iterator[SurveyedEntry]:
+    """Yield the entries; a save that lacks what the saves beside it have is none that is whole.
+
+    The names that were listed tell it. The small files of each save would be one more request each
+    on an object store, where they are left to `verify`.
+    """
+    root = run.root
+    skip = len(root.base) + 1 if root.base else 0
+    members = [(f.place.path[skip:], f, held) for f, held in listed]
+    by_path = {candidate.path: candidate for candidate in root.candidates}
+    for path, member, held in members:
+        lost = None
+        if member.entry.entry_class is EntryClass.COMMITTED and path in by_path:
+            assert member.child is not None
+            with suppress(FtckptError):  # `verify` says that a save beside it cannot be listed
+                lost = lacking(
+                    root, member.child, member.entry.step, root.candidates,
+                    small=root.store.traits.local,
+                )  # fmt: skip
+        if lost is not None and lost.certain:
+            held = replace(held, entry=as_damaged(member, lost.message, now).entry)
+        yield held
 
 
 def _uploads(root: Root, now: float) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from operator import attrgetter
 
 from ftckpt.checkpoint import Checkpoint, Kind, StepRole, TensorInfo
 from ftckpt.checkpoint.names import record_names
-from ftckpt.checkpoint.optimizer_states import StateShape, named_state
+from ftckpt.checkpoint.optimizer_states import NamedState, StateShape, named_state
 from ftckpt.findings import counted, listed
 
 from .state_content import GENERATORS, HELD_BY_A_NUMBER, Contents, Found, look
@@ -98,7 +98,7 @@ def resume_check(
             if row.per_rank and item.presence is Presence.ABSENT:
                 item = _unknown_bytes(row, item, tensors)
             if row is STEP and item.presence is Presence.ABSENT:
-                item = _counted(checkpoint, item)
+                item = _counted(checkpoint, item, names.counts)
             if row.key == "scaler" and item.presence is Presence.ABSENT and item.needed:
                 item = _unscaled(item, tensors.weights, told=checkpoint.unscaled)
         if item.presence is Presence.ABSENT and item.needed:
@@ -116,13 +116,18 @@ def _perhaps(item: ResumeItem, found: Found) -> ResumeItem:
     return replace(item, presence=Presence.CANNOT_TELL, where=tuple(may[:SHOWN]), reason=reason)
 
 
-def _counted(checkpoint: Checkpoint, absent: ResumeItem) -> ResumeItem:
-    """Return the verdict on a step that no name of the state shows."""
+def _counted(checkpoint: Checkpoint, absent: ResumeItem, counts: Set[str]) -> ResumeItem:
+    """Return the verdict on a step that no name of the state shows.
+
+    `counts` are names under which an optimizer counts its updates.
+    """
     own = [one for one in checkpoint.step_scalars if one.role is StepRole.ITERATION]
     if own:  # in a small file of the trainer's beside the state
         where = list(dict.fromkeys(f"{one.file}:{one.name}" for one in own))
         return _item(STEP, Presence.PRESENT, f"found as {listed(where, SHOWN)}", where)
-    count = checkpoint.optimizer_count
+    count: int | str | None = checkpoint.optimizer_count
+    if count is None:
+        count = min(counts, default=None)
     if count is None:
         return absent
     # The trainer's own counter is elsewhere, often in the directory's name alone.
@@ -244,6 +249,7 @@ class _Names:
         self.saving_ranks = checkpoint.saving_ranks
         self.objects = checkpoint.objects
         self._content = content
+        tensors = list(tensors)
         extra = (spoken(tensor.key, tensor) for tensor in tensors)
         # A file beside the tensors that the format does not open may also hold state.
         members = set(checkpoint.members())
@@ -253,6 +259,12 @@ class _Names:
             dict.fromkeys(
                 [*checkpoint.fields(), *checkpoint.objects, *extra, *beside, *content.names]
             )
+        )
+        # An optimizer of a name that nobody knows keeps a count beside each parameter's moments.
+        owners = (named_state(_dotted(tensor.key)) for tensor in tensors)
+        moved = {one.parameter for one in owners if one.state is not None and one.state.moment}
+        self.counts = frozenset(
+            name for name in self.names if _is_count(named_state(_dotted(name)), moved)
         )
         # An object whose inside is known by name is judged by that inside.
         inner = {parent for name in self.names for parent in _parents(name)}
@@ -266,7 +278,12 @@ class _Names:
     def match(self, row: StateRow) -> ResumeItem:
         assert row.known is not None
         assert row.hint is not None
-        known = [name for name in self.names if row.known.search(name) and _says(row, name)]
+        counts = self.counts if row is STEP else frozenset[str]()
+        known = [
+            name
+            for name in self.names
+            if row.known.search(name) and _says(row, name) and name not in counts
+        ]
         found = [name for name in known if not self._content.hollow(name)]
         # A name that says what else it is (`rng.random.0`) is not ambiguous, and neither is what
         # was read: only a number may stand in for another.
@@ -319,6 +336,18 @@ class _Names:
         rank = rank_in(name)
         if rank is not None:
             yield rank
+
+
+def _dotted(key: str) -> str:
+    """Return a key as its path in the state that was saved: `extra:adam:weight.step`."""
+    return key.removeprefix("extra:").replace(":", ".")
+
+
+def _is_count(named: NamedState, parameters: Set[str]) -> bool:
+    """Whether a name is the count that an optimizer keeps of a parameter."""
+    state = named.state
+    counts = state is not None and state.shape is StateShape.SCALAR and not state.moment
+    return counts and named.parameter in parameters
 
 
 def _says(row: StateRow, name: str) -> bool:

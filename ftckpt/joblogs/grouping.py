@@ -15,8 +15,11 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TypeVar
+from typing import ClassVar, TypeVar
+
+from ftckpt import reports
 
 from .collect import Collection, Sighting, Stretch
 from .entries import Fault, LogEntry, Weight
@@ -34,6 +37,11 @@ _T = TypeVar("_T")
 # Stretches that begin this soon after the first one after a failure belong to the same restart.
 _SAME_RESTART = 60.0
 _SIGNS = 6
+
+
+def iso_time(time: float) -> str:
+    """Return a time in UTC, to the second."""
+    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class Until(StrEnum):
@@ -65,21 +73,45 @@ class Incident:
         exposed: whether it struck a job that could fail (not one that was down already).
     """
 
+    SAID: ClassVar = {
+        "utc": "utc", "class": "kind", "component": "component", "node": "known_node"
+    }  # fmt: skip
+
     time: float | None
-    fault: Fault
-    node: str = ""
+    fault: Fault = field(metadata=reports.UNSAID)
+    node: str = field(default="", metadata=reports.UNSAID)
     rank: int | None = None
     signs: tuple[str, ...] = ()
     lines: int = 0
     ranks: int = 0
-    detect_s: float | None = None
-    restart_s: float | None = None
+    detect_s: float | None = field(default=None, metadata=reports.UNSAID)
+    restart_s: float | None = field(default=None, metadata=reports.UNSAID)
     recovery_s: float | None = None
     until: Until | None = None
-    rewound: int | None = None
-    away_s: float | None = None
+    rewound: int | None = field(default=None, metadata=reports.said_as("rewound_steps"))
+    away_s: float | None = field(default=None, metadata=reports.UNSAID)
     exposed: bool = True
-    last: float | None = field(default=None, repr=False)
+    last: float | None = field(default=None, repr=False, metadata=reports.UNSAID)
+
+    @property
+    def utc(self) -> str | None:
+        """Its time in words; None where it is not known."""
+        return None if self.time is None else iso_time(self.time)
+
+    @property
+    def kind(self) -> str:
+        """The name of its class."""
+        return self.fault.name
+
+    @property
+    def component(self) -> str:
+        """What failed."""
+        return self.fault.component
+
+    @property
+    def known_node(self) -> str | None:
+        """Its node; None where nothing says it."""
+        return self.node or None
 
 
 class Progress:

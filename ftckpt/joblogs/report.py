@@ -9,13 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
+from typing import TYPE_CHECKING, ClassVar
 
+from ftckpt.errors import ExitCode
+from ftckpt.findings import counted
 from ftckpt.planning import poisson
 from ftckpt.planning.exposure import LogEvent, exposure
+from ftckpt.reports import UNSAID, said_as
 
 from .collect import Collection
 from .grouping import Incident, Until, incidents_of
 from .trend import Trend, trend_of
+
+if TYPE_CHECKING:
+    from .sources import SourceLog
 
 UNKNOWN = "unknown"
 # Of all limits.
@@ -40,12 +47,14 @@ class Rate:
         high: its upper.
     """
 
+    SAID = ("mtbf_s",)
+
     name: str
     incidents: int
     exposed: int
-    per_second: float | None
-    low: float | None
-    high: float | None
+    per_second: float | None = field(metadata=said_as("per_s"))
+    low: float | None = field(metadata=said_as("low_per_s"))
+    high: float | None = field(metadata=said_as("high_per_s"))
 
     @property
     def mtbf_s(self) -> float | None:
@@ -107,16 +116,23 @@ class Steps:
         dropped: whether there were more ranks than are told apart.
     """
 
+    SAID: ClassVar = {"stragglers": "straggler_numbers"}
+
     count: float
     p50_s: float
     p99_s: float
     ranks: tuple[RankPace, ...]
-    dropped: bool
+    dropped: bool = field(metadata=said_as("ranks_dropped"))
 
     @property
     def stragglers(self) -> tuple[RankPace, ...]:
         """Ranks that are far slower than the others."""
         return tuple(one for one in self.ranks if one.straggler)
+
+    @property
+    def straggler_numbers(self) -> list[int]:
+        """Numbers of the ranks that are far slower than the others."""
+        return [one.rank for one in self.stragglers]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +190,9 @@ class IncidentReport:
         wasted: None where no log shows which steps were done again.
         planned: number of ends that were no failure.
         collection: what the logs say besides.
+        logs: the files that were read.
+        ignored: number of events that are of no known kind.
+        side_by_side: number of jobs that ran at the same time.
     """
 
     incidents: tuple[Incident, ...]
@@ -191,8 +210,30 @@ class IncidentReport:
     recovery: RecoveryTimes | None
     steps: Steps | None
     wasted: Wasted | None
-    planned: int
-    collection: Collection = field(repr=False)
+    planned: int = field(metadata=said_as("planned_ends"))
+    collection: Collection = field(repr=False, metadata=UNSAID)
+    logs: tuple[SourceLog, ...] = ()
+    ignored: int = 0
+    side_by_side: int = field(default=1, metadata=UNSAID)
+
+    @property
+    def code(self) -> ExitCode:
+        """Whether the logs say anything, and were read to their end."""
+        if self.logs and not any(log.entries for log in self.logs):
+            return ExitCode.NOT_FOUND
+        return ExitCode.PARTIAL if self.cut else ExitCode.OK
+
+    @property
+    def message(self) -> str:
+        """What is wrong with the logs, or ""."""
+        if self.code is ExitCode.NOT_FOUND:
+            return f"{counted(len(self.logs), 'log')} read, and no line says anything that is known"
+        return "" if self.cut is None else f"{self.cut.path} ends too early: {self.cut.cut}"
+
+    @property
+    def cut(self) -> SourceLog | None:
+        """The first log that ends too early."""
+        return next((log for log in self.logs if log.cut), None)
 
 
 def report_of(

@@ -10,10 +10,15 @@ from __future__ import annotations
 # The operations of each module: a caller loads what it needs and nothing more.
 MODULES = {
     "checking": ("seal", "verify"),
+    "choosing": ("latest",),
     "comparing": ("diff",),
+    "learning": ("incidents",),
     "looking": ("cat", "du", "inspect"),
     "marking": ("pin", "pins", "tag", "unpin", "untag"),
     "opening": ("open_checkpoint",),
+    "packing": ("delta_info", "delta_pack", "delta_rebase", "delta_unpack"),
+    "promoting": ("promote",),
+    "replaying": ("replay_audit", "replay_compare", "replay_run"),
     "tables": ("families",),
     "transferring": ("convert", "reshard"),
     "replicating": ("copy", "repair", "sync"),

@@ -16,6 +16,7 @@ from functools import cache, wraps
 from inspect import Parameter, cleandoc, signature, unwrap
 from itertools import zip_longest
 from os import PathLike, fspath
+from types import GenericAlias
 from typing import (
     Annotated,
     Any,
@@ -107,8 +108,9 @@ class Taken(NamedTuple):
 def taken(of: Callable[..., Any]) -> Iterator[Taken]:
     """Yield the parameters of a function, or the fields of a dataclass, that say an `Opt`.
 
-    Keywords of `**flags: Unpack[SomeTypedDict]` are parameters like any other. Annotations of other
-    parameters may name what is imported for type checkers alone.
+    Keywords of `**flags: Unpack[SomeTypedDict]` are parameters like any other, and `*places` is one
+    that takes several. Annotations of other parameters may name what is imported for type checkers
+    alone.
     """
     if is_dataclass(of):
         hints = get_type_hints(of, include_extras=True)
@@ -124,7 +126,9 @@ def taken(of: Callable[..., Any]) -> Iterator[Taken]:
                 home = sys.modules[kind.__forward_module__ or flags.__module__]
                 yield from _said(flag, eval(kind.__forward_arg__, vars(home)), None)
         else:
-            yield from _said(name, hint, parameter.default)
+            for one in _said(name, hint, parameter.default):
+                several = parameter.kind is Parameter.VAR_POSITIONAL
+                yield one._replace(kind=GenericAlias(Sequence, one.kind)) if several else one
 
 
 def groups(of: Callable[..., Any]) -> dict[str, type[Any]]:
@@ -210,7 +214,7 @@ def operation(
 def lenient(function: Callable[P, R]) -> Callable[P, R]:
     """Let a function take a `pathlib.Path` for a string, and one string for a sequence of them."""
     shape = signature(function).parameters
-    order = list(shape)
+    order = [name for name, one in shape.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
 
     @cache
     def read() -> tuple[frozenset[str], frozenset[str]]:
@@ -219,7 +223,7 @@ def lenient(function: Callable[P, R]) -> Callable[P, R]:
         several = {name for name, kind in kinds.items() if get_origin(kind) is Sequence}
         hints = function.__annotations__.items()
         several.update(name for name, hint in hints if str(hint).startswith("Sequence["))
-        return frozenset(several), frozenset((*kinds, *order))
+        return frozenset(several), frozenset((*kinds, *shape))
 
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -234,6 +238,14 @@ def lenient(function: Callable[P, R]) -> Callable[P, R]:
         )
 
     return called
+
+
+def call(function: Callable[..., R], given: Mapping[str, Any]) -> R:
+    """Call a function with values by the names of its parameters, also of `*several`."""
+    values = dict(given)
+    kinds = signature(function).parameters.items()
+    several = [values.pop(name) for name, one in kinds if one.kind is one.VAR_POSITIONAL]
+    return function(*(one for values_of in several for one in values_of), **values)
 
 
 def definition_of(function: Callable[..., Any]) -> Definition:

@@ -1,4 +1,4 @@
-"""Write the state of a checkpoint anew: `convert`, `reshard`, `delta_unpack`."""
+"""Write the state of a checkpoint anew: `convert`, `reshard`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _WHAT, _FOR, _HOW = "What is written", "For whom it is laid out", "How it is done"
 
-_CODES: Mapping[ExitCode, str] = {
+CODES: Mapping[ExitCode, str] = {
     ExitCode.OK: "written, proven and visible",
     ExitCode.CORRUPT: "the source is damaged, or the proof failed; nothing is visible",
     ExitCode.INCOMPLETE: "the source is not committed, or changed meanwhile",
@@ -47,6 +47,11 @@ _CODES: Mapping[ExitCode, str] = {
     ExitCode.NO_RESOURCE: "disk full or memory budget too small; run it again to go on",
     ExitCode.UNSUPPORTED: "the format cannot hold it, or no rule says how a tensor is divided",
 }
+
+
+DryRun = Annotated[
+    bool, switch("--dry-run", "Print the files and the cost; write nothing.", under=_HOW)
+]
 
 
 class OnlyPart(StrEnum):
@@ -175,9 +180,7 @@ class PartFlags(TypedDict, total=False):
 class TransferFlags(PartFlags, WritingFlags, total=False):
     """Which part of the source is written, for whom, and how it is done."""
 
-    dry_run: Annotated[
-        bool, switch("--dry-run", "Print the files and the cost; write nothing.", under=_HOW)
-    ]
+    dry_run: DryRun
 
 
 Memory = Annotated[amounts.Size, option("SIZE", "Memory limit.", "--max-memory", under=_HOW)]
@@ -210,7 +213,7 @@ _RESHARD = (
 )
 
 
-@operation(examples=_RESHARD, codes=_CODES)
+@operation(examples=_RESHARD, codes=CODES)
 def reshard(
     source: Source,
     destination: Destination,
@@ -302,7 +305,7 @@ _CONVERT = (
 )
 
 
-@operation(examples=_CONVERT, codes=_CODES)
+@operation(examples=_CONVERT, codes=CODES)
 def convert(
     source: Source,
     destination: Destination,

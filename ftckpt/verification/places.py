@@ -18,6 +18,7 @@ from ftckpt.discovery.recognise import UnopenedPart
 from ftckpt.discovery.resolve import Target
 from ftckpt.discovery.step_names import worded_step
 from ftckpt.errors import (
+    UNPROVEN,
     ExitCode,
     FtckptError,
     NotFoundError,
@@ -379,9 +380,19 @@ def _verdict(
         more = f", {warned} of them with warnings" if warned else ""
         message, hint = f"{len(reports)} checkpoints passed{more}", ""
     else:
-        message = f"{len(bad)} of {len(reports)} checkpoints failed: {bad[0].url} first"
-        hint = ""
+        message, hint = _of_several(reports), ""
     return code, message, hint
+
+
+def _of_several(reports: Sequence[PlaceReport]) -> str:
+    """Return how many did not pass, and which is the first: what cannot be proven is not bad."""
+    bad = [one for one in reports if one.code not in (ExitCode.OK, *UNPROVEN)]
+    unproven = [one for one in reports if one.code in UNPROVEN]
+    if not bad:
+        first = unproven[0].url
+        return f"{len(unproven)} of {len(reports)} checkpoints are not proven: {first} first"
+    more = f", and {len(unproven)} are not proven" if unproven else ""
+    return f"{len(bad)} of {len(reports)} checkpoints failed: {bad[0].url} first{more}"
 
 
 def _remembered(url: str, known: Remembered) -> PlaceReport:

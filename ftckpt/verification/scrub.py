@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ftckpt.checkpoint import CommitState
 from ftckpt.discovery.ledger import CheckedPlace, ContentStanding, Ledger, Remembered
 from ftckpt.discovery.open_part import files_of
-from ftckpt.errors import ExitCode, FtckptError, UsageError
+from ftckpt.errors import UNPROVEN, ExitCode, FtckptError, UsageError
 from ftckpt.storage import StoreOptions
 
 if TYPE_CHECKING:
@@ -132,7 +132,8 @@ class Scrub:
         for name, report in self._done.items():
             times[name] = now
             passed = report.code is ExitCode.OK
-            (blind.add if passed and report.evidence == "none" else blind.discard)(name)
+            unproven = report.code in UNPROVEN or (passed and report.evidence == "none")
+            (blind.add if unproven else blind.discard)(name)
         never = len(self._children) - len(times)
         oldest = min(times.values()) if times and not never else None
         url = self._ledger(root).url
@@ -170,8 +171,11 @@ def failure(known: ContentStanding) -> Remembered | None:
 
 
 def is_blind(known: ContentStanding) -> bool:
-    """Whether a checkpoint passed, and no evidence covered its content."""
-    return failure(known) is None and known.good is not None and not known.good.verdict.proven
+    """Whether no evidence covered a checkpoint's content, or it holds what is not understood."""
+    failed = failure(known)
+    if failed is not None:
+        return failed.verdict.code in UNPROVEN
+    return known.good is not None and not known.good.verdict.proven
 
 
 def _nbytes(root: Root, child: Child) -> int:

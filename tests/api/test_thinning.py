@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ftckpt.api.deltas import delta_pack, delta_unpack
+from ftckpt import delta_pack, delta_unpack
 from ftckpt.checkpoint import Kind
 from ftckpt.errors import UnsupportedError
 from ftckpt.formats.support import LAYOUTS

@@ -190,7 +190,7 @@ def test_staging_is_never_chosen(tmp_path: Path, name: str) -> None:
     write(tmp_path, name, 5)
     found = chosen(tmp_path)
     assert name_of(found) == "step-1"
-    assert found.skipped[0][1:3] == (5, ExitCode.INCOMPLETE)
+    assert (found.skipped[0].step, found.skipped[0].code) == (5, ExitCode.INCOMPLETE)
 
 
 def test_of_equal_steps_the_one_named_after_it(tmp_path: Path) -> None:

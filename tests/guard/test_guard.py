@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from ftckpt.api.choosing import read_root
 from ftckpt.discovery import root_marker
 from ftckpt.errors import ExitCode, FtckptError, MissingError, RefusedError, UnavailableError
 from ftckpt.guard.decisions import Limits, OnHang
 from ftckpt.guard.notices import Notice
 from ftckpt.guard.terms import GuardSettings
+from ftckpt.operations.choosing import read_root
 from ftckpt.retention.records import pins
 from ftckpt.storage import StoreOptions
 from ftckpt.storage.local import space
@@ -327,8 +327,8 @@ def test_new_saves_are_verified_and_the_last_good_one_is_pinned(job: Job) -> Non
     assert ended.code == 5
     told = {Path(one["path"]).name: one["name"] for one in job.logged("verified")}
     assert told["step-1"] == told["step-2"] == "OK"
-    from ftckpt.api.choosing import read_root
     from ftckpt.api.opening import STORES
+    from ftckpt.operations.choosing import read_root
 
     held = pins.pins(read_root(str(job.root), STORES))
     assert [(one.entry, one.owner) for one in held] == [("step-2", "ftckpt-guard")]
@@ -501,9 +501,9 @@ def test_a_signal_while_it_chooses_ends_it_at_once(
 
 
 def test_a_second_guard_is_refused(job: Job) -> None:
-    from ftckpt.api.choosing import read_root
     from ftckpt.api.opening import STORES
     from ftckpt.guard.lock import held
+    from ftckpt.operations.choosing import read_root
 
     root = read_root(str(job.root), STORES)
     with held(root, "somebody@elsewhere", wait=0.0, say=print):

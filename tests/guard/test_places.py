@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from ftckpt.api.choosing import read_root
 from ftckpt.api.guarding import GuardChoice, guard
 from ftckpt.api.opening import STORES
 from ftckpt.discovery import root_marker
@@ -25,6 +24,7 @@ from ftckpt.guard.decisions import Limits
 from ftckpt.guard.journal import GuardJournal
 from ftckpt.guard.lock import held
 from ftckpt.guard.terms import GuardSettings
+from ftckpt.operations.choosing import read_root
 from ftckpt.retention.locks import local
 from ftckpt.retention.records import pins
 from ftckpt.storage import StoreOptions

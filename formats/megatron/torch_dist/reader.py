@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from ftckpt.checkpoint import Commit, CommitState, Extent, Payload, Piece, TensorInfo, Topology
-from ftckpt.errors import FtckptError, UnsupportedError
+from ftckpt.errors import CorruptError, FtckptError, UnsupportedError
 from ftckpt.findings import Finding, finding
 from ftckpt.formats.dcp.items import misshapen
 from ftckpt.formats.dcp.metadata import DcpMetadata
 from ftckpt.formats.dcp.names import COMMON, CONFIGURATION, MARKER
 from ftckpt.formats.dcp.reader import DcpCheckpoint, open_dcp
 from ftckpt.formats.dcp.state import unfinished, unnamed
+from ftckpt.formats.pickles.inert import one_bit_from
 from ftckpt.formats.state.stored_names import is_common
 from ftckpt.formats.torch_files.lazy_pieces import LazyPieces
 from ftckpt.progress import NULL
@@ -35,7 +36,11 @@ if TYPE_CHECKING:
 
 _JSON = JsonLimits(depth=4, objects=16, keys=256, items=256, naturals=False)
 _MOST_BYTES = 1 << 20
-_VERSION = 1
+# Of core's CheckpointingConfig, with the values that all known versions write.
+_MEMBERS: Mapping[str, str | int] = {
+    "sharded_backend": "torch_dist", "sharded_backend_version": 1,
+    "common_backend": "torch", "common_backend_version": 1,
+}  # fmt: skip
 # pp.tp of PP.TP: an RNG state of each tensor rank of each stage; of each data rank too (pp.tp.dp of
 # PP.TP.DP) where experts are divided.
 _RNG = re.compile(
@@ -195,7 +200,8 @@ def _configuration(source: Source) -> Mapping[str, Any]:
 
     Raises:
         UnsupportedError: another backend or version.
-        CorruptError, UnsafeError: it is not JSON that can be trusted, or not of this store.
+        CorruptError, UnsafeError: it is not JSON that can be trusted, or not of this store; or one
+            bit of a member is flipped.
     """
     size = source.size(CONFIGURATION)
     if size > _MOST_BYTES:
@@ -209,11 +215,23 @@ def _configuration(source: Source) -> Mapping[str, Any]:
             raise unnamed(backend)
         raise UnsupportedError(f"{CONFIGURATION} names a backend other than torch_dist",
                                file=CONFIGURATION)  # fmt: skip
-    version = said.get("sharded_backend_version", _VERSION)
-    if version != _VERSION:
-        raise UnsupportedError(f"{CONFIGURATION} says version {shown(version)} of torch_dist",
-                               file=CONFIGURATION)  # fmt: skip
+    for name in said.keys() - _MEMBERS.keys():  # Megatron's CheckpointingConfig fails on each
+        _refuse_unknown(f"has a member {shown(name)}", name, _MEMBERS.keys() - said.keys())
+    for name, usual in _MEMBERS.items():
+        value = said.get(name, usual)
+        if type(value) is not type(usual) or value != usual:
+            what = f"says that {name} is {shown(value)}"
+            _refuse_unknown(what, value, (str(usual),))
     return said
+
+
+def _refuse_unknown(what: str, said: object, known: Collection[str]) -> NoReturn:
+    """Refuse what no version is known to write: as damage where one bit makes it of a known one."""
+    slip = one_bit_from(said, known) if isinstance(said, str) else ""
+    if slip:
+        raise CorruptError(f"{CONFIGURATION} {what} for {slip}", kind="bad-index",
+                           file=CONFIGURATION)  # fmt: skip
+    raise UnsupportedError(f"{CONFIGURATION} {what}", file=CONFIGURATION)
 
 
 def _reformed(info: TensorInfo, meta: DcpMetadata) -> TensorInfo:

@@ -11,8 +11,10 @@ from ftckpt.delta.codec.blocks import Form, Reference
 from ftckpt.delta.codec.predict import CASTS
 from ftckpt.delta.codec.words import words_of
 from ftckpt.delta.index import DeltaIndex, DeltaTensor, StoredBlock
+from ftckpt.reports import IF_ANY, UNSAID, said_as
 
 if TYPE_CHECKING:
+    from ftckpt.delta.pack.advice import Advice
     from ftckpt.manifest import Manifest
     from ftckpt.transfer.prove.against_source import Proof
 
@@ -78,9 +80,11 @@ class PackReport:
         proof: what was compared; None where nothing was.
         seconds: how long each stage took: `check`, `encode`, `prove`.
         manifest: as written; None where an earlier run had finished.
+        advice: whether it pays on a storage of a given rate.
+        break_even: bytes a second; on slower storage it does, where no rate was given.
     """
 
-    url: str
+    url: str = field(metadata=said_as("destination"))
     base: str | None
     tensors: int = 0
     objects: int = 0
@@ -96,7 +100,14 @@ class PackReport:
     already_there: bool = False
     proof: Proof | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
-    manifest: Manifest | None = None
+    manifest: Manifest | None = field(default=None, metadata=UNSAID)
+    advice: Advice | None = field(default=None, metadata=IF_ANY)
+    break_even: float | None = field(default=None, metadata=IF_ANY)
+
+    @property
+    def reported(self) -> bool:
+        """Whether the document has all that is known: not where an earlier run had finished."""
+        return self.already_there
 
 
 def method_of(tensor: DeltaTensor, block: StoredBlock) -> Method:

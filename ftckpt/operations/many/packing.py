@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from ftckpt.delta.codec.choose_encoding import EncodingPlan
     from ftckpt.delta.pack.by_parts import ShareMade
     from ftckpt.delta.pack.partition import PackedFile
-    from ftckpt.delta.pack.report import PackReport
     from ftckpt.delta.pack.run import PackedByParts
     from ftckpt.formats.delta.pack import PackJob
     from ftckpt.parts.finish import Gathered
@@ -52,7 +51,6 @@ class DividedPack(DividedBuild):
         job: returns what packs, for a check of the sources.
         check: verifies a source.
         told: tells what the whole check of a source found.
-        show: renders what the whole did.
     """
 
     session: Session
@@ -65,7 +63,6 @@ class DividedPack(DividedBuild):
     job: Callable[[Callable[[Checkpoint], VerifyReport]], PackJob]
     check: Check
     told: Callable[[Checkpoint, VerifyReport], None]
-    show: Callable[[PackReport], Whole]
 
     @property
     def nbytes(self) -> int:
@@ -132,7 +129,7 @@ class DividedPack(DividedBuild):
         return None if versions is None else (own.results, versions)
 
     def whole(self, written: AllWritten, known: Mapping[str, Any]) -> Whole:
-        """Prove what nobody has, and show the result."""
+        """Prove what nobody has, and show it."""
         divisions = {word: FromRecords(_beginning(written, word)) for word, _ in self._sources()}
 
         def check(source: Checkpoint) -> VerifyReport:
@@ -145,7 +142,7 @@ class DividedPack(DividedBuild):
         report = self.job(check).write(parts)
         seconds = written.taken(report.seconds, "encode")
         taken_over = max(0, report.taken_over - written.nbytes)
-        return self.show(replace(report, seconds=seconds, taken_over=taken_over))
+        return replace(report, seconds=seconds, taken_over=taken_over)
 
     def _sources(self) -> Sequence[tuple[str, Checkpoint]]:
         base = [] if self.base is None else [("base", self.base)]

@@ -9,10 +9,11 @@ it is the computation, or state that was not recorded.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ftckpt.replay.record.events import BY_KEY, RANDOM, STATE, component_of
 from ftckpt.replay.record.log import Items, Log
+from ftckpt.reports import UNSAID
 
 from .differences import Difference, ItemDifference
 from .logs import Comparison
@@ -56,18 +57,27 @@ class ReplayCause:
         seen: False if only numbers and random streams show it, and no tensor was read there.
     """
 
+    SAID = ("title", "consequence")
+
     component: str
     step: int
     event: str
     ranks: tuple[int, ...]
     reason: str
-    held: int | None = None
-    seen: bool = True
+    held: int | None = field(default=None, metadata=UNSAID)
+    seen: bool = field(default=True, metadata=UNSAID)
 
     @property
     def title(self) -> str:
         """Return the component's title."""
         return TITLES[self.component]
+
+    @property
+    def consequence(self) -> str:
+        """Return what goes wrong without it; "" where the table does not know."""
+        from ftckpt.inspection.training_state import TABLE
+
+        return next((row.consequence for row in TABLE if row.key == self.component), "")
 
     @property
     def missing(self) -> bool:
@@ -81,7 +91,7 @@ def causes(comparison: Comparison, reference: Log) -> tuple[ReplayCause, ...]:
     `comparison` is of the uninterrupted run with the restart; `reference` is the uninterrupted
     run's log, including the steps before the restart.
     """
-    here = comparison.at_first_step()
+    here = comparison.at_first_step
     if not here:
         return ()
     state = [d for d in here if d.event in STATE]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
 
 from ftckpt.replay.record.events import BY_KEY, RANDOM
 from ftckpt.replay.record.floats import ulps, value_of
 from ftckpt.replay.record.log import Value
 from ftckpt.replay.record.streams import difference_in_words, read_stream
+from ftckpt.reports import UNSAID
+
+_SHOWN = 5  # items of a difference that a document has
 
 
 class ItemDifference(NamedTuple):
@@ -31,6 +34,22 @@ class ItemDifference(NamedTuple):
         return _words(self.reference, self.other)
 
 
+class ItemShown(NamedTuple):
+    """A differing item as a document has it.
+
+    Attributes:
+        name: of the tensor, stream or place.
+        words: how the two differ.
+        reference: digest, float in hexadecimal, or None where it is not there.
+        other: likewise.
+    """
+
+    name: str
+    words: str
+    reference: Value
+    other: Value
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """A differing event of one step and rank.
@@ -43,11 +62,26 @@ class Difference:
         of: number of items of the event in the two runs together.
     """
 
+    SAID: ClassVar = {"items": "item_count", "shown": "shown"}
+
     step: int
     rank: int
     event: str
-    items: tuple[ItemDifference, ...]
+    items: tuple[ItemDifference, ...] = field(metadata=UNSAID)
     of: int
+
+    @property
+    def item_count(self) -> int:
+        """Number of the items that differ."""
+        return len(self.items)
+
+    @property
+    def shown(self) -> list[ItemShown]:
+        """The first items in words and short values."""
+        return [
+            ItemShown(one.name, one.words, _short(one.reference), _short(one.other))
+            for one in self.items[:_SHOWN]
+        ]
 
     @property
     def words(self) -> str:
@@ -63,6 +97,10 @@ class Difference:
             item = self.items[0]
             return item.words if self.of == 1 else f"{item.name}: {item.words}"
         return f"{len(self.items)} of {self.of}, first {self.items[0].name}"
+
+
+def _short(value: Value) -> Value:
+    return value.get("digest") if isinstance(value, Mapping) else value
 
 
 def _words(ours: Value, theirs: Value) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from ftckpt.replay.record.events import BY_KEY, EVENTS, RANDOM
 from ftckpt.replay.record.floats import value_of
 from ftckpt.replay.record.log import ENDED, Items, Log, StepRecord, Value, losses
+from ftckpt.reports import UNSAID
 
 from .differences import Difference, ItemDifference
 from .harmless import split
@@ -32,22 +34,43 @@ class Comparison:
         passing: differences without effect (`harmless.split`), not in `differences`.
     """
 
+    SAID: ClassVar = {
+        "equal": "equal", "steps": "step_count", "events": "events",
+        "differences": "difference_count", "first": "at_first_step",
+    }  # fmt: skip
+
     reference: str
     other: str
-    first: int
-    last: int
-    steps: tuple[int, ...]
+    first: int = field(metadata=UNSAID)
+    last: int = field(metadata=UNSAID)
+    steps: tuple[int, ...] = field(metadata=UNSAID)
     ranks: tuple[int, ...]
-    grid: Mapping[tuple[int, str, int], bool]
-    differences: tuple[Difference, ...]
-    problems: tuple[str, ...] = ()
-    passing: tuple[Difference, ...] = ()
+    grid: Mapping[tuple[int, str, int], bool] = field(metadata=UNSAID)
+    differences: tuple[Difference, ...] = field(metadata=UNSAID)
+    problems: tuple[str, ...] = field(default=(), metadata=UNSAID)
+    passing: tuple[Difference, ...] = field(default=(), metadata=UNSAID)
 
     @property
     def equal(self) -> bool:
         """Whether nothing differs; a proof only without `problems`."""
         return not self.differences
 
+    @property
+    def step_count(self) -> int:
+        """Number of steps that both runs finished."""
+        return len(self.steps)
+
+    @property
+    def events(self) -> list[str]:
+        """What both could show, in the order of the alphabet."""
+        return sorted({event for _, event, _ in self.grid})
+
+    @property
+    def difference_count(self) -> int:
+        """Number of all differences."""
+        return len(self.differences)
+
+    @property
     def at_first_step(self) -> tuple[Difference, ...]:
         """Return the differences of the first step that has any, in causal order."""
         step = self.differences[0].step if self.differences else 0

@@ -13,13 +13,16 @@ that failed, or that logged less than it should, never passes.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import ClassVar, NamedTuple
 
+from ftckpt.errors import ExitCode
 from ftckpt.findings import counted
 from ftckpt.replay.record.counters import miscounted
 from ftckpt.replay.record.events import BY_KEY, RANDOM, STATE, component_of
 from ftckpt.replay.record.log import Log
+from ftckpt.reports import UNSAID
 
 from .attribution import TITLES, ReplayCause, causes
 from .elements import Closeup
@@ -44,6 +47,13 @@ class Verdict(StrEnum):
     NOT_COMPARED = "not compared"
 
 
+class ComparedSteps(NamedTuple):
+    """The steps of a comparison."""
+
+    first: int
+    last: int
+
+
 @dataclass(frozen=True)
 class Judgement:
     """The verdict, and its grounds.
@@ -61,16 +71,39 @@ class Judgement:
         idle: random streams that were left out (`unused_rng.idle_streams`).
     """
 
-    verdict: Verdict
-    sentence: str
-    first: int
-    last: int
+    SAID: ClassVar = {"verdict": "word", "compared": "compared"}
+
+    verdict: Verdict = field(metadata=UNSAID)
+    sentence: str = field(metadata=UNSAID)
+    first: int = field(metadata=UNSAID)
+    last: int = field(metadata=UNSAID)
     causes: tuple[ReplayCause, ...]
     comparisons: tuple[Comparison, ...]
     notes: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     closeups: tuple[Closeup, ...] = ()
-    idle: tuple[str, ...] = ()
+    idle: tuple[str, ...] = field(default=(), metadata=UNSAID)
+
+    @property
+    def word(self) -> str:
+        """The verdict in one stable word."""
+        return self.verdict.name.lower()
+
+    @property
+    def compared(self) -> ComparedSteps:
+        """The steps that were compared."""
+        return ComparedSteps(self.first, self.last)
+
+    @property
+    def code(self) -> ExitCode:
+        """What the verdict causes."""
+        codes = {Verdict.EXACT: ExitCode.OK, Verdict.NOT_COMPARED: ExitCode.UNVERIFIED}
+        return codes.get(self.verdict, ExitCode.DIFFERENT)
+
+    @property
+    def message(self) -> str:
+        """The verdict in one sentence."""
+        return self.sentence
 
 
 def judge(

@@ -15,16 +15,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from ftckpt.errors import FtckptError, RefusedError, UsageError
+from ftckpt.errors import ExitCode, FtckptError, RefusedError, UsageError
 from ftckpt.replay.compare.logs import compare
 from ftckpt.replay.compare.narrow import look_closer
 from ftckpt.replay.compare.unused_rng import idle_streams
 from ftckpt.replay.compare.verdict import Judgement, Verdict, judge
 from ftckpt.replay.processes import end_left
 from ftckpt.replay.record.log import Log, read_log
+from ftckpt.reports import INLINE, UNSAID
 from ftckpt.storage.local.atomic import write_over
 from ftckpt.storage.local.claim import claim
 from ftckpt.storage.local.oserror import translate
@@ -50,12 +51,29 @@ class Tried:
         read_only: whether the system kept the runs from writing into the user's checkpoint.
     """
 
-    judgement: Judgement
+    SAID = ("runs",)
+
+    judgement: Judgement = field(metadata=INLINE)
     at: int
-    outcomes: Mapping[str, RunOutcome]
-    logs: Mapping[str, Log]
+    outcomes: Mapping[str, RunOutcome] = field(metadata=UNSAID)
+    logs: Mapping[str, Log] = field(metadata=UNSAID)
     copies: tuple[RunCopy, ...] = ()
     read_only: bool = False
+
+    @property
+    def runs(self) -> list[dict[str, object]]:
+        """The outcomes with the names of their folders."""
+        return [{"name": name, **asdict(one)} for name, one in self.outcomes.items()]
+
+    @property
+    def code(self) -> ExitCode:
+        """Of the judgement."""
+        return self.judgement.code
+
+    @property
+    def message(self) -> str:
+        """Of the judgement."""
+        return self.judgement.sentence
 
 
 def check(trial: Trial) -> None:

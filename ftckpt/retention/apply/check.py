@@ -196,6 +196,11 @@ def _judged(
     return found.now(entry_class=EntryClass.FOREIGN, why=errors[0][1])
 
 
+def as_damaged(found: ScannedEntry, why: str, now: float) -> ScannedEntry:
+    """Return the class of a save that lost something, as a check of its structure gives it."""
+    return _damaged(found, EntryClass.CORRUPT, why, now)
+
+
 def _damaged(found: ScannedEntry, kind: EntryClass, why: str, now: float) -> ScannedEntry:
     """Damage is evidence, unless the save may still be running."""
     assert found.child is not None
