@@ -155,7 +155,11 @@ class TrainingTree:
         if not models and not wrappers:
             rest = [k for k in tree if k not in others and k not in nested]
             if len(at) < _DEPTH:
-                nested += [k for k in rest if _is_nested_state(tree[k])]
+                nested += [
+                    k
+                    for k in rest
+                    if _is_nested_state(tree[k]) and not _is_random(str(step_of(k)), tree[k])
+                ]
                 rest = [k for k in rest if k not in nested]
             if not others and not nested and any(_is_weight(tree[k]) for k in rest):
                 self._bare(tree, at, label)

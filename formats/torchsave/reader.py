@@ -121,19 +121,17 @@ def _open_single(source: Source) -> Checkpoint:
     for stream in opened.streams.values() if not opened.tensors else ():
         if hidden := _hidden(stream, opened.trees[stream.file]):
             raise UnsupportedError(hidden, file=stream.file)
+    plain = any(one.plain for one in opened.streams.values())
     if not opened.tensors:
-        what = (
-            "a plain pickle (pickle.dump)"
-            if any(one.plain for one in opened.streams.values())
-            else "a file of torch.save"
-        )
-        raise NoStateError(
-            f"{source.url} is {what} without a tensor: nothing says that it is a checkpoint",
-        )
+        what = "a plain pickle (pickle.dump)" if plain else "a file of torch.save"
+        said = "without a tensor: nothing says that it is a checkpoint"
+        opened.no_state = f"{source.url} is {what} {said}"
+        if plain:
+            raise NoStateError(opened.no_state)
     if results := _results(opened):
-        raise NoStateError(
+        opened.no_state = (
             f"{source.url} holds {listed(results, 3)} and nothing of a model or an optimizer:"
-            " results, and no checkpoint",
+            " results, and no checkpoint"
         )
     return opened
 

@@ -237,6 +237,8 @@ class Checkpoint(Mapping[str, "TensorView"]):
             has no pieces here, and a note or a finding of its own.
         file_copies: files that stand there several times with the same bytes: each one's others.
         implied: the kinds of its files whose number nothing in it records.
+        no_state: why it cannot be a checkpoint by itself, in a sentence; "" if it can. A part of
+            one may hold a schedule or a counter alone.
         described: yields where it is not the model that a file beside it describes; None where
             nothing is known of such a file.
         loads: loads it into memory (`ftckpt.load`); set where it is opened by its path.
@@ -257,6 +259,7 @@ class Checkpoint(Mapping[str, "TensorView"]):
     file_copies: Mapping[str, Sequence[str]] = field(default_factory=dict)
     implied: Sequence[ImpliedCount] = ()
     described: Described | None = None
+    no_state: str = ""
     loads: Callable[..., dict[str, Any]] | None = field(default=None, repr=False, compare=False)
 
     def state_dict(self, **flags: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from ftckpt.checkpoint import Checkpoint, Commit, CommitState
 from ftckpt.errors import (
     CorruptError,
     IncompleteError,
+    NoStateError,
     NotFoundError,
     UnsafeError,
     UnsupportedError,
@@ -38,13 +39,14 @@ def open_part(store: Store, part: UnopenedPart) -> Checkpoint:
     """Open a recognised checkpoint: list it whole, parse headers and metadata.
 
     Raises:
-        UnsupportedError: recognised by name, but not readable by this version.
+        UnsupportedError: recognised by name, but not readable by this version; or a file without
+            state (`NoStateError`).
         IncompleteError, CorruptError, UnsafeError: see `Format.open`. A sealed checkpoint without
             one of its sealed files is corrupt: its save did finish.
     """
     source = files_of(store, part.entry)
     try:
-        return _finished(_opened(part.format, source))
+        return _finished(part, _opened(part.format, source))
     except IncompleteError as error:
         lost = _lost_since_sealed(source)
         if not lost:
@@ -61,7 +63,7 @@ def open_part(store: Store, part: UnopenedPart) -> Checkpoint:
         single = part.entry.kind is EntryKind.FILE
         again = files_of(store, store.stat(part.entry.path) if single else part.entry)
         try:
-            return _finished(_opened(part.format, again))
+            return _finished(part, _opened(part.format, again))
         except (CorruptError, UnsafeError, NotFoundError) as second:
             from ftckpt.manifest.altered import as_damage  # only after a failure
 
@@ -174,8 +176,14 @@ class _Beside:
         return True
 
 
-def _finished(checkpoint: Checkpoint) -> Checkpoint:
-    """Take a trainer's own mark for the commit marker of a format that has none."""
+def _finished(part: UnopenedPart, checkpoint: Checkpoint) -> Checkpoint:
+    """Take a trainer's own mark for the commit marker of a format that has none.
+
+    Raises:
+        NoStateError: it is a file that holds no state of a training.
+    """
+    if checkpoint.no_state and part.entry.kind is EntryKind.FILE:
+        raise NoStateError(checkpoint.no_state)
     if checkpoint.commit.state is CommitState.NO_MARKER and FINISHED in checkpoint.source.entries:
         checkpoint.commit = Commit(CommitState.COMMITTED, FINISHED)
     return checkpoint

@@ -7,6 +7,7 @@ import pickle
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from ftckpt import verify
 from ftckpt.checkpoint.dtypes import DTYPES
 from ftckpt.discovery.resolve import locate
-from ftckpt.errors import ExitCode, FtckptError, NewerWriterError
+from ftckpt.errors import ExitCode, FtckptError, NewerWriterError, NoStateError
 from ftckpt.formats.catalog import FORMATS
 from ftckpt.formats.pickles.write import dumps
 from ftckpt.formats.ranks.writer import Placed
@@ -166,5 +167,5 @@ def test_a_save_that_arrives_with_old_times_is_not_abandoned(tmp_path: Path) -> 
 def test_a_tuple_of_many_states_takes_one_pass(member: object, tmp_path: Path) -> None:
     """Each member was looked for among all: 50,000 took minutes."""
     torch.save(tuple([member] * 30_000), tmp_path / "many.pt")
-    with ends_within(60):
+    with ends_within(60), suppress(NoStateError):
         open_checkpoint(tmp_path / "many.pt")
