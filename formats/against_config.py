@@ -167,7 +167,7 @@ def _no_sizes(table: ShapeTable, config: Mapping[str, Any], file: str) -> Iterat
     for field in sorted(fields):
         value = config[field]
         if value is not None and (type(value) is not int or value < 0):  # null: not there
-            message = f"{file} says {field} = {shown(value)}, which is no size"
+            message = f"{file} says {field} = {shown(value)}, which is not a size"
             yield finding("state-unknown", message, file=file)
 
 

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from ftckpt.errors import CorruptError, FtckptError, NoResourceError, UnsafeError
 from ftckpt.workers.budget import budget, held
-from ftckpt.workers.memory import bounded, no_gc
+from ftckpt.workers.memory import MARGIN, bounded, no_gc
 
 from .inert import Inert, Ordered, Sealed, inert, refuse, sealed, unknown
 from .keys import FEW, check_keys
@@ -144,7 +144,7 @@ def load(
     size = len(data)
     most = GROWTH + GROWTH_PER_BYTE * size
     # What is held is asked for a large pickle alone: a store has one for each tensor.
-    left = most if most <= budget() // 2 else max(GROWTH, budget() - held())
+    left = most if most <= budget() // 2 else max(GROWTH, budget() - held() - MARGIN)
 
     def parse() -> tuple[Any, int, _Unpickler]:
         with bounded(min(most, left)), no_gc(), _no_extensions():
@@ -182,7 +182,7 @@ def load(
         raise
     except MemoryError:
         if left < most:
-            needed = -(-(most + budget() - left) >> 20)
+            needed = -(-2 * most >> 20)  # from there on the size alone bounds it
             raise NoResourceError(
                 f"the pickle in {file} of {size >> 20} MiB needs more memory than the"
                 f" {left >> 20} MiB that are left of what is allowed",

@@ -154,14 +154,14 @@ class TrainingTree:
         wrappers = [] if models or at else _wrappers(tree)
         if not models and not wrappers:
             rest = [k for k in tree if k not in others and k not in nested]
+            if len(at) < _DEPTH:
+                nested += [k for k in rest if _is_nested_state(tree[k])]
+                rest = [k for k in rest if k not in nested]
             if not others and not nested and any(_is_weight(tree[k]) for k in rest):
                 self._bare(tree, at, label)
                 return
             models = [k for k in NETWORK if k in rest and _is_model(tree[k])]
             models = models or [k for k in rest if _is_unnamed_model(k, tree[k])]
-            if len(at) < _DEPTH:
-                nested += [k for k in models if _is_nested_state(tree[k])]
-                models = [k for k in models if k not in nested]
             if not models and not others and not nested and _holds_tensors(tree):
                 self._bare(tree, at, label)
                 return

@@ -173,8 +173,8 @@ def _results(opened: TorchSaveCheckpoint) -> list[str]:
             if one.ref.parameter or one.where.component != "model":
                 return []
             names.append(one.where.name)
-    at_top = [name.split(".")[0] for name in names]
-    return names if all(map(_RESULTS.fullmatch, at_top)) else []
+    last = [re.sub(r"(?:\.\d+)+$", "", name).rpartition(".")[2] for name in names]
+    return names if all(map(_RESULTS.fullmatch, last)) else []
 
 
 @dataclass(kw_only=True, repr=False)

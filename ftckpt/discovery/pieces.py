@@ -4,7 +4,7 @@
     model_tp0_pp1.pt, optimizer_tp0_pp1_zo0.pt                   InternEvo
     ckpt_mp0_v1.tar, ckpt_mp1_v1.tar                             makani
 
-A piece opens as a file of its own, and is no save: whichever comes first is not the newest. Known
+A piece opens as a file of its own and is not a save, let alone the newest. Known
 layouts are read as the folder that they lie in, or as a step (`is_file_of_step`); what is left here
 is named, and none of it is a candidate.
 """

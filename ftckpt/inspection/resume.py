@@ -24,7 +24,7 @@ from operator import attrgetter
 
 from ftckpt.checkpoint import Checkpoint, Kind, StepRole, TensorInfo
 from ftckpt.checkpoint.names import record_names
-from ftckpt.checkpoint.optimizer_states import NamedState, StateShape, is_numbered, named_state
+from ftckpt.checkpoint.optimizer_states import NamedState, StateShape, named_state
 from ftckpt.findings import counted, listed
 
 from .state_content import GENERATORS, HELD_BY_A_NUMBER, Contents, Found, look
@@ -406,15 +406,11 @@ def _moments(checkpoint: Checkpoint, tensors: _Tensors) -> ResumeItem:
         records = record_names(checkpoint.objects)
         owners = {name: name.rpartition(".")[0] for name in missing}
         missing = [n for n, owner in owners.items() if owner not in kept or owner not in records]
-    whole = bool(missing) and _has_all_given(checkpoint, len(kept))
     if trainable and len(missing) == len(trainable):
-        if whole and all(map(is_numbered, kept)):
-            what = f"for each of {len(kept)} parameters that the optimizer has, by their numbers"
-            return _item(MOMENTS, Presence.PRESENT, what, first)
         return _item(MOMENTS, Presence.CANNOT_TELL,
                      "the moments stand under names that no weight has", first)  # fmt: skip
     if missing:
-        if whole:
+        if _has_all_given(checkpoint, len(kept)):
             what = (
                 f"for each of {len(kept)} parameters that the optimizer has; {len(missing)} more"
                 f" tensors are none of them ({listed(missing, 3)}): buffers, or frozen"

@@ -166,7 +166,7 @@ def _head(store: Store, one: ListedRecord) -> Mapping[str, Any] | None:
     except (FtckptError, JsonError, UnicodeError):
         return None
     numbers = (found.get("bytes"), found.get("seconds"))
-    told = all(type(n) in (int, float) and 0 <= n < _MOST for n in numbers)
+    told = all(isinstance(n, (int, float)) and 0 <= n < _MOST for n in numbers)
     return found if told else None
 
 
@@ -179,8 +179,8 @@ def _lines(text: str) -> Iterator[str]:
 
 def _running(store: Store, one: ListedRecord, now: float) -> RunningShare:
     said = _small(store, one.entry.path) or {}
-    nbytes = said.get("bytes", 0)
-    nbytes = nbytes if type(nbytes) is int and 0 <= nbytes < _MOST else 0
+    told: object = said.get("bytes", 0)
+    nbytes = told if type(told) is int and 0 <= told < _MOST else 0
     silent = now - (one.entry.mtime if one.entry.mtime is not None else now)
     return RunningShare(one.part.number, str(said.get("host", "")), nbytes, silent)
 

@@ -16,9 +16,16 @@ from safetensors.torch import save_file
 
 from ftckpt import verify
 from ftckpt.commands.cli.render import printable
-from ftckpt.errors import CorruptError, ExitCode, NoResourceError, UnsafeError
+from ftckpt.errors import (
+    CorruptError,
+    ExitCode,
+    NewerWriterError,
+    NoResourceError,
+    UnsafeError,
+)
 from ftckpt.formats.dcp.records import TABLE
 from ftckpt.formats.huggingface.index import parse_index
+from ftckpt.formats.orbax.zarr import parse_array
 from ftckpt.formats.pickles.unpickle import load
 from ftckpt.formats.safetensors.header import parse_header
 from ftckpt.verification.places import PlaceReport
@@ -202,7 +209,7 @@ def test_a_flipped_bit_in_a_configuration(config: dict[str, Any], tmp_path: Path
 )
 def test_a_size_that_is_none_is_told(config: dict[str, Any], tmp_path: Path) -> None:
     found = verify(str(hugging_face(tmp_path / "odd", config)))
-    assert any("which is no size" in one.message for one in found.findings)
+    assert any("which is not a size" in one.message for one in found.findings)
 
 
 @pytest.mark.parametrize(
@@ -223,6 +230,32 @@ def test_an_index_whose_metadata_has_another_name() -> None:
         parse_index(whole.replace(b'"metadata"', b'"mepadata"'), "index.json")
     bare = b'{"weight_map": {"w": "model.safetensors"}}'
     assert parse_index(bare, "index.json").total_size is None
+
+
+ARRAY = {
+    "zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "<f4", "order": "C", "filters": None,
+    "fill_value": None, "compressor": {"id": "zstd", "level": 1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"order": "C", ', ""),
+        ('"filters": null, ', ""),
+        ('"zarr_format": 2, ', ""),
+        ('"fill_value": null, ', ""),
+        ('"fill_value": null', '"fill_value": []'),
+        ('"fill_value": null', '"fill_value": ""'),
+        ('"level": 1', '"level": "1"'),
+    ],
+)
+def test_an_array_that_tensorstore_does_not_open(old: str, new: str) -> None:
+    text = json.dumps(ARRAY)
+    assert parse_array(text.encode(), ".zarray", 2).shape == (4,)
+    assert old in text
+    with pytest.raises(NewerWriterError):
+        parse_array(text.replace(old, new).encode(), ".zarray", 2)
 
 
 def test_a_header_of_metadata_alone() -> None:

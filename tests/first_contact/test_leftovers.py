@@ -390,10 +390,10 @@ def test_the_folder_of_one_rank_is_not_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", [False, True])
-@pytest.mark.parametrize("size", [3, 4])
-def test_what_the_optimizer_never_had_is_not_lost(tmp_path: Path, lost: bool, size: int) -> None:
+def test_what_the_optimizer_never_had_is_not_lost(tmp_path: Path, lost: bool) -> None:
     net = torch.nn.Linear(4, 4)
-    net.register_buffer("returns_mean", torch.zeros(size))
+    # Of a shape of its own, so that the optimizer's numbers are those of the others.
+    net.register_buffer("returns_mean", torch.zeros(3))
     optimizer = torch.optim.AdamW(net.parameters())
     net(torch.randn(8, 4)).sum().backward()
     optimizer.step()
@@ -405,7 +405,7 @@ def test_what_the_optimizer_never_had_is_not_lost(tmp_path: Path, lost: bool, si
     items = ftckpt_json("inspect", "--resume", str(path))["resume"]
     moments = next(one for one in items if one["key"] == "moments")
     assert moments["presence"] == ("cannot tell" if lost else "present")
-    if size == 3 and not lost:  # of its own shape, so that the numbers are those of the others
+    if not lost:
         assert "returns_mean" in moments["reason"]
 
 

@@ -50,8 +50,8 @@ def code(*words: str) -> int:
 
 def newest(root: Path) -> tuple[int, str]:
     """Return the code of `latest` and the name that it prints."""
-    said = answer("latest", str(root))
-    return int(said["code"]), Path(said.get("path") or "").name
+    said = ftckpt_json("latest", str(root))
+    return int(said["result"]["code"]), Path(said.get("path") or "").name
 
 
 def plan(root: Path, *words: str) -> dict[str, bool]:
@@ -142,8 +142,8 @@ def test_tensors_of_an_evaluation_are_no_state(tmp_path: Path) -> None:
         save(tmp_path / f"{epoch}.pth", held)
     assert newest(tmp_path)[0] == 13
     assert code("verify", str(tmp_path / "20.pth")) == 13
-    save(tmp_path / "5.pth", {"model": network(), "step": 5})
-    assert newest(tmp_path) == (0, "5.pth")
+    save(tmp_path / "model_5.pth", {"model": network(), "step": 5})
+    assert newest(tmp_path) == (0, "model_5.pth")
 
 
 def test_two_places_of_saves_are_both_named(tmp_path: Path) -> None:

@@ -16,11 +16,12 @@ from ftckpt.amounts import size
 from ftckpt.commands.cli.environment import said_again
 from ftckpt.commands.gc.text import command_to_apply
 from ftckpt.commands.pictures.drawing import csv_text
-from ftckpt.delta.pack import run as packing
 from ftckpt.discovery import resolve as opening
 from ftckpt.errors import ExitCode, RefusedError, UsageError
+from ftckpt.manifest.thinned import thinned_from
 from ftckpt.parts import watch
-from ftckpt.retention.apply import undelete as undeleting
+from ftckpt.retention.apply.undelete import undelete
+from ftckpt.retention.locks.hold import hold as holding
 from ftckpt.retention.locks.remote import RemoteLock
 from ftckpt.retention.records import log
 from ftckpt.retention.trash import local as local_trash
@@ -112,14 +113,14 @@ def test_gc_looks_for_deltas_after_it_has_dropped_their_base(
 def test_a_delta_whose_base_went_while_it_was_shown_is_not_ok(
     root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = packing.thinned_from
+    real = thinned_from
     gc = once(lambda: _gc(root))
 
     def dropped_now(source: object) -> object:
         gc()
         return real(source)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(packing, "thinned_from", dropped_now)
+    monkeypatch.setattr("ftckpt.delta.pack.run.thinned_from", dropped_now)
     done = printed("delta", "pack", f"{root}/step-1", f"{root}/step-3", f"{root}/step-4")
     assert done.code == ExitCode.NOT_FOUND, done.err
     assert "what it is packed against has gone" in done.err
@@ -154,17 +155,15 @@ def test_what_was_purged_meanwhile_is_not_said_to_stand(monkeypatch: pytest.Monk
     saves(store, range(1, 6))
     applied(store)
     store.now += 2 * remote_roots.DAY
-    real = undeleting.hold
+    real = holding
 
     def hold(*given: object) -> object:
-        monkeypatch.setattr(undeleting, "hold", real)
+        monkeypatch.setattr("ftckpt.retention.apply.undelete.hold", real)
         purged(store)
         return real(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(undeleting, "hold", hold)
-    done = undeleting.undelete(
-        place_of(store), [Small()], ["step-1"], actor="bob", now=lambda: store.now
-    )
+    monkeypatch.setattr("ftckpt.retention.apply.undelete.hold", hold)
+    done = undelete(place_of(store), [Small()], ["step-1"], actor="bob", now=lambda: store.now)
     assert done.code == ExitCode.NOT_FOUND
     assert done.restored == ()
 

@@ -139,7 +139,7 @@ class TestRealFormats:
         assert before.keys() - root.content().keys() == {"step-1/.metadata"}
         with pytest.raises(FtckptError) as torn:
             open_target(f"{s3_url}/step-1", FORMATS, StoreOptions()).open()
-        assert torn.value.exit_code is ExitCode.INCOMPLETE
+        assert torn.value.exit_code is ExitCode.NOT_FOUND
         target = open_target(s3_url, FORMATS, StoreOptions())
         assert target.root is not None
         assert [c.candidate.path for c in target.root.children()] == ["step-3", "step-2"]

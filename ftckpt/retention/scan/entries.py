@@ -163,7 +163,6 @@ class RootEntry:
         name: path relative to the place; unique there.
         group: the path of its run's root, "" for the place itself.
         step: by its name or content; None if neither shows it.
-        counts: the other counters of one without a step (`epoch`), as its content names them.
         time: when it was saved, in seconds since the epoch; None if the store keeps no times.
         format: "" if no format recognised it.
         why: why it has this class, in words.
@@ -185,13 +184,13 @@ class RootEntry:
             thinned.
         whole: why it cannot be thinned, in words; "" if nobody asked, or it can.
         no_state: whether it was opened and holds no state of a training.
+        counts: the other counters of one without a step (`epoch`), as its content names them.
     """
 
     name: str
     group: str
     entry_class: EntryClass
     step: int | None = None
-    counts: tuple[tuple[str, int], ...] = ()
     time: float | None = None
     format: str = ""
     why: str = ""
@@ -213,6 +212,7 @@ class RootEntry:
     weights: int | None = None
     whole: str = ""
     no_state: bool = False
+    counts: tuple[tuple[str, int], ...] = ()
 
     @property
     def is_listed(self) -> bool:
