@@ -13,6 +13,7 @@ MODULES = {
     "choosing": ("latest",),
     "comparing": ("diff",),
     "learning": ("incidents",),
+    "guarding": ("guard",),
     "looking": ("cat", "du", "inspect"),
     "marking": ("pin", "pins", "tag", "unpin", "untag"),
     "opening": ("open_checkpoint",),
