@@ -380,7 +380,7 @@ class _Place:
         )
 
     def _start(self, found: Selection, looked: _Looks, repaired: Sequence[str]) -> StartPoint:
-        from .restarting import loadable
+        from .restarting import Job, loadable
 
         assert found.path is not None
         entry = self._entry(found.path)
@@ -389,10 +389,11 @@ class _Place:
         path, environment = found.path, {}
         if self.choice.world is not None:
             environment = self._elastic(found.path)
-            path, *_ = loadable(
-                found.path, self.choice.world, {}, scratch=self.choice.scratch,
-                reader=self.choice.reader, stores=self.stores, on=_Remarks(self.on),
+            job = Job(
+                self.choice.world, {}, self.choice.scratch, reader=self.choice.reader,
+                stores=self.stores,
             )  # fmt: skip
+            path = loadable(found.path, job, _Remarks(self.on)).path
         return StartPoint(
             ExitCode.OK, found.message, "", path, found.step, found.path,
             looked.identity(found.path), entry, _skipped(found), tuple(repaired), environment,
